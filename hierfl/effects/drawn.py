@@ -18,10 +18,11 @@ from hierfl.engine.rounds import is_corrected
 from hierfl.formulas.declaration import response_of
 from hierfl.formulas.design_terms import Term
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
+from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.parameter_layouts import Parameter
-from hierfl.formulas.smooth_sources import drawn_spread
+from hierfl.formulas.smooths import drawn_spread
 from hierfl.formulas.structures import drawn_values
+from hierfl.formulas.writer import INTERCEPT
 from hierfl.models.families import Response, ResponseFamily
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import known_sites, posterior_draws

@@ -87,18 +87,16 @@ def _known_levels(
     usable = {*kinds, *map(grouping_name, groups)}
     for argument, names_of in (("levels", levels), ("units", units)):
         if unused := sorted({*names_of} - usable):
+            fix = "correct its name, or leave it out"
             raise ValueError(
-                f"{argument} has '{unused[0]}', which is none of {', '.join(sorted(usable))}: "
-                "correct its name, or leave it out"
+                f"{argument} has '{unused[0]}', none of {', '.join(sorted(usable))}: {fix}"
             )
     names = {name: tuple(map(level_name, of)) for name, of in levels.items()}
     for name, of in names.items():
         refuse_similar({*of}, f"levels of '{name}'")
         if isinstance(levels[name], str) or len({*of}) < len(of) or kinds.get(name) == "number":
-            raise ValueError(
-                f"levels of '{name}' are {levels[name]!r}: give a list of different names, of a "
-                "column or groups that the formula does not read as a number"
-            )
+            fix = "give a list of different names, of a column or groups not read as a number"
+            raise ValueError(f"levels of '{name}' are {levels[name]!r}: {fix}")
     return names
 
 
@@ -159,21 +157,19 @@ def agree_on_formula(
             if _keeps_prior(name, mean, designs, answers):
                 above = False
             elif mean == 0.0 or any(d.has_intercept and name in d.columns for d in designs):
-                raise ValueError(
-                    f"the term '{name}' has one value, {mean:.6g}, in all rows of all clients, "
-                    "or values too near to it, so that it has no effect: take it out of the "
-                    "formula, or subtract a round number from the column first"
-                )
+                fix = "take it out of the formula, or subtract a round number from the column first"
+                what = f"one value, {mean:.6g}, or nearly so, in all rows, and no effect"
+                raise ValueError(f"the term '{name}' has {what}: {fix}")
         margins[name] = Margin(mean, sd, above)
     responses = [answer.response for answer in answers if answer.response is not None]
     response = Margin(*moments(responses)) if responses else None
     every = margins if response is None else {**margins, declared.parts.response: response}
     for name, of in every.items():
         if 0.0 < of.sd < FAR * abs(of.mean):
-            raise ValueError(
-                f"'{name}' has the mean {of.mean:.9g} and the sd {of.sd:.3g}, of which single "
-                "precision loses the digits: subtract a round number from the column first"
+            digits = (
+                f"the mean {of.mean:.9g} and the sd {of.sd:.3g}, too far apart for single precision"
             )
+            raise ValueError(f"'{name}' has {digits}: subtract a round number first")
     return replace(schema, design=margins, response=response)
 
 
@@ -208,17 +204,14 @@ def _grouping(
     if hidden and (agreed_levels or largest == 1):
         outside = ask(Question("outside", by=by, levels=groups))
         if lost := [client for client in hidden if outside[client]]:
-            raise ValueError(
-                f"client '{lost[0]}' has a group of '{name}' that is not among "
-                f"{', '.join(groups)}: add it to schema(..., levels={{'{name}': [...]}})"
-            )
+            fix = f"add it to schema(..., levels={{'{name}': [...]}})"
+            what = f"a group of '{name}' that is not among {', '.join(groups)}"
+            raise ValueError(f"client '{lost[0]}' has {what}: {fix}")
     if hidden and not agreed_levels and largest > 1:
-        raise ValueError(
-            f"client '{hidden[0]}' has groups of '{name}' with fewer than {least} rows, which it "
-            "does not name, so that nobody can tell whether others share them: write "
-            f"({schema.clients}:{name}) for groups within it, or schema(..., "
-            f"levels={{'{name}': [...]}}) for shared ones"
-        )
+        what = f"groups of '{name}' with fewer than {least} rows, which it does not name"
+        inside = f"write ({schema.clients}:{name}) if no others have them"
+        shared = f"schema(..., levels={{'{name}': [...]}}) if others do"
+        raise ValueError(f"client '{hidden[0]}' has {what}: {inside}, or {shared}")
     return Grouping(level, groups)
 
 
@@ -228,10 +221,8 @@ def _constants(declared: Declaration, schema: Schema, ask: Ask, text: str) -> Co
     about = Question("call", schema.min_count, text=text, schema=schema)
     mean, sd = moments([answer.sums for answer in ask(about).values()])
     if sd == 0.0:
-        raise ValueError(
-            f"the argument of '{text}' has one value, {mean:.6g}, everywhere, or values too near "
-            "to it: take it out of the formula, or subtract a round number first"
-        )
+        fix = "take it out of the formula, or subtract a round number first"
+        raise ValueError(f"the argument of '{text}' has one value, {mean:.6g}, or nearly so: {fix}")
     needs = STATEFUL[call.callee].needs
     if not needs:
         return Constants(mean, sd)

@@ -16,6 +16,7 @@ from hierfl.data.faults import RowsFault
 from hierfl.formulas.columns import (
     Kind,
     check_column,
+    column_fault,
     kind_of,
     level_name,
     named,
@@ -100,10 +101,12 @@ def of_groups(
     for name in own:
         values = numbers(frame[name]) if frame[name].dtype.kind == "f" else np.zeros(0)
         if (decimals := values[values % 1.0 != 0.0]).size:
-            raise RowsFault(
-                f"column '{name}' of client '{client}' holds the number {decimals[0]:.6g}, and stands "
-                f"behind a bar, where groups do: write ({name} | {clients}), or make it a category",
-                f"column '{name}' holds a number with decimals, and stands behind a bar",
+            raise column_fault(
+                f"holds the number {decimals[0]:.6g}, and stands behind a bar, where groups do: write "
+                f"({name} | {clients}), or make it a category",
+                "holds a number with decimals, and stands behind a bar",
+                name,
+                client,
             )
     names = group_names(frame, own, client)
     counts = Counter(names.tolist())
@@ -142,10 +145,8 @@ def argument_of(call: Call, schema: Schema, frame: pd.DataFrame, client: str) ->
     with np.errstate(all="ignore"):  # what is not finite is refused by name below
         read = value_of(call.args[0], ready, schema.transforms)
     if hasattr(read, "cat") or getattr(read, "ndim", 0) != 1:
-        raise ValueError(
-            f"'{call}' needs one column of numbers, and '{call.args[0]}' is none: make a column of "
-            "it first"
-        )
+        fix = "make a column of it first"
+        raise ValueError(f"'{call}' needs one column of numbers, not '{call.args[0]}': {fix}")
     values = np.asarray(read, dtype=np.float64)
     if not np.isfinite(values).all():
         row = int((~np.isfinite(values)).argmax())

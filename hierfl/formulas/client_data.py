@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,7 @@ from hierfl.formulas.columns import (
     CENSORED,
     by_client,
     check_column,
+    column_fault,
     complete,
     incomplete,
     index_in,
@@ -30,8 +31,10 @@ from hierfl.formulas.columns import (
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.far_values import warn_of_far_values
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
-from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import columns_of
+
+if TYPE_CHECKING:
+    from hierfl.formulas.formula import Formula
 
 Fields = dict[str, NDArray[Any]]
 # (client, grouping) -> the names of its groups, in the order of their indices; they stay there
@@ -39,24 +42,14 @@ Inside = dict[tuple[str, str], tuple[str, ...]]
 
 
 def client_data(
-    declared: Declaration,
-    schema: Schema,
-    layout: Layout,
-    frames: Any,
-    inside: Inside,
-    *,
-    labeled: bool,
-    asked: bool = False,
-    others: Sequence[Layout] = (),
+    formula: Formula, frames: Any, inside: Inside, *, labeled: bool, asked: bool = False
 ) -> ClientData:
-    """Return clients' rows as the program reads them, `asked` ones perhaps unlabeled; add their groups to `inside`.
-
-    `others` are the layouts of parameters that have terms.
-    """
-    layouts, (frames_of, index) = (layout, *others), _placed(frames, declared.clients)
+    """Return clients' rows as the program reads them, `asked` ones perhaps unlabeled; add their groups to `inside`."""
+    declared, schema = formula.declared, formula.agreed
+    by_name, index = _placed(frames, declared.clients)
     has_label: dict[str, NDArray[np.bool_]] = {}
     if labeled and asked and declared.missing == "drop":
-        frames_of, has_label = _with_labels(declared, frames_of)
+        by_name, has_label = _with_labels(declared, by_name)
         labeled = any(of.any() for of in has_label.values())
     of_response = () if labeled else (*declared.parts.labels, *_of_response(declared))
     kinds = {n: kind for n, kind in declared.rows_of.items() if n not in of_response}
@@ -64,35 +57,35 @@ def client_data(
     predictors = read.keys() & chain.from_iterable(map(columns_of, declared.described))
     rows, above = dict[str, list[NDArray[Any]]](), dict[str, list[NDArray[Any]]]()
     places: list[NDArray[np.int64]] = []
-    for client, frame in frames_of.items():
+    for client, frame in by_name.items():
         own = complete(frame, kinds, client, declared.missing)
         places.append(own.index.to_numpy())
         if declared.imputed:
             from hierfl.formulas.imputed import fields_of, filled, with_known
 
-            own = with_known(
-                own, declared, client, schema.min_count if labeled and not asked else 1
-            )
+            least = schema.min_count if labeled and not asked else 1
+            own = with_known(own, declared, client, least)
         ready, rows_here = prepared(own, read, client), {}
         warn_of_far_values(ready, schema, predictors, client)
         if declared.imputed:
             ready, gone = filled(declared.imputed, ready)
-            rows_here = fields_of(layout, declared.imputed, ready, gone, client)
-        of_rows, of_client = _of_client(declared, layouts, own, ready, client, inside, labeled)
-        of_rows |= rows_here
-        for name, values in of_rows.items():
+            rows_here = fields_of(formula.layout, declared.imputed, ready, gone, client)
+        of_rows, of_client = _of_client(formula, own, ready, client, inside, labeled)
+        for name, values in (of_rows | rows_here).items():
             rows.setdefault(name, []).append(values)
         for name, values in of_client.items():
             above.setdefault(name, []).append(values)
-    are_known = (
-        torch.as_tensor(np.concatenate([*has_label.values()])) if has_label and labeled else None
-    )
+    is_labeled = np.concatenate([*has_label.values()]) if has_label and labeled else None
     return ClientData(
-        fields={name: _tensor(np.concatenate(frames_of)) for name, frames_of in rows.items()},
+        fields={name: _tensor(np.concatenate(values)) for name, values in rows.items()},
         offsets=offsets_of(torch.tensor(list(map(len, places)))),
-        names=tuple(frames_of),
-        client_fields={name: _tensor(np.stack(frames_of)) for name, frames_of in above.items()},
-        frame_rows=FrameRows(torch.as_tensor(np.concatenate(places)), index, are_known),
+        names=tuple(by_name),
+        client_fields={name: _tensor(np.stack(values)) for name, values in above.items()},
+        frame_rows=FrameRows(
+            torch.as_tensor(np.concatenate(places)),
+            index,
+            None if is_labeled is None else torch.as_tensor(is_labeled),
+        ),
     )
 
 
@@ -155,8 +148,7 @@ def _of_response(declared: Declaration) -> tuple[str, ...]:
 
 
 def _of_client(
-    declared: Declaration,
-    layouts: Sequence[Layout],
+    formula: Formula,
     frame: pd.DataFrame,
     ready: pd.DataFrame,
     client: str,
@@ -164,9 +156,8 @@ def _of_client(
     labeled: bool,
 ) -> tuple[Fields, Fields]:
     """Return the fields of a client's rows, and those of the client itself."""
-    fields: Fields = {}
-    of_client: Fields = {}
-    for layout in layouts:
+    declared, fields, of_client = formula.declared, Fields(), Fields()
+    for layout in formula.layouts:
         matrix, offset = layout.common.evaluate(ready, client)
         if layout.read:
             fields[f"x{layout.suffix}"] = matrix[:, np.isin(layout.common.columns, layout.read)]
@@ -197,11 +188,9 @@ def _constant(layout: Layout, matrix: NDArray[Any], client: str) -> NDArray[Any]
     values = matrix[:, np.isin(layout.common.columns, layout.above)]
     for name, column in zip(layout.above, values.T, strict=True):
         if np.ptp(column) != 0.0:
-            raise ValueError(
-                f"the column '{name}' has several values at client '{client}', such as "
-                f"{column.min():.6g} and {column.max():.6g}; clients have agreed that it has one "
-                "at each: agree on a new schema"
-            )
+            ends = f"{column.min():.6g} and {column.max():.6g}"
+            what = f"several values at client '{client}', such as {ends}, and one was agreed on"
+            raise ValueError(f"the column '{name}' has {what}: agree on a new schema")
     return values[0]
 
 
@@ -232,20 +221,17 @@ def _inside(
     if groups is None:
         groups = tuple(sorted(set(names.tolist())))
         if len(groups) > term.size:
-            raise ValueError(
-                f"client '{client}' has {len(groups)} groups of '{term.group.name}', and clients "
-                f"have agreed on at most {term.size}: agree on a new schema, or, to predict, hand in "
-                f"rows of {term.size} of them at a time"
-            )
+            what = f"{len(groups)} groups of '{term.group.name}', and at most {term.size} were agreed on"
+            fix = f"agree on a new schema, or predict {term.size} of them at a time"
+            raise ValueError(f"client '{client}' has {what}: {fix}")
         inside[client, term.group.name] = groups
     codes = index_in(groups, names)
     if (codes < 0).any():
         row = int((codes < 0).argmax())
+        what = f"the group '{names[row]}' of '{term.group.name}' in row {row}, which no fit saw"
         raise ValueError(
-            f"client '{client}' has the group '{names[row]}' of '{term.group.name}' in row {row}, "
-            "which it did not have when it was fitted: correct it, leave the row out, or give these "
-            "rows a client of their own, which is then inferred (fit.personalize) or predicted from "
-            "the levels above (hierfl.predict_from_prior)"
+            f"client '{client}' has {what}: correct it, leave the row out, or give these rows a client "
+            "of their own, for fit.personalize or hierfl.predict_from_prior"
         )
     return codes
 
@@ -257,18 +243,18 @@ def _groups_of(term: GroupTerm, frame: pd.DataFrame, client: str) -> NDArray[np.
     else:
         names = group_names(frame, term.group.by, client)
     if term.place == "above" and len(set(names.tolist())) > 1:
+        pair = ", ".join(sorted(set(names.tolist()))[:2])
+        fix = "correct the rows, or give those of another group a client of their own"
         raise ValueError(
-            f"client '{client}' lies in the groups {', '.join(sorted(set(names.tolist()))[:2])} "
-            f"of '{term.group.name}'; clients have agreed that each lies in one: correct the "
-            "rows, or give those of another group a client of their own"
+            f"client '{client}' lies in the groups {pair} of '{term.group.name}', not in one: {fix}"
         )
     codes = index_in(term.levels, names)
     if (codes < 0).any():
         row = int((codes < 0).argmax())
+        what = f"the group '{names[row]}' of '{term.group.name}' in row {row}"
+        fix = f"fit with it, levels={{'{term.group.name}': [...]}} of hierfl.schema"
         raise ValueError(
-            f"client '{client}' has the group '{names[row]}' of '{term.group.name}' in row {row}, "
-            f"which is none of {', '.join(term.levels)}: correct it, leave the row out, or fit with "
-            f"it, levels={{'{term.group.name}': [...]}} of hierfl.schema"
+            f"client '{client}' has {what}, none of {', '.join(term.levels)}: correct it, or {fix}"
         )
     return codes
 
@@ -330,11 +316,9 @@ def _codes(values: Any, name: str, client: str) -> NDArray[np.float64]:
         words = values.astype(str).tolist()
         word = next((w for w in words if w not in CENSORED), None)
         if word is not None:
-            raise RowsFault(
-                f"column '{name}' of client '{client}' has the value '{word}': censoring is none, "
-                "right, left or interval",
-                f"column '{name}' has a word that is none of censoring",
-            )
+            fix = "censoring is none, right, left or interval"
+            public = "has a word that is none of censoring"
+            raise column_fault(f"has the value '{word}': {fix}", public, name, client)
         return np.array([CENSORED[w] for w in words], dtype=np.float64)
     return values.to_numpy(dtype=np.float64)
 
@@ -344,9 +328,7 @@ def _of_events(values: Any, name: str, client: str) -> NDArray[np.float64]:
     events = values.to_numpy(dtype=np.float64)
     if not np.isin(events, (0.0, 1.0)).all():
         row = int((~np.isin(events, (0.0, 1.0))).argmax())
-        raise RowsFault(
-            f"column '{name}' of client '{client}' has the value {events[row]:g} in row {row}: "
-            "event() is 1 for an observed time and 0 for a right-censored one",
-            f"column '{name}' of event() has a value other than 0 and 1",
-        )
+        what = f"has the value {events[row]:g} in row {row}"
+        fix = "event() is 1 for an observed time and 0 for a right-censored one"
+        raise column_fault(f"{what}: {fix}", "of event() is not 0 or 1", name, client)
     return 1.0 - events

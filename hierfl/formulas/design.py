@@ -234,10 +234,8 @@ def _code(factor: Factor, full: bool, values: _Values) -> Coded:
     value, callee = values.value_of(factor), factor.callee if isinstance(factor, Call) else ""
     if not hasattr(value, "cat"):
         if callee in CODINGS:
-            raise ValueError(
-                f"'{factor}' codes a column that the formula reads as a number elsewhere: make a "
-                "second column of its numbers, or of its names"
-            )
+            fix = "make a second column of its numbers, or of its names"
+            raise ValueError(f"'{factor}' codes a column that is read as a number elsewhere: {fix}")
         width = values.matrix_of(factor).shape[1]
         many = tuple(f"{factor.label}[{i}]" for i in range(width))
         return Coded(factor, many if width > 1 else (factor.label,))
@@ -273,10 +271,8 @@ def _typical(columns: Mapping[str, Column]) -> pd.DataFrame:
         values[name] = np.full(size, column.mean)
         if column.kind == "category":
             if len(column.levels) < 2:
-                raise ValueError(
-                    f"column '{name}' has the single level '{''.join(column.levels)}', so that it "
-                    "has no effect: take it out of the formula"
-                )
+                level = "".join(column.levels)
+                raise ValueError(f"column '{name}' has the single level '{level}': take it out")
             codes, levels = np.arange(size) % len(column.levels), list(column.levels)
             values[name] = pd.Categorical.from_codes(codes, categories=levels, ordered=True)
     return pd.DataFrame(values, index=range(size))

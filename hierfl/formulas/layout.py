@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import keyword
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import pandas as pd
-import pyro.distributions as dist
-import torch
 
 from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.design import Design, Matrix, designs_of
 from hierfl.formulas.parse import Group
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import Factor
-from hierfl.models.families import Response, as_source
-from hierfl.models.priors import Prior
+from hierfl.formulas.writer import CENTERED, INTERCEPT, unique, unique_names
+from hierfl.models.families import Response
 
-INTERCEPT = "Intercept"
-CENTERED = "_centered"  # end of the name of an intercept at the means of the columns
 # Names of plates, and of dimensions of the posterior, which no site may have.
 RESERVED = ("clients", "data", "client", "chain", "draw")
 Place = Literal["clients", "above", "within", "crossed"]
@@ -156,10 +150,8 @@ def _group_terms(
                 f"the term '{group.text}' has an offset: put it among the common terms"
             )
         if lost := [term.name for term in terms.terms if term.monotone or term.by_step]:
-            raise ValueError(
-                f"the term '{group.text}' has '{lost[0]}', which may stand among the common terms only: "
-                "take C(x), or x as a number"
-            )
+            fix = "among the common terms only: take C(x), or x as a number"
+            raise ValueError(f"the term '{group.text}' has '{lost[0]}', which may stand {fix}")
         columns = ((INTERCEPT,) if terms.has_intercept else ()) + terms.columns
         if not columns:
             raise ValueError(f"the term '{group.text}' has no columns: write (1 | {group.name})")
@@ -267,67 +259,6 @@ def rows_of_above(layout: Layout, term: GroupTerm) -> tuple[str, ...]:
     return tuple(name for name in term.columns if name not in layout.own)
 
 
-# ------------------------------------------------------------ names in the program
-# Names that the program has already.
-TAKEN = {
-    *"pyro dist torch hierfl families batch eta loc base means read variance has".split(),
-    *"lower first upper".split(),
-    *keyword.kwlist,
-}
-NO_NAME = re.compile(r"\W+", re.ASCII)  # what an ASCII name cannot hold
-
-
-def unique(name: str, taken: Collection[str]) -> str:
-    """Return a name, with a number behind it where it is taken."""
-    free, i = name, 2
-    while free in taken:
-        free, i = f"{name}_{i}", i + 1
-    return free
-
-
-def unique_names(prefix: str, texts: Iterable[str]) -> dict[str, str]:
-    """Return an ASCII name for each text, none of them twice."""
-    names: dict[str, str] = {}
-    for text in texts:
-        if text not in names:
-            names[text] = unique(prefix + NO_NAME.sub("_", text), names.values())
-    return names
-
-
-@dataclass
-class Writer:
-    """Lines of a program so far, the Python names of its sites' values, and the next line's indent."""
-
-    taken = TAKEN  # names that are no site's
-
-    lines: list[str] = field(default_factory=list)
-    names: dict[str, str] = field(default_factory=dict)
-    scales: dict[str, str] = field(default_factory=dict)  # site of groups -> their sds, as code
-    indent: int = 1
-
-    def add(self, line: str) -> None:
-        """Add one line."""
-        self.lines.append("    " * self.indent + line)
-
-    def sample(self, site: str, distribution: str, *, note: str = "") -> None:
-        """Add the line that draws a site."""
-        name = self.named(site)
-        # Names of levels come from data: none may end the comment and go on as code.
-        if not note.isprintable():
-            note = "".join(c if c.isprintable() else "?" for c in note)
-        self.add(
-            f"{name} = pyro.sample({site!r}, {distribution})" + (f"  # {note}" if note else "")
-        )
-
-    def named(self, site: str) -> str:
-        """Return the Python name of a site, different from all others."""
-        if site not in self.names:
-            plain = NO_NAME.sub("_", site).strip("_").lower() or "site"
-            plain = f"b_{plain}" if plain[0].isdigit() or plain in self.taken else plain
-            self.names[site] = unique(plain, self.names.values())
-        return self.names[site]
-
-
 def with_steps(layout: Layout) -> Layout:
     """Return a layout whose columns of cs() move thresholds, and not the predictor."""
     steps = {name for term in layout.common.terms if term.by_step for name in term.columns}
@@ -337,34 +268,3 @@ def with_steps(layout: Layout) -> Layout:
 
     whole = tuple(name for name in layout.common.columns if name in steps)
     return replace(layout, above=without(layout.above), read=without(layout.read), steps=whole)
-
-
-# ------------------------------------------------------------ priors
-def independent(priors: Mapping[str, Prior], names: Sequence[str], shape: list[int]) -> str:
-    """Return some independent priors as one event, whose first dimension runs over them."""
-    if not shape:
-        return as_source(priors[names[0]])
-    texts = [as_source(priors[name]) for name in names]
-    if len(set(texts)) == 1:
-        return f"{texts[0]}.expand({shape}).to_event({len(shape)})"
-    chosen = [priors[name] for name in names]
-    return as_source(_of_kind(chosen, shape).to_event(len(shape)))
-
-
-def _of_kind(priors: Sequence[Any], shape: list[int]) -> Any:
-    """Return priors of one kind as a batch of a shape whose first dimension runs over them."""
-    kind = type(priors[0])
-    if any(type(prior) is not kind for prior in priors):
-        texts = sorted({as_source(prior) for prior in priors})
-        raise ValueError(
-            f"the columns of one term have the priors {', '.join(texts)}: give them priors of one "
-            "kind"
-        )
-    if kind is dist.FoldedDistribution:
-        return kind(_of_kind([prior.base_dist for prior in priors], shape))
-    values = {
-        name: torch.stack([torch.as_tensor(getattr(prior, name)) for prior in priors])
-        for name in kind.arg_constraints
-    }
-    wide = {n: v[:, None].expand(shape) if len(shape) > 1 else v for n, v in values.items()}
-    return kind(**wide)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.layout import CENTERED, INTERCEPT, NO_NAME, Layout, layout_of
+from hierfl.formulas.layout import Layout, layout_of
 from hierfl.formulas.parameters import LINKS, SOME
 from hierfl.formulas.priors import all_priors, is_of
 from hierfl.formulas.schema import OFFSET, Schema
+from hierfl.formulas.writer import CENTERED, INTERCEPT, NO_NAME
 from hierfl.models.priors import Prior
 
 
@@ -95,10 +96,8 @@ def _check_columns(name: str, main: Layout, own: Layout) -> None:
             for term in design.terms:
                 for column in term.columns:
                     if made_of.setdefault(column, term.parts) != term.parts:
-                        raise ValueError(
-                            f"two terms, one of them of '{name}', have a column '{column}': rename "
-                            "one of their columns"
-                        )
+                        what = f"two terms, one of them of '{name}', have a column '{column}'"
+                        raise ValueError(f"{what}: rename one of their columns")
 
 
 def _of_parameter(name: str, layout: Layout) -> Layout:
@@ -141,10 +140,8 @@ def priors_with_parameters(
         of_parameter = {key: own[key] for key in own if parameter.own({key: own[key]})}
         of_response = {key: prior for key, prior in of_response.items() if key not in of_parameter}
         if name in of_response:
-            raise ValueError(
-                f"priors has '{name}', which has terms of its own: give priors of its sites, "
-                f"such as '{name}_{INTERCEPT}'"
-            )
+            fix = f"give priors of its sites, such as '{name}_{INTERCEPT}'"
+            raise ValueError(f"priors has '{name}', which has terms of its own: {fix}")
         args = parameter.declared, plain, parameter.layout
         of_parameters |= parameter.named(all_priors(*args, parameter.own(of_parameter)))
     response_priors = all_priors(declared, schema, main, of_response)

@@ -16,6 +16,7 @@ from hierfl.formulas.expressions import (
     summands,
     within,
 )
+from hierfl.formulas.functions import ELSEWHERE
 from hierfl.formulas.grammar import Reader, Sides
 from hierfl.formulas.terms import TermReader, Terms, constant_of
 from hierfl.formulas.tokens import refused
@@ -29,21 +30,6 @@ ADDITIONS = {
     "upper": "the upper end of the interval in which an event happened",
     "entry": "the time at which observation began",
     "trunc": "the bounds between which responses were recorded",
-}
-# What other packages call them -> what to write here.
-ELSEWHERE = {
-    "bf": "a list in place of bf(), ['y ~ x', 'sigma ~ x']",
-    "mvbind": "a formula of each response",
-    "Surv": "time | event(status)",
-    "p": "successes | trials(n)",
-    "prop": "successes | trials(n)",
-    "proportion": "successes | trials(n)",
-    "c": "cbind(a, b, c)",
-    "censored": "time | cens(status)",
-    "truncated": "y | trunc(lb=0)",
-    "rate": "count ~ offset(log(exposure))",
-    "se": "a Pyro program with a known scale (docs/recipes.md)",
-    "mi": "the formula of the response first, ['y ~ mi(x) + z', 'x | mi() ~ z']; rows without y are left out",
 }
 TYPES = ("escar", "esicar")  # of car(), as in brms
 HOW = "write car(M, gr=county), or (1 | gr(hospital, cov=A))"
@@ -204,8 +190,7 @@ class FormulaReader(TermReader):
         """Yield an addition and its column; brms's cens(status, upper) is two."""
         called = addition.callee if isinstance(addition, Call) else str(addition)
         if called not in ADDITIONS:
-            fix = f"the additions are {', '.join(ADDITIONS)}"
-            fix = f"write {ELSEWHERE[called]}" if called in ELSEWHERE else fix
+            fix = ELSEWHERE.get(called, f"the additions are {', '.join(ADDITIONS)}")
             raise self.error(addition, f"there is no addition '{called}': {fix}")
         args = addition.args if isinstance(addition, Call) and not addition.options else ()
         columns = [arg.name for arg in args if isinstance(arg, Name)]

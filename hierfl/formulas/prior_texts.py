@@ -96,10 +96,8 @@ def _parsed(name: str, text: str) -> tuple[str, tuple[float, ...]]:
     if word not in WORDS:
         near = difflib.get_close_matches(word, WORDS, 1)
         advice = f"did you mean '{near[0]}'? " if near else ""
-        raise ValueError(
-            f"the prior of '{name}' is '{text}', which is not known: {advice}there are "
-            f"{', '.join(WORDS)}"
-        )
+        fix = f"{advice}there are {', '.join(WORDS)}"
+        raise ValueError(f"the prior of '{name}' is '{text}', which is not known: {fix}")
     try:
         values = tuple(float(part) for part in match[2].split(","))
     except ValueError as error:
@@ -107,10 +105,8 @@ def _parsed(name: str, text: str) -> tuple[str, tuple[float, ...]]:
             f"the prior of '{name}' is '{text}': its arguments must be numbers"
         ) from error
     if len(values) != count:
-        raise ValueError(
-            f"the prior of '{name}' is '{text}': {word} has {count} "
-            f"argument{'s' * (count > 1)}, as in Stan"
-        )
+        count_of = f"{word} has {count} argument{'s' * (count > 1)}, as in Stan"
+        raise ValueError(f"the prior of '{name}' is '{text}': {count_of}")
     try:
         WORDS[word][1](*values)
     except ValueError as error:
@@ -122,15 +118,13 @@ def _of_preliz(name: str, prior: Any) -> Any:
     """Return the distribution of an object of PreliZ."""
     kind = type(prior).__name__
     if kind not in PRELIZ:
-        raise TypeError(
-            f"the prior of '{name}' is PreliZ's {kind}, which is not read: give one of "
-            f"{', '.join(PRELIZ)}, or a distribution of Pyro"
-        )
+        fix = f"give one of {', '.join(PRELIZ)}, or a distribution of Pyro"
+        raise TypeError(f"the prior of '{name}' is PreliZ's {kind}, which is not read: {fix}")
     names, builder = PRELIZ[kind]
     values = [getattr(prior, parameter, None) for parameter in names]
     if any(value is None for value in values):
+        fix = "give it numbers, or fit it to an expert's answers first"
         raise ValueError(
-            f"the prior of '{name}' is PreliZ's {kind} without its {', '.join(names)}: give it "
-            "numbers, or fit it to an expert's answers first"
+            f"the prior of '{name}' is PreliZ's {kind} without {', '.join(names)}: {fix}"
         )
     return builder(*(float(str(value)) for value in values))

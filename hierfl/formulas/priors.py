@@ -14,9 +14,10 @@ from torch.distributions import Distribution
 
 from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.design_terms import Term
-from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
+from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.prior_texts import of_text
 from hierfl.formulas.schema import OFFSET, Schema
+from hierfl.formulas.writer import INTERCEPT
 from hierfl.models.families import Ordered, as_source, half_student, intercept_prior
 from hierfl.models.priors import Prior, check_scale, is_distribution
 
@@ -52,10 +53,8 @@ def all_priors(
     response = response_of(declared, schema)
     center, spread = declared.family.scale(response)
     if declared.family.link == "identity" and spread == 0.0:
-        raise ValueError(
-            f"the response '{declared.parts.response}' has one value, {response.mean:.6g}, in all "
-            "rows, or values too near to it: there is nothing to fit"
-        )
+        what = f"has one value, {response.mean:.6g}, in all rows, or nearly so: nothing to fit"
+        raise ValueError(f"the response '{declared.parts.response}' {what}")
     has_unit = declared.family.kind == "real" and declared.family.link != "log"
     unit = spread if has_unit else 1.0
     priors: dict[str, Prior] = dict(declared.family.parameters(response))
@@ -84,9 +83,9 @@ def all_priors(
         priors[name] = dist.Normal(0.0, float(f"{SLOPE * ratio:.6g}"))
     for one in layout.common.terms:
         if one.by_step and len(response.levels) < 3:
+            fix = f"write {one.name.removeprefix('cs(').removesuffix(')')}"
             raise ValueError(
-                f"'{one.name}' has a coefficient for each threshold, and a response of two levels "
-                f"has one: write {one.name.removeprefix('cs(').removesuffix(')')}"
+                f"'{one.name}' is for several thresholds, and two levels have one: {fix}"
             )
         if one.monotone:
             priors = {name: prior for name, prior in priors.items() if name not in one.columns}
@@ -140,8 +139,7 @@ def _of_group(term: GroupTerm, schema: Schema, spread: float, unit: float) -> di
     if term.group.kind == "escar":
         priors[f"rho_{term.site}"] = dist.Beta(1.0, 1.0)
     if term.places:
-        from hierfl.formulas.smooth_sources import lengths_of
-        from hierfl.formulas.smooths import length_prior
+        from hierfl.formulas.smooths import length_prior, lengths_of
 
         for site, curve_term in lengths_of(term).items():
             priors[site] = length_prior(curve_term.smooth)  # type: ignore[arg-type]
@@ -191,10 +189,8 @@ def _chosen(name: str, default: Prior, layout: Layout, own: Priors) -> Prior:
             )
         return float(prior)
     if not is_distribution(prior):
-        raise TypeError(
-            f"the prior of '{name}' is {prior!r}: give a distribution of Pyro, such as "
-            "dist.Normal(0, 1), or 'normal(0, 1)'"
-        )
+        fix = "give a distribution of Pyro, such as dist.Normal(0, 1), or 'normal(0, 1)'"
+        raise TypeError(f"the prior of '{name}' is {prior!r}: {fix}")
     if name == "thresholds" and not prior.shape():
         prior = _of_each(prior, default)
     if not {"sd", "sds", "sdgp"}.isdisjoint(keys):
@@ -220,24 +216,18 @@ def _check_values(name: str, default: Any, prior: Any, sizes: Sequence[int]) -> 
     for value in (-1.0, 2.0):
         at = torch.full(shape, value)
         if prior.support.check(at).any() and not default.support.check(at).all():
-            raise ValueError(
-                f"the prior of '{name}' is {prior}, which allows {value:g}: it must have the "
-                f"values of its default, {as_source(default)}"
-            )
+            fix = f"it must have the values of its default, {as_source(default)}"
+            raise ValueError(f"the prior of '{name}' is {prior}, which allows {value:g}: {fix}")
 
 
 def _check_keys(own: Priors, sites: set[str]) -> None:
     keys = {*sites, "b", "sd", "cor"}
     for key in own:
         if key in ("b", "sd", "cor") and key in sites:
-            raise ValueError(
-                f"priors has '{key}', which is a column and stands for many priors too: rename the "
-                "column"
-            )
+            what = "which is a column and stands for many priors too"
+            raise ValueError(f"priors has '{key}', {what}: rename the column")
         if key not in keys:
             near = difflib.get_close_matches(key, keys, 1)
             advice = f"did you mean '{near[0]}'? " if near else ""
-            raise ValueError(
-                f"priors has '{key}', which the formula does not have: {advice}it has "
-                f"{', '.join(sorted(keys))}"
-            )
+            fix = f"{advice}it has {', '.join(sorted(keys))}"
+            raise ValueError(f"priors has '{key}', which the formula does not have: {fix}")

@@ -89,11 +89,8 @@ def updated(old: str, new: str) -> str:
         elif sign == "-" and ("+", term) in terms:
             terms.remove(("+", term))
         elif sign == "-" and isinstance(term, Operation) and term.is_bar:
-            raise refused(
-                new,
-                term.at,
-                f"the formula '{old}' has no term '({term})' to take away: leave it out",
-            )
+            message = f"the formula '{old}' has no term '({term})' to take away: leave it out"
+            raise refused(new, term.at, message)
         elif (sign, term) not in terms:
             terms.append((sign, term))
     written = " ".join(f"{sign} {_in_sum(term)}" for sign, term in terms).removeprefix("+ ") or "1"

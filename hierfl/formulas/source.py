@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.design_terms import Term
-from hierfl.formulas.layout import (
-    INTERCEPT,
-    TAKEN,
-    GroupTerm,
-    Layout,
-    Writer,
-    independent,
-    rows_of_above,
-)
-from hierfl.formulas.origin import means_of, write_moved
-from hierfl.formulas.parameter_layouts import Parameter
+from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
 from hierfl.formulas.schema import Schema
+from hierfl.formulas.writer import INTERCEPT, TAKEN, Writer, independent, means_of, write_moved
 from hierfl.models.families import as_source
 from hierfl.models.priors import Prior
+
+if TYPE_CHECKING:
+    from hierfl.formulas.formula import Formula
 
 HEAD = """import pyro
 import pyro.distributions as dist
@@ -32,24 +26,17 @@ from hierfl.models import families
 
 
 @hierfl.model
-def {name}(batch):
+def model(batch):
     \"\"\"{title}\"\"\"
 """
 
 
-def source(
-    declared: Declaration,
-    schema: Schema,
-    layout: Layout,
-    priors: Mapping[str, Prior],
-    name: str,
-    parameters: Sequence[Parameter] = (),
-) -> str:
-    """Return the program of a formula as a function called `name`, its priors from `all_priors`."""
+def source(formula: Formula) -> str:
+    """Return the program of a formula, as a function called `model`."""
+    declared, schema, layout = formula.declared, formula.agreed, formula.layout
     outputs = declared.family.outputs(response_of(declared, schema))
-    out, layouts = Writer(), [layout]
+    out, priors, parameters = Writer(), formula.all_priors, [*formula.parameters.values()]
     for own in parameters:
-        layouts.append(own.layout)
         suffixes = (own.layout.suffix, f"_by{own.layout.suffix}")
         out.taken = {*out.taken, *(f"{word}{end}" for word in TAKEN for end in suffixes)}
     _global_sites(out, declared, schema, layout, priors, outputs)
@@ -59,39 +46,44 @@ def source(
         _base(out, own.layout, 1)
     out.add("with batch.clients():")
     out.indent = 2
-    for own_layout in layouts:
-        wide = outputs if own_layout is layout else 1
-        for term in own_layout.at("clients"):
-            _own(out, own_layout, term, wide)
-        for term in own_layout.at("within"):  # as many groups as the largest client has
+    for some in formula.layouts:
+        wide = outputs if some is layout else 1
+        for term in some.at("clients"):
+            _own(out, some, term, wide)
+        for term in some.at("within"):  # as many groups as the largest client has
             out.sample(term.site, _deviations(out, term, wide))
     out.add("with batch.data():")
     out.indent = 3
     _predictor(out, schema, layout, outputs)
     for own in parameters:
         _predictor(out, schema, own.layout, 1)
-        if own.is_covariate:
-            continue
-        out.add(f"{out.named(own.name)} = eta{own.layout.suffix}{own.inverse}")
+        if not own.is_covariate:
+            out.add(f"{out.named(own.name)} = eta{own.layout.suffix}{own.inverse}")
     if "weights" in declared.parts.additions:
         out.add("with pyro.poutine.scale(scale=batch.weights):")
         out.indent = 4
+    likelihood = _likelihood(out, formula)
+    out.add(f"pyro.sample({declared.parts.response!r}, {likelihood}, obs=batch.y)")
+    return HEAD.format(title=_title(declared, schema)) + "\n".join(out.lines) + "\n"
+
+
+def _likelihood(out: Writer, formula: Formula) -> str:
+    """Return the distribution of a row as code, whose parameters have their Python names."""
+    declared, schema = formula.declared, formula.agreed
     likelihood = declared.family.expression(additions_of(declared))
     if declared.imputed:
         from hierfl.formulas.imputed import stepped, write_imputed
 
         for covariate in declared.imputed:
-            step = stepped(layout, covariate)
+            step = stepped(formula.layout, covariate)
             if step.read:
                 out.add(f"read{step.suffix} = read")
             _predictor(out, schema, step, 1)
         likelihood = write_imputed(out, declared, likelihood)
     for site in declared.family.parameters(response_of(declared, schema)):
-        if (name_here := out.named(site)) != site:
-            likelihood = re.sub(rf"(?<![\w.]){re.escape(site)}(?!\w|=)", name_here, likelihood)
-    out.add(f"pyro.sample({declared.parts.response!r}, {likelihood}, obs=batch.y)")
-    head = HEAD.format(name=name, title=_title(declared, schema))
-    return head + "\n".join(out.lines) + "\n"
+        if (name := out.named(site)) != site:
+            likelihood = re.sub(rf"(?<![\w.]){re.escape(site)}(?!\w|=)", name, likelihood)
+    return likelihood
 
 
 def _title(declared: Declaration, schema: Schema) -> str:
@@ -147,7 +139,7 @@ def _global_sites(
 def _steps(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: int) -> None:
     """Write a monotonic effect, the mean step of levels, the shares of each and their products; or a smooth."""
     if term.smooth:
-        from hierfl.formulas.smooth_sources import write_smooth
+        from hierfl.formulas.smooths import write_smooth
 
         return write_smooth(out, term, priors, outputs)
     if outputs > 1:
@@ -180,7 +172,7 @@ def _group_sites(
     out.sample(group.sd, independent(priors, entry_names, shape), note=note)
     out.scales[group.site] = out.named(group.sd)
     if group.places:
-        from hierfl.formulas.smooth_sources import write_spread
+        from hierfl.formulas.smooths import write_spread
 
         out.scales[group.site] = write_spread(out, group, priors, outputs)
     if group.group.kind:
@@ -225,7 +217,7 @@ def vector_of(out: Writer, layout: Layout, names: Sequence[str]) -> str:
         if term.coords and tuple(names) == term.columns:
             return out.named(term.name)
     if layout.common.is_smooth:
-        from hierfl.formulas.smooth_sources import vector
+        from hierfl.formulas.smooths import vector
 
         return vector(out, layout.common.terms, names)
     return f"torch.stack([{', '.join([_column(out, layout, name) for name in names])}])"
@@ -311,7 +303,7 @@ def _predictor(out: Writer, schema: Schema, layout: Layout, outputs: int) -> Non
         summands.append(_of_groups(out, layout, term, outputs))
     out.add(f"eta{layout.suffix} = {' + '.join(summands)}")
     if layout.steps:
-        from hierfl.formulas.by_step import write_thresholds
+        from hierfl.formulas.writer import write_thresholds
 
         write_thresholds(out, schema, layout, vector_of(out, layout, layout.steps))
 

@@ -31,7 +31,8 @@ from hierfl.models.priors import Prior
 
 if TYPE_CHECKING:
     from hierfl.formulas.declaration import Declaration
-    from hierfl.formulas.layout import GroupTerm, Writer
+    from hierfl.formulas.layout import GroupTerm
+    from hierfl.formulas.writer import Writer
 
 Known = tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]  # names, and rows of a matrix
 NEAR_ONE = 1.0 - 1e-7  # of w: the precision has no zero at rho = 1
@@ -40,16 +41,14 @@ NEAR_ONE = 1.0 - 1e-7  # of w: the precision has no zero at rho = 1
 def matrix_of(name: str, frame: Any) -> Known:
     """Return a user's matrix with the names of its groups, checked to be symmetric."""
     if not isinstance(frame, pd.DataFrame):
-        raise TypeError(
-            f"data2 has '{name}', a {type(frame).__name__}: give a frame whose index and columns "
-            "name the groups, pd.DataFrame(matrix, index=names, columns=names)"
+        fix = (
+            "give a frame with the groups' names, pd.DataFrame(matrix, index=names, columns=names)"
         )
+        raise TypeError(f"data2 has '{name}', a {type(frame).__name__}: {fix}")
     rows, columns = ([level_name(v) for v in of] for of in (frame.index, frame.columns))
     if len({*rows}) < len(rows) or rows != columns:
-        raise ValueError(
-            f"the index and the columns of '{name}' in data2 are not the same different names: "
-            f"the first are {', '.join(rows[:3])} and {', '.join(columns[:3])}"
-        )
+        what = f"of which the first are {', '.join(rows[:3])} and {', '.join(columns[:3])}"
+        raise ValueError(f"index and columns of '{name}' in data2 are not the same names, {what}")
     refuse_similar({*rows}, f"the groups of '{name}'")
     if not all(dtype.kind in "iufb" for dtype in frame.dtypes):
         raise TypeError(f"'{name}' in data2 holds other values than numbers: correct it")
@@ -66,10 +65,8 @@ def basis_of(group: Group, matrix: Known) -> tuple[Any, Any]:
         try:
             return np.linalg.cholesky(values), ()
         except np.linalg.LinAlgError as error:
-            raise ValueError(
-                f"'{name}' in data2 is no covariance, as it is not positive definite: add a small "
-                "number to its diagonal"
-            ) from error
+            fix = "add a small number to its diagonal"
+            raise ValueError(f"'{name}' in data2 is not positive definite: {fix}") from error
     if not np.isin(values, (0.0, 1.0)).all() or values.diagonal().any():
         raise ValueError(
             f"'{name}' in data2 must be 1 for neighbors, and 0 for others and on its diagonal"
@@ -87,10 +84,8 @@ def basis_of(group: Group, matrix: Known) -> tuple[Any, Any]:
     count, label = connected_components(values)
     if count > 1:
         first, other = (matrix[0][int((label == part).argmax())] for part in (0, 1))
-        raise ValueError(
-            f"no chain of neighbors joins '{first}' and '{other}' in '{name}', so that a type 'esicar' "
-            "says nothing of their difference: take type='escar'"
-        )
+        what = f"no chain of neighbors joins '{first}' and '{other}' in '{name}'"
+        raise ValueError(f"{what}, as a type 'esicar' needs: take type='escar'")
     w, vectors = np.linalg.eigh(np.diag(degree) - values)
     return vectors[:, 1:] / np.sqrt(w[1:]), ()
 
@@ -103,10 +98,8 @@ def structures(
     groupings: dict[str, Grouping] = {}
     for group in declared.structured:
         if group.cov not in declared.data2:
-            raise ValueError(
-                f"'{group.text}' needs the matrix '{group.cov}': give it, hierfl.formula(..., "
-                f"data2={{'{group.cov}': frame}}), with the groups' names as index and columns"
-            )
+            fix = f"data2={{'{group.cov}': frame}}, with the groups' names as index and columns"
+            raise ValueError(f"'{group.text}' needs the matrix '{group.cov}': give {fix}")
         matrix = declared.data2[group.cov]
         if group.by == (schema.clients,):
             if lost := [name for name in clients if name not in matrix[0]]:

@@ -185,10 +185,8 @@ def variable_answer(
 def _refuse_name(reserved: str, names: Any, column: str, client: str) -> None:
     """Refuse a value that has the name of what a table adds."""
     if reserved in names:
-        raise ValueError(
-            f"column '{column}' of client '{client}' has the value '{reserved}', which is what the table "
-            "calls other rows: rename it"
-        )
+        what = f"the value '{reserved}', which is what the table calls other rows"
+        raise ValueError(f"column '{column}' of client '{client}' has {what}: rename it")
 
 
 def levels_answer(series: Any, name: str, client: str, least: int) -> LevelsAnswer:

@@ -21,8 +21,8 @@ from hierfl.formulas.expressions import (
 )
 from hierfl.formulas.functions import (
     CODINGS,
+    ELSEWHERE,
     FUNCTIONS,
-    NEAREST,
     OPTIONS,
     OTHERS,
     SMOOTHS,
@@ -289,7 +289,7 @@ class TermReader:
         if name not in FUNCTIONS_HERE and name.removeprefix("np.") not in FUNCTIONS:
             names = ", ".join(sorted(FUNCTIONS_HERE - {"offset", "I"}))
             fix = f"make a column of it, write a column's name in backticks, or use one of {names}"
-            fix = f"write {NEAREST[name]}" if name in NEAREST else fix
+            fix = ELSEWHERE.get(name, fix)
             raise self.error(call, f"there is no function '{name}': {fix}")
         if not call.args:
             raise self.error(call, f"{name}() has no argument: write {name}(column)")

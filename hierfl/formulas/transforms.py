@@ -136,10 +136,8 @@ def spline_of(
     ranks = np.linspace(0, 1, df - degree + 2)[1:-1] * total[-1]
     inner = np.interp(ranks, total, at)
     if not low < high or np.any(inner <= low) or np.any(inner >= high):
-        raise ValueError(
-            f"'{name}' has knots {inner.round(4).tolist()} that are not between its bounds "
-            f"{low:.4g} and {high:.4g}: give lower_bound and upper_bound around them"
-        )
+        what = f"knots {inner.round(4).tolist()} that are not between its bounds {low:.4g} and {high:.4g}"
+        raise ValueError(f"'{name}' has {what}: give lower_bound and upper_bound around them")
     knots = np.concatenate([[low] * (degree + 1), inner, [high] * (degree + 1)])
     return Constants(mean, sd, tuple(map(float, knots)), degree)
 

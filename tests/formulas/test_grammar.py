@@ -182,7 +182,7 @@ REFUSED = [
     ("cbind(a, log(b)) ~ x", 0, "is no column"),
     ("wins / n ~ x", 5, "successes | trials(n)"),
     ("bf(y ~ x, sigma ~ x)", 5, "write a list, one formula each"),
-    ("y | se(s) ~ x", 4, "known scale"),
+    ("y | se(s) ~ x", 4, "known error"),
     ("y | foo(s) ~ x", 4, "the additions are trials"),
     ("y | trials(n, m) ~ x", 4, "needs one column"),
     ("y | trials(10) ~ x", 4, "needs one column"),
