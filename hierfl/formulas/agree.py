@@ -130,26 +130,36 @@ def agree_on_formula(
             constants = _constants(declared, schema, ask, text)
             schema = replace(schema, transforms={**schema.transforms, text: constants})
     answers = [*ask(Question("design", schema=schema)).values()]
-    designs = every_design_of(declared, schema)
-    reads_imputed = {
-        column
-        for design in designs
-        for term in design.terms
-        if any(getattr(factor, "callee", "") == "mi" for factor in term.parts)
-        for column in term.columns
-    }
-    margins = {}
+    margins = _margins(declared, schema, answers)
+    responses = [answer.response for answer in answers if answer.response is not None]
+    response = Margin(*moments(responses)) if responses else None
+    every = margins if response is None else {**margins, declared.parts.response: response}
+    for name, of in every.items():
+        if 0.0 < of.sd < FAR * abs(of.mean):
+            what = (
+                f"the mean {of.mean:.9g} and the sd {of.sd:.3g}, too far apart for single precision"
+            )
+            raise ValueError(f"'{name}' has {what}: subtract a round number first")
+    return replace(schema, design=margins, response=response)
+
+
+def _margins(
+    declared: Declaration, schema: Schema, answers: Sequence[OfDesign]
+) -> dict[str, Margin]:
+    """Return mean and sd of each column of the design; refuse columns without an effect."""
+    designs, margins = every_design_of(declared, schema), dict[str, Margin]()
+    terms = [term for design in designs for term in design.terms]
+    imputed = {name for term in terms if term.calls("mi") for name in term.columns}
     for name in answers[0].columns:
         own = [answer.columns[name] for answer in answers]
-        imputed = name in reads_imputed
-        if not any(part.count for part in own) and not imputed:
+        if not any(sums.count for sums in own) and name not in imputed:
             margins[name] = Margin(
                 0.0, 1.0
             )  # no client may tell, and curves are of about that size
             continue
         mean, sd = moments(own)
         above = all(name in answer.constant for answer in answers)
-        if imputed:
+        if name in imputed:
             from hierfl.formulas.imputed import check_known
 
             check_known(name, mean, sd, above=above and len(answers) > 1)
@@ -161,16 +171,7 @@ def agree_on_formula(
                 what = f"one value, {mean:.6g}, or nearly so, in all rows, and no effect"
                 raise ValueError(f"the term '{name}' has {what}: {fix}")
         margins[name] = Margin(mean, sd, above)
-    responses = [answer.response for answer in answers if answer.response is not None]
-    response = Margin(*moments(responses)) if responses else None
-    every = margins if response is None else {**margins, declared.parts.response: response}
-    for name, of in every.items():
-        if 0.0 < of.sd < FAR * abs(of.mean):
-            digits = (
-                f"the mean {of.mean:.9g} and the sd {of.sd:.3g}, too far apart for single precision"
-            )
-            raise ValueError(f"'{name}' has {digits}: subtract a round number first")
-    return replace(schema, design=margins, response=response)
+    return margins
 
 
 def _keeps_prior(

@@ -95,7 +95,10 @@ class _Values:
 
     def matrix_of(self, factor: Factor) -> Matrix:
         """Return the columns of a factor of numbers, (n, p)."""
-        value = np.asarray(self.value_of(factor), dtype=np.float64)
+        value = self.value_of(factor)
+        if hasattr(value, "cat"):
+            raise TypeError(f"'{factor}' is a category, and no number")
+        value = np.asarray(value, dtype=np.float64)
         return np.broadcast_to(value, len(self.frame))[:, None] if value.ndim < 2 else value
 
     def columns_of(self, factors: Sequence[Coded]) -> Matrix:
@@ -145,6 +148,8 @@ def _design(terms: Terms, schema: Schema) -> Design:
         warnings.simplefilter("ignore")
         try:
             coded = [*_coded(terms, values)]
+            for offset in filter(lambda product: product.is_offset, terms.slopes):
+                values.matrix_of(offset.factors[0])
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(
                 f"the terms {terms} cannot be evaluated ({error}): check the kinds of their columns"

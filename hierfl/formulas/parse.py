@@ -18,7 +18,8 @@ from hierfl.formulas.expressions import (
 )
 from hierfl.formulas.functions import ELSEWHERE
 from hierfl.formulas.grammar import Reader, Sides
-from hierfl.formulas.terms import TermReader, Terms, constant_of
+from hierfl.formulas.term_reader import TermReader
+from hierfl.formulas.terms import Terms, constant_of
 from hierfl.formulas.tokens import refused
 
 # Addition to the response -> what its column holds.

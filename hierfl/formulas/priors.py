@@ -59,19 +59,14 @@ def all_priors(
     unit = spread if has_unit else 1.0
     priors: dict[str, Prior] = dict(declared.family.parameters(response))
     if OFFSET in schema.design:  # the intercept, or what takes its place, is what it leaves
-        center_left = float(f"{center - schema.design[OFFSET].mean:.6g}")
+        less = float(f"{center - schema.design[OFFSET].mean:.6g}")
         if declared.family.kind == "ordered":
-            before: Any = priors["thresholds"]
-            of_one: Any = dist.StudentT(3.0, -center_left, 2.5)
-            size = before.event_shape[0]
-            is_ordered = isinstance(before, Ordered)
-            priors["thresholds"] = (
-                Ordered(of_one, size) if is_ordered else of_one.expand([size]).to_event(1)
-            )
+            each_step = dist.StudentT(3.0, -less, 2.5)
+            priors["thresholds"] = _of_each(each_step, priors["thresholds"])
         elif not declared.family.has_intercept:
-            rate = replace(response, mean=response.mean * math.exp(center - center_left))
+            rate = replace(response, mean=response.mean * math.exp(center - less))
             priors |= declared.family.parameters(rate)
-        center = center_left
+        center = less
     if layout.has_intercept:
         priors[INTERCEPT] = intercept_prior(center, spread, unit)
     step = spread if declared.family.link == "identity" else unit
@@ -81,22 +76,20 @@ def all_priors(
         if not layout.common.has_intercept:  # the coefficients take up the center too
             ratio = math.hypot(center, step) / (math.hypot(margin.mean, margin.sd) or 1.0)
         priors[name] = dist.Normal(0.0, float(f"{SLOPE * ratio:.6g}"))
-    for one in layout.common.terms:
-        if one.by_step and len(response.levels) < 3:
-            fix = f"write {one.name.removeprefix('cs(').removesuffix(')')}"
-            raise ValueError(
-                f"'{one.name}' is for several thresholds, and two levels have one: {fix}"
-            )
-        if one.monotone:
-            priors = {name: prior for name, prior in priors.items() if name not in one.columns}
-            priors |= _of_steps(one, step, schema)
-        if one.smooth:
+    for term in layout.common.terms:
+        if term.by_step and len(response.levels) < 3:
+            fix = f"write {', '.join(str(factor) for factor in term.parts)} without cs()"
+            raise ValueError(f"'{term.name}' is for several thresholds, and one is there: {fix}")
+        if term.monotone or term.smooth:
+            priors = {name: prior for name, prior in priors.items() if name not in term.columns}
+        if term.monotone:
+            priors |= _of_steps(term, step, schema)
+        if term.smooth:
             from hierfl.formulas.smooths import scale_priors
 
-            priors = {name: prior for name, prior in priors.items() if name not in one.columns}
-            priors |= scale_priors(one, spread, unit)
-    for term in layout.groups:
-        priors.update(_of_group(term, schema, spread, unit))
+            priors |= scale_priors(term, spread, unit)
+    for group in layout.groups:
+        priors.update(_of_group(group, schema, spread, unit))
     if not own:
         return priors
     terms = {term.name for term in layout.common.terms} | {g.sd for g in layout.groups}

@@ -39,6 +39,8 @@ FORMULAS: dict[str, dict[str, str]] = {
         "mvbind(y, dose) ~ age": "write a formula of each response",
         "y ~ age + (1 + offset(dose) | site)": "offset",
         "y ~ age + (0 | site)": "no columns",
+        "y ~ age + offset(sex)": "'offset.sex.' is a category, and no number",
+        "y ~ age + log(sex)": "cannot be evaluated",
         "y ~ poly(age, 0)": "degree of poly\\(\\) is 0: it must be an integer from 1 to 6",
         "y ~ poly(age, 9)": "from 1 to 6",
         "y ~ poly(age, dose)": "must be numbers",
@@ -109,7 +111,7 @@ FORMULAS: dict[str, dict[str, str]] = {
         "grade ~ cs(log(dose))": "reads no single column",
         "grade ~ cs(dose + age)": "reads no single column",
         "grade ~ age + (cs(dose) | site)": "among the common terms only",
-        "ill ~ cs(dose)": "two levels have one: write dose",
+        "ill ~ cs(dose)": "for several thresholds, and one is there",
     },
     "categorical": {
         "kind ~ s(age)": "for one predictor, and the response has 2",

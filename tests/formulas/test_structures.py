@@ -193,7 +193,7 @@ def test_what_cannot_be_is_refused() -> None:
     for text, message, data2 in cases:
         with pytest.raises(ValueError, match=message):
             formula_of(text, data2).program()
-    with pytest.raises(TypeError, match="give a frame whose index"):
+    with pytest.raises(TypeError, match="give a frame with the groups"):
         formula_of("y ~ (1 | gr(site, cov=A))", {"A": a.to_numpy()})
     with pytest.raises(TypeError, match="other values than numbers"):
         formula_of("y ~ (1 | gr(site, cov=A))", {"A": a.astype(str)})
