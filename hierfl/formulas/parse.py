@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from hierfl.formulas.expressions import (
     Call,
@@ -17,10 +18,9 @@ from hierfl.formulas.expressions import (
     within,
 )
 from hierfl.formulas.functions import ELSEWHERE
-from hierfl.formulas.grammar import Reader, Sides
+from hierfl.formulas.grammar import Reader, Sides, refused
 from hierfl.formulas.term_reader import TermReader
 from hierfl.formulas.terms import Terms, constant_of
-from hierfl.formulas.tokens import refused
 
 # Addition to the response -> what its column holds.
 ADDITIONS = {
@@ -108,10 +108,18 @@ def parse(text: str) -> Formulas:
     >>> parse("y | trials(n) ~ age + (1 + age || site/ward)").main.groups[1].text
     '(1 + age || site:ward)'
     """
+    try:
+        return _parsed(text)
+    except RecursionError as error:
+        raise ValueError("the formula has too many parentheses inside of others") from error
+
+
+def _parsed(text: str) -> Formulas:
     first, *others = Reader(text).formulas()
     reader = FormulaReader(text)
     main = reader.main(first)
-    imputed = {call.args[0] for call in calls_within(first.right) if call.callee == "mi"}
+    every_call = chain.from_iterable(calls_within(term) for _, term in summands(first.right))
+    imputed = {call.args[0] for call in every_call if call.callee == "mi"}
     parts: dict[str, Parts] = {}
     covariates = []
     for sides in others:

@@ -10,9 +10,8 @@ from torch.distributions import Distribution
 
 from hierfl.core.arguments import shown
 from hierfl.formulas.expressions import Call, Dot, Expression, Operation, summands, within
-from hierfl.formulas.grammar import Reader
+from hierfl.formulas.grammar import Reader, refused
 from hierfl.formulas.priors import keys_of
-from hierfl.formulas.tokens import refused
 from hierfl.models.families import as_source
 
 

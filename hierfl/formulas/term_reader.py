@@ -26,8 +26,8 @@ from hierfl.formulas.functions import (
     Option,
     enough_sines,
 )
+from hierfl.formulas.grammar import refused
 from hierfl.formulas.terms import Factor, Product, Terms, callee_of, constant_of, options_of
-from hierfl.formulas.tokens import refused
 
 ALONE = ("cs", "bs", *SMOOTHS)  # which no product may hold
 FUNCTIONS_HERE = {*STATEFUL, *CODINGS, *OTHERS, *FUNCTIONS} - {"np"}

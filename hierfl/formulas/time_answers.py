@@ -107,7 +107,8 @@ def observed_times(frame: pd.DataFrame, declared: Declaration, client: str, leas
         raise ValueError(f"column '{additions['weights']}' of client '{client}' must be above 0")
     if "weights" in additions and least > 1:
         fix = "leave them out of the formula, or take least_count=1 where the rows are"
-        raise ValueError(f"weights({additions['weights']}) could be solved for: {fix}")
+        what = f"has weights({additions['weights']}), which could be solved for"
+        raise ValueError(f"'{response}' {what}: {fix}")
     return Observed(end, _events(frame, additions, client), start, weight)
 
 
