@@ -90,8 +90,11 @@ def all_priors(
             priors |= scale_priors(term, spread, unit)
     for group in layout.groups:
         priors.update(_of_group(group, schema, spread, unit))
-    if not own:
-        return priors
+    return _with_own(priors, layout, own) if own else priors
+
+
+def _with_own(priors: Priors, layout: Layout, own: Priors) -> dict[str, Prior]:
+    """Return priors with the user's in place of defaults; refuse names that the formula does not have."""
     terms = {term.name for term in layout.common.terms} | {g.sd for g in layout.groups}
     for name in priors:
         terms |= {*keys_of(name, layout)} - {"b", "sd", "cor"}
