@@ -32,7 +32,7 @@ import torch
 import hierfl
 from benchmarks.flower_scale_table import Measured, write
 from hierfl.core.trees import named_leaves
-from hierfl.nodes.project import write_project
+from hierfl.flower.project import write_project
 
 NAME, PORT = "thousand", 8555
 ROWS, FEATURES = 20, 20

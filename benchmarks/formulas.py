@@ -26,7 +26,14 @@ from rich.table import Table
 import hierfl
 from benchmarks.formula_nuts import Numbers, pooled_nuts
 from benchmarks.formula_problems import PROBLEMS
-from benchmarks.one_round import by_bfi, by_dlmm, by_meta_analysis, bytes_of_dlmm, sent_by_one
+from benchmarks.one_round import (
+    by_bfi,
+    by_dlmm,
+    by_meta_analysis,
+    bytes_of_dlmm,
+    sent_by_one,
+    varying,
+)
 from benchmarks.reference import cache
 
 
@@ -124,7 +131,7 @@ def measured(name: str) -> Row:
         mcse.append((nuts[f"{site}/mcse"] / np.where(moving, spread, 1))[moving])
     flat, ratio = (np.concatenate([np.ravel(v) for v in each]) for each in (errors, ratios))
     bfi, dlmm = by_bfi(made, data), by_dlmm(made, data)
-    common = [n for n in made.layout.common.columns if n not in made.layout.above]
+    common = varying(made, data)
     k_hats = [r["k_hat"] for r in fit.progress.history if "k_hat" in r]
     return Row(
         name=name,

@@ -5,8 +5,10 @@ Each is a function of no arguments that returns a program or formula and its row
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,10 +63,38 @@ def _responses(family: str, eta: Any, rng: np.random.Generator) -> Any:
     return (rng.random(len(eta)) < 1.0 / (1.0 + np.exp(-eta))).astype(float)
 
 
+def eyes(family: str, people: int) -> tuple[Any, pd.DataFrame]:
+    """Return a frailty of each person with two eyes: `survival::diabetic`."""
+    frame = pd.read_csv(Path(os.environ["HIERFL_DATA"]) / "diabetic.csv")
+    frame = frame.assign(time=frame.time / 12.0 + 0.01, id="i" + frame.id.astype(str))
+    frame = frame[frame.id.isin(sorted(frame.id.unique())[:people])]
+    text = "time | event(status) ~ trt * laser + (1 | id)"
+    return hierfl.formula(text, family, clients="id"), frame
+
+
+def litters() -> tuple[Any, pd.DataFrame]:
+    """Return a Weibull frailty of each litter of three: `survival::rats`, females."""
+    frame = pd.read_csv(Path(os.environ["HIERFL_DATA"]) / "rats_litters.csv").query("sex == 'f'")
+    text = "time | event(status) ~ rx + (1 | litter)"
+    return hierfl.formula(text, "weibull", clients="litter"), frame.assign(time=frame.time / 100.0)
+
+
+def classes() -> tuple[Any, pd.DataFrame]:
+    """Return a regression with a noise scale of each of 133 classes: `MASS::nlschools`."""
+    frame = pd.read_csv(Path(os.environ["HIERFL_DATA"]) / "nlschools.csv")
+    frame = frame.rename(columns={"class": "cls"})
+    texts = ["lang ~ IQ + (1 | cls)", "sigma ~ IQ + (1 | cls)"]
+    return hierfl.formula(texts, clients="cls"), frame
+
+
 HARD = {
     "logistic_200k": Hard(partial(hospitals, "bernoulli", 200_000), 8.0),
     "poisson_200k": Hard(partial(hospitals, "poisson", 200_000), 8.0),
     "gaussian_200k": Hard(partial(hospitals, "gaussian", 200_000), 6.0),
     "logistic_1m": Hard(partial(hospitals, "bernoulli", 1_000_000), 30.0),
     "one_large": Hard(partial(sizes, 3_000, 3, 60), 3.0),
+    "weibull_pairs": Hard(partial(eyes, "weibull", 197), 49.0),
+    "lognormal_pairs": Hard(partial(eyes, "lognormal", 197), 60.0),
+    "rats": Hard(litters, 40.0),
+    "nlschools_sigma": Hard(classes, 119.0),
 }

@@ -68,7 +68,7 @@ def by_dlmm(made: hierfl.Formula, data: hierfl.ClientData) -> Numbers | None:
     start = np.eye(size)[lower] * 0.5
     best = minimize(lambda theta: profiled(theta)[0], start, method="Nelder-Mead", options=ENOUGH)
     fixed = dict(zip(names, profiled(best.x)[1], strict=True))
-    return {n: fixed[n] for n in made.layout.common.columns if n not in made.layout.above}
+    return {n: fixed[n] for n in varying(made, data)}
 
 
 def bytes_of_dlmm(made: hierfl.Formula) -> int:
@@ -85,7 +85,7 @@ def by_bfi(made: hierfl.Formula, data: hierfl.ClientData) -> tuple[Numbers, int]
     BFI has no hierarchy: the intercepts are "stratified", as in its R package, with a prior that is
     the same for all.
     """
-    names = [n for n in made.layout.common.columns if n not in made.layout.above]
+    names = varying(made, data)
     scales = torch.tensor([float(made.all_priors[n].scale) for n in names])  # type: ignore[union-attr]
     columns = [
         _columns(made, hierfl.full_batch(data, torch.tensor([k]))) for k in range(data.num_clients)
@@ -132,7 +132,7 @@ def by_meta_analysis(made: hierfl.Formula, data: hierfl.ClientData) -> Numbers |
     by the inverse of their covariances. A column that is constant at a client has no estimate
     there.
     """
-    names = [n for n in made.layout.common.columns if n not in made.layout.above]
+    names = varying(made, data)
     precision, shift = np.zeros((len(names), len(names))), np.zeros(len(names))
     for k in range(data.num_clients):
         found = _own_estimate(made, data, k)
@@ -153,7 +153,7 @@ def _own_estimate(
     """Return one client's maximum likelihood estimate of the varying columns and its precision, intercept out."""
     batch = hierfl.full_batch(data, torch.tensor([k]))
     x = _columns(made, batch)
-    x = x[:, [j for j, n in enumerate(made.layout.common.columns) if n not in made.layout.above]]
+    x = x[:, [made.layout.common.columns.index(n) for n in varying(made, data)]]
     which = np.flatnonzero(np.ptp(x, axis=0) > 0.0)
     if not len(which) or len(x) <= len(which) + 1:
         return None
@@ -194,13 +194,20 @@ def _own_estimate(
     return estimate, np.linalg.inv(covariance), which
 
 
+def varying(made: hierfl.Formula, data: hierfl.ClientData) -> list[str]:
+    """Return the common columns that vary within some client."""
+    each = [
+        _columns(made, hierfl.full_batch(data, torch.tensor([k]))) for k in range(data.num_clients)
+    ]
+    moves = np.any([np.ptp(x, axis=0) > 0.0 for x in each], axis=0)
+    return [n for n, moved in zip(made.layout.common.columns, moves, strict=True) if moved]
+
+
 def _columns(made: hierfl.Formula, batch: hierfl.ClientBatch) -> np.ndarray:
     """Return the common columns of a client's rows, (n, P), whichever field holds them."""
-    rows, found = batch.num_rows, {}
+    found = {}
     for j, name in enumerate(made.layout.read):
         found[name] = batch.fields["x"][0, :, j].numpy()
-    for j, name in enumerate(made.layout.above):
-        found[name] = np.full(rows, float(batch.client_fields["above"][0, 0, j]))
     for name, term in made.layout.own.items():
         if name in made.layout.common.columns:
             z = batch.fields[f"z_{term.site}"][0]

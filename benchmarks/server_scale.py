@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def told(clients: int) -> int:
     """Return the bytes of what each node is told before the first round."""
     first = Introduction.of(one_client(20))
     named = [Introduction(f"{k:07d}", 20, first.form, first.codes) for k in range(clients)]
-    return len(json.dumps(Agreement.between(named).as_json()).encode())
+    return len(json.dumps(asdict(Agreement.between(named))).encode())
 
 
 def in_own_process(params: int, answers: int) -> dict[str, float]:

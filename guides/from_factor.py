@@ -24,6 +24,7 @@ from hierfl.summaries.conditional import Proposal, own_shapes, point
 from hierfl.summaries.exact import Spread
 from hierfl.summaries.hierarchy import Factors, Hierarchy, given
 from hierfl.summaries.own_scale import drawn as exactly
+from hierfl.summaries.quartic import Quartic
 
 AUXILIARY: Any = {"is_auxiliary": True}
 MORE = 4  # times as many candidates where some local scalars are not Normal
@@ -42,7 +43,8 @@ class FromFactor:
     alone, one is kept by importance weight. The mean weight gives an unbiased estimate of p(y | z).
     `hierarchy` is set once the program is read, with the `shapes` of the client's own params; so is
     `spread`, if the client keeps the sums of a Gaussian likelihood whose noise scale is its own: draws
-    are then exact.
+    are then exact. Where a client's params hold a polynomial, it stands for the rows, of which none is
+    read.
     """
 
     def __init__(
@@ -92,11 +94,11 @@ class FromFactor:
         """Whether local sites are Normal given the global ones, and the factor of one scale."""
         return self.hierarchy is not None and self.hierarchy.mixing is None and self.spread is None
 
-    def shrinkage(self, batch: ClientBatch) -> Values:
+    def shrinkage(self, batch: ClientBatch, turn: Tensor) -> Values:
         """Return Var(w_k | z, y_k) / Var(w_k | z) at a draw of z by the client's factor, without draws of w.
 
-        It is exact where the likelihood is Gaussian: s^2 / (s^2 + tau^2) of a scalar with standard
-        error s.
+        It is that of the entries of `turn` w, `turn` (D, D). It is exact where the likelihood is
+        Gaussian: s^2 / (s^2 + tau^2) of a scalar with standard error s.
         """
         hierarchy = self.hierarchy
         assert hierarchy is not None
@@ -119,6 +121,8 @@ class FromFactor:
         if hierarchy.reading.effects is not None:  # the local sites are what effects are made of
             back = torch.linalg.inv_ex(hierarchy.reading.effects.at(z)[1]).inverse
             after, before = (back @ covariance @ back.mT for covariance in (after, before))
+        turn = turn.to(after)
+        after, before = (turn @ covariance @ turn.mT for covariance in (after, before))
         ratio = after.diagonal(dim1=-2, dim2=-1) / before.diagonal(dim1=-2, dim2=-1)
         return self.latents.local_block.shaped(ratio[:, None])
 
@@ -147,7 +151,11 @@ class FromFactor:
             found: Candidate = torch.vmap(each)(e, sides)
             if count == 1:
                 return found.vector[0, :, None], -found.log_weight[0, :, None]
-            joint = torch.vmap(density)(found.vector[:, :, None])  # (candidates, C)
+            if "terms" in own and own["terms"].shape[-1]:
+                by = Quartic(own["center"], own["terms"])
+                joint = found.log_prior + by.values(found.read.movedim(0, 1)).mT
+            else:
+                joint = torch.vmap(density)(found.vector[:, :, None])  # (candidates, C)
         log_weights = joint + found.log_weight
         choice = noise.fold(batch.key, noise.word("_local.choice"))
         uniform = noise.uniforms(choice, (1,), first.dtype)
@@ -172,6 +180,8 @@ class Candidate(NamedTuple):
 
     vector: Tensor  # (C, D)
     log_weight: Tensor  # (C,) of p(w, t | z) over its density and the prior's
+    read: Tensor  # (C, V) v, what the likelihood reads
+    log_prior: Tensor  # (C,) log p(w | z)
 
 
 def candidate(
@@ -196,7 +206,7 @@ def candidate(
     log_factor = ((factor[1] - 0.5 * (factor[0] @ v[..., None])[..., 0]) * v).sum(-1)
     vector = hierarchy.local_vectors(at, z)
     prior = hierarchy.log_local(z, vector, row)
-    return Candidate(vector, log_weight - log_factor - prior)
+    return Candidate(vector, log_weight - log_factor - prior, v, prior)
 
 
 @family

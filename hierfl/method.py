@@ -177,6 +177,8 @@ class Client:
             method's, or None; a node asks it. Default None: it must have the form of the first.
         rests_on: (message, own after the round, batch of all its rows) -> (C,) how many rows an
             update rests on. Default None: as many as the phases' batches hold.
+        rowless: name of a number of `own`, above 0 where draws need no rows: `params` gets a state
+            without it then. Default None: draws may read rows.
         row_noise: the budget of the rows that each round spends
             (`summaries.row_noise.RowNoise`). Default None: steps add no noise to rows.
     """
@@ -194,6 +196,7 @@ class Client:
     settle: Callable[[Tree, Tree, ClientBatch], Tree] | None = None
     refuses: Callable[[Tree, Tree], str | None] | None = None
     rests_on: Callable[[Tree, Tree, ClientBatch], Tensor] | None = None
+    rowless: str | None = None
     row_noise: Any = None
 
     def __repr__(self) -> str:
@@ -210,6 +213,7 @@ class WeightedDraws(NamedTuple):
     share: float = 1.0  # of the draws that would be effective with equal weights: of chains less
     # by how much a second set of draws differs, in posterior sds and as a log ratio of sds
     apart: float = 0.0
+    error: float = 0.0  # sd of the error of their log weights, in nats
 
 
 def _unjudged(state: Tree) -> None:

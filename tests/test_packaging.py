@@ -105,9 +105,9 @@ def test_the_wheel_holds_all_files_once(tmp_path: Path) -> None:
     expected |= {"hierfl/py.typed"} | stubs | shipped
     assert "hierfl/studies/shipped/ood-entropy.toml" in inside
     expected |= {
-        f"hierfl/nodes/template/{p.name}" for p in (ROOT / "hierfl/nodes/template").iterdir()
+        f"hierfl/flower/template/{p.name}" for p in (ROOT / "hierfl/flower/template").iterdir()
     }
-    pages = {"hierfl/report/page.html", "hierfl/nodes/officer_page.html"}
+    pages = {"hierfl/report/page.html", "hierfl/cli/officer_page.html"}
     assert inside == expected | pages | {"hierfl/comparisons/published.csv"}
 
 

@@ -27,7 +27,7 @@ from hierfl.demo.audited import method_of
 from hierfl.methods.about import About
 from hierfl.methods.listed import described, names
 from hierfl.program import public_names
-from hierfl.runs import choice, one_run
+from hierfl.runs import choice, chosen
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
@@ -89,7 +89,7 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     # on nodes the chosen one is faster, and what follows needs what it keeps
     if page not in ("docs/from_datashield.md", "docs/living.md"):
         monkeypatch.setattr(choice, "MOST_SHARED", 0)
-    monkeypatch.setattr(one_run, "ATTEMPTS", (4,))
+    monkeypatch.setattr(chosen, "ATTEMPTS", (4,))
     monkeypatch.setattr(public_names, "_MARKED", {})  # other tests mark models of the same names
     monkeypatch.setattr("hierfl.diagnostics.trend.LEAST_ROUNDS", 10)
     if page in FEWER_PATIENTS:

@@ -14,7 +14,7 @@ import torch
 
 import hierfl
 from hierfl.methods.listed import names
-from hierfl.runs import one_run
+from hierfl.runs import chosen
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -57,7 +57,7 @@ def test_every_method_has_its_equations_and_what_it_reduces_to(pages: Any) -> No
 def test_a_methods_example_runs(word: str, pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_default_dtype(torch.float32)
     monkeypatch.setattr(hierfl, "fit", partial(hierfl.fit, settings=hierfl.Settings(compile=False)))
-    monkeypatch.setattr(one_run, "ATTEMPTS", (2,))
+    monkeypatch.setattr(chosen, "ATTEMPTS", (2,))
     monkeypatch.setattr(hierfl.Fit, "summary", lambda fit: fit)  # other tests are of the summary
     few = hierfl.datasets.heart_disease().split(0.15, seed=0)[0]
     monkeypatch.setattr(hierfl.datasets, "heart_disease", lambda: few)

@@ -13,6 +13,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def attack(n: int = 100, seed: int = 0) -> dict[str, int]:
     torch.set_default_dtype(torch.float64)
     try:
         others = [Introduction.of(data.select([n])) for n in data.names if n != LIAR]
-        honest = Introduction.of(data.select([LIAR])).as_json()
+        honest = asdict(Introduction.of(data.select([LIAR])))
         for k in range(n):
             began = time.monotonic()
             try:

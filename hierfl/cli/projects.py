@@ -70,7 +70,7 @@ def new(
     """Write a Flower project: a model, a node's rows, and apps for simulation and SuperNodes."""
     from rich.console import Console
 
-    from hierfl.nodes.project import write_project
+    from hierfl.flower.project import write_project
 
     try:
         files = write_project(name, Path(), nodes=nodes)

@@ -13,6 +13,7 @@ from hierfl.cli.messages import show_files, stopped
 
 REQUEST = ".request."  # in the name of a file
 LOOK = 0.5  # seconds between two looks for requests
+MOST = 1 << 29  # bytes of a file that is read by hand
 
 
 def show(
@@ -23,18 +24,27 @@ def show(
     from hierfl.nodes.envelope import show as shown
     from hierfl.nodes.messages import Refused
 
+    content = _content(file, "FILE")
     try:
-        content = file.read_bytes()
         typer.echo(shown(content))
         if REQUEST in file.name:
             only = f"--only {digest(content)}"
             typer.echo(
                 f"Answer this and nothing else: hierfl node answer '{file}' --folder DIR {only}"
             )
-    except OSError as error:
-        raise typer.BadParameter(str(error), param_hint="FILE") from error
     except Refused as error:
         raise stopped(f"'{file}' is no request and no answer: {error}") from error
+
+
+def _content(file: Path, hint: str) -> bytes:
+    """Return the bytes of a file: of none that has gigabytes, or waits for what writes into it."""
+    from hierfl.nodes.messages import Refused
+    from hierfl.nodes.request_files import read
+
+    try:
+        return read(file, MOST)
+    except Refused as error:
+        raise typer.BadParameter(f"'{file}': {error}", param_hint=hint) from error
 
 
 def answer(
@@ -59,11 +69,9 @@ def answer(
     from hierfl.nodes.request_files import answer_waiting, station_at
 
     torch.set_default_dtype(torch.float64)  # unless the owner's model says otherwise
+    content = b"" if request.is_dir() else _content(request, "REQUEST")
     try:
-        content = b"" if request.is_dir() else request.read_bytes()
         station = station_at(folder)
-    except OSError as error:
-        raise typer.BadParameter(str(error), param_hint="REQUEST") from error
     except (ValueError, TypeError) as error:
         raise stopped(str(error)) from error
     if not request.is_dir():
@@ -77,8 +85,11 @@ def answer(
         sys.stdout.buffer.write(found)
         return _tell(request, found)
     while True:
-        for path, found in answer_waiting(station, request, only=only):
-            _tell(path, found)
+        try:
+            for path, found in answer_waiting(station, request, only=only):
+                _tell(path, found)
+        except ValueError as error:  # of the policy
+            raise stopped(str(error)) from error
         if not wait:
             return
         time.sleep(LOOK)
@@ -102,7 +113,7 @@ def report(
     """Write a page for a data protection officer: what was asked, what left, by which policy."""
     from rich.console import Console
 
-    from hierfl.nodes.officer_page import write_page
+    from hierfl.cli.officer_page import write_page
 
     if not folder.is_dir():
         raise typer.BadParameter(f"there is no folder '{folder}'", param_hint="FOLDER")

@@ -17,6 +17,8 @@ import torch
 from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 from torch import Tensor
 
+from hierfl.core.watch import working
+
 # (C, K) -> log density (C,) and gradient (C, K)
 Density = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -89,7 +91,9 @@ def sampled(
     step, z = _Step(1.0 / max(1.0, start.shape[1]) ** 0.25), start
     state, seen = _evaluated(density, z, whitening), []
     moves = torch.zeros(len(start))
+    total = warmup + max(least, -(-draws // len(start)))
     for i in range(warmup):
+        working(f"chains, iteration {i} of {total}")
         state, taken, accepted = _iterated(density, state, whitening, math.exp(step.log), g)
         step.update(accepted)
         moves = moves + taken
@@ -102,7 +106,8 @@ def sampled(
             step, seen, moves = _Step(math.exp(step.mean)), [], torch.zeros(len(start))
     size, kept, moves = math.exp(step.mean), [], torch.zeros(len(start))
     accepted = 0.0
-    for _ in range(max(least, -(-draws // len(start)))):
+    for i in range(warmup, total):
+        working(f"chains, iteration {i} of {total}")
         state, taken, chance = _iterated(density, state, whitening, size, g)
         moves, accepted = moves + taken, accepted + chance
         kept.append(_z(state, whitening))

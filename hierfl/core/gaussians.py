@@ -181,3 +181,31 @@ def inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
     tril = torch.where(good[..., None, None], tril, eye)
     log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return torch.cholesky_inverse(tril), torch.where(good, log_det, torch.nan)
+
+
+def log1mexp(x: Tensor) -> Tensor:
+    """Return log(1 - exp(-x)) for x > 0, exact for small and for large x."""
+    is_small = x < math.log(2.0)
+    one = torch.ones_like(x)
+    # each branch sees only numbers that it can compute, so that the other's gradient is not nan
+    small = (-torch.expm1(-torch.where(is_small, x, one))).log()
+    large = torch.log1p(-torch.where(is_small, one, x).neg().exp())
+    return torch.where(is_small, small, large)
+
+
+def log_normal_cdf(x: Tensor) -> Tensor:
+    """Return log Phi(x), exact in both tails; torch.special.log_ndtr is slow under vmap."""
+    far = x < -1.0
+    low = torch.where(far, x, -torch.ones_like(x))
+    high = torch.where(far, torch.zeros_like(x), x)
+    below = (0.5 * torch.special.erfcx(-low / math.sqrt(2.0))).log() - 0.5 * low**2
+    return torch.where(far, below, torch.log1p(-0.5 * torch.erfc(high / math.sqrt(2.0))))
+
+
+def log_normal_between(low: Tensor, high: Tensor) -> Tensor:
+    """Return log(Phi(high) - Phi(low)) for low < high, exact in both tails."""
+    # in the upper tail by symmetry, so that the two are subtracted where they are small
+    flip = low + high > 0.0
+    above = log_normal_cdf(torch.where(flip, -low, high))
+    below = log_normal_cdf(torch.where(flip, -high, low))
+    return above + log1mexp(above - below)

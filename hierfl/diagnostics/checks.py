@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -17,8 +18,12 @@ from hierfl.engine.federation import step_sizes
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.sites import Family
 
+if TYPE_CHECKING:
+    from hierfl.program.row_runs import Structure
+
 CONVERGED = "Has the run converged?"
 UNCERTAINTY = "Does every parameter have an uncertainty?"
+ROW_ERROR = 0.01  # nats of a row
 OF_FACTORS = "from_factor"  # the guide of two_stage, which is not fitted
 
 
@@ -116,6 +121,8 @@ def _posterior(found: Evidence) -> Iterator[Check]:
             "doubt",
         )
     yield from _scales(found.fit, found.points)
+    if found.fit.program.row_sites is not None:
+        yield from _row_sites(found.fit, found.fit.program.row_sites)
     yield from _guides_of_clients(found.k_hats)
 
 
@@ -144,6 +151,32 @@ def _scales(fit: Snapshot, points: tuple[str, ...]) -> Iterator[Check]:
         "not assume independence."
         if family == "mean_field"
         else f"Yes: in {where}, the clients' parameters depend on {listed(scales)}.",
+    )
+
+
+def _row_sites(fit: Snapshot, structure: Structure) -> Iterator[Check]:
+    """Report the error of integrals over continuous sites of rows."""
+    if not structure.terms:
+        return
+    from hierfl.posterior.row_values import error_of_rows  # few programs need it
+
+    question = f"Is the integral over {listed(structure.sites)}, sites of a row, accurate?"
+    try:
+        error = error_of_rows(fit)
+    except ValueError as why:
+        yield Check(question, "not asked", f"{why}".capitalize(), "note")
+        return
+    yield answered(
+        question,
+        error > ROW_ERROR,
+        f"At posterior draws the integral of a row is off by {number(error, 2)} nats at most"
+        + (
+            f", more than {ROW_ERROR}: the sites of a row are far from Normal given the row. Give "
+            "them fewer numbers, two at most, or a distribution with lighter tails."
+            if error > ROW_ERROR
+            else "."
+        ),
+        "doubt",
     )
 
 

@@ -19,8 +19,8 @@ from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.absent import RowsNotSaved
-from hierfl.diagnostics.check import LEAST_EFFECTIVE
-from hierfl.diagnostics.entries import entries_of_draws, too_far_apart
+from hierfl.diagnostics.check import LEAST_EFFECTIVE, R_HAT
+from hierfl.diagnostics.entries import entries_of_draws, too_far_apart, too_unsure
 from hierfl.diagnostics.trend import COLUMNS, Course, course_of
 from hierfl.diagnostics.weighted_moments import (
     Answer,
@@ -29,6 +29,7 @@ from hierfl.diagnostics.weighted_moments import (
     moments_of,
     without_weights,
 )
+from hierfl.engine.rounds import ENDED
 from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import nearly_equal
 from hierfl.method import WeightedDraws
@@ -132,7 +133,7 @@ def convergence(
     if ended_early(fit):
         verdict = (
             f"Not good: the {fit.progress.round} rounds ended before '{fit.method.name}' had "
-            f"finished. Allow more rounds; it stops automatically."
+            f"finished. {_after_rounds(fit)}"
         )
         return Convergence("not good", verdict)
     own = _own_weights(fit)
@@ -152,6 +153,17 @@ def convergence(
         answer, verdict = _of_learned(learned, verdict, course)
     weights = (moments.k_hat, moments.effective, moments.scalars)
     return Convergence(answer, verdict, *course.trend, *weights)
+
+
+def _after_rounds(fit: Snapshot) -> str:
+    """Say what helps where rounds ended before the method had finished."""
+    most = fit.method.most_rounds
+    if most is None or fit.progress.round < most:
+        return "Allow more rounds; it stops automatically."
+    return (
+        "More do not help: hierfl.fit(model, data) on rows in one process goes over to chains; over "
+        "nodes take hierfl.methods.fedsvi(model, hierfl.guides.structured)."
+    )
 
 
 def judged_by_history(fit: Snapshot) -> bool:
@@ -181,10 +193,13 @@ def _at_points(fit: Snapshot) -> tuple[list[str], list[str]]:
 
 def _of_own(fit: Snapshot, own: WeightedDraws) -> tuple[Answer, str]:
     facts = f"k-hat is {own.k_hat:.2f}, and {own.effective:.0f} draws are effective"
+    last = fit.progress.history[-1]
+    if ENDED in last:
+        return _of_chains(str(last[ENDED]), float(last.get("r_hat", math.nan)), own.effective)
     if not own.k_hat < K_HAT:
         return "not good", (
             f"Not good: by the weights of '{fit.method.name}' itself {facts}: its approximation "
-            "misses a part of the posterior. Allow more rounds, or take fedsvi with "
+            "misses a part of the posterior. Take fedsvi with "
             "guides.conditional(shared=guides.spline_flow)."
         )
     if own.effective < LEAST_EFFECTIVE:
@@ -193,11 +208,22 @@ def _of_own(fit: Snapshot, own: WeightedDraws) -> tuple[Answer, str]:
             "standard deviation. Allow more points or more rounds."
         )
     entries = entries_of_draws(fit, own)
-    if entries is not None and (why := entries.too_few() or too_far_apart(own)):
+    why = None if entries is None else entries.too_few() or too_far_apart(own) or too_unsure(own)
+    if why:
         return "not good", f"Not good: {facts}, but {why}"
     return (
         "good",
         f"Good: by the weights of '{fit.method.name}' itself {facts}. {unseen_error(fit)}".rstrip(),
+    )
+
+
+def _of_chains(ended: str, r_hat: float, effective: float) -> tuple[Answer, str]:
+    facts = f"{ended}: split R-hat is {r_hat:.2f}, and {effective:.0f} draws are effective"
+    if r_hat <= R_HAT and effective >= LEAST_EFFECTIVE:
+        return "good", f"Good: by {facts}."
+    return "not good", (
+        f"Not good: by {facts}, too few or not mixed. Tighten the priors, or take fedsvi with "
+        "guides.structured."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from hierfl.diagnostics.check import (
     answered,
 )
 from hierfl.method import WeightedDraws
+from hierfl.methods.stages.checks import UNSURE
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.handlers import unchecked
 from hierfl.program.sites import Values
@@ -109,6 +111,17 @@ def too_far_apart(own: WeightedDraws) -> str | None:
         "draws from a second, wider start give another posterior: a mean or a spread differs by "
         f"{own.apart:.2f} posterior sds more than chance allows. It may have several modes: compare "
         "with NUTS, diagnostics.against_nuts(fit)."
+    )
+
+
+def too_unsure(own: WeightedDraws) -> str | None:
+    """Return that the weights are inaccurate; None if they are accurate enough."""
+    if own.error <= UNSURE:
+        return None
+    return (
+        f"the weights are unsure by a factor of {math.exp(own.error):.1f}: some clients' likelihoods "
+        "are so far from Gaussian that integrals over their own sites are inaccurate. Give local "
+        "sites tighter priors, or compare with NUTS, diagnostics.against_nuts(fit)."
     )
 
 

@@ -10,7 +10,7 @@ from hierfl.core.intervals import PROB, percent, tails
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.smooths import lengths_of, sites_of
-from hierfl.formulas.writer import CENTERED, INTERCEPT
+from hierfl.formulas.writer import CENTERED, INTERCEPT, THRESHOLDS
 
 # Column of the summary's frame -> as brms calls it, with the ends of a 90 % interval.
 NAMES = {"mean": "estimate", "sd": "est. error", "low": "5 %", "high": "95 %"}
@@ -33,7 +33,8 @@ def formula_tables(
     groups = [term for found in layouts for term in found.groups]
     common = [INTERCEPT, *_common_sites(layout)]
     tables = [("Population level", _table(frame, common))]
-    common += [found.sampled_intercept for found in layouts]  # in the frame alone
+    # in the frame alone
+    common += [f"{THRESHOLDS}{CENTERED}", *(found.sampled_intercept for found in layouts)]
     for other in layouts[1:]:
         name = other.suffix.removeprefix("_")
         sites = [other.intercept, *_common_sites(other)]

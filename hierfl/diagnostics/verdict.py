@@ -29,6 +29,7 @@ WORK = 1e8  # rows x unknowns above which the gradient at the end, then slow, is
 NUMBERS = 20_000_000  # most scalars that draws may hold together: 160 MB
 LEAST_DRAWS = 50  # fewer draws do not describe a posterior
 NOT_FINITE = "draws are not finite"
+FEW = 8  # entries of a site whose posterior covariance so many draws can tell
 DRAWS = 400  # most draws by which rows' information is measured
 
 
@@ -151,9 +152,10 @@ def named_own(draws: Draws) -> list[str]:
 def information(fit: Snapshot, draws: Draws, expected: Mapping[str, Tensor]) -> pd.DataFrame | None:
     """Compare each client's posterior with the global prior: KL in `nats`, `narrower` variance.
 
-    Both are of the sites less their prior's mean in its sds, at each draw of the global sites: no
-    shift of a column changes them. Where the prior has no variance in closed form, they are of the
-    sites themselves beside `expected`, S draws of the global prior.
+    Both are of the sites less their prior's mean in its sds, at each draw of the global sites, and
+    of a site of few entries along the axes of its posterior: no shift of a column changes them.
+    Where the prior has no variance in closed form, they are of the sites themselves beside
+    `expected`, S draws of the global prior.
     """
     pooled, clients = same_for_all(fit), len(fit.clients)
     nats, ratios = torch.zeros(clients, dtype=torch.float64), []
@@ -162,7 +164,7 @@ def information(fit: Snapshot, draws: Draws, expected: Mapping[str, Tensor]) -> 
         own = units.get(name)
         if own is not None and bool(own.isfinite().all()):
             mine = own.double().reshape(len(own), clients, -1)
-            ratio, away = mine.var(0, correction=0).clamp(min=1e-12), mine.mean(0).square()
+            ratio, away = _variances(mine), mine.mean(0).square()
         else:
             compared = _beside(draws.own[name], expected[name], (0, 1) if pooled else 0)
             if compared is None:
@@ -170,16 +172,27 @@ def information(fit: Snapshot, draws: Draws, expected: Mapping[str, Tensor]) -> 
             ratio, away = compared
         nats += 0.5 * (ratio - 1.0 - ratio.log() + away).sum(1)
         ratios.append(ratio)
-    scalars = sum(ratio.shape[1] for ratio in ratios)
-    if not scalars:
+    sizes = [ratio.shape[1] for ratio in ratios]
+    if not sizes:
         return None
-    # S draws add about 1 / S per scalar, also for the global prior unless pooled over clients
-    nats -= scalars / draws.count * (1.0 if pooled else 2.0)
+    # S draws add about 1 / S per scalar, also for the global prior unless pooled over clients; of
+    # several along their axes (n + 3) / 4 times as much
+    added = sum(n * (n + 3) / 4 if 1 < n <= FEW else n for n in sizes)
+    nats -= added / draws.count * (1.0 if pooled else 2.0)
     columns = {
         "nats": nats.clamp(min=0.0).numpy(),
         "narrower": np.clip(1.0 - torch.cat(ratios, 1).mean(1).numpy(), 0.0, 1.0),
     }
     return pd.DataFrame(columns, index=pd.Index(fit.clients, name="client"))
+
+
+def _variances(mine: Tensor) -> Tensor:
+    """Return the variances of draws (S, N, n), (N, n), along their own axes where these are few."""
+    if not 1 < mine.shape[2] <= FEW:
+        return mine.var(0, correction=0).clamp(min=1e-12)
+    away = mine - mine.mean(0)
+    covariance = torch.einsum("snd,sne->nde", away, away) / len(mine)
+    return torch.linalg.eigvalsh(covariance).clamp(min=1e-12)
 
 
 def _beside(

@@ -22,7 +22,7 @@ from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.parameter_layouts import Parameter
 from hierfl.formulas.smooths import drawn_spread
 from hierfl.formulas.structures import drawn_values
-from hierfl.formulas.writer import INTERCEPT
+from hierfl.formulas.writer import CENTERED, INTERCEPT, THRESHOLDS
 from hierfl.models.families import Response, ResponseFamily
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import known_sites, posterior_draws
@@ -79,7 +79,10 @@ class Drawn:
     def parameters(self) -> dict[str, Tensor]:
         """The family's parameters, (S, 1, *event), beside predictors (S, n)."""
         own = self.family.parameters(self.response)
-        return {name: self.shared[name][:, None] for name in own if name in self.shared}
+        found = {name: self.shared[name][:, None] for name in own if name in self.shared}
+        if self.layout.threshold_means and not self.layout.steps:
+            found[THRESHOLDS] = self.thresholds(torch.zeros(1, len(self.layout.common.columns)))
+        return found
 
     @cached_property
     def with_terms(self) -> dict[str, Drawn]:
@@ -111,16 +114,19 @@ class Drawn:
         return (len(term.steps) * mean[..., None] * shares).flatten(1)
 
     def thresholds(self, common: Tensor) -> Tensor:
-        """Return the thresholds of rows with some common columns (n, P), moved by those of cs(), (S, n, K - 1)."""
-        before = self.shared["thresholds"][:, None]
+        """Return the thresholds of rows with some common columns (n, P), moved by those of cs(), (S, n or 1, K - 1)."""
+        names, means = self.layout.common.columns, self.layout.threshold_means
+        before = self.shared[f"{THRESHOLDS}{CENTERED if means else ''}"][:, None]
         terms = [term for term in self.layout.common.terms if term.by_step]
-        moves = [self.shared[t.name].view(self.count, len(t.columns), -1) for t in terms]
-        at = [self.layout.common.columns.index(name) for t in terms for name in t.columns]
-        columns = common[:, at]
-        if self.layout.common.has_intercept:
-            design = self.formula.agreed.design
-            columns = columns - torch.tensor([design[n].mean for t in terms for n in t.columns])
-        return before - torch.einsum("np,spk->snk", columns, torch.cat(moves, 1))
+        moves = torch.zeros(self.count, len(names), before.shape[-1], dtype=before.dtype)
+        for term in terms:
+            at = [names.index(name) for name in term.columns]
+            moves[:, at] = self.shared[term.name].view(self.count, len(at), -1)
+        origin = torch.tensor([means.get(name, 0.0) for name in names], dtype=before.dtype)
+        before = before + torch.einsum("p,spk->sk", origin, self.common + moves)[:, None]
+        if not terms:
+            return before
+        return before - torch.einsum("np,spk->snk", common, moves)
 
     @cached_property
     def base(self) -> Tensor:
@@ -154,10 +160,6 @@ class Drawn:
         columns = self.layout.common.columns
         if name == INTERCEPT:
             found = found + self.base
-            if self.layout.above:
-                above = self.data.client_fields[f"above{self.layout.suffix}"][client].double()
-                at = [columns.index(column) for column in self.layout.above]
-                found = found + (above[:, None] * self.common[:, at]).sum(1)
         elif name in columns:
             found = found + self.common[:, columns.index(name)]
         for group in self.layout.at("above"):

@@ -235,8 +235,6 @@ def _of_layout(found: Layout, data: ClientData, client: int, *, by: str = "") ->
     for start, names in ((f"x{found.suffix}", found.read), ("steps", found.steps)):
         for j, name in enumerate(names):
             columns[name] = of_rows(start, len(names))[:, j]
-    for j, name in enumerate(found.above):
-        columns[name] = ones[:, 0] * above[f"above{found.suffix}"][j].double()
     for name, term in found.own.items():
         columns[name] = groups[term.site][:, term.columns.index(name)]
     codes = {}

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -170,12 +168,15 @@ def _zeros(graph: fx.GraphModule) -> tuple[Tensor, ...]:
     return tuple(torch.zeros(v.shape, dtype=v.dtype, device=v.device) for v in values)
 
 
+SKIPPED = getattr(torch.compiler, "skip_all_guards_unsafe", None)
 # a product and a sum are one instruction; a weight's whole update is one kernel, of more than 16 parts
 OPTIONS: dict[str, Any] = {
     "cpp.enable_floating_point_contract_flag": "fast",
     "cpp.max_horizontal_fusion_size": 64,
     "size_asserts": False,  # checks of inputs take 0.05 to 0.1 ms of a call
     "alignment_asserts": False,
+    # `Graphs` finds a graph by all that torch would check again in each call (since torch 2.8)
+    **({"guard_filter_fn": SKIPPED} if SKIPPED else {}),
 }
 
 
@@ -193,22 +194,14 @@ def _step(graph: fx.GraphModule, leaves: list[Tensor], given: int) -> Callable[.
 
 def _lowered(graph: fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:
     """Let inductor lower a graph to a function of leaves like these."""
-    # imports sympy, which takes a second
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
     factors = lift_factors(graph)
-    # without a shape environment inductor does not cache its result on disk
-    fake = FakeTensorMode(shape_env=ShapeEnv())
-    examples: list[Any] = [
-        fake.from_tensor(leaf, static_shapes=True) for leaf in (*leaves, *factors)
-    ]
-    with tracing(TracingContext(fake)):
-        lowered: Any = torch._inductor.compile(graph, examples, options=OPTIONS)
+    lowered: Any = torch.compile(graph, fullgraph=True, dynamic=False, options=OPTIONS)
 
     def run(*leaves: Tensor) -> Any:
         with torch.no_grad():
             return lowered(*leaves, *factors)
 
+    run(*(leaf.clone() for leaf in leaves))  # else the first step would compile, and could fail
     return run
 
 

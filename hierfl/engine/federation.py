@@ -79,14 +79,23 @@ class Federation:
     @property
     def slots(self) -> int:
         """Clients carried at once, at most."""
+        return self.slots_of(int(self.data.counts.max()))
+
+    @property
+    def together(self) -> bool:
+        """Whether each operation of a step is one for all clients."""
+        phases = list(filter(COUNT, self.client.phases))
+        return bool(phases) and all(map(TOGETHER, phases))
+
+    def slots_of(self, most: int) -> int:
+        """Return how many clients of `most` rows are carried at once, at most."""
         if not self.at_once:
             return 1
         if self.settings.chunk is not None:
             return self.settings.chunk
-        phases = list(filter(COUNT, self.client.phases))
-        most, rows = int(self.data.counts.max()), 0
+        phases, rows = list(filter(COUNT, self.client.phases)), 0
         row_bytes, state_bytes = self._bytes
-        if phases and all(map(TOGETHER, phases)):  # each operation is one for all clients
+        if self.together:
             return max(1, TOGETHER_BYTES // (row_bytes * most + 1))
         for phase in phases:
             rows = max(rows, phase.batch_size or most)
@@ -113,6 +122,12 @@ class Federation:
                 return ids.split(self.slots)
             kind = (counts.log2() / 2.0).ceil()
             return tuple(part for k in kind.unique() for part in ids[kind == k].split(self.slots))
+        if self.together and len(ids) > self.slots:  # as the largest client lets few be carried
+            counts = self.data.counts[ids].clamp(min=1)
+            kind = (counts.log2() / 4.0).ceil()
+            each = [ids[kind == k] for k in kind.unique()]
+            split = [own.split(self.slots_of(int(self.data.counts[own].max()))) for own in each]
+            return self.cut([part for own in split for part in own])
         cores = min(self.cores, len(ids))
         fewest = -(-len(ids) // (self.slots * cores)) * cores  # as many for each core
         number = fewest

@@ -37,7 +37,6 @@ def rewrite(graph: fx.GraphModule, given: int = 0) -> None:
     cancel_transposes(graph)
     view_only_entries(graph)
     drop_ones_and_zeros(graph)
-    cancel_logs_of_exponentials(graph)
     graph.graph.eliminate_dead_code()
     add_products_in_place(graph, given)
     add_to_rows_in_place(graph, given)
@@ -81,41 +80,6 @@ def drop_ones_and_zeros(graph: fx.GraphModule) -> None:
                     and kept.meta["val"].dtype == node.meta["val"].dtype
                 ):
                     node.replace_all_uses_with(kept)
-
-
-def cancel_logs_of_exponentials(graph: fx.GraphModule) -> None:
-    """log(e^x) -> x, through products, quotients and views, as in a KL of Normals."""
-    for node in graph.graph.nodes:
-        if (
-            is_call(node, aten.log.default)
-            and (found := _log(graph, node.args[0], node)) is not None
-        ):
-            node.replace_all_uses_with(found)
-
-
-def _log(graph: fx.GraphModule, node: Any, before: fx.Node) -> fx.Node | None:
-    """Return a node for the logarithm of `node` that takes no logarithm; None: there is none."""
-
-    def made(op: Any, *args: Any) -> fx.Node:
-        with graph.graph.inserting_before(before):
-            new = graph.graph.call_function(op, args)
-        new.meta["val"] = node.meta["val"]
-        return new
-
-    if is_call(node, aten.exp.default):
-        own: fx.Node = node.args[0]
-        return own
-    if any(is_call(node, op) for op in (*VIEWS, aten.expand.default)):
-        inner = _log(graph, node.args[0], before)
-        return None if inner is None else made(node.target, inner, *node.args[1:])
-    if is_call(node, aten.reciprocal.default):
-        inner = _log(graph, node.args[0], before)
-        return None if inner is None else made(aten.neg.default, inner)
-    for of, becomes in ((aten.mul.Tensor, aten.add.Tensor), (aten.div.Tensor, aten.sub.Tensor)):
-        if is_call(node, of) and all(isinstance(arg, fx.Node) for arg in node.args):
-            both = [_log(graph, arg, before) for arg in node.args]
-            return made(becomes, *both) if None not in both else None
-    return None
 
 
 def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:

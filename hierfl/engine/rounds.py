@@ -36,6 +36,7 @@ DELIVERED_AT_ONCE = 1024  # clients whose states are in memory together
 TABLE_FILE = "local-table.bin"  # client states too large for memory, in the folder of a run
 # History of a chosen method: choice and reason, first round; verdict and correction, last round.
 CHOSEN, JUDGED, CORRECTED = "chosen", "judged", "corrected"
+ENDED = "ended"  # in the history's last round: what ended the run in the place of rounds, and why
 
 
 @dataclass(frozen=True, eq=False)

@@ -111,10 +111,10 @@ def apps(
 
     def main(grid: Grid, context: Context) -> None:
         # here, as a node needs nothing of it, and starts a process for every message
-        from hierfl.flower.at_server import Nodes, Server
+        from hierfl.flower.at_server import Server
 
-        server_side = Server(Nodes(grid, timeout), nodes, fewest)
-        done(server_side.fit(call, context=context if secure else None))
+        reached = Server(grid, timeout, nodes, fewest).reached(context if secure else None)
+        done(reached.fit_over(call))
 
     server.main()(main)
     return Apps(server, clients.app())

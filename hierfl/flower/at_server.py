@@ -11,8 +11,6 @@ from flwr.serverapp import Grid
 
 from hierfl.flower.at_node import PAYLOAD, RECORD, payload_of
 from hierfl.flower.secure import sum_of
-from hierfl.nodes.call import FitCall
-from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.reached import Reached
 from hierfl.nodes.run import TooFewNodes
@@ -25,35 +23,36 @@ AWAY = "its node is not connected"
 
 
 @dataclass(frozen=True, eq=False)
-class Nodes:
-    """The nodes, as the server reaches them; `before` is called before anything is asked."""
+class Server:
+    """The server of fits over nodes: it waits for `count` of them, and a round needs `fewest`.
+
+    `before` is called before anything is asked.
+    """
 
     grid: Grid
     timeout: float
-    before: Callable[[], object] | None = None
+    count: int
+    fewest: int = 1
+    before: Callable[[], object] = bool
 
-    def there(self, count: int) -> list[int]:
+    def _there(self) -> list[int]:
         """Return the ids of `count` nodes or more; raise TooFewNodes after the timeout."""
-        self._begin()
+        self.before()
         until = time.monotonic() + self.timeout
-        while len(ids := list(self.grid.get_node_ids())) < count:
+        while len(ids := list(self.grid.get_node_ids())) < self.count:
             if time.monotonic() > until:
                 raise TooFewNodes(
-                    f"{len(ids)} nodes are connected after {self.timeout:g} s, and {count} are "
-                    "needed: start the others"
+                    f"{len(ids)} nodes are connected after {self.timeout:g} s, and {self.count} "
+                    "are needed: start the others"
                 )
             time.sleep(ONCE_MORE)
         return ids
-
-    def _begin(self) -> None:
-        if self.before is not None:
-            self.before()
 
     def send(
         self, kind: str, contents: Mapping[int, bytes]
     ) -> Iterator[tuple[int, bytes | Refused]]:
         """Send payloads to nodes, and yield what comes back in time."""
-        self._begin()
+        self.before()
         if kind == "round":
             there = set(self.grid.get_node_ids())
             yield from ((number, Refused(AWAY)) for number in contents if number not in there)
@@ -85,35 +84,23 @@ class Nodes:
                 time.sleep(min(pause, max(0.0, until - time.monotonic())))
                 pause = min(LATER, SLOWER * pause)
 
-
-# ------------------------------------------------------------ a fit
-@dataclass(frozen=True, eq=False)
-class Server:
-    """The server of fits over nodes; it waits for `count` of them, a round needs `fewest`."""
-
-    nodes: Nodes
-    count: int
-    fewest: int = 1
-
-    def fit(
-        self, call: FitCall, *, context: Context | None = None, send_recipe: bool = False
-    ) -> FitOverNodes:
-        """Run the fit over the nodes, with a `context` by secure aggregation; always send a chosen method's recipe."""
-        return self.reached(context, send_recipe).fit_over(call)
-
     def reached(self, context: Context | None = None, send_recipe: bool = False) -> Reached:
-        """Return the nodes, once enough of them are connected."""
-        grid, timeout = self.nodes.grid, self.nodes.timeout
+        """Return the nodes, once enough of them are connected.
+
+        With a `context` by secure aggregation; `send_recipe`: also that of a named method.
+        """
 
         def ask_sum(ids: Mapping[str, int]) -> AskSum:
             assert context is not None
-            return lambda contents, size: sum_of(grid, context, contents, ids, size, timeout)
+            return lambda contents, size: sum_of(
+                self.grid, context, contents, ids, size, self.timeout
+            )
 
         return Reached(
-            self.nodes.send,
-            self.nodes.there(self.count),
+            self.send,
+            self._there(),
             self.fewest,
-            f"it did not answer within {timeout:g} s",
+            f"it did not answer within {self.timeout:g} s",
             send_recipe,
             None if context is None else ask_sum,
         )

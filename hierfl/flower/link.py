@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from hierfl.flower.at_server import Nodes, Server
+from hierfl.flower.at_server import Server
 from hierfl.flower.task import Address, Task, served
 from hierfl.nodes.call import FitCall
 from hierfl.nodes.fit_over_nodes import FitOverNodes
@@ -26,7 +26,7 @@ class SuperLink:
 
     def fit_over(self, call: FitCall) -> FitOverNodes:
         """Fit over the nodes of the SuperLink; `hierfl.nodes.fit` calls it."""
-        return self.server.fit(call, send_recipe=True)
+        return self.server.reached(send_recipe=True).fit_over(call)
 
     def ask_about_rows(self, formula: Any, *asked: Any) -> Any:
         """Ask the nodes about their rows; `hierfl.describe` and `hierfl.kaplan_meier` call it."""
@@ -101,4 +101,4 @@ def superlink(
     certificates = None if root_certificates is None else Path(root_certificates).read_bytes()
     signed = None if secret is None else Path(secret).read_bytes()
     task = served(Address(address, certificates, insecure, signed), root)
-    return SuperLink(Server(Nodes(task.grid, timeout, before=task.begin), nodes, fewest), task)
+    return SuperLink(Server(task.grid, timeout, nodes, fewest, task.begin), task)

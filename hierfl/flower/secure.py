@@ -32,6 +32,7 @@ from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECOR
 from flwr.server.workflow.constant import Key as Workflow
 from flwr.serverapp import Grid
 
+from hierfl.nodes.asking import ROUND
 from hierfl.nodes.messages import Refused, from_bytes
 from hierfl.nodes.together import GRID, Numbers, Summed, parts_of
 
@@ -69,7 +70,7 @@ def _is_question(message: Message) -> bool:
     records = message.content.config_records.values()
     content = next((record[PAYLOAD] for record in records if PAYLOAD in record), None)
     try:
-        return "kind" in from_bytes(content, most=MOST_BYTES).about
+        return from_bytes(content, most=MOST_BYTES).about.get("kind", ROUND) != ROUND
     except Refused:
         return False
 

@@ -158,19 +158,18 @@ def _margins(
             )  # no client may tell, and curves are of about that size
             continue
         mean, sd = moments(own)
-        above = all(name in answer.constant for answer in answers)
         if name in imputed:
             from hierfl.formulas.imputed import check_known
 
-            check_known(name, mean, sd, above=above and len(answers) > 1)
-        if sd == 0.0 and name != OFFSET:
-            if _keeps_prior(name, mean, designs, answers):
-                above = False
-            elif mean == 0.0 or any(d.has_intercept and name in d.columns for d in designs):
-                fix = "take it out of the formula, or subtract a round number from the column first"
-                what = f"one value, {mean:.6g}, or nearly so, in all rows, and no effect"
-                raise ValueError(f"the term '{name}' has {what}: {fix}")
-        margins[name] = Margin(mean, sd, above)
+            above = len(answers) > 1 and all(name in answer.constant for answer in answers)
+            check_known(name, mean, sd, above=above)
+        is_flat = sd == 0.0 and name != OFFSET and not _keeps_prior(name, mean, designs, answers)
+        has_one = any(d.has_intercept and name in d.columns for d in designs)
+        if is_flat and (mean == 0.0 or has_one):
+            fix = "take it out of the formula, or subtract a round number from the column first"
+            what = f"one value, {mean:.6g}, or nearly so, in all rows, and no effect"
+            raise ValueError(f"the term '{name}' has {what}: {fix}")
+        margins[name] = Margin(mean, sd)
     return margins
 
 

@@ -170,8 +170,6 @@ def _of_client(
             if term.place == "within":
                 by = tuple(name for name in term.group.by if name != declared.clients)
                 fields[term.index] = _inside(term, group_names(frame, by, client), client, inside)
-        if layout.above:
-            of_client[f"above{layout.suffix}"] = _constant(layout, matrix, client)
         for term in layout.at("above"):
             of_client[term.index] = _groups_of(term, frame, client)[0]
     if labeled:
@@ -181,17 +179,6 @@ def _of_client(
     if not fields:
         fields["ones"] = np.ones(len(ready))
     return fields, of_client
-
-
-def _constant(layout: Layout, matrix: NDArray[Any], client: str) -> NDArray[Any]:
-    """Return the columns above the client, (P,); refuse several values of one."""
-    values = matrix[:, np.isin(layout.common.columns, layout.above)]
-    for name, column in zip(layout.above, values.T, strict=True):
-        if np.ptp(column) != 0.0:
-            ends = f"{column.min():.6g} and {column.max():.6g}"
-            what = f"several values at client '{client}', such as {ends}, and one was agreed on"
-            raise ValueError(f"the column '{name}' has {what}: agree on a new schema")
-    return values[0]
 
 
 def _of_group(

@@ -6,6 +6,7 @@ import numbers as numbers_of
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -63,16 +64,16 @@ def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
         if not len(names):
             raise ValueError("the frame has no rows: give at least one row of one client")
         clients_here, code = np.unique(names, return_inverse=True)
-        ends = np.bincount(code).cumsum()[:-1]
-        rows = dict(
-            zip(clients_here.tolist(), np.split(code.argsort(kind="stable"), ends), strict=True)
-        )
+        ends = np.bincount(code).cumsum()
+        places = [slice(first, last) for first, last in pairwise([0, *ends.tolist()])]
+        rows = dict(zip(clients_here.tolist(), places, strict=True))
+        sorted_rows = frames.take(code.argsort(kind="stable"))  # a slice of it is no copy
         if hasattr(frames[clients], "cat"):
-            places = list(map(level_name, frames[clients].cat.categories))
-            order = sorted(rows, key=places.index)
+            ranks = {level_name(of): i for i, of in enumerate(frames[clients].cat.categories)}
+            order = sorted(rows, key=ranks.__getitem__)
         else:
             order = sorted(rows, key=float if frames[clients].dtype.kind in "iuf" else str)
-        return {name: frames.iloc[rows[name]] for name in order}
+        return {name: sorted_rows.iloc[rows[name]] for name in order}
     if not isinstance(frames, Mapping) or not all(
         isinstance(frame, pd.DataFrame) for frame in frames.values()
     ):

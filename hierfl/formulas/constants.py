@@ -54,7 +54,10 @@ def _everywhere(constants: Constants) -> Ends:
 
 
 def _is_polynomial(text: str, constants: Constants, options: Mapping[str, Any]) -> bool:
-    """Return whether polynomials are those of some moments: L L' of their inverse is a Hankel matrix."""
+    """Return whether polynomials are those of some moments: L L' of their inverse is a Hankel matrix.
+
+    Mean and sd may be those of more clients: one may have been left out since.
+    """
     degree, rows = options["degree"], constants.polynomials
     plain = Constants(constants.mean, constants.sd, (), degree, rows)
     if constants != plain or [*map(len, rows)] != [degree + 1] * degree:
@@ -68,7 +71,7 @@ def _is_polynomial(text: str, constants: Constants, options: Mapping[str, Any]) 
     return all(
         np.ptp(moments[::-1].diagonal(k)) <= NEAR * float((size[:, None] * size).max())
         for k in range(-degree, degree + 1)
-    ) and bool(np.allclose(moments[:2, :2], np.eye(2), atol=1e-6))
+    )
 
 
 def _within(constants: Constants) -> bool:

@@ -22,6 +22,7 @@ from hierfl.formulas.transforms import Sums, sums
 Floats = NDArray[np.float64]
 SHARE = 0.99  # of the squares of a combination, from which on it is of a few rows
 EXACT = 1.0 - 1e-6  # the same, of columns of zeros and ones
+NEARLY = 1e-4  # of the squares of all other rows
 MOST_CHECKED = 500  # rows of high leverage
 TIMES = 50  # that rows are moved, after which nothing is told
 NOTHING = Sums(0, 0.0, 0.0)
@@ -32,6 +33,13 @@ def few_differ(values: Floats, least: int) -> bool:
     if not len(values):
         return False
     return 0 < len(values) - int(np.unique(values, return_counts=True)[1].max()) < least
+
+
+def few_dominate(values: Floats, least: int) -> bool:
+    """Return whether fewer than `least` rows have nearly all squares about the mean: sums are theirs to 1e-4."""
+    few = min(least - 1, len(values) // 4)
+    squares = np.sort((values - values.mean()) ** 2) if few > 0 else values[:0]
+    return bool(squares[:-few].sum() < NEARLY * squares.sum()) if few > 0 else False
 
 
 def isolated(columns: Floats, least: int, share: float = SHARE) -> NDArray[np.int64]:
@@ -56,6 +64,12 @@ def isolated(columns: Floats, least: int, share: float = SHARE) -> NDArray[np.in
             count = next(k for k in range(1, least) if _largest(basis[similar[:k]]) > share)
             return similar[:count]
     return none
+
+
+def tells_of_few(columns: Floats, least: int) -> bool:
+    """Return whether a combination of columns, (n, p), is of fewer than `least` rows, or they are about n."""
+    rank = np.linalg.matrix_rank(columns - columns.mean(0)) if columns.size else 0
+    return least > 1 and (rank + least > len(columns) or len(isolated(columns, least, EXACT)) > 0)
 
 
 def _largest(some: Floats) -> float:

@@ -212,7 +212,6 @@ def stepped(found: Layout, name: str) -> Layout:
         common=replace(found.common, offsets=()),
         groups=groups,
         own=own,
-        above=(),
         read=found.read if reads else (),
         steps=(),
         suffix=suffix,

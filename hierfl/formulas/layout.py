@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from hierfl.formulas.design import Design, Matrix, designs_of
 from hierfl.formulas.parse import Group
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import Factor
-from hierfl.formulas.writer import CENTERED, INTERCEPT, unique, unique_names
+from hierfl.formulas.writer import CENTERED, INTERCEPT, THRESHOLDS, unique, unique_names
 from hierfl.models.families import Response
 
 # Names of plates, and of dimensions of the posterior, which no site may have.
@@ -75,11 +75,11 @@ class GroupTerm:
 class Layout:
     """A formula's coefficients and columns.
 
-    `means`: column -> its mean, where it is not 0, at which the intercept is sampled. `own`: column
-    -> the clients' term whose coefficient has the common one as its mean. Columns in `above` are
-    constant at each client and move its own intercept; the likelihood reads `read`. Of a parameter's
-    terms `suffix` ends the names of fields, and `intercept` is that site. `steps` are the columns of
-    cs(), which move thresholds.
+    `means`: column -> its mean, where it is not 0, at which the intercept is sampled;
+    `threshold_means` those at which thresholds are. `own`: column
+    -> the clients' term whose coefficient has the common one as its mean. The likelihood reads the
+    columns `read`. Of a parameter's terms `suffix` ends the names of fields, and `intercept` is that
+    site. `steps` are the columns of cs(), which move thresholds.
     """
 
     common: Design
@@ -87,11 +87,11 @@ class Layout:
     means: Mapping[str, float]
     groups: tuple[GroupTerm, ...]
     own: Mapping[str, GroupTerm]
-    above: tuple[str, ...]
     read: tuple[str, ...]
     suffix: str = ""
     intercept: str = INTERCEPT
     steps: tuple[str, ...] = ()
+    threshold_means: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def sampled_intercept(self) -> str:
@@ -112,31 +112,24 @@ def layout_of(declared: Declaration, schema: Schema) -> Layout:
         for name in term.columns if term.place == "clients" else ():
             own.setdefault(name, term)
     takes_intercept = common.has_intercept and declared.family.has_intercept
-    above = tuple(
-        name
-        for name in common.columns
-        if INTERCEPT in own and name not in own and schema.design[name].above
-    )
-    read = tuple(name for name in common.columns if name not in own and name not in above)
-    made = Layout(common, takes_intercept, {}, groups, own, above, read)
+    read = tuple(name for name in common.columns if name not in own)
+    made = Layout(common, takes_intercept, {}, groups, own, read)
     if any(term.by_step for term in common.terms):
         made = with_steps(made)
-    if common.has_intercept:
+    if common.has_intercept and declared.family.kind == "ordered":
+        made = replace(made, threshold_means=_means(made, schema))
+    elif common.has_intercept:
         made = replace(made, means=_means(made, schema))
     _check_names(made, declared, response_of(declared, schema))
     return made
 
 
 def _means(layout: Layout, schema: Schema) -> dict[str, float]:
-    """Return the means of the common columns but those of cs(), without those of centered columns."""
-    means = {}
-    for name in layout.common.columns:
-        margin = schema.design[name]
-        # a mean of 1e-17 is the rounding of a column that is centered already
-        is_off = layout.common.is_smooth or abs(margin.mean) > 1e-9 * margin.sd
-        if is_off and name not in layout.steps:
-            means[name] = margin.mean
-    return means
+    """Return the means of the common columns, without those of centered columns."""
+    margins = {name: schema.design[name] for name in layout.common.columns}
+    # a mean of 1e-17 is the rounding of a column that is centered already
+    is_off = {n: layout.common.is_smooth or abs(m.mean) > 1e-9 * m.sd for n, m in margins.items()}
+    return {name: margin.mean for name, margin in margins.items() if is_off[name]}
 
 
 def _group_terms(
@@ -182,6 +175,7 @@ def _check_names(layout: Layout, declared: Declaration, response: Response) -> N
     reserved = dict.fromkeys(RESERVED, "a plate or a dimension of the model")
     reserved |= dict.fromkeys(declared.family.parameters(response), "a parameter of the family")
     reserved |= dict.fromkeys((INTERCEPT, f"{INTERCEPT}{CENTERED}"), "the intercept")
+    reserved[f"{THRESHOLDS}{CENTERED}"] = "the thresholds"
     dims = [f"{term.name}_dim" for term in layout.common.terms if term.coords]
     dims += [f"{g.site}_{end}" for g in layout.groups for end in ("term", "term_2", "group", "sd")]
     reserved |= dict.fromkeys(dims, "a dimension of the posterior")
@@ -262,9 +256,5 @@ def rows_of_above(layout: Layout, term: GroupTerm) -> tuple[str, ...]:
 def with_steps(layout: Layout) -> Layout:
     """Return a layout whose columns of cs() move thresholds, and not the predictor."""
     steps = {name for term in layout.common.terms if term.by_step for name in term.columns}
-
-    def without(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(name for name in names if name not in steps)
-
     whole = tuple(name for name in layout.common.columns if name in steps)
-    return replace(layout, above=without(layout.above), read=without(layout.read), steps=whole)
+    return replace(layout, read=tuple(n for n in layout.read if n not in steps), steps=whole)

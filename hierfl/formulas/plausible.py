@@ -5,18 +5,24 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from hierfl.formulas.answers import argument_of
+from hierfl.formulas.answers import argument_of, group_names
 from hierfl.formulas.columns import number_column, prepared
 from hierfl.formulas.constants import STATEFUL, Implausible, check_constants, check_moments
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
-from hierfl.formulas.disclosure import coarse_frame, few_differ, told
+from hierfl.formulas.disclosure import EXACT, coarse_frame, few_differ, few_dominate, isolated, told
 from hierfl.formulas.expressions import Call, calls_within
-from hierfl.formulas.schema import Schema
+from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.terms import calls, options_of
 from hierfl.formulas.transforms import Constants
+
+FEW = (
+    "{} fewer than {} rows of this client: leave its term out, merge its levels, take its logarithm, "
+    "or let the node's owner lower min_count"
+)
 
 
 def stateful_calls(declared: Declaration) -> list[Call]:
@@ -65,26 +71,57 @@ def check_schema(
             check_constants(kind, key, constants, options_of(every[key]), values, least)
 
 
-def check_design(
-    declared: Declaration, schema: Schema, frame: pd.DataFrame, client: str, least: int
-) -> None:
-    """Refuse a design with a column that is the same in all but a few rows of a client (`Implausible`).
-
-    X'X of such a column has those rows' values of all others: DataSHIELD's rule for `ds.glm`.
-    """
+def design_matrix(declared: Declaration, schema: Schema, frame: pd.DataFrame, client: str) -> Any:
+    """Return the columns of all terms on a client's rows, (n, p), whatever `mi()` lacks filled."""
     ready = prepared(frame, schema.columns, client)
-    rows_known: dict[str, Any] = {}
+    if declared.imputed:
+        from hierfl.formulas.imputed import filled
+
+        ready, _ = filled(declared.imputed, ready)
     designs = every_design_of(declared, schema)
+    return np.hstack([np.zeros((len(ready), 0)), *(d.evaluate(ready, client)[0] for d in designs)])
+
+
+def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> None:
+    """Refuse a design whose columns, some combination of them or some of its groups are of a few rows (`Implausible`).
+
+    X'X and X'y of a column that is the same in all but a few rows have those rows' values of all others:
+    DataSHIELD's rule for `ds.glm`. So have those of x and of x + 1000 (age > 96), by their difference.
+    `formula` is a `Formula` with the schema.
+    """
+    declared, schema = formula.declared, formula.agreed
+    ready = prepared(frame, schema.columns, client)
+    known: dict[str, Any] = {}
     if declared.imputed:
         from hierfl.formulas.imputed import filled, known_values
 
         ready, gone = filled(declared.imputed, ready)
-        rows_known = known_values(designs, ready, gone, client)
-    for design in designs:
-        for name, values in zip(design.columns, design.evaluate(ready, client)[0].T, strict=True):
-            if few_differ(values[rows_known[name]] if name in rows_known else values, least):
-                raise Implausible(
-                    f"the column '{name}' is the same in all but fewer than {least} rows of this "
-                    "client: leave its term out, merge its levels, or let the node's owner lower "
-                    "min_count"
-                )
+        known = known_values(every_design_of(declared, schema), ready, gone, client)
+    columns: dict[str, Any] = {}
+    for layout in formula.layouts:
+        matrix, offset = layout.common.evaluate(ready, client)
+        columns |= dict(zip(layout.common.columns, matrix.T, strict=True))
+        columns |= {OFFSET: offset} if layout.common.offsets else {}
+        for term in layout.at("crossed"):
+            names = group_names(frame, term.group.by, client)
+            for name in np.unique(names).tolist():
+                own = (names == name)[:, None] * term.evaluate(ready, client)
+                labels = (f"{part} of {term.site} '{name}'" for part in term.columns)
+                columns |= dict(zip(labels, own.T, strict=True))
+    weights = [
+        declared.parts.additions[of] for of in ("weights",) if of in declared.parts.additions
+    ]
+    for label in (*declared.parts.labels, *weights):
+        if schema.columns[label].kind == "number":
+            columns[label] = ready[label].to_numpy(np.float64)
+    for name, values in columns.items():
+        own = values[known[name]] if name in known else values
+        if few_differ(own, least):
+            raise Implausible(FEW.format(f"the column '{name}' is the same in all but", least))
+        if few_dominate(own, least):
+            raise Implausible(
+                FEW.format(f"nearly all squares of the column '{name}' are of", least)
+            )
+    whole = [values for name, values in columns.items() if name not in known]
+    if whole and len(isolated(np.stack(whole, axis=1), least, EXACT)):
+        raise Implausible(FEW.format("a combination of its columns is the same in all but", least))

@@ -38,11 +38,10 @@ class Grouping:
 
 @dataclass(frozen=True)
 class Margin:
-    """Mean and sd of the response or a design column; `above`: each client has one value."""
+    """Mean and sd of the response or a design column."""
 
     mean: float
     sd: float
-    above: bool = False
 
 
 @dataclass(frozen=True)

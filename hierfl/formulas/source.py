@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.design_terms import Term
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.writer import INTERCEPT, TAKEN, Writer, independent, means_of, write_moved
+from hierfl.formulas.writer import (
+    AT_MEANS,
+    CENTERED,
+    INTERCEPT,
+    TAKEN,
+    THRESHOLDS,
+    Writer,
+    independent,
+    means_of,
+    write_moved,
+)
 from hierfl.models.families import as_source
 from hierfl.models.priors import Prior
 
@@ -114,7 +125,7 @@ def _global_sites(
     of_family = declared.family.parameters(response_of(declared, schema))
     wide = f".expand([{outputs}]).to_event(1)" if outputs > 1 else ""
     if layout.has_intercept:
-        note = "at the means of the predictors" if layout.means else ""
+        note = AT_MEANS if layout.means else ""
         out.sample(layout.sampled_intercept, as_source(priors[INTERCEPT]) + wide, note=note)
     for term in layout.common.terms:
         if term.monotone or term.smooth:
@@ -128,7 +139,9 @@ def _global_sites(
     for name in filter(priors.__contains__, of_family):  # the others have terms of their own
         prior: Any = priors[name]
         dims = len(getattr(prior, "batch_shape", ()))
-        out.sample(name, as_source(prior.to_event(dims) if dims else prior))
+        moved = name == THRESHOLDS and layout.threshold_means
+        site, note = (f"{name}{CENTERED}", AT_MEANS) if moved else (name, "")
+        out.sample(site, as_source(prior.to_event(dims) if dims else prior), note=note)
     for group in (*layout.at("above"), *layout.at("crossed")):
         if group.group.kind:
             continue
@@ -228,6 +241,10 @@ def _base(out: Writer, layout: Layout, outputs: int) -> None:
     start = out.named(layout.sampled_intercept) if layout.has_intercept else ""
     if layout.read:
         out.add(f"read{layout.suffix} = {vector_of(out, layout, layout.read)}")
+    if layout.threshold_means:
+        from hierfl.formulas.writer import write_origin
+
+        write_origin(out, layout, partial(vector_of, out, layout))
     if not layout.means:
         out.add(f"base{layout.suffix} = {start or 'torch.zeros(())'}")
         return
@@ -268,10 +285,6 @@ def _mean(out: Writer, layout: Layout, term: GroupTerm, name: str, outputs: int)
         means.append(f"base{layout.suffix}")
     elif name in layout.common.columns:
         means.append(_column(out, layout, name))
-    if name == INTERCEPT and layout.above:
-        means.append(
-            _product(f"batch.above{layout.suffix}", vector_of(out, layout, layout.above), outputs)
-        )
     for group in layout.at("above"):
         if name in group.columns:
             place = group.columns.index(name)
@@ -305,7 +318,7 @@ def _predictor(out: Writer, schema: Schema, layout: Layout, outputs: int) -> Non
     if layout.steps:
         from hierfl.formulas.writer import write_thresholds
 
-        write_thresholds(out, schema, layout, vector_of(out, layout, layout.steps))
+        write_thresholds(out, vector_of(out, layout, layout.steps))
 
 
 def _product(rows: str, coefficients: str, outputs: int) -> str:

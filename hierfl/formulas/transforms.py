@@ -154,7 +154,7 @@ def polynomials_of(
     hankel = average[np.add.outer(np.arange(degree + 1), np.arange(degree + 1))]
     try:
         lower = np.linalg.cholesky(hankel)
-        rows = np.linalg.inv(lower)[1:]
+        rows = np.tril(np.linalg.inv(lower))[1:]  # whose rounding errors above are not 0
     except np.linalg.LinAlgError as error:
         raise ValueError(
             f"'{name}' has too few different values for degree {degree}: lower the degree"

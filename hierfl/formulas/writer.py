@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,10 @@ from hierfl.models.priors import Prior
 if TYPE_CHECKING:
     from hierfl.formulas.layout import GroupTerm, Layout
 
+Vector = Callable[[Sequence[str]], str]  # names of columns -> their coefficients as code
 INTERCEPT = "Intercept"
+THRESHOLDS = "thresholds"  # the site that ordinal families have in the intercept's place
+AT_MEANS = "at the means of the predictors"
 CENTERED = "_centered"  # end of the name of an intercept at the means of the columns
 # Names that the program has already.
 TAKEN = {
@@ -123,6 +126,19 @@ def means_of(group: GroupTerm, schema: Schema) -> dict[str, float]:
     return {name: m.mean for name, m in margins.items() if abs(m.mean) > 1e-9 * m.sd}
 
 
+def origins(model: Any) -> dict[str, list[float]]:
+    """Return a formula's sites of clients whose intercept has its prior at the columns' means.
+
+    Of each, the weights of its entries in that intercept, which no shift of a column changes.
+    """
+    return {
+        group.site: [1.0, *(means.get(name, 0.0) for name in group.columns[1:])]
+        for layout in model.layouts
+        for group in layout.at("clients")
+        if (means := means_of(group, model.agreed))
+    }
+
+
 def write_moved(
     out: Writer, group: GroupTerm, priors: Mapping[str, Prior], means: Mapping[str, float]
 ) -> None:
@@ -130,7 +146,7 @@ def write_moved(
     columns = group.columns
     sd, cholesky = f"{group.sd}{CENTERED}", f"{group.cholesky}{CENTERED}"
     names = [f"{group.sd}[{name}]" for name in columns]
-    note = f"{', '.join(columns)}; at the means of the predictors"
+    note = f"{', '.join(columns)}; {AT_MEANS}"
     out.sample(sd, independent(priors, names, [len(columns)]), note=note)
     concentration = float(priors[str(group.cor)])
     out.sample(cholesky, f"dist.LKJCholesky({len(columns)}, {concentration})")
@@ -146,13 +162,21 @@ def write_moved(
     out.add(f"pyro.deterministic({group.cor!r}, {factor} @ {factor}.mT)")
 
 
-def write_thresholds(out: Writer, schema: Schema, layout: Layout, vector: str) -> None:
+def write_origin(out: Writer, layout: Layout, vector: Vector) -> None:
+    """Write the thresholds at 0, as they are reported, from those at the columns' means."""
+    moved, means = out.named(f"{THRESHOLDS}{CENTERED}"), layout.threshold_means
+    plain = [name for name in means if name not in layout.steps]
+    by_step = [name for name in means if name in layout.steps]
+    for names, wide in ((plain, ""), (by_step, "[:, None]")):
+        if names:
+            values = ", ".join(f"{means[name]:.9g}" for name in names)
+            moved += f" + (torch.tensor([{values}]){wide} * {vector(names)}).sum(0)"
+    out.add(f"{out.named(THRESHOLDS)} = pyro.deterministic({THRESHOLDS!r}, {moved})")
+
+
+def write_thresholds(out: Writer, vector: str) -> None:
     """Write the thresholds of each row, moved by its columns of cs() times coefficients, a `vector`."""
-    rows = "batch.steps"
-    if layout.common.has_intercept:
-        means = ", ".join(f"{schema.design[name].mean:.9g}" for name in layout.steps)
-        rows = f"(batch.steps - torch.tensor([{means}]))"
-    moves = f"({rows}[..., None] * {vector}).sum(-2)"
-    before = out.named("thresholds")
-    out.names["thresholds"] = "thresholds_of_rows"
+    moves = f"(batch.steps[..., None] * {vector}).sum(-2)"
+    before = out.named(THRESHOLDS)
+    out.names[THRESHOLDS] = "thresholds_of_rows"
     out.add(f"thresholds_of_rows = {before} - {moves}")

@@ -23,6 +23,9 @@ from hierfl.program.traces import Site, samples
 SIZES, TRIES = (0.3, 2.0, 8.0), 3
 # Raised where a program cannot be computed: general methods need no structure, and report it.
 FAILS = (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError, IndexError)
+# Shares of the distance of points, the first at which predictors are at most LARGEST: exp(1000) has
+# no digits, and a column may be 1000.
+NEARER, LARGEST = (1.0, 0.1, 0.01, 1e-3), 300.0
 MANY = 1 << 20  # codes of a field
 Terms = Callable[[Tensor], Mapping[str, Site]]  # w (D,) -> the observed sites, by name
 
@@ -104,6 +107,14 @@ def is_linear(terms: Terms, w: Tensor) -> bool:
     read, known = predictors_of(terms, len(w)), log_likelihoods(there)
     at_linear = scores(read.terms, read.base + read.design @ w)
     return bool(known.isfinite().all()) and nearly_equal(at_linear, known)
+
+
+def nearness(terms: Callable[[float], Mapping[str, Site]]) -> float:
+    """Return the share of the distance of points at which no predictor is too large to compute with."""
+    for share in NEARER:
+        if float(predictors(terms(share)).abs().max()) <= LARGEST:
+            return share
+    return 1.0
 
 
 @contextmanager

@@ -11,15 +11,17 @@ is on disk before its mark, so a crash between the two leaves a line more than t
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from hierfl.core.disk import PRIVATE_FILE, private_folder, write_all, write_private, writing
 from hierfl.core.trees import Tree, named_leaves
@@ -40,15 +42,14 @@ class BrokenLedger(Refused):
     """What a node has answered is not known any more."""
 
 
-@dataclass(frozen=True)
-class RowSet:
+class RowSet(Struct, frozen=True, omit_defaults=True):
     """Rows behind an answer: column -> digest of their cells' codes.
 
     `labels` are columns by which rows are told apart that the answer does not describe.
     """
 
-    columns: Mapping[str, str]
-    labels: Mapping[str, str] = field(default_factory=dict)
+    columns: dict[str, str]
+    labels: dict[str, str] = {}
 
     @property
     def every(self) -> Mapping[str, str]:
@@ -56,8 +57,23 @@ class RowSet:
         return {**self.labels, **self.columns}
 
 
-@dataclass(frozen=True)
-class Entry:
+class Subject(NamedTuple):
+    """What a question is about that a node answers once.
+
+    Args:
+        rows: which rows and columns; nothing of a formula, so that another one tells nothing new.
+        place: of which the node answers one question.
+        columns: the schema's columns, which must be the same in all questions about the rows.
+        basis: what the schema of a fit must be.
+    """
+
+    rows: str
+    place: str
+    columns: str = ""
+    basis: str = ""
+
+
+class Entry(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One line of a ledger.
 
     Args:
@@ -69,6 +85,7 @@ class Entry:
         rows: the sets of rows behind the answer that are behind no earlier one.
         spent: of the rows' budget; None: nothing was paid.
         time: in UTC.
+        before: SHA-256 of the line before.
     """
 
     kind: str
@@ -77,23 +94,9 @@ class Entry:
     subject: tuple[str, ...] = ()
     answer: str = ""
     rows: tuple[RowSet, ...] = ()
-    spent: float | None = None
+    spent: Annotated[float, Meta(ge=0.0)] | None = None
     time: str = field(default_factory=log.now)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what is not empty, as JSON."""
-        return {name: value for name, value in asdict(self).items() if value not in ("", (), None)}
-
-    @staticmethod
-    def of_json(content: Mapping[str, Any]) -> Entry:
-        """Read what `as_json` returned; raise ValueError, TypeError or KeyError where it is none."""
-        rows = tuple(RowSet(**row_set) for row_set in content.get("rows", ()))
-        made = Entry(**{**content, "rows": rows, "subject": tuple(content.get("subject", ()))})
-        texts = (made.kind, made.request, made.run, made.answer, made.time, *made.subject)
-        spent = made.spent if made.spent is not None else 0.0
-        if not all(isinstance(text, str) for text in texts) or not float(spent) >= 0.0:
-            raise ValueError("it holds no texts, or a number below 0")
-        return made
+    before: str = ""
 
 
 def digest(content: bytes) -> str:
@@ -123,14 +126,13 @@ class Ledger:
         made, heads = Ledger(folder), [START]
         for line in _lines(folder / FILE):
             try:
-                content = json.loads(line)
-                before, entry = content.pop("before"), Entry.of_json(content)
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                entry = msgspec.json.decode(line, type=Entry)
+            except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                 raise broken(f"line {len(heads)} of {FILE} cannot be read") from error
-            if before != heads[-1]:
+            if entry.before != heads[-1]:
                 raise broken(f"line {len(heads)} of {FILE} does not follow the one before it")
             heads.append(digest(line))
-            made.entries.append(entry)
+            made.entries.append(replace(entry, before=""))
             made._size += len(line) + 1
         made._head = heads[-1]
         _check_marks(folder, heads)
@@ -158,7 +160,7 @@ class Ledger:
         self._write(Entry("begun", digest(self._key)))
 
     def _write(self, entry: Entry) -> None:
-        line = json.dumps({"before": self._head, **entry.as_json()}).encode()
+        line = msgspec.json.encode(replace(entry, before=self._head))
         path = self.folder / FILE
         with writing(path, len(line)):
             handle = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
@@ -178,10 +180,25 @@ class Ledger:
         of = (kind, request, run)
         return next((e for e in self.entries if (e.kind, e.request, e.run) == of), None)
 
-    def once(self, kind: str) -> list[Entry]:
-        """Return the entries of a kind that is answered once, since the owner has let it be answered again."""
-        resets = [k for k, entry in enumerate(self.entries) if entry.kind == RESET]
-        return [e for e in self.entries[max(resets, default=0) :] if e.kind == kind]
+    def given(self, entry: Entry) -> bytes | None:
+        """Return the answer to a request that is answered once; refuse another one about the same (`Subject`)."""
+        resets = [k for k, before in enumerate(self.entries) if before.kind == RESET]
+        own = Subject(*entry.subject)
+        for before in self.entries[max(resets, default=0) :]:
+            if before.kind != entry.kind:
+                continue
+            of = Subject(*before.subject)
+            same = of[:2] == own[:2]
+            if same and before.request == entry.request:
+                return before.answer.encode()
+            others = of.rows == own.rows and own.columns
+            if same or (others and of.columns not in ("", own.columns)):
+                raise Refused(
+                    f"it has answered a question of the kind '{entry.kind}' about these columns "
+                    "before, with other columns, groups, levels or constants: a node answers once; "
+                    f"{AGAIN}"
+                )
+        return None
 
     def is_paid(self, run: str, request: str) -> bool:
         """Return whether the noise of the answer to a request is paid for."""
@@ -225,7 +242,7 @@ class Ledger:
         if allowed is not None and (count := len(self.of_today(kind))) >= allowed:
             raise Forbidden(
                 f"the node's policy allows {allowed} {kind}s a day, and it has been through "
-                f"{count}: ask again tomorrow"
+                f"{count}: ask again tomorrow, or let its owner set a larger {kind}s_a_day"
             )
         if kind == "round" and most is not None and len(self.of_run(run)) >= most:
             raise Refused(
@@ -281,7 +298,7 @@ def _key(folder: Path, entries: list[Entry]) -> bytes:
         key = (folder / KEY).read_bytes()
     except OSError as error:
         raise broken(f"{KEY} cannot be read") from error
-    if entries[0] != Entry("begun", digest(key), time=entries[0].time):
+    if (entries[0].kind, entries[0].request) != ("begun", digest(key)):
         raise broken(f"{KEY} is not the one of {FILE}")
     return key
 

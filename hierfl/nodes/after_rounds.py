@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import torch
@@ -13,10 +14,9 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import taken
 from hierfl.nodes.account import END
 from hierfl.nodes.answers import FromNodes
-from hierfl.nodes.asking import Answer, last_counted, mail_of
+from hierfl.nodes.asking import AfterKind, Answer, StateRequest, last_counted, mail_of
 from hierfl.nodes.local_fit import without_few
 from hierfl.nodes.messages import Refused, check_numbers, from_bytes, to_bytes
-from hierfl.nodes.policy import Kind
 
 MOST = 1 << 31  # bytes of an answer
 Found = TypeVar("Found")
@@ -24,7 +24,7 @@ Found = TypeVar("Found")
 
 def ask_nodes(
     fit: Any,
-    kind: Kind,
+    kind: AfterKind,
     read: Callable[[Tree], Found],
     rows: ClientData | None = None,
     clients: Collection[str] | None = None,
@@ -95,14 +95,12 @@ def _question(
     given = {} if rows is None else dict(rows.select([name]).fields)
     counted = last_counted(fit.federation, fit.progress.history).get(name, -1)
     run, ends = fit.joined.get(name, fit.run), kind == END or name not in fit.ended
-    about = {"run": run, "kind": kind, "rounds": fit.progress.round, "counted": counted}
-    return to_bytes(
-        {"message": fit.message, "mail": mail_of(own, 0), "rows": given},
-        {**about, "ends": ends, "site": None, **options},
-    )
+    request = StateRequest(kind, run, fit.progress.round, counted, ends, **options)  # type: ignore[arg-type]
+    tree = {"message": fit.message, "mail": mail_of(own, 0), "rows": given}
+    return to_bytes(tree, asdict(request))
 
 
-def _read(fit: Any, found: Answer, kind: Kind) -> Tree:
+def _read(fit: Any, found: Answer, kind: AfterKind) -> Tree:
     """Return what a node released in answer to this question; refuse any other."""
     if found.content is None:
         raise Refused(found.reason or "it did not answer")

@@ -9,53 +9,76 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import numpy as np
+
+from hierfl.core.disk import private_folder, write_private
 from hierfl.formulas.agree import agreed
 from hierfl.formulas.constants import Implausible
+from hierfl.formulas.credible import Heard
+from hierfl.formulas.disclosure import tells_of_few
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.plausible import check_design
+from hierfl.formulas.odd_answers import odd_answers
+from hierfl.formulas.plausible import check_design, design_matrix
 from hierfl.formulas.questions import Question, answer_of_json, own_answer, own_rows
 from hierfl.formulas.schema import Schema
-from hierfl.nodes.account import Ledger, digest
-from hierfl.nodes.agreement import TWICE, client_name
-from hierfl.nodes.gate import Asked, Subject, Told, only_client, register
+from hierfl.nodes.account import ROWS, Ledger, Subject, digest
+from hierfl.nodes.client_rows import answer, only_client, reply_of
+from hierfl.nodes.gate import Inquiry, Reply, register
 from hierfl.nodes.messages import Refused, read_json
-from hierfl.nodes.odd_answers import check_answer, odd_answers
+from hierfl.nodes.named_answers import Key, named_answers
 from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.nodes.row_sets import Rows, rows_of_formula
 
 LEAST_COUNT = 5  # rows of a level or group that a server asks for
 MOST = 1 << 24  # bytes of an answer, which has a few numbers a column
+ASKS = "schema"
 BASIS = ("clients", "formula", "min_count", "columns", "transforms", "groups")  # of a design
 
 
-def _check_question(about: Asked) -> None:
-    """Refuse a question about other columns than the formula's, or about few rows."""
-    asked, formula, least = about.request, about.formula, about.policy.min_count
-    declared, schema = formula.declared, asked.schema
-    if asked.kind in ("call", "design") and schema is None:
-        raise Refused(f"it is no question about rows: '{asked.kind}' without a schema")
-    # least of `columns` and `groups`; of others it is the schema's
-    wanted = [asked.least] if asked.kind in ("columns", "groups", "call") else []
-    wanted += [] if schema is None else [schema.min_count]
-    if wanted and min(wanted) < least:
+# ------------------------------------------------------------ a node
+# kind of question -> its fields
+FIELDS = {
+    "rows": (),
+    "columns": ("least", "known"),
+    "outside": ("by", "levels"),
+    "groups": ("least", "by"),
+    "call": ("least", "text", "at", "schema"),
+    "design": ("least", "schema"),
+}
+
+
+def _disclosure(inquiry: Inquiry) -> None:
+    """Refuse a question about other columns than the formula's, about few rows, or with fields of others."""
+    question, formula, least = inquiry.request, inquiry.source.formula, inquiry.policy.min_count
+    declared, schema = formula.declared, question.schema
+    for name, plain in asdict(Question("rows")).items():
+        if (
+            name not in ("kind", "least", *FIELDS[question.kind])
+            and getattr(question, name) != plain
+        ):
+            raise Refused(f"it is no request of the kind '{question.kind}': it has '{name}'")
+    counts = [question.least] if question.kind in ("columns", "groups", "call") else []
+    counts += [] if schema is None else [schema.min_count]
+    if counts and min(counts) < least:
         raise Forbidden(
             f"the node's policy names no level of fewer than {least} rows, and the server asks "
-            f"for those of {min(wanted)}"
+            f"for those of {min(counts)}: its owner may set a smaller min_count"
         )
-    if asked.kind in ("outside", "groups"):
-        groupings = {*declared.groupings}
-        if declared.structured:
-            groupings |= {group.by for group in declared.structured}
-        known = {*groupings, *((name,) for name in declared.columns)}
-        if asked.by not in known or (asked.kind == "groups" and asked.by not in groupings):
-            raise Refused(f"it reads {', '.join(asked.by)[:200]}, which the formula does not")
-    if not set(asked.known) <= set(declared.columns):
+    if "by" in FIELDS[question.kind]:
+        groupings = {*declared.groupings, *(group.by for group in declared.structured)}
+        columns = {(name,) for name in declared.columns} if question.kind == "outside" else set()
+        if question.by not in groupings | columns:
+            raise Refused(f"it reads {', '.join(question.by)[:200]}, which the formula does not")
+    if not {*question.known} <= {*declared.columns}:
         raise Refused("it knows levels of columns that the formula does not read")
-    if schema is None:
+    if "schema" not in FIELDS[question.kind]:
         return
+    if schema is None:
+        raise Refused(f"it is no request of the kind '{question.kind}': it has no schema")
     kinds = {name: column.kind for name, column in schema.columns.items()}
     own = formula.schema  # of columns, which the owner's formula may begin with
     right = kinds.keys() == declared.columns.keys() or (own and schema.columns == own.columns)
@@ -63,33 +86,56 @@ def _check_question(about: Asked) -> None:
         raise Refused("its schema has other columns than the node's formula")
 
 
-def _answered(asked: Asked) -> Iterator[Told]:
+def _replies(inquiry: Inquiry) -> Iterator[Reply]:
     """Yield the answer; of sums and counts, `hierfl.formulas.questions` has those that may leave."""
-    formula = asked.formula
-    answer = own_answer(asked.request, formula.declared, asked.frame, asked.client, formula.schema)
-    yield Told(answer, [_rows(asked)])
+    rows, question = inquiry.source, inquiry.request
+
+    def answer() -> Any:
+        declared, start = rows.formula.declared, rows.formula.schema
+        made = own_answer(question, declared, rows.frame, rows.client, start)
+        if question.kind == "design":
+            _check_together(inquiry)
+        return made
+
+    yield reply_of(inquiry, [rows.coded(inquiry.ledger.key)], answer)
 
 
-def _rows(asked: Asked) -> Rows:
-    return rows_of_formula(asked.formula, {asked.client: asked.frame}, asked.ledger.key)
+def _check_together(inquiry: Inquiry) -> None:
+    """Refuse columns that with those of earlier designs of the rows tell of few of these (`Forbidden`)."""
+    own, schema, least = inquiry.source, inquiry.request.schema, inquiry.policy.min_count
+    rows = own_rows(own.formula.declared, own.frame, own.client, schema.min_count)
+    columns = design_matrix(own.formula.declared, schema, rows, own.client)
+    folder, size = own.folder / ROWS, 8 * len(columns)
+    files = [path.read_bytes() for path in folder.glob("design-*") if path.is_file()]
+    every = [np.frombuffer(of).reshape(-1, len(columns)).T for of in files if len(of) % size == 0]
+    if every and tells_of_few(np.hstack([columns, *every]), least):
+        raise Forbidden(
+            f"with earlier answers about these rows, its columns would tell of fewer than {least} of "
+            "them: leave terms out, or let the node's owner lower min_count"
+        )
+    private_folder(folder)
+    content = columns.T.tobytes()
+    write_private(folder / f"design-{digest(content)}", content)
 
 
-def _subject(asked: Asked) -> Subject:
+def _subject(inquiry: Inquiry) -> Subject:
     """Return what a question is about: columns of rows, and for its transforms and design the formula."""
-    question, declared = asked.request, asked.formula.declared
-    of = "" if question.schema is None else declared.text
+    question, rows = inquiry.request, inquiry.source
+    of = "" if question.schema is None else rows.formula.declared.text
     place = json.dumps([question.kind, question.by, question.text, question.at is None, of])
     columns = "" if question.schema is None else _hash(question.schema, "columns")
     basis = _hash(question.schema, *BASIS) if question.kind == "design" else ""
-    return Subject(_about(asked.formula, _rows(asked)), place, columns, basis)
+    about = _about(rows.formula, rows.coded(inquiry.ledger.key))
+    return Subject(about, place, columns, basis)
 
 
-def _text(asked: Asked) -> str:
-    columns = ", ".join(map(str, asked.formula.declared.columns_read))
+def _text(inquiry: Inquiry) -> str:
+    formula = inquiry.source.formula
+    columns = ", ".join(map(str, formula.declared.columns_read))
     return f"""Questions about the rows, so that clients agree on a schema.
-Formula {asked.formula.text}
+Formula {formula.text}
 Counts and sums leave the node, of columns {columns}.
-Names of levels and groups with {asked.policy.min_count} rows or more leave it too."""
+Names of levels and groups with {inquiry.policy.min_count} rows or more leave it too."""
 
 
 def _about(formula: Formula, rows: Rows) -> str:
@@ -103,19 +149,21 @@ def _hash(schema: Schema, *parts: str) -> str:
     return digest(json.dumps({part: whole[part] for part in parts}, sort_keys=True).encode())
 
 
-SCHEMA = register(
-    "schema",
-    Question,
-    disclosure=_check_question,
-    handler=_answered,
+register(
+    *FIELDS,
+    asks=ASKS,
+    request=Question,
+    disclosure=_disclosure,
+    handler=_replies,
+    account=ASKS,
     subject=_subject,
     text=_text,
+    counted=False,
 )
-answer_schema = SCHEMA.answer
+answer_schema = partial(answer, ASKS)
 
 
 # ------------------------------------------------------------ the server
-Key = TypeVar("Key")  # of a node, to the transport
 
 
 def agreed_over(
@@ -124,34 +172,30 @@ def agreed_over(
     """Return a formula with the schema that nodes agree on, and the nodes that are not in it, with reasons."""
     clients: dict[Key, str] = {}
     left_out: dict[Key, str] = {}
+    heard: dict[str, Heard] = {}
 
     def ask(question: Question) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        keys: dict[str, Key] = {}
-        for key, content in send(question.json().encode()).items():
-            try:
-                client, said = _client_of(question, content)
-                if client in keys:
-                    left_out.setdefault(keys[client], TWICE)
-                    raise Refused(TWICE)
-                if clients and clients.get(key) != client:
-                    raise Refused("it answers as another client than before, or not always")
-                keys[client], found[client] = key, answer_of_json(question, said)
-                check_answer(question, found[client], formula.declared.columns)
-            except ValueError as error:
-                left_out.setdefault(key, str(error)[:500])
-        for key in clients.keys() - keys.values():
+        def read(client: str, content: Any) -> Any:
+            made = answer_of_json(question, content)
+            heard.setdefault(client, Heard()).check(question, made, formula.declared)
+            return made
+
+        contents = send(question.json().encode())
+        answers, keys = named_answers(contents, read, left_out)
+        for key in clients.keys() - contents.keys():
             left_out.setdefault(key, "it did not answer all questions")
-        found = {c: found[c] for c in sorted(found) if keys[c] not in left_out}
-        for client, why in odd_answers(question, found).items():
-            left_out[keys[client]] = why
-        found = {client: one for client, one in found.items() if keys[client] not in left_out}
-        if not found:
+        for client, key in keys.items():
+            if clients and clients.get(key) != client:
+                left_out.setdefault(key, "it answers as another client than before, or not always")
+        answers = {client: of for client, of in answers.items() if keys[client] not in left_out}
+        left_out.update({keys[c]: why for c, why in odd_answers(question, answers).items()})
+        answers = {client: of for client, of in answers.items() if keys[client] not in left_out}
+        if not answers:
             why = "; ".join(f"'{key}': {why}" for key, why in left_out.items())
             raise ValueError(f"no node answers '{question.kind}' ({why}): start the nodes again")
         clients.clear()
-        clients.update({keys[client]: client for client in found})
-        return found
+        clients.update({keys[client]: client for client in answers})
+        return answers
 
     start = formula.schema
     if start is not None:
@@ -169,14 +213,6 @@ def agreed_over(
     )
     # the schema has what the matrices say, and the nodes' own formula has none
     return replace(formula, schema=schema, data2={}), left_out
-
-
-def _client_of(question: Question, content: bytes) -> tuple[str, Any]:
-    """Return the client of an answer, and what it says."""
-    found = read_json(content, MOST)
-    if not isinstance(found, dict) or not isinstance(found.get("client"), str):
-        raise Refused(f"a node answers '{question.kind}' without the name of its client")
-    return client_name(found["client"]), found.get("answer")
 
 
 def with_schema(formula: Formula, text: str | bytes) -> Formula:
@@ -204,12 +240,12 @@ def check_answered(
     """Refuse a schema of other columns, groups or constants than the node was asked about, or of few rows."""
     ledger, declared = Ledger.at(root), formula.declared
     about = _about(formula, rows_of_formula(formula, frames, ledger.key))
-    before = [Subject(*e.subject) for e in ledger.entries if e.kind == SCHEMA.name]
+    before = [Subject(*e.subject) for e in ledger.entries if e.kind == ASKS]
     if (about, _hash(schema, *BASIS)) not in {(of.rows, of.basis) for of in before}:
         raise Refused("the schema is not the one that the node has answered questions about")
     client, frame = only_client(formula, frames)
     rows = own_rows(declared, frame, client, schema.min_count)
     try:
-        check_design(declared, schema, rows, client, policy.min_count)
+        check_design(replace(formula, schema=schema, data2={}), rows, client, policy.min_count)
     except Implausible as error:
         raise Forbidden(str(error)) from error

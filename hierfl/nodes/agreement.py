@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
+from msgspec import Meta
 
+from hierfl.core.typed_json import made_of
 from hierfl.data.absent import FILLS, form_of, rows_absent, stand_in
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
@@ -19,12 +22,17 @@ from hierfl.nodes.messages import NAMES, Refused
 from hierfl.program.program import Program
 from hierfl.program.read import codes_of
 
-Ranges = dict[str, tuple[int, int]]
+Made = TypeVar("Made")
+Fills = tuple[float, float]
 FEW = 5  # rows of a client that stand in for its own
-LONGEST = 1000  # characters of a client's name
 # of a client, of a code, and of a row's field: what a server and its programs can hold
-TWICE = "two nodes have a client of that name: give each its own"
 MOST_ROWS, MOST_CODES, MOST_ENTRIES = 1 << 26, 1 << 31, 1 << 24
+Name = Annotated[str, Meta(min_length=1, max_length=1000)]
+Count = Annotated[int, Meta(ge=1, lt=MOST_ROWS)]
+Code = Annotated[int, Meta(ge=-MOST_CODES, le=MOST_CODES)]
+Size = Annotated[int, Meta(ge=0, le=MOST_ENTRIES)]
+Ranges = Mapping[str, tuple[Code, Code]]
+Shapes = Mapping[str, Sequence[str | Size]]  # field -> dtype, and the shape of a row
 KINDS = {
     "fields": "field",
     "client_fields": "client field",
@@ -37,26 +45,40 @@ KINDS = {
 class Fields:
     """The form of a client's rows: dtype and row shape of each field, names of columns and codes, and torch's dtype."""
 
-    fields: Mapping[str, Sequence[Any]]
-    client_fields: Mapping[str, Sequence[Any]]
+    fields: Shapes
+    client_fields: Shapes
     features: Mapping[str, Sequence[str]]
     levels: Mapping[str, Sequence[str]]
-    dtype: str
+    dtype: Literal["torch.float32", "torch.float64"]
+
+    def __post_init__(self) -> None:
+        """Refuse shapes that no field has."""
+        for name, (dtype, *shape) in (*self.fields.items(), *self.client_fields.items()):
+            sizes = [max(1, size) for size in shape if isinstance(size, int)]
+            whole = len(sizes) == len(shape) <= 8
+            if dtype not in NAMES or not whole or prod(sizes) > MOST_ENTRIES:
+                raise ValueError(f"field {name[:40]!r} is of {str((dtype, *shape))[:80]}")
 
     @staticmethod
     def of(data: ClientData) -> Fields:
         """Return the form of some clients' rows."""
-        return Fields(**form_of(data), dtype=str(torch.get_default_dtype()))
+        dtype: Any = str(torch.get_default_dtype())
+        return Fields(**form_of(data), dtype=dtype)
 
 
 @dataclass(frozen=True)
 class Introduction:
     """What a node reports about its client: name, number of rows, form, and field of codes -> their range."""
 
-    client: str
-    rows: int
+    client: Name
+    rows: Count
     form: Fields
     codes: Ranges
+
+    def __post_init__(self) -> None:
+        """Refuse a name that cannot be printed, and ranges without a code."""
+        client_name(self.client)
+        _check_codes(self.codes)
 
     @staticmethod
     def of(data: ClientData) -> Introduction:
@@ -68,76 +90,47 @@ class Introduction:
             )
         return Introduction(data.names[0], data.num_rows, Fields.of(data), codes_of(data))
 
-    def as_json(self) -> dict[str, Any]:
-        """Return all of it as JSON."""
-        return asdict(self)
-
     @staticmethod
-    def from_json(found: Any) -> Introduction:
-        """Read what `as_json` returned, or raise Refused."""
-        try:
-            form, codes = _form(found["form"]), _codes(found)
-            client, rows = client_name(found["client"]), _rows(found["rows"])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise Refused(f"it is no introduction ({_short(error)})") from error
-        return Introduction(client, rows, form, codes)
+    def from_json(content: Any) -> Introduction:
+        """Read what `asdict` returned, or raise Refused."""
+        return _read(Introduction, content)
 
 
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:300]
+def _read(kind: type[Made], content: Any) -> Made:
+    try:
+        return made_of(kind, content)
+    except ValueError as error:
+        raise Refused(f"it is no {kind.__name__.lower()} ({error})") from error
 
 
-def client_name(found: Any) -> str:
+def client_name(name: Any) -> str:
     """Return the name of a client as it was sent, or raise ValueError."""
-    known = isinstance(found, str) and found.strip() and len(found) <= LONGEST
-    if not known or not found.isprintable():
-        raise ValueError(f"a client is named {str(found)[:40]!r}")
-    return found
+    if not isinstance(name, str) or not name.strip() or len(name) > 1000 or not name.isprintable():
+        raise ValueError(f"a client is named {str(name)[:40]!r}")
+    return name
 
 
-def _rows(found: Any) -> int:
-    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found < MOST_ROWS:
-        raise ValueError(f"it reports {str(found)[:40]} rows")
-    return found
-
-
-def _codes(found: Any) -> Ranges:
-    codes = {}
-    for name, (low, high) in found["codes"].items():
-        whole = all(isinstance(v, int) and not isinstance(v, bool) for v in (low, high))
-        if not whole or not -MOST_CODES <= low <= high <= MOST_CODES:
-            raise ValueError(f"the codes of a field range from {str(low)[:20]} to {str(high)[:20]}")
-        codes[str(name)] = (low, high)
-    return codes
-
-
-def _form(found: Any) -> Fields:
-    """Read the form of rows; each part must be of its kind, and of a size that fields have."""
-    form = Fields(**found)
-    if form.dtype not in ("torch.float32", "torch.float64"):
-        raise ValueError(f"a client computes in {str(form.dtype)[:40]}")
-    for kind in (form.fields, form.client_fields):
-        for dtype, *shape in kind.values():
-            if dtype not in NAMES:
-                raise TypeError(f"{str(dtype)[:40]} is no dtype")
-            whole = all(isinstance(size, int) and not isinstance(size, bool) for size in shape)
-            large = whole and prod(max(1, size) for size in shape) > MOST_ENTRIES
-            if not whole or len(shape) > 8 or not min(shape, default=0) >= 0 or large:
-                raise ValueError(f"a row of shape {str(shape)[:80]}")
-    for names in (*form.features.values(), *form.levels.values()):
-        if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
-            raise TypeError("names of columns or levels are no strings")
-    return form
+def _check_codes(codes: Ranges) -> None:
+    for name, (low, high) in codes.items():
+        if low > high:
+            raise ValueError(f"the codes of {name[:40]!r} range from {low} to {high}")
 
 
 @dataclass(frozen=True)
 class Agreement:
     """What all nodes know before the first round: clients, sorted, their rows, the form, and the ranges of codes."""
 
-    names: tuple[str, ...]
-    rows: tuple[int, ...]
+    names: tuple[Name, ...]
+    rows: tuple[Count, ...]
     form: Fields
     codes: Ranges
+
+    def __post_init__(self) -> None:
+        """Refuse clients in no order, and not as many numbers of rows."""
+        _check_codes(self.codes)
+        [*map(client_name, self.names)]
+        if len(self.names) != len(self.rows) or [*self.names] != sorted({*self.names}):
+            raise ValueError("its names are not sorted, or not as many as its numbers of rows")
 
     @staticmethod
     def between(introductions: Sequence[Introduction]) -> Agreement:
@@ -180,27 +173,30 @@ class Agreement:
         """A hash of all of it."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
-    def as_json(self) -> dict[str, Any]:
-        """Return all of it as JSON."""
-        return asdict(self)
-
     @staticmethod
-    def from_json(found: Any) -> Agreement:
-        """Read what `as_json` returned, or raise Refused."""
-        try:
-            names, rows = tuple(map(client_name, found["names"])), tuple(map(_rows, found["rows"]))
-            made = Agreement(names, rows, _form(found["form"]), _codes(found))
-            if len(names) != len(rows) or list(names) != sorted(set(names)):
-                raise ValueError("its names are not sorted, or not as many as its numbers of rows")
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise Refused(f"it is no agreement ({_short(error)})") from error
-        return made
+    def from_json(content: Any) -> Agreement:
+        """Read what `asdict` returned, or raise Refused."""
+        return _read(Agreement, content)
 
-    def absent_rows(self, fills: tuple[float, float]) -> ClientData:
+    def absent_rows(self, fills: Fills) -> ClientData:
         """Return all clients without their rows; two numbers may stand in for the values."""
         return rows_absent(self.names, self.rows, asdict(self.form), fills)
 
-    def few_made_up(self, fills: tuple[float, float]) -> ClientData:
+    def tried(
+        self, make: Callable[[ClientData], Made], why: str, fills: Sequence[Fills] = FILLS
+    ) -> tuple[Made, Fills]:
+        """Return what is made of rows that stand in, and their two values; a ValueError, `why`, where none do."""
+        failed: Exception | None = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of values that are not the clients'
+            for two in fills:
+                try:
+                    return make(stand_in(self.absent_rows(two), 0)), two
+                except ValueError as error:  # labels outside their support, for example
+                    failed = failed or error
+        raise ValueError(why.format(failed)) from failed
+
+    def few_made_up(self, fills: Fills) -> ClientData:
         """Return all clients with a few made-up rows each, of the agreed form."""
         short = replace(self, rows=tuple(min(FEW, count) for count in self.rows))
         return stand_in(short.absent_rows(fills), 0)
@@ -222,23 +218,18 @@ class Agreement:
 
 def _difference(one: Introduction, other: Introduction) -> str | None:
     """Return how the rows of two clients differ in form, in a sentence; None: they do not."""
+    here, there = asdict(one.form), asdict(other.form)
     for kind, called in KINDS.items():
-        here, there = dict(getattr(one.form, kind)), dict(getattr(other.form, kind))
-        for name in sorted(here.keys() | there.keys()):
-            if name not in here or name not in there:
-                has, lacks = (one, other) if name in here else (other, one)
+        for name in sorted({*here[kind], *there[kind]}):
+            own, others = (list(of[kind].get(name, ())) or "none" for of in (here, there))
+            if own != others:
                 return (
-                    f"client '{has.client}' has {called} '{name}', and '{lacks.client}' has "
-                    "none: agree on it first"
+                    f"{called} '{name}' is {own} at client '{one.client}', and {others} at "
+                    f"'{other.client}': agree on one"
                 )
-            if list(here[name]) != list(there[name]):
-                return (
-                    f"{called} '{name}' is {list(here[name])} at client '{one.client}', and "
-                    f"{list(there[name])} at '{other.client}': agree on one"
-                )
-    if one.form.dtype != other.form.dtype:
-        return (
-            f"client '{one.client}' computes in {one.form.dtype}, and '{other.client}' in "
-            f"{other.form.dtype}: set the same torch.set_default_dtype"
-        )
-    return None
+    if here["dtype"] == there["dtype"]:
+        return None
+    return (
+        f"client '{one.client}' computes in {here['dtype']}, and '{other.client}' in "
+        f"{there['dtype']}: set the same torch.set_default_dtype"
+    )

@@ -84,10 +84,10 @@ def with_own(
     warning.
     """
     found = drawn(fit, what, **drawing)
-    if found.layout.above or any(own.at("above") for own in found.formula.layouts):
+    if any(own.at("above") for own in found.formula.layouts):
         raise ValueError(
-            f"fit.{what} of a client needs its columns and groups above it, which are at its node: ask "
-            "for client=None or 'new'"
+            f"fit.{what} of a client needs the groups above it, which are at its node: ask for "
+            "client=None or 'new'"
         )
     seed = int(drawing.get("seed", 0))
     for name in names or ():
@@ -145,6 +145,7 @@ AT_NODES = {
     "update": "rows; fit them again, hierfl.nodes.fit(fit.method.model.update(text), nodes), at nodes of "
     "that formula",
     "infer_discrete": "labels of rows; fit the node's own rows there, hierfl.fit(model, rows), and ask that fit",
+    "infer_rows": "values of rows; fit the node's own rows there, hierfl.fit(model, rows), and ask that fit",
     "personalize": "rows of a new client; take its node in, fit.updated(nodes)",
 }
 

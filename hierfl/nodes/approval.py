@@ -1,42 +1,15 @@
-"""The owner's approval of a run: of its preview, as it stands in the node's folder, and what the preview says."""
+"""The owner's approval of what leaves a node: of a text, as it stands in the node's folder."""
 
 from __future__ import annotations
 
 import hashlib
-import inspect
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import pyro
-import pyro.distributions as dist
-import torch
-from pyro import poutine
-from pyro.infer.inspect import get_model_relations
 
 from hierfl.core.disk import private_folder, write_private
-from hierfl.core.process import one_at_a_time
-from hierfl.core.trees import Tree, named_leaves, nbytes, tree_map
-from hierfl.data.batch import CLIENTS, ClientBatch, full_batch
-from hierfl.data.clients import ClientData
-from hierfl.engine.chunks import FAILURES, client_round, once_each
-from hierfl.method import Clock
-from hierfl.nodes.client_state import Node
 from hierfl.nodes.policy import Forbidden
-from hierfl.program.recipes import describe
-from hierfl.program.traces import Site
 
 PREVIEWS, APPROVED = "previews", "approved"
 MOST = 100  # previews that are kept; the oldest that were not approved go first
-FEW = 5  # rows that one step is tried on
-WRAPPERS = (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution)
-SHOWN = 8  # numbers of an argument that are written out
-SEEN = {
-    "sums": "sums over clients only; without secure aggregation it sees each client's update.",
-    "summaries": "a summary of each single client, as in a meta-analysis.",
-}
 
 
 def preview_of(folder: Path, run: str) -> Path:
@@ -44,23 +17,21 @@ def preview_of(folder: Path, run: str) -> Path:
     return folder / PREVIEWS / f"{run}.txt"
 
 
-def write_preview(folder: Path, run: str, files: dict[str, str]) -> None:
-    """Write the preview of a run into a node's folder, a file per ending."""
+def write_preview(folder: Path, run: str, text: str) -> None:
+    """Write the preview of a run into a node's folder."""
     private_folder(folder / PREVIEWS)
-    for ending, text in files.items():
-        write_private(folder / PREVIEWS / f"{run}.{ending}", text.encode())
+    write_private(preview_of(folder, run), f"{text}\n".encode())
     texts = sorted((folder / PREVIEWS).glob("*.txt"), key=lambda path: path.stat().st_mtime_ns)
     waiting = [path for path in texts if not (folder / APPROVED / path.stem).exists()]
     for path in waiting[:-MOST]:
         path.unlink()
-        path.with_suffix(".dot").unlink(missing_ok=True)
 
 
 def approve(folder: Path, run: str) -> Path:
     """Approve a run, whose preview the owner has read; return the file of the preview."""
     path = preview_of(folder, run)
     if "/" in run or not path.exists():
-        known = ", ".join(sorted(one.stem for one in path.parent.glob("*.txt"))) or "none"
+        known = ", ".join(sorted(text.stem for text in path.parent.glob("*.txt"))) or "none"
         raise FileNotFoundError(
             f"'{folder}' has no preview of run '{run}': it has those of {known}"
         )
@@ -84,135 +55,9 @@ def asked_first(folder: Path, what: str, text: str) -> None:
     """Refuse what leaves before a run, unless the owner has approved its text (`Forbidden`)."""
     name = f"{what}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if not preview_of(folder, name).exists():
-        write_preview(folder, name, {"txt": text + "\n"})
+        write_preview(folder, name, text)
     check_approved(folder, name)
 
 
 def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-# ------------------------------------------------------------ the preview
-@one_at_a_time
-def preview(node: Node) -> dict[str, str]:
-    """Return the preview of a run: "txt", and "dot", the model's graph, where it can be drawn."""
-    method, program = node.method, node.federation.program
-    data = node.federation.data
-    rows = data.where(torch.arange(data.num_rows) < FEW)
-    graph = _relations(node.method.model, full_batch(rows, torch.tensor([0])))
-    # one step on a few rows has the tensors of a whole round
-    message, up = _first_round(node, rows)
-    reads = sorted(program.reads.model | program.reads.guide)
-    text = [
-        f"Run {node.run}",
-        f"Client '{node.client}' with {data.num_rows} rows, of {program.num_clients} clients.",
-        f"Method {method.name}. The server has to see {SEEN[method.discloses]}",
-        "",
-        f"What this node sends in a round, {nbytes(up):,} bytes (the first; docs/crossing.md has "
-        "others)",
-        *_tensors(up),
-        f"What the server sends, {nbytes(message):,} bytes",
-        *_tensors(message),
-        "",
-        "The model",
-        *(_sites(graph) if graph else ["  cannot be run alone; its source is below"]),
-        f"Fields of the rows that model and guide read: {', '.join(reads) or 'none'}",
-        "",
-        "Source of the model",
-        *_source(method.model),
-        "",
-        "Settings",
-        json.dumps(describe(method), indent=1, default=str),
-    ]
-    found = {"txt": "\n".join(text) + "\n"}
-    return found | ({"dot": _dot(graph)} if graph else {})
-
-
-def _first_round(node: Node, rows: ClientData) -> tuple[Tree, Tree]:
-    federation = replace(node.federation, data=rows)
-    server = federation.server
-    message = server.down(server.state, Clock(0, 1))
-    own = tree_map(lambda v: v[None], federation.client.own)
-    phases, only = once_each(federation.client.phases), torch.zeros(1, dtype=torch.long)
-    up, _ = client_round(federation, phases, message, own, only, 0)
-    return message, tree_map(lambda v: v[0], up)
-
-
-def _tensors(tree: Tree) -> Iterator[str]:
-    for name, value in named_leaves(tree).items():
-        kind = str(value.dtype).removeprefix("torch.")
-        yield f"  {name or 'a tensor'}  {kind} {tuple(value.shape)}, {value.nbytes:,} bytes"
-
-
-# ------------------------------------------------------------ the model
-def _relations(model: Any, batch: ClientBatch) -> dict[str, Any] | None:
-    """Return the model's sites and what each depends on, and a trace; None where it cannot run alone."""
-    try:
-        with torch.random.fork_rng(devices=[]), pyro.get_param_store().scope():
-            found: dict[str, Any] = get_model_relations(model, (batch,))
-            return {**found, "trace": poutine.trace(model).get_trace(batch)}
-    except (*FAILURES, NotImplementedError, AttributeError, TypeError):
-        return None
-
-
-def _sites(graph: Mapping[str, Any]) -> Iterator[str]:
-    plates, trace = graph["plate_sample"], graph["trace"]
-    local = set(plates.get(CLIENTS, ()))
-    for name, above in graph["sample_sample"].items():
-        site = trace.nodes[name]
-        what = ["observed"] if name in graph["observed"] else []
-        what += ["of each client" if name in local else "global"]
-        what += [
-            f"plate {plate}" for plate, of in plates.items() if name in of and plate != CLIENTS
-        ]
-        what += [f"given {', '.join(above)}"] if above else []
-        kind = graph["sample_dist"][name]
-        shown = kind if above or name in local else _written(kind, site)
-        yield f"  {name} ~ {shown}  ({'; '.join(what)}; shape {tuple(site['value'].shape)})"
-
-
-def _written(kind: str, site: Site) -> str:
-    """Return a distribution with its short arguments."""
-    fn = site["fn"]
-    while isinstance(fn, WRAPPERS):
-        fn = fn.base_dist
-    given = []
-    for name in getattr(fn, "arg_constraints", {}):
-        # a distribution that holds logits may compute probabilities, which are not written again
-        value = vars(fn).get(name, getattr(fn, name) if hasattr(fn, "transforms") else None)
-        if isinstance(value, torch.Tensor):
-            values = value.unique() if value.numel() > 1 else value.flatten()
-            some = ", ".join(f"{float(v):.6g}" for v in values[:SHOWN])
-            given.append(f"{name} {some if len(values) <= SHOWN else f'{some}, ...'}")
-    return f"{kind}({', '.join(given)})" if given else kind
-
-
-def _source(model: Any) -> list[str]:
-    try:
-        return inspect.getsource(model).rstrip().splitlines()
-    except (OSError, TypeError):
-        return [f"  not in a file: {type(model).__name__}; see the settings"]
-
-
-def _dot(graph: Mapping[str, Any]) -> str:
-    """Return the model's graph in Graphviz's language, as `pyro.render_model` draws it."""
-    lines = ["digraph model {"]
-    for name in graph["sample_sample"]:
-        color = "gray" if name in graph["observed"] else "white"
-        label = f"{name} ~ {graph['sample_dist'][name]}"
-        lines.append(f"  {_quoted(name)} [label={_quoted(label)}, style=filled, fillcolor={color}]")
-    plates = sorted(graph["plate_sample"].items(), key=lambda one: -len(one[1]))
-    for depth, (plate, names) in enumerate(plates):
-        inside = [set(names) <= set(of) for _, of in plates[:depth]]
-        if all(inside):  # plates that lie in each other; others would need boxes that overlap
-            lines.append("  " * (depth + 1) + f"subgraph {_quoted(f'cluster_{plate}')} {{")
-            inner = " ".join(f"{_quoted(name)};" for name in names)
-            lines.append("  " * (depth + 2) + f"label={_quoted(plate)}; {inner}")
-    lines += ["  }" * sum(line.lstrip().startswith("subgraph") for line in lines)]
-    for name, above in graph["sample_sample"].items():
-        lines += [f"  {_quoted(parent)} -> {_quoted(name)}" for parent in above]
-    return "\n".join([*(line for line in lines if line), "}"]) + "\n"
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+from msgspec import Meta
 
 from hierfl.core import noise
 from hierfl.core.trees import Tree, tree_map
 from hierfl.engine.federation import Federation
 
+Round = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Counted = Annotated[int, Meta(ge=-1, lt=1 << 31)]  # -1: in no round
+# of answers about the client; "imputed" never leaves: it has a value of each row
+AfterKind = Literal["summaries", "draws", "predictions", "scores", "imputed"]
+AFTER: tuple[str, ...] = get_args(AfterKind)
+ROUND = "round"  # kind of a request in the rounds; others are questions
 COUNTED = "counted"  # of the history: in which round each client that stayed was last counted
 
 
@@ -23,6 +32,30 @@ class Answer(NamedTuple):
     client: str
     content: bytes | None
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """A client's update in a round of a run; it was last counted in round `counted`."""
+
+    run: str
+    round: Round
+    counted: Counted
+    kind: Literal["round"] = "round"
+
+
+@dataclass(frozen=True)
+class StateRequest:
+    """An answer about a client under the state after `rounds` rounds, which may be that of the run's end."""
+
+    kind: AfterKind | Literal["end"]
+    run: str
+    rounds: Round
+    counted: Counted
+    ends: bool
+    draws: Annotated[int, Meta(ge=1, le=100_000)] = 1
+    seed: Annotated[int, Meta(gt=-(1 << 63), le=(1 << 63) - 1)] = 0
+    site: str | None = None
 
 
 Ask = Callable[[Mapping[str, bytes]], Iterable[Answer]]

@@ -11,24 +11,14 @@ from hierfl.method import Method
 from hierfl.program.sites import Model
 from hierfl.runs.call import NOT_OF_FITS, check_count, check_method
 
+AT_NODES = "data validation eval_every patience checkpoint_every progress callback settings engine"
+AT_NODES += " chunk compile device on_client_error min_rows"
 # argument of `hierfl.fit` -> what to do instead
-ELSEWHERE = {
-    "data": "the rows are at the nodes: leave data out",
-    "validation": "the rows are at the nodes: ask them afterwards, fit.scores()",
-    "eval_every": "nothing is scored between rounds: ask the nodes afterwards, fit.scores()",
-    "patience": "nothing is scored between rounds: give the number of rounds",
-    "checkpoint_every": "a checkpoint is written after each round: leave checkpoint_every out",
-    "progress": "there is no bar over nodes: read fit.history afterwards",
-    "callback": "there is no fit with rows between rounds: leave callback out",
-    "settings": "each node is one client, computed where its owner says: leave settings out",
-    "engine": "each node is one client: leave engine out",
-    "chunk": "each node is one client: leave chunk out",
-    "compile": "nodes run their steps uncompiled: leave compile out",
-    "device": "a node computes where its owner says: leave device out",
-    "on_client_error": "a node that fails is left out, and named: leave on_client_error out",
-    "min_rows": "a node's policy says it: min_rows in its policy.toml",
-    **NOT_OF_FITS,
-}
+ELSEWHERE = NOT_OF_FITS | dict.fromkeys(
+    AT_NODES.split(),
+    "leave it out: rows are at nodes, which compute as their owners say, policy.toml; score them "
+    "afterwards, fit.scores()",
+)
 
 
 @dataclass(frozen=True, eq=False)

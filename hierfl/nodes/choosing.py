@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from hierfl.data.absent import FILLS, stand_in
 from hierfl.engine.settings import Settings
 from hierfl.method import Method
-from hierfl.nodes.agreement import Agreement
+from hierfl.nodes.agreement import Agreement, Fills
 from hierfl.nodes.call import FitCall
 from hierfl.nodes.messages import Refused
 from hierfl.program.program import Program
@@ -23,7 +22,7 @@ class ReadAlone(NamedTuple):
     """A program that a server has read without rows, and the two values that stand in for theirs."""
 
     program: Program
-    fills: tuple[float, float]
+    fills: Fills
 
 
 class Decided(NamedTuple):
@@ -35,30 +34,15 @@ class Decided(NamedTuple):
     read: ReadAlone | None = None
 
 
-def chosen(model: Model, call: FitCall, agreement: Agreement) -> tuple[Choice, tuple[float, float]]:
+def chosen(model: Model, call: FitCall, agreement: Agreement) -> tuple[Choice, Fills]:
     """Choose a method by the rule of `hierfl.fit`; return also the values that stood in for rows."""
-    failed: Exception | None = None
     # nodes may be missing from a round
     settings = Settings(disclose=call.disclose, on_client_error="skip")
-    for fills in FILLS:
-        data = stand_in(agreement.absent_rows(fills), 0)
-        try:
-            choice = choose(
-                model,
-                data,
-                settings=settings,
-                cohort=call.cohort,
-                seed=call.seed,
-                agreed=agreement.agreed,
-            )
-        except ValueError as error:  # labels outside their support, for example
-            failed = failed or error
-            continue
-        return choice, fills
-    raise ValueError(
-        f"no method can be chosen without rows ({failed}): name one, "
-        "hierfl.methods.two_stage(model) for example"
-    ) from failed
+    how: Any = {"settings": settings, "cohort": call.cohort, "seed": call.seed}
+    return agreement.tried(
+        lambda data: choose(model, data, agreed=agreement.agreed, **how),
+        "no method can be chosen without rows ({}): name one, hierfl.methods.two_stage(model) for example",
+    )
 
 
 def made_by(recipe: Any, model: Model) -> Method:

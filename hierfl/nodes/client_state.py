@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hierfl.core.disk import write_private
 from hierfl.core.trees import Tree, nbytes
 from hierfl.engine.federation import Federation
 from hierfl.method import Method
+from hierfl.nodes.approval import check_approved
 from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
+from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
 from hierfl.runs.run_folder import sync
 
 if TYPE_CHECKING:
@@ -42,6 +44,25 @@ class Node:
     def client(self) -> str:
         """The client's name."""
         return self.federation.data.names[0]
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What the log says of each answer."""
+        return {"rows": self.federation.data.num_rows, "method": self.method.name}
+
+    def allowed(self) -> Policy:
+        """Return the policy as it is now: the owner may have changed it during the run."""
+        try:
+            named = None if self.policy == self.folder / FILE else self.policy
+            policy = policy_at(named, self.folder, own=self.method)
+        except ValueError as error:
+            raise Forbidden("the node's policy cannot be read: its owner must fix it") from error
+        rows = self.federation.data.num_rows
+        policy.check(self.method, rows)
+        policy.check_client(self.federation.client, rows)
+        if policy.approve == "ask":
+            check_approved(self.folder, self.run)
+        return policy
 
 
 def kept(node: Node) -> Kept:

@@ -7,10 +7,9 @@ difference of two answers would reveal the rows in which they differ.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -19,7 +18,9 @@ from msgspec import Meta
 
 from hierfl.core.typed_json import written
 from hierfl.formulas.columns import complete, incomplete, missing_in
+from hierfl.formulas.odd_answers import FAR, far_from_most, unlike_most
 from hierfl.formulas.table_answers import (
+    LevelsAnswer,
     NumbersAnswer,
     TableAnswer,
     rows_by_group,
@@ -27,23 +28,24 @@ from hierfl.formulas.table_answers import (
     table_from_json,
 )
 from hierfl.formulas.time_answers import SurvivalAnswer, survival_answer, survival_from_json
-from hierfl.nodes.agreement import TWICE, client_name
-from hierfl.nodes.gate import Asked, Subject, Told, register
-from hierfl.nodes.messages import Refused, read_json
-from hierfl.nodes.odd_answers import FAR
+from hierfl.nodes.account import Subject
+from hierfl.nodes.client_rows import answer, reply_of
+from hierfl.nodes.gate import Inquiry, Reply, register
+from hierfl.nodes.messages import Refused
+from hierfl.nodes.named_answers import named_answers
 from hierfl.nodes.policy import Forbidden
 from hierfl.nodes.row_sets import Rows, rows_of_frame
 
-LEAVES = "descriptions"
-MOST = 1 << 26  # bytes of an answer
+KINDS = {NumbersAnswer: "of numbers", LevelsAnswer: "of names"}
+ASKS, LEAVES = "describe", "descriptions"
 LEAST_ROWS = 2  # that a number rests on, whatever a policy says
 
 
 @dataclass(frozen=True)
-class Question:
+class DescriptionRequest:
     """What is asked: a "table" of columns or "times", by the values of a column ("": of all rows)."""
 
-    ask: Literal["table", "times"]
+    kind: Literal["table", "times"]
     least: Annotated[int, Meta(ge=LEAST_ROWS, lt=1 << 26)]
     by: str
     columns: tuple[str, ...] = ()
@@ -54,57 +56,64 @@ class Question:
 
 
 # ------------------------------------------------------------ a node
-def _check_question(asked: Asked) -> None:
+def _disclosure(inquiry: Inquiry) -> None:
     """Refuse a question that the policy does not allow, or of columns that the formula does not read."""
-    question, allowed = asked.request, asked.policy
-    if LEAVES not in allowed.may_leave:
-        raise Forbidden(f"the node's policy lets no {LEAVES} leave")
-    if question.least < allowed.min_count:
+    question, policy = inquiry.request, inquiry.policy
+    if LEAVES not in policy.may_leave:
+        raise Forbidden(f"the node's policy lets no {LEAVES} leave: see may_leave in it")
+    if question.least < policy.min_count:
         raise Forbidden(
-            f"the node's policy needs {allowed.min_count} rows for each number, and the server asks for "
-            f"numbers of {question.least}: ask by least_count={allowed.min_count}"
+            f"the node's policy needs {policy.min_count} rows for each number, and the server asks for "
+            f"numbers of {question.least}: ask by least_count={policy.min_count}"
         )
     names = {*question.columns, *([question.by] if question.by else [])}
-    if others := sorted(names - {*asked.formula.declared.columns_read}):
+    if others := sorted(names - {*inquiry.source.formula.declared.columns_read}):
         raise Refused(f"it reads {', '.join(others)[:200]}, which the formula does not")
     if len({*question.columns}) < len(question.columns):
         raise Refused("it names a column twice")
 
 
-def _text(asked: Asked) -> str:
-    question, formula = asked.request, asked.formula
-    of = ", ".join(question.columns) if question.ask == "table" else formula.declared.parts.response
+def _text(inquiry: Inquiry) -> str:
+    question, formula = inquiry.request, inquiry.source.formula
+    response = formula.declared.parts.response
+    of = ", ".join(question.columns) if question.kind == "table" else response
     by = f", by the values of {question.by}" if question.by else ""
-    return f"""A description of the rows ({question.ask}).
+    return f"""A description of the rows ({question.kind}).
 Formula {formula.text}
 Counts, means, sds and cumulative counts leave the node, of {of}{by}.
 Each rests on {question.least} rows or more."""
 
 
-def _answered(asked: Asked) -> Iterator[Told]:
+def _replies(inquiry: Inquiry) -> Iterator[Reply]:
     """Yield the answer about all rows, and about those of the formula, of which alone an earlier answer may be."""
-    declared, frame = asked.formula.declared, asked.frame
-    whole = ~incomplete(frame, declared.rows_of, asked.client, "drop")
-    for rows in (np.ones(len(frame), dtype=bool), whole):
-        yield Told(*_told(asked, frame[rows], whole[rows]))
+    own = inquiry.source
+    whole = ~incomplete(own.frame, own.formula.declared.rows_of, own.client, "drop")
+    for rows in (np.ones(len(own.frame), dtype=bool), whole):
+        yield _reply(inquiry, own.frame[rows], whole[rows])
 
 
-def _told(
-    of: Asked, frame: pd.DataFrame, whole: Any
+def _reply(inquiry: Inquiry, frame: pd.DataFrame, whole: Any) -> Reply:
+    description, behind = _description(inquiry, frame, whole)
+    return reply_of(inquiry, behind, lambda: description)
+
+
+def _description(
+    inquiry: Inquiry, frame: pd.DataFrame, whole: Any
 ) -> tuple[TableAnswer | SurvivalAnswer, list[Rows]]:
     """Return an answer, and the rows behind each of its numbers; `whole` rows lack nothing that the formula reads."""
-    asked, declared, client, key = of.request, of.formula.declared, of.client, of.ledger.key
-    by, least = asked.by or None, asked.least
+    question, own, key = inquiry.request, inquiry.source, inquiry.ledger.key
+    declared, client = own.formula.declared, own.client
+    by, least = question.by or None, question.least
     labels = [by] if by else []
-    if asked.ask == "table":
-        table = table_answer(frame, asked.columns, by, client, least, whole)
+    if question.kind == "table":
+        table = table_answer(frame, question.columns, by, client, least, whole)
         described = [
-            (column, _there(frame, [column], own, whole, least))
-            for name, own in rows_by_group(frame, by, client)
+            (column, _there(frame, [column], group, whole, least))
+            for name, group in rows_by_group(frame, by, client)
             for column, answer in table.groups.get(name, {}).items()
             if answer.found is not None
         ]
-        codes = {c: rows_of_frame(frame, [c], key, labels) for c in asked.columns}
+        codes = {c: rows_of_frame(frame, [c], key, labels) for c in question.columns}
         return table, [codes[column].where(rows) for column, rows in described]
     columns = [declared.parts.response, *declared.parts.additions.values()]
     complete(frame, dict.fromkeys([*columns, *labels]), client, declared.missing)
@@ -113,7 +122,7 @@ def _told(
     times = survival_answer(frame, declared, by, client, least)
     code = rows_of_frame(frame, columns, key, labels)
     groups = rows_by_group(frame, by, client)
-    return times, [code.where(own) for name, own in groups if name in times.groups]
+    return times, [code.where(group) for name, group in groups if name in times.groups]
 
 
 def _there(frame: pd.DataFrame, columns: Sequence[str], of: Any, whole: Any, least: int) -> Any:
@@ -122,64 +131,52 @@ def _there(frame: pd.DataFrame, columns: Sequence[str], of: Any, whole: Any, lea
     return there & whole if 0 < (there & ~whole).sum() < least else there
 
 
-DESCRIPTION = register(
-    "description",
-    Question,
-    disclosure=_check_question,
-    handler=_answered,
-    subject=lambda asked: Subject("", asked.request.ask),
+register(
+    "table",
+    "times",
+    asks=ASKS,
+    request=DescriptionRequest,
+    disclosure=_disclosure,
+    handler=_replies,
+    account="description",
+    subject=lambda inquiry: Subject("", inquiry.request.kind),
     text=_text,
+    counted=False,
 )
-answer_description = DESCRIPTION.answer
+answer_description = partial(answer, ASKS)
 
 
 # ------------------------------------------------------------ the server
 def answers_by_client(
-    answers: Mapping[Any, bytes], question: Question
+    answers: Mapping[Any, bytes], question: DescriptionRequest
 ) -> tuple[dict[str, Any], dict[Any, str]]:
     """Return each client's answer, sorted by name, and why other nodes' answers are refused."""
-    found: dict[str, Any] = {}
-    keys: dict[str, Any] = {}
     left_out: dict[Any, str] = {}
-    for key, content in answers.items():
-        try:
-            said = read_json(content, MOST)
-            if not isinstance(said, dict) or said.keys() != {"client", "answer"}:
-                raise Refused("it answers without the name of its client")
-            client = client_name(said["client"])
-            if client in keys:
-                left_out[keys[client]] = TWICE
-                raise Refused(TWICE)
-            keys[client] = key
-            if question.ask == "table":
-                found[client] = table_from_json(said["answer"], question.columns)
-            else:
-                found[client] = survival_from_json(said["answer"])
-            if not question.by and not {*found[client].groups} <= {""}:
-                raise Refused("it answers by groups that were not asked for")
-        except ValueError as error:
-            left_out[key] = str(error)[:300]
+
+    def read(client: str, content: Any) -> TableAnswer | SurvivalAnswer:
+        is_table = question.kind == "table"
+        made: Any = (
+            table_from_json(content, question.columns) if is_table else survival_from_json(content)
+        )
+        if not question.by and not {*made.groups} <= {""}:
+            raise Refused("it answers by groups that were not asked for")
+        return made
+
+    found, keys = named_answers(answers, read, left_out)
     left_out |= {keys[client]: why for client, why in _odd(found, question).items()}
-    return {c: found[c] for c in sorted(found) if keys[c] not in left_out}, left_out
+    return {client: of for client, of in found.items() if keys[client] not in left_out}, left_out
 
 
-def _odd(found: Mapping[str, Any], question: Question) -> dict[str, str]:
-    """Return the clients of which a column is of another kind than at most others, or far from theirs."""
-    out: dict[str, str] = {}
-    for name in question.columns if len(found) > 2 else ():
-        of = {client: [p[name].found for p in one.groups.values()] for client, one in found.items()}
-        kinds = {c: type(one).__name__ for c, each in of.items() for one in each if one is not None}
-        (most, times), *_ = Counter(kinds.values()).most_common(1) or [("", 0)]
-        if 2 * times > len(kinds):
-            words = f"column '{name}' is of another kind there than at most others"
-            out |= {client: words for client, kind in kinds.items() if kind != most}
-        sizes = {
-            client: max(
-                (abs(n.mean) + n.sd for n in each if isinstance(n, NumbersAnswer)), default=0.0
-            )
-            for client, each in of.items()
-        }
-        usual = median(sizes.values())
-        words = f"the values of '{name}' are more than {FAR:g} times those of most others"
-        out |= {client: words for client, size in sizes.items() if size > FAR * usual > 0.0}
-    return out
+def _odd(answers: Mapping[str, Any], question: DescriptionRequest) -> dict[str, str]:
+    """Return the clients, of three or more, with a column of another kind than at most others, or far from theirs."""
+    kinds: dict[str, dict[str, str]] = {}
+    sizes: dict[str, dict[str, float]] = {}
+    for name in question.columns if len(answers) > 2 else ():
+        for client, table in answers.items():
+            of = [group[name].found for group in table.groups.values()]
+            numbers = [part for part in of if isinstance(part, NumbersAnswer)]
+            kind = next((KINDS[type(part)] for part in of if part is not None), "")
+            kinds.setdefault(f"column '{name}'", {})[client] = kind
+            size = max((abs(part.mean) + part.sd for part in numbers), default=0.0)
+            sizes.setdefault(f"the values of '{name}' are", {})[client] = size
+    return unlike_most(kinds) | far_from_most(sizes, FAR)

@@ -103,7 +103,7 @@ def _content(content: bytes) -> Iterator[str]:
             yield f"It is neither JSON nor tensors, and will be refused: {str(error)!r}"
         return
     about: dict[str, Any] = dict(found.about)
-    if "kind" in about:
+    if about.get("kind", "round") != "round":
         yield f"After the rounds: {about['kind']!r} of the client."
     yield json.dumps(about)
     for name, value in named_leaves(found.tree).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
 from torch import Tensor
@@ -27,6 +27,7 @@ from hierfl.effects import (
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, chosen_of
 from hierfl.method import Method
+from hierfl.nodes import living, saved_over
 from hierfl.nodes.after_rounds import ask_nodes, imputed_at_nodes
 from hierfl.nodes.answers import FromNodes, over_nodes, refused
 from hierfl.nodes.asking import Ask
@@ -181,7 +182,7 @@ class FitOverNodes:
     predictions, marginal_means, r2 = map(refused, ("predictions", "marginal_means", "r2"))
     posterior_predictive, replicate = map(refused, ("posterior_predictive", "replicate"))
     personalize, update = map(refused, ("personalize", "update"))
-    infer_discrete = refused("infer_discrete")
+    infer_discrete, infer_rows = map(refused, ("infer_discrete", "infer_rows"))
 
     def report(
         self,
@@ -197,59 +198,7 @@ class FitOverNodes:
         """
         return self.here.report(path, title=title, draws=draws, seed=seed)
 
-    def save(self, folder: str | Path) -> None:
-        """Write what the server has to a folder, for `hierfl.nodes.load(folder, nodes)`.
-
-        Only the owner can read its files. No row and no state of a client is in it.
-
-        Args:
-            folder: made if it does not exist.
-
-        Raises:
-            CheckpointError: the folder holds another run, or this one after more rounds.
-        """
-        from hierfl.nodes.saved_over import save  # few runs need it
-
-        save(self, folder)
-
-    def without(self, client: str, *, folder: str | Path | None = None) -> FitOverNodes:
-        """Return the fit without one of its clients, as `hierfl.Fit.without` does; no node is asked.
-
-        Its node keeps its own folder. The others are asked about their clients as before.
-
-        Args:
-            client: its name.
-            folder: the run's checkpoint folder, in which nothing that the client had sent is left,
-                nor in that of `by_files`; `withdrawn.json` is the certificates. Backups, and what
-                another transport keeps, are not reached. None: it stays.
-
-        Errors are those of `hierfl.Fit.without`.
-        """
-        from hierfl.nodes.living import without  # few fits need it
-
-        return without(self, client, folder=folder)
-
-    def updated(self, nodes: Any, *, folder: str | Path | None = None) -> FitOverNodes:
-        """Return the fit with the clients of other nodes, or new rows of some, as `hierfl.Fit.updated`.
-
-        The new nodes alone are asked: for a factor, and for log ratios. Afterwards they are asked
-        about their clients as the others are.
-
-        Args:
-            nodes: those of the new or changed clients, as for `hierfl.nodes.fit`; a new node of a
-                formula is started with the agreed schema, `fit.method.model`.
-            folder: the run's checkpoint folder, in which the fit with the new clients takes the
-                place of this one. None: it stays as it is.
-
-        Raises:
-            ValueError: as `hierfl.Fit.updated`; or rows of another form.
-            AnotherRound: the others have to be asked, by a run over all nodes.
-            TooFewNodes: a new node does not answer.
-            CheckpointError: the folder does not hold this run.
-        """
-        from hierfl.nodes.living import updated  # few fits need it
-
-        return updated(self, nodes, folder=folder)
+    save, without, updated = saved_over.save, living.without, living.updated
 
     @property
     def certificates(self) -> pd.DataFrame:

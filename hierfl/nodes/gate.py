@@ -1,66 +1,74 @@
-"""The gate of a node: what leaves of its rows before a run is of a registered kind, and passes here.
+"""The gate of a node: all that leaves of its rows is of a registered kind, and passes `answer`.
 
-A kind has a typed request, the check of what may be disclosed, and a handler. What leaves is a
-function of the owner's rows, of parameters that the node has checked or computed, and of its ledger.
+What leaves is a function of the owner's rows, of parameters that the node has checked or computed,
+and of its account.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-import pandas as pd
+from msgspec.structs import replace
 
 from hierfl.core.process import one_at_a_time
-from hierfl.core.typed_json import read_as, written
-from hierfl.formulas.columns import by_client
-from hierfl.formulas.constants import Implausible
-from hierfl.formulas.formula import Formula
+from hierfl.core.trees import Tree
+from hierfl.core.typed_json import made_of
 from hierfl.nodes import log
-from hierfl.nodes.account import AGAIN, Entry, Ledger, RowSet, digest
+from hierfl.nodes.account import Entry, Ledger, RowSet, digest
 from hierfl.nodes.approval import asked_first
-from hierfl.nodes.messages import Refused
-from hierfl.nodes.policy import Forbidden, Policy, policy_at
+from hierfl.nodes.asking import ROUND
+from hierfl.nodes.messages import Message, Refused, from_bytes, read_json
+from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.nodes.row_sets import Rows, check_rows
 
-MOST = 1 << 24  # bytes of a question
+MOST, MOST_JSON = 1 << 31, 1 << 24  # bytes of a request with tensors, and of one without
+FAILED = "failed question"  # of the account
 
 
-class Asked(NamedTuple):
-    """A question of a server, and what a node answers it from."""
+class Source(Protocol):
+    """What a node answers from: a client's rows before a run (`run` is ""), or its part of a run."""
+
+    @property
+    def folder(self) -> Path: ...  # noqa: D102
+    @property
+    def run(self) -> str: ...  # noqa: D102
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What the log says of each answer."""
+
+    def allowed(self) -> Policy:
+        """Return the policy as it is now, or refuse."""
+
+
+class Inquiry(NamedTuple):
+    """A request as a node has read it: `tree` are its tensors, `content` what it says of itself."""
 
     request: Any
-    formula: Formula
-    client: str
-    frame: pd.DataFrame
+    source: Any
     policy: Policy
     ledger: Ledger
+    digest: str
+    tree: Tree
+    content: Mapping[str, Any]
 
 
-class Subject(NamedTuple):
-    """What a question is about.
+class Release(NamedTuple):
+    """Bytes that may leave, their tensors (None: they are JSON), and what the log calls them."""
 
-    Args:
-        rows: which rows and columns; nothing of a formula, so that another one tells nothing new.
-        place: of which the node answers one question.
-        columns: the schema's columns, which must be the same in all questions about the rows.
-        basis: what the schema of a fit must be.
-    """
-
-    rows: str
-    place: str
-    columns: str = ""
-    basis: str = ""
+    content: bytes
+    tree: Tree | None = None
+    what: str = ""
+    more: Mapping[str, Any] = {}
 
 
-class Told(NamedTuple):
-    """An answer, and the rows behind each of its numbers."""
+class Reply(NamedTuple):
+    """The rows behind each number of an answer, and what computes it once these may be told about."""
 
-    answer: Any
-    rows: list[Rows]
+    rows: Sequence[Rows]
+    make: Callable[[], Release]
 
 
 @dataclass(frozen=True)
@@ -68,128 +76,118 @@ class Kind:
     """A kind of answer that may leave.
 
     Args:
-        name: in the ledger and the log.
-        request: the dataclass that a question is read as.
-        disclosure: refuses a question whose answer the policy, or a few rows, do not allow.
-        handler: answers it, by sums and counts that `hierfl.formulas.disclosure` lets out; where it has
-            several answers, of fewer and fewer rows, the first one leaves that may.
-        subject: what it is about.
-        text: what the owner is asked to approve.
+        asks: the transport's word for it.
+        request: the dataclass that a request is read as.
+        disclosure: refuses a request whose answer the policy, or a few rows, do not allow.
+        handler: yields answers, of fewer and fewer rows; the first one that may leave does.
+        account: the account's and the log's word for it; "": the account needs no entry.
+        subject: what a request is about, in the account.
+        earlier: the answer that was given to it before; None: it is new.
+        text: what the owner approves beforehand; of a run, its preview is approved.
+        counted: requests count, also where they fail; others are answered once.
+        keep: keeps an answer before it leaves, and returns more for the log.
     """
 
-    name: str
+    asks: str
     request: type
-    disclosure: Callable[[Asked], None]
-    handler: Callable[[Asked], Iterable[Told]]
-    subject: Callable[[Asked], Subject]
-    text: Callable[[Asked], str]
-
-    @one_at_a_time
-    def answer(
-        self,
-        formula: Formula,
-        frames: Any,
-        folder: str | Path,
-        content: bytes,
-        *,
-        policy: str | Path | None = None,
-    ) -> bytes:
-        """Return a node's answer, as JSON, to a question about its client's rows; errors hold no value of them."""
-        root = Path(folder)
-        allowed = policy_at(policy, root)
-        with log.answering(root):
-            client, frame = only_client(formula, frames)
-            _check_may_tell(formula, allowed, frame)
-            try:
-                request: Any = read_as(self.request, content, most=MOST)
-            except ValueError as error:
-                raise Refused(f"it is no question about rows ({str(error)[:300]})") from error
-            asked = Asked(request, formula, client, frame, allowed, Ledger.at(root))
-            self.disclosure(asked)
-            if allowed.approve == "ask":
-                asked_first(root, self.name, self.text(asked))
-            answer, what = self._once(asked, digest(content))
-            about: Any = {"question": json.loads(content), "rows": len(frame)}
-            return log.left(root, answer.encode(), what, **about, policy=allowed.said())
-
-    def _once(self, asked: Asked, request: str) -> tuple[str, str]:
-        """Return the answer to a question, of which a node gives one for the same rows, and what it is."""
-        subject, ledger = self.subject(asked), asked.ledger
-        for entry in ledger.once(self.name):
-            before = Subject(*entry.subject)
-            if before[:2] == subject[:2] and entry.request == request:
-                return entry.answer, f"again: {self.name}"
-            if before[:2] == subject[:2] or (
-                before.rows == subject.rows
-                and subject.columns
-                and before.columns not in ("", subject.columns)
-            ):
-                raise Refused(
-                    f"it has answered a question of the kind '{self.name}' about these columns before, "
-                    f"with other columns, groups, levels or constants: a node answers once; {AGAIN}"
-                )
-        told, new_rows = self._told(asked)
-        answer = json.dumps({"client": asked.client, "answer": json.loads(written(told.answer))})
-        ledger.append(Entry(self.name, request, subject=subject, answer=answer, rows=new_rows))
-        return answer, self.name
-
-    def _told(self, asked: Asked) -> tuple[Told, tuple[RowSet, ...]]:
-        """Return the first answer of the handler whose rows may be told about, and those that are new."""
-        refusal: Exception | None = None
-        try:
-            for told in self.handler(asked):
-                try:
-                    return told, check_rows(asked.ledger, told.rows, asked.policy.min_count)
-                except Forbidden as error:
-                    refusal = error
-        except Implausible as error:
-            raise Forbidden(str(error)) from error
-        raise refusal or Refused("nothing may be told")
+    disclosure: Callable[[Inquiry], None]
+    handler: Callable[[Inquiry], Iterable[Reply]]
+    account: str
+    subject: Callable[[Inquiry], tuple[str, ...]] = lambda inquiry: ()
+    earlier: Callable[[Inquiry], bytes | None] = lambda inquiry: None
+    text: Callable[[Inquiry], str] | None = None
+    counted: bool = True
+    keep: Callable[[Inquiry, Release], Mapping[str, Any]] = lambda inquiry, release: {}
 
 
 KINDS: dict[str, Kind] = {}
 
 
-def register(
-    name: str,
-    request: type,
-    *,
-    disclosure: Callable[[Asked], None],
-    handler: Callable[[Asked], Iterable[Told]],
-    subject: Callable[[Asked], Subject],
-    text: Callable[[Asked], str],
-) -> Kind:
-    """Register a kind of answer; nothing else answers questions about rows, and none lacks its check."""
-    if name in KINDS or not callable(disclosure):
-        raise ValueError(f"the kind '{name}' is registered, or lacks a check of what it discloses")
-    KINDS[name] = Kind(name, request, disclosure, handler, subject, text)
-    return KINDS[name]
+def register(*names: str, **parts: Any) -> None:
+    """Register kinds of answers; nothing else leaves a node, and none lacks its check."""
+    kind = Kind(**parts)
+    if not {*names}.isdisjoint(KINDS) or not callable(kind.disclosure):
+        raise ValueError(f"a kind of {names} is registered, or lacks a check of its disclosure")
+    KINDS.update(dict.fromkeys(names, kind))
 
 
-def only_client(formula: Formula, frames: Any) -> tuple[str, pd.DataFrame]:
-    """Return the name and the rows of a node's client; refuse rows of several."""
-    clients = by_client(frames, formula.clients)
-    if len(clients) != 1:
-        raise Refused(
-            f"a node has the rows of one client, and these are of {len(clients)}: start a "
-            "node for each"
-        )
-    return next(iter(clients.items()))
+@one_at_a_time
+def answer(source: Source, asks: str, content: bytes) -> bytes:
+    """Return a node's answer to a request; errors hold no value of its rows."""
+    with log.answering(source.folder, source.run or None):
+        policy = source.allowed()
+        kind, request, message = _read(asks, content)
+        ledger = Ledger.at(source.folder)
+        inquiry = Inquiry(request, source, policy, ledger, digest(content), *message)
+        kind.disclosure(inquiry)
+        if kind.text is not None and policy.approve == "ask":
+            asked_first(source.folder, kind.account, kind.text(inquiry))
+        entry = Entry(kind.account, inquiry.digest, source.run, tuple(kind.subject(inquiry)))
+        again = kind.earlier(inquiry) if kind.counted else ledger.given(entry)
+        if again is not None:
+            tree: Tree | None = None if message.tree is None else {}
+            return _left(inquiry, Release(again, tree, f"again: {kind.account}"))
+        if kind.counted:
+            return _replied(kind, inquiry, entry)
+        ledger.check_limits(FAILED, "", inquiry.digest, policy, None)
+        try:
+            return _replied(kind, inquiry, entry)
+        except Exception:
+            ledger.append(Entry(FAILED, inquiry.digest))  # that it fails tells something
+            raise
 
 
-def _check_may_tell(formula: Formula, allowed: Policy, frame: pd.DataFrame) -> None:
-    """Refuse questions about rows that the policy does not allow, and rows that lack a column."""
-    allowed.check(None, len(frame))
-    if allowed.budget is not None:
-        raise Forbidden(
-            "the node's policy has a budget for each row, and counts and sums have no noise: "
-            "agree on a schema beforehand"
-        )
-    if len(frame) < allowed.min_count:
-        raise Forbidden(
-            f"the node's policy tells of no fewer than {allowed.min_count} rows, and the client "
-            "has fewer: agree on a schema beforehand"
-        )
-    for name in formula.declared.columns_read:
-        if name not in frame.columns:
-            raise Refused(f"the client's rows have no column '{name}', which the formula reads")
+def _replied(kind: Kind, inquiry: Inquiry, entry: Entry) -> bytes:
+    """Return the first answer of a handler whose rows may be told about, once the account has it."""
+    refusal: Exception = Refused("nothing may be told")
+    for reply in kind.handler(inquiry):
+        try:
+            new_rows = _new_rows(inquiry, reply)
+        except Forbidden as error:
+            refusal = error
+            continue
+        if kind.account and kind.counted:
+            inquiry.ledger.append(entry)  # what fails, too
+        release = reply.make()
+        if not kind.counted:
+            entry = replace(entry, answer=release.content.decode())
+        if new_rows or not kind.counted:
+            inquiry.ledger.append(replace(entry, rows=new_rows))
+        more = {**release.more, **kind.keep(inquiry, release)}
+        return _left(inquiry, release._replace(more=more), kind.account)
+    raise refusal
+
+
+def _read(asks: str, content: bytes) -> tuple[Kind, Any, Message]:
+    """Return the kind of a request, the request as its type, and all of it; refuse any other."""
+    if asks == ROUND:
+        message = from_bytes(content, most=MOST)
+    else:
+        message = Message(None, read_json(content, MOST_JSON))
+    if not isinstance(message.about, dict):
+        raise Refused("it is no request of a node: it is no JSON object")
+    about = {"kind": asks, **message.about}
+    kind = KINDS.get(str(about["kind"]))
+    if kind is None or kind.asks != asks:
+        raise Refused(f"it asks for {str(about['kind'])[:40]!r}, which no node answers")
+    try:
+        return kind, made_of(kind.request, about), message
+    except ValueError as error:
+        raise Refused(f"it is no request of the kind '{about['kind']}' ({error})") from error
+
+
+def _new_rows(inquiry: Inquiry, reply: Reply) -> tuple[RowSet, ...]:
+    """Return the rows behind an answer that are behind no earlier one; refuse those of few others.
+
+    Noise alone is no reason not to compare: without a budget of the owner, the server says how much of it there is.
+    """
+    rows = () if inquiry.policy.budget is not None else reply.rows
+    return check_rows(inquiry.ledger, rows, inquiry.policy.min_count)
+
+
+def _left(inquiry: Inquiry, release: Release, what: str = "") -> bytes:
+    """Log what is about to leave, with the policy that lets it and the rows behind it, and return it."""
+    source, what = inquiry.source, release.what or what
+    about = {**source.about, "policy": inquiry.policy.said(), **release.more}
+    run = source.run or None
+    return log.left(source.folder, release.content, what, run=run, tree=release.tree, **about)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hierfl.data.absent import FILLS, stand_in
+from hierfl.data.clients import ClientData
 from hierfl.laplace.trials import FAILS, moved_rows, terms_at, trial
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.asking import Ask
@@ -73,17 +73,18 @@ def _alone_with_codes(introductions: Iterable[Introduction]) -> tuple[str, str] 
 
 def _fails(model: Model, agreement: Agreement) -> bool:
     """Return whether a model fails on rows of agreed codes, where it can be read without rows."""
-    for fills in FILLS:
-        with suppress(ValueError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of values that are not the clients'
-            found = read_model(model, stand_in(agreement.absent_rows(fills), 0)).program
-            program, g = agreement.agreed(found), torch.Generator().manual_seed(0)
-            with trial():
-                try:
-                    terms_at(program, point(program, 0.0)[1], moved_rows(program, g))
-                except FAILS:
-                    return True
-            return False
+
+    def fails(data: ClientData) -> bool:
+        program, g = agreement.agreed(read_model(model, data).program), torch.Generator()
+        with trial():
+            try:
+                terms_at(program, point(program, 0.0)[1], moved_rows(program, g.manual_seed(0)))
+            except FAILS:
+                return True
+        return False
+
+    with suppress(ValueError):
+        return agreement.tried(fails, "{}")[0]
     return False
 
 

@@ -20,7 +20,19 @@ Fitted = Any  # a FitOverNodes, whose module imports this one
 
 
 def without(fit: Fitted, client: str, *, folder: str | Path | None = None) -> Fitted:
-    """Return the fit without a client; `FitOverNodes.without` describes it."""
+    """Return the fit without one of its clients, as `hierfl.Fit.without` does; no node is asked.
+
+    Its node keeps its own folder. The others are asked about their clients as before.
+
+    Args:
+        fit: over nodes.
+        client: its name.
+        folder: the run's checkpoint folder, in which nothing that the client had sent is left,
+            nor in that of `by_files`; `withdrawn.json` is the certificates. Backups, and what
+            another transport keeps, are not reached. None: it stays.
+
+    Errors are those of `hierfl.Fit.without`.
+    """
     old = fit.federation
     out = leaving(old, client)
     root = None if folder is None else Path(folder)
@@ -41,7 +53,24 @@ def without(fit: Fitted, client: str, *, folder: str | Path | None = None) -> Fi
 
 
 def updated(fit: Fitted, nodes: Any, *, folder: str | Path | None = None) -> Fitted:
-    """Return the fit with the clients of some nodes; `FitOverNodes.updated` describes it."""
+    """Return the fit with the clients of other nodes, or new rows of some, as `hierfl.Fit.updated`.
+
+    The new nodes alone are asked: for a factor, and for log ratios. Afterwards they are asked
+    about their clients as the others are.
+
+    Args:
+        fit: over nodes.
+        nodes: those of the new or changed clients, as for `hierfl.nodes.fit`; a new node of a
+            formula is started with the agreed schema, `fit.method.model`.
+        folder: the run's checkpoint folder, in which the fit with the new clients takes the
+            place of this one. None: it stays as it is.
+
+    Raises:
+        ValueError: as `hierfl.Fit.updated`; or rows of another form.
+        AnotherRound: the others have to be asked, by a run over all nodes.
+        TooFewNodes: a new node does not answer.
+        CheckpointError: the folder does not hold this run.
+    """
     root = None if folder is None else Path(folder)
     if root is not None:
         holds(root, fit)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -16,46 +15,15 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.data.clients import ClientData
 from hierfl.effects.imputed import COLUMNS, NothingMissing
 from hierfl.engine.rounds import Progress, settle
+from hierfl.nodes.asking import StateRequest
 from hierfl.nodes.client_state import Node, state_after, with_mail
-from hierfl.nodes.messages import Message, NodeFailed, Refused, to_bytes
-from hierfl.nodes.policy import KINDS, Kind
+from hierfl.nodes.messages import NodeFailed, Refused, to_bytes
 from hierfl.runs.result import Fit
 
 QUANTILES = (0.05, 0.5, 0.95)
-MOST_DRAWS = 100_000
 ANSWERS = "answers"  # a folder in the node's
 MOST_KEPT = 1 << 28  # bytes of it
 Few = Mapping[str, list[int]]  # site of groups within the client -> those with few rows
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a node is asked after `rounds` rounds; its client was last counted in round `counted` (-1: in none)."""
-
-    kind: Kind
-    draws: int
-    seed: int
-    site: str | None
-    rounds: int
-    counted: int
-
-    @staticmethod
-    def of(about: Mapping[str, Any]) -> Question:
-        """Read what a message says about itself; raise Refused where it is no question."""
-        names = ("draws", "seed", "rounds", "counted")
-        numbers = [about.get(name) for name in names]
-        kind, site = about.get("kind"), about.get("site")
-        if kind not in KINDS or not (site is None or isinstance(site, str)):
-            raise Refused(f"it asks for {str(kind)[:40]!r} of site {str(site)[:40]!r}")
-        if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
-            raise Refused(f"its {', '.join(names)} are no integers")
-        given: dict[str, Any] = dict(zip(names, numbers, strict=True))
-        found = Question(kind, site=site, **given)
-        if abs(found.seed) >= 1 << 63 or abs(found.rounds) + abs(found.counted) >= 1 << 31:
-            raise Refused("its seed or its rounds are too large")
-        if not 1 <= found.draws <= MOST_DRAWS:
-            raise Refused(f"it asks for {found.draws} draws: it may ask for 1 to {MOST_DRAWS:,}")
-        return found
 
 
 def local_fit(node: Node, message: Tree, mail: Tree, *, rounds: int, counted: int) -> Fit:
@@ -69,14 +37,14 @@ def local_fit(node: Node, message: Tree, mail: Tree, *, rounds: int, counted: in
     return Fit(node.method, federation, Progress(message, table, (), rounds), max(rounds, 1))
 
 
-def answered(node: Node, asked: Message, question: Question, few: Few) -> Tree:
+def answered(node: Node, tree: Tree, question: StateRequest, few: Few) -> Tree:
     """Answer a question into the node's folder; return it for the policy to release."""
     if question.kind in ("predictions", "scores"):
         try:
             node.federation.program.observed_site(question.site)
         except (KeyError, ValueError) as error:
             raise Refused(str(error)[:500]) from error
-    message, mail = asked.tree["message"], asked.tree["mail"]
+    message, mail = tree["message"], tree["mail"]
     try:
         fit = local_fit(node, message, mail, rounds=question.rounds, counted=question.counted)
         if question.kind in ("summaries", "draws"):
@@ -84,7 +52,7 @@ def answered(node: Node, asked: Message, question: Question, few: Few) -> Tree:
         if question.kind == "imputed":
             _write(node, question, "csv", _imputed(fit, question).to_csv(index=False).encode())
             return {}
-        return _of_rows(node, fit, question, asked.tree["rows"])
+        return _of_rows(node, fit, question, tree["rows"])
     except Refused:
         raise
     except Exception as error:
@@ -93,7 +61,7 @@ def answered(node: Node, asked: Message, question: Question, few: Few) -> Tree:
         ) from error
 
 
-def _imputed(fit: Fit, question: Question) -> pd.DataFrame:
+def _imputed(fit: Fit, question: StateRequest) -> pd.DataFrame:
     """Return the table of what the client's rows lack, without a line where they lack nothing."""
     try:
         return fit.imputed(draws=question.draws, seed=question.seed).frame
@@ -101,7 +69,7 @@ def _imputed(fit: Fit, question: Question) -> pd.DataFrame:
         return pd.DataFrame(columns=COLUMNS)
 
 
-def _of_sites(node: Node, fit: Fit, question: Question, few: Few) -> Tree:
+def _of_sites(node: Node, fit: Fit, question: StateRequest, few: Few) -> Tree:
     """Return draws of the client's own sites, or their summaries: 0 of `few` groups, which the owner's file has."""
     own = fit.draws(question.draws, seed=question.seed).own
     draws = {name: value[:, 0] for name, value in own.items()}
@@ -158,7 +126,7 @@ def table_of_sites(summaries: Mapping[str, Tree]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["site", "mean", "sd", "5%", "50%", "95%"])
 
 
-def _of_rows(node: Node, fit: Fit, question: Question, given: Mapping[str, Tensor]) -> Tree:
+def _of_rows(node: Node, fit: Fit, question: StateRequest, given: Mapping[str, Tensor]) -> Tree:
     rows = node.federation.data if not given else _new_rows(node, given)
     found = fit.predict(rows, site=question.site, draws=question.draws, seed=question.seed)
     name = "given.csv" if given else "csv"
@@ -203,7 +171,7 @@ def table_of_rows(found: Mapping[str, Tensor | None]) -> pd.DataFrame:
     return pd.DataFrame({name: value.numpy() for name, value in columns.items()})
 
 
-def _write(node: Node, question: Question, ending: str, content: bytes) -> None:
+def _write(node: Node, question: StateRequest, ending: str, content: bytes) -> None:
     """Write an answer for the owner; the oldest ones go first where they take too much space."""
     folder = node.folder / ANSWERS
     private_folder(folder)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import FAILURES, client_round
 from hierfl.engine.federation import federate
 from hierfl.method import Clock, Method
-from hierfl.nodes import log
-from hierfl.nodes.account import END, Entry, Ledger, RowSet, digest, state_of
+from hierfl.nodes import gate, log
+from hierfl.nodes.account import END, Entry, Ledger, state_of
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.approval import asked_first, check_approved, preview, write_preview
+from hierfl.nodes.approval import asked_first, write_preview
+from hierfl.nodes.asking import AFTER, ROUND, RoundRequest, StateRequest
 from hierfl.nodes.client_state import (
     Kept,
     Node,
@@ -30,24 +33,16 @@ from hierfl.nodes.client_state import (
     state_after,
     with_mail,
 )
-from hierfl.nodes.messages import (
-    Message,
-    NodeFailed,
-    Refused,
-    check_numbers,
-    from_bytes,
-    like,
-    to_bytes,
-)
+from hierfl.nodes.gate import Inquiry, Release, Reply, register
+from hierfl.nodes.messages import NodeFailed, Refused, check_numbers, like, to_bytes
 from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
-from hierfl.nodes.row_sets import check_rows, rows_of_data, rows_of_formula
+from hierfl.nodes.preview import preview
+from hierfl.nodes.row_sets import rows_of_data, rows_of_formula
 from hierfl.program.failures import why_it_fails
 from hierfl.program.read import read
 from hierfl.program.recipes import describe
 from hierfl.runs.saved import start_of
-
-MOST = 1 << 31  # bytes of a message to a node
-MOST_ROUNDS = 1 << 31
+from hierfl.summaries.row_noise import RowNoise
 
 
 def run_name(method: Method, agreement: Agreement, seed: int) -> str:
@@ -66,7 +61,7 @@ def introduce(
         Ledger.at(root)
         said = Introduction.of(data)
         allowed.check(method, said.rows)
-        content = json.dumps(said.as_json()).encode()
+        content = json.dumps(asdict(said)).encode()
         if allowed.approve == "ask":
             asked_first(root, "introduction", content.decode())
         return log.left(root, content, "introduction", rows=said.rows, policy=allowed.said())
@@ -114,97 +109,78 @@ def node(
 def introduced(node: Node) -> dict[str, Any]:
     """Return what a node reports before a run's first round: a hash of what it starts from."""
     with log.answering(node.folder, node.run):
-        policy = _allowed(node)
-        said = {"run": node.run, "client": node.client, "start": start_of(node.federation)}
-        _left(node, json.dumps(said).encode(), "start", policy, None)
-        return said
+        about = {**node.about, "policy": node.allowed().said()}
+        start = {"run": node.run, "client": node.client, "start": start_of(node.federation)}
+        log.left(node.folder, json.dumps(start).encode(), "start", run=node.run, **about)
+        return start
 
 
-@one_at_a_time
 def answer(node: Node, content: bytes) -> bytes:
     """Answer a message of the server: go through one round, or draw and predict after the last one."""
-    with log.answering(node.folder, node.run):
-        asked = from_bytes(content, most=MOST)
-        if asked.about.get("run") != node.run:
-            run = str(asked.about.get("run"))[:80]
-            raise Refused(f"it is of run '{run}', and this node is in '{node.run}'")
-        policy, request = _allowed(node), digest(content)
-        if asked.about.get("kind") == END:
-            return _answer_end(node, asked, policy)
-        if "kind" in asked.about:
-            return _answer_question(node, asked, policy, request)
-        return _answer_round(node, asked, policy, request)
+    return gate.answer(node, ROUND, content)
 
 
-def _allowed(node: Node) -> Policy:
-    """Return the policy as it is now: the owner may have changed it during the run."""
-    try:
-        named = None if node.policy == node.folder / FILE else node.policy
-        policy = policy_at(named, node.folder, own=node.method)
-    except ValueError as error:
-        raise Forbidden("the node's policy cannot be read: its owner must fix it") from error
-    rows = node.federation.data.num_rows
-    policy.check(node.method, rows)
-    policy.check_client(node.federation.client, rows)
-    if policy.approve == "ask":
-        check_approved(node.folder, node.run)
-    return policy
+def _check_run(inquiry: Inquiry, tensors: set[str]) -> None:
+    node, tree = inquiry.source, inquiry.tree
+    if inquiry.request.run != node.run:
+        run = inquiry.request.run[:80]
+        raise Refused(f"it is of run '{run}', and this node is in '{node.run}'")
+    if not isinstance(tree, dict) or {*tree} != tensors:
+        raise Refused(f"it does not hold a {' and '.join(sorted(tensors))}, and nothing else")
 
 
 # ------------------------------------------------------------ a round
-def _answer_round(node: Node, asked: Message, policy: Policy, request: str) -> bytes:
-    round_: Any = asked.about.get("round")
-    counted: Any = asked.about.get("counted")
-    right = type(round_) is int and type(counted) is int and -1 <= counted < round_ < MOST_ROUNDS
-    if not right:
-        raise Refused(f"it asks for round {str(round_)[:20]!r} after {str(counted)[:20]!r}")
-    if not isinstance(asked.tree, dict) or set(asked.tree) != {"message", "mail"}:
-        raise Refused("it does not hold a message and mail, and nothing else")
-    ledger, how = Ledger.at(node.folder), node.federation.client.row_noise
-    entry = Entry("round", request, node.run, (state_of(asked.tree),))
-    paid = entry if how is None else replace(entry, spent=how.spent_by_round)
-    if (again := answer_again(node, request)) is not None:
-        if how is not None and not ledger.is_paid(node.run, request):  # a crash
-            ledger.append(paid)
-        tree = from_bytes(again, most=MOST).tree
-        return _left(node, again, "again: update", policy, tree)
-    check_numbers(asked.tree)
-    _check_message(node, asked.tree["message"])
-    ledger.check_limits("round", node.run, request, policy, node.method.most_rounds)
+def _check_round(inquiry: Inquiry) -> None:
+    """Refuse a round of another run, or one that the client cannot be in."""
+    _check_run(inquiry, {"message", "mail"})
+    if not inquiry.request.counted < inquiry.request.round:
+        raise Refused(f"it asks for round {inquiry.request.round} after {inquiry.request.counted}")
+
+
+def _update_before(inquiry: Inquiry) -> bytes | None:
+    """Return the answer to the run's last request once more, and pay for it if a crash came first."""
+    node, ledger = inquiry.source, inquiry.ledger
+    how = node.federation.client.row_noise
+    content = answer_again(node, inquiry.digest)
+    if content is not None and how is not None and not ledger.is_paid(node.run, inquiry.digest):
+        _pay(inquiry, how)
+    return content
+
+
+def _update(inquiry: Inquiry) -> Iterator[Reply]:
+    """Yield the client's update: values times weights."""
+    node, ledger, policy = inquiry.source, inquiry.ledger, inquiry.policy
+    request, how = inquiry.request, node.federation.client.row_noise
+    message = inquiry.tree["message"]
+    check_numbers(inquiry.tree)
+    _check_message(node, message)
+    ledger.check_limits("round", node.run, inquiry.digest, policy, node.method.most_rounds)
     if how is not None:
         ledger.check_budget(how, policy)
-    new_rows = _new_rows(node, ledger, policy)
-    ledger.append(entry)  # what fails, too: that it fails tells something
-    before = state_after(node, counted)
-    own = with_mail(before, asked.tree["mail"])
-    up, after = _one_round(node, asked.tree["message"], own, round_, policy)
-    if new_rows:
-        ledger.append(replace(entry, rows=new_rows))
-    keep(node, Kept(round_, counted, before, after))
-    content = to_bytes(up, {"run": node.run, "client": node.client, "round": round_})
-    keep_answer(node, request, content)
-    if how is not None:
-        ledger.append(paid)
-    spent = None if how is None else ledger.share_spent(how, policy)
-    return _left(node, content, "update", policy, up, round_=round_, budget_spent=spent)
+
+    def make() -> Release:
+        before = state_after(node, request.counted)
+        own = with_mail(before, inquiry.tree["mail"])
+        up, after = _one_round(node, message, own, request.round, policy)
+        keep(node, Kept(request.round, request.counted, before, after))
+        about = {"run": node.run, "client": node.client, "round": request.round}
+        return Release(to_bytes(up, about), up, "update", {"round_": request.round})
+
+    yield Reply([node.behind], make)
 
 
-def _left(node: Node, content: bytes, what: str, policy: Policy, tree: Tree, **more: Any) -> bytes:
-    """Log what is about to leave, with the policy that lets it and the rows behind it, and return it."""
-    more |= {"rows": node.federation.data.num_rows, "method": node.method.name}
-    return log.left(
-        node.folder, content, what, run=node.run, tree=tree, policy=policy.said(), **more
-    )
+def _keep_update(inquiry: Inquiry, release: Release) -> Mapping[str, Any]:
+    how = inquiry.source.federation.client.row_noise
+    keep_answer(inquiry.source, inquiry.digest, release.content)
+    if how is None:
+        return {}
+    _pay(inquiry, how)
+    return {"budget_spent": inquiry.ledger.share_spent(how, inquiry.policy)}
 
 
-def _new_rows(node: Node, ledger: Ledger, policy: Policy) -> tuple[RowSet, ...]:
-    """Return the rows behind an answer that are behind no earlier one; refuse those of few others.
-
-    Noise alone is no reason not to compare: without a budget of the owner, the server says how much of it there is.
-    """
-    if policy.budget is not None:
-        return ()
-    return check_rows(ledger, [node.behind], policy.min_count)
+def _pay(inquiry: Inquiry, how: RowNoise) -> None:
+    run, state = inquiry.source.run, (state_of(inquiry.tree),)
+    inquiry.ledger.append(Entry("round", inquiry.digest, run, state, spent=how.spent_by_round))
 
 
 def _check_message(node: Node, message: Tree) -> None:
@@ -238,7 +214,10 @@ def _one_round(
             f"round {round_}: client '{node.client}' fails: its log says why"
         ) from cause
     if few:
-        raise Forbidden("the answer would rest on fewer rows than the node's policy asks for")
+        raise Forbidden(
+            "the answer would rest on fewer rows than the node's policy asks for (min_rows, "
+            "min_count)"
+        )
     return up, tree_map(lambda v: v[0], after)
 
 
@@ -255,45 +234,44 @@ def _rests_on_few(node: Node, message: Tree, after: Tree, policy: Policy) -> boo
 
 
 # ------------------------------------------------------------ after the rounds
-def _answer_end(node: Node, asked: Message, policy: Policy) -> bytes:
-    """Take the state that a run has ended with."""
-    _check_state(node, asked, Ledger.at(node.folder), policy)
-    content = to_bytes({}, {"run": node.run, "client": node.client, "kind": END})
-    return _left(node, content, "end of the run", policy, {})
-
-
-def _check_state(node: Node, asked: Message, ledger: Ledger, policy: Policy) -> None:
-    """Refuse a question under parameters that the node has not received in the run."""
-    if not isinstance(asked.tree, dict) or set(asked.tree) != {"message", "mail", "rows"}:
-        raise Refused("it does not hold a message, mail and rows, and nothing else")
-    check_numbers(asked.tree)
-    server, ends = node.federation.server, asked.about.get("ends") is True
+def _check_state(inquiry: Inquiry) -> None:
+    """Refuse a question under parameters that the node has not received in the run, and too many questions."""
+    node, ledger, tree = inquiry.source, inquiry.ledger, inquiry.tree
+    _check_run(inquiry, {"message", "mail", "rows"})
+    if inquiry.request.kind != END:
+        ledger.check_limits("question", node.run, inquiry.digest, inquiry.policy, None)
+    check_numbers(tree)
+    server, ends = node.federation.server, inquiry.request.ends
     if ends and not server.grows:
-        like(asked.tree["message"], server.last(server.state, Clock(0, 1)))
-    ledger.check_state(node.run, state_of(asked.tree), policy, ends=ends)
+        like(tree["message"], server.last(server.state, Clock(0, 1)))
+    ledger.check_state(node.run, state_of(tree), inquiry.policy, ends=ends)
 
 
-def _answer_question(node: Node, asked: Message, policy: Policy, request: str) -> bytes:
-    """Answer what the policy lets out; anything else stays in the node's folder."""
+def _end(inquiry: Inquiry) -> Iterator[Reply]:
+    """Take the state that a run has ended with."""
+    node = inquiry.source
+    content = to_bytes({}, {"run": node.run, "client": node.client, "kind": END})
+    yield Reply([], lambda: Release(content, {}, "end of the run"))
+
+
+def _about_client(inquiry: Inquiry) -> Iterator[Reply]:
+    """Yield what the policy lets out; anything else stays in the node's folder."""
     # here: it needs pandas and all that predictions need, which take half a second to import
-    from hierfl.nodes.local_fit import Question, answered, few_rows
+    from hierfl.nodes.local_fit import answered, few_rows
 
-    ledger, entry = Ledger.at(node.folder), Entry("question", request, node.run)
-    ledger.check_limits("question", node.run, request, policy, None)
-    question = Question.of(asked.about)
-    _check_state(node, asked, ledger, policy)
-    ledger.append(entry)
-    few = few_rows(node, policy.min_count) if question.kind in ("summaries", "draws") else {}
-    answer_tree = answered(node, asked, question, few)
-    about: dict[str, Any] = {"run": node.run, "client": node.client, "kind": question.kind}
-    asks = dict(asked.about)
-    if why := _stays(node, question.kind, not asked.tree["rows"], policy):
-        content = to_bytes({}, {**about, "stays": why})
-        return _left(node, content, f"no {question.kind}", policy, {}, question=asks)
-    if new_rows := _new_rows(node, ledger, policy):
-        ledger.append(replace(entry, rows=new_rows))
-    content = to_bytes(answer_tree, {**about, "few": few})
-    return _left(node, content, question.kind, policy, answer_tree, question=asks)
+    node, request, policy = inquiry.source, inquiry.request, inquiry.policy
+    kind, more = request.kind, {"question": dict(inquiry.content)}
+    about = {"run": node.run, "client": node.client, "kind": kind}
+    stays = _stays(node, kind, not inquiry.tree["rows"], policy)
+
+    def make() -> Release:
+        few = few_rows(node, policy.min_count) if kind in ("summaries", "draws") else {}
+        tree = answered(node, inquiry.tree, request, few)
+        if stays:
+            return Release(to_bytes({}, {**about, "stays": stays}), {}, f"no {kind}", more)
+        return Release(to_bytes(tree, {**about, "few": few}), tree, kind, more)
+
+    yield Reply([] if stays else [node.behind], make)
 
 
 def _stays(node: Node, kind: str, of_own_rows: bool, policy: Policy) -> str:
@@ -302,11 +280,27 @@ def _stays(node: Node, kind: str, of_own_rows: bool, policy: Policy) -> str:
     if kind == "imputed":
         return "missing values of rows stay at their node"
     if kind not in policy.may_leave:
-        return f"the node's policy lets no {kind} leave"
+        return f"the node's policy lets no {kind} leave: may_leave lacks '{kind}'"
     if of_own_rows and kind == "predictions" and "rows" not in policy.may_leave:
-        return "the node's policy lets no rows leave, and predictions have a number for each of its rows"
+        return "the node's policy lets no rows leave (may_leave), and predictions have a number for each of its rows"
     if node.federation.data.num_rows < policy.min_count:
-        return f"the client has fewer rows than the {policy.min_count} on which an answer must rest"
+        return f"the client has fewer rows than the {policy.min_count} on which an answer must rest (min_count)"
     if of_own_rows and (policy.budget or node.federation.client.row_noise):
         return f"the rows have a budget, and {kind} of them have no noise"
     return ""
+
+
+register(
+    ROUND,
+    asks=ROUND,
+    request=RoundRequest,
+    disclosure=_check_round,
+    handler=_update,
+    account="round",
+    subject=lambda inquiry: (state_of(inquiry.tree),),
+    earlier=_update_before,
+    keep=_keep_update,
+)
+after = partial(register, asks=ROUND, request=StateRequest, disclosure=_check_state)
+after(END, handler=_end, account="")
+after(*AFTER, handler=_about_client, account="question")

@@ -17,6 +17,7 @@ from unicodedata import normalize
 from hierfl.core.disk import private_folder, write_private
 from hierfl.method import Client, Method, Phase
 from hierfl.methods.listed import names
+from hierfl.nodes.asking import AFTER
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.supervised import Limits
 
@@ -30,12 +31,9 @@ COUNTS = (
 )
 LISTS = ("methods", "discloses", "may_leave", "formulas", "columns", "transforms")
 Approve = Literal["ask", "always"]
-# of answers about the client; "imputed" never leaves: it has a value of each row
-Kind = Literal["summaries", "draws", "predictions", "scores", "imputed"]
-KINDS: tuple[str, ...] = get_args(Kind)
 # "rows": an answer with a number for each of the client's rows, of its kind; "descriptions": of its
 # rows, of which it need not have fitted anything
-LEAVES = (*(kind for kind in KINDS if kind != "imputed"), "rows", "descriptions")
+LEAVES = (*(kind for kind in AFTER if kind != "imputed"), "rows", "descriptions")
 
 
 class Forbidden(Refused):
@@ -140,21 +138,24 @@ class Policy:
         if rows < self.min_rows:
             raise Forbidden(
                 f"the node's policy asks for {self.min_rows} rows or more, and the client has "
-                "fewer: it takes no part"
+                "fewer (min_rows): it takes no part"
             )
         if method is None:
             if self.methods == frozenset() or not self.discloses:
-                raise Forbidden("the node's policy allows no method: it takes no part")
+                raise Forbidden(
+                    "the node's policy allows no method: it takes no part (methods, discloses)"
+                )
             return
         if self.methods is not None and method.name not in self.methods:
             raise Forbidden(
                 f"the node's policy does not allow method '{method.name}': it allows "
-                f"{_listed(self.methods)}"
+                f"{_listed(self.methods)} (methods)"
             )
         if method.discloses not in self.discloses:
             raise Forbidden(
                 f"method '{method.name}' discloses {method.discloses}, and the node's policy "
-                f"allows {_listed(self.discloses)}: take a method that discloses less"
+                f"allows {_listed(self.discloses)}: take a method that discloses less, or let its "
+                "owner add it to discloses"
             )
 
     def check_client(self, client: Client, rows: int) -> None:
@@ -168,7 +169,7 @@ class Policy:
             if (least := _rows_of(phase, rows)) < self.min_rows:
                 raise Forbidden(
                     f"the mini-batches of a round hold {least} rows, and the node's policy asks "
-                    f"for {self.min_rows} or more: take larger batch_size or more steps"
+                    f"for {self.min_rows} or more (min_rows): take larger batch_size or more steps"
                 )
         if self.budget is not None and client.row_noise is None:
             raise Forbidden(

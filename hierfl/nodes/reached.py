@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hierfl.core.arguments import spelled
@@ -17,6 +17,7 @@ from hierfl.nodes.envelope import read_answer, write_request
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.gathering import check_enough, fit_introduced
 from hierfl.nodes.messages import Refused, read_json
+from hierfl.nodes.named_answers import of_one_name
 from hierfl.nodes.node import run_name
 from hierfl.nodes.run import SILENT, TooFewNodes
 from hierfl.nodes.together import AskSum
@@ -57,7 +58,7 @@ class Reached:
         def agree(agreement: Agreement, run: Decided, ids: Mapping[str, Any]) -> Any:
             sends = self.send_recipe or run.why is not None
             recipe = describe(run.method) if sends else None
-            every = {"agreement": agreement.as_json(), "method": recipe, "seed": call.seed}
+            every = {"agreement": asdict(agreement), "method": recipe, "seed": call.seed}
             return self._agree(every, ids, run_name(run.method, agreement, call.seed))
 
         def ask(ids: Mapping[str, Any]) -> Ask:
@@ -85,9 +86,12 @@ class Reached:
         self, formula: Any, ask: Any, columns: Iterable[str], by: str | None, least: int
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Ask the nodes about their rows; `hierfl.describe` and `hierfl.kaplan_meier` call it."""
-        from hierfl.nodes.describing import Question, answers_by_client  # few runs need it
+        from hierfl.nodes.describing import (
+            DescriptionRequest,
+            answers_by_client,
+        )  # few runs need it
 
-        question = Question(ask, least, by or "", tuple(columns))
+        question = DescriptionRequest(ask, least, by or "", tuple(columns))
         answers, refused = self._answers("describe", list(self.nodes), question.content())
         found, odd = answers_by_client(answers, question)
         check_enough(found, refused | odd, self.fewest, "describe their rows")
@@ -133,7 +137,7 @@ class Reached:
                 found[node] = Introduction.from_json(read_json(content))
             except Refused as error:
                 refused[node] = str(error)
-        refused |= (doubled := _of_one_name(found))
+        refused |= (doubled := of_one_name({n: of.client for n, of in found.items()}))
         found = {node: said for node, said in found.items() if node not in doubled}
         check_enough(found, refused, self.fewest, "introduce a client")
         return found, refused
@@ -169,30 +173,6 @@ class Reached:
             raise TooFewNodes("; ".join(f"client '{name}': {why}" for name, why in others.items()))
         return starts, others
 
-    def ask(self, contents: Mapping[str, bytes], ids: Mapping[str, Any]) -> Iterator[Answer]:
-        """Ask clients for a round."""
-        names = {node: name for name, node in ids.items()}
-        asked = {ids[name]: content for name, content in contents.items() if name in ids}
-        for node, found in self.send("round", asked):
-            if node in names and isinstance(found, Refused):
-                yield Answer(names[node], None, str(found))
-            elif node in names and isinstance(found, bytes):
-                yield Answer(names[node], found)
-
-
-def _of_one_name(introductions: Mapping[Any, Introduction]) -> dict[Any, str]:
-    """Return the nodes that introduce a client of one name, but for one whose own key is that name."""
-    nodes: dict[str, list[Any]] = {}
-    for node, introduction in introductions.items():
-        nodes.setdefault(introduction.client, []).append(node)
-    out = {}
-    for client, claimants in nodes.items():
-        for node in claimants if len(claimants) > 1 else ():
-            others = ", ".join(str(other)[:40] for other in claimants if other != node)
-            if str(node) != client:
-                out[node] = f"it introduces client '{client}', and so does {others}"
-    return out
-
 
 @dataclass(frozen=True, eq=False)
 class _Asks:
@@ -203,7 +183,13 @@ class _Asks:
 
     def __call__(self, contents: Mapping[str, bytes]) -> Iterator[Answer]:
         """Ask clients for a round."""
-        return self.reached.ask(contents, self.ids)
+        names = {node: name for name, node in self.ids.items()}
+        asked = {self.ids[name]: of for name, of in contents.items() if name in self.ids}
+        for node, content in self.reached.send("round", asked):
+            if node in names and isinstance(content, Refused):
+                yield Answer(names[node], None, str(content))
+            elif node in names and isinstance(content, bytes):
+                yield Answer(names[node], content)
 
     def forget(self, client: str) -> None:
         """Remove what the transport keeps of a client's answers."""

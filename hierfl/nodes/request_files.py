@@ -107,12 +107,14 @@ def _written(folder: Path, request: bytes) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     kind = read_request(request)[0]
     name = f"{kind}-{digest(request)[:8]}"
-    there = next((path for path in folder.glob(f"*-{name}{REQUEST}") if _is(path, request)), None)
-    if there is None:
-        there = folder / f"{len(list(folder.glob('*' + REQUEST))) + 1:04d}-{name}{REQUEST}"
-        _write_whole(there, request)
-    elif kind != "round" and _refuses(_of(there), request):
-        _of(there).unlink()
+    for there in folder.glob(f"*-{name}{REQUEST}"):
+        with suppress(Refused):
+            if read(there) == request:
+                if kind != "round" and (_said(_of(there), request) or {}).get("wrong"):
+                    _of(there).unlink()
+                return _of(there)
+    there = folder / f"{len(list(folder.glob('*' + REQUEST))) + 1:04d}-{name}{REQUEST}"
+    _write_whole(there, request)
     return _of(there)
 
 
@@ -131,11 +133,11 @@ def answer_waiting(
     """
     for path in sorted(folder.glob(f"*{REQUEST}")):
         try:
-            request = _read(path, station.allowed.bytes_a_request)
+            request = read(path, station.allowed.bytes_a_request)
         except Refused:  # a link to a file of the node would tell the hash of that file
             continue
         other = bool(only) and digest(request) != only
-        if other or _of(path).is_dir() or _has(_of(path), request):
+        if other or _of(path).is_dir() or _said(_of(path), request):
             continue
         answer = station.answer(request)
         try:
@@ -144,14 +146,6 @@ def answer_waiting(
             log.refused(station.folder, None, f"'{path.name}' has no place for an answer", error)
             continue
         yield path, answer
-
-
-def _has(path: Path, request: bytes) -> bool:
-    """Return whether a file holds the answer to a request."""
-    try:
-        return bool(_answer(path, request))
-    except Refused:
-        return False
 
 
 def _write_whole(path: Path, content: bytes) -> None:
@@ -165,7 +159,7 @@ def _write_whole(path: Path, content: bytes) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _read(path: Path, most: int = MOST) -> bytes:
+def read(path: Path, most: int = MOST) -> bytes:
     """Return the bytes of a file; what the other side has put there in place of one is Refused."""
     try:
         # neither through a link, nor waiting for what writes into a pipe
@@ -182,25 +176,18 @@ def _read(path: Path, most: int = MOST) -> bytes:
 
 def _answer(path: Path, request: bytes) -> bytes:
     """Return the answer in a file; none, a part of one, and one to another request are Refused."""
-    found = _read(path)
+    found = read(path)
     if not answers(request, found):
         raise Refused(ANOTHER)
     return found
 
 
-def _is(path: Path, content: bytes) -> bool:
+def _said(path: Path, request: bytes) -> dict[str, Any] | None:
+    """Return what a file says of itself that holds the answer to a request; None: it holds none."""
     try:
-        return _read(path) == content
+        return read_line(_answer(path, request))[0]
     except Refused:
-        return False
-
-
-def _refuses(path: Path, request: bytes) -> bool:
-    """Return whether there is an answer that says what is wrong."""
-    try:
-        return bool(read_line(_answer(path, request))[0].get("wrong"))
-    except Refused:
-        return False
+        return None
 
 
 # ------------------------------------------------------------ a node

@@ -20,11 +20,10 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from hierfl.core.disk import private_folder, write_private
 from hierfl.data.clients import ClientData
+from hierfl.data.row_codes import HALF, Codes, codes_of_values, mixed
 from hierfl.nodes.account import ROWS, Ledger, RowSet, broken, digest
 from hierfl.nodes.policy import Forbidden
 
-Codes = NDArray[np.uint64]
-HALF = np.uint64(32)  # bits of a code that are of the value in single precision
 TIMES = 3  # that an answer may count in a difference
 LONGEST = 20.0  # seconds of a comparison, after which the answer is refused
 
@@ -54,12 +53,14 @@ class Rows:
         )
 
 
-# ------------------------------------------------------------ codes of cells
 def rows_of_frame(
     frame: Any, columns: Sequence[str], key: bytes, labels: Sequence[str] = ()
 ) -> Rows:
     """Return the codes of columns of a frame; of `labels` too, by which rows are told apart."""
-    of = ({str(name): _codes(frame[name].to_numpy(), key) for name in n} for n in (columns, labels))
+    of = (
+        {str(name): codes_of_values(frame[name].to_numpy(), key) for name in n}
+        for n in (columns, labels)
+    )
     return Rows(*of)
 
 
@@ -81,45 +82,13 @@ def rows_of_data(data: ClientData, fields: Sequence[str], key: bytes) -> Rows:
         if values.ndim == 1:
             levels = data.levels.get(name)
             own = values if levels is None else np.array(levels, dtype=object)[values.astype(int)]
-            codes[name] = _codes(own, key)
+            codes[name] = codes_of_values(own, key)
             continue
         flat, names = values.reshape(len(values), -1), data.features.get(name, ())
         for k in range(flat.shape[1]):
             column = names[k] if len(names) == flat.shape[1] else f"{name}[{k}]"
-            codes[column] = _codes(flat[:, k], key)
+            codes[column] = codes_of_values(flat[:, k], key)
     return Rows(codes)
-
-
-def _codes(values: NDArray[Any], key: bytes) -> Codes:
-    """Return keyed codes of values, equal for equal numbers and texts whatever their dtypes."""
-    if values.dtype.kind in "biuf":
-        return _codes_of_numbers(values.astype(np.float64), key)
-    import pandas as pd  # frames alone have such columns
-
-    places, kinds = pd.factorize(values, use_na_sentinel=False)
-    numbers = pd.to_numeric(pd.Series(kinds, dtype=object), errors="coerce").to_numpy(np.float64)
-    texts = pd.util.hash_array(np.array(list(map(str, kinds)), dtype=object))
-    is_text = np.isnan(numbers) & ~np.asarray(pd.isna(kinds))
-    codes: Codes = np.where(is_text, _mixed(texts, key), _codes_of_numbers(numbers, key))[places]
-    return codes
-
-
-def _codes_of_numbers(values: NDArray[np.float64], key: bytes) -> Codes:
-    whole = np.where(np.isnan(values), np.nan, values + 0.0)  # one NaN, and no -0
-    with np.errstate(over="ignore"):
-        single = whole.astype(np.float32).astype(np.float64)
-    coarse, fine = (_mixed(v.view(np.uint64), key) for v in (single, whole))
-    return (coarse >> HALF << HALF) | (fine >> HALF)
-
-
-def _mixed(codes: Codes, key: bytes) -> Codes:
-    """Return a keyed permutation of 64-bit numbers: SplitMix64's between four secret words."""
-    for word in np.frombuffer(key, dtype=np.uint64):
-        codes = codes ^ word
-        codes = (codes ^ (codes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        codes = (codes ^ (codes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        codes = codes ^ (codes >> np.uint64(31))
-    return codes
 
 
 # ------------------------------------------------------------ the check
@@ -207,7 +176,7 @@ def _read(folder: Path, name: str) -> Codes:
 
 def _joined(codes: Codes, others: Codes) -> Codes:
     """Return codes of pairs of codes; the order counts."""
-    return _mixed(codes * np.uint64(3) + others, bytes(8))
+    return mixed(codes * np.uint64(3) + others, bytes(8))
 
 
 def _counts(sets: Sequence[Codes]) -> NDArray[np.int64]:

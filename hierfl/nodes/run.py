@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import torch
 
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import nbytes, tree_map
-from hierfl.data.absent import FILLS, stand_in
+from hierfl.data.absent import FILLS
+from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, client_round, counted, once_each
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.left_out import with_absent
@@ -21,8 +22,8 @@ from hierfl.engine.rounds import CHOSEN, begin
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.settings import Settings
 from hierfl.method import Method, Up
-from hierfl.nodes.agreement import Agreement
-from hierfl.nodes.asking import Answer, Ask, last_counted, mail_of
+from hierfl.nodes.agreement import Agreement, Fills
+from hierfl.nodes.asking import Answer, Ask, RoundRequest, last_counted, mail_of
 from hierfl.nodes.choosing import ReadAlone
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
@@ -162,8 +163,9 @@ class Nodes:
         return left_out
 
     def _request(self, task: Task, name: str, place: int) -> bytes:
-        about = {"run": self.run, "round": task.round, "counted": self.counted.get(name, -1)}
-        return to_bytes({"message": task.message, "mail": mail_of(task.own, place)}, about)
+        request = RoundRequest(self.run, task.round, self.counted.get(name, -1))
+        tree = {"message": task.message, "mail": mail_of(task.own, place)}
+        return to_bytes(tree, asdict(request))
 
     def _read(self, found: Answer, task: Task, template: Up, rows: int) -> Up:
         """Return what a client sends, checked against what it should look like."""
@@ -279,34 +281,27 @@ def without_rows(
     agreement: Agreement,
     seed: int,
     cohort: int | float | None,
-    found: ReadAlone | None,
-) -> tuple[Federation, tuple[float, float]]:
+    read: ReadAlone | None,
+) -> tuple[Federation, Fills]:
     """Return the federation with values in place of the rows, and these values."""
-    failed: Exception | None = None
     settings = Settings(
         chunk=len(agreement.names), on_client_error="raise" if method.everyone else "skip"
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of values that are not the clients'
-        for fills in FILLS if found is None else [found.fills]:
-            data = stand_in(agreement.absent_rows(fills), 0)
-            try:
-                program = (
-                    agreement.agreed(read_program(method.model, method.guide, data, seed=seed))
-                    if found is None
-                    else found.program
-                )
-                federation = federate(
-                    method, data, seed=seed, cohort=cohort, settings=settings, program=program
-                )
-            except ValueError as error:  # labels outside their support, for example
-                failed = failed or error
-                continue
-            return federation, fills
-    raise ValueError(
-        f"the program cannot be read without rows ({failed}): see that it reads no values of them "
-        "outside its likelihood"
-    ) from failed
+
+    def made(data: ClientData) -> Federation:
+        program = None if read is None else read.program
+        if program is None:
+            found = read_program(method.model, method.guide, data, seed=seed)
+            program = agreement.agreed(found)
+        how: Any = {"seed": seed, "cohort": cohort, "settings": settings}
+        return federate(method, data, program=program, **how)
+
+    return agreement.tried(
+        made,
+        "the program cannot be read without rows ({}): see that it reads no values of them outside its "
+        "likelihood",
+        FILLS if read is None else [read.fills],
+    )
 
 
 def other_starts(federation: Federation, starts: Mapping[str, str]) -> dict[str, str]:

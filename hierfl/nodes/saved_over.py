@@ -18,7 +18,17 @@ from hierfl.runs.run_folder import NODES, checkpoints, held
 
 
 def save(fit: Any, folder: str | Path) -> None:
-    """Write a fit over nodes to a folder; `FitOverNodes.save` describes it."""
+    """Write what the server has to a folder, for `hierfl.nodes.load(folder, nodes)`.
+
+    Only the owner can read its files. No row and no state of a client is in it.
+
+    Args:
+        fit: over nodes.
+        folder: made if it does not exist.
+
+    Raises:
+        CheckpointError: the folder holds another run, or this one after more rounds.
+    """
     root = expect_path(folder, "folder", "run")
     who = about(fit.method, few_of(fit.federation), fit.rounds)
     with held(root):

@@ -133,8 +133,9 @@ def _too_much(limits: Limits, seconds: float) -> TooMuch:
 
 def raise_if_memory(error: BaseException) -> None:
     """Raise MemoryError where an error, or what caused it, is that there is no more memory."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, MemoryError) or any(text in str(cause) for text in ALLOCATES):
-            raise MemoryError from None
-        cause = cause.__cause__ or cause.__context__
+    causes: list[BaseException | None] = [error]
+    while causes:
+        if (cause := causes.pop()) is not None:
+            if isinstance(cause, MemoryError) or any(text in str(cause) for text in ALLOCATES):
+                raise MemoryError from None
+            causes += [cause.__cause__, cause.__context__]

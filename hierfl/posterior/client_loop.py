@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from hierfl.data.clients import ClientData
 from hierfl.data.ragged import cut_ragged
 from hierfl.engine.chunks import one_slot, over_clients, slots_of
 from hierfl.engine.client_store import taken
-from hierfl.posterior.snapshot import Snapshot
+from hierfl.laplace.trials import first_row
+from hierfl.posterior.snapshot import Snapshot, lacks_rows
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program
 
@@ -26,6 +28,12 @@ CLIENTS_AT_ONCE, DRAWS_A_CLIENT = 64, 128  # clients at least, and more while ea
 CLIENT_DRAWS_AT_ONCE, MOST_CLIENT_DRAWS = 512, 1 << 17
 MOST_NUMBERS, CACHED = 1 << 23, 1 << 20  # clients x draws x rows, where each has one scalar
 CLIENT_DRAW_ROWS_AT_ONCE = 1 << 21  # clients x draws x rows, where the work of a draw is wide
+LIKE_ROWS = 32  # rows that a draw of a client takes as long as, at least
+# padded rows of a chunk from which clients of other sizes are carried apart, and rows of a chunk that
+# cost no more than another chunk
+PADDING, FEW_ROWS = 1 << 14, 1 << 12
+Reads = Literal["rows", "guide", "none"]
+MOST_RUNS = 16  # of clients that need rows and clients that do not, in one chunk
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,30 +54,60 @@ def each_client(
     given: Tree | None = None,
     seed: int = 0,
     salt: str = "posterior",
+    sized: bool = False,
+    reads: Reads = "rows",
 ) -> Iterator[Chunk]:
-    """Evaluate `one(params, own, asked[, given]) -> tree` for every client, if possible under vmap."""
+    """Evaluate `one(params, own, asked[, given]) -> tree` for every client, if possible under vmap.
+
+    If it is `sized`, `one` gets the number of clients that are carried at once before all others. It
+    `reads` rows, or those that the guide reads alone, or none; what it does not read it does not get.
+    """
     federation, message, seed = fit.federation, fit.message, expect_integer(seed, "seed")
     data = federation.data if rows is None else rows
     at = (noise.word(salt),)
-    most = clients_at_once(fit, data)
-    parts, read = torch.arange(data.num_clients).split(most), [data.counts]
+    read = [data.counts]
     if not new and rows is not None:
         read.append(federation.data.counts)
-    for ids in cut_ragged(parts, *read, most=most):
+    parts = _of_similar_sizes(fit, read)
+    for ids, name in _without_rows(fit, parts, new=new):
         batch = full_batch(data, ids, seed=seed, at=at)
+        if reads == "none" or (reads == "guide" and name is not None):
+            batch = first_row(batch)
         asked = labeled(batch, federation.program)
         if new:
             own = asked
         else:
             own = batch if rows is None else full_batch(federation.data, ids, seed=seed, at=at)
         (own_slots, own_shared), (asked_slots, asked_shared) = slots_of(own), slots_of(asked)
-        call = partial(_of_client, fit, message, one, (own_shared, own), (asked_shared, asked))
+        of = partial(one, len(ids)) if sized else one
+        call = partial(_of_client, fit, message, of, (own_shared, own), (asked_shared, asked))
         states = _new_states(fit, len(ids)) if new else taken(fit.progress.table, ids)
-        parts = () if given is None else (tree_map(lambda v, ids=ids: v[ids], given),)
-        trees = (states, own_slots, asked_slots, *parts)
+        if name is not None:
+            states = {n: v for n, v in states.items() if n != name}
+        own_given = () if given is None else (tree_map(lambda v, ids=ids: v[ids], given),)
+        trees = (states, own_slots, asked_slots, *own_given)
         with unchecked(), torch.no_grad():
             found = over_clients(call, federation.at_once, *trees, count=len(ids))
         yield Chunk(ids, asked, found)
+
+
+def _without_rows(
+    fit: Snapshot, parts: Sequence[Tensor], *, new: bool
+) -> Iterator[tuple[Tensor, str | None]]:
+    """Yield chunks of clients, with the name of what says of all of them that draws need no rows."""
+    name = None if new or lacks_rows(fit) else fit.federation.client.rowless
+    for ids in parts:
+        if name is None:
+            yield ids, None
+            continue
+        needless = taken(fit.progress.table, ids)[name] > 0.0
+        runs = 1 + int(needless.diff().sum())
+        if runs > MOST_RUNS:
+            yield ids, None
+            continue
+        lengths = needless.unique_consecutive(return_counts=True)[1].tolist()
+        for some, first in zip(ids.split(lengths), needless.unique_consecutive(), strict=True):
+            yield some, name if bool(first) else None
 
 
 def _of_client(
@@ -103,29 +141,49 @@ def each_draw(
     width: int = 1,
     salt: str = "posterior",
     first: int = 0,
+    reads: Reads = "rows",
 ) -> Iterator[Chunk]:
     """Evaluate a function of a client and a draw: trees (C, S, ...); draw d depends on the seed alone."""
     program, draws = fit.program, expect_draws(draws)
 
-    def all_draws(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+    def all_draws(clients: int, params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
         def at_draw(d: Tensor) -> Tree:
             return one(params, own.redrawn(d), asked.redrawn(d))
 
         most = (
             draws_at_once(asked.num_rows, program)
             if width == 1
-            else CLIENT_DRAW_ROWS_AT_ONCE // (width * asked.num_rows)
+            else CLIENT_DRAW_ROWS_AT_ONCE // (width * max(asked.num_rows, LIKE_ROWS))
         )
         return at_each_draw(at_draw, draws, program, at_once=max(1, most // clients), first=first)
 
-    clients = clients_at_once(fit, fit.federation.data if rows is None else rows)
-    yield from each_client(fit, all_draws, rows=rows, new=new, seed=seed, salt=salt)
+    how: dict[str, Any] = {"rows": rows, "new": new, "seed": seed, "salt": salt, "reads": reads}
+    yield from each_client(fit, all_draws, sized=True, **how)
 
 
-def clients_at_once(fit: Snapshot, data: ClientData) -> int:
-    """Return how many of the clients of `data` are carried at once."""
-    many = draws_at_once(max(1, int(data.counts.max())), fit.program) // DRAWS_A_CLIENT
-    return min(fit.federation.slots, max(CLIENTS_AT_ONCE, many), data.num_clients)
+def what_is_read(program: Program) -> Reads:
+    """Return what draws of all sites read: rows, where a client's deterministic sites may."""
+    return "guide" if set(program.derived.values()) <= {None} else "rows"
+
+
+def _of_similar_sizes(fit: Snapshot, read: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return chunks of clients in their order, by the numbers of rows that are `read` of each, (N,)."""
+    counts = torch.stack(list(read)).amax(0)
+    kind = (counts.clamp(min=1).log2() / 4.0).ceil()
+    runs = kind.unique_consecutive(return_counts=True)[1].tolist()
+    every = torch.arange(len(counts))
+    found: list[Tensor] = []
+    for run in every.split(runs if len(runs) <= MOST_RUNS else len(counts)):
+        most = clients_at_once(fit, read[0][run])
+        found += cut_ragged(run.split(most), *read, most=most, few=FEW_ROWS, padding=PADDING)
+    return tuple(found)
+
+
+def clients_at_once(fit: Snapshot, counts: Tensor) -> int:
+    """Return how many clients of so many rows, (C,), are carried at once."""
+    largest = max(1, int(counts.max()))
+    many = draws_at_once(largest, fit.program) // DRAWS_A_CLIENT
+    return min(fit.federation.slots_of(largest), max(CLIENTS_AT_ONCE, many), len(counts))
 
 
 def draws_at_once(rows: int, program: Program) -> int:

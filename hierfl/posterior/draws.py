@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 import torch
@@ -17,10 +18,10 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.posterior.client_loop import (
     Chunk,
-    clients_at_once,
     draws_at_once,
     each_client,
     each_draw,
+    what_is_read,
 )
 from hierfl.posterior.snapshot import (
     Restricted,
@@ -89,7 +90,8 @@ def posterior_draws(
         values = program.draw_all(params, own, asked)
         return {name: values[name] for name in names}
 
-    chunks = mapped_or_in_turn(fit, lambda s: each_draw(s, one, draws=draws, seed=seed))
+    how: dict[str, Any] = {"draws": draws, "seed": seed, "reads": what_is_read(program)}
+    chunks = mapped_or_in_turn(fit, lambda s: each_draw(s, one, **how))
     return joined_draws(program, [chunk.found for chunk in chunks])
 
 
@@ -162,9 +164,9 @@ def at_draws(
     count = next((len(value) for value in {**draws.shared, **draws.own}.values()), 1)
 
     def run(snapshot: Snapshot) -> Iterator[Chunk]:
-        clients = clients_at_once(snapshot, snapshot.federation.data if rows is None else rows)
-
-        def all_draws(params: Params, _: ClientBatch, asked: ClientBatch, given: Values) -> Tree:
+        def all_draws(
+            clients: int, params: Params, _: ClientBatch, asked: ClientBatch, given: Values
+        ) -> Tree:
             values, index = {**given, **shared}, torch.arange(count, dtype=torch.int32)
 
             def at(draw: Tensor, latents: Values) -> Tree:
@@ -176,7 +178,7 @@ def at_draws(
             each = [at(index[s], {n: v[s] for n, v in values.items()}) for s in range(count)]
             return tree_map(lambda *v: torch.stack(v), *each)
 
-        return each_client(snapshot, all_draws, rows=rows, given=own)
+        return each_client(snapshot, all_draws, rows=rows, given=own, sized=True)
 
     yield from mapped_or_in_turn(fit, run)
 

@@ -24,7 +24,7 @@ from hierfl.posterior.snapshot import (
     lacks_rows,
 )
 from hierfl.program.check_padding import check_labels_given
-from hierfl.program.handlers import Answer
+from hierfl.program.handlers import Answer, sites_until
 from hierfl.program.program import Params
 from hierfl.program.sites import Values
 
@@ -86,7 +86,7 @@ def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Va
     def own_sites(params: Params, shared: Values, asked: ClientBatch) -> Tree:
         with Answer(params, asked, reparameterized=False):
             model = poutine.condition(program.model, data=shared)
-            nodes = poutine.trace(model).get_trace(asked).nodes
+            nodes = sites_until(lambda: model(asked), local)
         return {name: nodes[name]["value"] for name in local}
 
     above = _global_draws(fit, draws, seed)

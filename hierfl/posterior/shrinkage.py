@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import pyro.distributions as dist
 import torch
 from torch import Tensor
 
@@ -46,6 +48,9 @@ def shrinkage(
     likelihood is Gaussian. Of another one it is estimated by `points` draws of z with `draws` of
     w_k at each; one whose local sites are too narrow, or too wide, gives too low, or high, a value.
 
+    Of a formula's intercept beside correlated slopes it is that of the intercept at the means of the
+    columns, as is its prior (`hierfl.formulas.origin`), wherever it is reported.
+
     Sources: B of Morris 1983, JASA 78, Eq. 1.9; the pooling factor of each group in Gelman and
     Pardoe 2006, Technometrics 48, section 1.
 
@@ -57,14 +62,14 @@ def shrinkage(
     known = [site for site in sites if site not in program.derived]
     if not known:
         return {}
-    one: Callable[..., Tree] = partial(_sampled, program, known, draws)
-    width = draws * width_of(program)
+    weights = {site: of for site, of in _origins(program).items() if site in known}
+    one: Callable[..., Tree] = partial(_sampled, program, known, weights, draws)
+    how: dict[str, Any] = {"width": draws * width_of(program), "seed": seed, "salt": "shrinkage"}
     if _is_closed(fit):
-        one, width = partial(_in_closed_form, program, known), width_of(program)
+        one = partial(_in_closed_form, program, known, _turn(program, weights))
+        how |= {"width": width_of(program), "reads": "none"}
         points = max(points, min(CLOSED, MOST_CLOSED // len(fit.clients)))
-    chunks = mapped_or_in_turn(
-        fit, lambda s: each_draw(s, one, draws=points, seed=seed, width=width, salt="shrinkage")
-    )
+    chunks = mapped_or_in_turn(fit, lambda s: each_draw(s, one, draws=points, **how))
     # (N, S, ...), with the same plates as a draw
     found = joined_local(program, [chunk.found for chunk in chunks])
     return {
@@ -84,18 +89,51 @@ def _is_closed(fit: Snapshot) -> bool:
     return bool(getattr(guide, "has_shrinkage", False))
 
 
+def _origins(program: Program) -> dict[str, Tensor]:
+    """Return the weights (D,) of a vector's entries in the one that its first entry stands for."""
+    model: Any = inspect.unwrap(program.model)
+    if not hasattr(model, "layouts"):
+        return {}
+    from hierfl.formulas.writer import origins  # formulae takes half a second
+
+    sizes = {site.name: site.size for site in program.latents.local_block.sites}
+    found = {site: torch.tensor(of) for site, of in origins(model).items()}
+    return {site: of for site, of in found.items() if sizes.get(site) == len(of)}
+
+
+def _turn(program: Program, weights: Mapping[str, Tensor]) -> Tensor:
+    """Return the matrix (D, D) by which local vectors have the entries that are judged."""
+    block = program.latents.local_block
+    turn, at = torch.eye(block.size), 0
+    for site in block.sites:
+        if site.name in weights:
+            turn[at, at : at + site.size] = weights[site.name]
+        at += site.size
+    return turn
+
+
+def _turned(value: Tensor, weights: Tensor) -> Tensor:
+    return torch.cat([(value @ weights.to(value))[..., None], value[..., 1:]], -1)
+
+
 def _in_closed_form(
-    program: Program, known: list[str], params: Params, own: ClientBatch, asked: ClientBatch
+    program: Program,
+    known: list[str],
+    turn: Tensor,
+    params: Params,
+    own: ClientBatch,
+    asked: ClientBatch,
 ) -> Tree:
     guide: Any = program.guide
     with Answer(params, own):
-        ratios = guide.shrinkage(own)
+        ratios = guide.shrinkage(own, turn)
     return {site: ratio for site, ratio in ratios.items() if site in known}
 
 
 def _sampled(
     program: Program,
     known: list[str],
+    weights: Mapping[str, Tensor],
     draws: int,
     params: Params,
     own: ClientBatch,
@@ -106,7 +144,15 @@ def _sampled(
         keys = noise.fold(own.own_keys, noise.word("own"), m)
         values = program.draw(params, replace(own, own_keys=keys))
         prior = prior_moments(program, params, values, own)
-        return {s: {"value": values[s], **of} for s, of in prior.items() if s in known}
+        fns = program.priors(params, values, batch=own) if weights else {}
+        found = {s: {"value": values[s], **of} for s, of in prior.items() if s in known}
+        for site, of in weights.items():
+            moved = {name: _turned(found[site][name], of) for name in ("value", "mean")}
+            covariance = fns[site].covariance_matrix @ of.to(moved["value"])
+            first = (covariance @ of.to(covariance))[..., None]
+            variance = torch.cat([first, found[site]["variance"][..., 1:]], -1)
+            found[site] = {**moved, "variance": variance}
+        return found
 
     found = at_each_draw(at, draws, program)
     return {site: _ratio(moments) for site, moments in found.items()}
@@ -132,14 +178,21 @@ def in_prior_units(fit: Snapshot, draws: Draws) -> dict[str, Tensor]:
     """Return draws of local sites less their prior's mean, in its sds, (S, N, *shape); NaN without them.
 
     Of draws of the prior these are 0 on average with a variance of 1, whatever the global sites are.
+    Entries that are correlated in the prior are so no more.
     """
     program = fit.program
 
     def one(params: Params, values: Values, batch: ClientBatch) -> Tree:
         prior = prior_moments(program, params, values, batch)
-        return {
-            site: (values[site] - of["mean"]) / of["variance"].sqrt() for site, of in prior.items()
-        }
+        away = {site: values[site] - of["mean"] for site, of in prior.items()}
+        found = {site: value / prior[site]["variance"].sqrt() for site, value in away.items()}
+        for site, fn in program.priors(params, values, batch=batch).items():
+            if isinstance(fn, dist.MultivariateNormal):
+                column = away[site][..., None]
+                found[site] = torch.linalg.solve_triangular(fn.scale_tril, column, upper=False)[
+                    ..., 0
+                ]
+        return found
 
     chunks = at_draws(fit, draws, one)
     return joined_local(program, [chunk.found for chunk in chunks])

@@ -19,7 +19,7 @@ from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.arviz_groups import EXPAND, feature_dim
-from hierfl.posterior.client_loop import each_client, each_draw
+from hierfl.posterior.client_loop import each_client, each_draw, what_is_read
 from hierfl.posterior.draws import (
     Draws,
     joined_draws,
@@ -124,6 +124,7 @@ def _drawn(
 
     def each() -> Iterator[Draws]:
         how: dict[str, Any] = {"draws": draws, "seed": seed, "width": width}
+        how["reads"] = what_is_read(program)
         run = mapped_or_in_turn(fit, lambda s: each_draw(s, one, **how))
         for chunk in run if names else ():
             found = joined_draws(program, [chunk.found["sites"]])

@@ -26,6 +26,7 @@ from hierfl.program.traces import (
     Center,
     Site,
     in_clients,
+    in_data,
     is_deterministic,
     is_enumerable,
     is_factor,
@@ -51,13 +52,19 @@ if hasattr(constraints, "MixtureSameFamilyConstraint"):
     transform_to.register(constraints.MixtureSameFamilyConstraint, _of_components)
 
 
+class OfRows(ProgramError):
+    """A latent site in the data plate: the program is read once it is integrated out."""
+
+
 class Enumerable(ProgramError):
     """A discrete latent site of finite support: the program is read once it is summed out."""
 
 
-def check_support(site: Site) -> None:
-    """Refuse a latent site that no vector of real numbers can stand for."""
+def check_support(site: Site, *, integrates: bool = False) -> None:
+    """Refuse a latent site that no vector of real numbers can stand for; `integrates`: also one of rows."""
     name, fn = site["name"], site["fn"]
+    if not integrates and in_data(site) and not is_enumerable(site):
+        raise OfRows(f"site '{name}' is latent in the data plate")
     kind = kind_of(fn)
     support = support_of(name, fn)
     if getattr(support, "is_discrete", False):

@@ -179,22 +179,9 @@ def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
     if shape != tuple(wanted):
         raise _wrong_shape(name, shape, tuple(wanted), plates, batch, site["is_observed"])
     if in_rows and is_latent(site):
-        _refuse_obs_mask(name)
         raise ProgramError(
-            f"site '{name}' is latent in the data plate, one value a row (shape {shape}): observe "
-            f"it (obs=batch.{name}), sum it out in the likelihood of the row, or of all rows "
-            "(batch.joint_normal)"
-        )
-
-
-def _refuse_obs_mask(name: str) -> None:
-    """Refuse the latent site that Pyro makes of the rows left out by `obs_mask=`."""
-    site = name.removesuffix("_unobserved")
-    if site != name:
-        raise ProgramError(
-            f"site '{site}' has obs_mask=, by which Pyro samples a latent value for each row that is "
-            f"left out: leave the row out instead, pyro.sample('{site}', fn.mask(mask), obs=...), "
-            "which is the same posterior; fit.predict and fit.replicate give the missing values"
+            f"site '{name}' of the guide is in the data plate: leave it out of the guide, since the "
+            "latent sites of rows are integrated out of the model"
         )
 
 
@@ -246,7 +233,7 @@ def check_callable(model: Any, guide: Any) -> None:
     if type(guide).__module__.startswith("pyro.infer.autoguide") or isinstance(guide, type):
         raise ProgramError(
             f"the guide is {_kind(guide)}, which knows no clients: give a family of hierfl.guides, "
-            "such as hierfl.guides.mean_field"
+            "such as hierfl.guides.mean_field (docs/from_pyro.md lists what stands for Pyro's)"
         )
     if not isinstance(guide, Family) and not callable(guide):
         raise ProgramError(

@@ -231,5 +231,11 @@ def _accept(self: torch.distributions.Distribution, value: Tensor) -> None:
 @contextmanager
 def untouched_store() -> Iterator[None]:
     """Restore Pyro's param store and torch's generator on leaving."""
-    with pyro.get_param_store().scope(), torch.random.fork_rng(devices=[]):
-        yield
+    store = pyro.get_param_store()
+    before = store.get_state()  # scope() of the store restores nothing where a program fails
+    store.set_state({"params": {}, "constraints": {}})
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        store.set_state(before)

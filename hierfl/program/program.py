@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pyro import poutine
 from torch import Tensor
@@ -21,6 +21,9 @@ from hierfl.program.sites import Guide, Latents, LatentSite, Model, Values
 from hierfl.program.terms import Terms, elbo_terms, traces_of
 from hierfl.program.traces import Center, Site, scored
 from hierfl.program.without_rows import of_all_sites, values_of
+
+if TYPE_CHECKING:
+    from hierfl.program.row_runs import Structure
 
 Params = dict[str, Tensor]
 T = TypeVar("T")
@@ -99,6 +102,7 @@ class Program:
         mapped: model and guide can be computed under `torch.vmap`.
         unmapped_line: the user's line by which `torch.vmap` cannot carry draws, and the fix, or "".
         codes: field of integers, one or a few a row -> its least and its largest value.
+        row_sites: the continuous sites of rows that were integrated out; None: there are none.
         reads_all_rows: the guide needs every row of a client at each step.
         joint: observed site with one density for all rows -> whether its event is the rows.
     """
@@ -124,6 +128,7 @@ class Program:
     mapped: bool = True
     unmapped_line: str = ""
     codes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    row_sites: Structure | None = None
 
     @property
     def in_vmap(self) -> bool:
@@ -178,9 +183,10 @@ class Program:
         by_mean = Center({site.name: site.has_mean for site in self.latents.sites})
         model = poutine.condition(self.model, data=given) if given else self.model
         own = {spec.name: spec.start for spec in self.params if spec.is_local}
+        names = [site.name for site in self.latents.local_block.sites]
         with Answer({**own, **params}, batch), by_mean:
-            trace = poutine.trace(model).get_trace(batch)
-        return {site.name: trace.nodes[site.name]["fn"] for site in self.latents.local_block.sites}
+            nodes = sites_until(lambda: model(batch), names)
+        return {name: nodes[name]["fn"] for name in names}
 
     def draw(self, params: Params, batch: ClientBatch) -> Values:
         """Draw every latent site from the guide once, by the batch's keys."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyro
 import torch
@@ -21,6 +21,7 @@ from hierfl.data.expected import expect_client_data
 from hierfl.program.check_columns import check_missing, filled, holes, not_dealt_with
 from hierfl.program.check_data import (
     Enumerable,
+    OfRows,
     Recorded,
     check_density,
     check_names,
@@ -56,6 +57,9 @@ from hierfl.program.read_traces import (
 from hierfl.program.sites import Family, Guide, Model
 from hierfl.program.traces import Center, Site, is_deterministic, samples
 
+if TYPE_CHECKING:
+    from hierfl.program.row_runs import Structure
+
 PROTOTYPE_ROWS = 5  # neither 1 nor 2, so that the plates of rows and of clients differ in size
 
 
@@ -81,6 +85,10 @@ def read(
             the support of their site; the message names client and field.
         ProgramError: the program itself is wrong; the message names the site and the fix.
     """
+    if not isinstance(guide, Family):
+        from hierfl.program.pyro_guides import family_of  # few guides are Pyro's
+
+        guide = family_of(guide)
     check_callable(model, guide)
     return read_model(model, data, seed=seed).under(guide, learn=learn)
 
@@ -176,14 +184,13 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
     # by name: what a method begins with must not depend on the order in which clients are given
     ends = data.by_name[[0, -1]].tolist()
     one, two = _prototype(data, ends[:1]), _prototype(data, ends)
+    row_sites = None
     with pyro.validation_enabled(True):
         # two clients first: only they show a local site that is read outside its plate
         try:
             pair, _ = _trace(model, two, "model", seed, _Start())
-        except Enumerable:
-            from hierfl.program.enumerated import summed_out  # few programs need it
-
-            model = summed_out(model, two)
+        except (Enumerable, OfRows):
+            model, row_sites = _without_hidden_sites(model, data, two, seed)
             pair, _ = _trace(model, two, "model", seed, _Start())
         single, reads = _trace(model, one, "model", seed, _Start())
         with untouched_store():
@@ -217,8 +224,25 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
         joint=joint,
         factors=factors,
         codes=codes_of(data),
+        row_sites=row_sites,
     )
     return ModelRead(program, data, missing, (single, pair))
+
+
+def _without_hidden_sites(
+    model: Model, data: ClientData, two: ClientBatch, seed: int
+) -> tuple[Model, Structure | None]:
+    """Integrate sites of rows out of a program, and sum out discrete ones; few programs need it."""
+    from hierfl.program.row_orders import without_row_sites
+
+    model, structure = without_row_sites(model, data)
+    try:
+        _trace(model, two, "model", seed, _Start())
+    except Enumerable:
+        from hierfl.program.enumerated import summed_out
+
+        model = summed_out(model, two)
+    return model, structure
 
 
 def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:

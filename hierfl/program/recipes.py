@@ -78,7 +78,12 @@ def recorded(factory: Callable[P, R]) -> Callable[P, R]:
         check_names(factory.__name__, kwargs, known)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        result = factory(*args, **kwargs)
+        guide = bound.arguments.get("guide")
+        if guide is not None and not isinstance(guide, Family):
+            from hierfl.program.pyro_guides import family_of  # few guides are Pyro's
+
+            bound.arguments["guide"] = family_of(guide)
+        result = factory(*bound.args, **bound.kwargs)
         options = dict(bound.arguments)
         options |= options.pop(rest) if rest else {}
         object.__setattr__(result, "__recipe__", Recipe(factory, options))

@@ -195,6 +195,14 @@ class Center(Messenger):
         msg["value"], msg["done"] = value, True
 
 
+def center(fn: Any, by_mean: bool | None = None) -> Tensor:
+    """Return what `Center` sets a site of a distribution to, of shape `fn.shape()`."""
+    site: Site = {"name": "", "fn": fn, "infer": {}, "done": False, "is_observed": False}
+    Center({} if by_mean is None else {"": by_mean})._pyro_sample(site)
+    value: Tensor = site["value"]
+    return value
+
+
 class Middle(Messenger):
     """Sets latent sites to the middle of their distributions: the mean, or the image of the base's."""
 

@@ -16,6 +16,7 @@ from pyro.nn import PyroModule
 from torch import Tensor
 
 from hierfl import methods, models
+from hierfl.core.arguments import expect
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import FRAME, expect_client_data, is_frame
 from hierfl.engine.settings import Settings
@@ -60,6 +61,8 @@ class Call:
     callback: Callable[[Fit], object] | None
     progress: bool
     settings: Settings
+    time_limit: float | None = None  # seconds
+    lines: bool = False  # whether a long run says every ten seconds how far it is
 
     def __post_init__(self) -> None:
         """Refuse arguments of another kind, or out of range."""
@@ -67,6 +70,8 @@ class Call:
             expect_client_data(self.validation, "validation")
         for name in ("rounds", "checkpoint_every", "eval_every", "seed", "cohort", "patience"):
             check_count(name, getattr(self, name))
+        if self.time_limit is not None:
+            expect(time_limit=(self.time_limit, "(0, inf)"))
         if self.callback is not None and not callable(self.callback):
             raise TypeError(
                 f"callback is {self.callback!r}: it must be a function of the fit, or None"

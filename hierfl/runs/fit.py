@@ -15,7 +15,8 @@ from hierfl.method import Method
 from hierfl.program.sites import Model
 from hierfl.runs.call import ELSEWHERE, Call, check_model, with_rows
 from hierfl.runs.choice import choose, too_much
-from hierfl.runs.one_run import run, run_chosen
+from hierfl.runs.chosen import run_chosen
+from hierfl.runs.one_run import run
 from hierfl.runs.result import Fit
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def fit(
     validation: ClientData | Frames | None = None,
     eval_every: int = 10,
     patience: int | None = None,
+    time_limit: float | None = None,
     callback: Callable[[Fit], object] | None = None,
     progress: bool | None = None,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
@@ -67,11 +69,17 @@ def fit(
         eval_every: rounds between scores.
         patience: stop once so many scores in a row have not improved on the best; the params of the
             last round are kept.
+        time_limit: seconds after which rounds end. `two_stage` then goes over to Hamiltonian chains
+            on all clients' rows, or a chosen method to fedsvi with `guides.structured` where these
+            would take over an hour; other methods stop after the round. A chosen `two_stage` does
+            so without a limit where rounds cease to gain; `Fit.summary` says what was done.
+            Default None.
         callback: called with the fit after each round, once its checkpoint is written, such as to
             measure what clients are served then. What it returns is not used; an error that it
             raises ends the run.
         progress: say what is done, about how long it takes, and show a bar of rounds. None: where
-            standard error is a terminal.
+            standard error is a terminal; elsewhere a run that takes longer than ten seconds says
+            every ten seconds how far it is.
         settings: how the fit is computed, who takes part, and what the server may see.
 
     Returns:
@@ -108,6 +116,8 @@ def fit(
         callback=callback,
         progress=shown,
         settings=settings,
+        time_limit=time_limit,
+        lines=progress is not False,
     )
     data, call = with_rows(data, call)
     if isinstance(model, Method):

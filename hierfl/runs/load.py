@@ -213,9 +213,22 @@ def _without_rows(
         starts.add(saved.start_of(federation))
         if found.schema["start"] in starts:
             return unfilled
+        sites = saved.sites_of(federation.program)
     if len(starts) > 1:  # by a client field, which is not there: the saved state has what it gave
+        _check_sites(found.schema["sites"], sites, folder)
         return unfilled
     raise RowsNotSaved(
         f"'{folder}' was saved without the clients' rows, and its program cannot be read without "
         f"them: {saved.HAND_IN}"
     )
+
+
+def _check_sites(saved_sites: Mapping[str, str], here: Mapping[str, str], folder: str) -> None:
+    """Refuse a program whose sites or priors are other than those of the fit."""
+    for name in {**saved_sites, **here}:
+        there, now = saved_sites.get(name, "absent"), here.get(name, "absent")
+        if there != now:
+            raise state.CheckpointError(
+                f"'{folder}' is of a fit of another program: it differs in site '{name}' ({there} "
+                f"there, {now} here); load it with the program that was fitted"
+            )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +14,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from hierfl.core.importance_sampling import K_HAT
+from hierfl.core.watch import OutOfTime, Watch, watched
 from hierfl.data.clients import ClientData
-from hierfl.diagnostics.check import LEAST_EFFECTIVE
-from hierfl.diagnostics.convergence import Convergence, convergence
-from hierfl.diagnostics.trend import course_of
+from hierfl.engine.chunks import ClientError
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.left_out import times_left_out
-from hierfl.engine.rounds import CHOSEN, CORRECTED, JUDGED, Progress, begin, settle
+from hierfl.engine.rounds import CHOSEN, Progress, begin, settle
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
-from hierfl.posterior.snapshot import learned_params
 from hierfl.program.check_columns import warn_of_unscaled
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import Call
 from hierfl.runs.choice import Choice
+from hierfl.runs.ended import by_chains, ends_by_chains, watch_of, why_over
 from hierfl.runs.expected import expected, in_words, seconds_expected
 from hierfl.runs.records import about
 from hierfl.runs.result import Fit
-from hierfl.runs.run_folder import clear, discard, held
+from hierfl.runs.run_folder import clear, held
 
 SCORE = "validation_log_score"  # its name in the history
 
@@ -65,7 +62,7 @@ def run(method: Method, data: ClientData, call: Call, choice: Choice | None = No
         fitted = Fit(method, federation, where, planned)
         if call.progress and where.round < planned:
             _say(eager, where, call.rounds, planned)
-        left = _each_round(fitted, call)
+        left = _each_round(fitted, call, chosen=choice is not None)
         with _bar(call.progress, method.name, where.round, call.rounds) as tick, closing(left):
             for fitted in left:
                 tick(where := fitted.progress)
@@ -103,21 +100,58 @@ def planned_of(method: Method, rounds: int | None) -> int:
     return method.most_rounds
 
 
-def _each_round(fitted: Fit, call: Call) -> Generator[Fit, None, None]:
+def _each_round(fitted: Fit, call: Call, *, chosen: bool) -> Generator[Fit, None, None]:
     """Run the rounds that are left, and yield the fit after each; workers end with the last."""
     # a run that had stopped before it was resumed stays as it was
     over = fitted.progress.round and is_over(fitted, call.patience)
     until = fitted.progress.round if over else fitted.rounds
-    federation, begun = fitted.federation, fitted.progress
-    with closing(run_rounds(federation, begun, until)) as each_round:
-        for where in each_round:
+    federation, where = fitted.federation, fitted.progress
+    chains = not over and ends_by_chains(fitted.method, federation, call, chosen=chosen)
+    watch, why = watch_of(federation, call, chains=chains), None
+    with closing(run_rounds(federation, where, until)) as each_round:
+        while True:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always" if chains else "default")
+                try:
+                    where, why = _next(each_round, watch, where, chains=chains)
+                except StopIteration:
+                    return
+            why = why or (why_over(where.history) if chains else None)
+            if not (chains and why):
+                repeat_warnings(said)
+            if why is not None and chains:
+                yield replace(fitted, progress=by_chains(federation, where, call, why))
+                return
             fitted = replace(fitted, progress=where)
             if call.validation is not None and where.round % call.eval_every == 0:
                 settle(federation, fitted.message, where.table)
                 where.history[-1][SCORE] = _score(fitted, call.validation)
             yield fitted
-            if is_over(fitted, call.patience):
+            if why is not None or is_over(fitted, call.patience):
                 return
+
+
+def _next(
+    each_round: Iterator[Progress], watch: Watch, where: Progress, *, chains: bool
+) -> tuple[Progress, str | None]:
+    """Return the progress after another round, or `where`, and why rounds end if their time is over."""
+    try:
+        with watched(watch):
+            where = next(each_round)
+            watch.look(f"{where.round} rounds")
+    except OutOfTime:
+        return where, f"the rounds took {in_words(watch.seconds).removeprefix('about ')}"
+    except ClientError as error:
+        if not chains:
+            raise
+        return where, str(error).partition(" (")[0]
+    return where, None
+
+
+def repeat_warnings(said: Iterable[warnings.WarningMessage]) -> None:
+    """Warn again of what was caught."""
+    for one in said:
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
 def is_over(fitted: Fit, patience: int | None) -> bool:
@@ -198,94 +232,3 @@ def _bar(show: bool, name: str, done: int, total: int | None) -> Iterator[Any]:
             bar.update(task, completed=where.round, last=", ".join(last))
 
         yield tick
-
-
-# Rounds of the attempts, each from scratch: the fit is that of its `rounds`. radon needs 550.
-ATTEMPTS = (200, 600, 2000)
-DRAWS = 64  # for the gradient at the end
-WORK = 1e8  # rows x unknowns above which the last gradient is not estimated: it takes minutes
-
-
-def run_chosen(choice: Choice, data: ClientData, call: Call) -> Fit:
-    """Run a chosen method, until it stops itself or its posterior is good where rounds is None."""
-    method = choice.method
-    for one in choice.said:
-        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-    if call.progress:
-        print(f"hierfl.fit chose {choice.why}", file=sys.stderr)
-        if call.rounds is None and method.most_rounds is None:
-            first, *more = ATTEMPTS
-            print(f"{first} rounds, and {more[0]} or {more[1]} where needed", file=sys.stderr)
-    if call.rounds is None and method.most_rounds is None:
-        return _until_good(choice, data, call, ATTEMPTS)
-    fitted = run(method, data, call, choice)
-    if method.most_rounds is None:
-        _note(fitted, _judged(fitted, _draws(fitted), call.seed))
-    return fitted
-
-
-def _until_good(choice: Choice, data: ClientData, call: Call, attempts: Sequence[int]) -> Fit:
-    """Run a method for more and more rounds, until it is good or more rounds will not help."""
-    done = _recorded(call.checkpoint) if call.resume else 0
-    left = [rounds for rounds in attempts if rounds >= done] or [attempts[-1]]
-    for rounds in left:
-        fitted = run(choice.method, data, replace(call, rounds=rounds), choice)
-        draws = _draws(fitted)
-        found = _judged(fitted, draws, call.seed)
-        stopped = fitted.progress.round < rounds and is_over(fitted, call.patience)
-        if stopped or found.converged or rounds == left[-1]:
-            break
-        if course_of(fitted, draws=draws, seed=call.seed).state == "level":
-            break  # more rounds will not help
-        if call.progress:
-            print(f"{rounds} rounds are not enough: {found.verdict}", file=sys.stderr)
-        if call.checkpoint is not None:  # so that the next attempt can begin
-            who = about(fitted.method, fitted.federation, fitted.rounds)
-            with held(call.checkpoint):
-                discard(call.checkpoint, partial(state.is_of_run, about=who))
-    _note(fitted, found)
-    _warn(fitted, found)
-    return fitted
-
-
-def _warn(fitted: Fit, found: Convergence) -> None:
-    """Say what makes the posterior of a chosen method one not to trust."""
-    why = [] if found.converged else [found.verdict]
-    learned = [spec.name for spec in learned_params(fitted)]
-    if learned and fitted.program.latents.sites:
-        why.append(
-            f"Param '{learned[0]}' is learned as a point, whose uncertainty no interval includes: "
-            f"give it a prior, pyro.sample('{learned[0]}', ...)."
-        )
-    if why:
-        warnings.warn(f"the posterior is not one to trust. {' '.join(why)}", stacklevel=5)
-
-
-def _judged(fitted: Fit, draws: int, seed: int) -> Convergence:
-    """Judge a run; by fewer weighted draws where they are computed one after another."""
-    proposals = 1000 if fitted.program.in_vmap else 100
-    return convergence(fitted, draws=draws, seed=seed, proposals=proposals)
-
-
-def _draws(fitted: Fit) -> int:
-    """Return how many draws estimate the last gradient: none where they would take minutes."""
-    latents = fitted.program.latents
-    size = latents.global_block.size + latents.local_block.size
-    return 0 if size * fitted.federation.data.num_rows > WORK else DRAWS
-
-
-def _note(fitted: Fit, found: Convergence) -> None:
-    last = fitted.progress.history[-1]
-    last[JUDGED] = found.verdict
-    if found.k_hat < K_HAT and found.effective >= LEAST_EFFECTIVE:
-        last[CORRECTED] = "psis"
-
-
-def _recorded(folder: Path | None) -> int:
-    """Return the rounds planned by the newest readable run in a folder; 0: there is none."""
-    for path in reversed(state.checkpoints(folder) if folder is not None else []):
-        try:
-            return int(state.read_record(path)["about"]["rounds"])
-        except state.CheckpointError:
-            continue
-    return 0

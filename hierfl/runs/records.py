@@ -97,6 +97,7 @@ SCHEMA: dict[str, Callable[[Any], bool]] = {
     "features": lambda value: isinstance(value, dict) and all(map(_are_words, value.values())),
 }
 SCHEMA["levels"] = SCHEMA["features"]
+SCHEMA["sites"] = lambda value: isinstance(value, dict) and all(map(_is_text, value.values()))
 
 
 def _check(

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         survival_curves,
     )
     from hierfl.formulas.formula import Frames
+    from hierfl.posterior.row_values import RowValues
     from hierfl.report import Report
 
 
@@ -273,6 +274,22 @@ class Fit:
 
     personalize, update = personalize.personalize, personalize.update
     infer_discrete = infer_discrete
+
+    def infer_rows(self, *, draws: int = 200, prob: float = 0.9, seed: int = 0) -> RowValues:
+        """Draw the continuous latent sites of rows, which were integrated out (`hierfl.posterior.row_values`).
+
+        Args:
+            draws: S, of the posterior.
+            prob: of the intervals.
+            seed: of the draws.
+
+        Raises:
+            ValueError: the program has no such site.
+            RowsNotSaved: the fit was loaded without its clients' rows.
+        """
+        from hierfl.posterior.row_values import infer_rows  # few programs need it
+
+        return infer_rows(self, draws=draws, prob=prob, seed=seed)
 
     def summary(self, *, prob: float = 0.9, draws: int | None = None, seed: int = 0) -> Summary:
         """Summarize every site as a table, local ones by client, and say whether to trust the fit.

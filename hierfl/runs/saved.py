@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,15 @@ from hierfl.data.clients import ClientData
 from hierfl.data.frames import FrameRows
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
+from hierfl.laplace.trials import FAILS, sites_at, trial
+from hierfl.program.few_rows import in_double
+from hierfl.program.program import Program
 from hierfl.runs import checkpoint as state
 from hierfl.runs.records import about, checked_schema, compared, is_of, read_json
 from hierfl.runs.run_folder import ROWS, SCHEMA, held
 
 Fitted = Any  # a `hierfl.Fit`, whose module imports this one
+PLACES = (0.1, -0.4)  # unconstrained values at which priors are compared
 DIGITS = 30  # binary digits, below the largest of a tensor, in which two starts may not differ
 HAND_IN = "hand the clients' rows in, load(..., data=...)"
 
@@ -75,6 +80,7 @@ def beside(federation: Federation, *, with_data: bool) -> dict[str, bytes | dict
     data = federation.data
     schema = {"names": list(data.names), "counts": data.counts.tolist(), **form_of(data)}
     schema |= {"start": start_of(federation), "dtype": str(torch.get_default_dtype())}
+    schema |= {"sites": sites_of(federation.program)}
     found: dict[str, bytes | dict[str, Tensor]] = {SCHEMA: json.dumps(schema).encode()}
     if with_data:
         tensors = {f"field.{k}": v for k, v in data.fields.items()}
@@ -123,6 +129,26 @@ def start_of(federation: Federation) -> str:
             flat = (flat / torch.as_tensor(largest).log2().floor().sub(DIGITS).exp2()).round()
         found.update(flat.view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+def sites_of(program: Program) -> dict[str, str]:
+    """Return what each latent site is, in words, by name: for a global one with its prior's densities.
+
+    It reads no row, so that a fit whose start depends on clients' fields is known without them.
+    """
+    found = {}
+    for site in program.latents.sites:
+        place = "local" if site.is_local else "global"
+        found[site.name] = f"{place}, {tuple(site.free_start.shape)}, {type(site.support).__name__}"
+    block = program.latents.global_block
+    with suppress(*FAILS, RowsNotSaved), trial():  # else it is known by its sites alone
+        for away in PLACES:
+            at = block.unflatten(torch.full((block.size,), away))[0]
+            nodes = sites_at(program, at, in_double(program.prototype))
+            for name, value in at.items():
+                density = float(nodes[name]["fn"].log_prob(value).sum())
+                found[name] += f", log density {density:.5g}"
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,7 +85,7 @@ def point(
         normal = hierarchy.local(z, row)
         of_w = given(hierarchy, normal, z, *factor)
         if wide is None:
-            integral, mean, tril = _normal(of_w, wider)
+            integral, mean, tril = normal_of(of_w, wider)
             # the Normal density at w, over that of the point
             over = 0.5 * (1.0 - wider**2) * e.square().sum(-1) + e.shape[-1] * math.log(wider)
             return mean + (tril @ e[..., None])[..., 0], integral + over
@@ -108,7 +108,7 @@ def _of_sides(
     sides: Sequence[Quadratic], e: Tensor, side: Tensor, wider: float
 ) -> tuple[Tensor, Tensor]:
     """Return points (C, D) of one of two widened Normals, and the log densities of both there, (2, C)."""
-    each = [_normal(of, wider)[1:] for of in sides]
+    each = [normal_of(of, wider)[1:] for of in sides]
     ws = [mean + (tril @ e[..., None])[..., 0] for mean, tril in each]
     w = torch.where(side > 0, ws[1], ws[0])
     log_q = []
@@ -126,7 +126,7 @@ def normals_of(
     own = hierarchy.batch(fields)
 
     def at(z: Tensor) -> tuple[Tensor, Tensor]:
-        return _normal(given(hierarchy, hierarchy.local(z, own), z, *factor), 1.0)[1:]
+        return normal_of(given(hierarchy, hierarchy.local(z, own), z, *factor), 1.0)[1:]
 
     mean, tril = torch.vmap(at)(draws)
     return mean.movedim(1, 0), tril.movedim(1, 0)
@@ -156,7 +156,7 @@ def terms_of_clients(
     return terms
 
 
-def _normal(of: Quadratic, wider: float) -> tuple[Tensor, Tensor, Tensor]:
+def normal_of(of: Quadratic, wider: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return a quadratic's log integral, and its Normal's mean and widened Cholesky factor."""
     integral, covariance = of.log_integral()
     mean = (covariance @ of.shift[..., None])[..., 0]

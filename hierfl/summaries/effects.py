@@ -24,6 +24,7 @@ from hierfl.laplace.trials import (
     is_linear,
     moved_rows,
     nearly_equal,
+    nearness,
     predictors_of,
     terms_at,
     trial,
@@ -85,8 +86,12 @@ def _tried(
 ) -> Effects | None:
     block, size = program.latents.global_block, program.latents.local_block.size
     origin = block.start.double()
-    points = [origin + 0.5 * torch.randn(block.size, generator=g) for _ in range(TRIES)]
-    draws = [torch.randn(size, generator=g) for _ in points]
+    away = [torch.randn(block.size, generator=g) for _ in range(TRIES)]
+    draws = [torch.randn(size, generator=g) for _ in away]
+    if not all_linked(_terms(program, origin, 0.0 * draws[0], batch)):
+        return None
+    near = nearness(lambda s: _terms(program, origin + s * away[0], s * draws[0], batch))
+    points, draws = [origin + 0.5 * near * z for z in away], [near * e for e in draws]
     if not all(
         is_linear(partial(_terms, program, z, batch=batch), e)
         for z, e in zip(points, draws, strict=True)
@@ -99,10 +104,15 @@ def _tried(
         j
         for j in read
         if any(
-            _scales(program, z, j, e, 0.0 * e, batch) for z, e in zip(points, draws, strict=True)
+            _scales(program, (z, _stepped(z, j, near)), (e, 0.0 * e), batch)
+            for z, e in zip(points, draws, strict=True)
         )
     }
-    inside = [j for j in read if all(_is_absorbed(program, z, j, batch, across) for z in points)]
+    inside = [
+        j
+        for j in read
+        if all(_is_absorbed(program, (z, _stepped(z, j, near)), batch, across) for z in points)
+    ]
     if not inside and not scales:
         return None
     unseen = torch.eye(size, dtype=base.dtype) - inverse @ design
@@ -133,27 +143,26 @@ def _terms(program: Program, z: Tensor, e: Tensor, batch: ClientBatch) -> dict[s
     return terms_at(program, values, in_dtype(batch, z.dtype))
 
 
-def _stepped(z: Tensor, j: int) -> Tensor:
+def _stepped(z: Tensor, j: int, near: float = 1.0) -> Tensor:
     other = z.clone()
-    other[j] += FAR
+    other[j] += FAR * near
     return other
 
 
-def _scales(
-    program: Program, z: Tensor, j: int, e: Tensor, away: Tensor, batch: ClientBatch
-) -> bool:
-    """Return whether entry j of z changes how far predictors are apart at two e."""
+Pair = tuple[Tensor, Tensor]
+
+
+def _scales(program: Program, z: Pair, e: Pair, batch: ClientBatch) -> bool:
+    """Return whether predictors at two e are differently far apart at two z."""
     one, other = (
-        torch.stack([predictors(_terms(program, at, e, batch)) for e in (e, away)]).diff(dim=0)
-        for at in (z, _stepped(z, j))
+        torch.stack([predictors(_terms(program, at, w, batch)) for w in e]).diff(dim=0) for at in z
     )
     return not nearly_equal(one, other)
 
 
-def _is_absorbed(program: Program, z: Tensor, j: int, batch: ClientBatch, across: Tensor) -> bool:
-    """Return whether entry j of z moves predictors along the columns of the design alone."""
-    other = _stepped(z, j)
-    (base, design), (new_base, new_design) = (predicted(program, at, batch) for at in (z, other))
+def _is_absorbed(program: Program, z: Pair, batch: ClientBatch, across: Tensor) -> bool:
+    """Return whether two z move predictors apart along the columns of the design alone."""
+    (base, design), (new_base, new_design) = (predicted(program, at, batch) for at in z)
     moved = torch.cat([(new_base - base)[:, None], new_design - design], 1)
     # what moves nothing is not absorbed: no made-up row has its code
     return not nearly_equal(moved, 0.0 * moved) and nearly_equal(across @ moved, 0.0 * moved)
@@ -180,7 +189,7 @@ def check_centered(program: Program, shared: Tensor, normal: Tensor) -> None:
     if not all_linked(_terms(program, z, e, batch)):
         return
     for j in shared.tolist():
-        if _scales(program, z, j, e, away, batch):
+        if _scales(program, (z, _stepped(z, j)), (e, away), batch):
             raise _not_recognized(program, j)
 
 

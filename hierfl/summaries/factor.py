@@ -26,7 +26,10 @@ from torch import Tensor
 
 from hierfl.core.gaussians import inverse, times
 from hierfl.summaries.packed_rows import Expected, PackedRows
-from hierfl.summaries.reading import Nodes, node_at_mean
+from hierfl.summaries.quartic import Quartic
+from hierfl.summaries.reading import Nodes
+
+Rows = PackedRows | Quartic
 
 # Newton steps to the mode; variational steps of the first and of later rounds
 CLIMB, FIRST, LATER = 10, 4, 12
@@ -65,7 +68,7 @@ class _Found(NamedTuple):
 
 
 def factor_of(
-    rows: PackedRows,
+    rows: Rows,
     belief: tuple[Tensor, Tensor],
     nodes: Nodes,
     before: Factor,
@@ -77,24 +80,30 @@ def factor_of(
     loc, prior = belief[0], _symmetric(torch.linalg.inv_ex(belief[1]).inverse)
     mean, precision = _start(rows, loc, prior, before)
     if bool(known.all()):
-        return _settled(rows, (loc, prior), nodes, mean, precision, known, steps)
-    mode, curvature, raised, slope = _climbed(rows, loc, prior)
+        return settled(rows, (loc, prior), nodes, mean, precision, known, steps)
+    mode, curvature, raised, slope = climbed(rows, loc, prior)
     # points of a wide belief are too far out: the mode's curvature, this once
-    if not len(rows.line.inside):
+    if isinstance(rows, PackedRows) and not len(rows.line.inside):
         first = Factor(curvature, slope + times(curvature, mode), raised)
     else:
         start = prior + curvature
-        first = _settled(rows, (loc, prior), nodes, mode, start, torch.zeros_like(known), FIRST)
+        first = settled(rows, (loc, prior), nodes, mode, start, torch.zeros_like(known), FIRST)
     if not bool(known.any()):
         return first
-    later = _settled(rows, (loc, prior), nodes, mean, precision, known, LATER)
+    later = settled(rows, (loc, prior), nodes, mean, precision, known, LATER)
     return Factor(*(_where(known, a, b) for a, b in zip(later, first, strict=True)))
 
 
-def _start(rows: PackedRows, loc: Tensor, prior: Tensor, before: Factor) -> tuple[Tensor, Tensor]:
+def q_of(belief: tuple[Tensor, Tensor], factor: Factor) -> tuple[Tensor, Tensor]:
+    """Return mean (C, V) and precision (C, V, V) of Normal(v; m, P^-1) times factors, by m and P."""
+    loc, prior = belief
+    precision = prior + factor.precision
+    return times(inverse(precision)[0], prior @ loc + factor.shift), precision
+
+
+def _start(rows: Rows, loc: Tensor, prior: Tensor, before: Factor) -> tuple[Tensor, Tensor]:
     """Return mean (C, V) and precision (C, V, V) of the q by the factors of the round before."""
-    precision = prior + before.precision
-    mean = times(inverse(precision)[0], prior @ loc + before.shift)
+    mean, precision = q_of((loc, prior), before)
     away = mean - loc
     square = (away * (away @ prior)).sum(1)
     if bool((square <= FAR).all()):
@@ -105,14 +114,14 @@ def _start(rows: PackedRows, loc: Tensor, prior: Tensor, before: Factor) -> tupl
     return mean, _where(back, prior.expand_as(precision), precision)
 
 
-def _settled(
-    rows: PackedRows,
+def settled(
+    rows: Rows,
     belief: tuple[Tensor, Tensor],
     nodes: Nodes,
     mean: Tensor,
     precision: Tensor,
     known: Tensor,
-    steps: int,
+    steps: int = LATER,
 ) -> Factor:
     """Take variational steps from q, a mean (C, V) and precision (C, V, V), until all are still."""
     loc, prior = belief
@@ -132,7 +141,7 @@ def _settled(
         pull = now.slope - (now.mean - loc) @ prior
         share = rate[:, None, None]
         next_precision = (1.0 - share) * now.precision + share * (prior + now.curvature)
-        step = _step(pull, next_precision)
+        step = step_of(pull, next_precision)
         drift = _size(prior + now.curvature - now.precision) / _size(prior + now.curvature)
         still = ((step * pull).sum(1).abs() < STILL**2) & (drift < STILL_CURVATURE)
         done = done | still | (rate < SHORTEST)
@@ -153,14 +162,14 @@ def _factor(at: _Found) -> Factor:
 
 
 def _evaluated(
-    rows: PackedRows, belief: tuple[Tensor, Tensor], nodes: Nodes, mean: Tensor, precision: Tensor
+    rows: Rows, belief: tuple[Tensor, Tensor], nodes: Nodes, mean: Tensor, precision: Tensor
 ) -> tuple[_Found, Tensor]:
     """Return expectations under q, where it is far too wide (the second) values at its mean."""
     loc, prior = belief
     found = rows.expected(mean, precision, nodes)
     wide = ~_usable(found) | (_largest(found.curvature) > WIDE * (1.0 + _largest(precision)))
     if bool(wide.any()):
-        there = rows.expected(mean, precision, node_at_mean(rows.line))
+        there = rows.at_mean(mean, precision)
         found = Expected(*(_where(wide, a, b) for a, b in zip(there, found, strict=True)))
     usable = _usable(found)
     slope = torch.where(usable[:, None], found.slope, 0.0)
@@ -179,17 +188,17 @@ def _usable(found: Expected) -> Tensor:
     return (most < LARGEST) & found.value.isfinite()
 
 
-def _climbed(rows: PackedRows, loc: Tensor, prior: Tensor) -> tuple[Tensor, ...]:
+def climbed(rows: PackedRows, loc: Tensor, prior: Tensor) -> tuple[Tensor, ...]:
     """Return modes of Normal(v; loc, prior^-1) p(y | v), curvatures, eigenvalues raised, slopes."""
-    here, shares = node_at_mean(rows.line), torch.tensor(SHARES)
+    shares = torch.tensor(SHARES)
     mean = loc.expand(rows.clients, -1).clone()
     precision = prior.expand(rows.clients, -1, -1)
     done = torch.zeros(rows.clients, dtype=torch.bool)
     for turn in range(CLIMB + 1):
-        found = rows.expected(mean, precision, here)
+        found = rows.at_mean(mean, precision)
         curvature, raised = positive(found.curvature)
         pull = found.slope - (mean - loc) @ prior
-        step = _step(pull, prior + curvature)
+        step = step_of(pull, prior + curvature)
         done = done | ((step * pull).sum(1).abs() < UPHILL)
         if turn == CLIMB or bool(done.all()):
             break
@@ -235,7 +244,7 @@ def _on_grid(value: Tensor, unit: Tensor) -> Tensor:
     return (value / unit).round() * unit
 
 
-def _step(pull: Tensor, precision: Tensor) -> Tensor:
+def step_of(pull: Tensor, precision: Tensor) -> Tensor:
     """Return Newton steps (C, V), shortened to at most `CAP`."""
     step = times(inverse(precision)[0], pull)
     return step * (CAP / (step.norm(dim=1, keepdim=True) + 1e-12)).clamp(max=1.0)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hierfl.core.gaussians import inverse, product
 from hierfl.data.batch import ClientBatch
-from hierfl.summaries.reading import Nodes, Reading
+from hierfl.summaries.reading import Nodes, Reading, node_at_mean
 from hierfl.summaries.units import Units, UnitScore
 
 # scalars of one elementwise operation carried at once: 2 MB, which a core's cache holds
@@ -38,18 +38,32 @@ class Expected(NamedTuple):
 class PackedRows:
     """The rows of C clients."""
 
-    def __init__(self, score: UnitScore, units: Units) -> None:
+    def __init__(self, score: UnitScore, units: Units, design: Tensor | None = None) -> None:
         self.score, self.line, self.units = score, score.line, units
         self.tensors, self.client = self.units.tensors, self.units.client
         self.clients = self.units.clients
-        self.design = self._design()
+        self.design = self._design() if design is None else design
         self.of_unit = score.of(self.units, self.design.shape[1])
 
     def some(self, who: Tensor) -> PackedRows:
         """Return the rows of the clients at some positions (C',)."""
+        if len(who) == self.clients:
+            return self
         place = torch.full((self.clients,), -1).index_copy(0, who, torch.arange(len(who)))
-        units = self.units.some((place[self.client] >= 0).nonzero()[:, 0])
-        return PackedRows(self.score, replace(units, client=place[units.client], clients=len(who)))
+        at = (place[self.client] >= 0).nonzero()[:, 0]
+        units = self.units.some(at)
+        units = replace(units, client=place[units.client], clients=len(who))
+        return PackedRows(self.score, units, self.design[at])
+
+    def thinned(self, by: int, least: int) -> PackedRows:
+        """Return one unit of `by`, for all that it stands for; `least` of each client, if it has them."""
+        ends, counts = self._ends(), self.sizes
+        stride = (counts // least).clamp(1, by)[self.client]
+        place = torch.arange(len(self.client)) - (ends - counts)[self.client]
+        at = (place % stride == 0).nonzero()[:, 0]
+        units = self.units.some(at)
+        times = torch.ones(len(at)) if units.times is None else units.times
+        return PackedRows(self.score, replace(units, times=times * stride[at]), self.design[at])
 
     def blocks(self) -> tuple[Tensor, ...]:
         """Return positions of clients whose rows are few enough for many points at once."""
@@ -57,8 +71,13 @@ class PackedRows:
         sizes = torch.bincount((ends - 1).clamp(min=0) * POINTS // AT_ONCE)
         return torch.arange(self.clients).split(sizes[sizes > 0].tolist())
 
+    @property
+    def sizes(self) -> Tensor:
+        """How many units each client has, (C,)."""
+        return torch.bincount(self.client, minlength=self.clients)
+
     def _ends(self) -> Tensor:
-        return torch.bincount(self.client, minlength=self.clients).cumsum(0)
+        return self.sizes.cumsum(0)
 
     def over_units(self, one: Callable[..., Any], *trees: Any, in_dims: Any = 0) -> Any:
         """Map a function over units: at once, or one by one where the program cannot be mapped."""
@@ -72,13 +91,16 @@ class PackedRows:
         ]
         return torch.stack(each)
 
-    def by_client(self, of_units: Tensor) -> Tensor:
-        """Sum (n, ...) over each client's rows, (C, ...)."""
+    def by_client(
+        self, of_units: Tensor, total: Tensor | None = None, part: Tensor | slice = slice(None)
+    ) -> Tensor:
+        """Sum (n, ...) over each client's rows, or `part` of them, (C, ...), added to a `total`."""
         times = self.units.times
         if times is not None:
-            of_units = of_units * times.view(-1, *[1] * (of_units.dim() - 1))
-        zeros = of_units.new_zeros(self.clients, *of_units.shape[1:])
-        return zeros.index_add_(0, self.client, of_units)
+            of_units = of_units * times[part].view(-1, *[1] * (of_units.dim() - 1))
+        if total is None:
+            total = of_units.new_zeros(self.clients, *of_units.shape[1:])
+        return total.index_add_(0, self.client[part], of_units)
 
     def _design(self) -> Tensor:
         """Return the coefficients of l in each unit's predictors, (n, p, L)."""
@@ -101,11 +123,16 @@ class PackedRows:
         shift, spread, points = self._nodes(mean, precision, nodes)
         n, size = len(self.client), nodes.rest.shape[0] * nodes.row.shape[0]
         width = max(1, size * max(1, self.design.shape[1]))
-        parts = torch.arange(n).split(max(1, AT_ONCE // width))
-        each = [
-            self._derivatives(shift[p], spread[p], points[self.client[p]], nodes, p) for p in parts
-        ]
-        return self._of_clients([torch.cat(v) for v in zip(*each, strict=True)])
+        total: Tensor | None = None
+        for p in torch.arange(n).split(max(1, AT_ONCE // width)):
+            found = self._derivatives(shift[p], spread[p], points[self.client[p]], nodes, p)
+            total = self._added(total, found, p)
+        assert total is not None
+        return self._of_clients(total)
+
+    def at_mean(self, mean: Tensor, precision: Tensor) -> Expected:
+        """Return value and derivatives at `mean` alone."""
+        return self.expected(mean, precision, node_at_mean(self.line))
 
     def _nodes(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> tuple[Tensor, ...]:
         """Return means (n, J, p) and sds (n, p) of predictors given s, and points of s (C, J, S)."""
@@ -138,9 +165,9 @@ class PackedRows:
             eta = (shift[:, :, None] + row[:, None] * spread[:, None, None]).requires_grad_()
             rest = points.detach().clone().requires_grad_()
             value = (self.over_units(of_unit, eta, rest, *own) @ weights) @ nodes.rest_weights
-            slopes = _gradients(value.sum(), (eta, rest), create=True)
-            second = _gradients(slopes[0].sum(), (eta, rest))[0]
-            along = [_gradients(slopes[1], (eta, rest), unit) for unit in torch.eye(size)]
+            slopes = gradients(value.sum(), (eta, rest), create=True)
+            second = gradients(slopes[0].sum(), (eta, rest))[0]
+            along = [gradients(slopes[1], (eta, rest), unit) for unit in torch.eye(size)]
         n, p = len(part), eta.shape[-1]
         cross = [a[0].sum((1, 2)) for a in along]
         rest_second = [a[1].sum(1) for a in along]
@@ -153,16 +180,20 @@ class PackedRows:
             torch.stack(rest_second, 1) if rest_second else value.new_zeros(n, 0, 0),
         ]
 
-    def _of_clients(self, found: list[Tensor]) -> Expected:
-        """Return what `_derivatives` gives by unit and predictor, by client and scalar of v."""
+    def _added(self, total: Tensor | None, found: list[Tensor], part: Tensor) -> Tensor:
+        """Add what `_derivatives` gives of some units to sums over clients, one row each."""
         value, slope, second, rest_slope, cross, rest_second = found
-        x, order = self.design, self.line.order
-        size, others = len(self.line.inside), len(self.line.rest)
+        x = self.design[part]
         top = (x.mT * second[:, None]) @ x
-        parts = [value[:, None], (slope[:, None] @ x)[:, 0], rest_slope]
-        parts += [v.flatten(1) for v in (top, cross @ x, rest_second)]
+        of_units = [value[:, None], (slope[:, None] @ x)[:, 0], rest_slope]
+        of_units += [v.flatten(1) for v in (top, cross @ x, rest_second)]
+        return self.by_client(torch.cat(of_units, 1), total, part)
+
+    def _of_clients(self, total: Tensor) -> Expected:
+        """Return sums of derivatives over clients, in l and s, by scalar of v."""
+        order, size, others = self.line.order, len(self.line.inside), len(self.line.rest)
         widths = [1, size, others, size * size, others * size, others * others]
-        value, slope, rest_slope, *blocks = self.by_client(torch.cat(parts, 1)).split(widths, 1)
+        value, slope, rest_slope, *blocks = total.split(widths, 1)
         top, corner, low = (
             b.reshape(self.clients, -1, width)
             if width
@@ -214,7 +245,7 @@ class PackedRows:
     def _predictors(self, line: Tensor) -> Tensor:
         """Return the predictors from l = 0, (n, T, p), at l (C, T, L)."""
         x, count = self.design, line.shape[1]
-        if len(x) < MANY * self.clients:
+        if len(x) < MANY * self.clients or line.requires_grad:
             return product(line[self.client], x.mT)
         found = x.new_empty(len(x) * x.shape[1], count)
         ends = [0, *(self._ends() * x.shape[1]).tolist()]
@@ -224,7 +255,7 @@ class PackedRows:
         return found.view(len(x), x.shape[1], count).mT
 
 
-def _gradients(
+def gradients(
     of: Tensor, inputs: tuple[Tensor, ...], weights: Tensor | None = None, *, create: bool = False
 ) -> list[Tensor]:
     """Return the derivatives of a weighted sum in the inputs, zeros where it has none in one."""

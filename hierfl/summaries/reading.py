@@ -25,7 +25,16 @@ from torch.autograd.functional import jacobian
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.links import all_linked, predictors, scores
-from hierfl.laplace.trials import FAILS, SIZES, is_linear, moved_rows, nearly_equal, terms_at, trial
+from hierfl.laplace.trials import (
+    FAILS,
+    SIZES,
+    is_linear,
+    moved_rows,
+    nearly_equal,
+    nearness,
+    terms_at,
+    trial,
+)
 from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program, once_a_program
@@ -261,9 +270,12 @@ def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | N
     points = []
     for far in SIZES * TESTS:
         w, u = torch.randn(reading.size, generator=g).split(sizes)
-        points.append(start + torch.cat([far * w, 0.5 * u]))
-    if not all_linked(reading.terms(points[0], batch)):
+        points.append(torch.cat([far * w, 0.5 * u]))
+    if not all_linked(reading.terms(start, batch)):
         return None
+    furthest = points[len(SIZES) - 1]
+    near = nearness(lambda share: reading.terms(start + share * furthest, batch))
+    points = [start + near * away for away in points]
     slopes = torch.stack(
         [jacobian(lambda v: predictors(reading.terms(v, batch)), v) for v in points]
     )
@@ -272,7 +284,7 @@ def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | N
         eta = predictors(reading.terms(v, batch))
         for j in constant.nonzero()[:, 0].tolist():
             other = v.clone()
-            other[j] += 0.7
+            other[j] += 0.7 * near
             one, two = (scores(reading.terms(at, batch), eta) for at in (v, other))
             constant[j] &= nearly_equal(one, two)
     line = Line(reading, constant.nonzero()[:, 0])

@@ -19,6 +19,7 @@ from hierfl.core import noise
 from hierfl.core.chains import Sampled, Whitening, sampled
 from hierfl.core.importance_sampling import FLAT, FLAT_SHARE, chosen, normal_points, resampled
 from hierfl.core.proposal import Proposal, fitted
+from hierfl.core.watch import working
 from hierfl.program.handlers import unchecked
 from hierfl.summaries.hierarchy import Factors, of_means
 from hierfl.summaries.surrogate import Surrogate
@@ -179,6 +180,7 @@ def _adapted(density: Density, start: Start, *, final: bool) -> tuple[Proposal, 
     enough = ENOUGH if final or size <= MANY_SCALES else ENOUGH_OF_MANY
     best, stuck, low = 0.0, 0, False
     for turn in range(TURNS):
+        working(f"the server samples, turn {turn} of {TURNS}")
         y, log_q = proposal.at(e)
         log_p = density.at(y)[0].nan_to_num(nan=-torch.inf, neginf=-torch.inf)
         log_w = log_p - log_q

@@ -55,6 +55,8 @@ class SummedRows(PackedRows):
         """Map a function over clients."""
         return torch.vmap(one, in_dims=in_dims)(*trees)
 
-    def by_client(self, of_units: Tensor) -> Tensor:
-        """Return (C, ...) as they are: each client is one unit."""
-        return of_units
+    def by_client(
+        self, of_units: Tensor, total: Tensor | None = None, part: Tensor | slice = slice(None)
+    ) -> Tensor:
+        """Return (C, ...) as they are, each client one unit, a `total` of other ones before them."""
+        return of_units if total is None else torch.cat([total, of_units])

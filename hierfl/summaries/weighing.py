@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.gaussians import product
-from hierfl.core.importance_sampling import normal_points
+from hierfl.core.importance_sampling import heavy_points, normal_points
 from hierfl.program.sites import Values
 from hierfl.summaries.conditional import Proposal, normals_of, point, sides_of
 from hierfl.summaries.hierarchy import Hierarchy
@@ -28,10 +28,14 @@ from hierfl.summaries.reading import gauss_hermite
 NODES = {1: 10, 2: 6}  # fewest Gauss-Hermite nodes a dimension, by the number of local unknowns
 POINTS = 32  # quasi-random points where there are more
 TIMES = (1, 4, 16)  # as many times as many points are tried
+# degrees of freedom of the Student t whose points are the last to be tried: a factor may miss
+# tails; and the most dimensions in which so few of them do
+FREEDOM, MOST_HEAVY = 4.0, 6
 MIXED = 128  # points where some are mixing variables
 ENOUGH = 4  # points a dimension for their covariance to be made the identity
 # draws at which few points are compared with many; sd of the error of all clients, in nats
 TRIED, ERROR = 32, 0.1
+OUTER = 0.05  # share of the draws at either end, whose errors do not count
 CONDITIONALS = 1 << 21  # draws x clients x (D + 1)^2 scalars carried at once
 
 
@@ -67,6 +71,17 @@ def ratios_of(
     return Ratios(*(torch.cat(parts) for parts in zip(*each, strict=True)))
 
 
+def central_variance(error: Tensor) -> Tensor:
+    """Return the variances (C,) of errors at S draws (C, S), which draws far out do not inflate.
+
+    An error that is the same at all draws does no harm, nor does that of the few whose own weight is
+    nothing: where it is a large weight, k-hat shows it.
+    """
+    ordered = error.sort(1).values
+    cut = int(OUTER * error.shape[1])
+    return error.clamp(ordered[:, cut, None], ordered[:, -1 - cut, None]).var(1)
+
+
 def standard_points(hierarchy: Hierarchy, times: int = 1) -> tuple[Tensor, Tensor]:
     """Return standard normal points (P, M + Dn) of local scalars, and their log weights (P,)."""
     size, mixing = hierarchy.normal_size, hierarchy.mixing_size
@@ -80,7 +95,18 @@ def standard_points(hierarchy: Hierarchy, times: int = 1) -> tuple[Tensor, Tenso
     if not size:
         return torch.zeros(1, 0), torch.zeros(1)
     count = times * max(POINTS, 2 * size)
+    if times == TIMES[-1] and size <= MOST_HEAVY:
+        return _heavy(count, size)
     return _standardized(count, size), torch.full((count,), -math.log(count))
+
+
+def _heavy(count: int, size: int) -> tuple[Tensor, Tensor]:
+    """Return points of a Student t, (P, D), and the log ratios of a Normal's density to its, (P,)."""
+    normal, stretch = heavy_points(count, size, freedom=FREEDOM)
+    points = normal * stretch
+    square = points.square().sum(1)
+    heavy = -0.5 * (FREEDOM + size) * torch.log1p(square / FREEDOM)
+    return points, (-0.5 * square - heavy).log_softmax(0)
 
 
 def _standardized(count: int, size: int) -> Tensor:
@@ -187,7 +213,8 @@ class _Clients:
         of_nodes = self.hierarchy.normal_size in NODES and self.proposals is None
         if len(log_weights) == 1 or of_nodes:
             return None
-        second = torch.arange(len(log_weights)) // 2 % 2 == 1
+        half = len(log_weights) // 2  # of a sequence: any other half of it leaves boxes empty
+        second = torch.arange(len(log_weights)) % half >= half // 2
         return (~second).nonzero()[:, 0], second.nonzero()[:, 0]
 
 

@@ -10,8 +10,9 @@ from pyro.distributions import constraints
 from torch import Tensor
 from torch.distributions import Distribution
 
+from hierfl.core.gaussians import log1mexp
 from hierfl.models.families.family import Response, ResponseFamily
-from hierfl.models.families.links import half_student, log1mexp, log_scale, shape_prior
+from hierfl.models.families.links import half_student, log_scale, shape_prior
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 

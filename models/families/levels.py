@@ -12,14 +12,9 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from hierfl.core.gaussians import log1mexp, log_normal_between, log_normal_cdf
 from hierfl.models.families.family import Response, ResponseFamily, no_parameters
-from hierfl.models.families.links import (
-    check_link,
-    log1mexp,
-    log_normal_between,
-    log_normal_cdf,
-    unit_scale,
-)
+from hierfl.models.families.links import check_link, unit_scale
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 

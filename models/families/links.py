@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from hierfl.core.gaussians import log1mexp, log_normal_cdf
 from hierfl.models.priors import Prior
 
 LEAST_SCALE = 2.5  # of brms's Student t priors of intercepts and standard deviations
@@ -121,31 +122,3 @@ def cloglog_logits(eta: Tensor) -> Tensor:
     small = eta < -8.0
     safe = torch.where(small, torch.ones_like(rate), rate)
     return torch.where(small, eta + 0.5 * rate, safe + log1mexp(safe))
-
-
-def log1mexp(x: Tensor) -> Tensor:
-    """Return log(1 - exp(-x)) for x > 0, exact for small and for large x."""
-    is_small = x < math.log(2.0)
-    one = torch.ones_like(x)
-    # each branch sees only numbers that it can compute, so that the other's gradient is not nan
-    small = (-torch.expm1(-torch.where(is_small, x, one))).log()
-    large = torch.log1p(-torch.where(is_small, one, x).neg().exp())
-    return torch.where(is_small, small, large)
-
-
-def log_normal_cdf(x: Tensor) -> Tensor:
-    """Return log Phi(x), exact in both tails; torch.special.log_ndtr is slow under vmap."""
-    far = x < -1.0
-    low = torch.where(far, x, -torch.ones_like(x))
-    high = torch.where(far, torch.zeros_like(x), x)
-    below = (0.5 * torch.special.erfcx(-low / math.sqrt(2.0))).log() - 0.5 * low**2
-    return torch.where(far, below, torch.log1p(-0.5 * torch.erfc(high / math.sqrt(2.0))))
-
-
-def log_normal_between(low: Tensor, high: Tensor) -> Tensor:
-    """Return log(Phi(high) - Phi(low)) for low < high, exact in both tails."""
-    # in the upper tail by symmetry, so that the two are subtracted where they are small
-    flip = low + high > 0.0
-    above = log_normal_cdf(torch.where(flip, -low, high))
-    below = log_normal_cdf(torch.where(flip, -high, low))
-    return above + log1mexp(above - below)

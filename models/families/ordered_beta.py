@@ -10,9 +10,10 @@ from pyro.distributions import constraints
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from hierfl.core.gaussians import log1mexp
 from hierfl.models.families.family import Response, ResponseFamily
 from hierfl.models.families.levels import Ordered
-from hierfl.models.families.links import log1mexp, shape_prior, unit_scale
+from hierfl.models.families.links import shape_prior, unit_scale
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 

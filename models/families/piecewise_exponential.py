@@ -10,8 +10,9 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from hierfl.core.gaussians import log1mexp
 from hierfl.models.families.family import Response, ResponseFamily
-from hierfl.models.families.links import log1mexp, log_scale, unit_scale
+from hierfl.models.families.links import log_scale, unit_scale
 from hierfl.models.families.survival import of_times
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded

@@ -10,8 +10,9 @@ import torch
 from pyro.distributions import constraints
 from torch import Tensor
 
+from hierfl.core.gaussians import log_normal_cdf
 from hierfl.models.families.family import Response, ResponseFamily
-from hierfl.models.families.links import half_student, identity_scale, log_normal_cdf
+from hierfl.models.families.links import half_student, identity_scale
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from hierfl.core.gaussians import log_normal_cdf
 from hierfl.models.families.family import Response, ResponseFamily
-from hierfl.models.families.links import check_link, log_normal_cdf, unit_scale
+from hierfl.models.families.links import check_link, unit_scale
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 

@@ -12,8 +12,8 @@ import torch.distributions as torch_dist
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
+from hierfl.core.gaussians import log1mexp, log_normal_between, log_normal_cdf
 from hierfl.models.families.family import Response, ResponseFamily
-from hierfl.models.families.links import log1mexp, log_normal_between, log_normal_cdf
 from hierfl.models.priors import Prior
 
 FAR = 1e4  # stands for infinity where a logarithm of time 0 is meant

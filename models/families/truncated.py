@@ -12,8 +12,8 @@ import torch.distributions as torch_dist
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from hierfl.core.gaussians import log1mexp, log_normal_between, log_normal_cdf
 from hierfl.models.families.family import ResponseFamily
-from hierfl.models.families.links import log1mexp, log_normal_between, log_normal_cdf
 from hierfl.models.families.survival import DEEPEST, hazards
 from hierfl.program.recipes import recorded
 

@@ -18,7 +18,19 @@ from benchmarks.reference_models import schools
 from hierfl.nodes import in_process
 
 FORMULAS = ["g ~ x + (1 | h)", "b ~ x + (1 | h)", "c ~ x + (1 | h)", "g ~ x + (1 + x | h)"]
-FAMILIES = {"g": "gaussian", "b": "bernoulli", "c": "poisson"}
+FAMILIES = {
+    **{"g": "gaussian", "b": "bernoulli", "c": "poisson", "n": "negative_binomial"},
+    **{"a": "gamma", "t | event(d)": "weibull", "o": "cumulative"},
+}
+MOVED = [
+    *FORMULAS,
+    "g ~ x + w + (1 | h)",
+    *(
+        pytest.param(f"{response} ~ x + {own}", marks=pytest.mark.slow)
+        for response in FAMILIES
+        for own in ("(1 | h)", "(1 + x | h)", "w + (1 | h)", "w + (1 + x | h)")
+    ),
+]
 Numbers = NDArray[np.float64]
 
 
@@ -87,25 +99,33 @@ def rows() -> pd.DataFrame:
     frame = pd.DataFrame({"h": np.resize(list("abcdef"), 240), "x": rng.normal(40.0, 9.0, 240)})
     own = dict(zip("abcdef", rng.normal(0.0, 0.7, 6), strict=True))
     eta = frame["h"].map(own).to_numpy() + 0.04 * (frame["x"] - 40.0)
+    time = np.exp(eta) * rng.weibull(1.5, 240) + 0.01
+    end = np.quantile(time, 0.8)
     return frame.assign(
+        w=frame["h"].map(dict(zip("abcdef", (10.0, 20.0, 30.0, 25.0, 15.0, 40.0), strict=True))),
         g=eta + rng.normal(size=240),
         b=(rng.random(240) < 1.0 / (1.0 + np.exp(-eta))).astype(int),
         c=rng.poisson(np.exp(eta)),
+        n=rng.negative_binomial(3, 3.0 / (3.0 + np.exp(eta))),
+        a=rng.gamma(3.0, np.exp(eta) / 3.0),
+        t=np.minimum(time, end),
+        d=(time <= end).astype(int),
+        o=np.digitize(eta + rng.logistic(size=240), [-1.0, 0.5, 1.5]),
     )
 
 
 @cache
 def summarized(text: str, unit: float = 1.0, shift: float = 0.0) -> Any:
-    """Return the summary of a fit with x in other units and shifted."""
-    formula = hierfl.formula(text, FAMILIES[text[0]], clients="h")
-    frame = rows().assign(x=rows()["x"] * unit + shift)
+    """Return the summary of a fit with x and w, of one value at each client, in other units and shifted."""
+    formula = hierfl.formula(text, FAMILIES[text.split(" ~ ")[0]], clients="h")
+    frame = rows().assign(**{name: rows()[name] * unit + shift for name in ("x", "w")})
     return hierfl.fit(formula, frame, seed=0).summary()
 
 
-def column(summary: Any, site: str, name: str) -> Numbers:
-    """Return a column of a site's intercepts."""
+def column(summary: Any, site: str, name: str, *entries: str) -> Numbers:
+    """Return a column of a site's entries, by default its intercepts."""
     frame = summary.frame
-    found = frame[(frame["site"] == site) & frame["entry"].isin(["", "Intercept"])]
+    found = frame[(frame["site"] == site) & frame["entry"].isin(entries or ["", "Intercept"])]
     return found[name].to_numpy(float)
 
 
@@ -118,31 +138,42 @@ def test_the_clients_intercepts_are_about_the_common_one(text: str) -> None:
     assert "Intercept_centered" not in str(found)
 
 
-@pytest.mark.parametrize("text", FORMULAS)
+@pytest.mark.parametrize("text", MOVED)
 @pytest.mark.parametrize(("unit", "shift"), [(1.0, 1000.0), (1000.0, 0.0)])
 def test_shifts_and_units_of_a_column_change_no_verdict_note_or_shrinkage(
     text: str, unit: float, shift: float
 ) -> None:
     plain, other = summarized(text), summarized(text, unit, shift)
-    assert other.trustworthy is True
+    assert other.trustworthy is plain.trustworthy
     assert [c.verdict for c in plain.checks] == [c.verdict for c in other.checks]
     assert len(plain.remarks) == len(other.remarks)
-    if "(1 |" in text:
-        np.testing.assert_allclose(
-            column(other, "h", "shrinkage"), column(plain, "h", "shrinkage"), atol=0.005
-        )
-        return
-    before, after = (  # an intercept at another origin is another quantity
-        found.frame[found.frame["entry"] == "x"].groupby("site") for found in (plain, other)
-    )
-    for site, rows_of_slopes in before:
-        again = after.get_group(site)
-        means = again["mean"].to_numpy(float) * unit - rows_of_slopes["mean"].to_numpy(float)
-        assert np.abs(means / rows_of_slopes["sd"].to_numpy(float)).max() < 0.1, site
-        for name in ("shrinkage", "sd"):
-            change = again[name].to_numpy(float) * (unit if name == "sd" else 1.0)
-            expected = rows_of_slopes[name].to_numpy(float)
-            np.testing.assert_allclose(change, expected, rtol=0.15, atol=0.01 * (name != "sd"))
+    assert len(plain.verdict.splitlines()) == len(other.verdict.splitlines())
+    for name in ("", "Intercept", "x"):  # an intercept's at the means, wherever it is reported
+        before, after = (column(found, "h", "shrinkage", name) for found in (plain, other))
+        np.testing.assert_allclose(after, before, rtol=0.1, atol=0.01)
+    means, sds = (column(plain, "x", of) for of in ("mean", "sd"))
+    assert np.abs(column(other, "x", "mean") * unit - means).max() < 0.15 * sds[0]
+
+
+def test_own_intercepts_are_where_covariates_of_clients_are_0_too() -> None:
+    """As `coef()` of lme4: they vary about the common one, and leave out what w explains."""
+    found = summarized("g ~ x + w + (1 | h)", shift=1000.0)
+    common, own = column(found, "Intercept", "mean"), column(found, "h", "mean")
+    assert abs(own.mean() - common[0]) < 0.1 * column(found, "Intercept", "sd")[0]
+    spread = column(found, "sd_h", "mean")[0]
+    assert np.ptp(own) < 6.0 * spread  # w times its slope alone differs by 30 slopes
+
+
+def test_thresholds_are_where_predictors_are_0() -> None:
+    """As brms and `ordinal::clmm` have them: logit P(o <= k) = threshold - 0.04 x, and clients about 0."""
+    found = summarized("o ~ x + (1 | h)")
+    at = column(found, "thresholds", "mean", "0", "1", "2")
+    sds = column(found, "thresholds", "sd", "0", "1", "2")
+    slope = column(found, "x", "mean")[0]
+    centered = column(found, "thresholds_centered", "mean", "0", "1", "2")
+    np.testing.assert_allclose(at, centered + slope * rows()["x"].mean(), atol=0.15 * sds.max())
+    assert abs(column(found, "h", "mean").mean()) < column(found, "sd_h", "mean")[0]
+    assert "thresholds_centered" not in str(found)
 
 
 def test_clients_whose_rows_say_little_are_named_wherever_x_lies() -> None:

@@ -196,7 +196,7 @@ def test_a_copy_in_the_middle_of_a_task_ends_with_its_process() -> None:
     if child == 0:
         PARENT[0] = os.getpid()
         made = processes.copied
-        processes.copied = lambda task, *memory: told(made(task, *memory), there)
+        processes.copied = lambda task, threads=1: told(made(task, threads), there)
         with crew(sleeping, 2) as work:
             list(work([0]))
             next(work([0, 1]))

@@ -148,7 +148,7 @@ def test_predictions_follow_the_rows_and_not_the_longest_client(
     whole = fitted.predict(data, draws=10)
     for module in ("prediction", "client_loop"):
         monkeypatch.setattr(f"hierfl.posterior.{module}.MOST_NUMBERS", 3 * 20_000)
-    monkeypatch.setattr("hierfl.posterior.client_loop.cut_ragged", partial(cut_ragged, padding=100))
+    monkeypatch.setattr("hierfl.posterior.client_loop.PADDING", 100)
     with Allocated() as tensors:
         parts = fitted.predict(data, draws=10)
     assert tensors.peak < 2000 * data.num_rows, f"{tensors.peak / data.num_rows:.0f} bytes a row"

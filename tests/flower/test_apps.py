@@ -204,7 +204,10 @@ def test_nodes_with_policies_are_asked_over_flower(tmp_path: Path) -> None:
     grid.contexts[14].node_config["policy"] = str(tmp_path / "west.toml")
     run(pair, grid)
     assert list(found[0].given) == ["west"]
-    assert found[0].withheld["east"] == "the node's policy lets no predictions leave"
+    assert (
+        found[0].withheld["east"]
+        == "the node's policy lets no predictions leave: may_leave lacks 'predictions'"
+    )
     grid.contexts[14].node_config["policy"] = str(tmp_path / "other.toml")
     (tmp_path / "other.toml").write_text('methods = ["two_stage"]\n')
     with pytest.warns(UserWarning, match=r"node 14 is left out: .* does not allow method 'apfl'"):

@@ -18,9 +18,9 @@ import hierfl
 from hierfl import methods
 from hierfl.core.trees import named_leaves
 from hierfl.flower import SuperLink, apps, superlink
-from hierfl.flower.at_server import Nodes, Server
+from hierfl.flower.at_server import Server
+from hierfl.flower.project import write_project
 from hierfl.nodes import TooFewNodes
-from hierfl.nodes.project import write_project
 from tests.flower.test_apps import Grid, identity, rows
 from tests.programs import fit, logistic
 
@@ -50,7 +50,7 @@ def linked(project: Any, folder: Path) -> SuperLink:
         nodes=4,
     )
     task: Any = Task(Grid(made.client, folder))
-    return SuperLink(Server(Nodes(task.grid, 0.1, before=task.begin), 4), task)
+    return SuperLink(Server(task.grid, 0.1, 4, before=task.begin), task)
 
 
 def apart(one: Any, other: Any) -> float:

@@ -81,7 +81,7 @@ def test_the_command_says_how_to_run_it(tmp_path: Path, monkeypatch: pytest.Monk
 def test_every_node_of_the_example_has_rows_of_its_own(
     nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hierfl.nodes.project import write_project
+    from hierfl.flower.project import write_project
 
     write_project(NAME, tmp_path, nodes=nodes)
     space: dict[str, Any] = {}

@@ -61,7 +61,14 @@ class Watching(Grid):
         return answers
 
 
-def run(method: Method, folder: Path, *, gone: Iterable[int] = (), **options: Any) -> Any:
+def run(
+    method: Method,
+    folder: Path,
+    *,
+    gone: Iterable[int] = (),
+    made_grid: Any = None,
+    **options: Any,
+) -> Any:
     done: list[FitOverNodes] = []
     made = apps(
         method,
@@ -73,6 +80,8 @@ def run(method: Method, folder: Path, *, gone: Iterable[int] = (), **options: An
         **options,
     )
     grid: Any = Watching(made.client, folder, gone)
+    if made_grid is not None:
+        made_grid(grid)
     made.server(grid, next(iter(grid.contexts.values())))
     return done[0], grid
 
@@ -104,15 +113,9 @@ def test_the_numbers_are_those_of_a_run_without_it(name: str, tmp_path: Path) ->
 def test_no_update_is_in_what_nodes_send(tmp_path: Path) -> None:
     """Masked, the numbers are spread over their whole range; the plain parts lie in half a percent of it."""
     _, grid = run(apfl(), tmp_path, rounds=1)
-    sent = [m.content.config_records.get("secaggplus_configs", {}) for m in grid.said]
-    vectors = [
-        np.load(io.BytesIO(part), allow_pickle=False)
-        for record in sent
-        for part in record.get("masked_params", ())
-    ]
-    numbers = np.concatenate([v.ravel()[1:] for v in vectors]).astype(np.float64) / 2.0**32
-    shares = np.histogram(numbers, 4, (0.0, 1.0))[0] / len(numbers)
-    assert len(vectors) >= 4 and np.abs(shares - 0.25).max() < 0.15
+    sent = masked_numbers(grid)
+    shares = np.histogram(np.concatenate(sent), 4, (0.0, 1.0))[0] / sum(map(len, sent))
+    assert len(sent) == 4 and np.abs(shares - 0.25).max() < 0.15
     records = [m.content.config_records for m in grid.said]
     plain = [found["hierfl"]["payload"] for found in records if "hierfl" in found]
     assert len(plain) == 12  # who they are, what they start from, and that the run has ended
@@ -132,6 +135,44 @@ def test_a_lost_node_is_named_and_the_sum_is_that_of_the_others(tmp_path: Path) 
 def test_too_few_to_unmask(tmp_path: Path) -> None:
     with pytest.raises(TooFewNodes, match="too few nodes were left to unmask"):
         run(apfl(), tmp_path, gone=[12, 13], rounds=1)
+
+
+def masked_numbers(grid: Any) -> list[np.ndarray]:
+    """Return the masked updates that nodes have sent, as shares of the range of the masks."""
+    records = [m.content.config_records.get("secaggplus_configs", {}) for m in grid.said]
+    return [
+        np.concatenate(
+            [np.load(io.BytesIO(part)).ravel()[1:] for part in record["masked_params"]]
+        ).astype(np.float64)
+        / 2.0**32
+        for record in records
+        if "masked_params" in record
+    ]
+
+
+def test_a_server_learns_nothing_of_the_last_node_that_is_left(tmp_path: Path) -> None:
+    """Three of four are gone once the fourth has sent its masked update: no node unmasks it."""
+    grids: list[Any] = []
+    with pytest.raises(TooFewNodes, match="too few nodes were left to unmask"):
+        run(apfl(), tmp_path, gone=[11, 12, 13], rounds=1, made_grid=grids.append)
+    (sent,) = masked_numbers(grids[0])
+    shares = np.histogram(sent, 4, (0.0, 1.0))[0] / len(sent)
+    assert np.abs(shares - 0.25).max() < 0.15
+    plain = [m.content.config_records.get("hierfl", {}).get("payload", b"") for m in grids[0].said]
+    assert not any(b"theta" in payload for payload in plain)
+
+
+def test_a_server_that_is_all_other_nodes_learns_the_update(tmp_path: Path) -> None:
+    """What secure aggregation does not prevent: the sum less what the others sent is the last one's."""
+    method = methods.fedavg(_shared(), optimizer=SGD(0.05), steps=2, batch_size=2)
+    fitted, _ = run(method, tmp_path, rounds=1)
+    alone, _ = run(method, tmp_path / "others", gone=[12], rounds=1)
+    north = fit(method, rows().select(["north"]), rounds=1)
+    counts = rows().select(["east", "south", "west"]).num_rows, rows().select(["north"]).num_rows
+    for leaf, value in named_leaves(north.message).items():
+        every, others = (named_leaves(one.message)[leaf] for one in (fitted, alone))
+        read = (sum(counts) * every - counts[0] * others) / counts[1]
+        torch.testing.assert_close(read, value, rtol=0.0, atol=1e-8)
 
 
 def test_what_it_refuses(tmp_path: Path) -> None:
@@ -166,6 +207,13 @@ def test_a_node_refuses_a_server_that_would_see_it_by_itself(tmp_path: Path) -> 
 
     with pytest.raises(Refused, match="the server asks for a plain one"):
         masked(message(), context, never)
+    for kind in ({}, {"kind": "round"}):  # a round, however it says so
+        about = {"run": "r", "round": 0, "counted": -1, **kind}
+        payload = to_bytes({"message": {}, "mail": {}}, about)
+        record: Any = {"fitins.config": ConfigRecord({"payload": payload})}
+        plain = Message(RecordDict(record), dst_node_id=1, message_type="train")
+        with pytest.raises(Refused, match="the server asks for a plain one"):
+            masked(plain, context, never)
     with pytest.raises(Refused, match="a sum of 2 nodes that 2 can unmask"):
         masked(message(stage="setup", sample_num=2, threshold=2), context, never)
     with pytest.raises(Refused, match="a sum of 4 nodes that 2 can unmask"):

@@ -19,8 +19,8 @@ import hierfl
 from hierfl import methods
 from hierfl.core.trees import named_leaves
 from hierfl.flower import superlink
+from hierfl.flower.project import write_project
 from hierfl.flower.serving import serve
-from hierfl.nodes.project import write_project
 from tests.flower.test_apps import identity
 from tests.flower.test_link import started
 

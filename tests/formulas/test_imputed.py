@@ -123,7 +123,7 @@ def test_the_density_of_a_row_is_integrated_over_what_it_lacks(text: str) -> Non
             top = each.max(-1, keepdims=True)
             each = np.log(np.trapezoid(np.exp(each - top), x, axis=-1)) + top[..., 0]
         weight = float(frame["w"][i]) if "weights" in text else 1.0
-        np.testing.assert_allclose(found[i], weight * each, rtol=2e-4, atol=2e-4)
+        np.testing.assert_allclose(found[i], weight * each, rtol=1e-3, atol=1e-3)
 
 
 def test_nothing_is_missing() -> None:
@@ -236,7 +236,7 @@ def test_answers_of_a_fit() -> None:
     assert table["mean"].notna().all() and table["log_score"].notna().all()
     lost = frame["dose"].isna().to_numpy()
     assert table.loc[lost, "sd"].mean() >= table.loc[~lost, "sd"].mean()
-    assert len(hierfl.diagnostics.loo(fit, draws=200).table) == len(frame)
+    assert len(hierfl.diagnostics.loo(fit, draws=1000).table) == len(frame)
     # a unit of the covariate moves the response by its coefficient
     moved = fit.comparisons("dose", values=1.0, draws=500).draws
     drawn = posterior["mi(dose)"]

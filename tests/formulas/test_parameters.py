@@ -84,11 +84,9 @@ def test_default_priors_are_on_the_scale_of_the_link() -> None:
     )
 
 
-def test_a_list_is_one_text_and_columns_above_have_their_fields() -> None:
+def test_a_list_is_one_text() -> None:
     formula = made(["y ~ age + beds + (1 | site) + (1 | region)", "sigma ~ beds + (1 | site)"])
     assert formula.text == "y ~ age + beds + (1 | site) + (1 | region); sigma ~ beds + (1 | site)"
-    data = formula.data(patients())
-    assert {"above", "above_sigma"} <= {*data.client_fields}
     assert formula.update("~ . - age").text.startswith(
         "y ~ beds + (1 | site) + (1 | region); sigma"
     )

@@ -90,9 +90,6 @@ class Reference:
             if self.made.layout.own.get(column) is not term:
                 continue
             u[:, j] -= self.base if column == "Intercept" else self.common.get(column, 0.0)
-            if column == "Intercept":
-                for above in self.made.layout.above:
-                    u[:, j] -= self.common[above] * first[above].to_numpy()
             for group in self.made.layout.at("above"):
                 if column in group.columns:
                     place = [group.levels.index(g) for g in first["region"]]

@@ -13,7 +13,7 @@ import pytest
 
 import hierfl
 from hierfl.formulas import answers
-from tests.formulas.frames import SITES, patients
+from tests.formulas.frames import patients
 
 
 def made(text: str, family: str = "gaussian") -> hierfl.Formula:
@@ -175,9 +175,3 @@ def test_a_schema_of_columns_alone_serves_several_formulas() -> None:
 def test_ordered_categories_keep_their_order() -> None:
     schema = hierfl.schema(patients(rows=60), made("grade ~ age", "cumulative"))
     assert schema.columns["grade"].levels == ("low", "mid", "high")
-
-
-def test_columns_above_the_clients_are_seen() -> None:
-    design = hierfl.schema(patients(), made("y ~ beds + age + beds:age")).design
-    assert [design[n].above for n in ("beds", "age", "beds:age")] == [True, False, False]
-    assert len({*patients()["site"]}) == SITES

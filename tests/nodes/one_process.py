@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hierfl.data.clients import ClientData
@@ -44,9 +44,9 @@ class Machines:
 def machines(method: Method, data: ClientData, folder: Path, *, seed: int = 0) -> Machines:
     """Start a node for each client; what they tell of themselves has been through JSON."""
     parts = {name: data.select([name]) for name in data.names}
-    told = [json.loads(json.dumps(Introduction.of(part).as_json())) for part in parts.values()]
+    told = [json.loads(json.dumps(asdict(Introduction.of(part)))) for part in parts.values()]
     agreement = Agreement.between([Introduction.from_json(one) for one in told])
-    read = Agreement.from_json(json.loads(json.dumps(agreement.as_json())))
+    read = Agreement.from_json(json.loads(json.dumps(asdict(agreement))))
     nodes = {
         name: node(method, part, read, folder / str(k), seed=seed)
         for k, (name, part) in enumerate(parts.items())

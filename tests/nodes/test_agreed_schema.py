@@ -160,7 +160,7 @@ def test_questions_that_a_node_refuses(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no transform 'scale\(secret\)'"):
         ask(Question("call", 6, text="scale(secret)", schema=replace(schema, min_count=6)))
     for wrong in (b"", b"[]", b"{}", b'{"kind": "rows"}', Question("rows", 0).json().encode()):
-        with pytest.raises(Refused, match="no question about rows"):
+        with pytest.raises(Refused, match=r"no request of|no node answers|no JSON"):
             ask(wrong)
     with pytest.raises(ValueError, match="of 2: start a node for each"):
         ask(Question("rows"), {"one": frame, "two": frame})
@@ -182,9 +182,7 @@ def test_questions_that_a_node_refuses(tmp_path: Path) -> None:
     ],
 )
 def test_answers_that_a_server_refuses(answer: bytes) -> None:
-    with pytest.raises(
-        ValueError, match=r"a node answers 'columns' without|it is no answer to|it is no JSON"
-    ):
+    with pytest.raises(ValueError, match=r"it answers without|it is no answer to|it is no JSON"):
         agreed_over(made(), lambda content: {"s0": answer})
 
 
@@ -203,7 +201,7 @@ def test_clients_that_answer_twice_or_not_always(tmp_path: Path) -> None:
         return dict(list(send(content).items())[: None if count == 1 else -1])
 
     *_, last = parts
-    assert agreed_over(made(), twice)[1].keys() == {next(iter(parts)), "another"}
+    assert agreed_over(made(), twice)[1].keys() == {"another"}
     send = asked_of(parts, tmp_path / "again")
     assert agreed_over(made(), lossy)[1] == {last: "it did not answer all questions"}
 

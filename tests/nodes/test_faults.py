@@ -242,12 +242,12 @@ def test_a_node_refuses_what_is_no_request(around: Machines) -> None:
     east, nan = around.nodes["east"], {"a": torch.tensor(torch.nan)}
     empty: dict[str, Any] = {"message": {}, "mail": {}}
     wrong: list[tuple[Any, dict[str, Any], str]] = [
-        (empty, {"run": "another", "round": 0}, "is of run 'another'"),
-        ({"message": {}}, {"round": 0, "counted": -1}, "does not hold a message and mail"),
-        (empty, {"round": 2, "counted": 2}, "round '2' after '2'"),
+        (empty, {"run": "another", "round": 0, "counted": -1}, "is of run 'another'"),
+        ({"message": {}}, {"round": 0, "counted": -1}, "does not hold a mail and message"),
+        (empty, {"round": 2, "counted": 2}, "round 2 after 2"),
         ({"message": nan, "mail": {}}, {"round": 0, "counted": -1}, "not finite"),
-        (empty, {"round": -1}, "round '-1'"),
-        (empty, {"round": "0"}, "round '0'"),
+        (empty, {"round": -1}, "no request of the kind 'round'"),
+        (empty, {"round": "0"}, "no request of the kind 'round'"),
     ]
     for tree, about, why in wrong:
         with pytest.raises(Refused, match=why):

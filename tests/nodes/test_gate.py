@@ -181,6 +181,25 @@ def test_a_node_refuses_constants_that_nobody_can_have_agreed_on(name: str, tmp_
         design(made, replace(schema, transforms=changed), of, tmp_path / "hostile")
 
 
+def test_refusals_do_not_search_for_a_patient(tmp_path: Path) -> None:
+    """Whether knots set few rows apart is a bit; a server has as many a day as the policy has questions."""
+    of = parts()
+    made, schema = agreed("y ~ s(age)", of, tmp_path)
+    (tmp_path / "policy.toml").write_text("questions_a_day = 3\n")
+    (constants,) = schema.transforms.values()
+    why = []
+    for end in range(4):
+        knots = (constants.knots[0], *np.linspace(60.1, 60.9 - 0.1 * end, 8), constants.knots[-1])
+        changed = {"s(age)": replace(constants, knots=tuple(map(float, knots)))}
+        for _ in range(2):  # the same question tells nothing new
+            with pytest.raises(Refused) as error:
+                design(made, replace(schema, transforms=changed), of, tmp_path)
+        why.append(str(error.value))
+    assert ["3 failed questions a day" in of for of in why] == [False] * 3 + [True]
+    with pytest.raises(Refused, match="3 failed questions a day"):
+        design(made, schema, of, tmp_path)  # an honest one
+
+
 def test_a_node_refuses_constants_of_functions_that_have_none(tmp_path: Path) -> None:
     of = parts()
     made, schema = agreed("y ~ scale(log(age))", of, tmp_path)
@@ -213,6 +232,57 @@ def test_a_design_with_a_column_of_few_rows_is_refused(tmp_path: Path) -> None:
     assert fit.clients == ("south", "west")
 
 
+COMBINED = {
+    "a column and one that differs in few rows": "y ~ income + I(income + 1000 * (age > 96))",
+    "scaled": "y ~ scale(income) + scale(income + 1000 * (age > 96))",
+    "a product and a number": "y ~ income * arm + I(income * (age > 96) + income)",
+    "a group of few rows": "y ~ income + (1 | room)",
+    "a slope that few rows of a group have": "y ~ income + (1 + visits | room)",
+    "a weight that one row has": "y | weights(heavy) ~ income",
+    "a number far above all others": "y ~ fortune",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", COMBINED)
+def test_no_combination_of_a_designs_columns_is_of_few_rows(name: str, tmp_path: Path) -> None:
+    """A round's X'X would have them: of two columns' difference, of a group."""
+    of = {k: rows(seed) for seed, k in enumerate(("north", "south", "west"))}
+    few = {"a group of few rows": 3, "a slope that few rows of a group have": 40}.get(name, 20)
+    for client, frame in of.items():
+        frame["age"] = frame["age"].clip(upper=90.0)
+        frame.loc[: 0 if client == "north" else 9, "age"] = 97.0
+        frame["room"] = np.where(np.arange(N) < (few if client == "north" else 60), "a", "b")
+        frame["visits"] = np.arange(N) % 4.0
+        frame["heavy"], frame["fortune"] = 1.0 + frame["visits"], 1.0 + frame["income"]
+        if client == "north":
+            frame.loc[2:39, "visits"] = 0.0
+            frame.loc[3, ["heavy", "fortune"]] = 1e9
+    known: Any = {"room": ["a", "b"]} if "room" in COMBINED[name] else {}
+    text = f"{COMBINED[name]} + (1 | hospital)"
+    columns = hierfl.schema(of, clients="hospital", levels=known) if known else None
+    made = hierfl.formula(text, "gaussian", clients="hospital", schema=columns)
+    with pytest.warns(UserWarning, match="'north' is left out: .*few"):
+        fit = hierfl.nodes.fit(made, in_process(of, tmp_path), rounds=1, disclose="sums")
+    assert fit.clients == ("south", "west")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_curves_of_many_formulas_do_not_single_out_a_row_together(tmp_path: Path) -> None:
+    """Each has a few sums of functions of age; all of them together count the patients of each age."""
+    of = {"north": rows(0), "south": rows(1)}
+    for frame in of.values():
+        frame["age"] = frame["age"].clip(30.0, 80.0)
+    of["north"].loc[17, "age"] = 90.0
+    answered = 0
+    for k in range(3, 40):
+        found = transcript(formula(f"y ~ s(age, k={k})"), of, tmp_path)
+        answered += isinstance(found[-1], dict) and "columns" in found[-1]
+        if not (isinstance(found[-1], dict) and "columns" in found[-1]):
+            assert "earlier answers" in found[-1]
+    assert 2 <= answered < 25
+
+
 def test_another_formula_asks_nothing_new_of_the_same_columns(tmp_path: Path) -> None:
     of = parts()
     for text in ("y ~ age", "y ~ 1 + age"):
@@ -228,7 +298,7 @@ def test_nothing_is_registered_without_a_check() -> None:
         Stateful("")  # type: ignore[call-arg]
     hurried: Any = register
     with pytest.raises(TypeError, match="disclosure"):
-        hurried("rows", Question, handler=print, subject=print, text=print)
+        hurried("rows", asks="schema", request=Question, handler=print, account="schema")
     assert all(isinstance(of, Stateful) for of in STATEFUL.values())
 
 

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 import hierfl
 from hierfl import cli
+from hierfl.cli.officer_page import write_page
 from hierfl.nodes import Answer, over
 from hierfl.nodes.envelope import write_request
-from hierfl.nodes.officer_page import write_page
 from tests.nodes.transports import demo, demo_stations, patients
 
 

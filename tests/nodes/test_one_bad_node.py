@@ -20,9 +20,9 @@ import hierfl
 from hierfl import methods
 from hierfl.core.trees import named_leaves
 from hierfl.flower import apps
+from hierfl.formulas.odd_answers import odd_answers
 from hierfl.nodes import FitOverNodes, TooFewNodes, agreement, in_process
 from hierfl.nodes.agreed_schema import agreed_over, answer_schema
-from hierfl.nodes.odd_answers import odd_answers
 from hierfl.optimizers import SGD
 from hierfl.program.read import codes_of
 from tests.flower.test_apps import NAMES, Grid, identity, rows

@@ -192,6 +192,24 @@ def test_a_file_that_is_too_long_is_not_read(mail: Path, tmp_path: Path) -> None
     assert not list(answer_waiting(node, mail))
 
 
+def test_by_hand_no_file_of_gigabytes_is_read_and_no_pipe_waited_for(
+    north: Path, mail: Path
+) -> None:
+    os.truncate(mail / "1.request.hfl", 1 << 31)
+    os.mkfifo(mail / "2.request.hfl")
+    for name in ("1.request.hfl", "2.request.hfl", "none.request.hfl"):
+        for command in (["show"], ["node", "answer", "--folder", str(north)]):
+            done = run(*command, str(mail / name))
+            assert done.exit_code == 2
+            assert ("No such file" if name[0] == "n" else "it is no file of") in done.output
+
+
+def test_a_policy_that_cannot_be_read_stops_who_answers(north: Path, mail: Path) -> None:
+    (north / "policy.toml").write_text("min_row = 20\n")
+    done = run("node", "answer", str(mail), "--folder", str(north))
+    assert done.exit_code == 1 and "did you mean 'min_rows'" in " ".join(done.output.split())
+
+
 def test_half_a_request_is_answered_again_once_it_is_whole(mail: Path, tmp_path: Path) -> None:
     node, whole = plain_stations(tmp_path)["north"], write_request("introduce", b"")
     (mail / "1.request.hfl").write_bytes(whole[:-1])

@@ -30,6 +30,7 @@ from tests.nodes.transports import INTRODUCE, assert_same, frames, plain_station
 from tests.nodes.ways import memory
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no copies elsewhere")
+node_module: Any = sys.modules["hierfl.nodes.node"]  # `hierfl.nodes.node` is a function too
 SECONDS, MEMORY = Limits(1, 1 << 32), Limits(60, 1 << 28)
 
 
@@ -212,12 +213,34 @@ def test_the_size_of_memory_is_beside_what_the_node_has_loaded() -> None:
 # ------------------------------------------------------------ what a server can ask
 def test_a_formula_of_a_giant_design_is_too_much(tmp_path: Path) -> None:
     (tmp_path / "n").mkdir()
-    (tmp_path / "n" / "policy.toml").write_text(f"memory_a_request = {1 << 28}\n")
-    text = "y ~ poly(age, 1000000) + (1 | hospital)"
+    (tmp_path / "n" / "policy.toml").write_text(f"memory_a_request = {1 << 26}\n")
+    text = "y ~ poly(age, 6):poly(thalach, 6) + (1 | hospital)"
     model = hierfl.formula(text, family="bernoulli", clients="hospital")
-    nodes = {"n": station(model, {"va": frames()["va"]}, tmp_path / "n")}
+    many = pd.concat([frames()["va"]] * 1000, ignore_index=True)
+    nodes = {"n": station(model, {"va": many}, tmp_path / "n")}
     with memory(tmp_path) as way, pytest.raises(TooFewNodes, match="larger memory_a_request"):
         hierfl.nodes.fit(model, way.reached(nodes))
+
+
+def test_a_round_that_takes_too_much_leaves_its_node_out_and_the_next_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stations = plain_stations(tmp_path)
+    stations["north"].folder.mkdir()
+    (stations["north"].folder / "policy.toml").write_text(f"memory_a_request = {1 << 28}\n")
+    right = node_module.client_round
+
+    def large(federation: Any, *args: Any) -> Any:
+        if federation.data.names == ("north",) and args[-1] == 1:
+            torch.ones(1 << 32)
+        return right(federation, *args)
+
+    monkeypatch.setattr(node_module, "client_round", large)
+    with memory(tmp_path) as way:
+        fit = hierfl.nodes.fit(plain(), way.reached(stations), rounds=3)
+    assert fit.history["clients"].tolist() == [4, 3, 4]
+    ((left_out,),) = [one for one in fit.history["left_out"] if one]
+    assert "larger memory_a_request" in left_out["reason"]
 
 
 def test_a_fit_is_the_same_without_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,15 +119,15 @@ def rounds(run: str) -> dict[str, tuple[bytes, str]]:
     first = {"round": 0, "counted": -1}
     wrong: dict[str, tuple[Any, dict[str, Any], str]] = {
         "another run": (empty, {**first, "run": "another"}, "is of run 'another'"),
-        "no mail": ({"message": {}}, first, "does not hold a message and mail"),
-        "counted too far": (empty, {"round": 2, "counted": 2}, "round '2' after '2'"),
+        "no mail": ({"message": {}}, first, "does not hold a mail and message"),
+        "counted too far": (empty, {"round": 2, "counted": 2}, "round 2 after 2"),
         "NaN": (
             {"message": {"a": torch.tensor(torch.nan)}, "mail": {}},
             first,
             "not finite",
         ),
-        "a round before the first": (empty, {"round": -1}, "round '-1'"),
-        "a round as text": (empty, {"round": "0"}, "round '0'"),
+        "a round before the first": (empty, {"round": -1}, "no request of the kind 'round'"),
+        "a round as text": (empty, {"round": "0"}, "no request of the kind 'round'"),
     }
     found = {name: (to_bytes(t, {"run": run, **a}), why) for name, (t, a, why) in wrong.items()}
     malformed = {name: (bad, ".") for name, bad in BAD.items() if isinstance(bad, bytes)}

@@ -91,15 +91,6 @@ def test_missing_responses_that_count_are_refused_with_the_mask() -> None:
         hierfl.fit(model_of(whole), data)
 
 
-def test_obs_mask_is_refused_with_the_mask() -> None:
-    def observe(batch: ClientBatch, fn: Any) -> None:
-        pyro.sample("y", fn, obs=batch.y, obs_mask=batch.seen.bool())
-
-    data = ClientData.from_arrays(CLIENT, x=X, y=Y, seen=SEEN)
-    with pytest.raises(ProgramError, match=r"'y' has obs_mask=.*pyro.sample\('y', fn.mask\(mask"):
-        hierfl.fit(model_of(observe), data)
-
-
 # ------------------------------------------------------------------ what vmap cannot carry
 def condition(batch: ClientBatch) -> None:
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))

@@ -160,7 +160,7 @@ WRONG_MODELS: dict[str, tuple[Fn, str]] = {
     ),
     "a latent number a row": (
         model(rows=lambda batch: pyro.sample("z", dist.Normal(0.0, 1.0))),
-        r"'z' is latent in the data plate, one value a row",
+        r"'z' is latent in the data plate, and no observed site depends on it",
     ),
     "discrete": (
         model(inside=lambda batch: pyro.sample("k", dist.Poisson(3.0))),

@@ -27,7 +27,7 @@ from hierfl.nodes import in_process
 from hierfl.program import read as read_module
 from hierfl.program.recipes import describe
 from hierfl.runs import checkpoint as state
-from hierfl.runs import choice, one_run
+from hierfl.runs import choice, chosen
 from hierfl.runs.choice import choose
 from hierfl.runs.expected import expected
 from hierfl.runs.result import Fit
@@ -272,8 +272,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         weights = {"k_hat": 0.3, "effective": 500.0}
         return Convergence(**{**none.__dict__, **words, **weights})
 
-    monkeypatch.setattr(one_run, "ATTEMPTS", (6, 12, 24))
-    monkeypatch.setattr(one_run, "convergence", found)
+    monkeypatch.setattr(chosen, "ATTEMPTS", (6, 12, 24))
+    monkeypatch.setattr(chosen, "convergence", found)
     return judged
 
 
@@ -293,7 +293,7 @@ def test_attempts_get_longer_until_the_fit_is_good(quick: list[int]) -> None:
 
 @pytest.mark.filterwarnings("ignore:the posterior is not one to trust")
 def test_the_attempts_end(quick: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_run, "ATTEMPTS", (2, 4))
+    monkeypatch.setattr(chosen, "ATTEMPTS", (2, 4))
     assert fit(students, federation()).rounds == 4
     assert quick == [2, 4]
 

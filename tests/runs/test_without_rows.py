@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import models
+from hierfl import ClientBatch, models
 from hierfl.core.trees import named_leaves
 from hierfl.data.absent import absent
 from hierfl.data.clients import ClientData
@@ -114,7 +118,7 @@ def test_a_prior_that_reads_a_client_field_is_refused(tmp_path: Path) -> None:
         hierfl.load(tmp_path).prior(5)
 
 
-def test_columns_moved_to_clients_own_means_are_answered_without_their_rows(tmp_path: Path) -> None:
+def test_columns_with_one_value_at_each_client_need_no_rows(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     frame = pd.DataFrame({"h": np.resize(list("abcdef"), 240), "x": rng.normal(size=240)})
     frame["up"] = frame.h.map(dict(zip("abcdef", (2.0, 3, 1, 5, 4, 6), strict=True)))
@@ -128,8 +132,33 @@ def test_columns_moved_to_clients_own_means_are_answered_without_their_rows(tmp_
     ]
     ours, theirs = (found.posterior for found in both)
     assert ours.equals(theirs)
-    with pytest.raises(hierfl.RowsNotSaved):
-        loaded.predict(frame)
+    np.testing.assert_array_equal(fitted.predict(frame).mean, loaded.predict(frame).mean)
+
+
+def test_another_prior_is_refused_by_site_where_the_start_depends_on_a_field(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No fingerprint of code sees a value from elsewhere, and the start does not tell without rows."""
+
+    def model(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, float(os.environ["SCALE_OF_MU"])))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        with batch.clients():
+            own = pyro.sample("own", dist.Normal(mu + 0.3 * batch.up, tau))
+            with batch.data():
+                pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
+
+    data = ClientData.from_arrays(np.repeat(list("abcd"), 8), y=torch.randn(32))
+    data = replace(data, client_fields={"up": torch.arange(4.0)})
+    monkeypatch.setenv("SCALE_OF_MU", "1.0")
+    fitted = hierfl.fit(model, data, seed=0, progress=False)
+    fitted.save(tmp_path)
+    loaded = hierfl.load(tmp_path, model=model)
+    both: list[Any] = [f.posterior(5, var_names=["mu"]) for f in (fitted, loaded)]
+    assert both[0].posterior.equals(both[1].posterior)
+    monkeypatch.setenv("SCALE_OF_MU", "4.0")
+    with pytest.raises(hierfl.CheckpointError, match="another program: it differs in site 'mu'"):
+        hierfl.load(tmp_path, model=model)
 
 
 def test_rows_of_other_clients_or_other_values_are_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.reading import read_likelihood, seen_line
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate
-from hierfl.summaries.weighing import Ratios, ratios_of, standard_points
+from hierfl.summaries.weighing import Ratios, central_variance, ratios_of, standard_points
 from tests.summaries import programs
 from tests.summaries.programs import (
     binary_rows,
@@ -107,6 +107,24 @@ def test_quasi_random_points_have_the_moments_of_a_standard_normal(size: int) ->
     assert torch.allclose(log_weights.exp().sum(), torch.ones(()))
     if len(points) >= 4 * size:
         assert torch.allclose(points.mT @ points / len(points), torch.eye(size), atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [3, 6])
+def test_the_last_points_reach_into_tails(size: int) -> None:
+    """Their weights make them standard normal, and some lie where a Gaussian has no points."""
+    one: Any = SimpleNamespace(normal_size=size, mixing_size=0)
+    points, log_weights = standard_points(one, times=weighing.TIMES[-1])
+    share = log_weights.exp()
+    assert torch.allclose(share.sum(), torch.ones(()))
+    variances = share @ points.square()
+    assert torch.allclose(variances, torch.ones(size, dtype=variances.dtype), atol=0.1)
+    assert float(points.abs().max()) > 6.0
+
+
+def test_errors_of_draws_far_out_do_not_count() -> None:
+    error = torch.cat([0.1 * torch.randn(3, 960), torch.full((3, 40), 50.0)], 1)
+    assert torch.allclose(central_variance(error).sqrt(), torch.full((3,), 0.1), atol=0.02)
+    assert float(central_variance(torch.full((1, 50), 7.0))) == 0.0
 
 
 def test_the_reported_error_is_no_less_than_the_true_one(monkeypatch: pytest.MonkeyPatch) -> None:

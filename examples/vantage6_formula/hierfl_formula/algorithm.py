@@ -28,16 +28,7 @@ from hierfl.nodes import Answer, Reached, over, station
 from hierfl.nodes.policy import LISTS
 
 torch.set_default_dtype(torch.float64)  # at the server and at every node
-PRIORS = (
-    "Normal",
-    "HalfNormal",
-    "StudentT",
-    "Cauchy",
-    "HalfCauchy",
-    "Exponential",
-    "Gamma",
-    "Beta",
-)
+PRIORS = "Normal HalfNormal StudentT Cauchy HalfCauchy Exponential Gamma Beta".split()
 # HIERFL_* in a node's environment (`algorithm_env` in its configuration) are keys of its policy, but for what
 # vantage6 sets of a database `hierfl`, and what hierfl's own tests do
 OTHERS = {"HIERFL_DATABASE_URI", "HIERFL_DATABASE_TYPE", "HIERFL_DATA", "HIERFL_SLOW"}

@@ -21,6 +21,8 @@ SHARPEST, FARTHEST = 1e14, 1e12  # a factor's curvature and slope, in units of t
 WIDEST, WIDEST_BY_ROW = 1e3, 100.0  # nats between the ratios at two draws
 GATHER, WEIGHT, DONE = range(3)
 STAGES = ("gathering factors", "weighting", "done")
+# how little means may move, in posterior sds, and sds may change, for the factors to be final
+STILL, STILL_SD = 0.1, 0.05
 LOGGED = ("moved", "changed", "r_hat", "k_hat", "effective", "k_hat_client", "inner_error")
 # Relative Monte Carlo error of an sd beyond which other draws are tried. One draw of 2,000 made up
 # 59 % of a variance (election88, an sd 1.6 times too large) at a k-hat of 0.44: weights were right.
@@ -28,7 +30,7 @@ OFF = 0.15
 # nats from the likeliest draw to one at which a client's rows are impossible; of rows that are so at
 # every draw, which says nothing of any
 IMPOSSIBLE, NOWHERE = -1e6, -1e100
-UNSURE = 1.0  # sd of the error of the log weights, in nats, above which they are not to be trusted
+UNSURE = 0.7  # sd of the error of the log weights, in nats, above which they are not to be trusted
 
 
 def is_positive(matrix: Tensor, *, strictly: bool) -> bool:
@@ -100,10 +102,14 @@ def wrong_update(message: Tree, up: Mapping[str, Any], rows: int) -> str | None:
     return None
 
 
+class Misread(ProgramError):
+    """Rows whose likelihood depends on the sites in another way than was read off the program."""
+
+
 def check_read(share: Tensor) -> None:
     """Stop if some client's likelihood was misread."""
     if bool(share > 0.0):
-        raise ProgramError(
+        raise Misread(
             "the likelihood of some client's rows depends on the sites in another way than the "
             "program showed on a few rows, so that two_stage would be wrong: take "
             "hierfl.methods.fedsvi(model, hierfl.guides.structured)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,12 +15,14 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.from_factor import OWN_PARAM
 from hierfl.method import Each, Share, Up
 from hierfl.methods.stages.checks import IMPOSSIBLE, NOWHERE
+from hierfl.methods.stages.expanded import FITS, Polynomials, shapes_of
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params
 from hierfl.program.sites import Values
 from hierfl.summaries.conditional import Proposal, belief_shapes, own_shapes, proposals_of
 from hierfl.summaries.exact import SUMS, Spread, sums_of
+from hierfl.summaries.expansion import coefficients_of
 from hierfl.summaries.factor import Factor, factor_of, rounded
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.own_scale import is_one_number
@@ -27,8 +31,9 @@ from hierfl.summaries.reading import nodes_of
 from hierfl.summaries.row_noise import RowNoise, private_factor, words_of
 from hierfl.summaries.summed_rows import SummedRows
 from hierfl.summaries.units import UnitScore
-from hierfl.summaries.weighing import is_sampled, ratios_of
+from hierfl.summaries.weighing import central_variance, is_sampled
 
+Packed = Callable[[], PackedRows]  # rows of a chunk, packed when they are first needed
 FACTOR = ("precision", "shift")
 # the second factor is about a belief with so many times the sds, by few steps
 WIDE, FEW = 4.0, 3
@@ -56,9 +61,14 @@ class Rows:
         size, mixing = hierarchy.reading.size, hierarchy.mixing_size
         self.is_weighted = spread is None and row_noise is None
         self.has_wide = self.is_weighted and not mixing and hierarchy.normal_size > 0
-        shapes = own_shapes(size, mixing, kept, wide=self.has_wide)
+        count = 0
+        if self.is_weighted:
+            count = coefficients_of(hierarchy, len(score.line.rest), by_row=score.by_row)
+        self.polynomials = Polynomials(hierarchy, self.nodes, count)
+        shapes = own_shapes(size, mixing, kept, wide=self.has_wide) | shapes_of(size, count)
         shapes |= {} if hierarchy.noise is None else {"num_rows": ()}
         self.shapes = shapes | ({} if hierarchy.noise is None else belief_shapes(size))
+        shapes |= {FITS: ()} if count else {}
         self.nothing = {name: torch.zeros(of, dtype=torch.float64) for name, of in shapes.items()}
 
     def step(self, work: Tree, message: Tree, batch: ClientBatch, *, new: bool = False) -> Tree:
@@ -68,7 +78,7 @@ class Rows:
         """
         # weights are ratios of densities of hundreds of rows: single precision lacks the digits
         with double_precision(), torch.no_grad():
-            rows = packed(self.score, batch, distinct=self.distinct)
+            rows = cache(partial(packed, self.score, batch, distinct=self.distinct))
             doubled = in_double(batch)
             fields = {n: doubled.client_fields[n][:, 0] for n in self.hierarchy.fields}
             if "draws" not in message:
@@ -79,54 +89,52 @@ class Rows:
                 raise ValueError("rows have a budget, and the server asks for log ratios of them")
             return {**work, **self.weighted(rows, batch.key, message, {**work, "fields": fields})}
 
-    def weighted(self, rows: PackedRows, keys: Tensor, message: Tree, work: Tree) -> Tree:
+    def weighted(self, rows: Packed, keys: Tensor, message: Tree, work: Tree) -> Tree:
         """Return clients' log ratios at a message's draws, the variance of their error, and proposals."""
         where = self.proposals(message, work["fields"], work)
         wide = self._wide(rows, message, work) if self.has_wide else {}
-        ratios = ratios_of(
-            self.hierarchy,
-            rows,
-            (work["precision"], work["shift"]),
-            message["draws"],
-            fields=work["fields"],
-            keys=keys,
-            proposals=Proposal(**where) if where else None,
-        )
+
+        def of_clients(who: Tensor) -> Tree:
+            proposals = Proposal(*(v[who] for v in where.values())) if where else None
+            factor = tuple(work[name][who] for name in FACTOR)
+            fields = {name: v[who] for name, v in work["fields"].items()}
+            return {"factor": factor, "fields": fields, "keys": keys[who], "proposals": proposals}
+
+        ratios, fits = self.polynomials.ratios(rows, work, message["draws"], of_clients)
         # where rows are impossible a weight is nothing, which a server adds up
         least = (ratios.log.amax(1, keepdim=True) + IMPOSSIBLE).clamp(min=NOWHERE)
         log = ratios.log.clamp(min=least)
-        # an error that is the same at all draws does no harm
-        inner = torch.where(log > least, ratios.error, 0.0).var(1)
-        return {**where, **wide, "log_ratios": log, "inner": inner}
+        inner = central_variance(torch.where(log > least, ratios.error, 0.0))
+        return {**where, **wide, **fits, "log_ratios": log, "inner": inner}
 
-    def _wide(self, rows: PackedRows, message: Tree, factor: Tree) -> Tree:
+    def _wide(self, rows: Packed, message: Tree, factor: Tree) -> Tree:
         """Return factors about a belief with sds of WIDE times those of the server's."""
-        belief, none = (message["loc"], WIDE**2 * message["covariance"]), torch.zeros(rows.clients)
-        before = Factor(factor["precision"], factor["shift"], none)
-        found = rounded(factor_of(rows, belief, self.nodes, before, none == 0.0, steps=FEW))
+        belief, none = (message["loc"], WIDE**2 * message["covariance"]), torch.zeros(())
+        before = Factor(factor["precision"], factor["shift"], none.expand(len(factor["shift"])))
+        found = rounded(self.polynomials.wide(rows, belief, before, factor, FEW))
         return {f"wide_{name}": getattr(found, name) for name in FACTOR}
 
-    def _factors(self, rows: PackedRows, batch: ClientBatch, message: Tree, work: Tree) -> Tree:
+    def _factors(self, rows: Packed, batch: ClientBatch, message: Tree, work: Tree) -> Tree:
         """Return clients' factors, and whether their rows were misread, which would disclose them."""
-        noise, spread, none = self.row_noise, self.spread, torch.zeros(rows.clients)
+        noise, spread, none = self.row_noise, self.spread, torch.zeros(batch.num_clients)
         before = Factor(work["precision"], work["shift"], none)
         if noise is not None and self.hierarchy.noise is not None:
-            return {**self._noisy_sums(rows, batch, message, before), "misread": none}
+            return {**self._noisy_sums(rows(), batch, message, before), "misread": none}
         if noise is not None:
             belief = message["loc"], message["covariance"]
-            own = private_factor(rows, belief, before, self.nodes, noise, batch.key)
+            own = private_factor(rows(), belief, before, self.nodes, noise, batch.key)
             return {**rounded(own)._asdict(), "misread": none}
-        wrong = misread(rows, batch, self.tested)
+        wrong = none if bool((work["seen"] > 0.0).all()) else misread(rows(), batch, self.tested)
         if bool(wrong.any()) and self.score.recorded:
             # rows may take other branches than the first one
             self.score.recorded = False
-            rows = packed(self.score, batch, distinct=self.distinct)
-            wrong = misread(rows, batch, self.tested)
+            rows = cache(partial(packed, self.score, batch, distinct=self.distinct))
+            wrong = misread(rows(), batch, self.tested)
         if spread is None:
             belief = message["loc"], message["covariance"]
-            own = factor_of(rows, belief, self.nodes, before, work["seen"] > 0.0)
-            return {**rounded(own)._asdict(), "misread": wrong}
-        found = sums_of(rows, spread)
+            own, polynomials = self.polynomials.factors(rows, batch, belief, before, work)
+            return {**rounded(own)._asdict(), **polynomials, "misread": wrong}
+        found = sums_of(rows(), spread)
         sums = rounded(Factor(found.precision, found.shift, none))
         sent = {"num_rows": found.num_rows, "square": found.square}
         sent = {"precision": sums.precision, "shift": sums.shift, **sent}
@@ -175,7 +183,9 @@ class Rows:
         if not self.hierarchy.reading.own_size:
             return dict(message["params"])
         dtype = torch.get_default_dtype()
-        names = {name: f"{OWN_PARAM}.{name}" for name in self.nothing}
+        names = {name: f"{OWN_PARAM}.{name}" for name in self.nothing if name != FITS}
+        if FITS in own:  # it may be that rows have to be read: no polynomial, which would not fit
+            own = {**own, "terms": own["terms"][:0]}
         local = {of: own[name][None, None].to(dtype) for name, of in names.items()}
         if self.hierarchy.noise is not None:
             believed = belief_shapes(self.hierarchy.reading.size)

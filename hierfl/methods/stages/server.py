@@ -23,6 +23,8 @@ from hierfl.methods.stages.checks import (
     DONE,
     GATHER,
     LOGGED,
+    STILL,
+    STILL_SD,
     WEIGHT,
     check_read,
     failed_of,
@@ -39,8 +41,6 @@ from hierfl.summaries.surprise import Known, surprises
 from hierfl.summaries.surrogate import mixing_draws, prior_draws
 from hierfl.summaries.weights import apart, asked_of, moments, smoothed, unweighted, with_error
 
-# how little means may move, in posterior sds, and sds may change, for the factors to be final
-STILL, STILL_SD = 0.1, 0.05
 # clients beyond which fewer draws are weighted, as each is a pass over all rows; the fewest
 MANY, FEWEST_WEIGHTED = 500, 1000
 FAR_MANY = 1000  # clients beyond which they weight only as many draws as a quadratic needs
@@ -95,7 +95,7 @@ class Rounds:
                 **({} if exact or self.gathers else anchor_of(hierarchy, belief["covariance"])),
                 **{name: torch.tensor(0.0) for name in ("raised", "apart")},
                 "bounds": bounds_of(work.surrogate, prior),
-                **{name: torch.tensor(False) for name in ("sampled", "proposed")},
+                **{name: torch.tensor(False) for name in ("sampled", "proposed", "chained")},
                 "stage": torch.tensor(GATHER),
                 "again": torch.tensor(0),
                 **{name: torch.tensor(torch.nan) for name in LOGGED},
@@ -160,6 +160,8 @@ class Rounds:
         state = {**state, "factors": kept, "seen": seen}
         if factors.num_rows is not None:
             return self._integrated(state, factors, clock)
+        if bool(state["chained"]):  # the draws are there: clients locate their own scalars by them
+            return {**state, **self.work.asking(state)}
         if is_anchored(state):
             return self._anchored(state, factors, clock)
         if bool(state["sampled"]):
@@ -244,7 +246,8 @@ class Rounds:
         final, numbers = state["final"], ("k_hat", "effective", "share", "apart")
         k_hat, effective, share, apart = (float(state[name]) for name in numbers)
         z, log_weights = final["draws"][:, : self.work.shared], final["log_weights"]
-        return WeightedDraws(k_hat, effective, z, log_weights, share, apart)
+        error = float(state["inner_error"].nan_to_num())
+        return WeightedDraws(k_hat, effective, z, log_weights, share, apart, error)
 
     def params(self, state: Tree) -> Params:
         """Return the guide's params: draws of equal weight."""

@@ -71,7 +71,7 @@ class RoundsOfSums(Rounds):
             clock = Clock(turn, MOST_TURNS)
             message = self.down(state, clock)
             if int(state["stage"]) == WEIGHT:
-                work = {**work, **client.weighted(rows, keys, message, work)}
+                work = {**work, **client.weighted(lambda: rows, keys, message, work)}
                 reports = Reports(work["log_ratios"], every)
                 inner = work["inner"].mean() if is_sampled(client.hierarchy) else None
                 state = with_error(state, reports, inner)

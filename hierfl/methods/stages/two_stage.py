@@ -17,6 +17,12 @@ the likelihood reads itself). The hierarchy above the factors is kept exact.
 The weighted draws have no approximation left, and k-hat says whether the weights can be trusted.
 Clients keep only their last factor between rounds, by which they draw their own sites.
 
+A client of 500 or more different rows also keeps the derivatives of its log likelihood in v up to the
+fourth, where at most 12 numbers are read: a polynomial that takes one pass over its rows, and stands
+for them at thousands of draws (`hierfl.summaries.expansion`). All rows are read at 8 draws, and the
+polynomial is used where the sd of its error there is below 0.05 / sqrt(N) nats. What is sent is the
+same. Elsewhere such a client weights 64 draws first, and the others where these are not flat.
+
 A Gaussian likelihood takes one round: four sums of a client's rows say all that they do at every
 noise scale (`hierfl.summaries.exact`). Where the scale is global or fixed, the server integrates
 exactly; where it is a client's own, or local sites are not Normal, it takes the rounds above by
@@ -42,6 +48,7 @@ from hierfl.method import Client, Method, Phase, Server
 from hierfl.methods.about import About
 from hierfl.methods.stages.checks import finished, logged, refused_message, wrong_update
 from hierfl.methods.stages.client import Rows
+from hierfl.methods.stages.expanded import FITS
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.sums import RoundsOfSums
 from hierfl.methods.stages.weighting import Weighting
@@ -130,7 +137,10 @@ def with_noise(hierarchy: Hierarchy, score: UnitScore, how: RowNoise) -> Hierarc
     common="any sites",
     own="any sites",
     guide="weighted draws of the exact posterior",
-    kept="two factors of its own, and where its scalars that are not Normal lie",
+    kept=(
+        "two factors of its own, where its scalars that are not Normal lie, and of 500 or more "
+        "different rows the derivatives of its log likelihood up to the fourth"
+    ),
     crosses="a Gaussian factor, then log ratios",
     discloses="summaries",
     new="one round: its own factor",
@@ -231,6 +241,7 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
             seen=lambda own: own["seen"],
             refuses=lambda message, first: refused_message(message, first, weighted, shared),
             rests_on=work.rests_on,
+            rowless=FITS if work.polynomials.coefficients else None,
             row_noise=row_noise,
         )
 

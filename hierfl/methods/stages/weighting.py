@@ -71,7 +71,7 @@ class Weighting:
         if len(state["asked"]) < len(state["final"]["draws"]):
             return self.proposed(state, state["scouts"])
         drawn = self.sampled(state, Factors(**state["factors"]), "final", clock)
-        return {**drawn, **self._asking(state)}
+        return {**drawn, **self.asking(state)}
 
     def sampled(
         self, state: Tree, factors: Factors, name: str, clock: Clock, *, rough: bool = False
@@ -125,6 +125,9 @@ class Weighting:
         ratios, error = everywhere(asked, self.asked(state), z, base)
         seen = state["weighted"].index_fill(0, ids, True)
         k_hats = k_hats_of(each)
+        if bool(state["chained"]):  # the draws are of the posterior itself
+            base, error = -ratios, 0.0
+            final = {**final, "log_p": self.log_p(final["draws"], factors) + ratios}
         weights = smoothed(ratios + base)
         if not float(asked.max()) > 0.5 * NOWHERE:
             weights = weights._replace(k_hat=math.inf, effective=0.0)
@@ -152,6 +155,8 @@ class Weighting:
 
     def _after_all(self, state: Tree, factors: Factors, error: float, clock: Clock) -> Tree:
         """Return the state once every client has answered: done, or with other draws to weight."""
+        if bool(state["chained"]):
+            return {**state, "stage": torch.tensor(DONE)}
         left, count = clock.rounds - clock.round - 1, len(state["ratios"])
         k_hat, effective = float(state["k_hat"]), float(state["effective"])
         again, proposed, before = int(state["again"]), bool(state["proposed"]), state["before"]
@@ -175,7 +180,7 @@ class Weighting:
             whole = torch.zeros(len(state["ratios"]), state["each"].shape[1])
             return {
                 **state,
-                **self._asking(state),
+                **self.asking(state),
                 "asked": whole.new_zeros(len(whole)),
                 "each": whole,
             }
@@ -228,7 +233,7 @@ class Weighting:
         new = {**state, "powers": state["powers"].index_copy(0, ids, powers.to(state["powers"]))}
         before = {name: state[name] for name in state["before"]}
         drawn = self.sampled(new, factors, "final", clock)
-        return {**drawn, **self._asking(state), "before": before}
+        return {**drawn, **self.asking(state), "before": before}
 
     def wider(self, state: Tree, factors: Factors) -> Tensor:
         """Return the surrogate's log density minus that which the draws are from, (S,)."""
@@ -250,9 +255,10 @@ class Weighting:
         kept = {name: state[name] for name in state["before"]}
         if math.isfinite(float(kept["effective"])):
             proposed["before"] = kept
-        return {**state, **self._asking(state), **proposed}
+        return {**state, **self.asking(state), **proposed}
 
-    def _asking(self, state: Tree) -> Tree:
+    def asking(self, state: Tree) -> Tree:
+        """Return the part of the state that asks clients to weight the final draws."""
         none = torch.zeros_like(state["weighted"])
         return {
             "stage": torch.tensor(WEIGHT),

@@ -39,7 +39,7 @@ def write_project(name: str, parent: Path, *, nodes: int = 4) -> dict[Path, str]
     }
     found = {}
     for path, (source, what) in FILES.items():
-        text = files("hierfl.nodes").joinpath("template", source).read_text(encoding="utf-8")
+        text = files("hierfl.flower").joinpath("template", source).read_text(encoding="utf-8")
         file = root / path.replace("NAME", name)
         file.write_text(re.sub(r"\b(NODES|APP|NAME|HIERFL)\b", lambda m: words[m[0]], text))
         found[file] = what

@@ -34,7 +34,7 @@ def write_page(folder: Path, path: Path, own: Path | None = None) -> None:
     refused = [one for one in every if one.get("what") == "refusal"]
     by_run = groupby(sorted(left, key=lambda one: str(one.get("run"))), lambda one: one.get("run"))
     runs = [_run(folder, run, list(lines)) for run, lines in by_run if run]
-    source = files("hierfl.nodes").joinpath("officer_page.html").read_text(encoding="utf-8")
+    source = files("hierfl.cli").joinpath("officer_page.html").read_text(encoding="utf-8")
     page = (
         Environment(autoescape=True, trim_blocks=True)
         .from_string(source)

@@ -1,0 +1,269 @@
+"""Chains on the exact posterior of all clients' rows in one process, where rounds do not end.
+
+    p(z) prod_k p(w_k, t_k | z) p(y_k | v_k)
+
+Each client's own scalars are standardized given the global ones z by its Gaussian factor,
+
+    w_k = mean_k(z) + tril_k(z) e_k,    Normal(mean, tril tril') ~ p(w | z) factor_k(v)
+
+so that e_k is standard normal wherever the factor is right: the chains see neither funnels nor
+correlations with z. A factor that is wrong costs time only, as the density is that of the rows;
+one that is 0 gives the non-centered form.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hierfl.core.chains import Sampled, Whitening, sampled
+from hierfl.core.importance_sampling import resampled
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.methods.stages.checks import DONE, GATHER
+from hierfl.methods.stages.joint import Joint
+from hierfl.methods.stages.server import Rounds
+from hierfl.program.few_rows import double_precision, in_double
+from hierfl.program.handlers import unchecked
+from hierfl.summaries.conditional import Proposal, proposals_of
+from hierfl.summaries.factor import Factor, factor_of
+from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.packed_rows import PackedRows, packed
+from hierfl.summaries.reading import Nodes, nodes_of
+from hierfl.summaries.sampling import one_thread
+from hierfl.summaries.surrogate import any_client
+from hierfl.summaries.units import UnitScore
+from hierfl.summaries.weights import unweighted
+
+MOST_SCALARS = 4000  # of all clients together: a whitening matrix of them has to be held
+# chains by rows x predictors; renewals of the factors before them, steps to a mode, warm-up
+CHAINS = ((2e4, 64), (2e5, 32), (2e6, 16), (math.inf, 8))
+TURNS, CLIMB, WARM = 2, 100, 60
+LEAST, MOST = 60, 480  # iterations after it, at first, and at most where R-hat asks for more
+MIXED = 1.05  # split R-hat above which chains run on
+LEAPS = 8  # gradients an iteration, about
+TRIES = 20  # points for each chain, of which it starts at one of the likeliest
+NOWHERE_FINITE = (
+    "the joint log density is not finite at any draw of the priors, nor near 0: check the scales of "
+    "the priors and what the model computes from their draws"
+)
+STEP, FLATTEST = 1e-4, 0.02  # of differences of slopes; least curvature of a direction
+LOWEST = 1e30  # log density of a point where it is not finite
+AWAY = 0.5  # sd of points about 0
+FEW = 16  # draws of z by which clients locate their mixing variables
+
+
+class Ended(NamedTuple):
+    """Draws of the exact posterior."""
+
+    draws: Tensor  # (S, K + N M), as the server keeps them
+    r_hat: float
+    effective: float  # the least effective number of one of the scalars
+
+
+class Chains:
+    """Chains on the exact posterior of a program, by all clients' rows in one process."""
+
+    def __init__(self, rounds: Rounds, score: UnitScore, batch: ClientBatch, seed: int) -> None:
+        """Read the rows of `batch`, whose clients are in the order of their names."""
+        self.surrogate, self.seed = rounds.work.surrogate, seed
+        with double_precision(), torch.no_grad(), unchecked():
+            self.rows: PackedRows = packed(score, batch, distinct=True)
+            self.nodes: Nodes = nodes_of(score.line)
+            doubled = in_double(batch)
+        hierarchy = self.surrogate.hierarchy
+        self.fields = {n: doubled.client_fields[n][:, 0] for n in hierarchy.fields}
+        work = len(self.rows.client) * max(1, self.rows.design.shape[1])
+        self.count = next(many for most, many in CHAINS if work <= most)
+
+    @property
+    def size(self) -> int:
+        """How many scalars a chain moves."""
+        hierarchy = self.surrogate.hierarchy
+        own = hierarchy.normal_size + hierarchy.mixing_size
+        return len(hierarchy.reading.origin) + self.rows.clients * own
+
+    def seconds(self) -> float:
+        """Return about how long the chains take, by one evaluation, timed; infinite if too large."""
+        if self.size > MOST_SCALARS:
+            return math.inf
+        with double_precision(), one_thread(), torch.no_grad(), unchecked():
+            joint = self._joint(self._none(), None)
+            x = torch.zeros(self.count, joint.size)
+            x[:, : joint.shared] = self.surrogate.hierarchy.reading.origin.double()
+            joint(x)
+            began = time.perf_counter()
+            joint(x)
+            each = time.perf_counter() - began
+        return each * LEAPS * (WARM + 2 * LEAST)
+
+    def run(self, state: Tree, count: int) -> Ended:
+        """Return draws, from what a server's state says of the posterior."""
+        with double_precision(), one_thread(), torch.no_grad(), unchecked():
+            joint, start, whitening = self._located(state["scouts"])
+            warm, least = WARM, LEAST
+            while True:
+                drawn = self._sampled(joint, start, whitening, warm, least, count)
+                if not drawn.r_hat > MIXED or least >= MOST:
+                    break
+                at = torch.linspace(0, len(drawn.draws) - 1, self.count).round().long()
+                start, whitening = drawn.draws[at], drawn.whitening
+                warm, least = WARM // 2, 2 * least
+            t = self._mixing(joint, drawn.draws)
+            draws = torch.cat([drawn.draws[:, : joint.shared], t], 1)
+        return Ended(draws, drawn.r_hat, min(drawn.effective, float(count)))
+
+    def _located(self, scouts: Tree) -> tuple[Joint, Tensor, Whitening]:
+        """Return a density by factors about its mode, where the chains start, and their whitening."""
+        z = resampled(scouts["draws"], scouts["log_weights"], len(scouts["draws"]))
+        joint = self._joint(self._none(), None)
+        at = self._likeliest(joint, z[:, : joint.shared])
+        for _ in range(TURNS):  # each by factors about the mode of the one before
+            mode = self._climbed(joint, at)[: joint.shared]
+            of_z = self._whitening(joint, mode)
+            near = self._spread(of_z, joint)
+            joint, at = self._about(near), torch.zeros(joint.size)
+            at[: joint.shared] = mode
+        own = joint.size - joint.shared
+        start = torch.cat([near[: self.count], self._normal(self.count, own)], 1)
+        return joint, start, Whitening(at, torch.block_diag(of_z.tril, torch.eye(own)))
+
+    def _sampled(
+        self, joint: Joint, start: Tensor, whitening: Whitening, warm: int, least: int, count: int
+    ) -> Sampled:
+        return sampled(
+            joint,
+            start,
+            whitening,
+            draws=count,
+            warmup=warm,
+            least=least,
+            seed=self.seed,
+            dense=joint.shared,
+        )
+
+    def _none(self) -> Factors:
+        size, count = self.surrogate.hierarchy.reading.size, self.rows.clients
+        return Factors(torch.zeros(count, size, size), torch.zeros(count, size), self.fields)
+
+    def _joint(self, factors: Factors, few: Tensor | None) -> Joint:
+        hierarchy, proposal = self.surrogate.hierarchy, None
+        if hierarchy.mixing is not None:
+            few = hierarchy.reading.origin.double()[None] if few is None else few
+            own = factors.precision, factors.shift
+            sides = proposals_of(hierarchy, few, factors.fields, own)
+            proposal = Proposal(sides.loc[:, 0], sides.tril[:, 0])
+        return Joint(self.surrogate, self.rows, factors, proposal)
+
+    def _about(self, z: Tensor) -> Joint:
+        """Return the density with clients standardized by their factors about draws of z (S, K)."""
+        none = self._none()
+        equal = torch.full((len(z),), -math.log(len(z)))
+        belief = any_client(self.surrogate, z, equal, none)
+        count = self.rows.clients
+        before = Factor(none.precision, none.shift, torch.zeros(count))
+        unknown = torch.zeros(count, dtype=torch.bool)
+        own = factor_of(self.rows, belief, self.nodes, before, unknown)
+        usable = (own.precision.isfinite().flatten(1).all(1)) & own.shift.isfinite().all(1)
+        factors = none._replace(
+            precision=torch.where(usable[:, None, None], own.precision, 0.0),
+            shift=torch.where(usable[:, None], own.shift, 0.0),
+        )
+        return self._joint(factors, z[:: max(1, len(z) // FEW)])
+
+    def _normal(self, count: int, size: int) -> Tensor:
+        g = torch.Generator().manual_seed(self.seed & 0x7FFFFFFF)
+        return torch.randn(count, size, generator=g)
+
+    def _likeliest(self, joint: Joint, z: Tensor) -> Tensor:
+        """Return the point of the highest density, of draws z (S, K) and of points about 0, at e = 0."""
+        some = z[:: max(1, len(z) // (TRIES * self.count))]
+        # of vague priors all draws may be impossible
+        near = AWAY * self._normal(TRIES * self.count, joint.shared)
+        some = torch.cat([some, self.surrogate.hierarchy.reading.origin.double() + near])
+        x = torch.zeros(len(some), joint.size)
+        x[:, : joint.shared] = some
+        value = torch.cat([joint.value(part) for part in x.split(self.count)])
+        best = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf).argmax()
+        if not bool(value[best].isfinite()):
+            raise ValueError(NOWHERE_FINITE)
+        return x[best]
+
+    def _climbed(self, joint: Joint, start: Tensor) -> Tensor:
+        """Return the mode of the density, from a point (K + N E,)."""
+        at = start.clone().requires_grad_()
+        climb = torch.optim.LBFGS([at], max_iter=CLIMB, line_search_fn="strong_wolfe")
+
+        def loss() -> Tensor:
+            value, slope = joint(at[None])
+            at.grad = -slope[0].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            return -value[0].nan_to_num(nan=-LOWEST, posinf=-LOWEST, neginf=-LOWEST)
+
+        climb.step(loss)  # type: ignore[no-untyped-call]
+        there = at.detach()
+        rises = bool(joint.value(there[None]) >= joint.value(start[None]))
+        return there if rises and bool(there.isfinite().all()) else start
+
+    def _whitening(self, joint: Joint, mode: Tensor) -> Whitening:
+        """Return the Normal distribution of z by the curvature at its mode, by differences of slopes."""
+        size, eye = len(mode), torch.eye(len(mode))
+        x = torch.zeros(2 * size, joint.size)
+        x[:, :size] = mode + STEP * torch.cat([eye, -eye])
+        slopes = torch.cat([joint(part)[1] for part in x.split(self.count)])[:, :size]
+        ahead, behind = slopes.split(size)
+        curvature = (behind - ahead) / (2.0 * STEP)
+        values, vectors = torch.linalg.eigh(0.5 * (curvature + curvature.mT).nan_to_num())
+        covariance = (vectors / values.abs().clamp(min=FLATTEST)) @ vectors.mT
+        return Whitening(mode, torch.linalg.cholesky_ex(covariance).L)
+
+    def _spread(self, whitening: Whitening, joint: Joint) -> Tensor:
+        """Return points about a mode where the density is finite, (S, K)."""
+        z = whitening.loc + self._normal(TRIES * self.count, joint.shared) @ whitening.tril.mT
+        x = torch.zeros(len(z), joint.size)
+        x[:, : joint.shared] = z
+        value = torch.cat([joint.value(part) for part in x.split(self.count)])
+        usable = value > value.nan_to_num(nan=-torch.inf).max() - 5.0 * joint.shared - 10.0
+        usable[0] |= not bool(usable.any())
+        z = z[usable]
+        return z[torch.arange(max(self.count, len(z))) % len(z)]
+
+    def _mixing(self, joint: Joint, x: Tensor) -> Tensor:
+        """Return the clients' mixing parameters at draws x, (S, N M)."""
+        if joint.proposal is None:
+            return torch.zeros(len(x), 0)
+        e = x[:, joint.shared :].reshape(len(x), self.rows.clients, joint.own)
+        return joint.proposal.at(e[..., : joint.hierarchy.mixing_size]).flatten(1)
+
+
+def chained(rounds: Rounds, state: Tree, found: Ended) -> Tree:
+    """Return a server's state with draws of the exact posterior, which asks for factors about them."""
+    factors, count = Factors(**state["factors"]), len(found.draws)
+    some = found.draws[:: max(1, count // len(state["scouts"]["draws"]))]
+    with double_precision(), torch.no_grad(), unchecked():
+        scouts = {**unweighted(*some.shape), "draws": some}
+        belief = rounds.work.of_any_client(some, scouts["log_weights"], factors)
+    nan = torch.tensor(torch.nan)
+    return {
+        **state,
+        **belief,
+        **{name: torch.tensor(True) for name in ("chained", "sampled", "proposed")},
+        "final": {**unweighted(*found.draws.shape), "draws": found.draws},
+        "scouts": scouts,
+        "powers": torch.ones_like(state["powers"]),
+        "share": torch.tensor(found.effective / count),
+        "r_hat": torch.tensor(found.r_hat),
+        "k_hat": torch.tensor(0.0),
+        "effective": torch.tensor(found.effective),
+        "stage": torch.tensor(GATHER),
+        **dict.fromkeys(("moved", "changed", "k_hat_client", "inner_error"), nan),
+    }
+
+
+def closed(state: Tree) -> Tree:
+    """Return the state of chains as done, where clients cannot weight their draws."""
+    weighted = torch.ones_like(state["weighted"])
+    return {**state, "stage": torch.tensor(DONE), "weighted": weighted}

@@ -1,0 +1,152 @@
+"""Clients of many rows in two_stage: their log likelihoods' polynomials in the place of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hierfl.core.trees import Tree
+from hierfl.data.batch import ClientBatch
+from hierfl.summaries.expansion import (
+    LEAST_ROWS,
+    Expansion,
+    error_at_draws,
+    expanded,
+    factors_by,
+    is_quiet,
+    is_right,
+)
+from hierfl.summaries.factor import Factor, factor_of
+from hierfl.summaries.hierarchy import Hierarchy
+from hierfl.summaries.packed_rows import PackedRows
+from hierfl.summaries.quartic import Quartic
+from hierfl.summaries.reading import Nodes
+from hierfl.summaries.weighing import Ratios, ratios_of
+
+Rows = Callable[[], PackedRows]  # of a chunk of clients, packed when they are first needed
+Belief = tuple[Tensor, Tensor]
+FIRST = (
+    64  # draws at which a client of many rows is weighted first: more where it is not flat there
+)
+FITS = "fits"  # name of what says that a client's polynomial stands for its rows
+
+
+def shapes_of(size: int, coefficients: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a client's polynomial, V = `size`, with P coefficients; none of 0."""
+    return {"center": (size,), "terms": (coefficients,)} if coefficients else {}
+
+
+@dataclass(frozen=True, eq=False)
+class Polynomials:
+    """What clients do by polynomials where these stand for their rows, and by rows elsewhere."""
+
+    hierarchy: Hierarchy
+    nodes: Nodes
+    coefficients: int  # P; 0: all is done by rows
+
+    def factors(
+        self, rows: Rows, batch: ClientBatch, belief: Belief, before: Factor, work: Tree
+    ) -> tuple[Factor, Tree]:
+        """Return clients' factors, and their polynomials with whether these stand for the rows."""
+        seen = work["seen"] > 0.0
+        if not self.coefficients:
+            return factor_of(rows(), belief, self.nodes, before, seen), {}
+        prior = torch.linalg.inv_ex(belief[1]).inverse
+        of_prior = belief[0], 0.5 * (prior + prior.mT)
+        kept, fits = self._kept(work), torch.zeros_like(seen)
+        found = Factor(*(torch.zeros_like(v) for v in before))
+
+        def put(who: Tensor, own: Factor) -> None:
+            for whole, part in zip(found, own, strict=True):
+                whole[who] = part
+
+        who = kept.fits.nonzero()[:, 0]
+        if len(who):
+            quartic, old = kept.quartic.some(who), Factor(*(v[who] for v in before))
+            every = torch.ones(len(who), dtype=torch.bool)
+            put(who, own := factor_of(quartic, belief, self.nodes, old, every))
+            fits[who] = is_quiet(quartic, of_prior, own)
+        large = (batch.counts >= LEAST_ROWS) & ~fits
+        if bool(large.any()):  # of rows that differ
+            large = large & (rows().sizes >= LEAST_ROWS)
+        who = large.nonzero()[:, 0]
+        if len(who):
+            new = expanded(rows().some(who), of_prior)
+            for whole, part in zip(kept.quartic, new.quartic, strict=True):
+                whole[who] = part
+            own, fits[who] = factors_by(new, of_prior, self.nodes)
+            put(who, own)
+        who = (~fits).nonzero()[:, 0]
+        if len(who):
+            old = Factor(*(v[who] for v in before))
+            put(who, factor_of(rows().some(who), belief, self.nodes, old, seen[who]))
+        return found, {**kept.quartic._asdict(), FITS: fits.to(kept.quartic.terms.dtype)}
+
+    def _kept(self, work: Tree) -> Expansion:
+        return Expansion(Quartic(work["center"].clone(), work["terms"].clone()), work[FITS] > 0.0)
+
+    def ratios(
+        self, rows: Rows, work: Tree, draws: Tensor, how: Callable[[Tensor], Tree]
+    ) -> tuple[Ratios, Tree]:
+        """Return clients' log ratios at draws of z, (S, K), and which polynomials stand for the rows.
+
+        `how` gives other arguments of `ratios_of`, of clients at some positions.
+        """
+        weigh = partial(ratios_of, self.hierarchy)
+        count = len(work["precision"])
+        whole, kept = Ratios(*torch.zeros(2, count, len(draws))), dict[str, Tensor]()
+        left = torch.ones(count, dtype=torch.bool)
+
+        def put(who: Tensor, some: Ratios) -> None:
+            left[who] = False
+            for of, part in zip(whole, some, strict=True):
+                of[who] = part
+
+        if self.coefficients:
+            who = self._right(rows, work, draws, how)
+            if len(who):
+                put(who, weigh(self._kept(work).quartic.some(who), draws=draws, **how(who)))
+            kept = {FITS: (~left).to(work[FITS].dtype)}
+        if bool(left.any()) and len(draws) > 2 * FIRST:
+            large = left & (rows().sizes >= LEAST_ROWS)
+            if len(who := large.nonzero()[:, 0]):
+                some = weigh(rows().some(who), draws=draws[:: len(draws) // FIRST], **how(who))
+                flat = is_right(some.log.std(1), self.hierarchy.program.num_clients)
+                level = some.log[flat].mean(1, keepdim=True).expand(-1, len(draws))
+                put(who[flat], Ratios(level, torch.zeros_like(level)))
+        if len(who := left.nonzero()[:, 0]):
+            put(who, weigh(rows().some(who), draws=draws, **how(who)))
+        return whole, kept
+
+    def _right(
+        self, rows: Rows, work: Tree, draws: Tensor, how: Callable[[Tensor], Tree]
+    ) -> Tensor:
+        """Return positions of clients whose polynomials are right at draws of z, by rows at some."""
+        who = (work[FITS] > 0.0).nonzero()[:, 0]
+        if not len(who):
+            return who
+        own, quartic = how(who), self._kept(work).quartic.some(who)
+        where = own["fields"], own["factor"]
+        error = error_at_draws(self.hierarchy, rows().some(who), quartic, where, draws)
+        return who[is_right(error, self.hierarchy.program.num_clients)]
+
+    def wide(self, rows: Rows, belief: Belief, before: Factor, work: Tree, steps: int) -> Factor:
+        """Return factors about a wide belief, by a few steps."""
+        none, count = torch.zeros(len(before.shift), dtype=torch.bool), len(before.shift)
+        fits = work[FITS] > 0.0 if self.coefficients else none
+        found = Factor(*(torch.zeros_like(v) for v in before))
+        for flag in (fits, ~fits):
+            who = flag.nonzero()[:, 0]
+            if not len(who):
+                continue
+            by = self._kept(work).quartic if flag is fits else rows()
+            some = by if len(who) == count else by.some(who)
+            old = Factor(*(v[who] for v in before))
+            own = factor_of(some, belief, self.nodes, old, ~none[who], steps=steps)
+            for whole, part in zip(found, own, strict=True):
+                whole[who] = part
+        return found

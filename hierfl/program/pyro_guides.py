@@ -1,0 +1,31 @@
+"""Pyro's automatic guides, as families of hierfl, whose params clients can hold apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hierfl.core.arguments import keywords
+from hierfl.program.public_names import find
+
+FAMILIES = {
+    "AutoDelta": "delta",
+    "AutoNormal": "mean_field",
+    "AutoDiagonalNormal": "mean_field",
+    "AutoMultivariateNormal": "structured",
+    "AutoLowRankMultivariateNormal": "low_rank",
+}
+OPTIONS = {"_init_scale": "init_scale", "rank": "rank"}  # attribute of Pyro's guide -> our option
+
+
+def family_of(guide: Any) -> Any:
+    """Return the family that stands for an automatic guide of Pyro's; other guides as they are."""
+    kind = guide if isinstance(guide, type) else type(guide)
+    if not kind.__module__.startswith("pyro.infer.autoguide") or kind.__name__ not in FAMILIES:
+        return guide
+    family = find(f"hierfl.guides.{FAMILIES[kind.__name__]}")
+    known, options = keywords(family.build) or (), {}
+    for attribute, name in OPTIONS.items():
+        value = None if kind is guide else getattr(guide, attribute, None)
+        if value is not None and name in known:
+            options[name] = value
+    return family(**options) if options else family

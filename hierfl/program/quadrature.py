@@ -1,0 +1,126 @@
+"""Integrals of log densities of a few numbers, one for each row: Gauss-Hermite and Laplace.
+
+    log int exp f(u) du = log |L| + log sum_q w_q exp(f(m + L z_q) + |z_q|^2 / 2)
+
+m is the mode of f, and L L' = (-f'')^-1 there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad, vjp, vmap
+
+from hierfl.core.importance_sampling import normal_points
+
+Log = Callable[[Tensor], Tensor]  # (*shape, D) -> (*shape)
+STEPS = 10  # of Newton's method to the mode
+FARTHEST = 4.0  # a step, in sds of the prior
+CANDIDATES = 64  # of a draw from a density that is near a Normal
+POINTS = 1024  # with which Laplace's approximation is compared
+FLATTEST = 1e-8  # the curvature of a direction, relative to the prior's, where a density is flat
+
+
+class Normals(NamedTuple):
+    """A Normal of each row: its mean (*shape, D), and a root (*shape, D, D) of its covariance."""
+
+    loc: Tensor
+    root: Tensor
+
+    @property
+    def log_volume(self) -> Tensor:
+        """Log |L|, (*shape)."""
+        return self.root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    def at(self, z: Tensor) -> Tensor:
+        """Return m + L z, for z (D,) or (*shape, D)."""
+        return self.loc + (self.root @ z.expand(self.loc.shape)[..., None])[..., 0]
+
+
+def derivatives(log: Log, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the slope (*shape, D) and the curvature (*shape, D, D) of the log density of each row."""
+
+    def slope(u: Tensor) -> Tensor:
+        slopes: Tensor = grad(lambda v: log(v).sum())(u)
+        return slopes
+
+    at, back = vjp(slope, u)[:2]
+    unit = torch.eye(u.shape[-1], dtype=u.dtype)
+    return at, torch.stack([back(unit[d].expand(u.shape))[0] for d in range(len(unit))], -2)
+
+
+def fitted(log: Log, prior: Log, start: Tensor) -> Normals:
+    """Return each row's Normal at the mode of its log density, by Newton's method from the prior's center."""
+    unit = derivatives(prior, start)[1].diagonal(dim1=-2, dim2=-1).neg().clamp(min=1e-30).rsqrt()
+    u = start
+    for _ in range(STEPS):
+        slope, curvature = derivatives(log, u)
+        scaled = _positive(-curvature * unit[..., None] * unit[..., None, :])
+        move = torch.linalg.solve(scaled, (slope * unit)[..., None])[..., 0]
+        u = u + unit * move.nan_to_num().clamp(-FARTHEST, FARTHEST)
+    curvature = derivatives(log, u)[1]
+    scaled = _positive(-curvature * unit[..., None] * unit[..., None, :])
+    root = torch.linalg.cholesky_ex(torch.linalg.inv(scaled)).L
+    return Normals(u.detach(), (unit[..., None] * root).detach())
+
+
+def _positive(matrix: Tensor) -> Tensor:
+    """Return symmetric matrices with the absolute values of their eigenvalues, none near 0."""
+    matrix = matrix.nan_to_num()
+    if matrix.shape[-1] == 1:
+        return matrix.abs().clamp(min=FLATTEST)
+    values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.mT))
+    return (vectors * values.abs().clamp(min=FLATTEST)[..., None, :]) @ vectors.mT
+
+
+def nodes_of(order: int, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return nodes (Q, D) and the logs of what they count, log w + |z|^2 / 2, (Q,)."""
+    points, weights = (torch.as_tensor(a) for a in np.polynomial.hermite_e.hermegauss(order))
+    z = torch.tensor(list(product(points.tolist(), repeat=size)), dtype=like.dtype)
+    logs = torch.tensor(list(product(weights.log().tolist(), repeat=size)), dtype=like.dtype)
+    return z, logs.sum(-1) + 0.5 * z.square().sum(-1)
+
+
+def integral(log: Log, place: Normals, order: int) -> Tensor:
+    """Return log int exp f(u) du of each row; order 0 is Laplace's approximation."""
+    if order == 0:
+        return _laplace(log, place)
+    z, counts = nodes_of(order, place.loc.shape[-1], place.loc)
+    values = vmap(lambda node: log(place.at(node)))(z)
+    counts = counts.reshape(-1, *[1] * (values.dim() - 1))
+    return torch.logsumexp(values + counts, 0) + place.log_volume
+
+
+def by_points(log: Log, place: Normals) -> Tensor:
+    """Return the integral by importance sampling from the Normals, at quasi-random points."""
+    z = normal_points(POINTS, place.loc.shape[-1]).to(place.loc)
+    logs = vmap(lambda point: log(place.at(point)))(z)
+    counts = 0.5 * z.square().sum(-1) + 0.5 * z.shape[-1] * math.log(2.0 * math.pi)
+    counts = counts.reshape(-1, *[1] * (logs.dim() - 1)) - math.log(len(z))
+    return torch.logsumexp(logs + counts, 0) + place.log_volume
+
+
+def _laplace(log: Log, place: Normals) -> Tensor:
+    """Return Laplace's approximation; two steps of Newton's method give the mode its derivatives."""
+    u = place.loc
+    for _ in range(2):
+        slope, curvature = derivatives(log, u)
+        u = u - torch.linalg.solve(curvature, slope[..., None])[..., 0]
+    curvature = derivatives(log, u)[1]
+    half = torch.linalg.cholesky_ex(-curvature).L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return log(u) - half + 0.5 * u.shape[-1] * math.log(2.0 * math.pi)
+
+
+def drawn(log: Log, place: Normals, z: Tensor, chances: Tensor) -> Tensor:
+    """Return a draw (*shape, D) of each row by the weights of candidates m + L z, z (n, *shape, D)."""
+    free = vmap(place.at)(z)
+    weights = (vmap(log)(free) + 0.5 * z.square().sum(-1)).softmax(0)
+    index = (weights.cumsum(0)[:-1] <= chances).sum(0)
+    index = index[None, ..., None].expand(1, *free.shape[1:])
+    return free.gather(0, index)[0]

@@ -1,0 +1,105 @@
+"""How many nodes the integrals over the sites of a program's rows need: as many as change nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from pyro import poutine
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.distributions import biject_to
+
+from hierfl.data.batch import ClientBatch, first_rows, gather, keys_of
+from hierfl.data.clients import ClientData
+from hierfl.program.few_rows import double_precision, in_double
+from hierfl.program.row_runs import Structure, Term
+from hierfl.program.row_sites import Integrating, Rows, integrated
+from hierfl.program.row_structure import Fixed, structure_of, unchecked_runs
+from hierfl.program.sites import Model
+from hierfl.program.traces import Center, Site, center, is_enumerable, is_latent
+
+MOST_ROWS = 20_000  # at which a program is compared with itself, padding included
+ORDERS = {
+    1: (9, 15, 25, 41, 65),
+    2: (7, 11, 17, 25),
+}  # numbers of a row -> nodes of each, tried in turn
+UNCHANGED = 1e-8  # nats a row
+POINTS, AWAY = 3, 0.5  # where integrals are compared: the centers of priors, and points near them
+
+
+class _Near(Messenger):
+    """Moves latent sites off their centers, by a part of a unit of the real line."""
+
+    def __init__(self, away: float, seed: int) -> None:
+        super().__init__()
+        self.away, self.generator = away, torch.Generator().manual_seed(seed)
+
+    def _pyro_sample(self, msg: Site) -> None:
+        if is_latent(msg) and not msg["done"] and not is_enumerable(msg):
+            transform = biject_to(msg["fn"].support)
+            free = transform.inv(center(msg["fn"]))
+            noise = torch.randn(free.shape, generator=self.generator)
+            msg["value"], msg["done"] = transform(free + self.away * noise.to(free)), True
+
+
+def without_row_sites(model: Model, data: ClientData) -> tuple[Model, Structure | None]:
+    """Return a program whose rows have no continuous latent sites, and what was integrated out."""
+    batch = _rows_of(data)
+    structure = structure_of(model, batch)
+    if structure is None:
+        return model, None
+    with unchecked_runs(), double_precision():
+        terms: dict[str, Term] = {}
+        for name, term in structure.terms.items():
+            terms[name] = _ordered(model, in_double(batch), replace(structure, terms=terms), term)
+    structure = replace(structure, terms=terms)
+    return integrated(model, structure), structure
+
+
+def _rows_of(data: ClientData) -> ClientBatch:
+    """Return rows of clients: all rows where they are few."""
+    counts, chosen = data.counts.tolist(), list[int]()
+    for client in data.by_name.tolist():
+        if chosen and (len(chosen) + 1) * max(counts[i] for i in (*chosen, client)) > MOST_ROWS:
+            break
+        chosen.append(client)
+    ids = torch.tensor(chosen)
+    width = min(MOST_ROWS, max(counts[client] for client in chosen))
+    inside, index = first_rows(data, ids, width)
+    return gather(data, ids, index, inside, keys_of(data, ids, 0, 0))
+
+
+def _ordered(model: Model, batch: ClientBatch, structure: Structure, term: Term) -> Term:
+    """Return a term with as many nodes as change nothing; Laplace's approximation of many numbers."""
+    if term.steps:
+        return term
+    points = [_rows_at(model, batch, structure, seed) for seed in range(POINTS)]
+    size = points[0].center(term, _shape(batch)).shape[-1]
+    if size not in ORDERS:
+        return term
+
+    def at(order: int) -> list[Tensor]:
+        tried = term._replace(order=order)
+        return [rows.log_sum(tried, None, _shape(batch)) for rows in points]
+
+    mask, sums = batch.mask(), at(ORDERS[size][0])
+    for order, larger in pairwise(ORDERS[size]):
+        before, sums = sums, at(larger)
+        changes = [(a - b)[mask].abs().max() for a, b in zip(before, sums, strict=True)]
+        if float(torch.stack(changes).max()) < UNCHANGED:
+            return term._replace(order=order)
+    return term._replace(order=ORDERS[size][-1])
+
+
+def _shape(batch: ClientBatch) -> torch.Size:
+    return torch.Size((batch.num_clients, batch.num_rows))
+
+
+def _rows_at(model: Model, batch: ClientBatch, structure: Structure, seed: int) -> Rows:
+    """Return the rows of a program near the centers of its priors, in double precision."""
+    rows = Rows(model, batch, structure)
+    with Center(), Fixed({}), _Near(AWAY * min(seed, 1), seed), Integrating(rows):
+        poutine.trace(model).get_trace(batch)
+    return rows

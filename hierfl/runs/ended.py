@@ -1,0 +1,136 @@
+"""When the rounds of a fit cease to gain, and what it goes over to: chains on all clients' rows.
+
+Clients in one process have rows that may be read together. So where rounds do not end, Hamiltonian
+chains on the exact posterior do (`hierfl.methods.stages.exact`); clients then locate their own
+scalars, and weight the draws, in two more rounds.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hierfl.core.importance_sampling import K_HAT
+from hierfl.core.watch import Watch, watched
+from hierfl.data.batch import full_batch
+from hierfl.diagnostics.check import LEAST_EFFECTIVE
+from hierfl.engine.chunks import ClientError
+from hierfl.engine.federation import Federation
+from hierfl.engine.rounds import ENDED, Progress, one_round
+from hierfl.method import Method
+from hierfl.methods.stages.checks import DONE, GATHER, STILL, STILL_SD
+from hierfl.methods.stages.exact import Chains, chained, closed
+from hierfl.methods.stages.two_stage import seen_in, server_rounds
+from hierfl.program.recipes import recipe_of
+from hierfl.runs.call import Call
+from hierfl.runs.expected import in_words
+
+PATIENCE, GAIN = (
+    5,
+    0.7,
+)  # rounds in which the distance from final factors has to fall by this factor
+AT_ONCE = 20.0  # seconds before chains are considered
+TIMES = 2.0  # the time that rounds may take, in that of the chains
+TIRED = "rounds ceased to gain: the clients' factors move in a cycle"
+LONGEST = 3600.0  # seconds that chains may take
+
+
+class NoGain(Exception):
+    """Rounds have ceased to gain, and chains on the rows are not possible; the message says why."""
+
+
+def line_of(call: Call) -> Callable[[str], None] | None:
+    """Return what prints a line of progress; None where the call wants none."""
+    if not call.lines:
+        return None
+    return lambda text: print(f"hierfl.fit: {text}", file=sys.stderr, flush=True)
+
+
+def ends_by_chains(method: Method, federation: Federation, call: Call, *, chosen: bool) -> bool:
+    """Return whether a run may go over to chains: two_stage without row noise, rows in one process."""
+    recipe = recipe_of(method)
+    if recipe is None or method.name != "two_stage" or not (chosen or call.time_limit):
+        return False
+    is_whole = federation.cohort == federation.data.num_clients and call.rounds is None
+    local = federation.settings.on_client_error != "skip" and federation.settings.device == "cpu"
+    return is_whole and local and seen_in(federation.program).spread is None
+
+
+def watch_of(federation: Federation, call: Call, *, chains: bool) -> Watch:
+    """Return the watch of a run: its time limit; with chains, some times what these would take."""
+    say = line_of(call)
+    if call.time_limit is not None or not chains:
+        return Watch(say, math.inf if call.time_limit is None else call.time_limit)
+
+    def later() -> float:
+        return max(AT_ONCE, TIMES * chains_of(federation).seconds())
+
+    return Watch(say, AT_ONCE, later)
+
+
+def why_over(history: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return why a run of two_stage goes over to chains after its last round; None: it does not."""
+    last = history[-1]
+    if last.get("stage") == DONE:
+        k_hat, effective = last.get("k_hat", 0.0), last.get("effective", math.inf)
+        if k_hat < K_HAT and effective >= LEAST_EFFECTIVE:
+            return None
+        return f"the weights of the rounds cannot be trusted (k-hat {k_hat:.2f})"
+    away = [_away(record) for record in history if record.get("stage") == GATHER]
+    away = [v for v in away if v is not None]
+    if len(away) <= 2 * PATIENCE or min(away[-PATIENCE:]) < GAIN * min(away[:-PATIENCE]):
+        return None
+    return TIRED
+
+
+def _away(record: Mapping[str, Any]) -> float | None:
+    """Return how far factors are from final, 1 where they are; None before they are compared."""
+    if "moved" not in record and "changed" not in record:
+        return None
+    return max(record.get("moved", math.inf) / STILL, record.get("changed", math.inf) / STILL_SD)
+
+
+def chains_of(federation: Federation) -> Chains:
+    """Return the chains of a federation."""
+    program = federation.program
+    recipe = recipe_of(federation.method)
+    assert recipe is not None
+    rounds = server_rounds(program, recipe.options["draws"], None)
+    data = federation.data
+    batch = full_batch(data, data.by_name, seed=federation.seed)
+    return Chains(rounds, seen_in(program).score, batch, federation.seed)
+
+
+def by_chains(federation: Federation, where: Progress, call: Call, why: str) -> Progress:
+    """Return the progress of a run that chains have ended; its last record says why."""
+    chains, say = chains_of(federation), line_of(call)
+    seconds = chains.seconds()
+    if seconds > LONGEST:
+        raise NoGain(f"{why}, and chains on all rows would take {in_words(seconds)}")
+    if say is not None:
+        say(f"{why}; chains on all rows take {in_words(seconds)}")
+    recipe = recipe_of(federation.method)
+    assert recipe is not None
+    rounds = server_rounds(federation.program, recipe.options["draws"], None)
+    state, before = where.server, len(where.history)
+    with watched(Watch(say)):
+        found = chains.run(state, len(state["final"]["draws"]))
+        state = chained(rounds, state, found)
+        where = Progress(state, where.table, where.history, where.round, where.compiled)
+        try:
+            while not federation.server.finished(where.server):
+                where = one_round(federation, where, where.round + 2)
+        except ClientError:  # no factor of these rows: what is sampled of all clients stays
+            where = Progress(closed(where.server), *_rest(where))
+    if len(where.history) == before:
+        record = {"round": where.round, **federation.server.logged(where.server)}
+        history = (*where.history, record)
+        where = Progress(where.server, where.table, history, where.round + 1, where.compiled)
+    where.history[-1][ENDED] = f"{chains.count} chains on all clients' rows, since {why}"
+    return where
+
+
+def _rest(where: Progress) -> tuple[Any, ...]:
+    return where.table, where.history, where.round, where.compiled

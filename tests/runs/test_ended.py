@@ -1,0 +1,125 @@
+"""Fits whose rounds do not end, and what they go over to."""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import hierfl
+from hierfl.core.watch import OutOfTime, Watch, watched, working
+from hierfl.data.batch import ClientBatch
+from hierfl.data.clients import ClientData
+from hierfl.posterior.draws import posterior_draws
+from hierfl.runs.ended import TIRED, why_over
+
+N = torch.tensor([47.0, 148, 119, 810, 211, 196, 148, 215, 207, 97, 256, 360])
+DEATHS = torch.tensor([0.0, 18, 8, 46, 8, 13, 9, 31, 14, 8, 29, 24])
+NAMES = [f"c{i:02d}" for i in range(12)]
+
+
+def hospitals() -> ClientData:
+    """Return the counts of BUGS's Surgical."""
+    return ClientData.from_arrays(NAMES, n=N, r=DEATHS)
+
+
+def surgical(batch: ClientBatch) -> None:
+    """Declare BUGS's Surgical."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 10.0))
+    s = pyro.sample("sigma", dist.HalfCauchy(1.0))
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(mu, s))
+        with batch.data():
+            pyro.sample("r", dist.Binomial(batch.n, logits=b), obs=batch.r)
+
+
+def test_chains_have_the_posterior_of_the_rounds() -> None:
+    by_rounds = hierfl.fit(surgical, hospitals(), seed=0)
+    by_chains = hierfl.fit(surgical, hospitals(), seed=0, time_limit=1e-3, progress=False)
+    assert by_chains.method.name == "two_stage"
+    drawn = [posterior_draws(fit, draws=4000) for fit in (by_rounds, by_chains)]
+    for site in ("mu", "sigma", "b"):
+        one, other = ({**of.shared, **of.own}[site].double() for of in drawn)
+        assert ((one.mean(0) - other.mean(0)).abs() < 0.12 * one.std(0)).all(), site
+        assert ((one.std(0) / other.std(0)).log().abs() < 0.12).all(), site
+    words = str(by_chains.summary())
+    assert "64 chains on all clients' rows, since the rounds took" in " ".join(words.split())
+    assert "Trustworthy" in words
+
+
+T = torch.tensor([11.0, 11, 17, 22, 9, 6, 5, 14, 9, 7, 22, 51])
+Y = torch.tensor([5.0, 2, 0, 0, 2, 0, 0, 0, 0, 1, 0, 0])
+
+
+def hearts(batch: ClientBatch) -> None:
+    """Declare BUGS's Hearts, whose second derivatives are NaN."""
+    th = pyro.sample("theta", dist.Beta(1.0, 1.0))
+    p = pyro.sample("p", dist.Beta(1.0, 1.0))
+    with batch.clients(), batch.data():
+        l1 = torch.log1p(-th) + dist.Binomial(batch.t, p).log_prob(batch.y)
+        l0 = torch.log(th) + torch.where(batch.y == 0, 0.0, -torch.inf)
+        pyro.factor("y", torch.where(batch.y == 0, torch.logaddexp(l0, l1), l1))
+
+
+def test_a_program_without_second_derivatives_ends_by_chains() -> None:
+    data = ClientData.from_arrays(NAMES, y=Y, t=T)
+    fit = hierfl.fit(hearts, data, seed=0, progress=False)
+    drawn = posterior_draws(fit, draws=4000).shared
+    grid = torch.linspace(0.0025, 0.9975, 400, dtype=torch.float64)
+    th, p = grid[:, None], grid[None]
+    log_p = torch.zeros(400, 400, dtype=torch.float64)
+    for y, t in zip(Y, T, strict=True):
+        row = torch.log1p(-th) + dist.Binomial(t.double(), p).log_prob(y.double())
+        log_p += torch.logaddexp(th.log(), row) if y == 0 else row
+    weights = log_p.flatten().softmax(0).view(400, 400)
+    for site, of in (("theta", weights.sum(1)), ("p", weights.sum(0))):
+        mean = (of * grid).sum()
+        sd = (of * (grid - mean).square()).sum().sqrt()
+        assert abs(float(drawn[site].mean() - mean)) < 0.1 * sd
+        assert abs(float(drawn[site].std() / sd) - 1.0) < 0.1
+    assert "c00' is not finite" in fit.summary().verdict.replace("\n", " ")
+
+
+def vague(batch: ClientBatch) -> None:
+    """Declare Surgical with the priors of the BUGS book."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 1000.0))
+    s = pyro.sample("sigmasq", dist.InverseGamma(0.001, 0.001)).sqrt()
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(mu, s))
+        with batch.data():
+            pyro.sample("r", dist.Binomial(batch.n, logits=b), obs=batch.r)
+
+
+@pytest.mark.slow
+def test_vague_priors_of_bugs_end() -> None:
+    fit = hierfl.fit(vague, hospitals(), seed=0, progress=False, time_limit=5.0)
+    mu = posterior_draws(fit, draws=4000).shared["mu"]
+    assert abs(float(mu.mean()) + 2.55) < 0.03  # NumPyro's NUTS: -2.55, sd 0.15
+    assert abs(float(mu.std()) - 0.15) < 0.03
+
+
+def test_rounds_in_a_cycle_do_not_gain() -> None:
+    cycle = [{"stage": 0.0, "moved": moved, "changed": 0.3} for moved in (0.46, 0.28, 0.46) * 4]
+    assert why_over(cycle) == TIRED
+    falling = [{"stage": 0.0, "moved": 0.6**i, "changed": 0.1} for i in range(12)]
+    falling = [{**record, "changed": 0.0} for record in falling]
+    assert why_over(falling) is None
+    assert "k-hat 0.93" in str(why_over([{"stage": 2.0, "k_hat": 0.93, "effective": 500.0}]))
+    assert why_over([{"stage": 2.0, "k_hat": 0.3, "effective": 500.0}]) is None
+
+
+def test_a_watch_says_how_far_a_loop_is_and_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(0, 1000, 4))
+    monkeypatch.setattr("hierfl.core.watch.time.perf_counter", lambda: float(next(now)))
+    said: list[str] = []
+    with watched(Watch(said.append, 40.0)), pytest.raises(OutOfTime):
+        for i in range(1000):
+            working(f"step {i}")
+    assert said and all("s so far" in line for line in said)
+    working("no watch")
+
+
+def test_a_time_limit_has_to_be_positive() -> None:
+    with pytest.raises(ValueError, match="time_limit is 0"):
+        hierfl.fit(surgical, hospitals(), time_limit=0.0)
