@@ -169,7 +169,7 @@ def what_is_read(program: Program) -> Reads:
 def _of_similar_sizes(fit: Snapshot, read: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return chunks of clients in their order, by the numbers of rows that are `read` of each, (N,)."""
     counts = torch.stack(list(read)).amax(0)
-    kind = (counts.clamp(min=1).log2() / 4.0).ceil()
+    kind = (counts.clamp(min=FEW_ROWS).log2() / 4.0).ceil()
     runs = kind.unique_consecutive(return_counts=True)[1].tolist()
     every = torch.arange(len(counts))
     found: list[Tensor] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from pyro import poutine
@@ -111,7 +112,7 @@ def _each_new_client(
         return one(params, {name: v.index_select(0, d)[0] for name, v in shared.items()}, asked)
 
     def run(snapshot: Snapshot) -> Iterator[Chunk]:
-        which = {"draws": draws, "seed": seed, "first": first}
+        which: dict[str, Any] = {"draws": draws, "seed": seed, "first": first}
         return each_draw(snapshot, at_draw, rows=rows, new=True, salt="newcomer", **which)
 
     return mapped_or_in_turn(fit, run)

@@ -233,9 +233,10 @@ def untouched_store() -> Iterator[None]:
     """Restore Pyro's param store and torch's generator on leaving."""
     store = pyro.get_param_store()
     before = store.get_state()  # scope() of the store restores nothing where a program fails
-    store.set_state({"params": {}, "constraints": {}})
+    store.clear()  # which set_state() alone does not
     try:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
+        store.clear()
         store.set_state(before)

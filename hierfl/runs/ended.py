@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hierfl.core.importance_sampling import K_HAT
@@ -22,6 +23,7 @@ from hierfl.engine.rounds import ENDED, Progress, one_round
 from hierfl.method import Method
 from hierfl.methods.stages.checks import DONE, GATHER, STILL, STILL_SD
 from hierfl.methods.stages.exact import Chains, chained, closed
+from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.two_stage import seen_in, server_rounds
 from hierfl.program.recipes import recipe_of
 from hierfl.runs.call import Call
@@ -78,8 +80,8 @@ def why_over(history: Sequence[Mapping[str, Any]]) -> str | None:
         if k_hat < K_HAT and effective >= LEAST_EFFECTIVE:
             return None
         return f"the weights of the rounds cannot be trusted (k-hat {k_hat:.2f})"
-    away = [_away(record) for record in history if record.get("stage") == GATHER]
-    away = [v for v in away if v is not None]
+    distances = (_away(record) for record in history if record.get("stage") == GATHER)
+    away = [v for v in distances if v is not None]
     if len(away) <= 2 * PATIENCE or min(away[-PATIENCE:]) < GAIN * min(away[:-PATIENCE]):
         return None
     return TIRED
@@ -94,13 +96,10 @@ def _away(record: Mapping[str, Any]) -> float | None:
 
 def chains_of(federation: Federation) -> Chains:
     """Return the chains of a federation."""
-    program = federation.program
-    recipe = recipe_of(federation.method)
-    assert recipe is not None
-    rounds = server_rounds(program, recipe.options["draws"], None)
     data = federation.data
     batch = full_batch(data, data.by_name, seed=federation.seed)
-    return Chains(rounds, seen_in(program).score, batch, federation.seed)
+    score = seen_in(federation.program).score
+    return Chains(rounds_of(federation), score, batch, federation.seed)
 
 
 def by_chains(federation: Federation, where: Progress, call: Call, why: str) -> Progress:
@@ -111,26 +110,24 @@ def by_chains(federation: Federation, where: Progress, call: Call, why: str) -> 
         raise NoGain(f"{why}, and chains on all rows would take {in_words(seconds)}")
     if say is not None:
         say(f"{why}; chains on all rows take {in_words(seconds)}")
-    recipe = recipe_of(federation.method)
-    assert recipe is not None
-    rounds = server_rounds(federation.program, recipe.options["draws"], None)
-    state, before = where.server, len(where.history)
+    rounds, state, before = rounds_of(federation), where.server, len(where.history)
     with watched(Watch(say)):
-        found = chains.run(state, len(state["final"]["draws"]))
-        state = chained(rounds, state, found)
-        where = Progress(state, where.table, where.history, where.round, where.compiled)
+        drawn = chains.run(state, len(state["final"]["draws"]))
+        where = replace(where, server=chained(rounds, state, drawn))
         try:
             while not federation.server.finished(where.server):
                 where = one_round(federation, where, where.round + 2)
         except ClientError:  # no factor of these rows: what is sampled of all clients stays
-            where = Progress(closed(where.server), *_rest(where))
+            where = replace(where, server=closed(where.server))
     if len(where.history) == before:
         record = {"round": where.round, **federation.server.logged(where.server)}
-        history = (*where.history, record)
-        where = Progress(where.server, where.table, history, where.round + 1, where.compiled)
+        where = replace(where, history=(*where.history, record), round=where.round + 1)
     where.history[-1][ENDED] = f"{chains.count} chains on all clients' rows, since {why}"
     return where
 
 
-def _rest(where: Progress) -> tuple[Any, ...]:
-    return where.table, where.history, where.round, where.compiled
+def rounds_of(federation: Federation) -> Rounds:
+    """Return the server's part of two_stage."""
+    recipe = recipe_of(federation.method)
+    assert recipe is not None
+    return server_rounds(federation.program, recipe.options["draws"], None)

@@ -110,18 +110,18 @@ def _each_round(fitted: Fit, call: Call, *, chosen: bool) -> Generator[Fit, None
     watch, why = watch_of(federation, call, chains=chains), None
     with closing(run_rounds(federation, where, until)) as each_round:
         while True:
-            with warnings.catch_warnings(record=True) as said:
-                warnings.simplefilter("always" if chains else "default")
+            with _caught(chains) as caught:
                 try:
                     where, why = _next(each_round, watch, where, chains=chains)
                 except StopIteration:
                     return
             why = why or (why_over(where.history) if chains else None)
-            if not (chains and why):
-                repeat_warnings(said)
             if why is not None and chains:
                 yield replace(fitted, progress=by_chains(federation, where, call, why))
                 return
+            repeat_warnings(caught)
+            if not where.history:
+                raise TimeoutError(f"{why}, the time limit, before the first was done: allow more")
             fitted = replace(fitted, progress=where)
             if call.validation is not None and where.round % call.eval_every == 0:
                 settle(federation, fitted.message, where.table)
@@ -129,6 +129,17 @@ def _each_round(fitted: Fit, call: Call, *, chosen: bool) -> Generator[Fit, None
             yield fitted
             if why is not None or is_over(fitted, call.patience):
                 return
+
+
+@contextmanager
+def _caught(catch: bool) -> Iterator[list[warnings.WarningMessage]]:
+    """Catch warnings, which chains may make needless; or let them through."""
+    if not catch:
+        yield []
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
 
 
 def _next(
@@ -148,10 +159,10 @@ def _next(
     return where, None
 
 
-def repeat_warnings(said: Iterable[warnings.WarningMessage]) -> None:
+def repeat_warnings(caught: Iterable[warnings.WarningMessage]) -> None:
     """Warn again of what was caught."""
-    for one in said:
-        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    for warning in caught:
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def is_over(fitted: Fit, patience: int | None) -> bool:

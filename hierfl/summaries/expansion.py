@@ -47,8 +47,8 @@ class Expansion(NamedTuple):
 def coefficients_of(hierarchy: Hierarchy, others: int, *, by_row: bool) -> int:
     """Return P, how many coefficients each client keeps; 0 where polynomials are not used."""
     size = hierarchy.reading.size
-    few = size <= MOST_NUMBERS and others <= MOST_OTHERS and hierarchy.mixing is None
-    count = len(monomials(size).tuples) if few and by_row else 0
+    is_small = size <= MOST_NUMBERS and others <= MOST_OTHERS and hierarchy.mixing is None
+    count = len(monomials(size).tuples) if is_small and by_row else 0
     return count if count * hierarchy.program.num_clients <= MOST_KEPT else 0
 
 
@@ -58,9 +58,9 @@ def expanded(rows: PackedRows, belief: tuple[Tensor, Tensor]) -> Expansion:
     mean = climbed(rows.thinned(THINNED, FEW_ROWS), loc, prior)[0]
     close = torch.zeros(rows.clients, dtype=torch.bool)
     for _ in range(WHOLE):
-        found = rows.at_mean(mean, prior.expand(rows.clients, -1, -1))
-        pull = found.slope - (mean - loc) @ prior
-        step = step_of(pull, prior + positive(found.curvature)[0])
+        there = rows.at_mean(mean, prior.expand(rows.clients, -1, -1))
+        pull = there.slope - (mean - loc) @ prior
+        step = step_of(pull, prior + positive(there.curvature)[0])
         mean = torch.where(close[:, None], mean, mean + step)
         close = close | ((step * pull).sum(1).abs() < CLOSE)
         if bool(close.all()):
@@ -70,14 +70,14 @@ def expanded(rows: PackedRows, belief: tuple[Tensor, Tensor]) -> Expansion:
 
 
 def factors_by(
-    found: Expansion, belief: tuple[Tensor, Tensor], nodes: Nodes
+    expansion: Expansion, belief: tuple[Tensor, Tensor], nodes: Nodes
 ) -> tuple[Factor, Tensor]:
     """Return factors by polynomials, and for which clients these stand for the rows, (C,) bool."""
     prior = belief[1]
-    quartic, known = found.quartic, torch.ones(found.quartic.clients, dtype=torch.bool)
+    quartic, every = expansion.quartic, torch.ones(expansion.quartic.clients, dtype=torch.bool)
     start = prior + positive(quartic.at_mean(quartic.center, prior).curvature)[0]
-    factor = settled(quartic, belief, nodes, quartic.center, start, known)
-    return factor, found.fits & is_quiet(quartic, belief, factor)
+    factor = settled(quartic, belief, nodes, quartic.center, start, every)
+    return factor, expansion.fits & is_quiet(quartic, belief, factor)
 
 
 def is_quiet(quartic: Quartic, belief: tuple[Tensor, Tensor], factor: Factor) -> Tensor:

@@ -81,9 +81,10 @@ def factor_of(
     mean, precision = _start(rows, loc, prior, before)
     if bool(known.all()):
         return settled(rows, (loc, prior), nodes, mean, precision, known, steps)
+    assert isinstance(rows, PackedRows)  # a polynomial is known from the start
     mode, curvature, raised, slope = climbed(rows, loc, prior)
     # points of a wide belief are too far out: the mode's curvature, this once
-    if isinstance(rows, PackedRows) and not len(rows.line.inside):
+    if not len(rows.line.inside):
         first = Factor(curvature, slope + times(curvature, mode), raised)
     else:
         start = prior + curvature

@@ -80,10 +80,10 @@ class Quartic(NamedTuple):
 
     def values(self, at: Tensor) -> Tensor:
         """Return log p(y | v), (C, T), at v (C, T, V)."""
-        known = monomials(self.center.shape[1])
+        plan = monomials(self.center.shape[1])
         padded = torch.cat([self.terms, self.terms.new_zeros(self.clients, 1)], 1)
-        products = len(known.pairs[0])
-        matrix = padded[:, known.halves].view(-1, products, products)
+        products = len(plan.pairs[0])
+        matrix = padded[:, plan.halves].view(-1, products, products)
         return torch.cat(
             [self._values(part, matrix) for part in at.split(self.draws_at_once(), 1)], 1
         )
@@ -104,8 +104,8 @@ class Quartic(NamedTuple):
         return self._expected(mean, precision.new_zeros(()))
 
     def _expected(self, mean: Tensor, within: Tensor) -> Expected:
-        known, size = monomials(self.center.shape[1]), self.center.shape[1] + 1
-        tensor = (self.terms / known.equal.to(self.terms))[:, known.every].view(
+        plan, size = monomials(self.center.shape[1]), self.center.shape[1] + 1
+        tensor = (self.terms / plan.equal.to(self.terms))[:, plan.every].view(
             -1, size * size, size * size
         )
         away = mean - self.center

@@ -32,15 +32,15 @@ class _Plan(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _plan(inside: Index, rest: Index) -> _Plan:
+def _plan(inside: Index, others: Index) -> _Plan:
     """Return the plan for positions in v of l and of s."""
-    size, lines = len(inside) + len(rest), len(inside)
-    line, other = ({at: i for i, at in enumerate(of)} for of in (inside, rest))
+    size, lines = len(inside) + len(others), len(inside)
+    line, other = ({at: i for i, at in enumerate(of)} for of in (inside, others))
     pairs = {of: i for i, of in enumerate(combinations_with_replacement(range(lines), 2))}
     columns, start, end, count = dict[Index, list[int]](), dict[tuple[Index, int], int](), 0, 0
     widths = (1, lines, len(pairs), len(pairs) * lines, len(pairs) ** 2)
     for degree in range(5):
-        for index in combinations_with_replacement(range(len(rest)), degree):
+        for index in combinations_with_replacement(range(len(others)), degree):
             orders = range(5 - degree if lines else 1)
             columns[index] = [count + order for order in orders]
             count += len(orders)
@@ -71,31 +71,31 @@ def quartic_of(rows: PackedRows, center: Tensor) -> Quartic:
     line, x = rows.line, rows.design
     plan = _plan(tuple(line.inside.tolist()), tuple(line.rest.tolist()))
     shift = (x @ center[:, line.inside][rows.client][..., None])[..., 0]
-    rest = center[:, line.rest][rows.client]
+    others = center[:, line.rest][rows.client]
     ends = torch.bincount(rows.client, minlength=rows.clients).cumsum(0)
     sums: list[Tensor | None] = [None] * rows.clients
     for block in torch.arange(len(x)).split(ROWS_AT_ONCE):
-        each = _derivatives(rows, shift[block], rest[block], block, plan)
+        derivatives = _derivatives(rows, shift[block], others[block], block, plan)
         inner = [int(e) for e in ends if block[0] < e <= block[-1]]
         for first, last in pairwise(sorted({int(block[0]), *inner, int(block[-1]) + 1})):
             k, own = int(rows.client[first]), slice(first - int(block[0]), last - int(block[0]))
-            found = _products(x[first:last], [v[own] for v in each], plan)
-            known = sums[k]
-            sums[k] = found if known is None else known + found
+            own_sums = _products(x[first:last], [v[own] for v in derivatives], plan)
+            before = sums[k]
+            sums[k] = own_sums if before is None else before + own_sums
     whole = torch.stack([v for v in sums if v is not None])
     return Quartic(center, whole[:, plan.place] * plan.share.to(whole))
 
 
 def _derivatives(
-    rows: PackedRows, shift: Tensor, rest: Tensor, block: Tensor, plan: _Plan
+    rows: PackedRows, shift: Tensor, others: Tensor, block: Tensor, plan: _Plan
 ) -> list[Tensor]:
     """Return derivatives by columns of the plan: (n,) of order 0 in eta, and (n, p) of the others."""
     own, times = [v[block] for v in rows.tensors], rows.units.times
-    found = list[Tensor]()
+    columns_of_rows = list[Tensor]()
     with torch.enable_grad():
-        eta, at = shift.detach().requires_grad_(), rest.detach().requires_grad_()
+        eta, at = shift.detach().requires_grad_(), others.detach().requires_grad_()
         value = rows.over_units(rows.of_unit, eta, at, *own)
-        by_index = {(): value if times is None else value * times[block]}
+        by_index: dict[Index, Tensor] = {(): value if times is None else value * times[block]}
         for index, columns in plan.columns.items():
             if index and index not in by_index:
                 parent = by_index[index[:-1]]
@@ -103,27 +103,27 @@ def _derivatives(
                 for j in range(index[-1], at.shape[1]):
                     by_index[(*index[:-1], j)] = slopes[:, j]
             here = by_index[index]
-            found.append(here.detach())
+            columns_of_rows.append(here.detach())
             for _ in columns[1:]:
                 here = gradients(here.sum(), (eta,), create=True)[0]
-                found.append(here.detach())
-    return found
+                columns_of_rows.append(here.detach())
+    return columns_of_rows
 
 
-def _products(x: Tensor, each: list[Tensor], plan: _Plan) -> Tensor:
+def _products(x: Tensor, derivatives: list[Tensor], plan: _Plan) -> Tensor:
     """Return the sums over one client's rows, x (n, p, L), of derivatives times columns, flat."""
     flat = x.flatten(0, 1)
     i, j = torch.triu_indices(flat.shape[1], flat.shape[1])
     pairs = flat[:, i] * flat[:, j]
-    found = []
+    sums = []
     for columns in plan.columns.values():
         for order, column in enumerate(columns):
-            d = each[column].flatten()
+            d = derivatives[column].flatten()
             if order == 0:
-                found.append(d.sum()[None])
+                sums.append(d.sum()[None])
             elif order <= 2:
-                found.append(d @ (flat if order == 1 else pairs))
+                sums.append(d @ (flat if order == 1 else pairs))
             else:
                 by = flat if order == 3 else pairs
-                found.append((pairs.mT @ (by * d[:, None])).flatten())
-    return torch.cat(found)
+                sums.append((pairs.mT @ (by * d[:, None])).flatten())
+    return torch.cat(sums)

@@ -23,6 +23,7 @@ from hierfl.program.sites import Values
 from hierfl.summaries.conditional import Proposal, normals_of, point, sides_of
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
+from hierfl.summaries.quartic import Quartic
 from hierfl.summaries.reading import gauss_hermite
 
 NODES = {1: 10, 2: 6}  # fewest Gauss-Hermite nodes a dimension, by the number of local unknowns
@@ -57,7 +58,7 @@ def is_sampled(hierarchy: Hierarchy) -> bool:
 
 def ratios_of(
     hierarchy: Hierarchy,
-    rows: PackedRows,
+    rows: PackedRows | Quartic,
     factor: tuple[Tensor, Tensor],
     draws: Tensor,
     *,
@@ -123,7 +124,7 @@ class _Clients:
     """Clients, and where their local scalars lie given z."""
 
     hierarchy: Hierarchy
-    rows: PackedRows
+    rows: PackedRows | Quartic
     factor: tuple[Tensor, Tensor]
     fields: Values
     keys: Tensor

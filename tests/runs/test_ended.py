@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -123,3 +125,29 @@ def test_a_watch_says_how_far_a_loop_is_and_ends_it(monkeypatch: pytest.MonkeyPa
 def test_a_time_limit_has_to_be_positive() -> None:
     with pytest.raises(ValueError, match="time_limit is 0"):
         hierfl.fit(surgical, hospitals(), time_limit=0.0)
+
+
+def test_a_fit_that_chains_ended_is_saved_loaded_and_goes_on(tmp_path: Path) -> None:
+    fit = hierfl.fit(surgical, hospitals(), seed=0, time_limit=1e-3, progress=False)
+    fit.save(tmp_path / "fit")
+    loaded = hierfl.load(tmp_path / "fit", model=surgical, data=hospitals())
+    one, other = (posterior_draws(of, draws=200).own["b"] for of in (fit, loaded))
+    assert torch.equal(one, other)
+    without = fit.without("c11")
+    refit = hierfl.fit(surgical, hospitals().select(NAMES[:11]), seed=0)
+    one, other = (posterior_draws(of, draws=4000).shared["mu"] for of in (without, refit))
+    assert abs(float(one.mean() - other.mean())) < 0.15 * float(other.std())
+    new = ClientData.from_arrays(["new"], n=N[:1], r=DEATHS[1:2])
+    assert fit.personalize(new).clients == ("new",)
+
+
+def test_a_program_whose_density_is_nowhere_finite_names_the_site() -> None:
+    data = ClientData.from_arrays(NAMES, y=Y, t=T)
+
+    def impossible(batch: ClientBatch) -> None:
+        p = pyro.sample("p", dist.Beta(1.0, 1.0))
+        with batch.clients(), batch.data():
+            pyro.factor("wall", torch.log(p) * batch.t + torch.where(batch.y < 4, 0.0, -torch.inf))
+
+    with pytest.raises((ValueError, RuntimeError), match=r"wall|not finite"):
+        hierfl.fit(impossible, data, seed=0, progress=False)

@@ -98,8 +98,8 @@ class Chains:
             joint(x)
             began = time.perf_counter()
             joint(x)
-            each = time.perf_counter() - began
-        return each * LEAPS * (WARM + 2 * LEAST)
+            seconds = time.perf_counter() - began
+        return seconds * LEAPS * (WARM + 2 * LEAST)
 
     def run(self, state: Tree, count: int) -> Ended:
         """Return draws, from what a server's state says of the posterior."""
@@ -190,8 +190,23 @@ class Chains:
         value = torch.cat([joint.value(part) for part in x.split(self.count)])
         best = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf).argmax()
         if not bool(value[best].isfinite()):
-            raise ValueError(NOWHERE_FINITE)
+            raise ValueError(f"{NOWHERE_FINITE}{self._fault(x[0, : joint.shared])}")
         return x[best]
+
+    def _fault(self, z: Tensor) -> str:
+        """Say which term is not finite at z (K,): a prior, or the likelihood of a client's rows."""
+        hierarchy, program = self.surrogate.hierarchy, self.surrogate.hierarchy.program
+        none = torch.zeros(hierarchy.reading.own_size)
+        for name, site in hierarchy.sites(z, none, hierarchy.batch(self.fields)).items():
+            if name not in program.labels and name not in program.factors:
+                log_p = site["fn"].log_prob(site["value"])
+                if not bool(log_p.isfinite().all()):
+                    return f"; the prior of site '{name}' is not finite there"
+        v = torch.cat([none, z[hierarchy.reading.shared]])
+        values = self.rows.values(v.expand(self.rows.clients, 1, -1))[:, 0]
+        bad = int((~values.isfinite()).sum())
+        sites = ", ".join(f"'{name}'" for name in (*program.labels, *program.factors))
+        return f"; the likelihood {sites} of {bad} of {len(values)} clients is not finite there"
 
     def _climbed(self, joint: Joint, start: Tensor) -> Tensor:
         """Return the mode of the density, from a point (K + N E,)."""
@@ -203,7 +218,7 @@ class Chains:
             at.grad = -slope[0].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             return -value[0].nan_to_num(nan=-LOWEST, posinf=-LOWEST, neginf=-LOWEST)
 
-        climb.step(loss)  # type: ignore[no-untyped-call]
+        climb.step(loss)
         there = at.detach()
         rises = bool(joint.value(there[None]) >= joint.value(start[None]))
         return there if rises and bool(there.isfinite().all()) else start
@@ -239,10 +254,10 @@ class Chains:
         return joint.proposal.at(e[..., : joint.hierarchy.mixing_size]).flatten(1)
 
 
-def chained(rounds: Rounds, state: Tree, found: Ended) -> Tree:
+def chained(rounds: Rounds, state: Tree, ended: Ended) -> Tree:
     """Return a server's state with draws of the exact posterior, which asks for factors about them."""
-    factors, count = Factors(**state["factors"]), len(found.draws)
-    some = found.draws[:: max(1, count // len(state["scouts"]["draws"]))]
+    factors, count = Factors(**state["factors"]), len(ended.draws)
+    some = ended.draws[:: max(1, count // len(state["scouts"]["draws"]))]
     with double_precision(), torch.no_grad(), unchecked():
         scouts = {**unweighted(*some.shape), "draws": some}
         belief = rounds.work.of_any_client(some, scouts["log_weights"], factors)
@@ -251,13 +266,13 @@ def chained(rounds: Rounds, state: Tree, found: Ended) -> Tree:
         **state,
         **belief,
         **{name: torch.tensor(True) for name in ("chained", "sampled", "proposed")},
-        "final": {**unweighted(*found.draws.shape), "draws": found.draws},
+        "final": {**unweighted(*ended.draws.shape), "draws": ended.draws},
         "scouts": scouts,
         "powers": torch.ones_like(state["powers"]),
-        "share": torch.tensor(found.effective / count),
-        "r_hat": torch.tensor(found.r_hat),
+        "share": torch.tensor(ended.effective / count),
+        "r_hat": torch.tensor(ended.r_hat),
         "k_hat": torch.tensor(0.0),
-        "effective": torch.tensor(found.effective),
+        "effective": torch.tensor(ended.effective),
         "stage": torch.tensor(GATHER),
         **dict.fromkeys(("moved", "changed", "k_hat_client", "inner_error"), nan),
     }

@@ -57,16 +57,16 @@ class Polynomials:
             return factor_of(rows(), belief, self.nodes, before, seen), {}
         prior = torch.linalg.inv_ex(belief[1]).inverse
         of_prior = belief[0], 0.5 * (prior + prior.mT)
-        kept, fits = self._kept(work), torch.zeros_like(seen)
-        found = Factor(*(torch.zeros_like(v) for v in before))
+        stored, fits = self._kept(work), torch.zeros_like(seen)
+        factors = Factor(*(torch.zeros_like(v) for v in before))
 
         def put(who: Tensor, own: Factor) -> None:
-            for whole, part in zip(found, own, strict=True):
+            for whole, part in zip(factors, own, strict=True):
                 whole[who] = part
 
-        who = kept.fits.nonzero()[:, 0]
+        who = stored.fits.nonzero()[:, 0]
         if len(who):
-            quartic, old = kept.quartic.some(who), Factor(*(v[who] for v in before))
+            quartic, old = stored.quartic.some(who), Factor(*(v[who] for v in before))
             every = torch.ones(len(who), dtype=torch.bool)
             put(who, own := factor_of(quartic, belief, self.nodes, old, every))
             fits[who] = is_quiet(quartic, of_prior, own)
@@ -76,7 +76,7 @@ class Polynomials:
         who = large.nonzero()[:, 0]
         if len(who):
             new = expanded(rows().some(who), of_prior)
-            for whole, part in zip(kept.quartic, new.quartic, strict=True):
+            for whole, part in zip(stored.quartic, new.quartic, strict=True):
                 whole[who] = part
             own, fits[who] = factors_by(new, of_prior, self.nodes)
             put(who, own)
@@ -84,7 +84,7 @@ class Polynomials:
         if len(who):
             old = Factor(*(v[who] for v in before))
             put(who, factor_of(rows().some(who), belief, self.nodes, old, seen[who]))
-        return found, {**kept.quartic._asdict(), FITS: fits.to(kept.quartic.terms.dtype)}
+        return factors, {**stored.quartic._asdict(), FITS: fits.to(stored.quartic.terms.dtype)}
 
     def _kept(self, work: Tree) -> Expansion:
         return Expansion(Quartic(work["center"].clone(), work["terms"].clone()), work[FITS] > 0.0)
@@ -98,11 +98,11 @@ class Polynomials:
         """
         weigh = partial(ratios_of, self.hierarchy)
         count = len(work["precision"])
-        whole, kept = Ratios(*torch.zeros(2, count, len(draws))), dict[str, Tensor]()
-        left = torch.ones(count, dtype=torch.bool)
+        whole, flags = Ratios(*torch.zeros(2, count, len(draws))), dict[str, Tensor]()
+        pending = torch.ones(count, dtype=torch.bool)
 
         def put(who: Tensor, some: Ratios) -> None:
-            left[who] = False
+            pending[who] = False
             for of, part in zip(whole, some, strict=True):
                 of[who] = part
 
@@ -110,17 +110,17 @@ class Polynomials:
             who = self._right(rows, work, draws, how)
             if len(who):
                 put(who, weigh(self._kept(work).quartic.some(who), draws=draws, **how(who)))
-            kept = {FITS: (~left).to(work[FITS].dtype)}
-        if bool(left.any()) and len(draws) > 2 * FIRST:
-            large = left & (rows().sizes >= LEAST_ROWS)
+            flags = {FITS: (~pending).to(work[FITS].dtype)}
+        if bool(pending.any()) and len(draws) > 2 * FIRST:
+            large = pending & (rows().sizes >= LEAST_ROWS)
             if len(who := large.nonzero()[:, 0]):
                 some = weigh(rows().some(who), draws=draws[:: len(draws) // FIRST], **how(who))
                 flat = is_right(some.log.std(1), self.hierarchy.program.num_clients)
                 level = some.log[flat].mean(1, keepdim=True).expand(-1, len(draws))
                 put(who[flat], Ratios(level, torch.zeros_like(level)))
-        if len(who := left.nonzero()[:, 0]):
+        if len(who := pending.nonzero()[:, 0]):
             put(who, weigh(rows().some(who), draws=draws, **how(who)))
-        return whole, kept
+        return whole, flags
 
     def _right(
         self, rows: Rows, work: Tree, draws: Tensor, how: Callable[[Tensor], Tree]
@@ -138,7 +138,7 @@ class Polynomials:
         """Return factors about a wide belief, by a few steps."""
         none, count = torch.zeros(len(before.shift), dtype=torch.bool), len(before.shift)
         fits = work[FITS] > 0.0 if self.coefficients else none
-        found = Factor(*(torch.zeros_like(v) for v in before))
+        factors = Factor(*(torch.zeros_like(v) for v in before))
         for flag in (fits, ~fits):
             who = flag.nonzero()[:, 0]
             if not len(who):
@@ -147,6 +147,6 @@ class Polynomials:
             some = by if len(who) == count else by.some(who)
             old = Factor(*(v[who] for v in before))
             own = factor_of(some, belief, self.nodes, old, ~none[who], steps=steps)
-            for whole, part in zip(found, own, strict=True):
+            for whole, part in zip(factors, own, strict=True):
                 whole[who] = part
-        return found
+        return factors

@@ -50,9 +50,9 @@ class Joint:
     def value(self, x: Tensor) -> Tensor:
         """Return log densities (S,)."""
         e = x[:, self.shared :].reshape(len(x), self.rows.clients, self.own)
-        found = self.surrogate.mapped(self.one, self.factors, x[:, : self.shared], e, narrow=False)
-        values = self.rows.values(found[:, 1:].view(*e.shape[:2], -1).movedim(0, 1))
-        return found[:, 0] + values.sum(0) - 0.5 * e.square().sum((1, 2))
+        terms = self.surrogate.mapped(self.one, self.factors, x[:, : self.shared], e, narrow=False)
+        values = self.rows.values(terms[:, 1:].view(*e.shape[:2], -1).movedim(0, 1))
+        return terms[:, 0] + values.sum(0) - 0.5 * e.square().sum((1, 2))
 
     def _recorded(self) -> Callable[..., Tensor] | None:
         """Return `_one` as a list of operations, which is faster than a program; None if it has branches."""
