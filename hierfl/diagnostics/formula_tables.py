@@ -8,9 +8,9 @@ import pandas as pd
 
 from hierfl.core.intervals import PROB, percent, tails
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.layout import CENTERED, INTERCEPT, THRESHOLDS, GroupTerm, Layout
-from hierfl.formulas.smooth_sources import lengths_of
-from hierfl.formulas.smooths import sites_of
+from hierfl.formulas.layout import GroupTerm, Layout
+from hierfl.formulas.smooths import lengths_of, sites_of
+from hierfl.formulas.writer import CENTERED, INTERCEPT, THRESHOLDS
 
 # Column of the summary's frame -> as brms calls it, with the ends of a 90 % interval.
 NAMES = {"mean": "estimate", "sd": "est. error", "low": "5 %", "high": "95 %"}

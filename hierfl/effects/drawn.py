@@ -17,10 +17,11 @@ from hierfl.data.clients import ClientData
 from hierfl.formulas.declaration import response_of
 from hierfl.formulas.design_terms import Term
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.layout import CENTERED, INTERCEPT, THRESHOLDS, GroupTerm, Layout
+from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.parameter_layouts import Parameter
-from hierfl.formulas.smooth_sources import drawn_spread
+from hierfl.formulas.smooths import drawn_spread
 from hierfl.formulas.structures import drawn_values
+from hierfl.formulas.writer import CENTERED, INTERCEPT, THRESHOLDS
 from hierfl.models.families import Response, ResponseFamily
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import known_sites, posterior_draws

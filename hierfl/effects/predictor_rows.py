@@ -15,8 +15,9 @@ from torch import Tensor
 from hierfl.data.clients import ClientData
 from hierfl.formulas.columns import Column, Kind, by_client, level_name, prepared
 from hierfl.formulas.formula import Formula, Frames
-from hierfl.formulas.layout import INTERCEPT, NO_NAME, GroupTerm, Layout
+from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.terms import columns_of
+from hierfl.formulas.writer import INTERCEPT, NO_NAME
 
 Values = Mapping[str, Any]
 AT_ONCE = 4_000_000  # draws x rows whose responses are held at once

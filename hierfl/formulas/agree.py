@@ -47,19 +47,19 @@ def agreed(
 
     Without `declared` the schema is of columns alone, and `start` is one to begin with.
     """
-    known = _known_levels(levels, units, kinds, declared) if levels or units else {}
+    levels_of = _known_levels(levels, units, kinds, declared) if levels or units else {}
     is_ordinal = declared is not None and declared.family.kind == "ordered"
     ordinal = {declared.parts.response} if declared is not None and is_ordinal else set[str]()
     if declared is not None:
         ordinal |= set[str]().union(*map(monotone_columns, declared.described))
     if start is None or not has_columns(start, kinds):
-        answers = ask(Question("columns", min_count, known=tuple(known)))
+        answers = ask(Question("columns", min_count, known=tuple(levels_of)))
         censored = "" if declared is None else declared.parts.additions.get("cens", "")
-        known.setdefault(censored, tuple(CENSORED))
+        levels_of.setdefault(censored, tuple(CENSORED))
         columns = {}
         for name in kinds:
-            of_one = {client: found[name] for client, found in answers.items()}
-            column = agreed_column(name, of_one, known.get(name), units.get(name, ""), ordinal)
+            of_one = {client: columns_here[name] for client, columns_here in answers.items()}
+            column = agreed_column(name, of_one, levels_of.get(name), units.get(name, ""), ordinal)
             if column.kind == "category" and name != censored:
                 refuse_decimals(name, column.levels)
                 if declared is not None:
@@ -67,11 +67,11 @@ def agreed(
                     if name == declared.parts.response:
                         column = two_levels(declared, column)
                 column = with_rare(name, column, ask, rare, min_count, name in ordinal)
-                if name not in known and not column.rare:
+                if name not in levels_of and not column.rare:
                     name_unused(name, column, of_one.values(), min_count)
             columns[name] = column
         start = Schema(clients, sum(ask(Question("rows")).values()), min_count, columns)
-    return start if declared is None else agree_on_formula(start, declared, ask, known)
+    return start if declared is None else agree_on_formula(start, declared, ask, levels_of)
 
 
 def _known_levels(
@@ -85,21 +85,19 @@ def _known_levels(
         [] if declared is None else [b for b in declared.groupings if declared.clients not in b]
     )
     usable = {*kinds, *map(grouping_name, groups)}
-    for argument, given in (("levels", levels), ("units", units)):
-        if unused := sorted({*given} - usable):
+    for argument, names_of in (("levels", levels), ("units", units)):
+        if unused := sorted({*names_of} - usable):
+            fix = "correct its name, or leave it out"
             raise ValueError(
-                f"{argument} has '{unused[0]}', which is none of {', '.join(sorted(usable))}: "
-                "correct its name, or leave it out"
+                f"{argument} has '{unused[0]}', none of {', '.join(sorted(usable))}: {fix}"
             )
-    known = {name: tuple(map(level_name, of)) for name, of in levels.items()}
-    for name, of in known.items():
+    names = {name: tuple(map(level_name, of)) for name, of in levels.items()}
+    for name, of in names.items():
         refuse_similar({*of}, f"levels of '{name}'")
         if isinstance(levels[name], str) or len({*of}) < len(of) or kinds.get(name) == "number":
-            raise ValueError(
-                f"levels of '{name}' are {levels[name]!r}: give a list of different names, of a "
-                "column or groups that the formula does not read as a number"
-            )
-    return known
+            fix = "give a list of different names, of a column or groups not read as a number"
+            raise ValueError(f"levels of '{name}' are {levels[name]!r}: {fix}")
+    return names
 
 
 def has_columns(start: Schema, kinds: Kinds) -> bool:
@@ -123,7 +121,7 @@ def agree_on_formula(
             declared,
             schema,
             ask,
-            lambda by, known: _grouping(by, schema, ask, {grouping_name(by): known}),
+            lambda by, group_levels: _grouping(by, schema, ask, {grouping_name(by): group_levels}),
         )
     schema = replace(schema, formula=declared.text, groups=groups)
     # Inner calls come first, so that each has the constants of those inside it.
@@ -132,51 +130,47 @@ def agree_on_formula(
             constants = _constants(declared, schema, ask, text)
             schema = replace(schema, transforms={**schema.transforms, text: constants})
     answers = [*ask(Question("design", schema=schema)).values()]
-    designs = every_design_of(declared, schema)
-    reads_imputed = {
-        column
-        for design in designs
-        for term in design.terms
-        if any(getattr(factor, "callee", "") == "mi" for factor in term.parts)
-        for column in term.columns
-    }
-    margins = {}
+    margins = _margins(declared, schema, answers)
+    responses = [answer.response for answer in answers if answer.response is not None]
+    response = Margin(*moments(responses)) if responses else None
+    every = margins if response is None else {**margins, declared.parts.response: response}
+    for name, of in every.items():
+        if 0.0 < of.sd < FAR * abs(of.mean):
+            what = (
+                f"the mean {of.mean:.9g} and the sd {of.sd:.3g}, too far apart for single precision"
+            )
+            raise ValueError(f"'{name}' has {what}: subtract a round number first")
+    return replace(schema, design=margins, response=response)
+
+
+def _margins(
+    declared: Declaration, schema: Schema, answers: Sequence[OfDesign]
+) -> dict[str, Margin]:
+    """Return mean and sd of each column of the design; refuse columns without an effect."""
+    designs, margins = every_design_of(declared, schema), dict[str, Margin]()
+    terms = [term for design in designs for term in design.terms]
+    imputed = {name for term in terms if term.calls("mi") for name in term.columns}
     for name in answers[0].columns:
         own = [answer.columns[name] for answer in answers]
-        imputed = name in reads_imputed
-        if not any(part.count for part in own) and not imputed:
+        if not any(sums.count for sums in own) and name not in imputed:
             margins[name] = Margin(
                 0.0, 1.0
             )  # no client may tell, and curves are of about that size
             continue
         mean, sd = moments(own)
-        if imputed:
+        if name in imputed:
             from hierfl.formulas.imputed import check_known
 
             above = len(answers) > 1 and all(name in answer.constant for answer in answers)
             check_known(name, mean, sd, above=above)
-        if (
-            sd == 0.0
-            and name != OFFSET
-            and not _keeps_prior(name, mean, designs, answers)
-            and (mean == 0.0 or any(d.has_intercept and name in d.columns for d in designs))
-        ):
-            raise ValueError(
-                f"the term '{name}' has one value, {mean:.6g}, in all rows of all clients, "
-                "or values too near to it, so that it has no effect: take it out of the "
-                "formula, or subtract a round number from the column first"
-            )
+        is_flat = sd == 0.0 and name != OFFSET and not _keeps_prior(name, mean, designs, answers)
+        has_one = any(d.has_intercept and name in d.columns for d in designs)
+        if is_flat and (mean == 0.0 or has_one):
+            fix = "take it out of the formula, or subtract a round number from the column first"
+            what = f"one value, {mean:.6g}, or nearly so, in all rows, and no effect"
+            raise ValueError(f"the term '{name}' has {what}: {fix}")
         margins[name] = Margin(mean, sd)
-    responses = [answer.response for answer in answers if answer.response is not None]
-    response = Margin(*moments(responses)) if responses else None
-    told = margins if response is None else {**margins, declared.parts.response: response}
-    for name, of in told.items():
-        if 0.0 < of.sd < FAR * abs(of.mean):
-            raise ValueError(
-                f"'{name}' has the mean {of.mean:.9g} and the sd {of.sd:.3g}, of which single "
-                "precision loses the digits: subtract a round number from the column first"
-            )
-    return replace(schema, design=margins, response=response)
+    return margins
 
 
 def _keeps_prior(
@@ -196,31 +190,28 @@ def _grouping(
     """Return how groups lie to the clients; refuse groups whose place cannot be known."""
     least, name = schema.min_count, grouping_name(by)
     answers = ask(Question("groups", least, by=by))
-    most = max(answer.distinct for answer in answers.values())
+    largest = max(answer.distinct for answer in answers.values())
     if schema.clients in by:
-        return Grouping("within", most=most)
-    known = levels.get(name, ())
+        return Grouping("within", most=largest)
+    agreed_levels = levels.get(name, ())
     hidden = [client for client, a in answers.items() if a.distinct > len(a.counts)]
     seen = [group for a in answers.values() for group in a.counts]
     refuse_similar(set(seen), f"the groups of '{name}'")
-    level: Level = "above" if most == 1 else "crossed"
-    if not known and most > 1 and not hidden and len(set(seen)) == len(seen):
-        return Grouping("within", most=most)
-    groups = known or ordered(seen)
-    if hidden and (known or most == 1):
+    level: Level = "above" if largest == 1 else "crossed"
+    if not agreed_levels and largest > 1 and not hidden and len(set(seen)) == len(seen):
+        return Grouping("within", most=largest)
+    groups = agreed_levels or ordered(seen)
+    if hidden and (agreed_levels or largest == 1):
         outside = ask(Question("outside", by=by, levels=groups))
         if lost := [client for client in hidden if outside[client]]:
-            raise ValueError(
-                f"client '{lost[0]}' has a group of '{name}' that is not among "
-                f"{', '.join(groups)}: add it to schema(..., levels={{'{name}': [...]}})"
-            )
-    if hidden and not known and most > 1:
-        raise ValueError(
-            f"client '{hidden[0]}' has groups of '{name}' with fewer than {least} rows, which it "
-            "does not name, so that nobody can tell whether others share them: write "
-            f"({schema.clients}:{name}) for groups within it, or schema(..., "
-            f"levels={{'{name}': [...]}}) for shared ones"
-        )
+            fix = f"add it to schema(..., levels={{'{name}': [...]}})"
+            what = f"a group of '{name}' that is not among {', '.join(groups)}"
+            raise ValueError(f"client '{lost[0]}' has {what}: {fix}")
+    if hidden and not agreed_levels and largest > 1:
+        what = f"groups of '{name}' with fewer than {least} rows, which it does not name"
+        inside = f"write ({schema.clients}:{name}) if no others have them"
+        shared = f"schema(..., levels={{'{name}': [...]}}) if others do"
+        raise ValueError(f"client '{hidden[0]}' has {what}: {inside}, or {shared}")
     return Grouping(level, groups)
 
 
@@ -230,18 +221,18 @@ def _constants(declared: Declaration, schema: Schema, ask: Ask, text: str) -> Co
     about = Question("call", schema.min_count, text=text, schema=schema)
     mean, sd = moments([answer.sums for answer in ask(about).values()])
     if sd == 0.0:
-        raise ValueError(
-            f"the argument of '{text}' has one value, {mean:.6g}, everywhere, or values too near "
-            "to it: take it out of the formula, or subtract a round number first"
-        )
+        fix = "take it out of the formula, or subtract a round number first"
+        raise ValueError(f"the argument of '{text}' has one value, {mean:.6g}, or nearly so: {fix}")
     needs = STATEFUL[call.callee].needs
     if not needs:
         return Constants(mean, sd)
     options = options_of(call)
     second = [answer.more for answer in ask(replace(about, at=(mean, sd))).values()]
     if call.callee in SMOOTHS:
-        counts = [[int(n) for n in more] for more in second]
+        counts = [[int(n) for n in second_sums] for second_sums in second]
         return smooth_of(call.callee, text, (mean, sd), counts, options)
     if needs == "counts":
-        return spline_of(text, mean, sd, [[int(n) for n in more] for more in second], options)
+        return spline_of(
+            text, mean, sd, [[int(n) for n in second_sums] for second_sums in second], options
+        )
     return polynomials_of(text, mean, sd, second, options["degree"])

@@ -16,6 +16,7 @@ from hierfl.data.faults import RowsFault
 from hierfl.formulas.columns import (
     Kind,
     check_column,
+    column_fault,
     kind_of,
     level_name,
     named,
@@ -63,22 +64,22 @@ def of_columns(
     kinds: Mapping[str, Kind | None],
     client: str,
     least: int,
-    known: frozenset[str],
+    agreed: frozenset[str],
 ) -> dict[str, OfColumn]:
     """Return a client's counts and sums of its columns, and no level of the `known` ones."""
-    found = {}
-    for name, wanted in kinds.items():
+    answers = {}
+    for name, kind_read in kinds.items():
         unit = str(frame.attrs.get("units", {}).get(name, ""))
-        if name in known:
-            found[name] = OfColumn("category", unit, None, {})
+        if name in agreed:
+            answers[name] = OfColumn("category", unit, None, {})
             continue
         check_column(frame, name, client)  # a frame of one client may lack the column of clients
-        kind = wanted or kind_of(frame[name], name, client)
-        if wanted is None and pd.api.types.infer_dtype(frame[name]) == "boolean":
+        kind = kind_read or kind_of(frame[name], name, client)
+        if kind_read is None and pd.api.types.infer_dtype(frame[name]) == "boolean":
             kind = "category"
         if kind == "number":
             values = number_column(frame[name], name, client)  # mi() allows missing ones
-            found[name] = OfColumn("number", unit, told(values[np.isfinite(values)], least))
+            answers[name] = OfColumn("number", unit, told(values[np.isfinite(values)], least))
             continue
         counts = Counter(named(frame[name], name, client).tolist())
         seen = {level: rounded_count(n, least) for level, n in counts.items() if n >= least}
@@ -88,8 +89,8 @@ def of_columns(
             declared = [level_name(value) for value in frame[name].cat.categories]
             if not is_ordered and least > 1:  # the name of a rare level stays here
                 declared = [level for level in declared if level in seen]
-        found[name] = OfColumn("category", unit, None, seen, tuple(declared), is_ordered)
-    return found
+        answers[name] = OfColumn("category", unit, None, seen, tuple(declared), is_ordered)
+    return answers
 
 
 def of_groups(
@@ -99,11 +100,13 @@ def of_groups(
     own = tuple(name for name in by if name != clients)
     for name in own:
         values = numbers(frame[name]) if frame[name].dtype.kind == "f" else np.zeros(0)
-        if (odd := values[values % 1.0 != 0.0]).size:
-            raise RowsFault(
-                f"column '{name}' of client '{client}' holds the number {odd[0]:.6g}, and stands "
-                f"behind a bar, where groups do: write ({name} | {clients}), or make it a category",
-                f"column '{name}' holds a number with decimals, and stands behind a bar",
+        if (decimals := values[values % 1.0 != 0.0]).size:
+            raise column_fault(
+                f"holds the number {decimals[0]:.6g}, and stands behind a bar, where groups do: write "
+                f"({name} | {clients}), or make it a category",
+                "holds a number with decimals, and stands behind a bar",
+                name,
+                client,
             )
     names = group_names(frame, own, client)
     counts = Counter(names.tolist())
@@ -116,13 +119,13 @@ def of_groups(
 
 def group_names(frame: pd.DataFrame, by: tuple[str, ...], client: str) -> Any:
     """Return the group of each row, (n,): the columns' values, joined by an unescaped ":"."""
-    parts = [named(frame[name], name, client) for name in by]
-    if not parts:
+    names = [named(frame[name], name, client) for name in by]
+    if not names:
         return np.full(len(frame), "", dtype=np.str_)
-    if len(parts) > 1:
-        parts = [np.char.replace(np.char.replace(p, "\\", "\\\\"), ":", "\\:") for p in parts]
-    joined = parts[0]
-    for part in parts[1:]:
+    if len(names) > 1:
+        names = [np.char.replace(np.char.replace(p, "\\", "\\\\"), ":", "\\:") for p in names]
+    joined = names[0]
+    for part in names[1:]:
         joined = np.char.add(np.char.add(joined, ":"), part)
     return joined
 
@@ -142,10 +145,8 @@ def argument_of(call: Call, schema: Schema, frame: pd.DataFrame, client: str) ->
     with np.errstate(all="ignore"):  # what is not finite is refused by name below
         read = value_of(call.args[0], ready, schema.transforms)
     if hasattr(read, "cat") or getattr(read, "ndim", 0) != 1:
-        raise ValueError(
-            f"'{call}' needs one column of numbers, and '{call.args[0]}' is none: make a column of "
-            "it first"
-        )
+        fix = "make a column of it first"
+        raise ValueError(f"'{call}' needs one column of numbers, not '{call.args[0]}': {fix}")
     values = np.asarray(read, dtype=np.float64)
     if not np.isfinite(values).all():
         row = int((~np.isfinite(values)).argmax())
@@ -186,31 +187,31 @@ def of_design(
     client: str,
 ) -> OfDesign:
     """Return a client's sums of the columns of all terms, the common ones first, and of the response."""
-    rows, known = prepared(frame, schema.columns, client), dict[str, Any]()
+    rows, rows_known = prepared(frame, schema.columns, client), dict[str, Any]()
     if declared.imputed:
         from hierfl.formulas.imputed import filled, known_values
 
         rows, gone = filled(declared.imputed, rows)
-        known = known_values(designs, rows, gone, client)
+        rows_known = known_values(designs, rows, gone, client)
     columns: dict[str, NDArray[np.float64]] = {}
-    for found in designs:
-        matrix, offset = found.evaluate(rows, client)
-        for name, values in zip(found.columns, matrix.T, strict=True):
+    for design in designs:
+        matrix, offset = design.evaluate(rows, client)
+        for name, values in zip(design.columns, matrix.T, strict=True):
             columns.setdefault(name, values)
-        if found is designs[0] and found.offsets:
+        if design is designs[0] and design.offsets:
             columns[OFFSET] = offset
-    for name in known.keys() & columns.keys():
-        columns[name] = columns[name][known[name]]
+    for name in rows_known.keys() & columns.keys():
+        columns[name] = columns[name][rows_known[name]]
     constant = {
         name
         for name, values in columns.items()
         if len(np.unique(coarse(values, schema.min_count))) < 2
     }
     curves: dict[Any, list[str]] = {}
-    for term in (term for found in designs for term in found.terms):
+    for term in (term for design in designs for term in design.terms):
         curves.setdefault(term.parts, []).extend(term.columns)
     several = [names for names in curves.values() if len(names) > 1]
-    found_sums = told_together(columns, several, schema.min_count, known.keys())
+    found_sums = told_together(columns, several, schema.min_count, rows_known.keys())
     labels, total = declared.parts.labels, None
     if len(labels) == 1 and schema.columns[labels[0]].kind == "number":
         values = rows[labels[0]].to_numpy()

@@ -1,4 +1,4 @@
-"""What a user declares, checked: the family, what becomes of missing values, and what the formula reads."""
+"""What a user declares, checked: the family, missing values, the response, and what the formula reads."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ def given(*, family: Any, priors: Any, missing: Any) -> dict[str, Any]:
     """Return what a formula is made of, from what a user gave."""
     chosen = families.named(family) if isinstance(family, str) else family
     if not isinstance(chosen, ResponseFamily):
-        raise TypeError(
-            f"family is {family!r}: give a name such as 'bernoulli', or "
-            "hierfl.models.families.bernoulli()"
-        )
+        fix = "give a name such as 'bernoulli', or hierfl.models.families.bernoulli()"
+        raise TypeError(f"family is {family!r}: {fix}")
     if missing not in ("refuse", "drop"):
         raise ValueError(f"missing is {missing!r}: it must be 'refuse' or 'drop'")
-    named = isinstance(priors, Mapping) and all(isinstance(name, str) for name in priors)
-    if priors is not None and not named:
+    is_named = isinstance(priors, Mapping) and all(isinstance(name, str) for name in priors)
+    if priors is not None and not is_named:
         raise TypeError(
             f"priors is {shown(priors)}: give a dict of sites' names, {{'b': 'normal(0, 1)'}}"
         )
@@ -43,19 +41,15 @@ def check_declared(declared: Declaration) -> None:
     for own in (declared, *declared.of_parameters.values()):
         _check_groups(own)
     if len(labels) > 1 or family.kind in ("counts", "shares"):
-        from hierfl.formulas.left_side import check_columns
-
         check_columns(declared)
     columns = chain(*map(columns_of, declared.described), *declared.groupings, additions.values())
     if twice := {*labels} & {*columns, declared.clients}:
-        raise ValueError(
-            f"'{min(twice)}' has the name of the response, and is read in another place too: take it "
-            "out there"
-        )
+        what = "has the name of the response, and is read in another place too"
+        raise ValueError(f"'{min(twice)}' {what}: take it out there")
     if declared.calls_of("cs") and family.name not in ("sratio", "acat"):
         raise ValueError(
-            f"cs() has a coefficient for each threshold, and is for the families 'sratio' and "
-            f"'acat': those of '{family.name}' could cross or are none; take one of these two"
+            f"cs() has a coefficient for each threshold, which those of '{family.name}' do not allow: "
+            "take family='sratio' or 'acat'"
         )
     if "trials" in family.required and "trials" not in additions:
         raise ValueError(
@@ -91,3 +85,40 @@ def _check_groups(declared: Declaration) -> None:
             raise ValueError(
                 f"'{first.text}' and '{second.text}' both have '{shared[0]}' of '{first.name}': {advice}"
             )
+
+
+# ------------------------------------------------------------ the response
+IN_PARTS = ("counts", "shares")  # kinds of families whose responses have several columns
+
+
+def check_columns(declared: Declaration) -> None:
+    """Refuse several columns of a family that reads one, and one of a family that reads several."""
+    family, parts = declared.family, declared.parts
+    if (len(parts.labels) > 1) == (family.kind in IN_PARTS):
+        if len(parts.labels) == 2:
+            first, other = parts.labels[0], {"counts": "binomial", "shares": "beta"}[family.kind]
+            text = f"{first} | trials(n)" if other == "binomial" else first
+            fix = f"write '{text} ~ ...', family='{other}'"
+            raise ValueError(f"the response has two columns, of which one says all: {fix}")
+        return
+    if len(parts.labels) > 1:
+        fix = "take 'multinomial' for counts, 'dirichlet' for shares, or write "
+        fix += f"'{parts.labels[0]} | trials(n) ~ ...' for a binomial"
+        raise ValueError(f"family '{family.name}' reads one column, not '{parts.response}': {fix}")
+    other = "'categorical' for a column of levels" if family.kind == "counts" else "'beta'"
+    raise ValueError(
+        f"family '{family.name}' reads several columns, not '{parts.response}': write "
+        f"cbind(a, b, c), or take family={other}"
+    )
+
+
+def with_bounds(declared: Declaration) -> Declaration:
+    """Return a declaration whose family is that between the bounds of trunc()."""
+    parts = declared.parts
+    if parts.bounds is None:
+        return declared
+    of_times = {"cens", "event", "upper", "entry"} & parts.additions.keys()
+    if of_times:
+        fix = "write entry(start) for those that entered late"
+        raise ValueError(f"the response has trunc() and {min(of_times)}(): of times {fix}")
+    return replace(declared, family=families.truncated(declared.family, *parts.bounds))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,7 @@ from hierfl.formulas.columns import (
     CENSORED,
     by_client,
     check_column,
+    column_fault,
     complete,
     incomplete,
     index_in,
@@ -30,8 +31,10 @@ from hierfl.formulas.columns import (
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.far_values import warn_of_far_values
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
-from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import columns_of
+
+if TYPE_CHECKING:
+    from hierfl.formulas.formula import Formula
 
 Fields = dict[str, NDArray[Any]]
 # (client, grouping) -> the names of its groups, in the order of their indices; they stay there
@@ -39,58 +42,50 @@ Inside = dict[tuple[str, str], tuple[str, ...]]
 
 
 def client_data(
-    declared: Declaration,
-    schema: Schema,
-    found: Layout,
-    frames: Any,
-    inside: Inside,
-    *,
-    labeled: bool,
-    asked: bool = False,
-    others: Sequence[Layout] = (),
+    formula: Formula, frames: Any, inside: Inside, *, labeled: bool, asked: bool = False
 ) -> ClientData:
-    """Return clients' rows as the program reads them, `asked` ones perhaps unlabeled; add their groups to `inside`.
-
-    `others` are the layouts of parameters that have terms.
-    """
-    layouts, (parts, index) = (found, *others), _placed(frames, declared.clients)
-    known: dict[str, NDArray[np.bool_]] = {}
+    """Return clients' rows as the program reads them, `asked` ones perhaps unlabeled; add their groups to `inside`."""
+    declared, schema = formula.declared, formula.agreed
+    by_name, index = _placed(frames, declared.clients)
+    has_label: dict[str, NDArray[np.bool_]] = {}
     if labeled and asked and declared.missing == "drop":
-        parts, known = _with_labels(declared, parts)
-        labeled = any(of.any() for of in known.values())
+        by_name, has_label = _with_labels(declared, by_name)
+        labeled = any(of.any() for of in has_label.values())
     of_response = () if labeled else (*declared.parts.labels, *_of_response(declared))
     kinds = {n: kind for n, kind in declared.rows_of.items() if n not in of_response}
     read = {n: schema.columns[n] for n in declared.columns if n not in of_response}
     predictors = read.keys() & chain.from_iterable(map(columns_of, declared.described))
     rows, above = dict[str, list[NDArray[Any]]](), dict[str, list[NDArray[Any]]]()
-    kept: list[NDArray[np.int64]] = []
-    for client, frame in parts.items():
+    places: list[NDArray[np.int64]] = []
+    for client, frame in by_name.items():
         own = complete(frame, kinds, client, declared.missing)
-        kept.append(own.index.to_numpy())
+        places.append(own.index.to_numpy())
         if declared.imputed:
             from hierfl.formulas.imputed import fields_of, filled, with_known
 
-            own = with_known(
-                own, declared, client, schema.min_count if labeled and not asked else 1
-            )
+            least = schema.min_count if labeled and not asked else 1
+            own = with_known(own, declared, client, least)
         ready, rows_here = prepared(own, read, client), {}
         warn_of_far_values(ready, schema, predictors, client)
         if declared.imputed:
             ready, gone = filled(declared.imputed, ready)
-            rows_here = fields_of(found, declared.imputed, ready, gone, client)
-        of_rows, of_client = _of_client(declared, layouts, own, ready, client, inside, labeled)
-        of_rows |= rows_here
-        for name, values in of_rows.items():
+            rows_here = fields_of(formula.layout, declared.imputed, ready, gone, client)
+        of_rows, of_client = _of_client(formula, own, ready, client, inside, labeled)
+        for name, values in (of_rows | rows_here).items():
             rows.setdefault(name, []).append(values)
         for name, values in of_client.items():
             above.setdefault(name, []).append(values)
-    are_known = torch.as_tensor(np.concatenate([*known.values()])) if known and labeled else None
+    is_labeled = np.concatenate([*has_label.values()]) if has_label and labeled else None
     return ClientData(
-        fields={name: _tensor(np.concatenate(parts)) for name, parts in rows.items()},
-        offsets=offsets_of(torch.tensor(list(map(len, kept)))),
-        names=tuple(parts),
-        client_fields={name: _tensor(np.stack(parts)) for name, parts in above.items()},
-        frame_rows=FrameRows(torch.as_tensor(np.concatenate(kept)), index, are_known),
+        fields={name: _tensor(np.concatenate(values)) for name, values in rows.items()},
+        offsets=offsets_of(torch.tensor(list(map(len, places)))),
+        names=tuple(by_name),
+        client_fields={name: _tensor(np.stack(values)) for name, values in above.items()},
+        frame_rows=FrameRows(
+            torch.as_tensor(np.concatenate(places)),
+            index,
+            None if is_labeled is None else torch.as_tensor(is_labeled),
+        ),
     )
 
 
@@ -107,34 +102,34 @@ def _placed(frames: Any, clients: str) -> tuple[dict[str, pd.DataFrame], pd.Inde
 
 
 def _with_labels(
-    declared: Declaration, parts: Mapping[str, pd.DataFrame]
+    declared: Declaration, frames: Mapping[str, pd.DataFrame]
 ) -> tuple[dict[str, pd.DataFrame], dict[str, NDArray[np.bool_]]]:
     """Return the rows to predict, and which have a label; the others get another row's, which is not scored."""
     of_label = [*declared.parts.labels, *_of_response(declared)]
     read = [name for name in declared.rows_of if name not in of_label]
     of_label = [name for name in of_label if name in declared.rows_of]
-    whole, known, filler = {}, {}, None
-    for client, frame in parts.items():
+    whole, has_label, filler = {}, {}, None
+    for client, frame in frames.items():
         own = frame[~incomplete(frame, read, client, "drop")]
         if not len(own):
             continue
-        whole[client], known[client] = own, ~incomplete(own, of_label, client, "drop")
-        if filler is None and known[client].any():
-            filler = own.iloc[int(known[client].argmax())]
-    left = len(parts) and sum(map(len, parts.values())) - sum(map(len, whole.values()))
+        whole[client], has_label[client] = own, ~incomplete(own, of_label, client, "drop")
+        if filler is None and has_label[client].any():
+            filler = own.iloc[int(has_label[client].argmax())]
+    lost_rows = len(frames) and sum(map(len, frames.values())) - sum(map(len, whole.values()))
     if not whole:
         raise ValueError("every row misses a value of a predictor: there is nothing to predict")
-    if left:
+    if lost_rows:
         warnings.warn(
-            f"{left} rows miss a value of a predictor, and are not predicted: their answers are "
+            f"{lost_rows} rows miss a value of a predictor, and are not predicted: their answers are "
             "NaN",
             stacklevel=2,
         )
     if filler is not None:
         for client, own in whole.items():
-            filled = {name: own[name].where(known[client], filler[name]) for name in of_label}
+            filled = {name: own[name].where(has_label[client], filler[name]) for name in of_label}
             whole[client] = own.assign(**filled)
-    return whole, known
+    return whole, has_label
 
 
 def _tensor(values: NDArray[Any]) -> torch.Tensor:
@@ -153,8 +148,7 @@ def _of_response(declared: Declaration) -> tuple[str, ...]:
 
 
 def _of_client(
-    declared: Declaration,
-    layouts: Sequence[Layout],
+    formula: Formula,
     frame: pd.DataFrame,
     ready: pd.DataFrame,
     client: str,
@@ -162,22 +156,21 @@ def _of_client(
     labeled: bool,
 ) -> tuple[Fields, Fields]:
     """Return the fields of a client's rows, and those of the client itself."""
-    fields: Fields = {}
-    of_client: Fields = {}
-    for found in layouts:
-        matrix, offset = found.common.evaluate(ready, client)
-        if found.read:
-            fields[f"x{found.suffix}"] = matrix[:, np.isin(found.common.columns, found.read)]
-        if found.steps:
-            fields["steps"] = matrix[:, np.isin(found.common.columns, found.steps)]
-        if found.common.offsets:
+    declared, fields, of_client = formula.declared, Fields(), Fields()
+    for layout in formula.layouts:
+        matrix, offset = layout.common.evaluate(ready, client)
+        if layout.read:
+            fields[f"x{layout.suffix}"] = matrix[:, np.isin(layout.common.columns, layout.read)]
+        if layout.steps:
+            fields["steps"] = matrix[:, np.isin(layout.common.columns, layout.steps)]
+        if layout.common.offsets:
             fields["offset"] = offset
-        for term in found.groups:
-            fields.update(_of_group(term, found, ready, frame, client))
+        for term in layout.groups:
+            fields.update(_of_group(term, layout, ready, frame, client))
             if term.place == "within":
                 by = tuple(name for name in term.group.by if name != declared.clients)
                 fields[term.index] = _inside(term, group_names(frame, by, client), client, inside)
-        for term in found.at("above"):
+        for term in layout.at("above"):
             of_client[term.index] = _groups_of(term, frame, client)[0]
     if labeled:
         fields.update(_labels(declared, ready, frame, client))
@@ -189,16 +182,16 @@ def _of_client(
 
 
 def _of_group(
-    term: GroupTerm, found: Layout, ready: pd.DataFrame, frame: pd.DataFrame, client: str
+    term: GroupTerm, layout: Layout, ready: pd.DataFrame, frame: pd.DataFrame, client: str
 ) -> Fields:
     """Return the columns of a term with a bar, and the index of each row's group."""
     fields: Fields = {}
     matrix = term.evaluate(ready, client)
     if term.place == "above":
-        left = rows_of_above(found, term)
+        columns = rows_of_above(layout, term)
         # The own coefficients take up the others.
-        matrix = matrix * np.array([name in left for name in term.columns])
-        if not left:
+        matrix = matrix * np.array([name in columns for name in term.columns])
+        if not columns:
             return fields
     if not term.is_single:
         fields[term.field] = matrix
@@ -211,24 +204,21 @@ def _inside(
     term: GroupTerm, names: NDArray[np.str_], client: str, inside: Inside
 ) -> NDArray[np.int64]:
     """Return the index of each row's group within its client, (n,); refuse new groups."""
-    known = inside.get((client, term.group.name))
-    if known is None:
-        known = tuple(sorted(set(names.tolist())))
-        if len(known) > term.size:
-            raise ValueError(
-                f"client '{client}' has {len(known)} groups of '{term.group.name}', and clients "
-                f"have agreed on at most {term.size}: agree on a new schema, or, to predict, hand in "
-                f"rows of {term.size} of them at a time"
-            )
-        inside[client, term.group.name] = known
-    codes = index_in(known, names)
+    groups = inside.get((client, term.group.name))
+    if groups is None:
+        groups = tuple(sorted(set(names.tolist())))
+        if len(groups) > term.size:
+            what = f"{len(groups)} groups of '{term.group.name}', and at most {term.size} were agreed on"
+            fix = f"agree on a new schema, or predict {term.size} of them at a time"
+            raise ValueError(f"client '{client}' has {what}: {fix}")
+        inside[client, term.group.name] = groups
+    codes = index_in(groups, names)
     if (codes < 0).any():
         row = int((codes < 0).argmax())
+        what = f"the group '{names[row]}' of '{term.group.name}' in row {row}, which no fit saw"
         raise ValueError(
-            f"client '{client}' has the group '{names[row]}' of '{term.group.name}' in row {row}, "
-            "which it did not have when it was fitted: correct it, leave the row out, or give these "
-            "rows a client of their own, which is then inferred (fit.personalize) or predicted from "
-            "the levels above (hierfl.predict_from_prior)"
+            f"client '{client}' has {what}: correct it, leave the row out, or give these rows a client "
+            "of their own, for fit.personalize or hierfl.predict_from_prior"
         )
     return codes
 
@@ -240,18 +230,18 @@ def _groups_of(term: GroupTerm, frame: pd.DataFrame, client: str) -> NDArray[np.
     else:
         names = group_names(frame, term.group.by, client)
     if term.place == "above" and len(set(names.tolist())) > 1:
+        pair = ", ".join(sorted(set(names.tolist()))[:2])
+        fix = "correct the rows, or give those of another group a client of their own"
         raise ValueError(
-            f"client '{client}' lies in the groups {', '.join(sorted(set(names.tolist()))[:2])} "
-            f"of '{term.group.name}'; clients have agreed that each lies in one: correct the "
-            "rows, or give those of another group a client of their own"
+            f"client '{client}' lies in the groups {pair} of '{term.group.name}', not in one: {fix}"
         )
     codes = index_in(term.levels, names)
     if (codes < 0).any():
         row = int((codes < 0).argmax())
+        what = f"the group '{names[row]}' of '{term.group.name}' in row {row}"
+        fix = f"fit with it, levels={{'{term.group.name}': [...]}} of hierfl.schema"
         raise ValueError(
-            f"client '{client}' has the group '{names[row]}' of '{term.group.name}' in row {row}, "
-            f"which is none of {', '.join(term.levels)}: correct it, leave the row out, or fit with "
-            f"it, levels={{'{term.group.name}': [...]}} of hierfl.schema"
+            f"client '{client}' has {what}, none of {', '.join(term.levels)}: correct it, or {fix}"
         )
     return codes
 
@@ -311,25 +301,21 @@ def _codes(values: Any, name: str, client: str) -> NDArray[np.float64]:
     """Return brms's codes of censoring, from codes or from its words."""
     if hasattr(values, "cat"):
         words = values.astype(str).tolist()
-        odd = next((w for w in words if w not in CENSORED), None)
-        if odd is not None:
-            raise RowsFault(
-                f"column '{name}' of client '{client}' has the value '{odd}': censoring is none, "
-                "right, left or interval",
-                f"column '{name}' has a word that is none of censoring",
-            )
+        word = next((w for w in words if w not in CENSORED), None)
+        if word is not None:
+            fix = "censoring is none, right, left or interval"
+            public = "has a word that is none of censoring"
+            raise column_fault(f"has the value '{word}': {fix}", public, name, client)
         return np.array([CENSORED[w] for w in words], dtype=np.float64)
     return values.to_numpy(dtype=np.float64)
 
 
 def _of_events(values: Any, name: str, client: str) -> NDArray[np.float64]:
     """Return codes of censoring from events: 1 for an observed time, 0 for a right-censored one."""
-    found = values.to_numpy(dtype=np.float64)
-    if not np.isin(found, (0.0, 1.0)).all():
-        row = int((~np.isin(found, (0.0, 1.0))).argmax())
-        raise RowsFault(
-            f"column '{name}' of client '{client}' has the value {found[row]:g} in row {row}: "
-            "event() is 1 for an observed time and 0 for a right-censored one",
-            f"column '{name}' of event() has a value other than 0 and 1",
-        )
-    return 1.0 - found
+    events = values.to_numpy(dtype=np.float64)
+    if not np.isin(events, (0.0, 1.0)).all():
+        row = int((~np.isin(events, (0.0, 1.0))).argmax())
+        what = f"has the value {events[row]:g} in row {row}"
+        fix = "event() is 1 for an observed time and 0 for a right-censored one"
+        raise column_fault(f"{what}: {fix}", "of event() is not 0 or 1", name, client)
+    return 1.0 - events

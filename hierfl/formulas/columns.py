@@ -45,27 +45,28 @@ class Column:
     rare: str = ""
 
 
+def column_fault(detail: str, public: str, name: str, client: str) -> RowsFault:
+    """Return a fault of a client's column: `detail` stays at the client, and `public` may leave it."""
+    return RowsFault(f"column '{name}' of client '{client}' {detail}", f"column '{name}' {public}")
+
+
 def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
     """Return each client's rows by its name, from one frame or from {client: frame}."""
     if isinstance(frames, pd.DataFrame):
         if not is_column(frames, clients):
-            raise KeyError(
-                f"the frame has no column '{clients}', which names the clients: its columns are "
-                f"{list(map(str, frames.columns))}"
-            )
+            columns = list(map(str, frames.columns))
+            raise KeyError(f"the frame has no column '{clients}', for the clients, only {columns}")
         names = named(frames[clients], clients, "the frame")
         if (names == "").any():
             row = int((names == "").argmax())
-            raise ValueError(
-                f"column '{clients}' has no client in row {row}: name it, or leave such rows out, "
-                f"frame.dropna(subset=['{clients}'])"
-            )
+            fix = f"name it, or leave such rows out, frame.dropna(subset=['{clients}'])"
+            raise ValueError(f"column '{clients}' has no client in row {row}: {fix}")
         if not len(names):
             raise ValueError("the frame has no rows: give at least one row of one client")
-        found, code = np.unique(names, return_inverse=True)
+        clients_here, code = np.unique(names, return_inverse=True)
         ends = np.bincount(code).cumsum()
         places = [slice(first, last) for first, last in pairwise([0, *ends.tolist()])]
-        rows = dict(zip(found.tolist(), places, strict=True))
+        rows = dict(zip(clients_here.tolist(), places, strict=True))
         sorted_rows = frames.take(code.argsort(kind="stable"))  # a slice of it is no copy
         if hasattr(frames[clients], "cat"):
             ranks = {level_name(of): i for i, of in enumerate(frames[clients].cat.categories)}
@@ -84,17 +85,15 @@ def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
         raise ValueError("frames is empty: give the frame of at least one client")
     _refuse_one_name(frames, "the names of the frames")
     refuse_similar(list(map(str, frames)), "the names of the frames")
-    parts = {}
+    by_name = {}
     for name, frame in frames.items():
         if not len(frame):
             raise ValueError(f"client '{name}' has no rows: leave it out, or give it at least one")
         if clients in frame and frame[clients].nunique() > 1:
-            raise ValueError(
-                f"the frame of client '{name}' has {frame[clients].nunique()} clients in its column "
-                f"'{clients}': give the frame itself, or correct the column"
-            )
-        parts[level_name(name)] = frame
-    return parts
+            what = f"{frame[clients].nunique()} clients in its column '{clients}'"
+            raise ValueError(f"the frame of client '{name}' has {what}: give the frame itself")
+        by_name[level_name(name)] = frame
+    return by_name
 
 
 def kind_of(series: Any, name: str, client: str) -> Kind:
@@ -111,41 +110,32 @@ def kind_of(series: Any, name: str, client: str) -> Kind:
     if others:
         where = f" of client '{client}'" if client else ""
         if all(isinstance(v, date) for v in values):
-            raise KindFault(
-                f"column '{name}'{where} holds dates: make it numbers, such as the days since a day, "
-                f"(frame['{name}'] - day).dt.days, or leave it out",
-                f"column '{name}' holds dates",
-            )
-        raise KindFault(
-            f"column '{name}'{where} holds {(words or others)[0]!r}: make it numbers, strings or "
-            "categories, or leave it out",
-            f"column '{name}' holds neither numbers nor strings alone",
-        )
+            fix = "make it numbers, such as the days since a day, (column - day).dt.days"
+            what = f"column '{name}'{where} holds dates: {fix}, or leave it out"
+            raise KindFault(what, f"column '{name}' holds dates")
+        value, fix = (words or others)[0], "make it numbers, strings or categories, or leave it out"
+        public = f"column '{name}' holds neither numbers nor strings alone"
+        raise KindFault(f"column '{name}'{where} holds {value!r}: {fix}", public)
     digits = next((v for v in values if isinstance(v, str) and is_number(v)), None)
     if digits is not None:
-        raise RowsFault(
-            f"column '{name}' of client '{client}' holds the number '{digits}' as a string: "
-            "convert it with pandas.to_numeric, or make the column a category if its values are "
-            "names",
-            f"column '{name}' holds numbers as strings",
-        )
+        fix = "convert it with pandas.to_numeric, or make the column a category if it holds names"
+        what = f"holds the number '{digits}' as a string: {fix}"
+        raise column_fault(what, "holds numbers as strings", name, client)
     return "category"
 
 
 def numbers(series: Any) -> NDArray[np.float64]:
     """Return a column of numbers as float64, NaN where it is missing."""
-    found: NDArray[np.float64] = pd.to_numeric(series).to_numpy(dtype=np.float64, na_value=np.nan)
-    return found
+    values: NDArray[np.float64] = pd.to_numeric(series).to_numpy(dtype=np.float64, na_value=np.nan)
+    return values
 
 
 def number_column(series: Any, name: str, client: str) -> NDArray[np.float64]:
     """Return a column that the formula reads as a number, NaN where it is missing; refuse words."""
     if kind_of(series, name, client) != "number":
-        raise RowsFault(
-            f"column '{name}' of client '{client}' holds {series.tolist()[0]!r}, and the formula reads "
-            "it as a number: convert it",
-            f"column '{name}' holds words, and the formula reads it as a number",
-        )
+        what = "and the formula reads it as a number"
+        value = f"holds {series.tolist()[0]!r}, {what}: convert it"
+        raise column_fault(value, f"holds words, {what}", name, client)
     return numbers(series)
 
 
@@ -154,14 +144,14 @@ def named(series: Any, name: str, client: str) -> Names:
     short = series.dtype in ("float16", "float32")  # whose 0.1 is that of another client's float64
     values = [float(str(v)) for v in series.to_numpy()] if short else series.tolist()
     missing = missing_in(series)
-    found = np.array([level_name(v) for v in values], dtype=np.str_)
-    found[missing] = ""
+    names = np.array([level_name(v) for v in values], dtype=np.str_)
+    names[missing] = ""
     where = f"column '{name}' of client '{client}'"
     if series.dtype.kind not in "iuf":
         categories = series.cat.categories if hasattr(series, "cat") else series[~missing]
         _refuse_one_name(categories, where)
-    refuse_similar(set(found.tolist()) - {""}, where)
-    return found
+    refuse_similar(set(names.tolist()) - {""}, where)
+    return names
 
 
 def refuse_similar(names: Collection[str], where: str) -> None:
@@ -182,9 +172,9 @@ def _refuse_one_name(values: Iterable[Any], where: str) -> None:
     for value in values:
         name = level_name(value)
         if first.setdefault(name, value) != value:
+            fix = "make them one, or rename one"
             raise ValueError(
-                f"values {first[name]!r} and {value!r} of {where} are both named '{name}': make "
-                "them one, or rename one"
+                f"values {first[name]!r} and {value!r} of {where} are both '{name}': {fix}"
             )
 
 
@@ -240,26 +230,25 @@ def incomplete(
         gone |= lost
         if frame[name].dtype.kind == "f" and np.isinf(frame[name].to_numpy()).any():
             row = int(np.isinf(frame[name].to_numpy()).argmax())
-            raise RowsFault(
-                f"column '{name}' of client '{client}' is infinite in row {row}: fix the value",
-                f"column '{name}' has an infinite value",
-            )
+            what = f"is infinite in row {row}: fix the value"
+            raise column_fault(what, "has an infinite value", name, client)
     return gone
 
 
 def check_column(frame: pd.DataFrame, name: str, client: str) -> None:
     """Refuse a client's frame without a column, or with two of its name."""
     if not is_column(frame, name):
-        raise KeyError(
-            (f"client '{client}'" if client else "the frame")
-            + f" has no column '{name}': its columns are {list(map(str, frame.columns))}"
+        where, names = (
+            f"client '{client}'" if client else "the frame",
+            list(map(str, frame.columns)),
         )
+        raise KeyError(f"{where} has no column '{name}': its columns are {names}")
 
 
 def index_in(levels: Sequence[str], names: Any) -> NDArray[np.int64]:
     """Return the index of each name among levels, (n,), -1 where it is none of them."""
-    found: NDArray[np.int64] = pd.Index(levels, dtype=object).get_indexer(names)
-    return found
+    index: NDArray[np.int64] = pd.Index(levels, dtype=object).get_indexer(names)
+    return index
 
 
 def coded(series: Any, name: str, client: str, column: Column) -> NDArray[np.int64]:
@@ -269,32 +258,31 @@ def coded(series: Any, name: str, client: str, column: Column) -> NDArray[np.int
     codes[codes < 0] = index_in(column.levels, [column.rare])[0]
     if (codes < 0).any():
         row = int((codes < 0).argmax())
-        raise RowsFault(
-            f"column '{name}' of client '{client}' has the value '{names[row]}' in row {row}, "
-            f"which is none of the agreed levels {', '.join(column.levels)}: correct it, leave the "
-            f"row out, or fit with it, levels={{'{name}': [...]}} of hierfl.schema",
-            f"column '{name}' has a value that is none of the agreed levels",
+        fix = f"correct it, or fit with it, levels={{'{name}': [...]}} of hierfl.schema"
+        raise column_fault(
+            f"has the value '{names[row]}' in row {row}, none of {', '.join(column.levels)}: {fix}",
+            "has a value that is none of the agreed levels",
+            name,
+            client,
         )
     return codes
 
 
 def prepared(frame: pd.DataFrame, columns: Mapping[str, Column], client: str) -> pd.DataFrame:
     """Return columns for `formulae`: numbers as float64, categories with all agreed levels."""
-    found: dict[str, Any] = {}
+    ready: dict[str, Any] = {}
     for name, column in columns.items():
         series = frame[name]
         unit = str(frame.attrs.get("units", {}).get(name, ""))
         if unit and column.unit and unit != column.unit:
-            raise RowsFault(
-                f"column '{name}' of client '{client}' is in {unit}, and clients have agreed on "
-                f"{column.unit}: convert it",
-                f"column '{name}' is in another unit than clients have agreed on",
-            )
+            what = f"is in {unit}, and clients have agreed on {column.unit}: convert it"
+            public = "is in another unit than clients have agreed on"
+            raise column_fault(what, public, name, client)
         if column.kind == "category":
             codes = coded(series, name, client, column)
-            found[name] = pd.Categorical.from_codes(
+            ready[name] = pd.Categorical.from_codes(
                 codes, categories=list(column.levels), ordered=True
             )
             continue
-        found[name] = number_column(series, name, client)
-    return pd.DataFrame(found, index=range(len(frame)))
+        ready[name] = number_column(series, name, client)
+    return pd.DataFrame(ready, index=range(len(frame)))

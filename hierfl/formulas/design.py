@@ -95,7 +95,10 @@ class _Values:
 
     def matrix_of(self, factor: Factor) -> Matrix:
         """Return the columns of a factor of numbers, (n, p)."""
-        value = np.asarray(self.value_of(factor), dtype=np.float64)
+        value = self.value_of(factor)
+        if hasattr(value, "cat"):
+            raise TypeError(f"'{factor}' is a category, and no number")
+        value = np.asarray(value, dtype=np.float64)
         return np.broadcast_to(value, len(self.frame))[:, None] if value.ndim < 2 else value
 
     def columns_of(self, factors: Sequence[Coded]) -> Matrix:
@@ -109,9 +112,9 @@ class _Values:
         return reduce(_crossed, matrices)
 
 
-def _crossed(left: Matrix, right: Matrix) -> Matrix:
+def _crossed(first: Matrix, second: Matrix) -> Matrix:
     """Return the products of the columns of two matrices, (n, p q)."""
-    return (left[:, :, None] * right[:, None, :]).reshape(len(left), -1)
+    return (first[:, :, None] * second[:, None, :]).reshape(len(first), -1)
 
 
 def _finite(matrix: Matrix, name: str, client: str) -> Matrix:
@@ -145,6 +148,8 @@ def _design(terms: Terms, schema: Schema) -> Design:
         warnings.simplefilter("ignore")
         try:
             coded = [*_coded(terms, values)]
+            for offset in filter(lambda product: product.is_offset, terms.slopes):
+                values.matrix_of(offset.factors[0])
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(
                 f"the terms {terms} cannot be evaluated ({error}): check the kinds of their columns"
@@ -234,10 +239,8 @@ def _code(factor: Factor, full: bool, values: _Values) -> Coded:
     value, callee = values.value_of(factor), factor.callee if isinstance(factor, Call) else ""
     if not hasattr(value, "cat"):
         if callee in CODINGS:
-            raise ValueError(
-                f"'{factor}' codes a column that the formula reads as a number elsewhere: make a "
-                "second column of its numbers, or of its names"
-            )
+            fix = "make a second column of its numbers, or of its names"
+            raise ValueError(f"'{factor}' codes a column that is read as a number elsewhere: {fix}")
         width = values.matrix_of(factor).shape[1]
         many = tuple(f"{factor.label}[{i}]" for i in range(width))
         return Coded(factor, many if width > 1 else (factor.label,))
@@ -273,10 +276,8 @@ def _typical(columns: Mapping[str, Column]) -> pd.DataFrame:
         values[name] = np.full(size, column.mean)
         if column.kind == "category":
             if len(column.levels) < 2:
-                raise ValueError(
-                    f"column '{name}' has the single level '{''.join(column.levels)}', so that it "
-                    "has no effect: take it out of the formula"
-                )
+                level = "".join(column.levels)
+                raise ValueError(f"column '{name}' has the single level '{level}': take it out")
             codes, levels = np.arange(size) % len(column.levels), list(column.levels)
             values[name] = pd.Categorical.from_codes(codes, categories=levels, ordered=True)
     return pd.DataFrame(values, index=range(size))
@@ -287,26 +288,26 @@ def _named(
     name: str, factors: Sequence[Coded], schema: Schema
 ) -> tuple[tuple[Term, ...], tuple[int, ...] | None]:
     """Return a term with the names of its columns, two of s(x), and the order of its columns."""
-    parts = frozenset(coded.factor for coded in factors)
+    made_of = frozenset(coded.factor for coded in factors)
     callees = [coded.factor.callee for coded in factors if isinstance(coded.factor, Call)]
     if {*callees} & {*SMOOTHS}:
         from hierfl.formulas.smooths import named_smooth
 
-        (call,) = parts
+        (call,) = made_of
         assert isinstance(call, Call)
         return named_smooth(call, schema), None
     labels = tuple(":".join(some) for some in combined(*(coded.labels for coded in factors)))
     by_step = "cs" in callees
     if len(labels) == 1 and all(coded.codes is None for coded in factors):
-        return (Term(name, (name,), (), parts, by_step=by_step),), None
+        return (Term(name, (name,), (), made_of, by_step=by_step),), None
     if "mo" in callees:
-        term, order = _monotone(name, factors, parts)
+        term, order = _monotone(name, factors, made_of)
         return (term,), order
-    return (Term(name, labels, _coords(name, labels), parts, by_step=by_step),), None
+    return (Term(name, labels, _coords(name, labels), made_of, by_step=by_step),), None
 
 
 def _monotone(
-    name: str, factors: Sequence[Coded], parts: frozenset[Factor]
+    name: str, factors: Sequence[Coded], made_of: frozenset[Factor]
 ) -> tuple[Term, tuple[int, ...]]:
     """Return mo(x), or a product with it, whose steps of a curve follow each other."""
     place = next(
@@ -320,7 +321,7 @@ def _monotone(
     columns = tuple(every[i] for i in order)
     curves = tuple(":".join(curve) for curve in combined(*labels)) if labels else ()
     steps = _coords(factors[place].factor.label, own)
-    return Term(name, columns, _coords(name, columns), parts, steps, curves), tuple(order)
+    return Term(name, columns, _coords(name, columns), made_of, steps, curves), tuple(order)
 
 
 def _coords(name: str, labels: Sequence[str]) -> tuple[str, ...]:

@@ -67,6 +67,10 @@ class Term:
         """It is mo(x), or a product with it: the coefficients of a curve are of one sign."""
         return bool(self.steps)
 
+    def calls(self, callee: str) -> bool:
+        """Return whether a factor of it is a call of this function."""
+        return any(getattr(factor, "callee", "") == callee for factor in self.parts)
+
     def of_curves(self, site: str) -> tuple[str, ...]:
         """Return what the entries of a site of curves are called: the site itself where there is one curve."""
         return tuple(f"{site}[{curve}]" for curve in self.curves) or (site,)

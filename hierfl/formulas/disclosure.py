@@ -91,13 +91,15 @@ def coarse(values: Floats, least: int, powers: int = 2) -> Floats:
         if not spread:
             break
         scaled = (own - own.mean()) / spread
-        few = _few_of_powers(scaled, least, powers)
-        if not len(few):
+        isolated_rows = _few_of_powers(scaled, least, powers)
+        if not len(isolated_rows):
             break
-        others = np.unique(np.delete(own, few))
-        place = np.searchsorted(others, own[few]).clip(1, max(len(others) - 1, 1))
+        others = np.unique(np.delete(own, isolated_rows))
+        place = np.searchsorted(others, own[isolated_rows]).clip(1, max(len(others) - 1, 1))
         low, high = others[place - 1], others[np.minimum(place, len(others) - 1)]
-        own[few] = np.where(own[few] - low <= high - own[few], low, high)
+        own[isolated_rows] = np.where(
+            own[isolated_rows] - low <= high - own[isolated_rows], low, high
+        )
     else:
         return values[:0]
     if (own != values[there]).sum() > max(len(own) // 4, 1):
@@ -114,7 +116,7 @@ def _few_of_powers(scaled: Floats, least: int, powers: int) -> NDArray[np.int64]
     # of a handful of rows, any few have nearly all squares
     ways = ((least, EXACT), (min(least, len(scaled) // 4 + 1), SHARE))
     every_few = (isolated(of, *way) for of in sets for way in ways)
-    return next((few for few in every_few if len(few)), np.zeros(0, np.int64))
+    return next((rows for rows in every_few if len(rows)), np.zeros(0, np.int64))
 
 
 def told(values: Floats, least: int) -> Sums:
@@ -155,9 +157,9 @@ def told_together(
     other rows.
     """
     ready = {name: coarse(values, least) for name, values in columns.items()}
-    found = {name: sums(values) for name, values in ready.items()}
+    told_sums = {name: sums(values) for name, values in ready.items()}
     if least < 2:
-        return found
+        return told_sums
     rows = max(map(len, columns.values()), default=0)
     binary = {name for name, values in ready.items() if np.isin(values, (0.0, 1.0)).all()}
     hidden = {name for name, values in ready.items() if name in apart or len(values) < rows}
@@ -166,26 +168,26 @@ def told_together(
             continue
         matrix = np.stack([columns[name] for name in names], axis=1)
         if not binary.issuperset(names) and len(isolated(matrix, least)):
-            found |= dict.fromkeys(names, NOTHING)
+            told_sums |= dict.fromkeys(names, NOTHING)
             hidden |= {*names}
     whole = {name: values for name, values in ready.items() if name not in hidden}
     for name in _of_few(whole, least):
-        count = min(least * round(found[name].total / least), rows)
-        found[name] = Sums(rows, count, count) if name in binary else NOTHING
-    return found
+        count = min(least * round(told_sums[name].total / least), rows)
+        told_sums[name] = Sums(rows, count, count) if name in binary else NOTHING
+    return told_sums
 
 
 def _of_few(columns: Mapping[str, Floats], least: int) -> set[str]:
     """Return columns without whose sums the others tell about no few rows."""
     out: set[str] = set()
-    while left := [name for name in columns if name not in out and np.ptp(columns[name]) > 0.0]:
-        matrix = np.stack([columns[name] for name in left], axis=1)
-        few = isolated(matrix, least, EXACT)
-        if not len(few):
+    while names := [name for name in columns if name not in out and np.ptp(columns[name]) > 0.0]:
+        matrix = np.stack([columns[name] for name in names], axis=1)
+        isolated_rows = isolated(matrix, least, EXACT)
+        if not len(isolated_rows):
             break
         at = np.zeros(len(matrix))
-        at[few] = 1.0
+        at[isolated_rows] = 1.0
         scaled = (matrix - matrix.mean(0)) / matrix.std(0)
         weights = np.abs(np.linalg.lstsq(scaled, at - at.mean(), rcond=None)[0])
-        out.add(left[np.flatnonzero(weights > 1e-6 * weights.max())[-1]])
+        out.add(names[np.flatnonzero(weights > 1e-6 * weights.max())[-1]])
     return out

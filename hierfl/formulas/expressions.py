@@ -177,15 +177,15 @@ def names_in(expression: Expression) -> Iterator[str]:
     yield from (inner.name for inner in within(expression) if isinstance(inner, Name))
 
 
-def summands(expression: Expression) -> Iterator[tuple[str, Expression]]:
-    """Yield the terms of a sum with their signs; what is in parentheses is one term."""
-    if not isinstance(expression, Operation) or not expression.is_sum or expression.wrapped:
-        yield "+", expression
-    elif len(expression.args) == 1:
-        yield expression.sign, expression.args[0]
-    else:
-        yield from summands(expression.args[0])
-        yield expression.sign, expression.args[1]
+def summands(expression: Expression) -> list[tuple[str, Expression]]:
+    """Return the terms of a sum with their signs; what is in parentheses is one term."""
+    terms = []
+    while isinstance(expression, Operation) and expression.is_sum and not expression.wrapped:
+        terms.append((expression.sign, expression.args[-1]))
+        if len(expression.args) == 1:
+            return terms[::-1]
+        expression = expression.args[0]
+    return [("+", expression), *terms[::-1]]
 
 
 def value_of(

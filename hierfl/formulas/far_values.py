@@ -50,11 +50,11 @@ def is_far(
 
     A value is set aside, since n rows hold none that is farther than sqrt(n) of their own sds.
     """
-    apart, ratio = np.abs(values - mean), rows / max(rows - 1, 1)
-    others = ratio * (sd**2 - apart**2 / max(rows - 1, 1))
+    distance, ratio = np.abs(values - mean), rows / max(rows - 1, 1)
+    others = ratio * (sd**2 - distance**2 / max(rows - 1, 1))
     is_among = others > 1e-9 * sd**2  # else the others have no spread, or it is a new row
     spread = np.sqrt(np.where(is_among, others, sd**2))
-    far: NDArray[np.bool_] = apart * np.where(is_among, ratio, 1.0) > times * spread
+    far: NDArray[np.bool_] = distance * np.where(is_among, ratio, 1.0) > times * spread
     return far
 
 

@@ -14,11 +14,11 @@ from hierfl.core.arguments import check_names, expect_count, spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.formulas.agree import agreed, has_columns
-from hierfl.formulas.checked import check_declared, given
+from hierfl.formulas.checked import check_declared, given, with_bounds
 from hierfl.formulas.client_data import Inside, client_data
 from hierfl.formulas.columns import by_client, complete
 from hierfl.formulas.declaration import Declaration, Missing
-from hierfl.formulas.layout import Dims, Layout, dims, layout
+from hierfl.formulas.layout import Dims, Layout, dims, layout_of
 from hierfl.formulas.levels import Rare
 from hierfl.formulas.parameter_layouts import Parameter, parameters_of, priors_with_parameters
 from hierfl.formulas.parse import parse
@@ -72,10 +72,6 @@ class Formula:
         """The formula, its family and its clients."""
         formulas = parse(self.text)
         declared = Declaration(formulas, self.family, self.clients, self.missing, self.data2)
-        if formulas.main.bounds is None:
-            return declared
-        from hierfl.formulas.left_side import with_bounds
-
         return with_bounds(declared)
 
     @property
@@ -86,22 +82,20 @@ class Formula:
             ValueError: clients have not agreed on one.
         """
         if self.schema is None or not self.has_schema:
-            raise ValueError(
-                f"clients have not agreed on a schema for '{self.text}' yet: fit it, "
-                "hierfl.fit(formula, frames), or take formula.on(frames)"
-            )
+            fix = "fit it, hierfl.fit(formula, frames), or take formula.on(frames)"
+            raise ValueError(f"clients have not agreed on a schema for '{self.text}' yet: {fix}")
         return self.schema
 
     @property
     def has_schema(self) -> bool:
         """Whether clients have agreed on all that the formula needs."""
-        found, kinds = self.schema, self.declared.columns
-        return bool(found and found.formula == self.text and has_columns(found, kinds))
+        schema, kinds = self.schema, self.declared.columns
+        return bool(schema and schema.formula == self.text and has_columns(schema, kinds))
 
     @cached_property
     def layout(self) -> Layout:
         """Which coefficients are global and which are a client's own."""
-        return layout(self.declared, self.agreed)
+        return layout_of(self.declared, self.agreed)
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
@@ -188,8 +182,7 @@ class Formula:
         Raises:
             ValueError: clients have not agreed on a schema.
         """
-        with_terms = [*self.parameters.values()]
-        return source(self.declared, self.agreed, self.layout, self.all_priors, "model", with_terms)
+        return source(self)
 
     @cached_property
     def model(self) -> Callable[[ClientBatch], None]:
@@ -204,10 +197,10 @@ class Formula:
     @cached_property
     def dims(self) -> dict[str, Dims]:
         """Site -> name and labels of each of its dimensions, for ArviZ and tables."""
-        found = dims(self.declared, self.agreed, self.layout)
+        dimensions = dims(self.declared, self.agreed, self.layout)
         for own in self.parameters.values():
-            found |= dims(own.declared, self.agreed, own.layout)
-        return found
+            dimensions |= dims(own.declared, self.agreed, own.layout)
+        return dimensions
 
     def __call__(self, batch: ClientBatch) -> None:
         """Run the program."""
@@ -226,15 +219,7 @@ class Formula:
         Raises:
             KeyError, TypeError, ValueError: a column is missing, or a value is not as agreed.
         """
-        return client_data(
-            self.declared,
-            self.agreed,
-            self.layout,
-            frames,
-            self._inside,
-            labeled=labeled,
-            others=self.layouts[1:],
-        )
+        return client_data(self, frames, self._inside, labeled=labeled)
 
 
 @spelled
@@ -279,10 +264,10 @@ def schema(
     if rare not in ("refuse", "merge"):
         raise ValueError(f"rare is {rare!r}: it must be 'refuse' or 'merge'")
     by = formula.clients if formula is not None else str(clients)
-    parts, declared = by_client(frames, by), None if formula is None else formula.declared
-    kinds: Kinds = {str(n): None for n in next(iter(parts.values())).columns if n != by}
+    by_name, declared = by_client(frames, by), None if formula is None else formula.declared
+    kinds: Kinds = {str(n): None for n in next(iter(by_name.values())).columns if n != by}
     needs, missing = (kinds, "drop") if declared is None else (declared.rows_of, declared.missing)
-    rows = {client: complete(frame, needs, client, missing) for client, frame in parts.items()}
+    rows = {client: complete(frame, needs, client, missing) for client, frame in by_name.items()}
     if declared is not None and declared.imputed:
         from hierfl.formulas.imputed import with_known
 
@@ -312,10 +297,8 @@ def of_frames(model: M, data: Any, validation: Any) -> tuple[M, Any, Any]:
     within = None if isinstance(model, Formula) else getattr(model, "model", None)  # of a method
     if isinstance(within, Formula) and not isinstance(data, ClientData):
         if not within.has_schema:
-            raise ValueError(
-                f"the method's formula '{within.text}' has no schema: give the method "
-                "formula.on(frame), and fit it to the frame"
-            )
+            fix = "give the method formula.on(frame), and fit it to the frame"
+            raise ValueError(f"the method's formula '{within.text}' has no schema: {fix}")
         return model, rows_of(within, data), rows_of(within, validation)
     if not isinstance(model, Formula):
         return model, data, validation
@@ -327,19 +310,17 @@ def rows_of(model: object, rows: Any, fitted: Collection[str] = (), *, asked: bo
     """Return frames of a formula, and only those, as a program's rows; when `asked` some may lack the response."""
     if not isinstance(model, Formula) or rows is None or isinstance(rows, ClientData):
         return rows
-    layouts = model.layouts
-    for term in chain.from_iterable(found.at("within") for found in layouts):
+    for term in chain.from_iterable(layout.at("within") for layout in model.layouts):
         names = [name for name in by_client(rows, model.clients) if name in fitted]
         if lost := [name for name in names if (name, term.group.name) not in model._inside]:
+            fix = "call formula.data(the rows it was fitted to) of fit.method.model first"
             raise ValueError(
-                f"which group of '{term.group.name}' of client '{lost[0]}' was which is not "
-                "known, since the fit was loaded or made of ClientData: call "
-                "formula.data(the rows it was fitted to) of fit.method.model first"
+                f"a loaded fit does not know the groups '{term.group.name}' of client '{lost[0]}': {fix}"
             )
     frames = list(rows.values()) if isinstance(rows, Mapping) else [rows]
     labels = {*model.declared.parts.labels}
     labeled = all(labels <= {*getattr(frame, "columns", ())} for frame in frames)
-    agreed_on, inside = (model.declared, model.agreed, model.layout), model._inside
+    inside = model._inside
     if asked:  # what other clients' groups are called in one question does not bind the next
         inside = {place: names for place, names in inside.items() if place[0] in fitted}
-    return client_data(*agreed_on, rows, inside, labeled=labeled, asked=asked, others=layouts[1:])
+    return client_data(model, rows, inside, labeled=labeled, asked=asked)

@@ -12,6 +12,7 @@ A column of any name stands in backquotes. `{x + 1}` is `I(x + 1)`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -28,15 +29,57 @@ from hierfl.formulas.expressions import (
     Name,
     Operation,
 )
-from hierfl.formulas.tokens import FIX, FIXES, Token, refused, tokens_of
 
 CLOSE = {"(": ")", "{": "}"}
+TOKENS = re.compile(
+    r"""(?P<blank>\s+)
+    | (?P<quoted>`[^`]+`)
+    | (?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)
+    | (?P<name>[^\W\d][\w.]*)
+    | (?P<text>"[^"]*"|'[^']*')
+    | (?P<sign>\|\||\*\*|==|!=|<=|>=|[-+*/:|~;,()=<>{}.])
+    | (?P<other>.)""",
+    re.VERBOSE,
+)
+# What cannot be read -> what to write.
+FIXES = {
+    "^": "write I(x ** 2) for a power, (a + b) ** 2 for products",
+    "~": "write a list, one formula each, as ['y ~ x', 'sigma ~ x']",
+    "`": "close the backquote, and put at least one letter inside",
+    '"': "close the quote",
+    "'": "close the quote",
+    ")": "remove the parenthesis without its partner",
+}
+FIX = "write a sum of columns, products a * b, and functions of columns"
+
+
+class Token(NamedTuple):
+    """A piece of a formula: `kind` is "quoted", "number", "name", "text", "sign", "other" or "end"."""
+
+    kind: str
+    text: str
+    at: int
+
+
+def tokens_of(text: str) -> Iterator[Token]:
+    """Yield the tokens of a text, and one for its end."""
+    for match in TOKENS.finditer(text):
+        if match.lastgroup != "blank":
+            yield Token(str(match.lastgroup), match[0], match.start())
+    yield Token("end", "", len(text))
+
+
+def refused(text: str, at: int, message: str) -> ValueError:
+    """Return an error that shows the line of a formula, with a caret below a place."""
+    start = text.rfind("\n", 0, at) + 1
+    line = text[start:].partition("\n")[0]
+    return ValueError(f"{message}\n    {line}\n    {' ' * (at - start)}^")
 
 
 class Sides(NamedTuple):
-    """A formula's two sides, "left ~ right", and its own text."""
+    """A formula's two sides, "target ~ right", and its own text."""
 
-    left: Expression | None
+    target: Expression | None
     right: Expression
     text: str
     at: int
@@ -63,7 +106,7 @@ class Reader:
             )
         while True:
             start = self.token.at
-            left = None if self.token.text in ("~", ";") else self._expression()
+            target = None if self.token.text in ("~", ";") else self._expression()
             if self.token.kind == "end" or self.token.text == ";":
                 raise refused(
                     self.text,
@@ -80,7 +123,7 @@ class Reader:
                 )
             right = self._expression()
             end = self.token
-            yield Sides(left, right, self.text[start : end.at].strip(), start)
+            yield Sides(target, right, self.text[start : end.at].strip(), start)
             if end.kind == "end":
                 return
             self._take(";")
@@ -88,19 +131,19 @@ class Reader:
     # -------------------------------------------------------- expressions
     def _expression(self, least: int = 0) -> Expression:
         """Read operands joined by signs that bind more closely than `least`."""
-        left = self._operand()
+        expression = self._operand()
         while self.token.kind == "sign" and (own := BINDING.get(self.token.text, 0)) > least:
             sign = self._next()
             right = self._expression(own - 1 if sign.text == "**" else own)
-            if sign.text in COMPARISONS and any(map(_compares, (left, right))):
+            if sign.text in COMPARISONS and any(map(_compares, (expression, right))):
                 raise refused(
                     self.text,
                     sign.at,
-                    f"'{left} {sign.text} {right}' compares twice: write a product of two "
+                    f"'{expression} {sign.text} {right}' compares twice: write a product of two "
                     "comparisons, (0 < x) * (x < 1)",
                 )
-            left = Operation(sign.text, (left, right), sign.at)
-        return left
+            expression = Operation(sign.text, (expression, right), sign.at)
+        return expression
 
     def _operand(self) -> Expression:
         """Read a column, a literal, a call, or what stands in parentheses, with a sign or without."""

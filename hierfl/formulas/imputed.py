@@ -22,10 +22,11 @@ from hierfl.formulas.columns import check_column, missing_in, numbers
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
 from hierfl.formulas.expressions import Call, Name, calls_within, names_in
-from hierfl.formulas.layout import INTERCEPT, NO_NAME, Layout, Writer, rows_of_above
+from hierfl.formulas.layout import Layout, rows_of_above
 from hierfl.formulas.parameters import LINKS, covariate_family
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import calls, column_of, columns_of
+from hierfl.formulas.writer import INTERCEPT, NO_NAME, Writer
 
 NOT_AVERAGED = (
     "student",

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import keyword
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
-import pyro.distributions as dist
-import torch
 
 from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.design import Design, Matrix, designs_of
 from hierfl.formulas.parse import Group
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import Factor
-from hierfl.models.families import Response, as_source
-from hierfl.models.priors import Prior
+from hierfl.formulas.writer import CENTERED, INTERCEPT, THRESHOLDS, unique, unique_names
+from hierfl.models.families import Response
 
-INTERCEPT = "Intercept"
-THRESHOLDS = "thresholds"  # the site that ordinal families have in the intercept's place
-AT_MEANS = "at the means of the predictors"
-CENTERED = "_centered"  # end of the name of an intercept at the means of the columns
 # Names of plates, and of dimensions of the posterior, which no site may have.
 RESERVED = ("clients", "data", "client", "chain", "draw")
 Place = Literal["clients", "above", "within", "crossed"]
@@ -111,7 +103,7 @@ class Layout:
         return tuple(term for term in self.groups if term.place == place)
 
 
-def layout(declared: Declaration, schema: Schema) -> Layout:
+def layout_of(declared: Declaration, schema: Schema) -> Layout:
     """Return the layout of a formula under a schema; refuse two terms of one name."""
     common, *of_groups = designs_of(declared, schema)
     groups = _group_terms(declared, schema, of_groups)
@@ -121,22 +113,22 @@ def layout(declared: Declaration, schema: Schema) -> Layout:
             own.setdefault(name, term)
     takes_intercept = common.has_intercept and declared.family.has_intercept
     read = tuple(name for name in common.columns if name not in own)
-    found = Layout(common, takes_intercept, {}, groups, own, read)
+    made = Layout(common, takes_intercept, {}, groups, own, read)
     if any(term.by_step for term in common.terms):
-        found = with_steps(found)
+        made = with_steps(made)
     if common.has_intercept and declared.family.kind == "ordered":
-        found = replace(found, threshold_means=_means(found, schema))
+        made = replace(made, threshold_means=_means(made, schema))
     elif common.has_intercept:
-        found = replace(found, means=_means(found, schema))
-    _check_names(found, declared, response_of(declared, schema))
-    return found
+        made = replace(made, means=_means(made, schema))
+    _check_names(made, declared, response_of(declared, schema))
+    return made
 
 
-def _means(found: Layout, schema: Schema) -> dict[str, float]:
+def _means(layout: Layout, schema: Schema) -> dict[str, float]:
     """Return the means of the common columns, without those of centered columns."""
-    margins = {name: schema.design[name] for name in found.common.columns}
+    margins = {name: schema.design[name] for name in layout.common.columns}
     # a mean of 1e-17 is the rounding of a column that is centered already
-    is_off = {n: found.common.is_smooth or abs(m.mean) > 1e-9 * m.sd for n, m in margins.items()}
+    is_off = {n: layout.common.is_smooth or abs(m.mean) > 1e-9 * m.sd for n, m in margins.items()}
     return {name: margin.mean for name, margin in margins.items() if is_off[name]}
 
 
@@ -151,10 +143,8 @@ def _group_terms(
                 f"the term '{group.text}' has an offset: put it among the common terms"
             )
         if lost := [term.name for term in terms.terms if term.monotone or term.by_step]:
-            raise ValueError(
-                f"the term '{group.text}' has '{lost[0]}', which may stand among the common terms only: "
-                "take C(x), or x as a number"
-            )
+            fix = "among the common terms only: take C(x), or x as a number"
+            raise ValueError(f"the term '{group.text}' has '{lost[0]}', which may stand {fix}")
         columns = ((INTERCEPT,) if terms.has_intercept else ()) + terms.columns
         if not columns:
             raise ValueError(f"the term '{group.text}' has no columns: write (1 | {group.name})")
@@ -162,7 +152,7 @@ def _group_terms(
         site = unique(f"{group.name}.{columns[0]}", designs) if is_taken else group.name
         designs[site] = group, terms, columns
     fields = unique_names("z_", designs)
-    found = []
+    made = []
     for site, (group, terms, columns) in designs.items():
         at, name = schema.groups.get(group.name), group.name
         place: Place = "clients" if at is None else at.level
@@ -174,28 +164,28 @@ def _group_terms(
             from hierfl.formulas.smooths import entries_of
 
             of_scales = entries_of(group, terms.terms, columns)
-        found.append(
+        made.append(
             GroupTerm(group, place, site, terms, columns, size, levels, *of_fields, *of_scales)
         )
-    return tuple(found)
+    return tuple(made)
 
 
-def _check_names(found: Layout, declared: Declaration, response: Response) -> None:
+def _check_names(layout: Layout, declared: Declaration, response: Response) -> None:
     """Refuse two sites, or two columns, of one name."""
     reserved = dict.fromkeys(RESERVED, "a plate or a dimension of the model")
     reserved |= dict.fromkeys(declared.family.parameters(response), "a parameter of the family")
     reserved |= dict.fromkeys((INTERCEPT, f"{INTERCEPT}{CENTERED}"), "the intercept")
-    reserved |= dict.fromkeys([f"{THRESHOLDS}{CENTERED}"], "the thresholds")
-    dims = [f"{term.name}_dim" for term in found.common.terms if term.coords]
-    dims += [f"{g.site}_{end}" for g in found.groups for end in ("term", "term_2", "group", "sd")]
+    reserved[f"{THRESHOLDS}{CENTERED}"] = "the thresholds"
+    dims = [f"{term.name}_dim" for term in layout.common.terms if term.coords]
+    dims += [f"{g.site}_{end}" for g in layout.groups for end in ("term", "term_2", "group", "sd")]
     reserved |= dict.fromkeys(dims, "a dimension of the posterior")
-    names = [declared.parts.response, *(term.name for term in found.common.terms)]
-    for term in found.common.terms:
+    names = [declared.parts.response, *(term.name for term in layout.common.terms)]
+    for term in layout.common.terms:
         if term.monotone:
             names += [f"b_{term.name}", f"simplex_{term.name}"]
         if term.smooth:
             names += [f"{kind}_{term.name}" for kind in term.smooth.kinds]
-    for group in found.groups:
+    for group in layout.groups:
         names += [group.site, group.sd, *([group.cor, group.cholesky] if group.cor else [])]
         names += [f"z_{group.site}", f"rho_{group.site}"] if group.group.kind else []
         names += [f"{site}{CENTERED}" for site in (group.sd, group.cholesky) if group.cor]
@@ -204,13 +194,13 @@ def _check_names(found: Layout, declared: Declaration, response: Response) -> No
             raise ValueError(f"'{name}' has the name of {reserved[name]}: rename the column")
         reserved[name] = "the response" if name == names[0] else "another term"
     made_of: dict[str, frozenset[Factor]] = {}
-    for design in (found.common, *(term.design for term in found.groups)):
-        for name, parts in ((name, term.parts) for term in design.terms for name in term.columns):
-            if design.columns.count(name) > 1 or made_of.setdefault(name, parts) != parts:
+    for design in (layout.common, *(term.design for term in layout.groups)):
+        for name, made in ((name, term.parts) for term in design.terms for name in term.columns):
+            if design.columns.count(name) > 1 or made_of.setdefault(name, made) != made:
                 raise ValueError(f"two terms have a column '{name}': rename one of their columns")
 
 
-def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims]:
+def dims(declared: Declaration, schema: Schema, layout: Layout) -> dict[str, Dims]:
     """Return the name and the labels of each dimension of each site that has one."""
     response = response_of(declared, schema)
     outputs = declared.family.outputs(response)
@@ -218,9 +208,9 @@ def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims
     level = f"{declared.parts.response}_level"
     last: Dims = ((level, response.levels[-outputs:]),) if outputs > 1 else ()
     sites: dict[str, Dims] = {}
-    if found.has_intercept and last:
-        sites |= {INTERCEPT: last, found.sampled_intercept: last}
-    for term in found.common.terms:
+    if layout.has_intercept and last:
+        sites |= {INTERCEPT: last, layout.sampled_intercept: last}
+    for term in layout.common.terms:
         own: Dims = ((f"{term.name}_dim", term.coords),) if term.coords else ()
         if own or last:
             sites[term.name] = own + last
@@ -235,7 +225,7 @@ def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims
         if term.by_step:
             steps = tuple(map(str, range(1, len(response.levels))))
             sites[term.name] = (*own, (f"{term.name}_threshold", steps))
-    for group in found.groups:
+    for group in layout.groups:
         columns = group.columns
         if last:
             columns = tuple(f"{c}[{level}]" for c in columns for level in last[0][1])
@@ -258,105 +248,13 @@ def dims(declared: Declaration, schema: Schema, found: Layout) -> dict[str, Dims
     return sites
 
 
-def rows_of_above(found: Layout, term: GroupTerm) -> tuple[str, ...]:
+def rows_of_above(layout: Layout, term: GroupTerm) -> tuple[str, ...]:
     """Return the columns of a term above the clients that no own coefficient takes up."""
-    return tuple(name for name in term.columns if name not in found.own)
+    return tuple(name for name in term.columns if name not in layout.own)
 
 
-# ------------------------------------------------------------ names in the program
-# Names that the program has already.
-TAKEN = {
-    *"pyro dist torch hierfl families batch eta loc base means read variance has".split(),
-    *"lower first upper".split(),
-    *keyword.kwlist,
-}
-NO_NAME = re.compile(r"\W+", re.ASCII)  # what an ASCII name cannot hold
-
-
-def unique(name: str, taken: Collection[str]) -> str:
-    """Return a name, with a number behind it where it is taken."""
-    found, i = name, 2
-    while found in taken:
-        found, i = f"{name}_{i}", i + 1
-    return found
-
-
-def unique_names(prefix: str, texts: Iterable[str]) -> dict[str, str]:
-    """Return an ASCII name for each text, none of them twice."""
-    found: dict[str, str] = {}
-    for text in texts:
-        if text not in found:
-            found[text] = unique(prefix + NO_NAME.sub("_", text), found.values())
-    return found
-
-
-@dataclass
-class Writer:
-    """Lines of a program so far, the Python names of its sites' values, and the next line's indent."""
-
-    taken = TAKEN  # names that are no site's
-
-    lines: list[str] = field(default_factory=list)
-    names: dict[str, str] = field(default_factory=dict)
-    scales: dict[str, str] = field(default_factory=dict)  # site of groups -> their sds, as code
-    indent: int = 1
-
-    def add(self, line: str) -> None:
-        """Add one line."""
-        self.lines.append("    " * self.indent + line)
-
-    def sample(self, site: str, distribution: str, *, note: str = "") -> None:
-        """Add the line that draws a site."""
-        name = self.named(site)
-        # Names of levels come from data: none may end the comment and go on as code.
-        if not note.isprintable():
-            note = "".join(c if c.isprintable() else "?" for c in note)
-        self.add(
-            f"{name} = pyro.sample({site!r}, {distribution})" + (f"  # {note}" if note else "")
-        )
-
-    def named(self, site: str) -> str:
-        """Return the Python name of a site, different from all others."""
-        if site not in self.names:
-            plain = NO_NAME.sub("_", site).strip("_").lower() or "site"
-            plain = f"b_{plain}" if plain[0].isdigit() or plain in self.taken else plain
-            self.names[site] = unique(plain, self.names.values())
-        return self.names[site]
-
-
-def with_steps(found: Layout) -> Layout:
+def with_steps(layout: Layout) -> Layout:
     """Return a layout whose columns of cs() move thresholds, and not the predictor."""
-    steps = {name for term in found.common.terms if term.by_step for name in term.columns}
-    whole = tuple(name for name in found.common.columns if name in steps)
-    return replace(found, read=tuple(n for n in found.read if n not in steps), steps=whole)
-
-
-# ------------------------------------------------------------ priors
-def independent(priors: Mapping[str, Prior], names: Sequence[str], shape: list[int]) -> str:
-    """Return some independent priors as one event, whose first dimension runs over them."""
-    if not shape:
-        return as_source(priors[names[0]])
-    texts = [as_source(priors[name]) for name in names]
-    if len(set(texts)) == 1:
-        return f"{texts[0]}.expand({shape}).to_event({len(shape)})"
-    each = [priors[name] for name in names]
-    return as_source(_of_kind(each, shape).to_event(len(shape)))
-
-
-def _of_kind(priors: Sequence[Any], shape: list[int]) -> Any:
-    """Return priors of one kind as a batch of a shape whose first dimension runs over them."""
-    kind = type(priors[0])
-    if any(type(prior) is not kind for prior in priors):
-        texts = sorted({as_source(prior) for prior in priors})
-        raise ValueError(
-            f"the columns of one term have the priors {', '.join(texts)}: give them priors of one "
-            "kind"
-        )
-    if kind is dist.FoldedDistribution:
-        return kind(_of_kind([prior.base_dist for prior in priors], shape))
-    values = {
-        name: torch.stack([torch.as_tensor(getattr(prior, name)) for prior in priors])
-        for name in kind.arg_constraints
-    }
-    wide = {n: v[:, None].expand(shape) if len(shape) > 1 else v for n, v in values.items()}
-    return kind(**wide)
+    steps = {name for term in layout.common.terms if term.by_step for name in term.columns}
+    whole = tuple(name for name in layout.common.columns if name in steps)
+    return replace(layout, read=tuple(n for n in layout.read if n not in steps), steps=whole)

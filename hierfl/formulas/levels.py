@@ -56,18 +56,14 @@ def levels_of(answers: list[OfColumn], name: str, *, whole: bool) -> tuple[str, 
     refuse_similar(seen, f"column '{name}'")
     orders = {answer.declared for answer in answers if answer.is_ordered}
     if len(orders) > 1:
-        one, other = sorted(orders)[:2]
-        raise ValueError(
-            f"column '{name}' has the levels {', '.join(one)} at one client and "
-            f"{', '.join(other)} at another: give all the same categories, or schema(..., "
-            f"levels={{'{name}': [...]}})"
-        )
+        first, other = sorted(orders)[:2]
+        what = f"the levels {', '.join(first)} at one client and {', '.join(other)} at another"
+        fix = f"give all the same, or schema(..., levels={{'{name}': [...]}})"
+        raise ValueError(f"column '{name}' has {what}: {fix}")
     if whole and not (orders or all(is_number(n) or n in ("False", "True") for n in seen)):
-        raise ValueError(
-            f"the levels {', '.join(ordered(seen)[:4])} of the ordinal column '{name}' have no "
-            "order: make it numbers or an ordered category, or give schema(..., "
-            f"levels={{'{name}': [...]}}) from the lowest on"
-        )
+        what = f"the levels {', '.join(ordered(seen)[:4])} of the ordinal column '{name}' have no order"
+        fix = f"make it numbers, an ordered category, or schema(..., levels={{'{name}': [...]}})"
+        raise ValueError(f"{what}: {fix} from the lowest on")
     if orders:
         return tuple(level for level in next(iter(orders)) if level in seen or whole)
     return ordered(seen) if whole else _listed(answers, name, seen)
@@ -79,9 +75,9 @@ def _listed(answers: Collection[OfColumn], name: str, seen: Collection[str]) -> 
     chosen = {levels for levels in lists if levels != ordered(levels)}
     order = merged(chosen)
     if order is None:
-        one, other = sorted(chosen)[:2]
+        first, other = sorted(chosen)[:2]
         warnings.warn(
-            f"column '{name}' lists its levels as {', '.join(one)} at one client and as "
+            f"column '{name}' lists its levels as {', '.join(first)} at one client and as "
             f"{', '.join(other)} at another: the first in alphabetical order is the reference, "
             f"unless schema(..., levels={{'{name}': [...]}}) names another",
             stacklevel=4,
@@ -102,11 +98,9 @@ def agreed_column(
     for client, answer in answers.items():
         if answer.kind != answers[first].kind:
             kinds = {"number": "numbers", "category": "names"}
-            raise ValueError(
-                f"column '{name}' holds {kinds[answers[first].kind]} at client '{first}' and "
-                f"{kinds[answer.kind]} at client '{client}': make it the same everywhere, or write "
-                f"C({name})"
-            )
+            what = f"{kinds[answers[first].kind]} at client '{first}' and {kinds[answer.kind]}"
+            fix = f"make it the same everywhere, or write C({name})"
+            raise ValueError(f"column '{name}' holds {what} at client '{client}': {fix}")
     units, sums = {unit: "the declaration"} if unit else {}, list[Sums]()
     for client, answer in answers.items():
         if answer.unit:
@@ -114,11 +108,9 @@ def agreed_column(
         if answer.sums is not None:
             sums.append(answer.sums)
     if len(units) > 1:
-        (one, at), (other, elsewhere) = list(units.items())[:2]
-        raise ValueError(
-            f"column '{name}' is in {one} at '{at}' and in {other} at '{elsewhere}': convert one "
-            "of them"
-        )
+        (unit_here, at), (other, elsewhere) = list(units.items())[:2]
+        what = f"{unit_here} at '{at}' and in {other} at '{elsewhere}'"
+        raise ValueError(f"column '{name}' is in {what}: convert one of them")
     unit = next(iter(units), "")
     if answers[first].kind == "category":
         if levels is None:
@@ -145,26 +137,19 @@ def refuse_identifier(name: str, answers: Collection[OfColumn], least: int) -> N
         return  # agreed beforehand, or named by no client: `with_rare` refuses it
     many = f"column '{name}' has {len(levels)} levels in {rows} rows"
     if len(levels) >= SOME_LEVELS and all(map(DATE.fullmatch, levels)):
-        raise ValueError(
-            f"{many}, which are dates, and the formula reads it as categories: make it a number, such "
-            f"as the days since a day, (pandas.to_datetime(frame['{name}']) - day).dt.days, or a "
-            "category of a few, such as the year"
-        )
+        fix = f"days since a day, (pandas.to_datetime(frame['{name}']) - day).dt.days, or the year"
+        raise ValueError(f"{many}, which are dates, read as categories: make it numbers, {fix}")
     if is_identifier(len(levels), rows):
-        raise ValueError(
-            f"{many}, as an ID has, and the formula reads it as categories, each with a coefficient: "
-            f"take it out, or write (1 | {name}) if several rows share a value"
-        )
+        fix = f"take it out, or write (1 | {name}) if several rows share a value"
+        raise ValueError(f"{many}, as an ID has, each with a coefficient: {fix}")
 
 
 def refuse_decimals(name: str, levels: Sequence[str]) -> None:
     """Refuse a category whose many levels are numbers with decimals."""
     decimals = [level for level in levels if is_number(level) and not float(level).is_integer()]
     if len(decimals) > MANY_LEVELS:
-        raise ValueError(
-            f"column '{name}' has {len(levels)} different values, such as {decimals[0]}, and the formula "
-            "reads it as categories: read it as a number, or cut it into a few, pandas.cut"
-        )
+        what = f"{len(levels)} different values, such as {decimals[0]}, and is read as categories"
+        raise ValueError(f"column '{name}' has {what}: make it numbers, or cut it, pandas.cut")
 
 
 def name_unused(name: str, column: Column, answers: Collection[OfColumn], least: int) -> None:
@@ -185,19 +170,15 @@ def name_unused(name: str, column: Column, answers: Collection[OfColumn], least:
 def two_levels(declared: Declaration, column: Column) -> Column:
     """Return a response of yes and no with its two levels; refuse others."""
     if declared.family.kind == "category" and len(column.levels) == 2:
-        raise ValueError(
-            f"the response '{declared.parts.response}' has two levels, {column.levels[0]} and "
-            f"{column.levels[1]}: take family='bernoulli'"
-        )
+        pair = " and ".join(column.levels)
+        raise ValueError(f"the response has two levels, {pair}: take family='bernoulli'")
     if declared.family.kind != "binary" or len(column.levels) == 2:
         return column
     if set(column.levels) <= {"False", "True"}:
         return replace(column, levels=("False", "True"))
-    raise ValueError(
-        f"the response '{declared.parts.response}' has the levels {', '.join(column.levels[:4])}, "
-        f"and family '{declared.family.name}' needs two: agree on them, "
-        f"schema(..., levels={{'{declared.parts.response}': ['no', 'yes']}}), or make it 0 and 1"
-    )
+    name, levels = declared.parts.response, ", ".join(column.levels[:4])
+    fix = f"agree on them, schema(..., levels={{'{name}': ['no', 'yes']}}), or make it 0 and 1"
+    raise ValueError(f"the response '{name}' has the levels {levels}, and not two: {fix}")
 
 
 def with_rare(
@@ -205,28 +186,28 @@ def with_rare(
 ) -> Column:
     """Return a category with a level for rare values, or refuse them."""
     outside = ask(Question("outside", by=(name,), levels=column.levels))
-    left = [client for client, rows in outside.items() if rows]
-    if not left:
+    lacking = [client for client, rows in outside.items() if rows]
+    if not lacking:
         return column
     if rare == "merge" and is_ordinal:
         raise ValueError(
-            f"column '{name}' of client '{left[0]}' has rare levels, and they are ordered: they "
+            f"column '{name}' of client '{lacking[0]}' has rare levels, and they are ordered: they "
             "cannot be merged into one beyond all others; agree on them beforehand, "
             f"schema(..., levels={{'{name}': [...]}})"
         )
     if rare == "refuse" and not column.levels:
         raise ValueError(
-            f"column '{name}' of client '{left[0]}' has no value that {least} rows share, as an ID or a "
+            f"column '{name}' of client '{lacking[0]}' has no value that {least} rows share, as an ID or a "
             "date has none, and the formula reads it as categories: take it out"
         )
     if rare == "refuse" and least == 1:
         raise ValueError(
-            f"column '{name}' of client '{left[0]}' has values that are none of the levels "
+            f"column '{name}' of client '{lacking[0]}' has values that are none of the levels "
             f"{', '.join(column.levels)}: correct them, or name them all in levels={{...}}"
         )
     if rare == "refuse":
         raise ValueError(
-            f"column '{name}' of client '{left[0]}' has values that no client has {least} rows "
+            f"column '{name}' of client '{lacking[0]}' has values that no client has {least} rows "
             f"of: agree on them beforehand, schema(..., levels={{'{name}': [...]}}), or merge "
             "them, rare='merge'"
         )

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.layout import CENTERED, INTERCEPT, NO_NAME, Layout, layout
+from hierfl.formulas.layout import Layout, layout_of
 from hierfl.formulas.parameters import LINKS, SOME
 from hierfl.formulas.priors import all_priors, is_of
 from hierfl.formulas.schema import OFFSET, Schema
+from hierfl.formulas.writer import CENTERED, INTERCEPT, NO_NAME
 from hierfl.models.priors import Prior
 
 
@@ -34,7 +35,9 @@ class Parameter:
     def own(self, priors: Mapping[str, Prior]) -> dict[str, Prior]:
         """Return the priors of this parameter's sites, by the names that its layout has."""
         first = f"{self.name}_"
-        columns = {f"{first}{one}": one for one in (INTERCEPT, *self.layout.common.columns)}
+        columns = {
+            f"{first}{column}": column for column in (INTERCEPT, *self.layout.common.columns)
+        }
         sites = {term.name for term in self.layout.common.terms}
         kinds = ("b", "simplex", "sds", "sdgp", "lscale")
         sites |= {f"{kind}_{name}" for name in sites for kind in kinds}
@@ -56,14 +59,14 @@ class Parameter:
 
 def parameters_of(declared: Declaration, schema: Schema, main: Layout) -> dict[str, Parameter]:
     """Return each parameter with terms; refuse two sites of one name."""
-    found = {}
+    parameters = {}
     taken = _sites(main)
     for name, own in declared.of_parameters.items():
         if own.family.kind == "real":
             from hierfl.formulas.imputed import scaled
 
             own = scaled(own, schema)
-        plain = layout(own, schema)
+        plain = layout_of(own, schema)
         if plain.common.offsets:
             raise ValueError(f"'{name} ~ ...' has an offset: only the response's terms may")
         made = Parameter(name, own, _of_parameter(name, plain))
@@ -74,35 +77,33 @@ def parameters_of(declared: Declaration, schema: Schema, main: Layout) -> dict[s
                     f"'{site}' is a term of the response and one of '{name}': rename the column"
                 )
         taken |= _sites(made.layout)
-        found[name] = made
-    return found
+        parameters[name] = made
+    return parameters
 
 
-def _sites(found: Layout) -> set[str]:
-    own = {found.intercept, found.sampled_intercept, *(term.name for term in found.common.terms)}
-    scales = {site for group in found.groups for site in (group.sd, group.cholesky)}
+def _sites(layout: Layout) -> set[str]:
+    own = {layout.intercept, layout.sampled_intercept, *(term.name for term in layout.common.terms)}
+    scales = {site for group in layout.groups for site in (group.sd, group.cholesky)}
     own |= scales | {f"{site}{CENTERED}" for site in scales}
-    return own | {group.site for group in found.groups}
+    return own | {group.site for group in layout.groups}
 
 
 def _check_columns(name: str, main: Layout, own: Layout) -> None:
     """Refuse a column that is not what it is among the response's terms."""
     made_of: dict[str, object] = {}
-    for found in (main, own):
-        for design in (found.common, *(term.design for term in found.groups)):
+    for layout in (main, own):
+        for design in (layout.common, *(term.design for term in layout.groups)):
             for term in design.terms:
                 for column in term.columns:
                     if made_of.setdefault(column, term.parts) != term.parts:
-                        raise ValueError(
-                            f"two terms, one of them of '{name}', have a column '{column}': rename "
-                            "one of their columns"
-                        )
+                        what = f"two terms, one of them of '{name}', have a column '{column}'"
+                        raise ValueError(f"{what}: rename one of their columns")
 
 
-def _of_parameter(name: str, found: Layout) -> Layout:
+def _of_parameter(name: str, layout: Layout) -> Layout:
     """Return a layout whose sites and fields have the names of a parameter."""
     word = NO_NAME.sub("_", name)
-    terms = tuple(replace(term, name=f"{name}_{term.name}") for term in found.common.terms)
+    terms = tuple(replace(term, name=f"{name}_{term.name}") for term in layout.common.terms)
     groups = tuple(
         replace(
             term,
@@ -110,14 +111,14 @@ def _of_parameter(name: str, found: Layout) -> Layout:
             index=f"{term.index}_{word}",
             field=f"{term.field}_{word}",
         )
-        for term in found.groups
+        for term in layout.groups
     )
-    again = dict(zip(found.groups, groups, strict=True))
+    again = dict(zip(layout.groups, groups, strict=True))
     return replace(
-        found,
-        common=replace(found.common, terms=terms),
+        layout,
+        common=replace(layout.common, terms=terms),
         groups=groups,
-        own={column: again[term] for column, term in found.own.items()},
+        own={column: again[term] for column, term in layout.own.items()},
         suffix=f"_{word}",
         intercept=f"{name}_{INTERCEPT}",
     )
@@ -131,19 +132,19 @@ def priors_with_parameters(
     own: Mapping[str, Prior],
 ) -> dict[str, Prior]:
     """Return the priors of all sites; those of a parameter's begin with its name."""
-    left = dict(own)
-    found: dict[str, Prior] = {}
+    of_response = dict(own)
+    of_parameters: dict[str, Prior] = {}
     design = {name: of for name, of in schema.design.items() if name != OFFSET}  # the response's
     plain = replace(schema, design=design)
     for name, parameter in parameters.items():
-        given = {key: own[key] for key in own if parameter.own({key: own[key]})}
-        left = {key: prior for key, prior in left.items() if key not in given}
-        if name in left:
-            raise ValueError(
-                f"priors has '{name}', which has terms of its own: give priors of its sites, "
-                f"such as '{name}_{INTERCEPT}'"
-            )
+        of_parameter = {key: own[key] for key in own if parameter.own({key: own[key]})}
+        of_response = {key: prior for key, prior in of_response.items() if key not in of_parameter}
+        if name in of_response:
+            fix = f"give priors of its sites, such as '{name}_{INTERCEPT}'"
+            raise ValueError(f"priors has '{name}', which has terms of its own: {fix}")
         args = parameter.declared, plain, parameter.layout
-        found |= parameter.named(all_priors(*args, parameter.own(given)))
-    known = all_priors(declared, schema, main, left)
-    return {name: prior for name, prior in known.items() if name not in parameters} | found
+        of_parameters |= parameter.named(all_priors(*args, parameter.own(of_parameter)))
+    response_priors = all_priors(declared, schema, main, of_response)
+    return {
+        name: prior for name, prior in response_priors.items() if name not in parameters
+    } | of_parameters

@@ -28,16 +28,12 @@ def joined(texts: str | Sequence[str]) -> str:
         return texts
     if isinstance(texts, Mapping):
         formulas = [f"{name} {terms}" for name, terms in texts.items()]
-        raise TypeError(
-            f"the formula is a dict: write a list, as in brms's bf() and bambi's Formula, {formulas!r}, "
-            "that of the response first"
-        )
+        fix = f"write a list, {formulas!r}, that of the response first"
+        raise TypeError(f"the formula is a dict: {fix}")
     listed = isinstance(texts, list | tuple) and len(texts) > 0
     if not listed or not all(isinstance(text, str) for text in texts):
-        raise TypeError(
-            f"the formula is {texts!r}: it must be a string, 'y ~ x', or a list of strings, "
-            "['y ~ x', 'sigma ~ x']"
-        )
+        fix = "it must be a string, 'y ~ x', or a list of strings, ['y ~ x', 'sigma ~ x']"
+        raise TypeError(f"the formula is {texts!r}: {fix}")
     return "; ".join(text.strip() for text in texts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from hierfl.formulas.expressions import (
     Call,
@@ -16,9 +17,10 @@ from hierfl.formulas.expressions import (
     summands,
     within,
 )
-from hierfl.formulas.grammar import Reader, Sides
-from hierfl.formulas.terms import TermReader, Terms, constant_of
-from hierfl.formulas.tokens import refused
+from hierfl.formulas.functions import ELSEWHERE
+from hierfl.formulas.grammar import Reader, Sides, refused
+from hierfl.formulas.term_reader import TermReader
+from hierfl.formulas.terms import Terms, constant_of
 
 # Addition to the response -> what its column holds.
 ADDITIONS = {
@@ -29,21 +31,6 @@ ADDITIONS = {
     "upper": "the upper end of the interval in which an event happened",
     "entry": "the time at which observation began",
     "trunc": "the bounds between which responses were recorded",
-}
-# What other packages call them -> what to write here.
-ELSEWHERE = {
-    "bf": "a list in place of bf(), ['y ~ x', 'sigma ~ x']",
-    "mvbind": "a formula of each response",
-    "Surv": "time | event(status)",
-    "p": "successes | trials(n)",
-    "prop": "successes | trials(n)",
-    "proportion": "successes | trials(n)",
-    "c": "cbind(a, b, c)",
-    "censored": "time | cens(status)",
-    "truncated": "y | trunc(lb=0)",
-    "rate": "count ~ offset(log(exposure))",
-    "se": "a Pyro program with a known scale (docs/recipes.md)",
-    "mi": "the formula of the response first, ['y ~ mi(x) + z', 'x | mi() ~ z']; rows without y are left out",
 }
 TYPES = ("escar", "esicar")  # of car(), as in brms
 HOW = "write car(M, gr=county), or (1 | gr(hospital, cov=A))"
@@ -121,10 +108,18 @@ def parse(text: str) -> Formulas:
     >>> parse("y | trials(n) ~ age + (1 + age || site/ward)").main.groups[1].text
     '(1 + age || site:ward)'
     """
+    try:
+        return _parsed(text)
+    except RecursionError as error:
+        raise ValueError("the formula has too many parentheses inside of others") from error
+
+
+def _parsed(text: str) -> Formulas:
     first, *others = Reader(text).formulas()
     reader = FormulaReader(text)
     main = reader.main(first)
-    imputed = {call.args[0] for call in calls_within(first.right) if call.callee == "mi"}
+    every_call = chain.from_iterable(calls_within(term) for _, term in summands(first.right))
+    imputed = {call.args[0] for call in every_call if call.callee == "mi"}
     parts: dict[str, Parts] = {}
     covariates = []
     for sides in others:
@@ -144,11 +139,11 @@ class FormulaReader(TermReader):
 
     def main(self, sides: Sides) -> Parts:
         """Return the formula of the response."""
-        left, additions, bounds = sides.left, dict[str, str](), None
-        if left is None:
+        target, additions, bounds = sides.target, dict[str, str](), None
+        if target is None:
             raise refused(self.text, sides.at, "nothing on one side of '~': name the response")
-        if isinstance(left, Operation) and left.sign == "|":
-            left, right = left.args
+        if isinstance(target, Operation) and target.sign == "|":
+            target, right = target.args
             for sign, addition in summands(right):
                 if sign == "-":
                     raise self.error(addition, "additions are joined by '+', not '-'")
@@ -161,51 +156,50 @@ class FormulaReader(TermReader):
                             addition, f"the addition '{name}' stands twice: remove one"
                         )
         if {"cens", "event"} <= additions.keys():
-            raise self.error(left, "the response has both cens() and event(): keep one")
-        return Parts(*self._response(left), *self.right(sides.right), additions, bounds)
+            raise self.error(target, "the response has both cens() and event(): keep one")
+        return Parts(*self._response(target), *self.right(sides.right), additions, bounds)
 
     def name_of(self, sides: Sides, imputed: Collection[Expression]) -> tuple[str, bool]:
         """Return what "sigma ~ x" or "x | mi() ~ z" is of, and whether it is a covariate."""
-        left = column = sides.left
-        if isinstance(left, Operation) and left.sign == "|":
-            column, addition = left.args
+        target = column = sides.target
+        if isinstance(target, Operation) and target.sign == "|":
+            column, addition = target.args
             if isinstance(column, Name) and addition == Call("mi", ()):
                 return column.name, True
         if column in imputed:
             fix = f"write '{column} | mi() ~ {sides.right}'"
-            if left is not column:
+            if target is not column:
                 fix += "; a known error of measurement needs a Pyro program (docs/recipes.md)"
             raise refused(self.text, sides.at, f"'{sides.text}' imputes '{column}': {fix}")
-        if not isinstance(left, Name):
+        if not isinstance(target, Name):
             fix = "write 'sigma ~ x', or leave it out"
             raise refused(
                 self.text, sides.at, f"'{sides.text}' is no formula of a parameter: {fix}"
             )
-        return left.name, False
+        return target.name, False
 
     # -------------------------------------------------------- the response
-    def _response(self, left: Expression) -> tuple[str, tuple[str, ...]]:
+    def _response(self, target: Expression) -> tuple[str, tuple[str, ...]]:
         """Return the name and the columns of a column or of cbind(a, b, c)."""
-        if isinstance(left, Name):
-            return left.name, (left.name,)
-        called = left.callee if isinstance(left, Call) else ""
-        called = "p" if isinstance(left, Operation) and left.sign == "/" else called
-        names = tuple(arg.name for arg in getattr(left, "args", ()) if isinstance(arg, Name))
-        if not isinstance(left, Call) or called != "cbind" or len(names) < len(left.args):
+        if isinstance(target, Name):
+            return target.name, (target.name,)
+        called = target.callee if isinstance(target, Call) else ""
+        called = "p" if isinstance(target, Operation) and target.sign == "/" else called
+        names = tuple(arg.name for arg in getattr(target, "args", ()) if isinstance(arg, Name))
+        if not isinstance(target, Call) or called != "cbind" or len(names) < len(target.args):
             fix = (
                 f"write {ELSEWHERE[called]}" if called in ELSEWHERE else "make a column of it first"
             )
-            raise self.error(left, f"the response is no column: {fix}")
+            raise self.error(target, f"the response is no column: {fix}")
         if len({*names}) < max(len(names), 2):
-            raise self.error(left, "cbind() must name two different columns or more")
-        return str(left), names
+            raise self.error(target, "cbind() must name two different columns or more")
+        return str(target), names
 
     def _addition(self, addition: Expression) -> Iterator[tuple[str, str]]:
         """Yield an addition and its column; brms's cens(status, upper) is two."""
         called = addition.callee if isinstance(addition, Call) else str(addition)
         if called not in ADDITIONS:
-            fix = f"the additions are {', '.join(ADDITIONS)}"
-            fix = f"write {ELSEWHERE[called]}" if called in ELSEWHERE else fix
+            fix = ELSEWHERE.get(called, f"the additions are {', '.join(ADDITIONS)}")
             raise self.error(addition, f"there is no addition '{called}': {fix}")
         args = addition.args if isinstance(addition, Call) and not addition.options else ()
         columns = [arg.name for arg in args if isinstance(arg, Name)]
@@ -264,15 +258,15 @@ class FormulaReader(TermReader):
             yield self._matrix_group(term)
             return
         assert isinstance(term, Operation)
-        left, right = term.args
-        if any(isinstance(part, Operation) and part.is_bar for part in within(left)):
+        terms_side, right = term.args
+        if any(isinstance(part, Operation) and part.is_bar for part in within(terms_side)):
             raise self.error(term, "a term has several bars: write one term for each")
         if isinstance(right, Call) and right.callee == "gr":
-            if str(left) != "1":
-                raise self.error(left, f"the term must be (1 | {right}): {HOW}")
+            if str(terms_side) != "1":
+                raise self.error(terms_side, f"the term must be (1 | {right}): {HOW}")
             yield self._matrix_group(right)
             return
-        terms = self.terms(summands(left))
+        terms = self.terms(summands(terms_side))
         for by in self._columns(right):
             yield Group(terms, by, term.sign == "|")
 

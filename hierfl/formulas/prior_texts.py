@@ -87,30 +87,26 @@ def _is_positive(default: Any) -> bool:
 
 def _parsed(name: str, text: str) -> tuple[str, tuple[float, ...]]:
     """Return the word and the numbers of a prior, read to its last sign."""
-    found = CALL.fullmatch(text)
-    if found is None or not found[2].strip():
+    match = CALL.fullmatch(text)
+    if match is None or not match[2].strip():
         raise ValueError(
             f"the prior of '{name}' is '{text}': write it as in brms, such as 'normal(0, 1)'"
         )
-    word, count = found[1], WORDS.get(found[1], (0,))[0]
+    word, count = match[1], WORDS.get(match[1], (0,))[0]
     if word not in WORDS:
         near = difflib.get_close_matches(word, WORDS, 1)
         advice = f"did you mean '{near[0]}'? " if near else ""
-        raise ValueError(
-            f"the prior of '{name}' is '{text}', which is not known: {advice}there are "
-            f"{', '.join(WORDS)}"
-        )
+        fix = f"{advice}there are {', '.join(WORDS)}"
+        raise ValueError(f"the prior of '{name}' is '{text}', which is not known: {fix}")
     try:
-        values = tuple(float(part) for part in found[2].split(","))
+        values = tuple(float(part) for part in match[2].split(","))
     except ValueError as error:
         raise ValueError(
             f"the prior of '{name}' is '{text}': its arguments must be numbers"
         ) from error
     if len(values) != count:
-        raise ValueError(
-            f"the prior of '{name}' is '{text}': {word} has {count} "
-            f"argument{'s' * (count > 1)}, as in Stan"
-        )
+        count_of = f"{word} has {count} argument{'s' * (count > 1)}, as in Stan"
+        raise ValueError(f"the prior of '{name}' is '{text}': {count_of}")
     try:
         WORDS[word][1](*values)
     except ValueError as error:
@@ -122,15 +118,13 @@ def _of_preliz(name: str, prior: Any) -> Any:
     """Return the distribution of an object of PreliZ."""
     kind = type(prior).__name__
     if kind not in PRELIZ:
-        raise TypeError(
-            f"the prior of '{name}' is PreliZ's {kind}, which is not read: give one of "
-            f"{', '.join(PRELIZ)}, or a distribution of Pyro"
-        )
+        fix = f"give one of {', '.join(PRELIZ)}, or a distribution of Pyro"
+        raise TypeError(f"the prior of '{name}' is PreliZ's {kind}, which is not read: {fix}")
     names, builder = PRELIZ[kind]
-    values = [getattr(prior, one, None) for one in names]
+    values = [getattr(prior, parameter, None) for parameter in names]
     if any(value is None for value in values):
+        fix = "give it numbers, or fit it to an expert's answers first"
         raise ValueError(
-            f"the prior of '{name}' is PreliZ's {kind} without its {', '.join(names)}: give it "
-            "numbers, or fit it to an expert's answers first"
+            f"the prior of '{name}' is PreliZ's {kind} without {', '.join(names)}: {fix}"
         )
     return builder(*(float(str(value)) for value in values))

@@ -14,9 +14,10 @@ from torch.distributions import Distribution
 
 from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.design_terms import Term
-from hierfl.formulas.layout import INTERCEPT, GroupTerm, Layout
+from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.prior_texts import of_text
 from hierfl.formulas.schema import OFFSET, Schema
+from hierfl.formulas.writer import INTERCEPT
 from hierfl.models.families import Ordered, as_source, half_student, intercept_prior
 from hierfl.models.priors import Prior, check_scale, is_distribution
 
@@ -26,7 +27,7 @@ SLOPE = 2.5
 
 
 def all_priors(
-    declared: Declaration, schema: Schema, found: Layout, own: Priors
+    declared: Declaration, schema: Schema, layout: Layout, own: Priors
 ) -> dict[str, Prior]:
     """Return the prior of each site or column of a site; of "cor_..." an LKJ's concentration.
 
@@ -52,59 +53,53 @@ def all_priors(
     response = response_of(declared, schema)
     center, spread = declared.family.scale(response)
     if declared.family.link == "identity" and spread == 0.0:
-        raise ValueError(
-            f"the response '{declared.parts.response}' has one value, {response.mean:.6g}, in all "
-            "rows, or values too near to it: there is nothing to fit"
-        )
+        what = f"has one value, {response.mean:.6g}, in all rows, or nearly so: nothing to fit"
+        raise ValueError(f"the response '{declared.parts.response}' {what}")
     has_unit = declared.family.kind == "real" and declared.family.link != "log"
     unit = spread if has_unit else 1.0
-    known: dict[str, Prior] = dict(declared.family.parameters(response))
+    priors: dict[str, Prior] = dict(declared.family.parameters(response))
     if OFFSET in schema.design:  # the intercept, or what takes its place, is what it leaves
-        left = float(f"{center - schema.design[OFFSET].mean:.6g}")
+        less = float(f"{center - schema.design[OFFSET].mean:.6g}")
         if declared.family.kind == "ordered":
-            before: Any = known["thresholds"]
-            each: Any = dist.StudentT(3.0, -left, 2.5)
-            size = before.event_shape[0]
-            is_ordered = isinstance(before, Ordered)
-            known["thresholds"] = (
-                Ordered(each, size) if is_ordered else each.expand([size]).to_event(1)
-            )
+            each_step = dist.StudentT(3.0, -less, 2.5)
+            priors["thresholds"] = _of_each(each_step, priors["thresholds"])
         elif not declared.family.has_intercept:
-            rate = replace(response, mean=response.mean * math.exp(center - left))
-            known |= declared.family.parameters(rate)
-        center = left
-    if found.has_intercept:
-        known[INTERCEPT] = intercept_prior(center, spread, unit)
+            rate = replace(response, mean=response.mean * math.exp(center - less))
+            priors |= declared.family.parameters(rate)
+        center = less
+    if layout.has_intercept:
+        priors[INTERCEPT] = intercept_prior(center, spread, unit)
     step = spread if declared.family.link == "identity" else unit
-    for name in found.common.columns:
+    for name in layout.common.columns:
         margin = schema.design[name]
         ratio = step / (margin.sd or 1.0)  # 1: of a level without rows
-        if not found.common.has_intercept:  # the coefficients take up the center too
+        if not layout.common.has_intercept:  # the coefficients take up the center too
             ratio = math.hypot(center, step) / (math.hypot(margin.mean, margin.sd) or 1.0)
-        known[name] = dist.Normal(0.0, float(f"{SLOPE * ratio:.6g}"))
-    for one in found.common.terms:
-        if one.by_step and len(response.levels) < 3:
-            raise ValueError(
-                f"'{one.name}' has a coefficient for each threshold, and a response of two levels "
-                f"has one: write {one.name.removeprefix('cs(').removesuffix(')')}"
-            )
-        if one.monotone:
-            known = {name: prior for name, prior in known.items() if name not in one.columns}
-            known |= _of_steps(one, step, schema)
-        if one.smooth:
+        priors[name] = dist.Normal(0.0, float(f"{SLOPE * ratio:.6g}"))
+    for term in layout.common.terms:
+        if term.by_step and len(response.levels) < 3:
+            fix = f"write {', '.join(str(factor) for factor in term.parts)} without cs()"
+            raise ValueError(f"'{term.name}' is for several thresholds, and one is there: {fix}")
+        if term.monotone or term.smooth:
+            priors = {name: prior for name, prior in priors.items() if name not in term.columns}
+        if term.monotone:
+            priors |= _of_steps(term, step, schema)
+        if term.smooth:
             from hierfl.formulas.smooths import scale_priors
 
-            known = {name: prior for name, prior in known.items() if name not in one.columns}
-            known |= scale_priors(one, spread, unit)
-    for term in found.groups:
-        known.update(_of_group(term, schema, spread, unit))
-    if not own:
-        return known
-    terms = {term.name for term in found.common.terms} | {g.sd for g in found.groups}
-    for name in known:
-        terms |= {*keys_of(name, found)} - {"b", "sd", "cor"}
-    _check_keys(own, {*known, *terms})
-    return {name: _chosen(name, prior, found, own) for name, prior in known.items()}
+            priors |= scale_priors(term, spread, unit)
+    for group in layout.groups:
+        priors.update(_of_group(group, schema, spread, unit))
+    return _with_own(priors, layout, own) if own else priors
+
+
+def _with_own(priors: Priors, layout: Layout, own: Priors) -> dict[str, Prior]:
+    """Return priors with the user's in place of defaults; refuse names that the formula does not have."""
+    terms = {term.name for term in layout.common.terms} | {g.sd for g in layout.groups}
+    for name in priors:
+        terms |= {*keys_of(name, layout)} - {"b", "sd", "cor"}
+    _check_keys(own, {*priors, *terms})
+    return {name: _chosen(name, prior, layout, own) for name, prior in priors.items()}
 
 
 def _of_steps(term: Term, step: float, schema: Schema) -> dict[str, Prior]:
@@ -130,22 +125,21 @@ def _of_steps(term: Term, step: float, schema: Schema) -> dict[str, Prior]:
 
 
 def _of_group(term: GroupTerm, schema: Schema, spread: float, unit: float) -> dict[str, Prior]:
-    found: dict[str, Prior] = {}
+    priors: dict[str, Prior] = {}
     for name in term.entries:
         curve = name not in term.columns
         plain = name == INTERCEPT or curve or name in term.design.coded
         size = 1.0 if plain else schema.design[name].sd or 1.0
         site = term.sd if term.is_single else f"{term.sd}[{name}]"
-        found[site] = half_student(float(f"{spread / size:.6g}"), float(f"{unit / size:.6g}"))
+        priors[site] = half_student(float(f"{spread / size:.6g}"), float(f"{unit / size:.6g}"))
     if term.group.kind == "escar":
-        found[f"rho_{term.site}"] = dist.Beta(1.0, 1.0)
+        priors[f"rho_{term.site}"] = dist.Beta(1.0, 1.0)
     if term.places:
-        from hierfl.formulas.smooth_sources import lengths_of
-        from hierfl.formulas.smooths import length_prior
+        from hierfl.formulas.smooths import length_prior, lengths_of
 
-        for site, one in lengths_of(term).items():
-            found[site] = length_prior(one.smooth)  # type: ignore[arg-type]
-    return found | ({term.cor: 1.0} if term.cor else {})
+        for site, curve_term in lengths_of(term).items():
+            priors[site] = length_prior(curve_term.smooth)  # type: ignore[arg-type]
+    return priors | ({term.cor: 1.0} if term.cor else {})
 
 
 def is_of(name: str, site: str) -> bool:
@@ -153,20 +147,20 @@ def is_of(name: str, site: str) -> bool:
     return name == site or name.startswith(f"{site}[")
 
 
-def keys_of(name: str, found: Layout) -> list[str]:
+def keys_of(name: str, layout: Layout) -> list[str]:
     """Return what a user may call a site or column, its own name first."""
     keys = [name]
-    keys += [term.name for term in found.common.terms if name in term.columns]
-    if name in found.common.columns:
+    keys += [term.name for term in layout.common.terms if name in term.columns]
+    if name in layout.common.columns:
         keys.append("b")
-    for one in found.common.terms:
-        for kind, more in (("b", [one.name, "b"]), ("simplex", [])) if one.monotone else ():
+    for one in layout.common.terms:
+        for kind, shared in (("b", [one.name, "b"]), ("simplex", [])) if one.monotone else ():
             site = f"{kind}_{one.name}"
-            keys += [site, *more] if name in one.of_curves(site) else []
+            keys += [site, *shared] if name in one.of_curves(site) else []
         for kind in one.smooth.kinds if one.smooth else ():
             site = f"{kind}_{one.name}"
             keys += [site, kind] if is_of(name, site) else []
-    for term in found.groups:
+    for term in layout.groups:
         if is_of(name, term.sd):
             keys += [term.sd, "sd"]
         if name == term.cor:
@@ -178,9 +172,9 @@ def keys_of(name: str, found: Layout) -> list[str]:
     return keys
 
 
-def _chosen(name: str, default: Prior, found: Layout, own: Priors) -> Prior:
+def _chosen(name: str, default: Prior, layout: Layout, own: Priors) -> Prior:
     """Return the user's prior of a site or column, by its own name first, or the default."""
-    keys = keys_of(name, found)
+    keys = keys_of(name, layout)
     prior: Any = next((own[key] for key in keys if key in own), default)
     if isinstance(prior, str):
         prior = of_text(name, prior, default)
@@ -191,15 +185,13 @@ def _chosen(name: str, default: Prior, found: Layout, own: Priors) -> Prior:
             )
         return float(prior)
     if not is_distribution(prior):
-        raise TypeError(
-            f"the prior of '{name}' is {prior!r}: give a distribution of Pyro, such as "
-            "dist.Normal(0, 1), or 'normal(0, 1)'"
-        )
+        fix = "give a distribution of Pyro, such as dist.Normal(0, 1), or 'normal(0, 1)'"
+        raise TypeError(f"the prior of '{name}' is {prior!r}: {fix}")
     if name == "thresholds" and not prior.shape():
         prior = _of_each(prior, default)
     if not {"sd", "sds", "sdgp"}.isdisjoint(keys):
         check_scale(f"the prior of '{name}'", prior)
-    _check_values(name, default, prior, [len(t.columns) for t in found.common.terms])
+    _check_values(name, default, prior, [len(t.columns) for t in layout.common.terms])
     return prior
 
 
@@ -220,24 +212,18 @@ def _check_values(name: str, default: Any, prior: Any, sizes: Sequence[int]) -> 
     for value in (-1.0, 2.0):
         at = torch.full(shape, value)
         if prior.support.check(at).any() and not default.support.check(at).all():
-            raise ValueError(
-                f"the prior of '{name}' is {prior}, which allows {value:g}: it must have the "
-                f"values of its default, {as_source(default)}"
-            )
+            fix = f"it must have the values of its default, {as_source(default)}"
+            raise ValueError(f"the prior of '{name}' is {prior}, which allows {value:g}: {fix}")
 
 
 def _check_keys(own: Priors, sites: set[str]) -> None:
-    known = {*sites, "b", "sd", "cor"}
+    keys = {*sites, "b", "sd", "cor"}
     for key in own:
         if key in ("b", "sd", "cor") and key in sites:
-            raise ValueError(
-                f"priors has '{key}', which is a column and stands for many priors too: rename the "
-                "column"
-            )
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
+            what = "which is a column and stands for many priors too"
+            raise ValueError(f"priors has '{key}', {what}: rename the column")
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, 1)
             advice = f"did you mean '{near[0]}'? " if near else ""
-            raise ValueError(
-                f"priors has '{key}', which the formula does not have: {advice}it has "
-                f"{', '.join(sorted(known))}"
-            )
+            fix = f"{advice}it has {', '.join(sorted(keys))}"
+            raise ValueError(f"priors has '{key}', which the formula does not have: {fix}")

@@ -79,9 +79,9 @@ def answering(
     if question.kind == "rows":
         return lambda frame, client: len(frame)
     if question.kind == "columns":
-        known = frozenset(question.known)
+        agreed_levels = frozenset(question.known)
         return lambda frame, client: of_columns(
-            coarse_frame(frame, kinds, declared, least), kinds, client, least, known
+            coarse_frame(frame, kinds, declared, least), kinds, client, least, agreed_levels
         )
     allowed = {*kinds, *(declared.rows_of if declared else ())}
     if question.kind in ("outside", "groups"):
@@ -163,9 +163,9 @@ ANSWERS: dict[Kind, Any] = {
 }
 
 
-def answer_of_json(question: Question, found: Any) -> Any:
+def answer_of_json(question: Question, document: Any) -> Any:
     """Return the answer of some JSON that `written` made of `own_answer`'s, or raise ValueError."""
     try:
-        return made_of(ANSWERS[question.kind], found)
+        return made_of(ANSWERS[question.kind], document)
     except ValueError as error:
         raise ValueError(f"it is no answer to '{question.kind}' ({error})") from error

@@ -10,9 +10,8 @@ from torch.distributions import Distribution
 
 from hierfl.core.arguments import shown
 from hierfl.formulas.expressions import Call, Dot, Expression, Operation, summands, within
-from hierfl.formulas.grammar import Reader
+from hierfl.formulas.grammar import Reader, refused
 from hierfl.formulas.priors import keys_of
-from hierfl.formulas.tokens import refused
 from hierfl.models.families import as_source
 
 
@@ -46,7 +45,7 @@ def _prior(prior: Any) -> str:
 def prior_table(formula: Any) -> pd.DataFrame:
     """Return a row for each prior of a formula with a schema."""
     layouts = formula.layouts
-    correlations = {term.cor for found in layouts for term in found.groups if term.cor}
+    correlations = {term.cor for layout in layouts for term in layout.groups if term.cor}
     keys = {site: set(keys_of(site, formula.layout)) for site in formula.all_priors}
     for parameter in formula.parameters.values():
         for site in parameter.own(formula.all_priors):
@@ -55,8 +54,8 @@ def prior_table(formula: Any) -> pd.DataFrame:
     rows = []
     for site, prior in formula.all_priors.items():
         text = f"LKJ({prior:g})" if site in correlations else _prior(prior)
-        given = any(key in formula.priors for key in keys[site])
-        rows.append((site, text, "user" if given else "default"))
+        is_given = any(key in formula.priors for key in keys[site])
+        rows.append((site, text, "user" if is_given else "default"))
     return pd.DataFrame(rows, columns=["site", "prior", "source"])
 
 
@@ -76,8 +75,8 @@ def updated(old: str, new: str) -> str:
     if several:
         raise ValueError(f"the update '{new}' has several formulas: declare them by hierfl.formula")
     first, *others = Reader(old).formulas()
-    assert first.left is not None
-    response = first.left if change.left is None else _filled(change.left, first.left)
+    assert first.target is not None
+    response = first.target if change.target is None else _filled(change.target, first.target)
     terms = list[tuple[str, Expression]]()
     for sign, term in summands(change.right):
         if isinstance(term, Dot) and sign == "+":
@@ -89,11 +88,8 @@ def updated(old: str, new: str) -> str:
         elif sign == "-" and ("+", term) in terms:
             terms.remove(("+", term))
         elif sign == "-" and isinstance(term, Operation) and term.is_bar:
-            raise refused(
-                new,
-                term.at,
-                f"the formula '{old}' has no term '({term})' to take away: leave it out",
-            )
+            message = f"the formula '{old}' has no term '({term})' to take away: leave it out"
+            raise refused(new, term.at, message)
         elif (sign, term) not in terms:
             terms.append((sign, term))
     written = " ".join(f"{sign} {_in_sum(term)}" for sign, term in terms).removeprefix("+ ") or "1"
@@ -102,8 +98,8 @@ def updated(old: str, new: str) -> str:
 
 def _in_sum(term: Expression) -> str:
     """Return a term as it stands in a sum."""
-    apart = isinstance(term, Operation) and (term.is_bar or term.is_sum)
-    return f"({term})" if apart else str(term)
+    is_wrapped = isinstance(term, Operation) and (term.is_bar or term.is_sum)
+    return f"({term})" if is_wrapped else str(term)
 
 
 def _filled(expression: Expression, dot: Expression) -> Expression:

@@ -1,20 +1,23 @@
-"""Smooth terms, `s(x)` and `gp(x)`: their columns, sites and priors."""
+"""Smooth terms, `s(x)` and `gp(x)`: their columns, sites and priors, and their lines of the program."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pyro.distributions as dist
+from torch import Tensor
 
-from hierfl.formulas.design_terms import Smooth, Term
+from hierfl.formulas.design_terms import FLOOR, Smooth, Term
 from hierfl.formulas.expressions import Call, Name
 from hierfl.formulas.functions import LONG, SHORT
+from hierfl.formulas.layout import GroupTerm
 from hierfl.formulas.schema import Schema
-from hierfl.models.families import half_student
+from hierfl.formulas.writer import Writer, independent
+from hierfl.models.families import as_source, half_student
 from hierfl.models.priors import Prior
 
 if TYPE_CHECKING:
@@ -30,16 +33,16 @@ def named_smooth(call: Call, schema: Schema) -> tuple[Term, ...]:
     size = len(constants.knots) - 2 if is_spline else constants.degree
     by = call.option("by")
     levels = schema.columns[by.name].levels if isinstance(by, Name) else ()
-    parts = frozenset([call])
+    made_of = frozenset([call])
     numbers = tuple(map(str, range(1, size + 1)))
     coords = tuple(f"{level}:{n}" for level in levels for n in numbers) or numbers
     smooth = Smooth(call.callee, size, levels, constants, by is not None)
-    curves = Term(name, labels(name, coords), coords, parts, smooth=smooth)
+    curves = Term(name, labels(name, coords), coords, made_of, smooth=smooth)
     if not is_spline:
         return (curves,)
     line = f"linear_{name}"
     coords = levels or ((by.name, f"{by.name}:{call.args[0]}") if isinstance(by, Name) else ())
-    return Term(line, labels(line, coords) or (line,), coords, parts), curves
+    return Term(line, labels(line, coords) or (line,), coords, made_of), curves
 
 
 def check_constants(terms: Sequence[Term]) -> None:
@@ -48,10 +51,8 @@ def check_constants(terms: Sequence[Term]) -> None:
     for line, curves in pairwise(terms):
         if curves.smooth and curves.smooth.kind == "s" and not curves.smooth.levels:
             for name in {*line.coords[:1]} & every:
-                raise ValueError(
-                    f"'{curves.name}' holds the effect of '{name}' already, as in mgcv: take the term "
-                    f"'{name}' out"
-                )
+                what = f"'{curves.name}' holds the effect of '{name}' already, as in mgcv"
+                raise ValueError(f"{what}: take the term '{name}' out")
 
 
 def labels(name: str, coords: Sequence[str]) -> tuple[str, ...]:
@@ -68,11 +69,11 @@ def sites_of(term: Term) -> dict[str, str]:
 def scale_priors(term: Term, spread: float, unit: float) -> dict[str, Prior]:
     """Return the priors of a common smooth's scales, by level."""
     assert term.smooth is not None
-    found: dict[str, Prior] = {}
+    priors: dict[str, Prior] = {}
     for kind, site in sites_of(term).items():
         prior = length_prior(term.smooth) if kind == "lscale" else half_student(spread, unit)
-        found |= dict.fromkeys(labels(site, term.smooth.levels) or (site,), prior)
-    return found
+        priors |= dict.fromkeys(labels(site, term.smooth.levels) or (site,), prior)
+    return priors
 
 
 def length_prior(smooth: Smooth) -> dist.InverseGamma:
@@ -109,10 +110,8 @@ def entries_of(
     """Return what has a standard deviation of its own in a group, and the place of each column's."""
     owner = {c: t.name for t in terms if t.smooth for c in t.columns}
     if group.correlated:
-        raise ValueError(
-            f"the term '{group.text}' has '{next(iter(owner.values()))}', which has no correlations: "
-            f"write ({group.terms} || {group.name})"
-        )
+        curve, fix = next(iter(owner.values())), f"write ({group.terms} || {group.name})"
+        raise ValueError(f"the term '{group.text}' has '{curve}', which has no correlations: {fix}")
     if lost := [t.name for t in terms if t.smooth and t.smooth.has_by]:
         raise ValueError(
             f"the term '{group.text}' has '{lost[0]}': leave by= out, or let it stand alone"
@@ -120,3 +119,93 @@ def entries_of(
     names = [owner.get(column, column) for column in columns]
     entries = tuple(dict.fromkeys(names))
     return entries, tuple(map(entries.index, names))
+
+
+# ------------------------------------------------------------ the program
+def write_smooth(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: int) -> None:
+    """Write the scales of a common smooth, and its coefficients."""
+    assert term.smooth is not None
+    check_one(term.name, outputs)
+    levels, sites = term.smooth.levels, sites_of(term)
+    for site in sites.values():
+        shape = [len(levels)] if levels else []
+        names = labels(site, levels) or (site,)
+        out.sample(site, independent(priors, names, shape), note=", ".join(levels))
+    first = out.named(sites[term.smooth.kinds[0]])
+    if term.smooth.kind == "gp":
+        per_level = f"{first}[:, None]" if levels else first
+        scale = f"{per_level} * {_shape(out, term.smooth, sites['lscale'])}"
+        scale = f"({scale}).flatten()" if levels else scale
+    else:
+        scale = f"{first}.repeat_interleave({term.smooth.size})" if levels else first
+    out.sample(term.name, f"dist.Normal(torch.zeros({len(term.columns)}), {scale}).to_event(1)")
+
+
+def check_one(name: str, outputs: int) -> None:
+    """Refuse a smooth in several predictors."""
+    if outputs > 1:
+        raise ValueError(
+            f"'{name}' is for one predictor, and the response has {outputs}: take bs(x, df=5)"
+        )
+
+
+def _shape(out: Writer, smooth: Smooth, site: str) -> str:
+    """Write the relative sds of sines, and return their name."""
+    length = out.named(site) + ("[:, None]" if smooth.levels else "")
+    waves = f"{smooth.step:.9g} * torch.arange(1.0, {smooth.size + 1}.0)"
+    unit = math.sqrt(2.0 * math.pi) / smooth.constants.boundary
+    name = out.named(f"shape_{site.removeprefix('lscale_')}")
+    out.add(
+        f"{name} = ({unit:.9g} * {length} * torch.exp(-0.5 * ({length} * {waves}) ** 2) + {FLOOR:g})"
+        ".sqrt()"
+    )
+    return name
+
+
+def vector(out: Writer, terms: Sequence[Term], names: Sequence[str]) -> str:
+    """Return the coefficients of some common columns as one vector, where some are those of curves."""
+    pieces = []
+    for term in terms:
+        at = [place for place, name in enumerate(term.columns) if name in names]
+        if at and not term.coords:
+            pieces.append(f"{out.named(term.name)}[None]")
+        elif at:
+            every = len(at) == len(term.columns)
+            pieces.append(out.named(term.name) + ("" if every else f"[{at}]"))
+    return pieces[0] if len(pieces) == 1 else f"torch.cat([{', '.join(pieces)}])"
+
+
+def lengths_of(group: GroupTerm) -> dict[str, Term]:
+    """Return the site of the length scale of each `gp` of a group, and its term."""
+    return {
+        f"lscale_{group.site}_{term.name}": term
+        for term in group.design.terms
+        if term.smooth and term.smooth.kind == "gp"
+    }
+
+
+def write_spread(out: Writer, group: GroupTerm, priors: Mapping[str, Prior], outputs: int) -> str:
+    """Write the length scales of a group; return the standard deviation of each column, as code."""
+    check_one(group.group.text, outputs)
+    scale, shapes = f"{out.named(group.sd)}[{list(group.places)}]", {}
+    for site, term in lengths_of(group).items():
+        assert term.smooth is not None
+        out.sample(site, as_source(priors[site]))
+        shapes[term.name] = _shape(out, term.smooth, site)
+    if not shapes:
+        return scale
+    pieces = [
+        shapes.get(name, f"torch.ones({group.places.count(place)})")
+        for place, name in enumerate(group.entries)
+    ]
+    return f"{scale} * " + (pieces[0] if len(pieces) == 1 else f"torch.cat([{', '.join(pieces)}])")
+
+
+def drawn_spread(group: GroupTerm, shared: Mapping[str, Tensor]) -> Tensor:
+    """Return the standard deviation of each column of a group at each draw, (S, q)."""
+    spread = shared[group.sd].reshape(len(shared[group.sd]), -1)[:, list(group.places)]
+    for site, term in lengths_of(group).items():
+        at = [group.columns.index(name) for name in term.columns]
+        assert term.smooth is not None
+        spread[:, at] = spread[:, at] * term.smooth.shape(shared[site])
+    return spread

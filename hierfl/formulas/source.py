@@ -5,27 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.design_terms import Term
-from hierfl.formulas.layout import (
+from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
+from hierfl.formulas.schema import Schema
+from hierfl.formulas.writer import (
     AT_MEANS,
     CENTERED,
     INTERCEPT,
     TAKEN,
     THRESHOLDS,
-    GroupTerm,
-    Layout,
     Writer,
     independent,
-    rows_of_above,
+    means_of,
+    write_moved,
 )
-from hierfl.formulas.origin import means_of, write_moved
-from hierfl.formulas.parameter_layouts import Parameter
-from hierfl.formulas.schema import Schema
 from hierfl.models.families import as_source
 from hierfl.models.priors import Prior
+
+if TYPE_CHECKING:
+    from hierfl.formulas.formula import Formula
 
 HEAD = """import pyro
 import pyro.distributions as dist
@@ -36,66 +37,64 @@ from hierfl.models import families
 
 
 @hierfl.model
-def {name}(batch):
+def model(batch):
     \"\"\"{title}\"\"\"
 """
 
 
-def source(
-    declared: Declaration,
-    schema: Schema,
-    found: Layout,
-    priors: Mapping[str, Prior],
-    name: str,
-    parameters: Sequence[Parameter] = (),
-) -> str:
-    """Return the program of a formula as a function called `name`, its priors from `all_priors`."""
+def source(formula: Formula) -> str:
+    """Return the program of a formula, as a function called `model`."""
+    declared, schema, layout = formula.declared, formula.agreed, formula.layout
     outputs = declared.family.outputs(response_of(declared, schema))
-    out, layouts = Writer(), [found]
+    out, priors, parameters = Writer(), formula.all_priors, [*formula.parameters.values()]
     for own in parameters:
-        layouts.append(own.layout)
         suffixes = (own.layout.suffix, f"_by{own.layout.suffix}")
         out.taken = {*out.taken, *(f"{word}{end}" for word in TAKEN for end in suffixes)}
-    _global_sites(out, declared, schema, found, priors, outputs)
-    _base(out, found, outputs)
+    _global_sites(out, declared, schema, layout, priors, outputs)
+    _base(out, layout, outputs)
     for own in parameters:
         _global_sites(out, own.declared, schema, own.layout, own.own(priors), 1)
         _base(out, own.layout, 1)
     out.add("with batch.clients():")
     out.indent = 2
-    for each in layouts:
-        wide = outputs if each is found else 1
-        for term in each.at("clients"):
-            _own(out, each, term, wide)
-        for term in each.at("within"):  # as many groups as the largest client has
+    for some in formula.layouts:
+        wide = outputs if some is layout else 1
+        for term in some.at("clients"):
+            _own(out, some, term, wide)
+        for term in some.at("within"):  # as many groups as the largest client has
             out.sample(term.site, _deviations(out, term, wide))
     out.add("with batch.data():")
     out.indent = 3
-    _predictor(out, schema, found, outputs)
+    _predictor(out, schema, layout, outputs)
     for own in parameters:
         _predictor(out, schema, own.layout, 1)
-        if own.is_covariate:
-            continue
-        out.add(f"{out.named(own.name)} = eta{own.layout.suffix}{own.inverse}")
+        if not own.is_covariate:
+            out.add(f"{out.named(own.name)} = eta{own.layout.suffix}{own.inverse}")
     if "weights" in declared.parts.additions:
         out.add("with pyro.poutine.scale(scale=batch.weights):")
         out.indent = 4
+    likelihood = _likelihood(out, formula)
+    out.add(f"pyro.sample({declared.parts.response!r}, {likelihood}, obs=batch.y)")
+    return HEAD.format(title=_title(declared, schema)) + "\n".join(out.lines) + "\n"
+
+
+def _likelihood(out: Writer, formula: Formula) -> str:
+    """Return the distribution of a row as code, whose parameters have their Python names."""
+    declared, schema = formula.declared, formula.agreed
     likelihood = declared.family.expression(additions_of(declared))
     if declared.imputed:
         from hierfl.formulas.imputed import stepped, write_imputed
 
         for covariate in declared.imputed:
-            step = stepped(found, covariate)
+            step = stepped(formula.layout, covariate)
             if step.read:
                 out.add(f"read{step.suffix} = read")
             _predictor(out, schema, step, 1)
         likelihood = write_imputed(out, declared, likelihood)
     for site in declared.family.parameters(response_of(declared, schema)):
-        if (name_here := out.named(site)) != site:
-            likelihood = re.sub(rf"(?<![\w.]){re.escape(site)}(?!\w|=)", name_here, likelihood)
-    out.add(f"pyro.sample({declared.parts.response!r}, {likelihood}, obs=batch.y)")
-    head = HEAD.format(name=name, title=_title(declared, schema))
-    return head + "\n".join(out.lines) + "\n"
+        if (name := out.named(site)) != site:
+            likelihood = re.sub(rf"(?<![\w.]){re.escape(site)}(?!\w|=)", name, likelihood)
+    return likelihood
 
 
 def _title(declared: Declaration, schema: Schema) -> str:
@@ -108,9 +107,9 @@ def _title(declared: Declaration, schema: Schema) -> str:
 
 def additions_of(declared: Declaration) -> tuple[str, ...]:
     """Return the additions that the likelihood reads: event() is the code of cens()."""
-    given = set(declared.parts.additions)
-    codes = {"cens"} if "event" in given else set()
-    return tuple(sorted((given | codes) - {"event", "weights"}))
+    additions = set(declared.parts.additions)
+    codes = {"cens"} if "event" in additions else set()
+    return tuple(sorted((additions | codes) - {"event", "weights"}))
 
 
 # ------------------------------------------------------------ sites outside the clients plate
@@ -118,42 +117,42 @@ def _global_sites(
     out: Writer,
     declared: Declaration,
     schema: Schema,
-    found: Layout,
+    layout: Layout,
     priors: Mapping[str, Prior],
     outputs: int,
 ) -> None:
     """Write the sites outside the clients plate."""
     of_family = declared.family.parameters(response_of(declared, schema))
     wide = f".expand([{outputs}]).to_event(1)" if outputs > 1 else ""
-    if found.has_intercept:
-        note = AT_MEANS if found.means else ""
-        out.sample(found.sampled_intercept, as_source(priors[INTERCEPT]) + wide, note=note)
-    for term in found.common.terms:
+    if layout.has_intercept:
+        note = AT_MEANS if layout.means else ""
+        out.sample(layout.sampled_intercept, as_source(priors[INTERCEPT]) + wide, note=note)
+    for term in layout.common.terms:
         if term.monotone or term.smooth:
             _steps(out, term, priors, outputs)
             continue
-        each = len(response_of(declared, schema).levels) - 1 if term.by_step else outputs
-        shape = ([len(term.columns)] if term.coords else []) + ([each] if each > 1 else [])
+        width = len(response_of(declared, schema).levels) - 1 if term.by_step else outputs
+        shape = ([len(term.columns)] if term.coords else []) + ([width] if width > 1 else [])
         out.sample(term.name, independent(priors, term.columns, shape), note=", ".join(term.coords))
-    for group in found.groups:
+    for group in layout.groups:
         _group_sites(out, group, schema, priors, outputs)
     for name in filter(priors.__contains__, of_family):  # the others have terms of their own
         prior: Any = priors[name]
         dims = len(getattr(prior, "batch_shape", ()))
-        moved = name == THRESHOLDS and found.threshold_means
+        moved = name == THRESHOLDS and layout.threshold_means
         site, note = (f"{name}{CENTERED}", AT_MEANS) if moved else (name, "")
         out.sample(site, as_source(prior.to_event(dims) if dims else prior), note=note)
-    for group in (*found.at("above"), *found.at("crossed")):
+    for group in (*layout.at("above"), *layout.at("crossed")):
         if group.group.kind:
             continue
-        few = ", ".join(group.levels[:4]) + (", ..." if len(group.levels) > 4 else "")
-        out.sample(group.site, _deviations(out, group, outputs), note=few)
+        some = ", ".join(group.levels[:4]) + (", ..." if len(group.levels) > 4 else "")
+        out.sample(group.site, _deviations(out, group, outputs), note=some)
 
 
 def _steps(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: int) -> None:
     """Write a monotonic effect, the mean step of levels, the shares of each and their products; or a smooth."""
     if term.smooth:
-        from hierfl.formulas.smooth_sources import write_smooth
+        from hierfl.formulas.smooths import write_smooth
 
         return write_smooth(out, term, priors, outputs)
     if outputs > 1:
@@ -179,14 +178,14 @@ def _group_sites(
     size = len(group.entries) * outputs
     names = [group.sd] if group.is_single else [f"{group.sd}[{c}]" for c in group.entries]
     shape = [] if size == 1 and group.is_single else [size]
-    each = names if outputs == 1 else [name for name in names for _ in range(outputs)]
+    entry_names = names if outputs == 1 else [name for name in names for _ in range(outputs)]
     note = "" if group.is_single else ", ".join(group.entries)
     if outputs == 1 and (means := means_of(group, schema)):
         return write_moved(out, group, priors, means)
-    out.sample(group.sd, independent(priors, each, shape), note=note)
+    out.sample(group.sd, independent(priors, entry_names, shape), note=note)
     out.scales[group.site] = out.named(group.sd)
     if group.places:
-        from hierfl.formulas.smooth_sources import write_spread
+        from hierfl.formulas.smooths import write_spread
 
         out.scales[group.site] = write_spread(out, group, priors, outputs)
     if group.group.kind:
@@ -216,52 +215,52 @@ def _deviations(out: Writer, group: GroupTerm, outputs: int) -> str:
 
 
 # ------------------------------------------------------------ means of own sites
-def _column(out: Writer, found: Layout, name: str) -> str:
+def _column(out: Writer, layout: Layout, name: str) -> str:
     """Return the coefficient of one common column as an expression."""
-    for term in found.common.terms:
+    for term in layout.common.terms:
         if name in term.columns:
             at = f"[{term.columns.index(name)}]" if term.coords else ""
             return out.named(term.name) + at
     raise KeyError(name)
 
 
-def vector_of(out: Writer, found: Layout, names: Sequence[str]) -> str:
+def vector_of(out: Writer, layout: Layout, names: Sequence[str]) -> str:
     """Return the coefficients of some common columns as one vector, (P,) or (P, outputs)."""
-    for term in found.common.terms:
+    for term in layout.common.terms:
         if term.coords and tuple(names) == term.columns:
             return out.named(term.name)
-    if found.common.is_smooth:
-        from hierfl.formulas.smooth_sources import vector
+    if layout.common.is_smooth:
+        from hierfl.formulas.smooths import vector
 
-        return vector(out, found.common.terms, names)
-    return f"torch.stack([{', '.join([_column(out, found, name) for name in names])}])"
+        return vector(out, layout.common.terms, names)
+    return f"torch.stack([{', '.join([_column(out, layout, name) for name in names])}])"
 
 
-def _base(out: Writer, found: Layout, outputs: int) -> None:
+def _base(out: Writer, layout: Layout, outputs: int) -> None:
     """Write the predictor of a row whose columns are all zero, which is the intercept as it is reported."""
-    start = out.named(found.sampled_intercept) if found.has_intercept else ""
-    if found.read:
-        out.add(f"read{found.suffix} = {vector_of(out, found, found.read)}")
-    if found.threshold_means:
-        from hierfl.formulas.by_step import write_origin
+    start = out.named(layout.sampled_intercept) if layout.has_intercept else ""
+    if layout.read:
+        out.add(f"read{layout.suffix} = {vector_of(out, layout, layout.read)}")
+    if layout.threshold_means:
+        from hierfl.formulas.writer import write_origin
 
-        write_origin(out, found, partial(vector_of, out, found))
-    if not found.means:
-        out.add(f"base{found.suffix} = {start or 'torch.zeros(())'}")
+        write_origin(out, layout, partial(vector_of, out, layout))
+    if not layout.means:
+        out.add(f"base{layout.suffix} = {start or 'torch.zeros(())'}")
         return
-    means = ", ".join(f"{mean:.9g}" for mean in found.means.values())
-    out.add(f"means{found.suffix} = torch.tensor([{means}])")
-    names = tuple(found.means)
-    slopes = f"read{found.suffix}" if names == found.read else vector_of(out, found, names)
-    wide = "means[:, None]" if outputs > 1 else f"means{found.suffix}"
-    out.add(f"base{found.suffix} = {start + ' ' if start else ''}- ({wide} * {slopes}).sum(0)")
-    if found.has_intercept:  # where all predictors are 0
-        out.add(f"pyro.deterministic({found.intercept!r}, base{found.suffix})")
+    means = ", ".join(f"{mean:.9g}" for mean in layout.means.values())
+    out.add(f"means{layout.suffix} = torch.tensor([{means}])")
+    names = tuple(layout.means)
+    slopes = f"read{layout.suffix}" if names == layout.read else vector_of(out, layout, names)
+    wide = "means[:, None]" if outputs > 1 else f"means{layout.suffix}"
+    out.add(f"base{layout.suffix} = {start + ' ' if start else ''}- ({wide} * {slopes}).sum(0)")
+    if layout.has_intercept:  # where all predictors are 0
+        out.add(f"pyro.deterministic({layout.intercept!r}, base{layout.suffix})")
 
 
-def _own(out: Writer, found: Layout, term: GroupTerm, outputs: int) -> None:
+def _own(out: Writer, layout: Layout, term: GroupTerm, outputs: int) -> None:
     """Write one local site: the client's own coefficients."""
-    means = [_mean(out, found, term, name, outputs) for name in term.columns]
+    means = [_mean(out, layout, term, name, outputs) for name in term.columns]
     scale, cor = out.scales[term.site], term.cor and out.named(term.cholesky)
     if term.is_single and outputs == 1:
         out.sample(term.site, f"dist.Normal({means[0]}, {scale})")
@@ -277,49 +276,49 @@ def _own(out: Writer, found: Layout, term: GroupTerm, outputs: int) -> None:
         out.sample(term.site, f"dist.Normal(loc, {scale}).to_event(1)")
 
 
-def _mean(out: Writer, found: Layout, term: GroupTerm, name: str, outputs: int) -> str:
+def _mean(out: Writer, layout: Layout, term: GroupTerm, name: str, outputs: int) -> str:
     """Return the mean of one own coefficient: the common one, and what lies above the client."""
-    if found.own.get(name) is not term:
+    if layout.own.get(name) is not term:
         return "torch.zeros(())"
-    parts = []
+    means = []
     if name == INTERCEPT:
-        parts.append(f"base{found.suffix}")
-    elif name in found.common.columns:
-        parts.append(_column(out, found, name))
-    for group in found.at("above"):
+        means.append(f"base{layout.suffix}")
+    elif name in layout.common.columns:
+        means.append(_column(out, layout, name))
+    for group in layout.at("above"):
         if name in group.columns:
             place = group.columns.index(name)
             several = f"[..., {place * outputs}:{(place + 1) * outputs}]"
             at = several if outputs > 1 else "" if group.is_single else f"[..., {place}]"
-            parts.append(f"{out.named(group.site)}[batch.{group.index}]{at}")
-    return " + ".join(parts) or "torch.zeros(())"
+            means.append(f"{out.named(group.site)}[batch.{group.index}]{at}")
+    return " + ".join(means) or "torch.zeros(())"
 
 
 # ------------------------------------------------------------ the predictor
-def _predictor(out: Writer, schema: Schema, found: Layout, outputs: int) -> None:
-    parts = [] if INTERCEPT in found.own else [f"base{found.suffix}"]
-    if found.common.offsets:
-        parts.append("batch.offset[..., None]" if outputs > 1 else "batch.offset")
-    if found.read:
-        parts.append(_product(f"batch.x{found.suffix}", f"read{found.suffix}", outputs))
-    for term in found.at("clients"):
+def _predictor(out: Writer, schema: Schema, layout: Layout, outputs: int) -> None:
+    summands = [] if INTERCEPT in layout.own else [f"base{layout.suffix}"]
+    if layout.common.offsets:
+        summands.append("batch.offset[..., None]" if outputs > 1 else "batch.offset")
+    if layout.read:
+        summands.append(_product(f"batch.x{layout.suffix}", f"read{layout.suffix}", outputs))
+    for term in layout.at("clients"):
         own = out.named(term.site)
         if term.is_single:
-            parts.append(own)
+            summands.append(own)
         elif outputs > 1:
             shaped = f"{own}.unflatten(-1, ({len(term.columns)}, {outputs}))"
-            parts.append(_product(f"batch.{term.field}", shaped, outputs))
+            summands.append(_product(f"batch.{term.field}", shaped, outputs))
         else:
-            parts.append(_product(f"batch.{term.field}", own, outputs))
-    for term in (*found.at("above"), *found.at("crossed"), *found.at("within")):
-        if term.place == "above" and not rows_of_above(found, term):
+            summands.append(_product(f"batch.{term.field}", own, outputs))
+    for term in (*layout.at("above"), *layout.at("crossed"), *layout.at("within")):
+        if term.place == "above" and not rows_of_above(layout, term):
             continue
-        parts.append(_of_groups(out, found, term, outputs))
-    out.add(f"eta{found.suffix} = {' + '.join(parts)}")
-    if found.steps:
-        from hierfl.formulas.by_step import write_thresholds
+        summands.append(_of_groups(out, layout, term, outputs))
+    out.add(f"eta{layout.suffix} = {' + '.join(summands)}")
+    if layout.steps:
+        from hierfl.formulas.writer import write_thresholds
 
-        write_thresholds(out, vector_of(out, found, found.steps))
+        write_thresholds(out, vector_of(out, layout, layout.steps))
 
 
 def _product(rows: str, coefficients: str, outputs: int) -> str:
@@ -328,7 +327,7 @@ def _product(rows: str, coefficients: str, outputs: int) -> str:
     return f"({rows} * {coefficients}).sum(-1)"
 
 
-def _of_groups(out: Writer, found: Layout, term: GroupTerm, outputs: int) -> str:
+def _of_groups(out: Writer, layout: Layout, term: GroupTerm, outputs: int) -> str:
     """Return what the groups of a term add to the predictor of each row."""
     value, index = out.named(term.site), f"batch.{term.index}"
     if term.place == "within":

@@ -31,52 +31,49 @@ from hierfl.models.priors import Prior
 
 if TYPE_CHECKING:
     from hierfl.formulas.declaration import Declaration
-    from hierfl.formulas.layout import GroupTerm, Writer
+    from hierfl.formulas.layout import GroupTerm
+    from hierfl.formulas.writer import Writer
 
 Known = tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]  # names, and rows of a matrix
 NEAR_ONE = 1.0 - 1e-7  # of w: the precision has no zero at rho = 1
 
 
-def matrix_of(name: str, given: Any) -> Known:
+def matrix_of(name: str, frame: Any) -> Known:
     """Return a user's matrix with the names of its groups, checked to be symmetric."""
-    if not isinstance(given, pd.DataFrame):
-        raise TypeError(
-            f"data2 has '{name}', a {type(given).__name__}: give a frame whose index and columns "
-            "name the groups, pd.DataFrame(matrix, index=names, columns=names)"
+    if not isinstance(frame, pd.DataFrame):
+        fix = (
+            "give a frame with the groups' names, pd.DataFrame(matrix, index=names, columns=names)"
         )
-    rows, columns = ([level_name(v) for v in of] for of in (given.index, given.columns))
+        raise TypeError(f"data2 has '{name}', a {type(frame).__name__}: {fix}")
+    rows, columns = ([level_name(v) for v in of] for of in (frame.index, frame.columns))
     if len({*rows}) < len(rows) or rows != columns:
-        raise ValueError(
-            f"the index and the columns of '{name}' in data2 are not the same different names: "
-            f"the first are {', '.join(rows[:3])} and {', '.join(columns[:3])}"
-        )
+        what = f"of which the first are {', '.join(rows[:3])} and {', '.join(columns[:3])}"
+        raise ValueError(f"index and columns of '{name}' in data2 are not the same names, {what}")
     refuse_similar({*rows}, f"the groups of '{name}'")
-    if not all(dtype.kind in "iufb" for dtype in given.dtypes):
+    if not all(dtype.kind in "iufb" for dtype in frame.dtypes):
         raise TypeError(f"'{name}' in data2 holds other values than numbers: correct it")
-    values = given.to_numpy(dtype=np.float64)
+    values = frame.to_numpy(dtype=np.float64)
     if not np.isfinite(values).all() or not np.allclose(values, values.T, rtol=1e-8, atol=0.0):
         raise ValueError(f"'{name}' in data2 is not symmetric, or not finite: correct it")
     return tuple(rows), tuple(tuple(map(float, row)) for row in (values + values.T) / 2.0)
 
 
-def basis_of(group: Group, known: Known) -> tuple[Any, Any]:
+def basis_of(group: Group, matrix: Known) -> tuple[Any, Any]:
     """Return T (N, M) and w (M,), () if there are none; refuse a matrix that gives none."""
-    values, name = np.array(known[1]), group.cov
+    values, name = np.array(matrix[1]), group.cov
     if group.kind == "gr":
         try:
             return np.linalg.cholesky(values), ()
         except np.linalg.LinAlgError as error:
-            raise ValueError(
-                f"'{name}' in data2 is no covariance, as it is not positive definite: add a small "
-                "number to its diagonal"
-            ) from error
+            fix = "add a small number to its diagonal"
+            raise ValueError(f"'{name}' in data2 is not positive definite: {fix}") from error
     if not np.isin(values, (0.0, 1.0)).all() or values.diagonal().any():
         raise ValueError(
             f"'{name}' in data2 must be 1 for neighbors, and 0 for others and on its diagonal"
         )
     degree = values.sum(0)
     if not degree.all():
-        lone = known[0][int((degree == 0.0).argmax())]
+        lone = matrix[0][int((degree == 0.0).argmax())]
         raise ValueError(f"'{lone}' has no neighbor in '{name}': leave it out, or give it one")
     if group.kind == "escar":
         root = degree**-0.5
@@ -84,13 +81,11 @@ def basis_of(group: Group, known: Known) -> tuple[Any, Any]:
         return root[:, None] * vectors, np.minimum(w, NEAR_ONE)
     from scipy.sparse.csgraph import connected_components  # slow to import
 
-    parts, label = connected_components(values)
-    if parts > 1:
-        one, other = (known[0][int((label == part).argmax())] for part in (0, 1))
-        raise ValueError(
-            f"no chain of neighbors joins '{one}' and '{other}' in '{name}', so that a type 'esicar' "
-            "says nothing of their difference: take type='escar'"
-        )
+    count, label = connected_components(values)
+    if count > 1:
+        first, other = (matrix[0][int((label == part).argmax())] for part in (0, 1))
+        what = f"no chain of neighbors joins '{first}' and '{other}' in '{name}'"
+        raise ValueError(f"{what}, as a type 'esicar' needs: take type='escar'")
     w, vectors = np.linalg.eigh(np.diag(degree) - values)
     return vectors[:, 1:] / np.sqrt(w[1:]), ()
 
@@ -100,35 +95,33 @@ def structures(
 ) -> dict[str, Grouping]:
     """Return how groups with a structure lie to the clients; `place` asks for those that are no clients."""
     clients = [*ask(Question("rows"))]
-    found: dict[str, Grouping] = {}
+    groupings: dict[str, Grouping] = {}
     for group in declared.structured:
         if group.cov not in declared.data2:
-            raise ValueError(
-                f"'{group.text}' needs the matrix '{group.cov}': give it, hierfl.formula(..., "
-                f"data2={{'{group.cov}': frame}}), with the groups' names as index and columns"
-            )
-        known = declared.data2[group.cov]
+            fix = f"data2={{'{group.cov}': frame}}, with the groups' names as index and columns"
+            raise ValueError(f"'{group.text}' needs the matrix '{group.cov}': give {fix}")
+        matrix = declared.data2[group.cov]
         if group.by == (schema.clients,):
-            if lost := [name for name in clients if name not in known[0]]:
+            if lost := [name for name in clients if name not in matrix[0]]:
                 raise ValueError(
                     f"client '{lost[0]}' is no group of '{group.cov}' in data2, which has "
-                    f"{', '.join(known[0][:6])}: add it, or leave its rows out"
+                    f"{', '.join(matrix[0][:6])}: add it, or leave its rows out"
                 )
-            lies = Grouping("above", known[0])
+            lies = Grouping("above", matrix[0])
         else:
-            outside = ask(Question("outside", by=group.by, levels=known[0]))
+            outside = ask(Question("outside", by=group.by, levels=matrix[0]))
             if lost := [client for client, has in outside.items() if has]:
                 raise ValueError(
                     f"client '{lost[0]}' has a group of '{':'.join(group.by)}' that is none of "
-                    f"'{group.cov}' in data2, which has {', '.join(known[0][:6])}: add it"
+                    f"'{group.cov}' in data2, which has {', '.join(matrix[0][:6])}: add it"
                 )
-            lies = place(group.by, known[0])
+            lies = place(group.by, matrix[0])
             if lies.level == "within":
                 raise ValueError(f"'{group.text}' has groups within clients: {HOW}")
-        basis, weights = basis_of(group, known)
+        basis, weights = basis_of(group, matrix)
         rows = tuple(tuple(map(float, row)) for row in basis)
-        found[group.name] = replace(lies, basis=rows, weights=tuple(map(float, weights)))
-    return found
+        groupings[group.name] = replace(lies, basis=rows, weights=tuple(map(float, weights)))
+    return groupings
 
 
 # ------------------------------------------------------------ the program

@@ -99,23 +99,25 @@ def table_answer(
     """Return a client's answer by the values of a column; the schema revealed sums over `complete` rows."""
     there = np.ones(len(frame), dtype=bool) if complete is None else complete
     large: dict[str, Mask] = {}
-    left = np.zeros(len(frame), dtype=bool)
+    small = np.zeros(len(frame), dtype=bool)
     for name, own in rows_by_group(frame, by, client):
         if own.sum() < least:
-            left |= own
+            small |= own
         else:
             large[name] = own
-    of = {column: _by_group(frame, column, large, left, client, least, there) for column in columns}
+    of = {
+        column: _by_group(frame, column, large, small, client, least, there) for column in columns
+    }
     groups = {name: {column: of[column][name] for column in columns} for name in large}
     rows = {name: rounded_count(int(own.sum()), least) for name, own in large.items()}
-    return TableAnswer(rows, groups, rounded_count(int(left.sum()), least))
+    return TableAnswer(rows, groups, rounded_count(int(small.sum()), least))
 
 
 def _by_group(
     frame: pd.DataFrame,
     column: str,
     groups: Mapping[str, Mask],
-    left: Mask,
+    small: Mask,
     client: str,
     least: int,
     complete: Mask,
@@ -125,22 +127,22 @@ def _by_group(
     The schema revealed the sums over all complete rows. Less those of the groups that are described,
     they leave the sums of the others, which must have enough rows too.
     """
-    found = {
+    answers = {
         name: variable_answer(frame[own], column, client, least, complete[own])
         for name, own in groups.items()
     }
-    hidden = left.copy()
+    hidden = small.copy()
     for name, own in groups.items():
-        hidden |= own & (found[name].found is None)
-    for name, own in sorted(groups.items(), key=lambda one: int(one[1].sum())):
-        few, there = frame[hidden & complete], complete[hidden & complete]
-        if missing_in(few[column]).all():
+        hidden |= own & (answers[name].found is None)
+    for name, own in sorted(groups.items(), key=lambda item: int(item[1].sum())):
+        hidden_rows, there = frame[hidden & complete], complete[hidden & complete]
+        if missing_in(hidden_rows[column]).all():
             break
-        if variable_answer(few, column, client, least, there).found is not None:
+        if variable_answer(hidden_rows, column, client, least, there).found is not None:
             break
-        found[name] = VariableAnswer(found[name].missing)
+        answers[name] = VariableAnswer(answers[name].missing)
         hidden |= own
-    return found
+    return answers
 
 
 OTHERS = "(others)"  # levels of too few rows to be named
@@ -183,10 +185,8 @@ def variable_answer(
 def _refuse_name(reserved: str, names: Any, column: str, client: str) -> None:
     """Refuse a value that has the name of what a table adds."""
     if reserved in names:
-        raise ValueError(
-            f"column '{column}' of client '{client}' has the value '{reserved}', which is what the table "
-            "calls other rows: rename it"
-        )
+        what = f"the value '{reserved}', which is what the table calls other rows"
+        raise ValueError(f"column '{column}' of client '{client}' has {what}: rename it")
 
 
 def levels_answer(series: Any, name: str, client: str, least: int) -> LevelsAnswer:
@@ -251,24 +251,24 @@ def on_grid(values: Floats) -> Floats:
     power = 10.0 ** math.floor(math.log10(sd / FINE))
     step = next(s * power for s in (*STEPS, 10.0) if s * power >= 0.999999 * sd / FINE)
     digits = max(0, 1 - math.floor(math.log10(step)))
-    found: Floats = np.round(np.ceil(values / step - 1e-9) * step, digits) + 0.0  # no -0
-    return found
+    rounded: Floats = np.round(np.ceil(values / step - 1e-9) * step, digits) + 0.0  # no -0
+    return rounded
 
 
 # ------------------------------------------------------------ as JSON, of a node that may lie
 MOST_LEVELS, MOST_ENDS = 1000, 10_000
 
 
-def table_from_json(found: Any, columns: Collection[str]) -> TableAnswer:
+def table_from_json(document: Any, columns: Collection[str]) -> TableAnswer:
     """Return the answer of some JSON that `table_answer` was written as, or raise ValueError."""
-    made: TableAnswer = made_of(TableAnswer, found)
+    made: TableAnswer = made_of(TableAnswer, document)
     check_names({*made.rows, *made.groups}, MOST_LEVELS)
     if made.rows.keys() != made.groups.keys():
         raise ValueError("its groups are not those of its rows")
-    for parts in made.groups.values():
-        if parts.keys() != {*columns}:
+    for answers in made.groups.values():
+        if answers.keys() != {*columns}:
             raise ValueError("it tells of other columns than were asked for")
-        for part in parts.values():
+        for part in answers.values():
             _check_variable(part)
     return made
 
@@ -276,22 +276,22 @@ def table_from_json(found: Any, columns: Collection[str]) -> TableAnswer:
 def _check_variable(part: VariableAnswer) -> None:
     if part.numbers and part.levels:
         raise ValueError("a column is both of numbers and of levels")
-    found = part.found
-    if isinstance(found, LevelsAnswer):
-        check_names({*found.counts, *found.declared}, MOST_LEVELS)
-        if found.declared and {*found.declared} != {*found.counts}:
+    answer = part.found
+    if isinstance(answer, LevelsAnswer):
+        check_names({*answer.counts, *answer.declared}, MOST_LEVELS)
+        if answer.declared and {*answer.declared} != {*answer.counts}:
             raise ValueError("the order of its levels is of other levels")
-    if isinstance(found, NumbersAnswer):
-        ends, counts = [*found.ends], [*found.below, found.rows]
-        right = len(ends) == len(found.below) <= MOST_ENDS and (found.ones or 0) <= found.rows
-        if not right or ends != sorted({*ends}) or counts != sorted(counts) or found.sd < 0.0:
+    if isinstance(answer, NumbersAnswer):
+        ends, counts = [*answer.ends], [*answer.below, answer.rows]
+        right = len(ends) == len(answer.below) <= MOST_ENDS and (answer.ones or 0) <= answer.rows
+        if not right or ends != sorted({*ends}) or counts != sorted(counts) or answer.sd < 0.0:
             raise ValueError("its counts do not rise with its values, or its sd is below 0")
 
 
-def check_names(names: Collection[str], most: int) -> None:
+def check_names(names: Collection[str], limit: int) -> None:
     """Refuse too many names of groups or levels, and those that cannot be printed."""
-    if len(names) > most:
-        raise ValueError(f"it names more than {most} groups or levels")
+    if len(names) > limit:
+        raise ValueError(f"it names more than {limit} groups or levels")
     for name in names:
         if len(name) > 200 or not name.isprintable():
             raise ValueError(f"a group or level is named {name[:40]!r}")

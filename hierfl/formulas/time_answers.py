@@ -106,10 +106,9 @@ def observed_times(frame: pd.DataFrame, declared: Declaration, client: str, leas
     if not ((weight > 0.0) & np.isfinite(weight)).all():
         raise ValueError(f"column '{additions['weights']}' of client '{client}' must be above 0")
     if "weights" in additions and least > 1:
-        raise ValueError(
-            f"'{response}' has weights({additions['weights']}), which could be solved for: leave them "
-            "out of the formula, or take least_count=1 where the rows are"
-        )
+        fix = "leave them out of the formula, or take least_count=1 where the rows are"
+        what = f"has weights({additions['weights']}), which could be solved for"
+        raise ValueError(f"'{response}' {what}: {fix}")
     return Observed(end, _events(frame, additions, client), start, weight)
 
 
@@ -136,18 +135,20 @@ def survival_answer(
 ) -> SurvivalAnswer:
     """Return a client's answer about its times, by the values of a column."""
     rows = observed_times(frame, declared, client, least)
-    parts = sorted(rows_by_group(frame, by, client), key=lambda one: (int(one[1].sum()), one[0]))
-    groups, left = {}, 0
-    for name, own in parts:
+    by_group = sorted(
+        rows_by_group(frame, by, client), key=lambda item: (int(item[1].sum()), item[0])
+    )
+    groups, small = {}, 0
+    for name, own in by_group:
         # a difference from all rows, whose number is known, would reveal a small group
-        few = own.sum() < least or 0 < rows.event[own].sum() < least or 0 < left < least
-        left += int(own.sum()) if few else 0
-        if not few:
+        is_small = own.sum() < least or 0 < rows.event[own].sum() < least or 0 < small < least
+        small += int(own.sum()) if is_small else 0
+        if not is_small:
             groups[name] = times_answer(rows.of(own), least)
     names = np.full(len(frame), "", dtype=np.str_) if by is None else named(frame[by], by, client)
     there = np.isin(names, list(groups))
     logrank = client_logrank(rows.of(there), names[there], least)
-    return SurvivalAnswer(groups, logrank, rounded_count(left, least))
+    return SurvivalAnswer(groups, logrank, rounded_count(small, least))
 
 
 def times_answer(rows: Observed, least: int) -> TimesAnswer:
@@ -188,16 +189,16 @@ def times_answer(rows: Observed, least: int) -> TimesAnswer:
     )
 
 
-def counted_at(parts: Sequence[TimesAnswer], when: Floats) -> tuple[Floats, Floats, Floats]:
+def counted_at(answers: Sequence[TimesAnswer], when: Floats) -> tuple[Floats, Floats, Floats]:
     """Return the rows that leave at some times, the events among them, and the rows at risk, (T,) each.
 
     At risk at t are those who entered before t and have not left before it. Answers have a `least` of 1.
     """
     gone, happened, risk = (np.zeros(len(when)) for _ in range(3))
-    for one in parts:
-        before, upto = (np.searchsorted(one.ends, when, side) for side in ("left", "right"))
-        exits, events = np.array([0.0, *one.exits]), np.array([0.0, *one.events])
-        entered = np.array(one.entries)[before] if one.entries else exits[-1]
+    for answer in answers:
+        before, upto = (np.searchsorted(answer.ends, when, side) for side in ("left", "right"))
+        exits, events = np.array([0.0, *answer.exits]), np.array([0.0, *answer.events])
+        entered = np.array(answer.entries)[before] if answer.entries else exits[-1]
         gone += exits[upto] - exits[before]
         happened += events[upto] - events[before]
         risk += entered - exits[before]
@@ -255,15 +256,17 @@ def logrank_sums(risk: Floats, happened: Floats) -> tuple[Floats, Floats]:
     share = risk / n[:, None]
     excess: Floats = (happened - d[:, None] * share).sum(0)
     spread = np.where(n > 1.0, d * (n - d) / np.maximum(n - 1.0, 1.0), 0.0)
-    apart = np.eye(risk.shape[1]) * share[:, :, None] - share[:, :, None] * share[:, None, :]
-    covariance: Floats = (spread[:, None, None] * apart).sum(0)
+    spread_of_shares = (
+        np.eye(risk.shape[1]) * share[:, :, None] - share[:, :, None] * share[:, None, :]
+    )
+    covariance: Floats = (spread[:, None, None] * spread_of_shares).sum(0)
     return excess, covariance
 
 
 # ------------------------------------------------------------ as JSON, of a node that may lie
-def survival_from_json(found: Any) -> SurvivalAnswer:
+def survival_from_json(document: Any) -> SurvivalAnswer:
     """Return the answer of some JSON that `survival_answer` was written as, or raise ValueError."""
-    made: SurvivalAnswer = made_of(SurvivalAnswer, found)
+    made: SurvivalAnswer = made_of(SurvivalAnswer, document)
     check_names({*made.groups}, MOST_GROUPS)
     for times in made.groups.values():
         _check_times(times)
@@ -272,26 +275,26 @@ def survival_from_json(found: Any) -> SurvivalAnswer:
     return made
 
 
-def _check_times(found: TimesAnswer) -> None:
-    ends, exits, events = [*found.ends], [*found.exits], [*found.events]
-    counts = [*exits, *events, *found.entries]
+def _check_times(answer: TimesAnswer) -> None:
+    ends, exits, events = [*answer.ends], [*answer.exits], [*answer.events]
+    counts = [*exits, *events, *answer.entries]
     right = all(count >= 0 and count == int(count) for count in counts)
     right &= len(ends) == len(exits) == len(events) <= MOST_ENDS
-    right &= len(found.entries) in (0, len(ends) + 1)
+    right &= len(answer.entries) in (0, len(ends) + 1)
     right &= ends == sorted({*ends}) and all(end >= 0.0 for end in ends)
-    right &= all([*of, found.rows] == sorted([*of, found.rows]) for of in (exits, found.entries))
+    right &= all([*of, answer.rows] == sorted([*of, answer.rows]) for of in (exits, answer.entries))
     right &= events == sorted(events)
     right &= all(event <= gone for gone, event in zip(exits, events, strict=False))
     if not right:
         raise ValueError("its counts do not rise with its times, or it has more events than exits")
 
 
-def _check_logrank(found: LogrankSums, groups: set[str]) -> None:
-    sizes = {len(found.groups), len(found.excess), len(found.covariance)}
-    sizes |= {*map(len, found.covariance)}
-    names = {*found.groups}
-    if len(sizes) > 1 or not names or not names <= groups or len(names) < len(found.groups):
+def _check_logrank(sums: LogrankSums, groups: set[str]) -> None:
+    sizes = {len(sums.groups), len(sums.excess), len(sums.covariance)}
+    sizes |= {*map(len, sums.covariance)}
+    names = {*sums.groups}
+    if len(sizes) > 1 or not names or not names <= groups or len(names) < len(sums.groups):
         raise ValueError("its log-rank sums are of other groups")
-    least = np.linalg.eigvalsh(np.array(found.covariance)).min()
-    if not least > -1e-3 * max(map(abs, np.ravel(found.covariance)), default=0.0):
+    least = np.linalg.eigvalsh(np.array(sums.covariance)).min()
+    if not least > -1e-3 * max(map(abs, np.ravel(sums.covariance)), default=0.0):
         raise ValueError("its log-rank covariance has a negative eigenvalue")

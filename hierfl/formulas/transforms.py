@@ -92,10 +92,10 @@ def sums(values: Values) -> Sums:
     return Sums(len(values), float(values.sum()), float((values**2).sum()))
 
 
-def moments(parts: Sequence[Sums]) -> tuple[float, float]:
+def moments(sums_of_clients: Sequence[Sums]) -> tuple[float, float]:
     """Return mean and sd over all clients, the sd with n in the denominator."""
     count, total, squares = 0, 0.0, 0.0
-    for part in parts:
+    for part in sums_of_clients:
         count, total, squares = count + part.count, total + part.total, squares + part.squares
     if not count:
         raise ValueError(
@@ -127,19 +127,17 @@ def spline_of(
     degree, df = options["degree"], options["df"]
     total = np.sum(np.array(counts, dtype=np.float64), axis=0)
     at = mean + sd * EDGES
-    found = np.flatnonzero((total > 0) & (total < total[-1]))
-    ends = (at[max(found[0] - 1, 0)], at[found[-1] + 1]) if len(found) else (at[0], at[-1])
+    inside = np.flatnonzero((total > 0) & (total < total[-1]))
+    ends = (at[max(inside[0] - 1, 0)], at[inside[-1] + 1]) if len(inside) else (at[0], at[-1])
     low, high = (
         end if options[bound] is None else options[bound]
         for bound, end in zip(("lower_bound", "upper_bound"), ends, strict=True)
     )
-    wanted = np.linspace(0, 1, df - degree + 2)[1:-1] * total[-1]
-    inner = np.interp(wanted, total, at)
+    ranks = np.linspace(0, 1, df - degree + 2)[1:-1] * total[-1]
+    inner = np.interp(ranks, total, at)
     if not low < high or np.any(inner <= low) or np.any(inner >= high):
-        raise ValueError(
-            f"'{name}' has knots {inner.round(4).tolist()} that are not between its bounds "
-            f"{low:.4g} and {high:.4g}: give lower_bound and upper_bound around them"
-        )
+        what = f"knots {inner.round(4).tolist()} that are not between its bounds {low:.4g} and {high:.4g}"
+        raise ValueError(f"'{name}' has {what}: give lower_bound and upper_bound around them")
     knots = np.concatenate([[low] * (degree + 1), inner, [high] * (degree + 1)])
     return Constants(mean, sd, tuple(map(float, knots)), degree)
 
@@ -190,8 +188,8 @@ def smooth_columns(constants: Constants, name: str, text: str, x: Values, by: An
     codes = np.asarray(by.cat.codes if hasattr(by, "cat") else by.codes)
     levels = by.cat.categories if hasattr(by, "cat") else by.categories
     member = (codes[:, None] == np.arange(len(levels))).astype(np.float64)
-    both = [(member[:, :, None] * part[:, None]).reshape(len(x), -1) for part in (free, curves)]
-    return np.concatenate(both, 1)
+    blocks = [(member[:, :, None] * part[:, None]).reshape(len(x), -1) for part in (free, curves)]
+    return np.concatenate(blocks, 1)
 
 
 def _parts(constants: Constants, name: str, x: Values) -> tuple[Values, Values]:
@@ -215,8 +213,8 @@ def natural_curves(knots: Sequence[float], x: Values) -> Values:
     spline, slopes = _natural(tuple(knots))
     inside = np.clip(x, knots[0], knots[-1])
     beyond = (x - inside)[:, None]
-    found: Values = spline(inside) + beyond * np.where(beyond < 0.0, slopes[0], slopes[1])
-    return found
+    curves: Values = spline(inside) + beyond * np.where(beyond < 0.0, slopes[0], slopes[1])
+    return curves
 
 
 @lru_cache(maxsize=64)
@@ -249,9 +247,9 @@ def smooth_of(
     mean, sd = at
     size = options["k"]
     total = np.sum(np.array(counts, dtype=np.float64), axis=0)
-    each = np.diff(total, prepend=0.0)[1:]  # rows between two edges
+    rows_between = np.diff(total, prepend=0.0)[1:]  # rows between two edges
     edges = mean + sd * EDGES
-    filled = np.flatnonzero(each > 0.0)
+    filled = np.flatnonzero(rows_between > 0.0)
     if name == "s" and len(filled) < size:
         raise ValueError(
             f"'{text}' has values in {len(filled)} places only, a place being 0.05 sd wide, and "
@@ -265,7 +263,7 @@ def smooth_of(
     if name == "gp":
         return Constants(mean, sd, (low, high), size, boundary=options["c"] * (high - low) / 2.0)
     for _ in range(100):  # no place has more than one knot, however many rows are there
-        each = np.minimum(each, each.sum() / size)
-    below = np.concatenate([[0.0], each.cumsum()])
+        rows_between = np.minimum(rows_between, rows_between.sum() / size)
+    below = np.concatenate([[0.0], rows_between.cumsum()])
     inner = np.interp(np.linspace(0.0, 1.0, size)[1:-1] * below[-1], below, edges)
     return Constants(mean, sd, (low, *map(float, inner), high))

@@ -94,7 +94,7 @@ def _origins(program: Program) -> dict[str, Tensor]:
     model: Any = inspect.unwrap(program.model)
     if not hasattr(model, "layouts"):
         return {}
-    from hierfl.formulas.origin import origins  # formulae takes half a second
+    from hierfl.formulas.writer import origins  # formulae takes half a second
 
     sizes = {site.name: site.size for site in program.latents.local_block.sites}
     found = {site: torch.tensor(of) for site, of in origins(model).items()}

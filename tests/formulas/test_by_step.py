@@ -57,21 +57,3 @@ def test_names_priors_and_effects() -> None:
     np.testing.assert_allclose(table["mean"], np.mean(wanted, 1), rtol=1e-6)
     with pytest.raises(ValueError, match="scale='response'"):
         conditional_effects(found, "dose", scale="link")
-
-
-WRONG = {
-    ("grade ~ cs(dose)", "cumulative"): "for the families 'sratio' and 'acat'",
-    ("y ~ cs(dose)", "gaussian"): "for the families 'sratio' and 'acat'",
-    ("grade ~ cs(dose) * age", "sratio"): "stands in a product",
-    ("grade ~ cs(log(dose))", "sratio"): "reads no single column",
-    ("grade ~ cs(dose + age)", "sratio"): "reads no single column",
-    ("grade ~ age + (cs(dose) | site)", "sratio"): "among the common terms only",
-    ("two ~ cs(dose)", "sratio"): "a response of two levels",
-}
-
-
-@pytest.mark.parametrize(("text", "family"), WRONG)
-def test_what_is_refused(text: str, family: str) -> None:
-    rows = patients().assign(two=lambda f: f["ill"])
-    with pytest.raises(ValueError, match=WRONG[text, family]):
-        hierfl.formula(text, family, clients="site").on(rows).program()

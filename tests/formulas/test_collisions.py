@@ -107,16 +107,6 @@ def test_numbers_too_far_from_zero_for_single_precision_are_refused(far: float) 
     assert np.abs(fields(on("y ~ x", frame=near), near)["x"][:, 0] - near.x).max() < 1e-3
 
 
-@pytest.mark.parametrize("terms", ["(x + z - 1)", "x + (z - 1)", "x + (0 + z)", "`x` * x", "x:`x`"])
-def test_what_a_sum_or_a_product_would_lose_is_refused(terms: str) -> None:
-    refused(lambda: on(f"y ~ {terms}"), "write I(" if "`" in terms else "outside of parentheses")
-
-
-def test_an_addition_is_not_taken_away() -> None:
-    for left in ("y | - weights(w)", "y | weights(w) - trials(k)"):
-        refused(lambda left=left: hierfl.formula(f"{left} ~ x", clients="h"), "not '-'")  # type: ignore[misc]
-
-
 def test_priors_of_thresholds_and_hazards_know_the_offset() -> None:
     """The intercept's prior did; 20 units off, those in its place said otherwise."""
     frame = MORE.assign(e=20.0 + BASE.z, o=MORE.k)

@@ -157,7 +157,7 @@ def test_wards_of_an_unseen_client_bind_no_later_question() -> None:
     with pytest.raises(ValueError, match="has the group 'z'"):
         own.predict(new.assign(ward="z"))
     many = frame[:8].assign(h="new", ward=list("abcdefgh"))
-    with pytest.raises(ValueError, match="hand in rows of 3 of them at a time"):
+    with pytest.raises(ValueError, match="predict 3 of them at a time"):
         hierfl.predict_from_prior(fit, many)
 
 

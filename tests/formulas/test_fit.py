@@ -149,7 +149,7 @@ def test_numbers_of_groups_that_are_lost_are_not_guessed(tmp_path: Path) -> None
     fit.save(tmp_path, with_data=True)
     assert "w1" not in "".join(p.read_text() for p in tmp_path.rglob("*.json"))
     again = hierfl.load(tmp_path)
-    with pytest.raises(ValueError, match="'site:ward' of client 's0' was which is not known"):
+    with pytest.raises(ValueError, match="does not know the groups 'site:ward' of client 's0'"):
         again.predict(frame)
     model = again.method.model
     assert isinstance(model, hierfl.Formula)

@@ -134,6 +134,8 @@ REFUSED = [
     ("y ~ x - z", 8, "takes 'z' away, which is not there"),
     ("y ~ x - - z", 8, "two signs"),
     ("y ~ (x - 1) + z", 9, "put 0 at the start"),
+    ("y ~ x + (0 + z)", 9, "put 0 at the start"),
+    ("y ~ `x` * x", 8, "I(x * x)"),
     ("y ~ (0 + x):z", 5, "arithmetic"),
     ("y ~ x:x", 5, "I(x * x)"),
     ("y ~ x * z * x", 10, "I(x * z * x)"),
@@ -182,7 +184,7 @@ REFUSED = [
     ("cbind(a, log(b)) ~ x", 0, "is no column"),
     ("wins / n ~ x", 5, "successes | trials(n)"),
     ("bf(y ~ x, sigma ~ x)", 5, "write a list, one formula each"),
-    ("y | se(s) ~ x", 4, "known scale"),
+    ("y | se(s) ~ x", 4, "known error"),
     ("y | foo(s) ~ x", 4, "the additions are trials"),
     ("y | trials(n, m) ~ x", 4, "needs one column"),
     ("y | trials(10) ~ x", 4, "needs one column"),
@@ -191,6 +193,7 @@ REFUSED = [
     ("y | trials(n,) ~ x", 13, "from ')' on"),
     ("y | weights(a) + weights(b) ~ x", 17, "twice"),
     ("y | weights(a) - trials(b) ~ x", 17, "joined by '+'"),
+    ("y | - weights(a) ~ x", 6, "joined by '+'"),
     ("y | cens(a) + event(b) ~ x", 0, "both cens"),
     ("y | trunc(w) ~ x", 4, "one or two numbers"),
     ("y ~ x; z", 8, "no sign '~'"),
@@ -208,6 +211,13 @@ def test_errors_point_at_the_place(text: str, column: int, words: str) -> None:
 def test_errors_show_the_line() -> None:
     message = refused(lambda: parse("y ~ x +\n  z z +\n  u"))
     assert message.endswith("\n      z z +\n        ^")
+
+
+def test_long_and_deep_formulas() -> None:
+    """Of 3,000 terms, and of parentheses beyond what can be read."""
+    names = [f"x{i}" for i in range(3000)]
+    assert len(parse(f"y ~ {' + '.join(names)} - x7").main.common.slopes) == 2999
+    refused(lambda: parse(f"y ~ {'(' * 3000}x{')' * 3000}"), "too many parentheses")
 
 
 # ------------------------------------------------------------ columns of any name

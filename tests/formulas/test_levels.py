@@ -103,11 +103,11 @@ def test_values_that_would_have_one_name_are_refused() -> None:
     refused(lambda: on("y ~ x", frame={"a": BASE[:20], "a ": BASE[20:40]}), "spaces")
     for one, other in ((1, "1"), (True, "True"), (1.0, "1")):
         ids = pd.Series([one] * 20 + [other] * 20 + ["b"] * 20, dtype=object)
-        refused(lambda i=ids: on("y ~ x", frame=BASE.assign(h=i)), "'h'", "both named")  # type: ignore[misc]
+        refused(lambda i=ids: on("y ~ x", frame=BASE.assign(h=i)), "'h'", "are both")  # type: ignore[misc]
     levels = pd.Index([1, "1", "b"], dtype=object)
     frame = BASE.assign(k=pd.Categorical.from_codes(np.tile([0, 1, 2], 20), categories=levels))
-    refused(lambda: on("y ~ k", frame=frame), "'k'", "both named")
-    refused(lambda: on("y ~ (1 | k)", frame=frame), "'k'", "both named")
+    refused(lambda: on("y ~ k", frame=frame), "'k'", "are both")
+    refused(lambda: on("y ~ (1 | k)", frame=frame), "'k'", "are both")
 
 
 def test_true_and_1_at_two_clients_are_refused_and_0_1_of_two_widths_are_one() -> None:
@@ -184,7 +184,7 @@ def test_levels_that_look_alike_are_refused_with_both(kind: str, term: str) -> N
 
 def test_a_new_frame_with_another_spelling_is_refused() -> None:
     made = on("y ~ u")
-    refused(lambda: made.data(BASE.assign(u=BASE.u.str.upper())), "'R'", "levels r, s, t")
+    refused(lambda: made.data(BASE.assign(u=BASE.u.str.upper())), "'R'", "none of r, s, t")
 
 
 @pytest.mark.parametrize("missing", ["refuse", "drop"])

@@ -84,25 +84,6 @@ def test_a_fit_finds_the_steps() -> None:
     assert [n for n in next(iter(headings.values())).index if n.startswith("b_")] == ["b_mo(x)"]
 
 
-WRONG = {
-    "y ~ mo(grade) * mo(year)": "a product of two monotonic effects",
-    "y ~ mo(grade):s(age)": "stands in a product",
-    "y ~ scale(mo(grade))": "reads no single column|stands in a product or a function",
-    "y ~ mo(log(age))": "reads no single column",
-    "y ~ age + (mo(grade) | site)": "may stand among the common terms only",
-    "y ~ mo(sex)": "have no order",
-    "y ~ mo(died)": "has 2 levels, of which no order is needed",
-    "y ~ mo(grade, 2)": "an argument too many",
-    "y ~ mo(age) + age": "codes a column that the formula reads as a number elsewhere",
-}
-
-
-@pytest.mark.parametrize("text", WRONG)
-def test_what_it_cannot_be_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=WRONG[text]):
-        made(text).program()
-
-
 # ------------------------------------------------------------ in products
 def test_a_product_has_a_curve_of_each_level_as_in_brms() -> None:
     """b_ms D (zeta_ms1 + ... + zeta_msx) of the level m, beside the effect of the first level's rows."""

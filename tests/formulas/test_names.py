@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import hierfl
-from hierfl.formulas.layout import Writer, unique_names
+from hierfl.formulas.writer import Writer, unique_names
 from tests.formulas.small import BASE, fields, on, refused
 
 A, B = np.tile(["a", "b"], 30), np.repeat(["c", "d"] * 15, 2)

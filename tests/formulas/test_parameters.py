@@ -225,39 +225,6 @@ def test_hospitals_differ_in_their_residual_sd_and_the_fit_finds_them() -> None:
     np.testing.assert_allclose(spread, observed, rtol=0.15)
 
 
-WRONG: list[tuple[Any, str, str]] = [
-    ("y ~ age; sigmaa ~ age", "gaussian", "gives terms to 'sigmaa', .*write 'sigma ~ ...'"),
-    ("y ~ age; sigma ~ age; sigma ~ sex", "gaussian", "'sigma' has two formulas"),
-    ("y ~ age; nu ~ age", "student", "gives terms to 'nu', which family 'student' cannot have"),
-    ("visits ~ age; shape ~ age", "poisson", "no parameter of family 'poisson' may have some"),
-    ("y ~ age;", "gaussian", "ends with ';': remove it"),
-    ("y ~ age; ~ age", "gaussian", "'~ age' is no formula of a parameter"),
-    (
-        "sigma ~ age; y ~ age",
-        "gaussian",
-        "formula of the response comes first: put .*'sigma' after",
-    ),
-    ("y ~ age; sigma ~ age + offset(dose)", "gaussian", "'sigma ~ ...' has an offset"),
-    ("y ~ age; sigma ~ age +", "gaussian", "ends with '.'"),
-    ("y ~ sigma_age + age; sigma ~ age", "gaussian", "'sigma_age' is a term of the response"),
-    ("y ~ age; sigma ~ y", "gaussian", "'y' has the name of the response"),
-    (["y ~ age", 3], "gaussian", "it must be a string, .* or a list of strings"),
-]
-
-
-@pytest.mark.parametrize(("text", "family", "words"), WRONG, ids=[str(t) for t, *_ in WRONG])
-def test_what_cannot_be_read_is_refused(text: Any, family: str, words: str) -> None:
-    rows = patients().assign(sigma_age=lambda f: f["age"] * 2.0 + f["dose"])
-    with pytest.raises((ValueError, TypeError), match=words):
-        hierfl.formula(text, family, clients="site").on(rows).program()
-
-
 def test_a_prior_of_a_parameter_with_terms_is_refused() -> None:
     with pytest.raises(ValueError, match="priors has 'sigma', which has terms of its own"):
         made(priors={"sigma": dist.HalfNormal(1.0)}).all_priors  # noqa: B018
-
-
-def test_a_dict_of_formulas_is_refused_with_the_list_to_write() -> None:
-    wanted = r"a dict: write a list, as in brms's bf\(\).*\['y ~ age', 'sigma ~ sex'\]"
-    with pytest.raises(TypeError, match=wanted):
-        hierfl.formula({"y": "~ age", "sigma": "~ sex"}, clients="site")  # type: ignore[arg-type]

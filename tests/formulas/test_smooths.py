@@ -181,36 +181,6 @@ def test_priors_and_their_names() -> None:
     np.testing.assert_allclose(scale.base_dist.scale, 2.5 * spread, rtol=1e-5)
 
 
-WRONG = {
-    "y ~ s(age) * sex": r"s\(x, by=z\) varies with z",
-    "y ~ log(s(age))": "stands in a product or a function",
-    "y ~ s(age, dose)": "a smooth of several columns",
-    "y ~ s(age, k=2)": r"k of s\(\) is 2: it must be an integer, 3 or more",
-    "y ~ s(age, bs='tp')": r"bs of s\(\) is 'tp': it must be 'cr'",
-    "y ~ s(age, by=log(dose))": "by= is no column",
-    "y ~ dose + s(age, by=dose)": "holds the effect of 'dose' already",
-    "y ~ s(age, by=site)": r"write s\(age, site, bs='fs'\)",
-    "y ~ s(n, k=10)": r"values in 6 places only.*write s\(n, k=6\)",
-    "y ~ s(sex)": "needs one column of numbers",
-    "y ~ gp(age, c=1)": r"c of gp\(\) is 1: it must be a number above 1",
-    "y ~ gp(age, k=6, c=1.25)": "too few sines",
-    "y ~ (1 + s(age) | site)": r"no correlations: write \(1 \+ s\(age\) \|\| site\)",
-    "y ~ (1 + s(age, by=sex) || site)": "leave by= out",
-    "y ~ s(age, site, bs='fs') + s(age, site, bs='fs', foo=2)": "no option 'foo'",
-}
-
-
-@pytest.mark.parametrize("text", WRONG)
-def test_what_it_cannot_be_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=WRONG[text]):
-        made(text).program()
-
-
-def test_one_predictor_only() -> None:
-    with pytest.raises(ValueError, match="for one predictor, and the response has 2"):
-        made("kind ~ s(age)", "categorical").program()
-
-
 # ------------------------------------------------------------ answers
 TEXTS = [
     "y ~ s(age) + sex + (1 + s(dose, k=4) || site)",
