@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hierfl.comparisons.result_files import results, study_of
-from hierfl.comparisons.score_table import Column, by_seed
+from hierfl.comparisons.score_table import ScoreColumn, by_seed
 from hierfl.methods.about import HEADINGS, About, Wrapper
 from hierfl.methods.listed import described
 
@@ -56,7 +56,7 @@ def firsts() -> dict[str, str]:
         for (score, metric), name in MEASURES.items():
             tests = study.evaluation.foreign if metric == "auroc" else ("local",)
             for test in tests:
-                column = Column(score, "participating", test, metric)
+                column = ScoreColumn(score, "participating", test, metric)
                 values = by_seed(scores, column, study.evaluation.weighting)
                 best, *tuned = str((column.sign * values.mean(axis=1)).idxmax()).split("+")
                 where = f"{data} (fine-tuned)" if tuned else data
