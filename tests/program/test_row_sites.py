@@ -352,7 +352,7 @@ def quick(model: Program) -> hierfl.Fit:
     ("method", "rounds"),
     [
         (partial(methods.fedsvi, guide=guides.structured), 3),
-        (methods.fedlaplace, 6),
+        pytest.param(methods.fedlaplace, 6, marks=pytest.mark.slow),
         (partial(methods.fedsvi, guide=guides.delta), 3),  # MAP
     ],
 )
@@ -388,6 +388,7 @@ def test_params_are_averaged_as_in_the_closed_form() -> None:
         torch.testing.assert_close(value, theirs[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["normal", "measured"])
 def test_posteriors_are_those_of_the_closed_form(name: str) -> None:
     drawn = [hierfl.fit(model, data(), seed=0).draws(4000, seed=0) for model in PAIRS[name]]
