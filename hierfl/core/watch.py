@@ -23,15 +23,17 @@ class Watch:
     say: Callable[[str], None] | None = None
     limit: float = math.inf  # seconds after which it ends
     later: Callable[[], float] | None = None  # called once at the limit: another limit
+    clock: Callable[[], float] = time.perf_counter  # of the limit
 
     def __post_init__(self) -> None:
         """Start."""
         self.began = self.last = time.perf_counter()
+        self.started = self.clock()
 
     @property
     def seconds(self) -> float:
-        """How long it has taken."""
-        return time.perf_counter() - self.began
+        """How long it has taken, by the clock of the limit."""
+        return self.clock() - self.started
 
     def look(self, what: str) -> None:
         """Say what is done, every ten seconds; raise `OutOfTime` beyond the limit."""
@@ -39,7 +41,7 @@ class Watch:
         if self.say is not None and now - self.last >= EVERY:
             self.last = now
             self.say(f"{what}, {now - self.began:.0f} s so far")
-        if now - self.began >= self.limit and self.later is not None:
+        if self.seconds >= self.limit and self.later is not None:
             later, self.later = self.later, None
             self.limit = later()
         if self.seconds >= self.limit:

@@ -133,8 +133,8 @@ def first_client(fit: Snapshot) -> Restricted:
 def with_fields_alone(data: ClientData, names: frozenset[str]) -> ClientData:
     """Return clients with as many rows as they have, of these fields alone."""
     others = [name for name in data.fields if name not in names]
-    if len(others) == len(data.fields):  # all that is left of a row is that it is there
-        return data.with_fields(there=torch.zeros(data.num_rows)).without(*others)
+    if len(others) == len(data.fields):  # a row still counts: one field stays, without its values
+        data = data.with_fields(**{others.pop(): torch.zeros(data.num_rows)})
     return data.without(*others)
 
 

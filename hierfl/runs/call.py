@@ -53,7 +53,7 @@ class FitArguments:
         for name in ("rounds", "checkpoint_every", "eval_every", "seed", "cohort", "patience"):
             check_count(name, getattr(self, name))
         if self.time_limit is not None:
-            expect(time_limit=(self.time_limit, "(0, inf)"))
+            expect(time_limit=(self.time_limit, "(0, inf]"))
         if self.callback is not None and not callable(self.callback):
             raise TypeError(
                 f"callback is {self.callback!r}: it must be a function of the fit, or None"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,11 +30,9 @@ from hierfl.program.recipes import recipe_of
 from hierfl.runs.call import FitArguments
 from hierfl.runs.expected import in_words
 
-PATIENCE, GAIN = (
-    5,
-    0.7,
-)  # rounds in which the distance from final factors has to fall by this factor
-AT_ONCE = 20.0  # seconds before chains are considered
+# rounds in which the distance from final factors has to fall by this factor
+PATIENCE, GAIN = 5, 0.7
+AT_ONCE = 20.0  # seconds of the CPU before chains are considered
 TIMES = 2.0  # the time that rounds may take, in that of the chains
 TIRED = "rounds ceased to gain: the clients' factors move in a cycle"
 LONGEST = 3600.0  # seconds that chains may take
@@ -71,7 +70,8 @@ def watch_of(federation: Federation, call: FitArguments, *, chains: bool) -> Wat
     def later() -> float:
         return max(AT_ONCE, TIMES * chains_of(federation).seconds())
 
-    return Watch(say, AT_ONCE, later)
+    # of the CPU, so that a fit does not depend on what else a machine does
+    return Watch(say, AT_ONCE, later, time.process_time)
 
 
 def why_over(history: Sequence[Mapping[str, Any]]) -> str | None:

@@ -14,6 +14,7 @@ import torch
 
 import hierfl
 from hierfl import diagnostics, methods
+from hierfl.posterior.snapshot import with_fields_alone
 
 RNG = np.random.default_rng(0)
 FRAME = pd.DataFrame(
@@ -135,3 +136,11 @@ def test_chunks_with_padded_rows_and_without_are_scored_together() -> None:
     found = few.predict(data, draws=20).scores()
     assert found["rows"].tolist() == [2, 3, 3]
     pd.testing.assert_frame_equal(found, whole.predict(data, draws=20).scores(), rtol=1e-5)
+
+
+def test_fields_of_any_name_are_left_out_where_none_is_read() -> None:
+    """Rows still count where a program reads no field of theirs; "there" was a name of ours."""
+    data = hierfl.ClientData.from_arrays(["a", "a", "b"], there=torch.ones(3), y=torch.zeros(3))
+    kept = with_fields_alone(data, frozenset())
+    assert kept.num_rows == 3 and len(kept.fields) == 1 and not kept.fields["y"].any()
+    assert [*with_fields_alone(data, frozenset({"there"})).fields] == ["there"]

@@ -370,7 +370,8 @@ def test_a_method_that_stops_by_itself_is_chosen_and_run(
     shown = capsys.readouterr()
     said = shown.err + shown.out
     assert "hierfl.fit chose two_stage, since" in said
-    assert "4 clients, 16 rows: 1 round at most; about 1 s" in said and " s a round" in said
+    assert re.search(r"4 clients, 16 rows: 1 round at most; about \d+ s", said)
+    assert " s a round" in said
     most = methods.two_stage(logistic).most_rounds
     left = expected(methods.two_stage(logistic), federation(), None)
     assert left.endswith(f"rounds until it is done, {most} at most")

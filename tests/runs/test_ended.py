@@ -113,10 +113,11 @@ def test_rounds_in_a_cycle_do_not_gain() -> None:
 
 
 def test_a_watch_says_how_far_a_loop_is_and_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter(range(0, 1000, 4))
+    now, used = iter(range(0, 1000, 4)), iter(range(0, 100, 2))
     monkeypatch.setattr("hierfl.core.watch.time.perf_counter", lambda: float(next(now)))
     said: list[str] = []
-    with watched(Watch(said.append, 40.0)), pytest.raises(OutOfTime):
+    watch = Watch(said.append, 40.0, clock=lambda: float(next(used)))
+    with watched(watch), pytest.raises(OutOfTime):
         for i in range(1000):
             working(f"step {i}")
     assert said and all("s so far" in line for line in said)
