@@ -112,7 +112,7 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_pages_with_code_have_some() -> None:
     words = "comparisons crossing faq gallery/index glossary operators privacy results"
-    words += " scale studies threat_model"
+    words += " node_faults node_policy nodes_files nodes_vantage6 scale studies threat_model"
     bare = {f"docs/{word}.md" for word in words.split()}
     assert {page for page in PAGES if BLOCKS[page]} == {"README.md", *DOCS} - bare
 

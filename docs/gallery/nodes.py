@@ -2,7 +2,7 @@
 # # Four hospitals, each on its own node
 #
 # `hierfl.fit` simulates a federation on one machine. `hierfl.nodes.fit` runs the same method over nodes that hold the rows: on
-# [Flower](../nodes.md), over any other transport, or, to try it, in one process with the same messages, policies and folders.
+# [Flower](../nodes_flower.md), over any other transport, or, to try it, in one process with the same messages, policies and folders.
 
 # %%
 import tempfile

@@ -1,4 +1,4 @@
-"""A node's policy: what its owner allows a run to do, in a TOML file that only the node reads (docs/nodes.md)."""
+"""A node's policy: what its owner allows a run to do, in a TOML file that only the node reads (docs/node_policy.md)."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def _said(path: Path, request: bytes) -> dict[str, Any] | None:
 
 # ------------------------------------------------------------ a node
 def station_at(folder: Path) -> Station:
-    """Return the station of a node whose folder has a `node.toml` (docs/nodes.md), which must be right (ValueError)."""
+    """Return the station of a node whose folder has a valid `node.toml` (docs/nodes_files.md), or raise ValueError."""
     path = folder / FILE
     try:
         said = tomllib.loads(path.read_text())

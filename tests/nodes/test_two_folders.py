@@ -1,4 +1,4 @@
-"""From nothing to a posterior over two folders by files, as docs/nodes.md says it, line by line."""
+"""From nothing to a posterior over two folders by files, as docs/nodes_files.md says it, line by line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "nodes.md").read_text()
+PAGE = (ROOT / "docs" / "nodes_files.md").read_text()
 FIRST, LAST = "mkdir -p mail/cleveland", "python fit.py"
 
 
