@@ -46,7 +46,7 @@ def formula(
             with semicolons between them, also have the terms of parameters of the family: of
             `sigma`, `shape` and `phi` on the scale of the logarithm, of `zi` and `hu` on that of
             the log odds. "x | mi() ~ z" imputes x, the covariate of `mi(x)`, where rows lack it.
-        family: of the response, or its name, as listed in docs/formulas.md. Default "gaussian".
+        family: of the response, or its name, as listed in docs/families.md. Default "gaussian".
         clients: the column that names the clients.
         priors: site -> distribution of Pyro or of PreliZ, or brms's words, "normal(0, 1)", which of
             a scale mean the part above 0. A site is "age", or one column "sex[male]"; "b" are all
