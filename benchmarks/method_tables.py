@@ -1,4 +1,4 @@
-"""The tables of methods in docs/methods.md and docs/crossing.md, made from the code.
+"""The tables of methods in PAGES of docs/, made from the code.
 
     python -m benchmarks.method_tables            which pages are not up to date
     python -m benchmarks.method_tables --write    write them
@@ -35,7 +35,7 @@ MEASURES = {  # (score, metric) of the study -> its name
 }
 STUDY = "studies.md#bayesian-rivals-every-method-with-a-posterior"
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("methods.md", "crossing.md")
+PAGES = ("methods.md", "methods_compared.md", "wrappers.md", "crossing.md")
 BLOCK = re.compile(r"(<!-- methods: (\w+) -->\n).*?(<!-- end of methods -->)", re.DOTALL)
 
 

@@ -5,7 +5,7 @@ Run `python -m benchmarks.quantized_updates`.
 FedAvg of a network with one hidden layer on scikit-learn's 8 x 8 digits, twenty clients that have
 mostly a few digits each (Dirichlet 0.3), 40 rounds of 10 steps. Each line is the same runs with
 `hierfl.methods.quantized`, of three seeds of the start, the split and the mini-batches. Prints the
-table of docs/methods.md.
+table of docs/wrappers.md.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from hierfl import cli
 from hierfl.comparisons import read_study
 from hierfl.core.trees import tree_leaves
 from hierfl.demo.audited import method_of
-from hierfl.methods.about import About
-from hierfl.methods.listed import described, names
+from hierfl.methods.about import About, Wrapper
+from hierfl.methods.listed import described
 from hierfl.program import public_names
 from hierfl.runs import choice, chosen
 
@@ -111,8 +111,10 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_pages_with_code_have_some() -> None:
-    words = "comparisons crossing faq gallery/index glossary operators privacy results"
-    words += " node_faults node_policy nodes_files nodes_vantage6 scale studies threat_model"
+    words = (
+        "choosing_methods comparisons crossing faq gallery/index glossary operators privacy results"
+    )
+    words += " methods_compared node_faults node_policy nodes_files nodes_vantage6 scale studies threat_model"
     bare = {f"docs/{word}.md" for word in words.split()}
     assert {page for page in PAGES if BLOCKS[page]} == {"README.md", *DOCS} - bare
 
@@ -122,9 +124,9 @@ def test_the_method_written_there_is_fedavg() -> None:
         [0] * 9 + [1] * 30, x=torch.randn(39, 4), y=torch.arange(39) % 3
     )
     model = hierfl.models.network(nn.Linear(4, 3))
-    code = BLOCKS["docs/methods.md"][4].split("\n\n\nmine =")[0]
+    code = BLOCKS["docs/write_a_method.md"][0].split("\n\n\ntrain, test =")[0]
     names: dict[str, Any] = {}
-    exec(compile(code, "docs/methods.md", "exec"), names)
+    exec(compile(code, "docs/write_a_method.md", "exec"), names)
     mine = hierfl.fit(names["fedavg"](model), data, rounds=3)
     theirs = hierfl.methods.fedavg(model, optimizer=hierfl.optimizers.SGD(0.1), steps=5)
     for a, b in zip(
@@ -237,7 +239,8 @@ def rows_of(page: str) -> dict[str, list[str]]:
     ("page", "names"),
     [
         ("docs/guides.md", set(hierfl.guides.__all__)),
-        ("docs/methods.md", set(names())),
+        ("docs/methods.md", set(described(About))),
+        ("docs/wrappers.md", set(described(Wrapper))),
         (
             "docs/crossing.md",
             set(described(About)),
