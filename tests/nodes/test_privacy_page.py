@@ -41,7 +41,8 @@ def test_each_test_that_a_page_names_exists() -> None:
 
 
 def test_each_file_that_the_pages_name_exists() -> None:
-    for page in ("privacy", "nodes", "operators"):
-        text = (ROOT / "docs" / f"{page}.md").read_text()
+    pages = [ROOT / "docs" / f"{page}.md" for page in ("privacy", "operators")]
+    for page in (*pages, *(ROOT / "docs").glob("node*.md")):
+        text = page.read_text()
         for name in re.findall(r"`((?:tests|benchmarks|examples)/[\w/.]+)`", text):
             assert (ROOT / name).exists(), (page, name)
