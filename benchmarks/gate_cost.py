@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -51,13 +52,13 @@ def seconds(family: str) -> list[float]:
     return took
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Print a table of seconds, and of their ratio to those of another checkout."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--before", type=Path)
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--family", help="print the seconds of this process as JSON")
-    asked = parser.parse_args()
+    asked = parser.parse_args(argv)
     if asked.family:
         print(json.dumps(seconds(asked.family)))
         return

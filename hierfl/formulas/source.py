@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.design_terms import Term
@@ -25,9 +25,6 @@ from hierfl.formulas.writer import (
 from hierfl.models.families import as_source
 from hierfl.models.priors import Prior
 
-if TYPE_CHECKING:
-    from hierfl.formulas.formula import Formula
-
 HEAD = """import pyro
 import pyro.distributions as dist
 import torch
@@ -42,7 +39,7 @@ def model(batch):
 """
 
 
-def source(formula: Formula) -> str:
+def source(formula: Any) -> str:
     """Return the program of a formula, as a function called `model`."""
     declared, schema, layout = formula.declared, formula.agreed, formula.layout
     outputs = declared.family.outputs(response_of(declared, schema))
@@ -78,7 +75,7 @@ def source(formula: Formula) -> str:
     return HEAD.format(title=_title(declared, schema)) + "\n".join(out.lines) + "\n"
 
 
-def _likelihood(out: Writer, formula: Formula) -> str:
+def _likelihood(out: Writer, formula: Any) -> str:
     """Return the distribution of a row as code, whose parameters have their Python names."""
     declared, schema = formula.declared, formula.agreed
     likelihood = declared.family.expression(additions_of(declared))

@@ -50,7 +50,7 @@ class FromNodes(Generic[Found]):
 
 # ------------------------------------------------------------ clients' own draws
 def with_own(
-    fit: Any, found: CoefficientDraws, what: str, names: Collection[str] | None
+    nodes: Any, found: CoefficientDraws, what: str, names: Collection[str] | None
 ) -> CoefficientDraws:
     """Return draws of a formula's coefficients with those of clients whose nodes send them.
 
@@ -62,8 +62,8 @@ def with_own(
             "client=None or 'new'"
         )
     for name in names or ():
-        fit.federation.data.index([str(name)])  # refuses unknown clients
-    answers = fit.local_draws(found.count, seed=found.seed, clients=names)
+        nodes.federation.data.index([str(name)])  # refuses unknown clients
+    answers = nodes.local_draws(found.count, seed=found.seed, clients=names)
     given, why = dict[str, Any](), dict(answers.withheld)
     for name, draws in answers.given.items():
         if (wrong := _unlike(found, draws)) is None:

@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operators.md").read_text()
-README = (ROOT / "hierfl" / "nodes" / "template" / "README.md").read_text()
+README = (ROOT / "hierfl" / "flower" / "template" / "README.md").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load(
     (ROOT / "examples" / "flower_hospitals" / "compose.yaml").read_text()
 )

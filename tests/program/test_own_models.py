@@ -257,13 +257,6 @@ def test_what_holds_functions_is_not_pickled_and_says_what_to_do() -> None:
     assert pickle.loads(pickle.dumps(data)).num_rows == 72
 
 
-@pytest.mark.parametrize("word", ["family", "clients", "missing"])
-def test_arguments_of_a_formula_are_named_as_such(word: str) -> None:
-    call: Any = hierfl.fit
-    with pytest.raises(TypeError, match=r"hierfl.formula\(text, family, clients=...\)"):
-        call("y ~ x", None, **{word: "x"})
-
-
 def test_a_fit_with_a_learned_param_says_that_it_is_a_point() -> None:
     def model(batch: ClientBatch) -> None:
         mu = pyro.param("mu", torch.tensor(0.0))
@@ -347,12 +340,6 @@ class Arrow:
 def test_rows_of_another_kind_are_refused_with_the_frame_to_make(rows: Any, fix: str) -> None:
     with pytest.raises(TypeError, match=fix):
         hierfl.fit(hierfl.formula("y ~ 1 + (1 | h)", clients="h"), rows)
-
-
-def test_draws_are_asked_of_the_fit() -> None:
-    call: Any = hierfl.fit
-    with pytest.raises(TypeError, match=r"no argument 'draws': fit.posterior\(draws"):
-        call(model_of(whole), None, draws=1000)
 
 
 def test_the_two_hidden_markov_models_of_the_recipe_are_one() -> None:

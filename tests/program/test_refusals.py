@@ -167,9 +167,9 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
         "engine is 'ray': it must be 'vectorized' or 'sequential'",
     ),
     "no chunk": ({"chunk": 0}, "chunk is 0: it must be 1 or more"),
-    "no rounds": ({"rounds": 0}, "rounds is 0: it must be 1 or more"),
-    "no checkpoints": ({"checkpoint_every": 0}, "checkpoint_every is 0: it must be 1 or more"),
-    "no scores": ({"eval_every": 0}, "eval_every is 0: it must be 1 or more"),
+    "no rounds": ({"rounds": 0}, r"rounds is 0: it must be in \[1, inf\)"),
+    "no checkpoints": ({"checkpoint_every": 0}, r"checkpoint_every is 0: it must be in \[1, inf\)"),
+    "no scores": ({"eval_every": 0}, r"eval_every is 0: it must be in \[1, inf\)"),
     "patience without rows": ({"patience": 2}, "patience needs rows to score: pass validation="),
 }
 
