@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,16 +33,13 @@ from hierfl.formulas.far_values import warn_of_far_values
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
 from hierfl.formulas.terms import columns_of
 
-if TYPE_CHECKING:
-    from hierfl.formulas.formula import Formula
-
 Fields = dict[str, NDArray[Any]]
 # (client, grouping) -> the names of its groups, in the order of their indices; they stay there
 Inside = dict[tuple[str, str], tuple[str, ...]]
 
 
 def client_data(
-    formula: Formula, frames: Any, inside: Inside, *, labeled: bool, asked: bool = False
+    formula: Any, frames: Any, inside: Inside, *, labeled: bool, asked: bool = False
 ) -> ClientData:
     """Return clients' rows as the program reads them, `asked` ones perhaps unlabeled; add their groups to `inside`."""
     declared, schema = formula.declared, formula.agreed
@@ -148,7 +145,7 @@ def _of_response(declared: Declaration) -> tuple[str, ...]:
 
 
 def _of_client(
-    formula: Formula,
+    formula: Any,
     frame: pd.DataFrame,
     ready: pd.DataFrame,
     client: str,

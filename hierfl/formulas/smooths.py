@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyro.distributions as dist
 from torch import Tensor
@@ -14,7 +14,6 @@ from torch import Tensor
 from hierfl.formulas.design_terms import FLOOR, Smooth, Term
 from hierfl.formulas.expressions import Call, Name
 from hierfl.formulas.functions import LONG, SHORT
-from hierfl.formulas.layout import GroupTerm
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.writer import Writer, independent
 from hierfl.models.families import as_source, half_student
@@ -175,7 +174,7 @@ def vector(out: Writer, terms: Sequence[Term], names: Sequence[str]) -> str:
     return pieces[0] if len(pieces) == 1 else f"torch.cat([{', '.join(pieces)}])"
 
 
-def lengths_of(group: GroupTerm) -> dict[str, Term]:
+def lengths_of(group: Any) -> dict[str, Term]:
     """Return the site of the length scale of each `gp` of a group, and its term."""
     return {
         f"lscale_{group.site}_{term.name}": term
@@ -184,7 +183,7 @@ def lengths_of(group: GroupTerm) -> dict[str, Term]:
     }
 
 
-def write_spread(out: Writer, group: GroupTerm, priors: Mapping[str, Prior], outputs: int) -> str:
+def write_spread(out: Writer, group: Any, priors: Mapping[str, Prior], outputs: int) -> str:
     """Write the length scales of a group; return the standard deviation of each column, as code."""
     check_one(group.group.text, outputs)
     scale, shapes = f"{out.named(group.sd)}[{list(group.places)}]", {}
@@ -201,7 +200,7 @@ def write_spread(out: Writer, group: GroupTerm, priors: Mapping[str, Prior], out
     return f"{scale} * " + (pieces[0] if len(pieces) == 1 else f"torch.cat([{', '.join(pieces)}])")
 
 
-def drawn_spread(group: GroupTerm, shared: Mapping[str, Tensor]) -> Tensor:
+def drawn_spread(group: Any, shared: Mapping[str, Tensor]) -> Tensor:
     """Return the standard deviation of each column of a group at each draw, (S, q)."""
     spread = shared[group.sd].reshape(len(shared[group.sd]), -1)[:, list(group.places)]
     for site, term in lengths_of(group).items():

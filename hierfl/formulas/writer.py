@@ -6,7 +6,7 @@ import keyword
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -14,9 +14,6 @@ import torch
 from hierfl.formulas.schema import Schema
 from hierfl.models.families import as_source
 from hierfl.models.priors import Prior
-
-if TYPE_CHECKING:
-    from hierfl.formulas.layout import GroupTerm, Layout
 
 Vector = Callable[[Sequence[str]], str]  # names of columns -> their coefficients as code
 INTERCEPT = "Intercept"
@@ -113,7 +110,7 @@ def _of_kind(priors: Sequence[Any], shape: list[int]) -> Any:
 
 
 # ------------------------------------------------------------ intercepts and slopes of groups
-def means_of(group: GroupTerm, schema: Schema) -> dict[str, float]:
+def means_of(group: Any, schema: Schema) -> dict[str, float]:
     """Return the means of a correlated term's numbers; {} if all are 0.
 
     An intercept's sd at 0 grows with the numbers' distance from 0. A prior of it in units of the
@@ -140,7 +137,7 @@ def origins(model: Any) -> dict[str, list[float]]:
 
 
 def write_moved(
-    out: Writer, group: GroupTerm, priors: Mapping[str, Prior], means: Mapping[str, float]
+    out: Writer, group: Any, priors: Mapping[str, Prior], means: Mapping[str, float]
 ) -> None:
     """Write sds and correlations at the means of a term's columns, and those at 0 that follow."""
     columns = group.columns
@@ -162,7 +159,7 @@ def write_moved(
     out.add(f"pyro.deterministic({group.cor!r}, {factor} @ {factor}.mT)")
 
 
-def write_origin(out: Writer, layout: Layout, vector: Vector) -> None:
+def write_origin(out: Writer, layout: Any, vector: Vector) -> None:
     """Write the thresholds at 0, as they are reported, from those at the columns' means."""
     moved, means = out.named(f"{THRESHOLDS}{CENTERED}"), layout.threshold_means
     plain = [name for name in means if name not in layout.steps]

@@ -37,18 +37,21 @@ class Asked(NamedTuple):
     arguments: Mapping[str, Any]
 
 
+NO_ANSWERS = ("ask", "here", "progress", "federation", "method", "with_own")
+
+
 def answers(fitted: Any) -> dict[str, Callable[[Any], Any]]:
     """Return every public property, method and function of a fit."""
     found: dict[str, Callable[[Any], Any]] = {}
     kind = type(fitted)
     for name in dir(fitted):
-        if name.startswith("_") or name in ("ask", "here", "progress", "federation", "method"):
+        if name.startswith("_") or name in NO_ANSWERS:
             continue
         if not callable(getattr(kind, name, None)):
             found[name] = partial(lambda of, what: getattr(of, what), what=name)
         else:
             found[name] = getattr(kind, name)
-    if isinstance(fitted, Fit):
+    if not isinstance(fitted, FitOverNodes):
         for prefix, module in (("", hierfl), ("diagnostics.", hierfl.diagnostics)):
             for name in module.__all__:
                 function = getattr(module, name)
