@@ -139,7 +139,7 @@ def test_predictions_copy_no_training_row_that_the_guide_does_not_read(
 
     monkeypatch.setattr(client_loop, "full_batch", watched)
     assert torch.equal(prediction.predict(inside, rows, draws=5).mean, every.mean)
-    assert read == [set(rows.fields), {"there"}]
+    assert read == [set(rows.fields), {"visits"}]  # the last field, without its values
     # with all of them it is the same
     monkeypatch.setattr(prediction, "restricted", lambda fit, rows, **_: restricted(fit, rows))
     assert torch.equal(prediction.predict(inside, rows, draws=5).mean, every.mean)
