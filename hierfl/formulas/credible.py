@@ -1,6 +1,6 @@
 """Answers about a schema that no rows give: by themselves, or beside what the client has answered before.
 
-A client that lies in all its answers alike has told of other rows, and nothing here can know.
+A client whose lies agree in all its answers tells of other rows, and nothing here can know.
 """
 
 from __future__ import annotations
