@@ -28,7 +28,7 @@ def test_names(name: str) -> None:
     ("page", "head"),
     [
         ("cheatsheet", "| responses of a formula | family |"),
-        ("formulas", "| family | response | links |"),
+        ("families", "| family | response | links |"),
     ],
 )
 def test_pages_list_all_families_and_no_others(page: str, head: str) -> None:
