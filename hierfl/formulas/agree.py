@@ -149,7 +149,7 @@ def _margins(
     """Return mean and sd of each column of the design; refuse columns without an effect."""
     designs, margins = every_design_of(declared, schema), dict[str, Margin]()
     terms = [term for design in designs for term in design.terms]
-    imputed = {name for term in terms if term.calls("mi") for name in term.columns}
+    imputed = {name: term for term in terms if term.calls("mi") for name in term.columns}
     for name in answers[0].columns:
         own = [answer.columns[name] for answer in answers]
         if not any(sums.count for sums in own) and name not in imputed:
@@ -162,7 +162,7 @@ def _margins(
             from hierfl.formulas.imputed import check_known
 
             above = len(answers) > 1 and all(name in answer.constant for answer in answers)
-            check_known(name, mean, sd, above=above)
+            check_known(imputed[name], mean, sd, above=above)
         is_flat = sd == 0.0 and name != OFFSET and not _keeps_prior(name, mean, designs, answers)
         has_one = any(d.has_intercept and name in d.columns for d in designs)
         if is_flat and (mean == 0.0 or has_one):

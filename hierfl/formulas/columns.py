@@ -193,7 +193,10 @@ def level_name(value: Any) -> str:
 
 def missing_in(series: Any) -> NDArray[np.bool_]:
     """Return which values of a column are missing, (n,), also by ""; a text such as "nan" is a name."""
-    is_empty = series == "" if series.dtype.kind == "O" else False
+    kind = series.dtype.kind
+    if isinstance(series.dtype, np.dtype) and kind in "biuf":  # at a tenth of pandas's cost
+        return np.isnan(series.to_numpy()) if kind == "f" else np.zeros(len(series), dtype=bool)
+    is_empty = series == "" if kind == "O" else False
     missing: NDArray[np.bool_] = (series.isna() | is_empty).to_numpy(dtype=bool)
     return missing
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from hierfl.formulas.answers import OfCall, OfDesign
 from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.design import every_design_of
 from hierfl.formulas.plausible import stateful_calls
 from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
@@ -117,8 +118,10 @@ class Heard:
         assert schema is not None
         if not answer.constant <= answer.columns.keys():
             yield "with constants that are no columns"
+        terms = (term for design in every_design_of(declared, schema) for term in design.terms)
+        imputed = {name for term in terms if term.calls("mi") for name in term.columns}
         for name, sums in answer.columns.items():
-            if "mi(" in name or not sums.count:
+            if name in imputed or not sums.count:
                 continue
             if self.rows is not None and sums.count != self.rows:
                 yield "by another number of rows than before"

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from hierfl.formulas.columns import check_column, missing_in, numbers
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
+from hierfl.formulas.design_terms import Term
 from hierfl.formulas.expressions import Call, Name, calls_within, names_in
 from hierfl.formulas.layout import Layout, rows_of_above
 from hierfl.formulas.parameters import LINKS, covariate_family
@@ -86,16 +87,16 @@ def check_imputed(declared: Declaration) -> None:
         )
 
 
-def check_known(name: str, mean: float, sd: float, *, above: bool) -> None:
+def check_known(term: Term, mean: float, sd: float, *, above: bool) -> None:
     """Refuse a column of mi() with one value at each client; warn of one that is 0 or 1."""
     if above:
         raise ValueError(
-            f"the column '{name}' has one value at each client, and a missing one is missing in all "
+            f"the column '{term.name}' has one value at each client, and a missing one is missing in all "
             "its rows: mi() is for values of rows; take a Pyro program with a site of each client"
         )
-    if ":" not in name and 0.0 < mean < 1.0 and abs(sd**2 - mean * (1.0 - mean)) < 1e-9:
+    if len(term.parts) == 1 and 0.0 < mean < 1.0 and abs(sd**2 - mean * (1.0 - mean)) < 1e-9:
         warnings.warn(
-            f"the column of '{name}' is 0 or 1, and mi() takes it for Normal: its missing values lie "
+            f"the column of '{term.name}' is 0 or 1, and mi() takes it for Normal: its missing values lie "
             "between and beyond; for probabilities take a Pyro program that sums over both values",
             stacklevel=2,
         )
