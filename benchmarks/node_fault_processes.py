@@ -26,9 +26,8 @@ from benchmarks.node_fault_problem import SEED, clients, method
 from hierfl.core.trees import named_leaves
 from hierfl.nodes import client_state
 from hierfl.nodes.agreement import Agreement
-from hierfl.nodes.asking import Answer
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.messages import NodeFailed, Refused, from_bytes
+from hierfl.nodes.messages import Answer, NodeFailed, Refused, from_bytes
 from hierfl.nodes.node import answer, node
 from hierfl.nodes.run import TooFewNodes, fit_nodes
 from hierfl.runs import checkpoint

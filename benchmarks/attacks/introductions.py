@@ -26,8 +26,7 @@ from benchmarks.attacks.lying_nodes import LIAR, rows
 from benchmarks.attacks.mutations import mutated
 from hierfl.nodes import Answer, Refused
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.call import FitCall
-from hierfl.nodes.choosing import Decided
+from hierfl.nodes.choosing import Decided, FitCall
 from hierfl.nodes.client_state import Node
 from hierfl.nodes.gathering import fit_introduced
 from hierfl.nodes.messages import read_json

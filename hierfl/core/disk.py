@@ -61,6 +61,13 @@ def write_private(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def replace_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read, whole or not at all."""
+    draft = path.with_name(f"{path.name}.draft")
+    write_private(draft, content)
+    draft.replace(path)
+
+
 def write_all(file: int, content: bytes, at: int, path: Path) -> None:
     """Write all bytes at a place of an open file; the system may write a part without an error."""
     rest = memoryview(content)

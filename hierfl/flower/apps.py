@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from hierfl.data.clients import ClientData
 from hierfl.engine.settings import Disclose
 from hierfl.method import Method
-from hierfl.nodes.call import FitCall
+from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.messages import Refused
 from hierfl.program.sites import Model
 

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from hierfl.flower.secure import asked_for, in_parts, masked
-from hierfl.nodes.call import FitCall
+from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.client_state import Node
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import policy_at
@@ -49,10 +49,10 @@ class Clients:
                 masking = asked_for(message)
                 content = payload_of(message) if masking is None else masking
                 limits = policy_at(policy, folder).limits
-                found = self._work((kind, content, context, folder, policy), limits)
+                answer = self._work((kind, content, context, folder, policy), limits)
                 if masking is not None:
-                    return Message(in_parts(found), reply_to=message)
-                record[PAYLOAD] = found
+                    return Message(in_parts(answer), reply_to=message)
+                record[PAYLOAD] = answer
             except Exception as error:  # whatever the owner's code or a crafted message raises
                 record[WRONG] = said(error, folder)
             return Message(RecordDict({RECORD: record}), reply_to=message)
@@ -61,7 +61,7 @@ class Clients:
 
     @cached_property
     def _work(self) -> Supervised:
-        return Supervised(lambda asked: self._replied(*asked))
+        return Supervised(lambda item: self._replied(*item))
 
     def _replied(
         self, kind: str, content: bytes, context: Context, folder: Path, policy: str | Path | None
@@ -78,7 +78,7 @@ def payload_of(message: Message) -> bytes:
     record: Mapping[str, Any] = message.content.config_records.get(RECORD, ConfigRecord())
     if WRONG in record:
         raise Refused(str(record[WRONG])[:500])
-    found = record.get(PAYLOAD)
-    if not isinstance(found, bytes):
+    content = record.get(PAYLOAD)
+    if not isinstance(content, bytes):
         raise Refused("its message holds no payload of hierfl")
-    return found
+    return content

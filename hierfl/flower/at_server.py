@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 
 from hierfl.flower.at_node import PAYLOAD, RECORD, payload_of
 from hierfl.flower.secure import sum_of
-from hierfl.nodes.messages import Refused
+from hierfl.nodes.messages import Answer, Refused
 from hierfl.nodes.reached import Reached
 from hierfl.nodes.run import TooFewNodes
-from hierfl.nodes.together import AskSum
+from hierfl.nodes.updates import AskSum
 
 ONCE_MORE = 1.0  # seconds between two looks for nodes
 # seconds between two looks for answers: at first, at most, and by how much they grow
@@ -48,15 +49,13 @@ class Server:
             time.sleep(ONCE_MORE)
         return ids
 
-    def send(
-        self, kind: str, contents: Mapping[int, bytes]
-    ) -> Iterator[tuple[int, bytes | Refused]]:
+    def send(self, kind: str, contents: Mapping[Any, bytes]) -> Iterator[Answer]:
         """Send payloads to nodes, and yield what comes back in time."""
         self.before()
         if kind == "round":
             there = set(self.grid.get_node_ids())
-            yield from ((number, Refused(AWAY)) for number in contents if number not in there)
-            contents = {number: one for number, one in contents.items() if number in there}
+            yield from (Answer(number, None, AWAY) for number in contents if number not in there)
+            contents = {number: of for number, of in contents.items() if number in there}
         messages = [
             Message(
                 RecordDict({RECORD: ConfigRecord({PAYLOAD: content})}),
@@ -67,10 +66,11 @@ class Server:
             for number, content in contents.items()
         ]
         for reply in self._replies(messages):
+            number: Any = reply.metadata.src_node_id
             try:
-                yield reply.metadata.src_node_id, payload_of(reply)
+                yield Answer(number, payload_of(reply))
             except Refused as error:
-                yield reply.metadata.src_node_id, error
+                yield Answer(number, None, str(error))
 
     def _replies(self, messages: list[Message]) -> Iterator[Message]:
         """Send messages, and yield answers as they come; Flower's own loop looks every 3 s."""

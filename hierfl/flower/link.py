@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from hierfl.flower.at_server import Server
 from hierfl.flower.task import Address, Task, served
-from hierfl.nodes.call import FitCall
+from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 
 
@@ -28,9 +28,9 @@ class SuperLink:
         """Fit over the nodes of the SuperLink; `hierfl.nodes.fit` calls it."""
         return self.server.reached(send_recipe=True).fit_over(call)
 
-    def ask_about_rows(self, formula: Any, *asked: Any) -> Any:
+    def ask_about_rows(self, formula: Any, *question: Any) -> Any:
         """Ask the nodes about their rows; `hierfl.describe` and `hierfl.kaplan_meier` call it."""
-        return self.server.reached().ask_about_rows(formula, *asked)
+        return self.server.reached().ask_about_rows(formula, *question)
 
     def asking(self, call: FitCall, clients: Any) -> Any:
         """Return how nodes are asked after a run; `hierfl.nodes.load` calls it."""

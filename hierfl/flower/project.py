@@ -37,13 +37,13 @@ def write_project(name: str, parent: Path, *, nodes: int = 4) -> dict[Path, str]
         "NAME": name,
         "HIERFL": version("hierfl"),
     }
-    found = {}
+    written = {}
     for path, (source, what) in FILES.items():
         text = files("hierfl.flower").joinpath("template", source).read_text(encoding="utf-8")
         file = root / path.replace("NAME", name)
         file.write_text(re.sub(r"\b(NODES|APP|NAME|HIERFL)\b", lambda m: words[m[0]], text))
-        found[file] = what
-    return found
+        written[file] = what
+    return written
 
 
 def _check_name(name: str) -> None:

@@ -32,9 +32,8 @@ from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECOR
 from flwr.server.workflow.constant import Key as Workflow
 from flwr.serverapp import Grid
 
-from hierfl.nodes.asking import ROUND
-from hierfl.nodes.messages import Refused, from_bytes
-from hierfl.nodes.together import GRID, Numbers, Summed, parts_of
+from hierfl.nodes.messages import ROUND, Refused, from_bytes
+from hierfl.nodes.updates import GRID, Numbers, Summed, parts_of
 
 PAYLOAD, INS = "payload", "fitins.config"
 MOST_BYTES = 1 << 31  # of a message to a node
@@ -61,8 +60,8 @@ def masked(message: Message, context: Context, answer: ClientAppCallable) -> Mes
                 f"the server asks for a sum of {nodes} nodes that {threshold} can unmask: "
                 f"{FEWEST} nodes or more take part here, and more than half of them must unmask"
             )
-    found: Message = secaggplus_mod(message, context, answer)
-    return found
+    reply: Message = secaggplus_mod(message, context, answer)
+    return reply
 
 
 def _is_question(message: Message) -> bool:
@@ -78,14 +77,14 @@ def _is_question(message: Message) -> bool:
 def asked_for(message: Message) -> bytes | None:
     """Return the server's payload in a message of the protocol; None: it holds none."""
     record: Mapping[str, Any] = message.content.config_records.get(INS, ConfigRecord())
-    found = record.get(PAYLOAD)
-    return found if isinstance(found, bytes) else None
+    content = record.get(PAYLOAD)
+    return content if isinstance(content, bytes) else None
 
 
 def in_parts(update: bytes) -> RecordDict:
     """Return an update as Flower masks it: the parts of its values, and nothing else."""
-    parts = parts_of(from_bytes(update, most=len(update)).tree)
-    sent = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([parts]), 1, {})
+    numbers = parts_of(from_bytes(update, most=len(update)).tree)
+    sent = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([numbers]), 1, {})
     return fitres_to_recorddict(sent, keep_input=False)
 
 
@@ -151,5 +150,5 @@ def sum_of(
     if strategy.mean is None:
         lost = "too few nodes were left to unmask the round's sum"
         return nothing._replace(reasons={**dict.fromkeys(names.values(), lost), **reasons})
-    parts = np.round(strategy.mean * len(strategy.clients) * GRID) / GRID
-    return Summed(tuple(names[number] for number in strategy.clients), parts, reasons)
+    numbers = np.round(strategy.mean * len(strategy.clients) * GRID) / GRID
+    return Summed(tuple(names[number] for number in strategy.clients), numbers, reasons)

@@ -47,11 +47,11 @@ def serve(
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload(MODULES)
     forkserver.ensure_running()  # now, and not at the first message
-    wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+    request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     busy: list[BaseProcess] = []
     try:
         while True:
-            if token := _token(client, wanted):
+            if token := _token(client, request):
                 args = (address, root_certificates, token, os.getpid())
                 busy.append(forks.Process(target=answer_one, args=args))
                 busy[-1].start()
@@ -80,10 +80,10 @@ def taking_tasks(
     )
 
 
-def _token(client: RuntimeHttpClient, wanted: AcquireTaskRequest) -> str:
+def _token(client: RuntimeHttpClient, request: AcquireTaskRequest) -> str:
     """Return the token of a waiting message, or "" where none waits or the SuperNode is away."""
     try:
-        return str(client.AcquireTask(wanted).token)
+        return str(client.AcquireTask(request).token)
     except httpx.TransportError:
         return ""
     except httpx.HTTPStatusError as error:

@@ -140,12 +140,12 @@ def _taken(at: Address, run: int) -> Task:
         RuntimeTokenHttpInterceptor(token),
     ]
     client = RuntimeHttpClient.from_server_address(at.address, interceptors=signed, **at.place)
-    given = client.PullTaskInput(PullTaskInputRequest())
+    task_input = client.PullTaskInput(PullTaskInputRequest())
     grid = HttpGrid(at.address, token=token, **at.place)
-    grid.set_run(run_from_proto(given.run))
+    grid.set_run(run_from_proto(task_input.run))
     over = threading.Event()
     beat = HeartbeatSender(lambda: _alive(client, over))
-    numbers = {"task_id": given.task_id, "run_id": run, "node_id": given.context.node_id}
+    numbers = {"task_id": task_input.task_id, "run_id": run, "node_id": task_input.context.node_id}
     beat.start()
     return Task(run, grid, client, beat, over, numbers)
 
@@ -156,13 +156,13 @@ def _token(at: Address, run: int) -> str:
     until = time.monotonic() + WAIT
     try:
         while time.monotonic() < until:
-            wanted = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
-            found = client.AcquireTask(wanted)
-            if found.token and found.task.run_id == run:
-                return str(found.token)
-            if found.token:
+            request = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+            acquired = client.AcquireTask(request)
+            if acquired.token and acquired.task.run_id == run:
+                return str(acquired.token)
+            if acquired.token:
                 raise RuntimeError(
-                    f"the SuperLink handed over run {found.task.run_id}, which was started at the "
+                    f"the SuperLink handed over run {acquired.task.run_id}, which was started at the "
                     f"same moment, and not run {run}: start both again, one after the other"
                 )
             time.sleep(0.2)
@@ -179,14 +179,14 @@ def _alive(client: RuntimeHttpClient, over: threading.Event) -> bool:
     if over.is_set():
         return True
     try:
-        known = client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success
+        is_going = client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success
     except httpx.TransportError:
         return False
     except httpx.HTTPStatusError as error:
         if error.response.status_code in (503, 504):
             return False
-        known = False
-    if not known:  # stopped by flwr stop, or given up after a minute without a sign
+        is_going = False
+    if not is_going:  # stopped by flwr stop, or given up after a minute without a sign
         over.set()
     return True
 
@@ -199,10 +199,10 @@ def _said(at: Address) -> Iterator[None]:
     except httpx.HTTPStatusError as error:
         secret = "the one" if at.secret is None else "another one than that"
         advice = f" (is secret= {secret} of its --superexec-auth-secret-file?)"
-        asked = str(error.request.url.path)
+        path = str(error.request.url.path)
         raise ConnectionError(
-            f"the SuperLink at {at.address} refuses {asked}: {error.response.text[:300]}"
-            f"{advice if 'acquire' in asked else ''}"
+            f"the SuperLink at {at.address} refuses {path}: {error.response.text[:300]}"
+            f"{advice if 'acquire' in path else ''}"
         ) from error
     except httpx.TransportError as error:
         raise ConnectionError(

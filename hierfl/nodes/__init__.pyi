@@ -1,7 +1,7 @@
-from .asking import Answer as Answer
+from .choosing import fit as fit
 from .fit_over_nodes import FitOverNodes as FitOverNodes
-from .fitting import fit as fit
-from .loading import load as load
+from .living import load as load
+from .messages import Answer as Answer
 from .messages import Refused as Refused
 from .policy import Policy as Policy
 from .reached import Reached as Reached

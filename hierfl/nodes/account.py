@@ -58,45 +58,26 @@ class RowSet(Struct, frozen=True, omit_defaults=True):
 
 
 class Subject(NamedTuple):
-    """What a question is about that a node answers once.
+    """What a question is about that a node answers once."""
 
-    Args:
-        rows: which rows and columns; nothing of a formula, so that another one tells nothing new.
-        place: of which the node answers one question.
-        columns: the schema's columns, which must be the same in all questions about the rows.
-        basis: what the schema of a fit must be.
-    """
-
-    rows: str
-    place: str
-    columns: str = ""
-    basis: str = ""
+    rows: str  # and columns; nothing of a formula, so that another one tells nothing new
+    place: str  # of which the node answers one question
+    columns: str = ""  # of the schema, the same in all questions about the rows
+    basis: str = ""  # what the schema of a fit must be
 
 
 class Entry(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One line of a ledger.
+    """One line of a ledger."""
 
-    Args:
-        kind: "round", "end", "question", or one of `hierfl.nodes.gate`; "begun" is the first line.
-        request: digest of the request; "" where there is none.
-        run: name of the run; "" before it.
-        subject: what the request is about, where a node answers once; the server's state, of a run.
-        answer: the answer, where it is given again.
-        rows: the sets of rows behind the answer that are behind no earlier one.
-        spent: of the rows' budget; None: nothing was paid.
-        time: in UTC.
-        before: SHA-256 of the line before.
-    """
-
-    kind: str
-    request: str = ""
-    run: str = ""
-    subject: tuple[str, ...] = ()
-    answer: str = ""
-    rows: tuple[RowSet, ...] = ()
-    spent: Annotated[float, Meta(ge=0.0)] | None = None
+    kind: str  # "round", "end", "question", or one of `hierfl.nodes.gate`; first "begun"
+    request: str = ""  # its digest
+    run: str = ""  # its name; "": before it
+    subject: tuple[str, ...] = ()  # of what is answered once; the server's state, of a run
+    answer: str = ""  # where it is given again
+    rows: tuple[RowSet, ...] = ()  # sets of rows behind the answer that are behind no earlier one
+    spent: Annotated[float, Meta(ge=0.0)] | None = None  # of the rows' budget; None: it is free
     time: str = field(default_factory=log.now)
-    before: str = ""
+    before: str = ""  # SHA-256 of the line before
 
 
 def digest(content: bytes) -> str:
@@ -123,8 +104,14 @@ class Ledger:
     @staticmethod
     def at(folder: Path) -> Ledger:
         """Read a ledger, and raise BrokenLedger where it does not add up."""
-        made, heads = Ledger(folder), [START]
-        for line in _lines(folder / FILE):
+        made, heads, content = Ledger(folder), [START], b""
+        try:
+            content = (folder / FILE).read_bytes()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise broken(f"{FILE} cannot be read") from error
+        for line in content.split(b"\n")[:-1]:  # what follows was cut off by a crash
             try:
                 entry = msgspec.json.decode(line, type=Entry)
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -142,22 +129,17 @@ class Ledger:
     @property
     def key(self) -> bytes:
         """The key of the codes of rows, with which the ledger begins."""
-        self._begin()
+        if not self.entries:
+            private_folder(self.folder)
+            self._key = secrets.token_bytes(32)
+            write_private(self.folder / KEY, self._key)
+            self._write(Entry("begun", digest(self._key)))
         return self._key
 
     def append(self, entry: Entry) -> None:
         """Write down an entry, and wait until it is on disk."""
-        self._begin()
+        _ = self.key  # the first line
         self._write(entry)
-
-    def _begin(self) -> None:
-        """Write the first line, of a ledger without one."""
-        if self.entries:
-            return
-        private_folder(self.folder)
-        self._key = secrets.token_bytes(32)
-        write_private(self.folder / KEY, self._key)
-        self._write(Entry("begun", digest(self._key)))
 
     def _write(self, entry: Entry) -> None:
         line = msgspec.json.encode(replace(entry, before=self._head))
@@ -172,7 +154,7 @@ class Ledger:
                 os.close(handle)
         self._head, self._size = digest(line), self._size + len(line) + 1
         self.entries.append(entry)
-        log.set_mark(self.folder, log.Mark(len(self.entries), self._head))
+        log.set_mark(self.folder, len(self.entries), self._head)
 
     # ------------------------------------------------------------ what was answered
     def earlier(self, kind: str, request: str, run: str = "") -> Entry | None:
@@ -194,9 +176,8 @@ class Ledger:
             others = of.rows == own.rows and own.columns
             if same or (others and of.columns not in ("", own.columns)):
                 raise Refused(
-                    f"it has answered a question of the kind '{entry.kind}' about these columns "
-                    "before, with other columns, groups, levels or constants: a node answers once; "
-                    f"{AGAIN}"
+                    f"it has answered another question of the kind '{entry.kind}' about these columns: "
+                    f"a node answers once; {AGAIN}"
                 )
         return None
 
@@ -205,31 +186,26 @@ class Ledger:
         of = (run, request)
         return any((e.run, e.request) == of and e.spent is not None for e in self.entries)
 
-    def of_run(self, run: str) -> set[str]:
-        """Return the different rounds that were answered in a run."""
-        return {e.request for e in self.entries if (e.kind, e.run) == ("round", run)}
-
     def check_state(self, run: str, state: str, policy: Policy, *, ends: bool) -> None:
         """Refuse a state of the server that is not of a run's rounds; where the run `ends`, take a few others."""
         of_run = [e for e in self.entries if e.run == run and e.kind in ("round", END)]
         if any(e.subject == (state,) for e in of_run):
             return
-        if not ends:
-            raise Forbidden(
-                "it asks under parameters that the node has not received in the rounds of the run, or "
-                "at its end: ask by the fit that the run has returned"
-            )
         last = max((k for k, e in enumerate(of_run) if e.kind == "round"), default=-1)
-        if (count := len({e.subject for e in of_run[last + 1 :]})) >= policy.states_a_run:
-            raise Forbidden(
-                f"the node has answered under {count} states of the server after the last round of "
-                "the run: begin a new run, or let its owner set a larger states_a_run in its policy"
-            )
-        self.append(Entry(END, state, run, (state,)))
+        count = len({e.subject for e in of_run[last + 1 :]})
+        if ends and count < policy.states_a_run:
+            self.append(Entry(END, state, run, (state,)))
+            return
+        raise Forbidden(
+            f"the node has answered under {count} states of the server after the last round of the "
+            "run (states_a_run): begin a new run"
+            if ends
+            else "it asks under parameters that the node has not received in the run: ask by its fit"
+        )
 
-    def of_today(self, kind: str, now: datetime | None = None) -> set[tuple[str, str]]:
+    def of_today(self, kind: str) -> set[tuple[str, str]]:
         """Return the different requests of a kind, with their runs, of the last 24 hours."""
-        since = log.written((now or datetime.now(UTC)) - timedelta(days=1))
+        since = log.now(timedelta(days=1))
         return {(e.run, e.request) for e in self.entries if e.kind == kind and e.time > since}
 
     def check_limits(
@@ -241,23 +217,20 @@ class Ledger:
         allowed = policy.rounds_a_day if kind == "round" else policy.questions_a_day
         if allowed is not None and (count := len(self.of_today(kind))) >= allowed:
             raise Forbidden(
-                f"the node's policy allows {allowed} {kind}s a day, and it has been through "
-                f"{count}: ask again tomorrow, or let its owner set a larger {kind}s_a_day"
+                f"the node's policy allows {allowed} {kind}s a day, and it has been through {count} "
+                f"({kind}s_a_day): ask again tomorrow"
             )
-        if kind == "round" and most is not None and len(self.of_run(run)) >= most:
+        of_run = {e.request for e in self.entries if (e.kind, e.run) == ("round", run)}
+        if kind == "round" and most is not None and len(of_run) >= most:
             raise Refused(
-                f"the method takes at most {most} rounds, and the node has answered as many of "
-                f"run '{run}': begin a new run"
+                f"the method takes at most {most} rounds, which are answered in run '{run}'"
             )
 
     def check_budget(self, how: RowNoise, policy: Policy) -> None:
         """Refuse a step whose noise the budget of the rows does not pay for, in all runs together."""
         if self.share_spent(how, policy, how.spent_by_round) > 1.0 + ROUNDING:
             epsilon, delta = policy.budget or (how.epsilon, how.delta)
-            raise Forbidden(
-                f"the rows' budget of epsilon {epsilon:g} at delta {delta:g} is spent: the node "
-                "answers nothing new about them"
-            )
+            raise Forbidden(f"the rows' budget of epsilon {epsilon:g} at delta {delta:g} is spent")
 
     def share_spent(self, how: RowNoise, policy: Policy, more: float = 0.0) -> float:
         """Return which share of the rows' budget is spent, in all runs together, with what is spent `more`."""
@@ -266,28 +239,18 @@ class Ledger:
 
 
 # ------------------------------------------------------------ what must add up
-def _lines(path: Path) -> list[bytes]:
-    """Return the whole lines of a file; what follows them was cut off by a crash."""
-    try:
-        return path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise broken(f"{path.name} cannot be read") from error
-
-
 def _check_marks(folder: Path, heads: list[str]) -> None:
     """Refuse a ledger of fewer or other lines than the mark and the log know of."""
-    count = len(heads) - 1
-    mark, in_log = log.mark_of(folder), log.last_account(folder)
-    if not count and any(os.path.lexists(folder / name) for name in (log.MARK, ROWS)):
-        raise broken(f"{FILE} is gone, or empty")
-    if mark is None and (count > 1 or os.path.lexists(folder / log.MARK)):
-        raise broken(f"{log.MARK} is gone, or cannot be read")
-    if mark is not None and heads[min(mark.entries, count)] != mark.head:
-        raise broken(f"{FILE} lacks lines that were in it, or has others")
-    if in_log not in (None, *heads):
-        raise broken(f"{FILE} lacks lines that {log.FILE} names")
+    count, mark, in_log = len(heads) - 1, log.mark_of(folder), log.last_account(folder)
+    there = {name: os.path.lexists(folder / name) for name in (log.MARK, ROWS)}
+    wrong = {
+        f"{FILE} is gone, or empty": not count and any(there.values()),
+        f"{log.MARK} is gone, or cannot be read": not mark and (count > 1 or there[log.MARK]),
+        f"{FILE} lacks lines that were in it": mark and heads[min(mark[0], count)] != mark[1],
+        f"{FILE} lacks lines that {log.FILE} names": in_log not in (None, *heads),
+    }
+    for why in (why for why, is_so in wrong.items() if is_so):
+        raise broken(why)
 
 
 def _key(folder: Path, entries: list[Entry]) -> bytes:

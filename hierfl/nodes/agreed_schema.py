@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,17 @@ from hierfl.formulas.plausible import check_design, design_matrix
 from hierfl.formulas.questions import Question, answer_of_json, own_answer, own_rows
 from hierfl.formulas.schema import Schema
 from hierfl.nodes.account import ROWS, Ledger, Subject, digest
+from hierfl.nodes.agreement import Key, named_answers
 from hierfl.nodes.client_rows import answer, only_client, reply_of
 from hierfl.nodes.gate import Inquiry, Reply, register
 from hierfl.nodes.messages import Refused, read_json
-from hierfl.nodes.named_answers import Key, named_answers
 from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.nodes.row_sets import Rows, rows_of_formula
 
 LEAST_COUNT = 5  # rows of a level or group that a server asks for
 MOST = 1 << 24  # bytes of an answer, which has a few numbers a column
 ASKS = "schema"
+LATE = "; what all have agreed on before, such as means, counts its rows"
 BASIS = ("clients", "formula", "min_count", "columns", "transforms", "groups")  # of a design
 
 
@@ -51,39 +52,38 @@ FIELDS = {
 }
 
 
-def _disclosure(inquiry: Inquiry) -> None:
-    """Refuse a question about other columns than the formula's, about few rows, or with fields of others."""
+def _disclosure(inquiry: Inquiry) -> Iterator[Refused]:
+    """Yield why a question may not be answered: other columns than the formula's, few rows, fields of others."""
     question, formula, least = inquiry.request, inquiry.source.formula, inquiry.policy.min_count
-    declared, schema = formula.declared, question.schema
-    for name, plain in asdict(Question("rows")).items():
-        if (
-            name not in ("kind", "least", *FIELDS[question.kind])
-            and getattr(question, name) != plain
-        ):
-            raise Refused(f"it is no request of the kind '{question.kind}': it has '{name}'")
+    declared, schema, own = formula.declared, question.schema, FIELDS[question.kind]
+    plain = asdict(Question("rows"))
+    others = [
+        n for n in plain if n not in ("kind", "least", *own) and getattr(question, n) != plain[n]
+    ]
+    if others or ("schema" in own and schema is None):
+        yield Refused(f"a question of the kind '{question.kind}' has {', '.join(own) or 'nothing'}")
     counts = [question.least] if question.kind in ("columns", "groups", "call") else []
     counts += [] if schema is None else [schema.min_count]
     if counts and min(counts) < least:
-        raise Forbidden(
-            f"the node's policy names no level of fewer than {least} rows, and the server asks "
-            f"for those of {min(counts)}: its owner may set a smaller min_count"
+        yield Forbidden(
+            f"the node's policy names no level of fewer than {least} rows (min_count), and the server "
+            f"asks for those of {min(counts)}"
         )
-    if "by" in FIELDS[question.kind]:
+    if "by" in own:
         groupings = {*declared.groupings, *(group.by for group in declared.structured)}
         columns = {(name,) for name in declared.columns} if question.kind == "outside" else set()
         if question.by not in groupings | columns:
-            raise Refused(f"it reads {', '.join(question.by)[:200]}, which the formula does not")
+            yield Refused(f"it reads {', '.join(question.by)[:200]}, which the formula does not")
     if not {*question.known} <= {*declared.columns}:
-        raise Refused("it knows levels of columns that the formula does not read")
-    if "schema" not in FIELDS[question.kind]:
-        return
+        yield Refused("it knows levels of columns that the formula does not read")
     if schema is None:
-        raise Refused(f"it is no request of the kind '{question.kind}': it has no schema")
+        return
     kinds = {name: column.kind for name, column in schema.columns.items()}
-    own = formula.schema  # of columns, which the owner's formula may begin with
-    right = kinds.keys() == declared.columns.keys() or (own and schema.columns == own.columns)
+    agreed_before = formula.schema  # of columns, which the owner's formula may begin with
+    right = agreed_before and schema.columns == agreed_before.columns
+    right = right or kinds.keys() == declared.columns.keys()
     if not right or any(kind not in (None, kinds[n]) for n, kind in declared.columns.items()):
-        raise Refused("its schema has other columns than the node's formula")
+        yield Refused("its schema has other columns than the node's formula")
 
 
 def _replies(inquiry: Inquiry) -> Iterator[Reply]:
@@ -144,9 +144,9 @@ def _about(formula: Formula, rows: Rows) -> str:
     return digest(json.dumps([*whole, sorted(formula.declared.columns.items())]).encode())
 
 
-def _hash(schema: Schema, *parts: str) -> str:
+def _hash(schema: Schema, *fields: str) -> str:
     whole = asdict(schema)
-    return digest(json.dumps({part: whole[part] for part in parts}, sort_keys=True).encode())
+    return digest(json.dumps({name: whole[name] for name in fields}, sort_keys=True).encode())
 
 
 register(
@@ -175,21 +175,20 @@ def agreed_over(
     heard: dict[str, Heard] = {}
 
     def ask(question: Question) -> dict[str, Any]:
-        def read(client: str, content: Any) -> Any:
-            made = answer_of_json(question, content)
-            heard.setdefault(client, Heard()).check(question, made, formula.declared)
-            return made
+        def read(key: Key, client: str, content: Any) -> Any:
+            if clients and clients.get(key) != client:
+                raise Refused("it answers as another client than before, or not always")
+            answer = answer_of_json(question, content)
+            heard.setdefault(client, Heard()).check(question, answer, formula.declared)
+            return answer
 
-        contents = send(question.json().encode())
-        answers, keys = named_answers(contents, read, left_out)
+        contents, before = send(question.json().encode()), {*left_out}
         for key in clients.keys() - contents.keys():
             left_out.setdefault(key, "it did not answer all questions")
-        for client, key in keys.items():
-            if clients and clients.get(key) != client:
-                left_out.setdefault(key, "it answers as another client than before, or not always")
-        answers = {client: of for client, of in answers.items() if keys[client] not in left_out}
-        left_out.update({keys[c]: why for c, why in odd_answers(question, answers).items()})
-        answers = {client: of for client, of in answers.items() if keys[client] not in left_out}
+        unlike = partial(odd_answers, question)
+        answers, keys = named_answers(contents, read, left_out, unlike)
+        for key in left_out.keys() & clients.keys() - before:
+            left_out[key] += LATE
         if not answers:
             why = "; ".join(f"'{key}': {why}" for key, why in left_out.items())
             raise ValueError(f"no node answers '{question.kind}' ({why}): start the nodes again")
@@ -215,22 +214,19 @@ def agreed_over(
     return replace(formula, schema=schema, data2={}), left_out
 
 
+@lru_cache(maxsize=16)
 def with_schema(formula: Formula, text: str | bytes) -> Formula:
     """Return a formula with a schema that was sent as JSON, or raise Refused."""
     read_json(text, MOST)
     try:
         schema = Schema.of_json(text.decode() if isinstance(text, bytes) else text)
-    except ValueError as error:
-        raise Refused(str(error)[:500]) from error
-    if schema.formula != formula.text:
-        raise Refused(f"the schema is of '{schema.formula}', and this node's formula is another")
-    made = replace(formula, schema=schema, data2={})
-    try:
+        if schema.formula != formula.text:
+            raise ValueError(f"it is of '{schema.formula}', and this node's formula is another")
+        made = replace(formula, schema=schema, data2={})
         made.program()
     except (KeyError, ValueError) as error:
-        raise Refused(
-            f"the schema does not go with the formula ({type(error).__name__}: {str(error)[:500]})"
-        ) from error
+        why = f"{type(error).__name__}: {str(error)[:500]}"
+        raise Refused(f"the schema does not go with the formula ({why})") from error
     return made
 
 

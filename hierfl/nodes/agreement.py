@@ -18,11 +18,12 @@ from hierfl.core.typed_json import made_of
 from hierfl.data.absent import FILLS, form_of, rows_absent, stand_in
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
-from hierfl.nodes.messages import NAMES, Refused
+from hierfl.nodes.messages import NAMES, Refused, read_json
 from hierfl.program.program import Program
 from hierfl.program.read import codes_of
 
 Made = TypeVar("Made")
+Key = TypeVar("Key")  # of a node, to the transport
 Fills = tuple[float, float]
 FEW = 5  # rows of a client that stand in for its own
 # of a client, of a code, and of a row's field: what a server and its programs can hold
@@ -66,6 +67,21 @@ class Fields:
         return Fields(**form_of(data), dtype=dtype)
 
 
+def client_name(name: Any) -> str:
+    """Return the name of a client as it was sent, or raise ValueError."""
+    if not isinstance(name, str) or not name.strip() or len(name) > 1000 or not name.isprintable():
+        raise ValueError(f"a client is named {str(name)[:40]!r}")
+    return name
+
+
+def _check(names: Sequence[str], codes: Ranges) -> None:
+    """Refuse names that cannot be printed, and ranges without a code."""
+    [*map(client_name, names)]
+    for name, (low, high) in codes.items():
+        if low > high:
+            raise ValueError(f"the codes of {name[:40]!r} range from {low} to {high}")
+
+
 @dataclass(frozen=True)
 class Introduction:
     """What a node reports about its client: name, number of rows, form, and field of codes -> their range."""
@@ -77,8 +93,7 @@ class Introduction:
 
     def __post_init__(self) -> None:
         """Refuse a name that cannot be printed, and ranges without a code."""
-        client_name(self.client)
-        _check_codes(self.codes)
+        _check([self.client], self.codes)
 
     @staticmethod
     def of(data: ClientData) -> Introduction:
@@ -103,19 +118,6 @@ def _read(kind: type[Made], content: Any) -> Made:
         raise Refused(f"it is no {kind.__name__.lower()} ({error})") from error
 
 
-def client_name(name: Any) -> str:
-    """Return the name of a client as it was sent, or raise ValueError."""
-    if not isinstance(name, str) or not name.strip() or len(name) > 1000 or not name.isprintable():
-        raise ValueError(f"a client is named {str(name)[:40]!r}")
-    return name
-
-
-def _check_codes(codes: Ranges) -> None:
-    for name, (low, high) in codes.items():
-        if low > high:
-            raise ValueError(f"the codes of {name[:40]!r} range from {low} to {high}")
-
-
 @dataclass(frozen=True)
 class Agreement:
     """What all nodes know before the first round: clients, sorted, their rows, the form, and the ranges of codes."""
@@ -127,46 +129,44 @@ class Agreement:
 
     def __post_init__(self) -> None:
         """Refuse clients in no order, and not as many numbers of rows."""
-        _check_codes(self.codes)
-        [*map(client_name, self.names)]
+        _check(self.names, self.codes)
         if len(self.names) != len(self.rows) or [*self.names] != sorted({*self.names}):
             raise ValueError("its names are not sorted, or not as many as its numbers of rows")
 
     @staticmethod
     def between(introductions: Sequence[Introduction]) -> Agreement:
         """Return what some nodes agree on; refuse clients of one name, and rows of different forms (ValueError)."""
-        if not introductions:
-            raise ValueError("no node has introduced itself: start one or more")
-        found = sorted(introductions, key=lambda one: one.client)
-        names = tuple(one.client for one in found)
-        if twice := sorted(name for name, count in Counter(names).items() if count > 1):
-            raise ValueError(f"two nodes have a client '{twice[0]}': give each its own name")
-        first = found[0]
-        for one in found[1:]:
-            if differs := _difference(first, one):
-                raise ValueError(differs)
-        all_codes = [one.codes for one in found]
-        codes = {
-            name: (min(c[name][0] for c in all_codes), max(c[name][1] for c in all_codes))
-            for name in first.codes
-        }
-        return Agreement(names, tuple(one.rows for one in found), first.form, codes)
+        agreement, out = Agreement.of_most(introductions)
+        if out:
+            raise ValueError(next(iter(out.values())))
+        return agreement
 
     @staticmethod
     def of_most(introductions: Sequence[Introduction]) -> tuple[Agreement, dict[str, str]]:
         """Return what more than half of the nodes agree on, else refuse; and of the others, why they do not."""
-        count = Counter(one.client for one in introductions)
-        once = [one for one in introductions if count[one.client] == 1]
-        out = {n: "two nodes have a client of that name" for n, c in count.items() if c > 1}
-        forms = [json.dumps([asdict(one.form), sorted(one.codes)], sort_keys=True) for one in once]
-        ((form, most),) = Counter(forms).most_common(1) or [("", 0)]
-        if 2 * most <= len(once):
-            return Agreement.between(introductions), {}
-        same = [one for one, f in zip(once, forms, strict=True) if f == form]
-        for one, f in zip(once, forms, strict=True):
-            if f != form:
-                out[one.client] = _difference(same[0], one) or "its codes are of other fields"
-        return Agreement.between(same), out
+        if not introductions:
+            raise ValueError("no node has introduced itself: start one or more")
+        count = Counter(of.client for of in introductions)
+        out = {
+            n: f"two nodes have a client '{n}': give each its own name"
+            for n in count
+            if count[n] > 1
+        }
+        once = sorted(
+            (of for of in introductions if of.client not in out), key=lambda of: of.client
+        )
+        forms = [json.dumps([asdict(of.form), sorted(of.codes)], sort_keys=True) for of in once]
+        ((usual, times),) = Counter(forms).most_common(1) or [("", 0)]
+        same = [of for of, form in zip(once, forms, strict=True) if form == usual]
+        out |= {of.client: _difference(same[0], of) for of in once if of not in same}
+        if 2 * times <= len(once):
+            raise ValueError(next(iter(out.values())))
+        codes = {
+            name: (min(of.codes[name][0] for of in same), max(of.codes[name][1] for of in same))
+            for name in same[0].codes
+        }
+        names, rows = zip(*((of.client, of.rows) for of in same), strict=True)
+        return Agreement(names, rows, same[0].form, codes), out
 
     @property
     def digest(self) -> str:
@@ -216,20 +216,60 @@ class Agreement:
         )
 
 
-def _difference(one: Introduction, other: Introduction) -> str | None:
-    """Return how the rows of two clients differ in form, in a sentence; None: they do not."""
-    here, there = asdict(one.form), asdict(other.form)
+def _difference(usual: Introduction, other: Introduction) -> str:
+    """Return how the rows of two clients differ in form, in a sentence."""
+    here, there = asdict(usual.form), asdict(other.form)
     for kind, called in KINDS.items():
         for name in sorted({*here[kind], *there[kind]}):
             own, others = (list(of[kind].get(name, ())) or "none" for of in (here, there))
             if own != others:
                 return (
-                    f"{called} '{name}' is {own} at client '{one.client}', and {others} at "
+                    f"{called} '{name}' is {own} at client '{usual.client}', and {others} at "
                     f"'{other.client}': agree on one"
                 )
     if here["dtype"] == there["dtype"]:
-        return None
+        return "its codes are of other fields"
     return (
-        f"client '{one.client}' computes in {here['dtype']}, and '{other.client}' in "
+        f"client '{usual.client}' computes in {here['dtype']}, and '{other.client}' in "
         f"{there['dtype']}: set the same torch.set_default_dtype"
     )
+
+
+# ------------------------------------------------------------ answers before the rounds, by client
+def named_answers(
+    answers: Mapping[Key, bytes],
+    read: Callable[[Key, str, Any], Made],
+    left_out: dict[Key, str],
+    unlike: Callable[[Mapping[str, Made]], Mapping[str, str]],
+) -> tuple[dict[str, Made], dict[str, Key]]:
+    """Return each client's answer, sorted by name, and its node; add to `left_out` why others' are refused.
+
+    `read` takes a node, the name of its client and its answer's JSON; `unlike` says which clients'
+    answers are unlike the others'.
+    """
+    clients: dict[Key, str] = {}
+    values: dict[Key, Made] = {}
+    for key in answers.keys() - left_out.keys():
+        try:
+            answer = read_json(answers[key])
+            if not isinstance(answer, dict) or answer.keys() != {"client", "answer"}:
+                raise Refused("it answers without the name of its client")
+            client = client_name(answer["client"])
+            values[key], clients[key] = read(key, client, answer["answer"]), client
+        except ValueError as error:
+            left_out[key] = str(error)[:500]
+    left_out |= of_one_name(clients)
+    keys = {client: key for key, client in sorted(clients.items(), key=lambda of: of[1])}
+    by_client = {client: values[key] for client, key in keys.items() if key not in left_out}
+    left_out |= {keys[client]: why for client, why in unlike(by_client).items()}
+    return {n: of for n, of in by_client.items() if keys[n] not in left_out}, keys
+
+
+def of_one_name(clients: Mapping[Key, str]) -> dict[Key, str]:
+    """Return why nodes of one name are left out, but for the one that the server knows by that name."""
+    out = {}
+    for node, client in clients.items():
+        others = [str(key)[:40] for key, of in clients.items() if of == client and key != node]
+        if others and str(node) != client:
+            out[node] = f"it introduces client '{client}', and so does {', '.join(others)}"
+    return out

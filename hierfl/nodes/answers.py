@@ -1,26 +1,57 @@
-"""What nodes answer of their clients, and the answers of a formula that need clients' own draws."""
+"""What a fit over nodes answers: what nodes send of their clients after the rounds, and what the server knows."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import pandas as pd
 import torch
 
+from hierfl.core.arguments import expect_count
+from hierfl.core.intervals import check_prob, least_draws, percent
 from hierfl.core.tables import Shown, shown_as
+from hierfl.core.trees import Tree, nbytes
+from hierfl.data.clients import ClientData
+from hierfl.diagnostics.formula_tables import Tables, formula_tables, titled
+from hierfl.diagnostics.summary import Summary
+from hierfl.diagnostics.verdict import of_history
 from hierfl.effects.drawn import CoefficientDraws
+from hierfl.engine.client_store import taken
+from hierfl.engine.left_out import times_left_out
+from hierfl.formulas.formula import Formula
+from hierfl.nodes.account import END
+from hierfl.nodes.local_fit import without_few
+from hierfl.nodes.messages import (
+    AfterKind,
+    Answer,
+    Refused,
+    StateRequest,
+    check_numbers,
+    from_bytes,
+    last_counted,
+    mail_of,
+    to_bytes,
+)
+from hierfl.posterior.draws import posterior_draws
+from hierfl.posterior.site_table import COLUMNS, entries_of, in_right_digits, numbers_of
+from hierfl.posterior.snapshot import global_sites
+from hierfl.runs.result import Fit
 
-Found = TypeVar("Found")
+MOST = 1 << 31  # bytes of an answer
+UNKNOWN = "Whether to trust this fit is not known: the method does not tell."
+Of = TypeVar("Of")
 
 
-def _shown(found: FromNodes[Any]) -> Shown:
+def _shown(answers: FromNodes[Any]) -> Shown:
     """Every client, and whether its node gave an answer."""
-    rows = [(name, "given") for name in found.given] + list(found.withheld.items())
+    rows = [(name, "given") for name in answers.given] + list(answers.withheld.items())
     return Shown(
-        f"Answers of {len(found.given)} of {len(rows)} nodes",
+        f"Answers of {len(answers.given)} of {len(rows)} nodes",
         pd.DataFrame(sorted(rows), columns=["client", "answer"]),
         "What stays at a node is written into its folder.",
     )
@@ -28,10 +59,10 @@ def _shown(found: FromNodes[Any]) -> Shown:
 
 @shown_as(_shown)
 @dataclass(frozen=True, eq=False)
-class FromNodes(Generic[Found]):
+class FromNodes(Generic[Of]):
     """What nodes answered: client -> what was `given`, or why it was `withheld`."""
 
-    given: Mapping[str, Found]
+    given: Mapping[str, Of]
     withheld: Mapping[str, str]
 
     @property
@@ -48,6 +79,96 @@ class FromNodes(Generic[Found]):
         return pd.concat(frames, names=["client"]).reset_index(level=0)
 
 
+# ------------------------------------------------------------ questions after the rounds
+def ask_nodes(
+    fit: Any,
+    kind: AfterKind,
+    read: Callable[[Tree], Of],
+    rows: ClientData | None = None,
+    clients: Collection[str] | None = None,
+    **options: Any,
+) -> FromNodes[Of]:
+    """Ask the nodes of all clients, of some, or of those that some rows belong to."""
+    if clients is None:
+        clients = fit.clients if rows is None else rows.names
+    fit.federation.data.index(clients)  # refuses unknown clients
+    contents = {name: _question(fit, kind, name, rows, options) for name in clients}
+    given, withheld = dict[str, Of](), dict[str, str]()
+    for answer in fit.ask(contents):
+        if answer.client not in contents or answer.client in given:
+            continue
+        try:
+            given[answer.client] = read(_read(fit, answer, kind))
+        except Exception as error:  # whatever crafted bytes raise
+            withheld.setdefault(answer.client, str(error)[:500])
+    why = {n: withheld.get(n, "it did not answer") for n in sorted(contents) if n not in given}
+    return FromNodes({name: given[name] for name in clients if name in given}, why)
+
+
+def imputed_at_nodes(fit: Any, draws: int = 1000, *, seed: int = 0) -> FromNodes[None]:
+    """Let each node draw what its client's rows lack of the covariates of `mi()`, as `hierfl.Fit.imputed` does.
+
+    A node writes the table into its folder, for its owner. It sends nothing, whatever its policy says.
+
+    Args:
+        fit: over nodes, of a formula.
+        draws: S.
+        seed: of the draws.
+
+    Raises:
+        ValueError: the model is no formula with `mi()`.
+    """
+    declared = getattr(fit.method.model, "declared", None)
+    if declared is None or not declared.imputed:
+        raise ValueError("the model is no formula with mi(x), so that nothing is imputed")
+    return ask_nodes(fit, "imputed", lambda tree: None, draws=draws, seed=seed)
+
+
+def end_run(fit: Any, clients: Collection[str]) -> frozenset[str]:
+    """Send clients the state that a run has ended with; return those whose nodes answer under it alone from now on."""
+    ended = set()
+    with suppress(Exception):  # of a transport: a later question tells it
+        for answer in fit.ask({name: _question(fit, END, name, None, {}) for name in clients}):
+            with suppress(Refused):
+                if from_bytes(answer.content, most=MOST).about == _about(fit, answer.client, END):
+                    ended.add(answer.client)
+    return frozenset(ended & {*clients})
+
+
+def _about(fit: Any, client: str, kind: str) -> dict[str, Any]:
+    """Return what a node's answer to a question says of itself."""
+    return {"run": fit.joined.get(client, fit.run), "client": client, "kind": kind}
+
+
+def _question(
+    fit: Any, kind: str, name: str, rows: ClientData | None, options: Mapping[str, Any]
+) -> bytes:
+    own = taken(fit.progress.table, fit.federation.data.index([name])[:1])
+    fields = {} if rows is None else dict(rows.select([name]).fields)
+    counted = last_counted(fit.federation, fit.progress.history).get(name, -1)
+    run, ends = fit.joined.get(name, fit.run), kind == END or name not in fit.ended
+    request = StateRequest(kind, run, fit.progress.round, counted, ends, **options)  # type: ignore[arg-type]
+    tree = {"message": fit.message, "mail": mail_of(own, 0), "rows": fields}
+    return to_bytes(tree, asdict(request))
+
+
+def _read(fit: Any, answer: Answer, kind: AfterKind) -> Tree:
+    """Return what a node released in answer to this question; refuse any other."""
+    if answer.content is None:
+        raise Refused(answer.reason or "it did not answer")
+    tree, about = from_bytes(answer.content, most=MOST)
+    own = {name: about.get(name) for name in ("run", "client", "kind")}
+    if own != _about(fit, answer.client, kind):
+        run, client, other = (str(value)[:40] for value in own.values())
+        raise Refused(f"its answer is of run {run}, client {client}: {other}")
+    if "stays" in about:
+        raise Refused(str(about["stays"])[:500])
+    check_numbers(tree)
+    if not nbytes(tree):
+        raise Refused("its answer is empty")
+    return without_few(tree, about.get("few", {}))
+
+
 # ------------------------------------------------------------ clients' own draws
 def with_own(
     nodes: Any, found: CoefficientDraws, what: str, names: Collection[str] | None
@@ -61,15 +182,10 @@ def with_own(
             f"fit.{what} of a client needs the groups above it, which are at its node: ask for "
             "client=None or 'new'"
         )
-    for name in names or ():
-        nodes.federation.data.index([str(name)])  # refuses unknown clients
+    nodes.federation.data.index([*map(str, names or ())])  # refuses unknown clients
     answers = nodes.local_draws(found.count, seed=found.seed, clients=names)
-    given, why = dict[str, Any](), dict(answers.withheld)
-    for name, draws in answers.given.items():
-        if (wrong := _unlike(found, draws)) is None:
-            given[name] = draws
-        else:
-            why[name] = wrong
+    wrong = {name: _unlike(found, draws) for name, draws in answers.given.items()}
+    why = {**answers.withheld, **{name: reason for name, reason in wrong.items() if reason}}
     if why and names is not None:
         client, reason = next(iter(why.items()))
         raise ValueError(
@@ -80,53 +196,93 @@ def with_own(
         warnings.warn(
             f"{len(why)} clients are left out, whose nodes send no draws ({some})", stacklevel=6
         )
-    clients = tuple(given)
+    given = {name: draws for name, draws in answers.given.items() if name not in why}
     groups = [term for of in found.formula.layouts for term in of.groups]
     sites = {term.site for term in groups if term.place in ("clients", "within")} if given else ()
-    own = {s: torch.stack([given[name][s] for name in clients], 1).double() for s in sorted(sites)}
-    return replace(found, clients=clients, own=own)
+    own = {s: torch.stack([of[s] for of in given.values()], 1).double() for s in sorted(sites)}
+    return replace(found, clients=tuple(given), own=own)
 
 
-def _unlike(found: CoefficientDraws, draws: Mapping[str, Any]) -> str | None:
-    """Return why what a node sent is no draws of its client's coefficients; None: they are."""
+def _unlike(found: CoefficientDraws, draws: Mapping[str, Any]) -> str:
+    """Return why what a node sent is no draws of its client's coefficients; "": they are."""
     for of in (found, *found.with_terms.values()):
         for term in of.layout.groups:
             if term.place not in ("clients", "within"):
                 continue
             size = len(term.columns) * of.outputs * (term.size if term.place == "within" else 1)
             value = draws.get(term.site)
-            if (
-                value is None
-                or value.shape[:1] != (found.count,)
-                or value.numel() != found.count * size
-            ):
+            shape = () if value is None else (len(value), value.numel())
+            if shape != (found.count, found.count * size):
                 return f"it sends no {found.count} draws of '{term.site}'"
             if not value.is_floating_point() or not bool(value.isfinite().all()):
                 return f"its draws of '{term.site}' are not finite, or of groups with too few rows"
-    return None
+    return ""
+
+
+# ------------------------------------------------------------ what the server knows
+def brief_over(fit: Any) -> Shown:
+    """Return what a fit over nodes prints."""
+    times = times_left_out(fit.progress.history)
+    skipped = f"a client skipped {times} time{'s' * (times > 1)}, " if times else ""
+    title = (
+        f"FitOverNodes({fit.method.name}, {len(fit.clients)} clients, {fit.progress.round} rounds, "
+        f"{skipped}{nbytes(fit.message)} bytes sent to a client)"
+    )
+    hint = "fit.summary() shows the global sites; fit.local_summary() asks nodes for their own."
+    return Shown(title, note="\n".join((*_chosen(fit), _judged(fit.here)[0], hint)))
+
+
+def _chosen(fit: Any) -> list[str]:
+    return [f"Chosen: {fit.chosen}."] if fit.chosen else []
+
+
+def _judged(fit: Fit) -> tuple[str, bool | None]:
+    judged = of_history(fit)
+    if judged is not None:
+        return judged.words, judged.trustworthy
+    return fit.progress.verdict or UNKNOWN, None
+
+
+def summary_over(fit: Any, prob: float, draws: int, seed: int) -> Summary:
+    """Return the table of the global sites, in brms's order of a formula."""
+    least = least_draws(check_prob(prob))
+    if expect_count(draws, "draws") < least:
+        raise ValueError(f"draws is {draws}: a {percent(prob)} interval needs {least} or more")
+    server, sites = fit.here, global_sites(fit.program)
+    drawn = posterior_draws(server, draws=draws, seed=seed, keep=sites).shared if sites else {}
+    frames = [pd.DataFrame(columns=list(COLUMNS))]
+    for name, value in drawn.items():
+        columns: dict[str, Any] = {
+            "site": name,
+            "entry": entries_of(server, name, value.shape[1:]),
+            "client": "",
+            **dict(zip(COLUMNS[3:7], numbers_of(value, prob).reshape(4, -1), strict=True)),
+            **dict.fromkeys(COLUMNS[7:], np.nan),
+        }
+        frames.append(pd.DataFrame(columns, columns=list(COLUMNS)))
+    frame = pd.concat(frames[1:] or frames, ignore_index=True)
+    title = (
+        f"{fit.method.name}: {len(fit.clients)} clients, {fit.progress.round} rounds, {draws} draws"
+    )
+    model: Any = fit.method.model
+    tables: Tables = ()
+    if isinstance(model, Formula):
+        title = f"{titled(model)}\n{title}"
+        tables = formula_tables(model, in_right_digits(frame), fit.clients, prob)
+    words, trustworthy = _judged(server)
+    at_nodes = "Clients' own sites are at their nodes: fit.local_summary() asks for them."
+    remarks = (*_chosen(fit), at_nodes)
+    return Summary(title, frame, words, trustworthy, remarks, tables, (), prob)
 
 
 # ------------------------------------------------------------ what is at the nodes alone
-AT_NODES = {
-    "predictions": "averages over rows; take fit.effects, or a typical row, fit.comparisons(...)",
-    "r2": "sums over rows; take fit.icc(), or score predictions, fit.scores()",
-    "posterior_predictive": "labels of rows; ask the nodes, fit.predict()",
-    "replicate": "labels of rows; ask the nodes, fit.predict()",
-    "update": "rows; fit them again, hierfl.nodes.fit(fit.method.model.update(text), nodes), at nodes of "
-    "that formula",
-    "infer_discrete": "labels of rows; fit the node's own rows there, hierfl.fit(model, rows), and ask that fit",
-    "infer_rows": "values of rows; fit the node's own rows there, hierfl.fit(model, rows), and ask that fit",
-    "personalize": "rows of a new client; take its node in, fit.updated(nodes)",
-}
-
-
 def refused(name: str) -> Any:
-    """Return a method of `hierfl.Fit` that is refused over nodes, with what to call in its place."""
+    """Return a method of `hierfl.Fit` that is refused over nodes."""
 
-    def asked(fit: Any, *args: Any, **how: Any) -> Any:
-        what, instead = AT_NODES[name].split("; ")
-        raise ValueError(f"fit.{name} is of {what}, which are at the nodes: {instead}")
+    def refuse(fit: Any, *args: Any, **how: Any) -> Any:
+        raise ValueError(
+            f"fit.{name} reads rows, which are at the nodes: docs/nodes.md says what nodes answer"
+        )
 
-    asked.__name__ = name
-    asked.__doc__ = f"Refuse `hierfl.Fit.{name}`, and say what to call over nodes."
-    return asked
+    refuse.__name__, refuse.__doc__ = name, f"Refuse `hierfl.Fit.{name}`, which reads rows."
+    return refuse

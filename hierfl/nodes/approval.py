@@ -1,14 +1,35 @@
-"""The owner's approval of what leaves a node: of a text, as it stands in the node's folder."""
+"""The owner's approval of what leaves a node, of a text in the node's folder; and the preview of a run."""
 
 from __future__ import annotations
 
-import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
 
 from hierfl.core.disk import private_folder, write_private
+from hierfl.core.process import one_at_a_time
+from hierfl.core.trees import Tree, named_leaves, nbytes, tree_map
+from hierfl.data.batch import full_batch
+from hierfl.engine.chunks import client_round, once_each
+from hierfl.method import Clock
 from hierfl.nodes.policy import Forbidden
+from hierfl.program.outline import relations_of, site_lines, source_lines
+from hierfl.program.recipes import describe
+
+if TYPE_CHECKING:
+    from hierfl.nodes.client_state import Node
 
 PREVIEWS, APPROVED = "previews", "approved"
+SEEN = {
+    "sums": "sums over clients only; without secure aggregation it sees each client's update.",
+    "summaries": "a summary of each single client, as in a meta-analysis.",
+}
+FEW = 5  # rows that one step of a preview is tried on
 MOST = 100  # previews that are kept; the oldest that were not approved go first
 
 
@@ -31,10 +52,8 @@ def approve(folder: Path, run: str) -> Path:
     """Approve a run, whose preview the owner has read; return the file of the preview."""
     path = preview_of(folder, run)
     if "/" in run or not path.exists():
-        known = ", ".join(sorted(text.stem for text in path.parent.glob("*.txt"))) or "none"
-        raise FileNotFoundError(
-            f"'{folder}' has no preview of run '{run}': it has those of {known}"
-        )
+        runs = ", ".join(sorted(text.stem for text in path.parent.glob("*.txt"))) or "none"
+        raise FileNotFoundError(f"'{folder}' has no preview of run '{run}': it has those of {runs}")
     private_folder(folder / APPROVED)
     write_private(folder / APPROVED / run, _hash(path).encode())
     return path
@@ -42,8 +61,8 @@ def approve(folder: Path, run: str) -> Path:
 
 def check_approved(folder: Path, run: str) -> None:
     """Refuse what the owner has not approved as its preview stands (`Forbidden`)."""
-    path, given = preview_of(folder, run), folder / APPROVED / run
-    if path.exists() and given.exists() and given.read_text() == _hash(path):
+    path, approved = preview_of(folder, run), folder / APPROVED / run
+    if path.exists() and approved.exists() and approved.read_text() == _hash(path):
         return
     raise Forbidden(
         f"run '{run}' waits for the approval of the node's owner, who reads "
@@ -53,11 +72,57 @@ def check_approved(folder: Path, run: str) -> None:
 
 def asked_first(folder: Path, what: str, text: str) -> None:
     """Refuse what leaves before a run, unless the owner has approved its text (`Forbidden`)."""
-    name = f"{what}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    name = f"{what}-{sha256(text.encode()).hexdigest()[:16]}"
     if not preview_of(folder, name).exists():
         write_preview(folder, name, text)
     check_approved(folder, name)
 
 
 def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return sha256(path.read_bytes()).hexdigest()
+
+
+# ------------------------------------------------------------ the preview of a run
+@one_at_a_time
+def preview(node: Node) -> str:
+    """Return the preview of a run."""
+    method, program = node.method, node.federation.program
+    data, only = node.federation.data, torch.zeros(1, dtype=torch.long)
+    rows = data.where(torch.arange(data.num_rows) < FEW)
+    graph = relations_of(node.method.model, full_batch(rows, only))
+    # one step on a few rows has the tensors of a whole round
+    federation = replace(node.federation, data=rows)
+    server, client = federation.server, federation.client
+    message = server.down(server.state, Clock(0, 1))
+    own = tree_map(lambda v: v[None], client.own)
+    up, _ = client_round(federation, once_each(client.phases), message, own, only, 0)
+    up = tree_map(lambda v: v[0], up)
+    reads = sorted(program.reads.model | program.reads.guide)
+    text = [
+        f"Run {node.run}",
+        f"Client '{node.client}' with {data.num_rows} rows, of {program.num_clients} clients.",
+        f"Method {method.name}. The server has to see {SEEN[method.discloses]}",
+        "",
+        f"What this node sends in a round, {nbytes(up):,} bytes (the first; docs/crossing.md has "
+        "others)",
+        *_tensors(up),
+        f"What the server sends, {nbytes(message):,} bytes",
+        *_tensors(message),
+        "",
+        "The model",
+        *(site_lines(graph) if graph else ["  cannot be run alone; its source is below"]),
+        f"Fields of the rows that model and guide read: {', '.join(reads) or 'none'}",
+        "",
+        "Source of the model",
+        *source_lines(method.model),
+        "",
+        "Settings",
+        json.dumps(describe(method), indent=1, default=str),
+    ]
+    return "\n".join(text)
+
+
+def _tensors(tree: Tree) -> Iterator[str]:
+    for name, value in named_leaves(tree).items():
+        kind = str(value.dtype).removeprefix("torch.")
+        yield f"  {name or 'a tensor'}  {kind} {tuple(value.shape)}, {value.nbytes:,} bytes"

@@ -1,21 +1,129 @@
-"""The choice of a method for a model where no rows are: the server chooses, and nodes make the same by its recipe."""
+"""`hierfl.nodes.fit`, and the method of a run over nodes: the server chooses it, and nodes make the same."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from hierfl.engine.settings import Settings
+from hierfl.core.arguments import spelled
+from hierfl.engine.settings import Disclose, Settings
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Fills
-from hierfl.nodes.call import FitCall
 from hierfl.nodes.messages import Refused
 from hierfl.program.program import Program
 from hierfl.program.public_names import CannotRemake
 from hierfl.program.recipes import remake
 from hierfl.program.sites import Model
+from hierfl.runs.call import check_count, check_method
 from hierfl.runs.choice import Choice, choose
 
+if TYPE_CHECKING:
+    from hierfl.nodes.fit_over_nodes import FitOverNodes
+
 ROUNDS = 200  # of a chosen method that does not stop itself, as the first attempt of `hierfl.fit`
+
+
+@dataclass(frozen=True, eq=False)
+class FitCall:
+    """The arguments of `fit` without the nodes, by its names; `method` is the method or the model."""
+
+    method: Method | Model
+    rounds: int | None = None
+    seed: int = 0
+    cohort: int | float | None = None
+    disclose: Disclose = "summaries"
+    checkpoint: str | Path | None = None
+    resume: bool = False
+    joins: Any = None  # the FitOverNodes that the clients of the nodes join
+
+    def __post_init__(self) -> None:
+        """Refuse arguments of another kind, and a method that discloses more than the server may see."""
+        check_method(self.method)
+        for name in ("rounds", "seed", "cohort"):
+            check_count(name, getattr(self, name))
+        discloses = self.method.discloses if isinstance(self.method, Method) else "sums"
+        if self.disclose not in get_args(Disclose):
+            raise ValueError(f"disclose is {self.disclose!r}: it must be 'summaries' or 'sums'")
+        if (self.disclose, discloses) == ("sums", "summaries"):
+            raise ValueError(
+                f"disclose is 'sums', and method '{self.method.name}' shows the server a summary of "  # type: ignore[union-attr]
+                "each client: take another, or hand in the model, for which one is chosen"
+            )
+        if self.resume and self.checkpoint is None:
+            raise ValueError(
+                "resume is True, and there is no checkpoint to go on from: name its folder"
+            )
+
+    @property
+    def lacks_schema(self) -> bool:
+        """Whether the model is a `hierfl.formula` on whose schema the nodes are still to agree."""
+        return getattr(self.method, "has_schema", True) is False
+
+    @property
+    def model(self) -> Model:
+        """The model, of the method too."""
+        return self.method.model if isinstance(self.method, Method) else self.method
+
+    def made_by(self, recipe: Any) -> Method:
+        """Return the method at a node: the named one, or that of a server's recipe, which need not be trusted."""
+        if isinstance(self.method, Method):
+            return self.method
+        try:
+            method = remake(recipe, handed={"model": self.method})
+        except CannotRemake as error:
+            raise Refused(f"the server's method cannot be made here: {error}") from error
+        if not isinstance(method, Method):
+            raise Refused(f"the server names a {type(method).__name__} as the method")
+        return method
+
+
+@spelled
+def fit(
+    model: Method | Model,
+    nodes: Any,
+    *,
+    rounds: int | None = None,
+    seed: int = 0,
+    cohort: int | float | None = None,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
+    disclose: Disclose = "summaries",
+) -> FitOverNodes:
+    """Fit a model, or a method, to clients whose rows are on machines of their own.
+
+    Draws of the global sites are here; nodes are asked for summaries, draws and predictions of
+    their clients.
+
+    Args:
+        model: a function of a `ClientBatch`, or a `hierfl.formula`: its method is chosen by the
+            rule of `hierfl.fit`, from what the nodes agree on. Without a schema, nodes first agree
+            on one. Or a method. A chosen method that does not stop itself runs for 200 rounds,
+            and whether that is enough is not judged.
+        nodes: `hierfl.flower.superlink(...)`, a SuperLink whose SuperNodes are asked; or
+            `hierfl.nodes.in_process(...)`, to try it in this process.
+        rounds: as in `hierfl.fit`.
+        seed: of everything random.
+        cohort: clients a round: None for all, a count, or a share in (0, 1].
+        checkpoint: folder to write a checkpoint to after each round.
+        resume: continue from the newest undamaged checkpoint of that folder, if there is one.
+        disclose: what the server may see: "summaries" of each client, or only "sums" over clients.
+
+    Raises:
+        TypeError: an argument is of another kind.
+        ValueError: as `hierfl.fit`; or the program cannot be read without rows.
+        ProgramError: a model or guide that cannot be run as it is written.
+        Forbidden: no node's policy allows the run (`in_process`).
+        TooFewNodes: of a round, or before the first one.
+    """
+    if not callable(getattr(nodes, "fit_over", None)):
+        raise TypeError(
+            f"nodes is a {type(nodes).__name__}: make it with hierfl.flower.superlink(...), or "
+            "with hierfl.nodes.in_process(...) to try it here"
+        )
+    call = FitCall(model, rounds, seed, cohort, disclose, checkpoint, resume)
+    fitted: FitOverNodes = nodes.fit_over(call)
+    return fitted
 
 
 class ReadAlone(NamedTuple):
@@ -45,27 +153,11 @@ def chosen(model: Model, call: FitCall, agreement: Agreement) -> tuple[Choice, F
     )
 
 
-def made_by(recipe: Any, model: Model) -> Method:
-    """Return the method of a server's recipe, which need not be trusted, for the node's own model."""
-    try:
-        found = remake(recipe, handed={"model": model})
-    except CannotRemake as error:
-        raise Refused(f"the server's method cannot be made here: {error}") from error
-    if not isinstance(found, Method):
-        raise Refused(f"the server names a {type(found).__name__} as the method")
-    return found
-
-
-def at_node(call: FitCall, recipe: Any) -> Method:
-    """Return the method of a call at a node: the named one, or that of the server's recipe."""
-    return call.method if isinstance(call.method, Method) else made_by(recipe, call.method)
-
-
 def decided(call: FitCall, agreement: Agreement) -> Decided:
     """Return what the server of a call runs."""
     if isinstance(call.method, Method):
         return Decided(call.method, call.rounds)
-    found, fills = chosen(call.method, call, agreement)
-    endless = call.rounds is None and found.method.most_rounds is None
-    read = None if found.program is None else ReadAlone(found.program, fills)
-    return Decided(found.method, ROUNDS if endless else call.rounds, found.why, read)
+    choice, fills = chosen(call.method, call, agreement)
+    endless = call.rounds is None and choice.method.most_rounds is None
+    read = None if choice.program is None else ReadAlone(choice.program, fills)
+    return Decided(choice.method, ROUNDS if endless else call.rounds, choice.why, read)

@@ -1,4 +1,9 @@
-"""A client's rows before a run: what a node is asked about them, once, with its answers as JSON."""
+"""A client's rows before a run: what a node is asked about them, once, with its answers as JSON.
+
+A formula that comes with a request may be a question about one patient,
+`scale(income * exp(0 - abs(age - 97) * 50))`: it runs if the node's owner lists it, allows its
+grammar, or approves it. One that the owner's own code or `node.toml` names is the owner's.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +17,21 @@ import pandas as pd
 
 from hierfl.core.typed_json import written
 from hierfl.formulas.columns import by_client
-from hierfl.formulas.constants import Implausible
+from hierfl.formulas.constants import STATEFUL, Implausible
+from hierfl.formulas.expressions import Operation, within
 from hierfl.formulas.formula import Formula
+from hierfl.formulas.functions import CODINGS
+from hierfl.formulas.terms import calls
 from hierfl.nodes import gate, log
+from hierfl.nodes.approval import asked_first
 from hierfl.nodes.gate import Inquiry, Release, Reply
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden, Policy, policy_at
 from hierfl.nodes.row_sets import Rows, rows_of_formula
+
+BEFOREHAND = "agree on a schema beforehand"
+# functions that are allowed by default
+PLAIN = frozenset({*STATEFUL, *CODINGS, "mi", "cs", "offset"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,13 +57,11 @@ class ClientRows:
         allowed.check(None, len(self.frame))
         if allowed.budget is not None:
             raise Forbidden(
-                "the node's policy has a budget for each row, and counts and sums have no noise: "
-                "agree on a schema beforehand"
+                f"the policy has a budget for each row, and sums no noise: {BEFOREHAND}"
             )
         if len(self.frame) < allowed.min_count:
             raise Forbidden(
-                f"the node's policy tells of no fewer than {allowed.min_count} rows, and the client "
-                "has fewer: agree on a schema beforehand"
+                f"the client has fewer rows than the {allowed.min_count} of min_count: {BEFOREHAND}"
             )
         for name in self.formula.declared.columns_read:
             if name not in self.frame.columns:
@@ -104,3 +115,43 @@ def reply_of(inquiry: Inquiry, rows: list[Rows], answer: Callable[[], Any]) -> R
         return Release(made.encode(), more={"question": inquiry.content})
 
     return Reply(rows, make)
+
+
+# ------------------------------------------------------------ a formula of a request
+def check_brought(formula: Any, folder: Path, policy: str | Path | None) -> None:
+    """Refuse a formula that came with a request, until the node's owner approves it (`Forbidden`)."""
+    with log.answering(folder):
+        allowed = policy_at(policy, folder)
+        if not isinstance(formula, Formula):
+            raise Forbidden("the request brings a model that is no formula")
+        if "".join(formula.text.split()) in ("".join(t.split()) for t in allowed.formulas or ()):
+            return
+        why = "the node's policy lists no columns that formulas may read"
+        if allowed.columns is not None:
+            why = _beyond(formula, allowed.columns, allowed.transforms or PLAIN)
+        if why:
+            asked_first(folder, "formula", _text(formula, why))
+
+
+def _text(formula: Formula, why: str) -> str:
+    """Return what the owner approves: all that a request brings with its formula."""
+    declared = formula.declared
+    priors = ", ".join(f"{name}: {prior}" for name, prior in sorted((formula.priors or {}).items()))
+    return f"""A formula that came with a request ({why}).
+Formula {formula.text}
+Family {declared.family.name}; clients {formula.clients}; missing {declared.missing}
+Priors {priors or "of hierfl"}
+It reads the columns {", ".join(map(str, declared.columns_read))}."""
+
+
+def _beyond(formula: Formula, columns: frozenset[str], transforms: frozenset[str]) -> str:
+    """Return what a formula has beyond a grammar of columns in functions; "": nothing."""
+    declared = formula.declared
+    if others := sorted({*map(str, declared.columns_read)} - columns - {formula.clients}):
+        return f"it reads {others[0]}, which the policy's columns do not list"
+    for call in (call for terms in declared.described for call in calls(terms)):
+        if (name := str(call.callee)) not in transforms:
+            return f"it has {name}(), which the policy's transforms do not list"
+        if any(isinstance(part, Operation) for part in within(call)):
+            return f"'{call}' calculates with columns"
+    return ""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hierfl.core.disk import write_private
-from hierfl.core.trees import Tree, nbytes
+import torch
+
+from hierfl.core.disk import replace_private
+from hierfl.core.trees import Tree, nbytes, tree_map
+from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.engine.federation import Federation
-from hierfl.method import Method
+from hierfl.method import Clock, Method
 from hierfl.nodes.approval import check_approved
 from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
 from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
@@ -39,6 +44,20 @@ class Node:
     folder: Path
     policy: Path
     behind: Rows
+
+    @cached_property
+    def batch(self) -> ClientBatch:
+        """The client's rows."""
+        return full_batch(self.federation.rows, torch.zeros(1, dtype=torch.long))
+
+    @cached_property
+    def rests_on_at_first(self) -> float:
+        """How many rows an update rests on under the server's first message; infinite where that is not known."""
+        server, client = self.federation.server, self.federation.client
+        if client.rests_on is None:
+            return math.inf
+        own = tree_map(lambda v: v[None], client.own)
+        return float(client.rests_on(server.down(server.state, Clock(0, 1)), own, self.batch))
 
     @property
     def client(self) -> str:
@@ -71,10 +90,10 @@ def kept(node: Node) -> Kept:
     if not path.exists():
         return Kept(-1, -1, own, own)
     try:
-        found = from_bytes(path.read_bytes(), most=4 * nbytes(own))
+        tree, about = from_bytes(path.read_bytes(), most=4 * nbytes(own))
         # its numbers may be anything, also infinite
-        before, after = (like(found.tree[part], own, finite=False) for part in ("before", "after"))
-        return Kept(int(found.about["round"]), int(found.about["base"]), before, after)
+        before, after = (like(tree[name], own, finite=False) for name in ("before", "after"))
+        return Kept(int(about["round"]), int(about["base"]), before, after)
     except (Refused, KeyError, TypeError, ValueError) as error:
         raise Refused(
             f"the client state '{path.name}' is damaged: restore it, or remove it to start again"
@@ -83,46 +102,44 @@ def kept(node: Node) -> Kept:
 
 def state_after(node: Node, counted: int) -> Tree:
     """Return the client state after `counted`, the last round in which the client was counted."""
-    found = kept(node)
-    if found.round == counted or not nbytes(found.after):
-        return found.after
-    if found.base == counted:
-        return found.before
-    if counted < found.base:
-        state = f"after round {counted}" if counted >= 0 else "before the first round"
-        raise Refused(
-            f"client '{node.client}' has been through round {found.round}, and cannot go back to "
-            f"its state {state}: restart the server from its newest checkpoint; to begin again, "
-            f"remove the node's {_file(node).name}"
+    state = kept(node)
+    if state.round == counted or not nbytes(state.after):
+        return state.after
+    if state.base == counted:
+        return state.before
+    if counted < state.base:
+        why = (
+            f"has been through round {state.round}, and cannot go back to its state after round "
+            f"{counted}: restart the server from its newest checkpoint; to begin again, remove the "
+            f"node's {_file(node).name}"
         )
-    raise Refused(
-        f"client '{node.client}' has no state of round {counted}, in which the server counted it: "
-        "restore the node's folder from its newest backup; or begin a run, if clients have left the "
-        "fit or joined it and its server was started again"
-    )
+    else:
+        why = (
+            f"has no state of round {counted}, in which the server counted it: restore the node's "
+            "folder from its newest backup; or begin a run, if clients have left the fit or joined it "
+            "and its server was started again"
+        )
+    raise Refused(f"client '{node.client}' {why}")
 
 
 def keep(node: Node, state: Kept) -> None:
     """Write the client state, whole or not at all."""
     states = {"before": state.before, "after": state.after}
     content = to_bytes(states, {"round": state.round, "base": state.base})
-    path = _file(node)
-    draft = path.with_suffix(".draft")
-    write_private(draft, content)
-    draft.replace(path)
+    replace_private(_file(node), content)
     sync(node.folder)
 
 
 def forget(node: Node) -> None:
     """Remove the client state that a node has kept, so that its run begins again."""
-    for path in (_file(node), _answer_file(node)):
-        path.unlink(missing_ok=True)
+    for ending in ("state", "answer"):
+        _file(node, ending).unlink(missing_ok=True)
 
 
 def answer_again(node: Node, request: str) -> bytes | None:
     """Return the answer to a request that was the run's last one; None: it was not."""
     try:
-        content = _answer_file(node).read_bytes()
+        content = _file(node, "answer").read_bytes()
     except FileNotFoundError:
         return None
     return content[64:] if content[:64] == request.encode() else None
@@ -130,17 +147,11 @@ def answer_again(node: Node, request: str) -> bytes | None:
 
 def keep_answer(node: Node, request: str, content: bytes) -> None:
     """Keep the answer to the run's last request, whole or not at all."""
-    draft = _answer_file(node).with_suffix(".answer-draft")
-    write_private(draft, request.encode() + content)
-    draft.replace(_answer_file(node))
+    replace_private(_file(node, "answer"), request.encode() + content)
 
 
-def _answer_file(node: Node) -> Path:
-    return node.folder / f"{node.run}.answer"
-
-
-def _file(node: Node) -> Path:
-    return node.folder / f"{node.run}.state"
+def _file(node: Node, ending: str = "state") -> Path:
+    return node.folder / f"{node.run}.{ending}"
 
 
 def with_mail(own: Tree, mail: Tree) -> Tree:

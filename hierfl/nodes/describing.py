@@ -29,10 +29,10 @@ from hierfl.formulas.table_answers import (
 )
 from hierfl.formulas.time_answers import SurvivalAnswer, survival_answer, survival_from_json
 from hierfl.nodes.account import Subject
+from hierfl.nodes.agreement import named_answers
 from hierfl.nodes.client_rows import answer, reply_of
 from hierfl.nodes.gate import Inquiry, Reply, register
 from hierfl.nodes.messages import Refused
-from hierfl.nodes.named_answers import named_answers
 from hierfl.nodes.policy import Forbidden
 from hierfl.nodes.row_sets import Rows, rows_of_frame
 
@@ -56,21 +56,21 @@ class DescriptionRequest:
 
 
 # ------------------------------------------------------------ a node
-def _disclosure(inquiry: Inquiry) -> None:
-    """Refuse a question that the policy does not allow, or of columns that the formula does not read."""
+def _disclosure(inquiry: Inquiry) -> Iterator[Refused]:
+    """Yield why a question may not be answered: by the policy, or columns that the formula does not read."""
     question, policy = inquiry.request, inquiry.policy
     if LEAVES not in policy.may_leave:
-        raise Forbidden(f"the node's policy lets no {LEAVES} leave: see may_leave in it")
+        yield Forbidden(f"the node's policy lets no {LEAVES} leave: see may_leave in it")
     if question.least < policy.min_count:
-        raise Forbidden(
-            f"the node's policy needs {policy.min_count} rows for each number, and the server asks for "
-            f"numbers of {question.least}: ask by least_count={policy.min_count}"
+        yield Forbidden(
+            f"the node's policy needs {policy.min_count} rows for each number, not {question.least}: "
+            f"ask by least_count={policy.min_count}"
         )
     names = {*question.columns, *([question.by] if question.by else [])}
     if others := sorted(names - {*inquiry.source.formula.declared.columns_read}):
-        raise Refused(f"it reads {', '.join(others)[:200]}, which the formula does not")
+        yield Refused(f"it reads {', '.join(others)[:200]}, which the formula does not")
     if len({*question.columns}) < len(question.columns):
-        raise Refused("it names a column twice")
+        yield Refused("it names a column twice")
 
 
 def _text(inquiry: Inquiry) -> str:
@@ -89,12 +89,8 @@ def _replies(inquiry: Inquiry) -> Iterator[Reply]:
     own = inquiry.source
     whole = ~incomplete(own.frame, own.formula.declared.rows_of, own.client, "drop")
     for rows in (np.ones(len(own.frame), dtype=bool), whole):
-        yield _reply(inquiry, own.frame[rows], whole[rows])
-
-
-def _reply(inquiry: Inquiry, frame: pd.DataFrame, whole: Any) -> Reply:
-    description, behind = _description(inquiry, frame, whole)
-    return reply_of(inquiry, behind, lambda: description)
+        description, behind = _description(inquiry, own.frame[rows], whole[rows])
+        yield reply_of(inquiry, behind, partial(lambda of: of, description))
 
 
 def _description(
@@ -153,30 +149,27 @@ def answers_by_client(
     """Return each client's answer, sorted by name, and why other nodes' answers are refused."""
     left_out: dict[Any, str] = {}
 
-    def read(client: str, content: Any) -> TableAnswer | SurvivalAnswer:
-        is_table = question.kind == "table"
-        made: Any = (
-            table_from_json(content, question.columns) if is_table else survival_from_json(content)
-        )
+    def read(key: Any, client: str, content: Any) -> TableAnswer | SurvivalAnswer:
+        made: Any = survival_from_json(content) if question.kind == "times" else None
+        made = made or table_from_json(content, question.columns)
         if not question.by and not {*made.groups} <= {""}:
             raise Refused("it answers by groups that were not asked for")
         return made
 
-    found, keys = named_answers(answers, read, left_out)
-    left_out |= {keys[client]: why for client, why in _odd(found, question).items()}
-    return {client: of for client, of in found.items() if keys[client] not in left_out}, left_out
+    by_client, _ = named_answers(answers, read, left_out, partial(_unlike, question))
+    return by_client, left_out
 
 
-def _odd(answers: Mapping[str, Any], question: DescriptionRequest) -> dict[str, str]:
+def _unlike(question: DescriptionRequest, answers: Mapping[str, Any]) -> dict[str, str]:
     """Return the clients, of three or more, with a column of another kind than at most others, or far from theirs."""
     kinds: dict[str, dict[str, str]] = {}
     sizes: dict[str, dict[str, float]] = {}
     for name in question.columns if len(answers) > 2 else ():
         for client, table in answers.items():
-            of = [group[name].found for group in table.groups.values()]
-            numbers = [part for part in of if isinstance(part, NumbersAnswer)]
-            kind = next((KINDS[type(part)] for part in of if part is not None), "")
+            columns = [group[name].found for group in table.groups.values()]
+            numbers = [of for of in columns if isinstance(of, NumbersAnswer)]
+            kind = next((KINDS[type(of)] for of in columns if of is not None), "")
             kinds.setdefault(f"column '{name}'", {})[client] = kind
-            size = max((abs(part.mean) + part.sd for part in numbers), default=0.0)
+            size = max((abs(of.mean) + of.sd for of in numbers), default=0.0)
             sizes.setdefault(f"the values of '{name}' are", {})[client] = size
     return unlike_most(kinds) | far_from_most(sizes, FAR)

@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Any
 
 from hierfl.core.trees import named_leaves
@@ -29,86 +29,80 @@ ASKS = {
 
 def write_request(kind: str, content: bytes) -> bytes:
     """Return a request of a kind (`hierfl.nodes.station`)."""
-    return _line({"request": kind, "bytes": len(content)}) + content
+    return _written(content, request=kind)
 
 
 def read_request(request: bytes) -> tuple[str, bytes]:
     """Return the kind and the content of a request, or raise Refused."""
-    said, content = read_line(request)
-    if not isinstance(said.get("request"), str):
+    line, content = read_line(request)
+    if not isinstance(line.get("request"), str):
         raise Refused("it is no request of hierfl")
-    return said["request"], content
+    return line["request"], content
 
 
 def write_answer(request: bytes, content: bytes = b"", *, wrong: str = "") -> bytes:
     """Return the answer to a request: its content, or what is wrong."""
-    said = {"answer": hashlib.sha256(request).hexdigest(), "bytes": len(content)}
-    return _line({**said, "wrong": wrong[:500]}) + content
+    return _written(content, answer=sha256(request).hexdigest(), wrong=wrong[:500])
 
 
 def read_answer(request: bytes, answer: bytes) -> bytes:
     """Return the content of the answer to a request; what is none, or says what is wrong, is Refused."""
-    if not answers(request, answer):
+    line, content = read_line(answer)
+    if line.get("answer") != sha256(request).hexdigest():
         raise Refused("it answers another request")
-    said, content = read_line(answer)
-    if wrong := said.get("wrong"):
-        raise Refused(str(wrong)[:500])
+    if line.get("wrong"):
+        raise Refused(str(line["wrong"])[:500])
     return content
 
 
-def answers(request: bytes, answer: bytes) -> bool:
-    """Return whether a whole answer is to a request; what is no answer at all is Refused."""
-    return read_line(answer)[0].get("answer") == hashlib.sha256(request).hexdigest()
-
-
-def _line(said: dict[str, Any]) -> bytes:
-    return json.dumps({"hierfl": FORM, **said}).encode() + b"\n"
+def _written(content: bytes, **line: str) -> bytes:
+    head = {"hierfl": FORM, **line, "bytes": len(content)}
+    return json.dumps(head).encode() + b"\n" + content
 
 
 def read_line(whole: object) -> tuple[dict[str, Any], bytes]:
     """Return what a request or an answer says of itself, and its content, or raise Refused."""
     if not isinstance(whole, bytes):
         raise Refused(f"it is a {type(whole).__name__}, not bytes")
-    line, found, content = whole.partition(b"\n")
-    said = read_json(line, LONGEST)
-    if not found or not isinstance(said, dict) or said.get("hierfl") != FORM:
-        raise Refused("it is no file of hierfl, or one of another version")
-    if said.get("bytes") != len(content):
-        raise Refused(f"it holds {len(content):,} bytes, not {repr(said.get('bytes'))[:20]}")
-    return said, content
+    head, end, content = whole.partition(b"\n")
+    line, why = read_json(head, LONGEST), ""
+    if not end or not isinstance(line, dict) or line.get("hierfl") != FORM:
+        why = "it is no file of hierfl, or one of another version"
+    elif line.get("bytes") != len(content):
+        why = f"it holds {len(content):,} bytes, not {repr(line.get('bytes'))[:20]}"
+    if why:
+        raise Refused(why)
+    return line, content
 
 
 # ------------------------------------------------------------ as text
 def show(whole: bytes) -> str:
     """Return a request or an answer as text, its own words escaped; or raise Refused."""
-    said, content = read_line(whole)
-    if "request" in said:
-        head = [f"Request {said['request']!r}, SHA-256 {hashlib.sha256(whole).hexdigest()}"]
-        head += [ASKS.get(str(said["request"]), "No node answers it.")]
+    line, content = read_line(whole)
+    if "request" in line:
+        head = [f"Request {line['request']!r}, SHA-256 {sha256(whole).hexdigest()}"]
+        head += [ASKS.get(str(line["request"]), "No node answers it.")]
     else:
-        head = [f"Answer to the request with SHA-256 {said.get('answer')!r}"]
-        head += [f"Refused: {said['wrong']!r}"] if said.get("wrong") else []
-    return "\n".join([*head, f"{len(content):,} bytes", *_content(content)])
+        head = [f"Answer to the request with SHA-256 {line.get('answer')!r}"]
+        head += [f"Refused: {line['wrong']!r}"] if line.get("wrong") else []
+    return "\n".join([*head, f"{len(content):,} bytes", *(_content(content) if content else ())])
 
 
 def _content(content: bytes) -> Iterator[str]:
-    if not content:
-        return
     try:
-        found = from_bytes(content, most=MOST)
+        tree, about = from_bytes(content, most=MOST)
     except Refused:
         try:
             yield json.dumps(read_json(content), indent=1)
         except Refused as error:
             yield f"It is neither JSON nor tensors, and will be refused: {str(error)!r}"
         return
-    about: dict[str, Any] = dict(found.about)
     if about.get("kind", "round") != "round":
         yield f"After the rounds: {about['kind']!r} of the client."
     yield json.dumps(about)
-    for name, value in named_leaves(found.tree).items():
+    for name, value in named_leaves(tree).items():
         flat = value.flatten()
-        some = ", ".join(f"{float(v):.6g}" for v in flat[:FEW])
-        some = f"{some}, ..." if len(flat) > FEW else some
-        shown = json.dumps(name)[1:-1]  # a name may hold what moves a terminal's cursor
-        yield f"  {shown}  {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}: {some}"
+        values = ", ".join(f"{float(v):.6g}" for v in flat[:FEW]) + ", ..." * (len(flat) > FEW)
+        dtype = str(value.dtype).removeprefix("torch.")
+        # a name may hold what moves a terminal's cursor
+        yield f"  {json.dumps(name)[1:-1]}  {dtype} {tuple(value.shape)}: {values}"

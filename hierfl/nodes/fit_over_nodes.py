@@ -14,12 +14,18 @@ from hierfl.core.tables import shown_as
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.summary import Summary
-from hierfl.nodes import living, saved_over
-from hierfl.nodes.after_rounds import ask_nodes, imputed_at_nodes
-from hierfl.nodes.answers import FromNodes, refused, with_own
-from hierfl.nodes.asking import Ask
-from hierfl.nodes.global_answers import brief_over, summary_over
+from hierfl.nodes import living
+from hierfl.nodes.answers import (
+    FromNodes,
+    ask_nodes,
+    brief_over,
+    imputed_at_nodes,
+    refused,
+    summary_over,
+    with_own,
+)
 from hierfl.nodes.local_fit import table_of_rows, table_of_sites
+from hierfl.nodes.messages import Ask
 from hierfl.posterior.arviz_groups import EXPAND
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.snapshot import global_sites
@@ -30,22 +36,24 @@ if TYPE_CHECKING:
 
     from hierfl.report import Report
 
+# methods of `hierfl.Fit` that read rows
+AT_NODES = (
+    *("predictions", "r2", "personalize", "update", "posterior_predictive", "replicate"),
+    *("infer_discrete", "infer_rows"),
+)
+
 
 @shown_as(brief_over)
 @dataclass(frozen=True, eq=False, repr=False)
 class FitOverNodes(Fit):
     """A method, fitted to clients whose rows and states are at nodes.
 
-    It is a `hierfl.Fit`, whose answers are described there. What global sites and the schema are
-    enough for is computed here. Of a formula, `effects` and its like of a named client, and
+    It is a `hierfl.Fit`, whose answers and arguments are described there. What global sites and the
+    schema are enough for is computed here. Of a formula, `effects` and its like of a named client, and
     `profile`, ask nodes for draws, which their policies may keep ("draws" in `may_leave`). What reads
     rows is refused by name.
 
     Args:
-        method: what was fitted.
-        federation: the checked program and the clients' names, without rows.
-        progress: the server's state and the history; client states in it are nobody's.
-        rounds: how many rounds were planned.
         run: name of the run at the nodes.
         ask: hands messages to nodes.
         joined: client -> name of the run at its node, of those that joined later.
@@ -82,8 +90,7 @@ class FitOverNodes(Fit):
         sites = self._global(var_names)
         if correct not in (None, "auto") or log_likelihood:
             raise ValueError(
-                "correct and log_likelihood need the clients' rows, which are at the nodes: leave them "
-                "out; two_stage has weighted its draws"
+                "correct and log_likelihood need rows, which are at the nodes: leave them out"
             )
         return self.here.posterior(draws, seed=seed, var_names=sites, expand=expand, correct=None)
 
@@ -108,15 +115,12 @@ class FitOverNodes(Fit):
         """Return the global sites, or some of them; refuse others."""
         sites = global_sites(self.program)
         if not sites:
-            raise ValueError(
-                "the program has no global site: what it has of clients is at the nodes"
+            raise ValueError("the program has no global site: ask nodes, fit.local_summary()")
+        if own := {*(var_names or ())} - {*sites}:
+            raise KeyError(
+                f"'{min(own)}' is no global site ({', '.join(sorted(sites))}): clients' own are at "
+                "their nodes, fit.local_summary()"
             )
-        for name in var_names or ():
-            if name not in sites:
-                raise KeyError(
-                    f"'{name}' is no global site ({', '.join(sorted(sites))}): clients' own are at their "
-                    "nodes, fit.local_summary()"
-                )
         return sorted(sites if var_names is None else var_names)
 
     def summary(self, *, prob: float = 0.9, draws: int | None = None, seed: int = 0) -> Summary:
@@ -125,10 +129,10 @@ class FitOverNodes(Fit):
 
     with_own = with_own
     imputed = imputed_at_nodes  # type: ignore[assignment]
-    predictions, r2 = map(refused, ("predictions", "r2"))
-    posterior_predictive, replicate = map(refused, ("posterior_predictive", "replicate"))
-    personalize, update = map(refused, ("personalize", "update"))
-    infer_discrete, infer_rows = map(refused, ("infer_discrete", "infer_rows"))
+    predictions, r2, personalize, update, posterior_predictive, replicate = map(
+        refused, AT_NODES[:6]
+    )
+    infer_discrete, infer_rows = map(refused, AT_NODES[6:])
 
     def report(self, path: str | Path = "report.html", **options: Any) -> Report:
         """Write one HTML page, as `hierfl.Fit.report` does, of the run and the global sites.
@@ -137,12 +141,10 @@ class FitOverNodes(Fit):
             ValueError: rows are given: their scores are asked of nodes, `scores`.
         """
         if rows := sorted(options.keys() & {"held_out", "foreign", "local_only", "site"}):
-            raise ValueError(
-                f"{rows[0]} is of rows, which nodes score: leave it out, fit.scores(rows)"
-            )
+            raise ValueError(f"{rows[0]} is of rows, which nodes score: fit.scores(rows)")
         return self.here.report(path, **options)
 
-    save, without, updated = saved_over.save, living.without, living.updated  # type: ignore[assignment]
+    save, without, updated = living.save, living.without, living.updated  # type: ignore[assignment]
 
     def local_summary(self, draws: int = 1000, *, seed: int = 0) -> FromNodes[pd.DataFrame]:
         """Let each node summarize its client's own sites: mean, sd, and the quantiles of 5, 50 and 95 %.
@@ -159,10 +161,7 @@ class FitOverNodes(Fit):
     def local_draws(
         self, draws: int = 1000, *, seed: int = 0, clients: Collection[str] | None = None
     ) -> FromNodes[dict[str, Tensor]]:
-        """Let each node draw its client's own sites: site -> (S, *shape), as `hierfl.Fit.draws` does.
-
-        A node writes them into its folder, and sends them where its policy has "draws" in
-        `may_leave`.
+        """Let each node draw its client's own sites: site -> (S, *shape); "draws" in `may_leave` lets them leave.
 
         Args:
             draws: S.
@@ -179,24 +178,19 @@ class FitOverNodes(Fit):
         draws: int = 200,
         seed: int = 0,
     ) -> FromNodes[pd.DataFrame]:
-        """Let each node predict rows by its client's posterior, as `hierfl.Fit.predict` does.
+        """Let each node predict rows by its client's posterior, as `hierfl.Fit.predict` does, with its arguments.
 
         A node writes mean, sd and, of labeled rows, log scores into its folder. It sends means and
-        sds where its policy has "predictions" in `may_leave`, of its own rows also "rows".
-
-        Args:
-            rows: of some of the clients, matched by name; each client's go to its node. Default
-                None: every node predicts the rows that it has.
-            site: the observed site to predict; None: the model's only one.
-            draws: S.
-            seed: of the draws.
+        sds where its policy has "predictions" in `may_leave`, of its own rows also "rows". `rows` are
+        of some of the clients, matched by name, and each client's go to its node; by default every
+        node predicts the rows that it has.
 
         Raises:
             KeyError: rows of a client that was not fitted.
         """
 
-        def read(found: Tree) -> pd.DataFrame:
-            return table_of_rows({name: found.get(name) for name in ("mean", "sd")})
+        def read(tree: Tree) -> pd.DataFrame:
+            return table_of_rows({name: tree.get(name) for name in ("mean", "sd")})
 
         return ask_nodes(self, "predictions", read, rows, site=site, draws=draws, seed=seed)
 
@@ -210,20 +204,14 @@ class FitOverNodes(Fit):
     ) -> FromNodes[pd.DataFrame]:
         """Let each node score its predictions of labeled rows, as `Prediction.scores` does: one line a client.
 
-        A node sends it where its policy has "scores" in `may_leave`.
-
-        Args:
-            rows: as in `predict`.
-            site: as in `predict`.
-            draws: S.
-            seed: of the draws.
+        A node sends it where its policy has "scores" in `may_leave`; arguments are as in `predict`.
 
         Raises:
             KeyError: rows of a client that was not fitted.
         """
 
-        def read(found: Tree) -> pd.DataFrame:
-            return pd.DataFrame({name: [float(value)] for name, value in found.items()})
+        def read(tree: Tree) -> pd.DataFrame:
+            return pd.DataFrame({name: [float(value)] for name, value in tree.items()})
 
         return ask_nodes(self, "scores", read, rows, site=site, draws=draws, seed=seed)
 

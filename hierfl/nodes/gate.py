@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -19,8 +18,7 @@ from hierfl.core.typed_json import made_of
 from hierfl.nodes import log
 from hierfl.nodes.account import Entry, Ledger, RowSet, digest
 from hierfl.nodes.approval import asked_first
-from hierfl.nodes.asking import ROUND
-from hierfl.nodes.messages import Message, Refused, from_bytes, read_json
+from hierfl.nodes.messages import ROUND, Message, Refused, from_bytes, read_json
 from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.nodes.row_sets import Rows, check_rows
 
@@ -28,31 +26,16 @@ MOST, MOST_JSON = 1 << 31, 1 << 24  # bytes of a request with tensors, and of on
 FAILED = "failed question"  # of the account
 
 
-class Source(Protocol):
-    """What a node answers from: a client's rows before a run (`run` is ""), or its part of a run."""
-
-    @property
-    def folder(self) -> Path: ...  # noqa: D102
-    @property
-    def run(self) -> str: ...  # noqa: D102
-    @property
-    def about(self) -> Mapping[str, Any]:
-        """What the log says of each answer."""
-
-    def allowed(self) -> Policy:
-        """Return the policy as it is now, or refuse."""
-
-
 class Inquiry(NamedTuple):
-    """A request as a node has read it: `tree` are its tensors, `content` what it says of itself."""
+    """A request as a node has read it."""
 
     request: Any
-    source: Any
+    source: Any  # a `ClientRows` before a run, or a `Node` in one
     policy: Policy
     ledger: Ledger
     digest: str
-    tree: Tree
-    content: Mapping[str, Any]
+    tree: Tree  # its tensors
+    content: Mapping[str, Any]  # what it says of itself
 
 
 class Release(NamedTuple):
@@ -73,30 +56,23 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of answer that may leave.
+    """A kind of answer that may leave."""
 
-    Args:
-        asks: the transport's word for it.
-        request: the dataclass that a request is read as.
-        disclosure: refuses a request whose answer the policy, or a few rows, do not allow.
-        handler: yields answers, of fewer and fewer rows; the first one that may leave does.
-        account: the account's and the log's word for it; "": the account needs no entry.
-        subject: what a request is about, in the account.
-        earlier: the answer that was given to it before; None: it is new.
-        text: what the owner approves beforehand; of a run, its preview is approved.
-        counted: requests count, also where they fail; others are answered once.
-        keep: keeps an answer before it leaves, and returns more for the log.
-    """
-
-    asks: str
-    request: type
-    disclosure: Callable[[Inquiry], None]
+    asks: str  # the transport's word for it
+    request: type  # the dataclass that a request is read as
+    # yields why the policy, or few rows, do not allow the answer to a request
+    disclosure: Callable[[Inquiry], Iterable[Refused]]
+    # yields answers, of fewer and fewer rows; the first one that may leave does
     handler: Callable[[Inquiry], Iterable[Reply]]
-    account: str
+    account: str  # the account's and the log's word for it; "": the account needs no entry
+    # what a request is about, in the account
     subject: Callable[[Inquiry], tuple[str, ...]] = lambda inquiry: ()
+    # the answer that was given to it before; None: it is new
     earlier: Callable[[Inquiry], bytes | None] = lambda inquiry: None
+    # what the owner approves beforehand; of a run, its preview is approved
     text: Callable[[Inquiry], str] | None = None
-    counted: bool = True
+    counted: bool = True  # requests count, also where they fail; others are answered once
+    # keeps an answer before it leaves, and returns more for the log
     keep: Callable[[Inquiry, Release], Mapping[str, Any]] = lambda inquiry, release: {}
 
 
@@ -112,14 +88,15 @@ def register(*names: str, **parts: Any) -> None:
 
 
 @one_at_a_time
-def answer(source: Source, asks: str, content: bytes) -> bytes:
+def answer(source: Any, asks: str, content: bytes) -> bytes:
     """Return a node's answer to a request; errors hold no value of its rows."""
     with log.answering(source.folder, source.run or None):
         policy = source.allowed()
         kind, request, message = _read(asks, content)
         ledger = Ledger.at(source.folder)
         inquiry = Inquiry(request, source, policy, ledger, digest(content), *message)
-        kind.disclosure(inquiry)
+        for objection in kind.disclosure(inquiry):
+            raise objection
         if kind.text is not None and policy.approve == "ask":
             asked_first(source.folder, kind.account, kind.text(inquiry))
         entry = Entry(kind.account, inquiry.digest, source.run, tuple(kind.subject(inquiry)))
@@ -160,10 +137,10 @@ def _replied(kind: Kind, inquiry: Inquiry, entry: Entry) -> bytes:
 
 def _read(asks: str, content: bytes) -> tuple[Kind, Any, Message]:
     """Return the kind of a request, the request as its type, and all of it; refuse any other."""
-    if asks == ROUND:
-        message = from_bytes(content, most=MOST)
-    else:
-        message = Message(None, read_json(content, MOST_JSON))
+    tensors = asks == ROUND
+    message = (
+        from_bytes(content, most=MOST) if tensors else Message(None, read_json(content, MOST_JSON))
+    )
     if not isinstance(message.about, dict):
         raise Refused("it is no request of a node: it is no JSON object")
     about = {"kind": asks, **message.about}
@@ -187,7 +164,7 @@ def _new_rows(inquiry: Inquiry, reply: Reply) -> tuple[RowSet, ...]:
 
 def _left(inquiry: Inquiry, release: Release, what: str = "") -> bytes:
     """Log what is about to leave, with the policy that lets it and the rows behind it, and return it."""
-    source, what = inquiry.source, release.what or what
+    source, run = inquiry.source, inquiry.source.run or None
     about = {**source.about, "policy": inquiry.policy.said(), **release.more}
-    run = source.run or None
+    what = release.what or what
     return log.left(source.folder, release.content, what, run=run, tree=release.tree, **about)

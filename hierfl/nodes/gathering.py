@@ -1,27 +1,40 @@
-"""A fit over nodes from their introductions on, without those that fail on the way: each is named, with the reason."""
+"""A fit over nodes from their introductions on, without those that fail on the way; and nodes that join a fit."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 
+from hierfl.core.importance_sampling import K_HAT
 from hierfl.data.clients import ClientData
+from hierfl.engine.client_store import new_table
+from hierfl.engine.left_out import absent_from, with_absent
+from hierfl.engine.rounds import Progress, one_round
 from hierfl.laplace.trials import FAILS, moved_rows, terms_at, trial
-from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.asking import Ask
-from hierfl.nodes.call import FitCall
-from hierfl.nodes.choosing import Decided, decided
+from hierfl.methods.stages.checks import DONE
+from hierfl.methods.stages.joined import carried, joined
+from hierfl.methods.stages.kept import AnotherRound, Kept, rounds_of
+from hierfl.methods.stages.weighting import PROPOSING
+from hierfl.nodes.agreement import Agreement, Fields, Introduction
+from hierfl.nodes.choosing import Decided, FitCall, decided
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.run import LONGEST, TooFewNodes, fit_nodes
-from hierfl.nodes.together import AskSum
+from hierfl.nodes.living import forget
+from hierfl.nodes.messages import COUNTED, Answer, Ask, last_counted
+from hierfl.nodes.node import run_name
+from hierfl.nodes.run import LONGEST, Nodes, TooFewNodes, fit_nodes, other_starts, without_rows
+from hierfl.nodes.updates import AskSum, without_one
 from hierfl.program.few_rows import point
 from hierfl.program.read import read_model
 from hierfl.program.sites import Model
+from hierfl.runs.joining import WHAT, places_of
 
+ROUNDS = 2  # of clients that join: a factor, and log ratios
+ALL = "begin a run over the nodes of all clients, hierfl.nodes.fit(model, nodes)"
 Key = TypeVar("Key")  # of a node, to the transport
 # (what all agree on, what is run, client -> its node) -> what each client starts from, and why others do not
 Agree = Callable[
@@ -29,16 +42,16 @@ Agree = Callable[
 ]
 
 
-def check_enough(found: Sized, left_out: Mapping[Any, str], fewest: int, do: str) -> None:
+def check_enough(present: Sized, left_out: Mapping[Any, str], fewest: int, do: str) -> None:
     """Warn of each client, or node by its number, that is left out; refuse to go on with fewer than `fewest`."""
-    named = {
+    reasons = {
         f"client '{who}'" if isinstance(who, str) else f"node {who}": why[:LONGEST]
         for who, why in left_out.items()
     }
-    if len(found) < fewest:
-        why = "; ".join(f"{who}: {reason}" for who, reason in named.items())[:2000]
-        raise TooFewNodes(f"{len(found)} nodes {do}, and {fewest} are needed ({why})")
-    for who, reason in named.items():
+    if len(present) < fewest:
+        why = "; ".join(f"{who}: {reason}" for who, reason in reasons.items())[:2000]
+        raise TooFewNodes(f"{len(present)} nodes {do}, and {fewest} are needed ({why})")
+    for who, reason in reasons.items():
         warnings.warn(f"{who} is left out: {reason}", stacklevel=4)
 
 
@@ -47,28 +60,27 @@ def _whose_codes_run(
 ) -> tuple[Agreement, dict[str, str]]:
     """Return what most nodes agree on, without those alone with codes at which the model fails, who are named."""
     agreement, differ = Agreement.of_most(introductions)
-    left = {one.client: one for one in introductions if one.client in agreement.names}
-    model: Any = call.named.model if call.named else call.method
-    least, odd = len(left) // 2 + 1, dict[str, str]()
-    while (far := _alone_with_codes(left.values())) and _fails(model, agreement):
-        if len(left) <= least:  # it fails by itself
+    remaining = {of.client: of for of in introductions if of.client in agreement.names}
+    least, alone = len(remaining) // 2 + 1, dict[str, str]()
+    while (far := _alone_with_codes(remaining.values())) and _fails(call.model, agreement):
+        if len(remaining) <= least:  # it fails by itself
             return Agreement.of_most(introductions)
         client, name = far
-        del left[client]
-        agreement = Agreement.between(list(left.values()))
-        odd[client] = f"no other client has its codes of field '{name}', at which the model fails"
-    return agreement, differ | odd
+        del remaining[client]
+        agreement = Agreement.between(list(remaining.values()))
+        alone[client] = f"no other client has its codes of field '{name}', at which the model fails"
+    return agreement, differ | alone
 
 
 def _alone_with_codes(introductions: Iterable[Introduction]) -> tuple[str, str] | None:
     """Return the client that has the code farthest beyond all others', and its field; None: nobody has."""
-    found = {}
-    for name in {name for one in introductions for name in one.codes}:
+    gaps = {}
+    for name in {name for of in introductions for name in of.codes}:
         for sign, end in ((-1, 0), (1, 1)):
-            ends = sorted((sign * one.codes[name][end], one.client) for one in introductions)
+            ends = sorted((sign * of.codes[name][end], of.client) for of in introductions)
             if len(ends) > 2 and ends[-1][0] > ends[-2][0]:
-                found[ends[-1][0] - ends[-2][0]] = ends[-1][1], name
-    return found[max(found)] if found else None
+                gaps[ends[-1][0] - ends[-2][0]] = ends[-1][1], name
+    return gaps[max(gaps)] if gaps else None
 
 
 def _fails(model: Model, agreement: Agreement) -> bool:
@@ -90,7 +102,7 @@ def _fails(model: Model, agreement: Agreement) -> bool:
 
 def fit_introduced(
     call: FitCall,
-    found: Mapping[Key, Introduction],
+    introduced: Mapping[Key, Introduction],
     fewest: int,
     agree: Agree[Key],
     ask: Callable[[Mapping[str, Key]], Ask],
@@ -103,9 +115,9 @@ def fit_introduced(
     """
     absent = dict(absent or {})
     while True:
-        agreement, differ = _whose_codes_run(call, list(found.values()))
+        agreement, differ = _whose_codes_run(call, list(introduced.values()))
         absent |= differ
-        ids = {one.client: key for key, one in found.items() if one.client in agreement.names}
+        ids = {of.client: key for key, of in introduced.items() if of.client in agreement.names}
         check_enough(ids, differ, fewest, "have rows of one form")
         run = decided(call, agreement)
         starts, refused = agree(agreement, run, ids)
@@ -136,5 +148,103 @@ def fit_introduced(
                 who = ", ".join(f"client '{name}'" for name in lost)
                 warnings.warn(f"{who} is left out, and the run begins again: {error}", stacklevel=3)
         absent |= lost
-        left = ids.keys() - lost.keys()
-        found = {key: one for key, one in found.items() if one.client in left}
+        introduced = {
+            k: of for k, of in introduced.items() if of.client in ids.keys() - lost.keys()
+        }
+
+
+# ------------------------------------------------------------ clients that join, or send new rows
+def join_introduced(
+    fit: FitOverNodes,
+    introduced: Mapping[Any, Introduction],
+    agree: Agree[Any],
+    ask: Callable[[Mapping[str, Any]], Ask],
+    absent: Mapping[str, str],
+) -> FitOverNodes:
+    """Let new nodes agree on what the others have agreed on, and ask them for two rounds."""
+    old, method = fit.federation, fit.method
+    before = Kept(rounds_of(method, old.program, WHAT), fit.progress.server)
+    if before.rounds.gathers is not None:
+        raise ValueError(f"each round spends a part of the rows' privacy budget: {ALL}")
+    ids = {of.client: key for key, of in introduced.items()}
+    form, codes = Fields.of(old.data), dict(fit.program.codes)
+    others = [
+        Introduction(name, rows, form, codes)
+        for name, rows in zip(old.data.names, old.data.counts.tolist(), strict=True)
+        if name not in ids
+    ]
+    agreement = Agreement.between([*others, *introduced.values()])
+    starts, refused = agree(agreement, Decided(method, fit.rounds, fit.chosen), ids)
+    everyone, fills = without_rows(method, agreement, old.seed, None, None)
+    refused = {**refused, **other_starts(everyone, starts)}
+    if refused:
+        raise TooFewNodes("; ".join(f"client '{name}': {why}" for name, why in refused.items()))
+    few = replace(everyone, data=agreement.few_made_up(fills))
+    run, ask_new = run_name(method, agreement, old.seed), ask(ids)
+    nodes = Nodes(method, everyone, few, run, ask_new, len(ids), {})
+    where = _two_rounds(fit, before, nodes, sorted(ids))
+    counted = {**last_counted(old, fit.progress.history), **nodes.counted}
+    stay = [{"client": n, "round": counted[n]} for n in agreement.names if n in counted]
+    absent = {**absent_from(where.history), **absent}
+    absent = {name: why for name, why in absent.items() if name not in ids}
+    earlier = [with_absent(record, {}) for record in where.history[:-1]]
+    history = (*earlier, with_absent({**where.history[-1], COUNTED: stay}, absent))
+    return replace(
+        fit,
+        federation=replace(everyone, data=agreement.absent_rows(fills)),
+        progress=replace(where, history=history),
+        ask=_Either(fit.ask, ask_new, frozenset(ids)),
+        joined={**fit.joined, **dict.fromkeys(ids, run)},
+        ended=frozenset(),
+    )
+
+
+def _two_rounds(fit: FitOverNodes, before: Kept, nodes: Nodes, new: list[str]) -> Progress:
+    """Ask new clients for their factors, then for log ratios; refuse where others would have to be asked."""
+    everyone, old = nodes.federation, fit.federation
+    after = rounds_of(fit.method, everyone.program, WHAT)
+    stay = [name for name in old.data.names if name not in new]
+    places = [places_of(of, stay) for of in (old, everyone)]
+    table = new_table(everyone.client.own, everyone.data.num_clients)
+    state = joined(before, after, *places)
+    where = replace(fit.progress, server=state, table=table)
+    guarded = replace(everyone, server=without_one(everyone.server, nodes.latest))
+    ids, until = everyone.data.index(new), where.round + ROUNDS
+    where = one_round(guarded, where, until, nodes.work, ids=ids)
+    where = replace(where, server=carried(before, after, where.server, *places))
+    if int(where.server["stage"]) != DONE:
+        if not bool(where.server["weighted"][places[1]].all()):
+            raise AnotherRound(
+                "the others' log ratios cannot be carried over to the posterior with the new "
+                f"clients, so that the others have to weight its draws: {ALL}"
+            )
+        where = one_round(guarded, where, until, nodes.work, ids=ids)
+    server = where.server
+    share = float(server["effective"]) / len(server["ratios"])
+    if before.is_exact or (float(server["k_hat"]) < K_HAT and share >= PROPOSING):
+        return where
+    raise AnotherRound(
+        f"k-hat is {float(server['k_hat']):.2f}, and {share:.0%} of the draws are effective: the "
+        f"others' factors no longer fit the posterior; {ALL}"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Either:
+    """Asks the nodes that were there, and those of the clients `names`, which are new."""
+
+    old: Ask
+    new: Ask
+    names: frozenset[str]
+
+    def __call__(self, contents: Mapping[str, bytes]) -> Iterator[Answer]:
+        """Ask clients for a round."""
+        for ask, is_new in ((self.old, False), (self.new, True)):
+            its = {k: v for k, v in contents.items() if (k in self.names) is is_new}
+            if its:
+                yield from ask(its)
+
+    def forget(self, client: str) -> None:
+        """Remove what the transports keep of a client's answers."""
+        for ask in (self.old, self.new):
+            forget(ask, client)

@@ -1,20 +1,28 @@
-"""A client leaves a fit over nodes, and what it had sent is deleted at the server; or others join it."""
+"""A fit over nodes on disk, and as clients leave and join it: what a client had sent is deleted at the server."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hierfl.core.arguments import expect_path, spelled
+from hierfl.data.absent import form_of, rows_absent, stand_in
 from hierfl.engine.client_store import CheckpointError
+from hierfl.engine.federation import Federation
 from hierfl.formulas.formula import Formula
-from hierfl.nodes.asking import COUNTED, Ask, last_counted
-from hierfl.nodes.call import FitCall
-from hierfl.nodes.saved_over import beside_again, few_of
+from hierfl.method import Method
+from hierfl.nodes.agreement import FEW
+from hierfl.nodes.choosing import FitCall
+from hierfl.nodes.messages import COUNTED, last_counted
+from hierfl.program.sites import Family, Guide, Model
 from hierfl.runs import checkpoint as state
+from hierfl.runs import saved
 from hierfl.runs.living import leaving, left_by, restricted_to, rewritten
-from hierfl.runs.records import about
-from hierfl.runs.run_folder import checkpoints, held
+from hierfl.runs.load import load as load_fit
+from hierfl.runs.records import about, read_json
+from hierfl.runs.run_folder import NODES, checkpoints, held
 
 Fitted = Any  # a FitOverNodes, whose module imports this one
 
@@ -35,8 +43,7 @@ def without(fit: Fitted, client: str, *, folder: str | Path | None = None) -> Fi
     """
     old = fit.federation
     out = leaving(old, client)
-    root = None if folder is None else Path(folder)
-    who = None if root is None else holds(root, fit)
+    _check_held(folder, fit)
     counted = last_counted(old, fit.progress.history)
     new = restricted_to(old, out)
     where = left_by(old, fit.progress, new, out)
@@ -44,10 +51,8 @@ def without(fit: Fitted, client: str, *, folder: str | Path | None = None) -> Fi
     stay = [{"client": name, "round": counted[name]} for name in new.data.names if name in counted]
     where = replace(where, history=(*where.history[:-1], {**where.history[-1], COUNTED: stay}))
     made = replace(fit, federation=new, progress=where, ended=frozenset())
-    if root is not None and who is not None:
-        files = beside_again(root, made)
-        with held(root):
-            rewritten(root, who, where, about(fit.method, few_of(new), fit.rounds), files)
+    if folder is not None:
+        _rewrite(Path(folder), fit, made)
         forget(fit.ask, client)
     return made
 
@@ -71,31 +76,116 @@ def updated(fit: Fitted, nodes: Any, *, folder: str | Path | None = None) -> Fit
         TooFewNodes: a new node does not answer.
         CheckpointError: the folder does not hold this run.
     """
-    root = None if folder is None else Path(folder)
-    if root is not None:
-        holds(root, fit)
+    _check_held(folder, fit)
     of_frames = fit.chosen is not None and isinstance(fit.method.model, Formula)
     model: Any = fit.method.model if of_frames else fit.method
-    found = nodes.fit_over(FitCall(model, seed=fit.federation.seed, joins=fit))
-    if root is not None:
-        files = beside_again(root, found)
-        with held(root):
-            old, new = (
-                about(one.method, few_of(one.federation), one.rounds) for one in (fit, found)
-            )
-            rewritten(root, old, found.progress, new, files)
-    return found
+    made = nodes.fit_over(FitCall(model, seed=fit.federation.seed, joins=fit))
+    if folder is not None:
+        _rewrite(Path(folder), fit, made)
+    return made
 
 
-def forget(ask: Ask, client: str) -> None:
+def forget(ask: Any, client: str) -> None:
     """Remove what a transport keeps of a client's answers, where it keeps any."""
     if of := getattr(ask, "forget", None):
         of(client)
 
 
-def holds(folder: Path, fit: Fitted) -> dict[str, Any]:
-    """Return what identifies a run on disk; refuse a folder that does not hold it."""
-    who = about(fit.method, few_of(fit.federation), fit.rounds)
-    if not any(state.is_of_run(path, who) for path in checkpoints(folder)):
-        raise CheckpointError(f"'{folder}' does not hold this run: name its checkpoint folder")
-    return who
+# ------------------------------------------------------------ on disk
+def save(fit: Fitted, folder: str | Path) -> None:
+    """Write what the server has to a folder, for `hierfl.nodes.load(folder, nodes)`.
+
+    Only the owner can read its files. No row and no state of a client is in it.
+
+    Args:
+        fit: over nodes.
+        folder: made if it does not exist.
+
+    Raises:
+        CheckpointError: the folder holds another run, or this one after more rounds.
+    """
+    root = expect_path(folder, "folder", "run")
+    with held(root):
+        saved.check_may_write(root, _about(fit), fit.progress.round)
+        state.save(root, fit.progress, _about(fit), beside=_beside(fit))
+
+
+@spelled
+def load(
+    folder: str | Path,
+    nodes: Any = None,
+    *,
+    method: Method | None = None,
+    model: Model | None = None,
+    guide: Guide | Family | None = None,
+) -> Fitted:
+    """Read a fit that `FitOverNodes.save` has written.
+
+    Args:
+        folder: of the fit.
+        nodes: those of the fit, as for `hierfl.nodes.fit`, to ask about their clients. Default None:
+            the fit answers what the server has.
+        method: as in `hierfl.load`.
+        model: as in `hierfl.load`.
+        guide: as in `hierfl.load`.
+
+    Raises:
+        CheckpointError: the folder holds no undamaged fit over nodes.
+        CannotRemake: the method cannot be built again, or the model or guide is another one.
+        TooFewNodes: no node introduces a client of the fit.
+    """
+    from hierfl.nodes.fit_over_nodes import FitOverNodes  # which imports this module
+
+    fit = load_fit(folder, method=method, model=model, guide=guide)
+    newest, record = saved.newest_record(checkpoints(Path(folder)))
+    if NODES not in record["hashes"] or not state.is_whole(newest / NODES, record["hashes"][NODES]):
+        raise CheckpointError(f"'{folder}' holds no fit over nodes: read it by hierfl.load")
+    names = read_json(newest / NODES)
+    ask = _nobody
+    if nodes is not None:
+        asked: Any = fit.method if fit.chosen is None else fit.method.model
+        ask = nodes.asking(FitCall(asked), fit.clients)
+    run = names["run"], ask, names["joined"]
+    return FitOverNodes(fit.method, fit.federation, fit.progress, fit.rounds, *run)
+
+
+def _nobody(contents: Any) -> Any:
+    raise ValueError(
+        "the fit was loaded without its nodes, of which this is asked: hierfl.nodes.load(folder, nodes)"
+    )
+
+
+def _about(fit: Fitted) -> dict[str, Any]:
+    """Return what identifies a run on disk: a few made-up rows a client stand in for its own."""
+    return about(fit.method, few_of(fit.federation), fit.rounds)
+
+
+def few_of(federation: Federation) -> Federation:
+    """Return a federation of a few made-up rows a client, by which a run over nodes is known."""
+    data = federation.data
+    fills = next(iter(data.fields.values())).fills  # type: ignore[attr-defined]
+    counts = [min(FEW, count) for count in data.counts.tolist()]
+    return replace(
+        federation, data=stand_in(rows_absent(data.names, counts, form_of(data), fills), 0)
+    )
+
+
+def _check_held(folder: str | Path | None, fit: Fitted) -> None:
+    """Refuse a folder that does not hold a run."""
+    if folder is None or any(state.is_of_run(p, _about(fit)) for p in checkpoints(Path(folder))):
+        return
+    raise CheckpointError(f"'{folder}' does not hold this run: name its checkpoint folder")
+
+
+def _beside(fit: Fitted) -> dict[str, Any]:
+    """Return the files of a saved fit over nodes beside its state."""
+    joined = {client: run for client, run in fit.joined.items() if client in fit.clients}
+    names = json.dumps({"run": fit.run, "joined": joined}).encode()
+    return {**saved.beside(fit.federation, with_data=False), NODES: names}
+
+
+def _rewrite(folder: Path, old: Fitted, new: Fitted) -> None:
+    """Let a fit take the place of another in a folder, with its files where the folder has them."""
+    saves = any((path / NODES).exists() for path in checkpoints(folder))
+    with held(folder):
+        rewritten(folder, _about(old), new.progress, _about(new), _beside(new) if saves else None)

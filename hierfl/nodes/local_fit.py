@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,9 +17,8 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.data.clients import ClientData
 from hierfl.effects.imputed import COLUMNS, NothingMissing
 from hierfl.engine.rounds import Progress, settle
-from hierfl.nodes.asking import StateRequest
 from hierfl.nodes.client_state import Node, state_after, with_mail
-from hierfl.nodes.messages import NodeFailed, Refused, to_bytes
+from hierfl.nodes.messages import NodeFailed, Refused, StateRequest, to_bytes
 from hierfl.runs.result import Fit
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -38,50 +39,38 @@ def local_fit(node: Node, message: Tree, mail: Tree, *, rounds: int, counted: in
 
 
 def answered(node: Node, tree: Tree, question: StateRequest, few: Few) -> Tree:
-    """Answer a question into the node's folder; return it for the policy to release."""
-    if question.kind in ("predictions", "scores"):
+    """Answer a question into the node's folder; return it for the policy to release, with 0 of `few` groups."""
+    kind, how = question.kind, {"draws": question.draws, "seed": question.seed}
+    if kind in ("predictions", "scores"):
         try:
             node.federation.program.observed_site(question.site)
         except (KeyError, ValueError) as error:
             raise Refused(str(error)[:500]) from error
-    message, mail = tree["message"], tree["mail"]
+    counts: dict[str, Any] = {"rounds": question.rounds, "counted": question.counted}
     try:
-        fit = local_fit(node, message, mail, rounds=question.rounds, counted=question.counted)
-        if question.kind in ("summaries", "draws"):
-            return _of_sites(node, fit, question, few)
-        if question.kind == "imputed":
-            _write(node, question, "csv", _imputed(fit, question).to_csv(index=False).encode())
+        fit = local_fit(node, tree["message"], tree["mail"], **counts)
+        if kind == "imputed":
+            table = pd.DataFrame(columns=COLUMNS)
+            with suppress(NothingMissing):
+                table = fit.imputed(**how).frame  # type: ignore[arg-type]
+            _write(node, question, "csv", table.to_csv(index=False).encode())
             return {}
-        return _of_rows(node, fit, question, tree["rows"])
+        if kind in ("predictions", "scores"):
+            return _of_rows(node, fit, question, tree["rows"])
+        own = fit.draws(**how).own
+        draws = {name: value[:, 0] for name, value in own.items()}
+        if kind == "draws":
+            _write(node, question, "safetensors", to_bytes(draws, {"run": node.run}))
+        else:
+            table = table_of_sites({name: _summary(value) for name, value in draws.items()})
+            _write(node, question, "csv", table.to_csv(index=False).encode())
+        for name, places in few.items():
+            draws[name] = draws[name].index_fill(1, torch.tensor(places), 0.0)
+        return draws if kind == "draws" else {n: _summary(value) for n, value in draws.items()}
     except Refused:
         raise
     except Exception as error:
-        raise NodeFailed(
-            f"{question.kind} of client '{node.client}' fail: its log says why"
-        ) from error
-
-
-def _imputed(fit: Fit, question: StateRequest) -> pd.DataFrame:
-    """Return the table of what the client's rows lack, without a line where they lack nothing."""
-    try:
-        return fit.imputed(draws=question.draws, seed=question.seed).frame
-    except NothingMissing:
-        return pd.DataFrame(columns=COLUMNS)
-
-
-def _of_sites(node: Node, fit: Fit, question: StateRequest, few: Few) -> Tree:
-    """Return draws of the client's own sites, or their summaries: 0 of `few` groups, which the owner's file has."""
-    own = fit.draws(question.draws, seed=question.seed).own
-    draws = {name: value[:, 0] for name, value in own.items()}
-    summaries = {name: _summary(value) for name, value in draws.items()}
-    if question.kind == "draws":
-        _write(node, question, "safetensors", to_bytes(draws, {"run": node.run}))
-    else:
-        _write(node, question, "csv", table_of_sites(summaries).to_csv(index=False).encode())
-    for name, places in few.items():
-        draws[name] = draws[name].index_fill(1, torch.tensor(places), 0.0)
-        summaries[name] = _summary(draws[name])
-    return draws if question.kind == "draws" else summaries
+        raise NodeFailed(f"{kind} of client '{node.client}' fail: its log says why") from error
 
 
 def few_rows(node: Node, least: int) -> Few:
@@ -118,52 +107,48 @@ def _summary(draws: Tensor) -> Tree:
 def table_of_sites(summaries: Mapping[str, Tree]) -> pd.DataFrame:
     """Return summaries of sites as a table: site, mean, sd, and the quantiles of 5, 50 and 95 %."""
     rows = []
-    for name, found in summaries.items():
-        each = [found["mean"].flatten(), found["sd"].flatten(), *found["quantiles"].reshape(3, -1)]
-        for k, at in enumerate(np.ndindex(*found["mean"].shape)):
+    for name, of in summaries.items():
+        columns = [of["mean"].flatten(), of["sd"].flatten(), *of["quantiles"].reshape(3, -1)]
+        for k, at in enumerate(np.ndindex(*of["mean"].shape)):
             entry = f"[{', '.join(map(str, at))}]" if at else ""
-            rows.append((name + entry, *(float(v[k]) for v in each)))
+            rows.append((name + entry, *(float(v[k]) for v in columns)))
     return pd.DataFrame(rows, columns=["site", "mean", "sd", "5%", "50%", "95%"])
 
 
-def _of_rows(node: Node, fit: Fit, question: StateRequest, given: Mapping[str, Tensor]) -> Tree:
-    rows = node.federation.data if not given else _new_rows(node, given)
-    found = fit.predict(rows, site=question.site, draws=question.draws, seed=question.seed)
-    name = "given.csv" if given else "csv"
+def _of_rows(node: Node, fit: Fit, question: StateRequest, fields: Mapping[str, Tensor]) -> Tree:
+    rows = node.federation.data if not fields else _new_rows(node, fields)
+    how: Any = {"site": question.site, "draws": question.draws, "seed": question.seed}
+    predicted, name = fit.predict(rows, **how), "given.csv" if fields else "csv"
     if question.kind == "scores":
-        scores = found.scores()
+        scores = predicted.scores()
         _write(node, question, name, scores.to_csv().encode())
         return {k: torch.tensor(float(v), dtype=torch.float64) for k, v in scores.iloc[0].items()}
-    columns = {part: getattr(found, part) for part in ("mean", "sd", "label", "log_score")}
+    columns = {of: getattr(predicted, of) for of in ("mean", "sd", "label", "log_score")}
     _write(node, question, name, table_of_rows(columns).to_csv(index=False).encode())
-    return {"mean": found.mean} | ({} if found.sd is None else {"sd": found.sd})
+    return {of: columns[of] for of in ("mean", "sd") if columns[of] is not None}
 
 
-def _new_rows(node: Node, given: Mapping[str, Tensor]) -> ClientData:
+def _new_rows(node: Node, fields: Mapping[str, Tensor]) -> ClientData:
     """Return rows that a message holds, as rows of the node's client."""
-    lengths = {len(v) if v.dim() else 0 for v in given.values()}
+    lengths = {len(v) if v.dim() else 0 for v in fields.values()}
     if len(lengths) != 1 or 0 in lengths:
         raise Refused(f"its rows have {sorted(lengths)} entries: each field must have as many")
-    (count,) = lengths
-    ends = torch.tensor([0, count], dtype=torch.long)
     own = node.federation.data
-    known = {*given, *own.client_fields}
-    features = {name: v for name, v in own.features.items() if name in known}
-    levels = {name: v for name, v in own.levels.items() if name.partition("[")[0] in known}
+    names = {*fields, *own.client_fields}
     return replace(
         own,
-        fields=dict(given),
-        offsets=ends,
-        features=features,
-        levels=levels,
+        fields=dict(fields),
+        offsets=torch.tensor([0, *lengths], dtype=torch.long),
+        features={name: v for name, v in own.features.items() if name in names},
+        levels={name: v for name, v in own.levels.items() if name.partition("[")[0] in names},
         frame_rows=None,
     )
 
 
-def table_of_rows(found: Mapping[str, Tensor | None]) -> pd.DataFrame:
+def table_of_rows(values: Mapping[str, Tensor | None]) -> pd.DataFrame:
     """Return values by row as a table with a line a row; several columns where a row has several."""
     columns: dict[str, Tensor] = {}
-    for name, value in found.items():
+    for name, value in values.items():
         if value is not None and value.dim() > 1:
             columns |= {f"{name}[{k}]": v for k, v in enumerate(value.flatten(1).unbind(1))}
         elif value is not None:

@@ -15,27 +15,25 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, NamedTuple
+from typing import Any
 
-from hierfl.core.disk import PRIVATE_FILE, CannotWrite, private_folder, write_private, writing
+from hierfl.core.disk import PRIVATE_FILE, CannotWrite, private_folder, replace_private, writing
 from hierfl.core.trees import Tree, named_leaves
 from hierfl.data.faults import RowsFault
 from hierfl.nodes.messages import NodeFailed, Refused
 from hierfl.runs.run_folder import FolderInUse, held, sync
 
 ASKED_BY: ContextVar[str | None] = ContextVar("asked_by", default=None)
-FILE, REFUSED = "left.jsonl", "refused.jsonl"
+FILE, REFUSED, OLDER = "left.jsonl", "refused.jsonl", "refused.older.jsonl"
 MARK = "has-account"  # how many lines the node's ledger has, and the hash of the last one
 LENGTH = 100  # bytes of that file
 MOST = 4 << 20  # bytes of the file of refusals before it becomes the older one
 LONGEST = 2000  # characters of a detail
-WAIT, PAUSE = (
-    600.0,
-    0.02,
-)  # seconds that a message waits for the one before it, and between two looks
+# seconds that a message waits for the one before it, and between two looks
+WAIT, PAUSE = 600.0, 0.02
 # all that leaves of an error in the rows or at the node
 FAILS = "the node cannot answer: its own log says why"
 UNWRITTEN = "the node's folder cannot be written: nothing leaves that is not logged"
@@ -52,12 +50,12 @@ def left(
     **more: Any,
 ) -> bytes:
     """Log what is about to leave the node, and return it; if the log cannot be written, nothing leaves."""
-    said: dict[str, Any] = {"time": now(), "run": run, "round": round_, "what": what}
-    said |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    line: dict[str, Any] = {"time": now(), "run": run, "round": round_, "what": what}
+    line |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     if tree is None:
-        said["text"] = content.decode(errors="replace")
+        line["text"] = content.decode(errors="replace")
     else:
-        said["tensors"] = {
+        line["tensors"] = {
             name: [str(v.dtype).removeprefix("torch."), *v.shape]
             for name, v in named_leaves(tree).items()
         }
@@ -65,11 +63,11 @@ def left(
     if what == "refusal" or what.startswith("again: "):
         path = folder / REFUSED
         if path.exists() and path.stat().st_size > MOST:
-            path.replace(_older(path))
+            path.replace(folder / OLDER)
     elif (mark := mark_of(folder)) is not None:
-        said["account"] = mark.head
+        line["account"] = mark[1]
     more["by"] = ASKED_BY.get()
-    append(path, {**said, **{name: one for name, one in more.items() if one is not None}})
+    append(path, {**line, **{name: value for name, value in more.items() if value is not None}})
     return content
 
 
@@ -77,7 +75,16 @@ def left(
 def answering(folder: Path, run: str | None = None, *, of_owner: bool = False) -> Iterator[None]:
     """Answer one message, alone in the node's folder; errors leave without values of rows, except to the owner."""
     private_folder(folder)
-    with _alone(folder):
+    with ExitStack() as stack:
+        until = monotonic() + WAIT
+        while True:
+            try:
+                stack.enter_context(held(folder))
+                break
+            except FolderInUse as error:
+                if monotonic() > until:
+                    raise Refused("the node is busy with another message: ask again") from error
+                sleep(PAUSE)
         try:
             yield
         except (Refused, NodeFailed) as error:
@@ -98,24 +105,8 @@ def answering(folder: Path, run: str | None = None, *, of_owner: bool = False) -
 
 def may_tell(error: Exception) -> str:
     """Return what may leave of an error in the rows or at the node: of a fault of the rows, the column and the kind."""
-    told = error.told if isinstance(error, RowsFault) else ""
-    return f"{told}: the node's own log says where" if told else FAILS
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait for the lock on a node's folder, and hold it; refuse after too long."""
-    until = monotonic() + WAIT
-    with ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(held(folder))
-                break
-            except FolderInUse as error:
-                if monotonic() > until:
-                    raise Refused("the node is busy with another message: ask again") from error
-                sleep(PAUSE)
-        yield
+    public = error.told if isinstance(error, RowsFault) else ""
+    return f"{public}: the node's own log says where" if public else FAILS
 
 
 def refused(folder: Path, run: str | None, text: str, cause: BaseException | None) -> None:
@@ -124,19 +115,14 @@ def refused(folder: Path, run: str | None, text: str, cause: BaseException | Non
     left(folder, text.encode(), "refusal", run=run, detail=why)
 
 
-def now() -> str:
-    """Return the time, in UTC."""
-    return written(datetime.now(UTC))
+def now(since: timedelta = timedelta(0)) -> str:
+    """Return the time in UTC, or one that long ago, as text; later times are greater texts."""
+    return (datetime.now(UTC) - since).isoformat(timespec="microseconds")
 
 
-def written(time: datetime) -> str:
-    """Return a time in UTC as text; later times are greater texts."""
-    return time.isoformat(timespec="microseconds")
-
-
-def append(path: Path, said: dict[str, Any]) -> None:
+def append(path: Path, entry: dict[str, Any]) -> None:
     """Write a line to a file of lines, and wait until it is on disk."""
-    line = (json.dumps(said) + "\n").encode()
+    line = (json.dumps(entry) + "\n").encode()
     with writing(path, len(line)):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
         try:
@@ -148,50 +134,30 @@ def append(path: Path, said: dict[str, Any]) -> None:
             os.close(handle)
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file in order, without those that a crash cut off."""
-    try:
-        texts = path.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-    found = []
-    for text in texts:
-        try:
-            found.append(json.loads(text))
-        except ValueError:
-            continue
-    return [one for one in found if isinstance(one, dict)]
-
-
 def entries(folder: Path) -> list[dict[str, Any]]:
-    """Return what has left a node, in order."""
-    refused = folder / REFUSED
-    every = [one for path in (_older(refused), refused, folder / FILE) for one in lines(path)]
-    return sorted(every, key=lambda one: str(one.get("time")))
+    """Return what has left a node, in order, without lines that a crash cut off."""
+    lines: list[dict[str, Any]] = []
+    for path in (folder / OLDER, folder / REFUSED, folder / FILE):
+        for text in path.read_text(errors="replace").splitlines() if path.exists() else ():
+            with suppress(ValueError, TypeError):
+                lines.append(dict(json.loads(text)))
+    return sorted(lines, key=lambda line: str(line.get("time")))
 
 
-class Mark(NamedTuple):
-    """How many lines a ledger has, and the hash of the last one."""
-
-    entries: int
-    head: str
-
-
-def mark_of(folder: Path) -> Mark | None:
-    """Return the mark of a folder's ledger; None where there is none that can be read."""
+def mark_of(folder: Path) -> tuple[int, str] | None:
+    """Return how many lines a folder's ledger has, and the hash of the last; None: it has no mark that can be read."""
     try:
         entries, head = json.loads((folder / MARK).read_bytes())
-        return Mark(entries, head) if type(entries) is int and entries > 0 else None
+        return (entries, head) if type(entries) is int and entries > 0 else None
     except (OSError, TypeError, ValueError):
         return None
 
 
-def set_mark(folder: Path, mark: Mark) -> None:
+def set_mark(folder: Path, entries: int, head: str) -> None:
     """Write the mark of a folder's ledger, in its place: after a power cut it may be an earlier one."""
-    path, content = folder / MARK, json.dumps(mark).encode().ljust(LENGTH)
+    path, content = folder / MARK, json.dumps([entries, head]).encode().ljust(LENGTH)
     if not path.exists():
-        write_private(folder / f"{MARK}.draft", content)
-        (folder / f"{MARK}.draft").replace(path)
+        replace_private(path, content)
         sync(folder)
     with writing(path, LENGTH), open(path, "r+b", buffering=0) as file:
         file.write(content)
@@ -211,7 +177,3 @@ def last_account(folder: Path) -> str | None:
         return str(json.loads(whole[-1])["account"])
     except (OSError, IndexError, KeyError, TypeError, ValueError):
         return None
-
-
-def _older(path: Path) -> Path:
-    return path.with_suffix(".older.jsonl")

@@ -1,19 +1,23 @@
-"""Trees of tensors as safetensors files with their structure as JSON; reading them runs no code."""
+"""Requests to nodes and their answers: trees of tensors as safetensors, with JSON; reading them runs no code."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import torch
+from msgspec import Meta
 from safetensors.torch import load, save
 from torch import Tensor
 
-from hierfl.core.trees import Tree, tree_leaves
+from hierfl.core import noise
+from hierfl.core.trees import Tree, tree_leaves, tree_map
+from hierfl.core.typed_json import read_as
 
-SAID = "hierfl"  # one entry of metadata, as safetensors writes several in no fixed order
+ENTRY = "hierfl"  # one entry of metadata, as safetensors writes several in no fixed order
 DEEPEST = 32  # levels of a tree
 HEADER = 1 << 20  # bytes of names and shapes, beside the numbers
 LARGEST = 1e15  # of an honest update; squares of larger values overflow in single precision
@@ -44,7 +48,7 @@ def to_bytes(tree: Tree, about: Mapping[str, Any]) -> bytes:
     """Write a tree of tensors in dicts, lists and tuples; named tuples are read back as tuples."""
     leaves: dict[str, Tensor] = {}
     form = _form(tree, leaves)
-    content: bytes = save(leaves, {SAID: json.dumps({"tree": form, "about": about})})
+    content: bytes = save(leaves, {ENTRY: json.dumps({"tree": form, "about": about})})
     return content
 
 
@@ -74,12 +78,10 @@ def from_bytes(content: object, *, most: int) -> Message:
     try:
         leaves: dict[str, Tensor] = load(content)
         header = read_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        said = read_json(header["__metadata__"][SAID])
-        form, about = said["tree"], said["about"]
+        whole = read_json(header["__metadata__"][ENTRY])
+        form, about = whole["tree"], dict(whole["about"].items())
     except Exception as error:  # a reader of crafted bytes may raise anything
         raise Refused(f"it is not a message of hierfl ({_short(error)})") from error
-    if not isinstance(about, dict):
-        raise Refused("what it says of itself is no JSON object")
     if any(leaf.dtype not in DTYPES for leaf in leaves.values()):
         raise Refused(f"it holds tensors of {sorted({str(v.dtype) for v in leaves.values()})}")
     unused = dict(leaves)
@@ -91,16 +93,12 @@ def from_bytes(content: object, *, most: int) -> Message:
 
 def read_json(content: object, most: int = 1 << 26) -> Any:
     """Read JSON that came from elsewhere, of numbers that are finite and of few levels."""
-    if not isinstance(content, bytes | str) or len(content) > most:
-        raise Refused(f"it is no JSON of {most:,} characters or fewer")
+    if not isinstance(content, bytes | str):
+        raise Refused(f"it is a {type(content).__name__}, and no JSON")
     try:
-        return json.loads(content, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
-        raise Refused(f"it is no JSON ({_short(error)})") from error
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+        return read_as(Any, content, most=most)
+    except ValueError as error:
+        raise Refused(f"it is no JSON ({error})") from error
 
 
 def _short(error: Exception) -> str:
@@ -128,13 +126,19 @@ def _built(form: Any, leaves: Mapping[str, Tensor], unused: dict[str, Tensor], d
 
 def like(tree: Tree, template: Tree, *, finite: bool = True) -> Tree:
     """Return a tree like a template in names, shapes and dtypes; `finite` also refuses values beyond 1e15."""
-    found, wanted = dict(_named(tree, "")), dict(_named(template, ""))
-    if unknown := sorted(found.keys() - wanted.keys()):
+    leaves, expected = dict(_named(tree, "")), dict(_named(template, ""))
+    if unknown := sorted(leaves.keys() - expected.keys()):
         raise Refused(f"it has {_list(unknown)}, which nobody asked for")
-    if missing := sorted(wanted.keys() - found.keys()):
+    if missing := sorted(expected.keys() - leaves.keys()):
         raise Refused(f"it lacks {_list(missing)}")
-    for name, leaf in wanted.items():
-        _check_leaf(name, found[name], leaf)
+    for name, leaf in expected.items():
+        own = leaves[name]
+        for what, its, right in (
+            ("is of", own.dtype, leaf.dtype),
+            ("has shape", tuple(own.shape), tuple(leaf.shape)),
+        ):
+            if its != right:
+                raise Refused(f"{name} {what} {its}, and {right} was expected")
     if finite:
         check_numbers(tree)
     return _shaped(tree, template)
@@ -144,19 +148,9 @@ def check_numbers(tree: Tree) -> None:
     """Refuse a tree with a value that is not finite, or larger than 1e15."""
     for name, leaf in _named(tree, ""):
         largest = float(leaf.abs().max()) if leaf.is_floating_point() and leaf.numel() else 0.0
-        if not isfinite(largest):
-            raise Refused(f"{name} is not finite")
-        if largest > LARGEST:
-            raise Refused(f"{name} has a number of {largest:.1e}, above {LARGEST:.0e}")
-
-
-def _check_leaf(name: str, found: Tensor, expected: Tensor) -> None:
-    if found.dtype != expected.dtype:
-        raise Refused(f"{name} is of {found.dtype}, and {expected.dtype} was expected")
-    if found.shape != expected.shape:
-        raise Refused(
-            f"{name} has shape {tuple(found.shape)}, and {tuple(expected.shape)} was expected"
-        )
+        if not largest <= LARGEST:
+            size = f"has a number of {largest:.1e}, above {LARGEST:.0e}"
+            raise Refused(f"{name} {size if isfinite(largest) else 'is not finite'}")
 
 
 def _named(tree: Tree, path: str) -> Iterator[tuple[str, Tensor]]:
@@ -187,5 +181,70 @@ def _shaped(tree: Tree, template: Tree) -> Tree:
 
 
 def _list(names: list[str]) -> str:
-    shown = ", ".join(name[:80] for name in names[:3])
-    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return ", ".join(name[:80] for name in names[:3]) + ", ..." * (len(names) > 3)
+
+
+# ------------------------------------------------------------ what a server asks, and knows of client states
+Round = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Counted = Annotated[int, Meta(ge=-1, lt=1 << 31)]  # -1: in no round
+# of answers about the client; "imputed" never leaves: it has a value of each row
+AfterKind = Literal["summaries", "draws", "predictions", "scores", "imputed"]
+AFTER: tuple[str, ...] = get_args(AfterKind)
+ROUND = "round"  # kind of a request in the rounds; others are questions
+COUNTED = "counted"  # of the history: in which round each client that stayed was last counted
+
+
+class Answer(NamedTuple):
+    """What came back from a node: the name of its client, and bytes; None: there are none, for a reason."""
+
+    client: str
+    content: bytes | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """A client's update in a round of a run; it was last counted in round `counted`."""
+
+    run: str
+    round: Round
+    counted: Counted
+    kind: Literal["round"] = "round"
+
+
+@dataclass(frozen=True)
+class StateRequest:
+    """An answer about a client under the state after `rounds` rounds, which may be that of the run's end."""
+
+    kind: AfterKind | Literal["end"]
+    run: str
+    rounds: Round
+    counted: Counted
+    ends: bool
+    draws: Annotated[int, Meta(ge=1, le=100_000)] = 1
+    seed: Annotated[int, Meta(gt=-(1 << 63), le=(1 << 63) - 1)] = 0
+    site: str | None = None
+
+
+Ask = Callable[[Mapping[str, bytes]], Iterable[Answer]]
+
+
+def last_counted(federation: Any, history: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the last round in which each client was counted, without clients that never were."""
+    data, counted = federation.data, dict[str, int]()
+    for record in history:
+        if COUNTED in record:  # a client has left: no round was run
+            counted = {of["client"]: int(of["round"]) for of in record[COUNTED]}
+            continue
+        ids = noise.cohort(federation.seed, record["round"], data.num_clients, federation.cohort)
+        left_out = {of["client"] for of in record.get("left_out", ())}
+        cohort = {data.names[int(i)] for i in data.by_name[ids]}
+        counted.update(dict.fromkeys(cohort - left_out, int(record["round"])))
+    return counted
+
+
+def mail_of(own: Tree, place: int) -> Tree:
+    """Return what the server has for the client at a place of the states, `own`; {}: nothing."""
+    if isinstance(own, Mapping) and "mail" in own:
+        return tree_map(lambda v: v[place], own["mail"])
+    return {}

@@ -14,7 +14,6 @@ import torch
 
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree, tree_map
-from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import FAILURES, client_round
 from hierfl.engine.federation import federate
@@ -22,8 +21,7 @@ from hierfl.method import Clock, Method
 from hierfl.nodes import gate, log
 from hierfl.nodes.account import END, Entry, Ledger, state_of
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.approval import asked_first, write_preview
-from hierfl.nodes.asking import AFTER, ROUND, RoundRequest, StateRequest
+from hierfl.nodes.approval import asked_first, preview, write_preview
 from hierfl.nodes.client_state import (
     Kept,
     Node,
@@ -34,9 +32,18 @@ from hierfl.nodes.client_state import (
     with_mail,
 )
 from hierfl.nodes.gate import Inquiry, Release, Reply, register
-from hierfl.nodes.messages import NodeFailed, Refused, check_numbers, like, to_bytes
+from hierfl.nodes.messages import (
+    AFTER,
+    ROUND,
+    NodeFailed,
+    Refused,
+    RoundRequest,
+    StateRequest,
+    check_numbers,
+    like,
+    to_bytes,
+)
 from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
-from hierfl.nodes.preview import preview
 from hierfl.nodes.row_sets import rows_of_data, rows_of_formula
 from hierfl.program.failures import why_it_fails
 from hierfl.program.read import read
@@ -59,12 +66,12 @@ def introduce(
     allowed = policy_at(policy, root, own=method)
     with log.answering(root):
         Ledger.at(root)
-        said = Introduction.of(data)
-        allowed.check(method, said.rows)
-        content = json.dumps(asdict(said)).encode()
+        own = Introduction.of(data)
+        allowed.check(method, own.rows)
+        content = json.dumps(asdict(own)).encode()
         if allowed.approve == "ask":
             asked_first(root, "introduction", content.decode())
-        return log.left(root, content, "introduction", rows=said.rows, policy=allowed.said())
+        return log.left(root, content, "introduction", rows=own.rows, policy=allowed.said())
 
 
 @one_at_a_time
@@ -85,13 +92,13 @@ def node(
     root = Path(folder)
     allowed = policy_at(policy, root, own=method)
     with log.answering(root, of_owner=True):
-        said = Introduction.of(data)
-        if (said.client, said.rows) not in zip(agreement.names, agreement.rows, strict=True):
+        own = Introduction.of(data)
+        if (own.client, own.rows) not in zip(agreement.names, agreement.rows, strict=True):
             raise ValueError(
-                f"client '{said.client}' with {said.rows} rows is not among those that agreed: "
+                f"client '{own.client}' with {own.rows} rows is not among those that agreed: "
                 "introduce it first"
             )
-        allowed.check(method, said.rows)
+        allowed.check(method, own.rows)
         rows = replace(data, fields={name: data.fields[name] for name in agreement.form.fields})
         program = agreement.agreed(read(method.model, method.guide, rows, seed=seed))
         federation = federate(method, rows, seed=seed, program=program)
@@ -120,21 +127,20 @@ def answer(node: Node, content: bytes) -> bytes:
     return gate.answer(node, ROUND, content)
 
 
-def _check_run(inquiry: Inquiry, tensors: set[str]) -> None:
-    node, tree = inquiry.source, inquiry.tree
-    if inquiry.request.run != node.run:
-        run = inquiry.request.run[:80]
-        raise Refused(f"it is of run '{run}', and this node is in '{node.run}'")
+def _check_run(inquiry: Inquiry, tensors: set[str]) -> Iterator[Refused]:
+    node, tree, run = inquiry.source, inquiry.tree, inquiry.request.run
+    if run != node.run:
+        yield Refused(f"it is of run '{run[:80]}', and this node is in '{node.run}'")
     if not isinstance(tree, dict) or {*tree} != tensors:
-        raise Refused(f"it does not hold a {' and '.join(sorted(tensors))}, and nothing else")
+        yield Refused(f"it does not hold a {' and '.join(sorted(tensors))}, and nothing else")
+    check_numbers(tree)
 
 
 # ------------------------------------------------------------ a round
-def _check_round(inquiry: Inquiry) -> None:
-    """Refuse a round of another run, or one that the client cannot be in."""
-    _check_run(inquiry, {"message", "mail"})
+def _check_round(inquiry: Inquiry) -> Iterator[Refused]:
+    yield from _check_run(inquiry, {"message", "mail"})
     if not inquiry.request.counted < inquiry.request.round:
-        raise Refused(f"it asks for round {inquiry.request.round} after {inquiry.request.counted}")
+        yield Refused(f"it asks for round {inquiry.request.round} after {inquiry.request.counted}")
 
 
 def _update_before(inquiry: Inquiry) -> bytes | None:
@@ -152,7 +158,6 @@ def _update(inquiry: Inquiry) -> Iterator[Reply]:
     node, ledger, policy = inquiry.source, inquiry.ledger, inquiry.policy
     request, how = inquiry.request, node.federation.client.row_noise
     message = inquiry.tree["message"]
-    check_numbers(inquiry.tree)
     _check_message(node, message)
     ledger.check_limits("round", node.run, inquiry.digest, policy, node.method.most_rounds)
     if how is not None:
@@ -197,22 +202,20 @@ def _one_round(
     node: Node, message: Tree, own: Tree, round_: int, policy: Policy
 ) -> tuple[Tree, Tree]:
     """Return what the client sends, values times weights, with 1 in front; and its new state."""
-    federation, only = node.federation, torch.zeros(1, dtype=torch.long)
-    at_first = tree_map(lambda v: v[None], own)
+    client, rows, only = node.federation.client, node.batch, torch.zeros(1, dtype=torch.long)
     try:
-        up, after = client_round(
-            federation, federation.client.phases, message, at_first, only, round_
-        )
+        at_first = tree_map(lambda v: v[None], own)
+        up, after = client_round(node.federation, client.phases, message, at_first, only, round_)
         check_numbers(up)
-        few = _rests_on_few(node, message, after, policy)
+        # of few rows, or of about one that the server chose
+        least = max(policy.min_rows / 4, min(policy.min_count / 4, node.rests_on_at_first / 8))
+        few = client.rests_on and not float(client.rests_on(message, after, rows)) >= least
     except Exception as error:
         cause = error
         if isinstance(error, FAILURES) and not isinstance(error, Refused):
-            batch = full_batch(federation.rows, only)
-            cause = RuntimeError(why_it_fails("round", error, batch))
-        raise NodeFailed(
-            f"round {round_}: client '{node.client}' fails: its log says why"
-        ) from cause
+            cause = RuntimeError(why_it_fails("round", error, rows))
+        why = f"round {round_}: client '{node.client}' fails: its log says why"
+        raise NodeFailed(why) from cause
     if few:
         raise Forbidden(
             "the answer would rest on fewer rows than the node's policy asks for (min_rows, "
@@ -221,26 +224,13 @@ def _one_round(
     return up, tree_map(lambda v: v[0], after)
 
 
-def _rests_on_few(node: Node, message: Tree, after: Tree, policy: Policy) -> bool:
-    """Return whether an update rests on fewer rows than the owner wants, or on about one that the server chose."""
-    federation, rests_on = node.federation, node.federation.client.rests_on
-    if rests_on is None:
-        return False
-    batch, server = full_batch(federation.rows, torch.zeros(1, dtype=torch.long)), federation.server
-    none = tree_map(lambda v: v[None], federation.client.own)
-    at_first = float(rests_on(server.down(server.state, Clock(0, 1)), none, batch))
-    least = max(policy.min_rows / 4, min(policy.min_count / 4, at_first / 8))
-    return not float(rests_on(message, after, batch)) >= least
-
-
 # ------------------------------------------------------------ after the rounds
-def _check_state(inquiry: Inquiry) -> None:
+def _check_state(inquiry: Inquiry) -> Iterator[Refused]:
     """Refuse a question under parameters that the node has not received in the run, and too many questions."""
     node, ledger, tree = inquiry.source, inquiry.ledger, inquiry.tree
-    _check_run(inquiry, {"message", "mail", "rows"})
+    yield from _check_run(inquiry, {"message", "mail", "rows"})
     if inquiry.request.kind != END:
         ledger.check_limits("question", node.run, inquiry.digest, inquiry.policy, None)
-    check_numbers(tree)
     server, ends = node.federation.server, inquiry.request.ends
     if ends and not server.grows:
         like(tree["message"], server.last(server.state, Clock(0, 1)))

@@ -7,30 +7,28 @@ import secrets
 import stat
 import time
 import tomllib
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from hierfl.core.arguments import imported, spelled
+from hierfl.core.arguments import expect, imported, spelled
+from hierfl.core.typed_json import made_of
 from hierfl.data.clients import ClientData
 from hierfl.nodes import log
 from hierfl.nodes.account import digest
-from hierfl.nodes.asking import Answer
-from hierfl.nodes.call import FitCall
-from hierfl.nodes.envelope import MOST, answers, read_line, read_request
-from hierfl.nodes.messages import Refused
+from hierfl.nodes.choosing import FitCall
+from hierfl.nodes.envelope import MOST, read_line, read_request
+from hierfl.nodes.messages import Answer, Refused
 from hierfl.nodes.reached import Reached, over
 from hierfl.nodes.same_process import folder_of
 from hierfl.nodes.stations import Station
 
 REQUEST, ANSWER = ".request.hfl", ".answer.hfl"
-ANOTHER = "it answers another request"
-HINT = "answers another request: put the answer to the request beside it there"
 FILE = "node.toml"
-KEYS = ("rows", "client", "model", "formula", "family", "clients", "missing")
+OPTIONS = ("family", "clients", "missing")
+Key = Literal["rows", "client", "model", "formula", "family", "clients", "missing"]
 HOW = (
     'write rows = "rows.csv" and formula = "y ~ x + (x | hospital)", family = "bernoulli", clients '
     '= "hospital"; or model = "MODULE:NAME" and rows, a CSV file or "MODULE:NAME"'
@@ -64,9 +62,7 @@ def by_files(
     Raises:
         ValueError: as `over`; or `timeout` or `look` is not above 0.
     """
-    for name, value in (("timeout", timeout), ("look", look)):
-        if not value > 0.0:
-            raise ValueError(f"{name} is {value}: it must be above 0 s")
+    expect(timeout=(timeout, "(0, inf)"), look=(look, "(0, inf)"))
     home = Path(folder)
 
     def ask(requests: Mapping[str, bytes]) -> Iterator[Answer]:
@@ -76,16 +72,13 @@ def by_files(
                 waits[name] = _written(folder_of(home, name), request)
             except OSError as error:  # the node's side may put anything into its folder
                 yield Answer(name, None, f"no request can be written for it ({error.strerror})")
-        until, warned = time.monotonic() + timeout, set[Path]()
+        until = time.monotonic() + timeout
         while waits:
             late = time.monotonic() >= until
             for name, path in list(waits.items()):
                 try:
-                    answer = Answer(name, _answer(path, requests[name]))
+                    answer = Answer(name, _answer(path, requests[name])[0])
                 except Refused as error:
-                    if str(error) == ANOTHER and path not in warned:
-                        warned.add(path)
-                        warnings.warn(f"'{path}' {HINT}", stacklevel=2)
                     if not late:
                         continue
                     why = f"'{path}' is no answer after {timeout:g} s: {error}"
@@ -110,8 +103,9 @@ def _written(folder: Path, request: bytes) -> Path:
     for there in folder.glob(f"*-{name}{REQUEST}"):
         with suppress(Refused):
             if read(there) == request:
-                if kind != "round" and (_said(_of(there), request) or {}).get("wrong"):
-                    _of(there).unlink()
+                with suppress(Refused):
+                    if kind != "round" and _answer(_of(there), request)[1]:
+                        _of(there).unlink()
                 return _of(there)
     there = folder / f"{len(list(folder.glob('*' + REQUEST))) + 1:04d}-{name}{REQUEST}"
     _write_whole(there, request)
@@ -136,8 +130,7 @@ def answer_waiting(
             request = read(path, station.allowed.bytes_a_request)
         except Refused:  # a link to a file of the node would tell the hash of that file
             continue
-        other = bool(only) and digest(request) != only
-        if other or _of(path).is_dir() or _said(_of(path), request):
+        if only not in ("", digest(request)) or _of(path).is_dir() or _has_answer(path, request):
             continue
         answer = station.answer(request)
         try:
@@ -174,20 +167,19 @@ def read(path: Path, most: int = MOST) -> bytes:
         return file.read()
 
 
-def _answer(path: Path, request: bytes) -> bytes:
-    """Return the answer in a file; none, a part of one, and one to another request are Refused."""
-    found = read(path)
-    if not answers(request, found):
-        raise Refused(ANOTHER)
-    return found
+def _answer(path: Path, request: bytes) -> tuple[bytes, str]:
+    """Return the answer in a file, and what it says is wrong; none, a part, and one to another request are Refused."""
+    answer = read(path)
+    line, _ = read_line(answer)
+    if line.get("answer") != digest(request):
+        raise Refused("it answers another request: put the answer to the request beside it there")
+    return answer, str(line.get("wrong", ""))
 
 
-def _said(path: Path, request: bytes) -> dict[str, Any] | None:
-    """Return what a file says of itself that holds the answer to a request; None: it holds none."""
-    try:
-        return read_line(_answer(path, request))[0]
-    except Refused:
-        return None
+def _has_answer(path: Path, request: bytes) -> bool:
+    with suppress(Refused):
+        return bool(_answer(_of(path), request))
+    return False
 
 
 # ------------------------------------------------------------ a node
@@ -195,33 +187,28 @@ def station_at(folder: Path) -> Station:
     """Return the station of a node whose folder has a valid `node.toml` (docs/nodes_files.md), or raise ValueError."""
     path = folder / FILE
     try:
-        said = tomllib.loads(path.read_text())
+        keys = made_of(dict[Key, str], tomllib.loads(path.read_text()))
     except (OSError, ValueError) as error:
         raise ValueError(f"'{path}' cannot be read ({error}): {HOW}") from error
-    for key, value in said.items():
-        if key not in KEYS or not isinstance(value, str):
-            raise ValueError(f"'{path}' has {key} = {value!r}, which is no key or no text: {HOW}")
-    if "rows" not in said or ("model" in said) == ("formula" in said):
+    if "rows" not in keys or ("model" in keys) == ("formula" in keys):
         raise ValueError(f"'{path}' must have rows, and a model or a formula: {HOW}")
-    model = _formula(said) if "formula" in said else imported(said["model"], folder)
-    return Station(FitCall(model), lambda: _rows(said, folder), folder)
+    if "formula" in keys:
+        from hierfl.formulas.declare import formula  # pandas, which most models do not need
+
+        options: Any = {name: keys[name] for name in OPTIONS if name in keys}
+        model: Any = formula(keys["formula"], **options)
+    else:
+        model = imported(keys["model"], folder)
+    return Station(FitCall(model), lambda: _rows(keys, folder), folder)
 
 
-def _formula(said: dict[str, str]) -> Any:
-    # here: pandas, which most models do not need
-    from hierfl.formulas.declare import formula
-
-    options: Any = {name: said[name] for name in ("family", "clients", "missing") if name in said}
-    return formula(said["formula"], **options)
-
-
-def _rows(said: dict[str, str], folder: Path) -> Any:
+def _rows(keys: Mapping[str, str], folder: Path) -> Any:
     """Return the rows of the file or name that `rows` is; of a `client`, where they do not name it."""
-    if ":" in said["rows"]:
-        found = imported(said["rows"], folder)
-        rows = found() if callable(found) else found
+    if ":" in keys["rows"]:
+        rows = imported(keys["rows"], folder)
+        rows = rows() if callable(rows) else rows
     else:
         import pandas as pd
 
-        rows = pd.read_csv(folder / said["rows"])
-    return rows if isinstance(rows, ClientData) or "client" not in said else {said["client"]: rows}
+        rows = pd.read_csv(folder / keys["rows"])
+    return rows if isinstance(rows, ClientData) or "client" not in keys else {keys["client"]: rows}

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from hierfl.core.disk import private_folder, write_private
+from hierfl.core.disk import private_folder, replace_private
 from hierfl.data.clients import ClientData
 from hierfl.data.row_codes import HALF, Codes, codes_of_values, mixed
 from hierfl.nodes.account import ROWS, Ledger, RowSet, broken, digest
@@ -105,24 +105,17 @@ def check_rows(ledger: Ledger, every: Sequence[Rows], least: int) -> tuple[RowSe
         for names in _shared(rows.row_set, before):
             if 0 < _fewest(ledger.folder, rows, before, names, least) < least:
                 raise Forbidden(
-                    f"fewer than {least} rows have changed since an earlier answer about them, and "
-                    "the difference of the two would reveal these: keep the rows as they were, wait "
-                    f"until {least} have changed (min_count in the node's policy), or give the rows a "
-                    "budget (epsilon and delta there) and take two_stage with row_noise"
+                    f"fewer than {least} rows have changed since an earlier answer about them, which "
+                    f"the difference would reveal: keep the rows, wait until {least} have changed "
+                    "(min_count), or give them a budget (epsilon, delta; two_stage with row_noise)"
                 )
         before.append(rows.row_set)
         new.append(rows.row_set)
-        _keep(ledger.folder, rows)
+        private_folder(ledger.folder / ROWS)
+        for name, column in rows.row_set.every.items():
+            if not (path := ledger.folder / ROWS / column).exists():
+                replace_private(path, rows.every[name].tobytes())
     return tuple(new)
-
-
-def _keep(folder: Path, rows: Rows) -> None:
-    private_folder(folder / ROWS)
-    for name, column in rows.row_set.every.items():
-        path = folder / ROWS / column
-        if not path.exists():
-            write_private(path.with_suffix(".draft"), rows.every[name].tobytes())
-            path.with_suffix(".draft").replace(path)
 
 
 def _shared(own: RowSet, before: Sequence[RowSet]) -> set[tuple[str, ...]]:

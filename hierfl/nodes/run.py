@@ -23,13 +23,31 @@ from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.settings import Settings
 from hierfl.method import Method, Up
 from hierfl.nodes.agreement import Agreement, Fills
-from hierfl.nodes.asking import Answer, Ask, RoundRequest, last_counted, mail_of
 from hierfl.nodes.choosing import ReadAlone
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
+from hierfl.nodes.messages import (
+    Answer,
+    Ask,
+    Refused,
+    RoundRequest,
+    from_bytes,
+    last_counted,
+    like,
+    mail_of,
+    to_bytes,
+)
 from hierfl.nodes.node import run_name
-from hierfl.nodes.together import AskSum, check_sums, size_of, sums_of
-from hierfl.nodes.update_checks import WHY, LatestRound, check_update, unlike_others, without_one
+from hierfl.nodes.updates import (
+    WHY,
+    AskSum,
+    LatestRound,
+    check_sums,
+    check_update,
+    size_of,
+    sums_of,
+    unlike_others,
+    without_one,
+)
 from hierfl.program.read import read as read_program
 from hierfl.runs import checkpoint as state
 from hierfl.runs.one_run import planned_of, resumed
@@ -71,51 +89,60 @@ class Nodes:
     def work(self, tasks: Iterable[Task]) -> Iterator[Done]:
         """Run the tasks of a round at the nodes, as one: clients of many rows need none of their own here."""
         every = list(tasks)
-        own = tree_map(lambda *parts: torch.cat(parts), *(task.own for task in every))
+        own = tree_map(lambda *trees: torch.cat(trees), *(task.own for task in every))
         task = every[0]._replace(own=own, ids=torch.cat([task.ids for task in every]))
+        names = self.federation.data.names
+        places = {names[int(i)]: place for place, i in enumerate(task.ids)}
+        contents = {
+            name: to_bytes(
+                {"message": task.message, "mail": mail_of(own, place)},
+                asdict(RoundRequest(self.run, task.round, self.counted.get(name, -1))),
+            )
+            for name, place in places.items()
+            if name not in self.left_out
+        }
         if self.ask_sum is None:
-            yield from self._worked(task)
+            yield from self._worked(task, places, contents)
         else:
-            yield self._summed(self.ask_sum, task)
+            yield self._summed(self.ask_sum, task, places, contents)
 
-    def _worked(self, task: Task) -> Iterator[Done]:
-        """Run the tasks of a round at the nodes, and sum their answers as they come in."""
-        wanted, contents = self._asked(task)
+    def _worked(
+        self, task: Task, places: Mapping[str, int], contents: Mapping[str, bytes]
+    ) -> Iterator[Done]:
+        """Ask nodes for the updates of a round, and sum these as they come in."""
         template = self._template(task)
         at_once = min(AT_ONCE, max(AT_LEAST, AT_ONCE_BYTES // max(1, nbytes(template))))
         ups: dict[int, Up] = {}
         there: set[int] = set()
         reasons: dict[str, str] = {}
-        for found in self.ask(contents):
-            place = wanted.get(found.client)
+        for answer in self.ask(contents):
+            place = places.get(answer.client)
             if place is None or place in there:  # nobody asked it, or it has answered already
                 continue
             try:
-                ups[place] = self._read(found, task, template, self._rows(task, place))
+                ups[place] = self._read(answer, task, template, self._rows(task, place))
             except Exception as error:  # whatever crafted bytes raise
                 why = str(error) if isinstance(error, Refused) else type(error).__name__
-                reasons.setdefault(found.client, why[:LONGEST])
+                reasons.setdefault(answer.client, why[:LONGEST])
                 continue
             there.add(place)
             if len(ups) == at_once:
-                there -= self._drop_odd(task, ups, reasons)
+                there -= self._drop_unlike(task, ups, reasons)
                 yield self._counted(task, ups, ())
                 ups = {}
-        there -= self._drop_odd(task, ups, reasons)
+        there -= self._drop_unlike(task, ups, reasons)
         self.latest.ups = ups if len(ups) == len(there) else {}  # the others' are summed
         self.latest.ids = task.ids
         self.latest.summed = lambda some: self._counted(task, some, ()).sums
-        yield self._counted(task, ups, self._ended(task, wanted, there, reasons))
+        yield self._counted(task, ups, self._ended(task, places, there, reasons))
 
-    def _drop_odd(self, task: Task, ups: dict[int, Up], reasons: dict[str, str]) -> set[int]:
+    def _drop_unlike(self, task: Task, ups: dict[int, Up], reasons: dict[str, str]) -> set[int]:
         """Take out updates that are unlike all others, and return their places."""
-        names = self.federation.data.names
-        rows = {place: self._rows(task, place) for place in ups}
-        odd = unlike_others(ups, rows)
-        for place, why in odd.items():
+        unlike = unlike_others(ups, {place: self._rows(task, place) for place in ups})
+        for place, why in unlike.items():
             del ups[place]
-            reasons[names[int(task.ids[place])]] = why
-        return set(odd)
+            reasons[self.federation.data.names[int(task.ids[place])]] = why
+        return set(unlike)
 
     def _rows(self, task: Task, place: int) -> int:
         return int(self.federation.data.counts[task.ids[place]])
@@ -126,63 +153,61 @@ class Nodes:
         own, ids = tree_map(lambda v: v[places], task.own), task.ids[places]
         if not ups:
             return Done({}, own, ids, {}, left_out)
-        up = tree_map(lambda *parts: torch.cat(parts), *(ups[int(k)] for k in places))
+        up = tree_map(lambda *trees: torch.cat(trees), *(ups[int(k)] for k in places))
         return counted(self.federation, task._replace(ids=ids), up, own, left_out)
 
-    def _summed(self, ask_sum: AskSum, task: Task) -> Done:
+    def _summed(
+        self, ask_sum: AskSum, task: Task, places: Mapping[str, int], contents: Mapping[str, bytes]
+    ) -> Done:
         """Run the tasks of a round at the nodes, of which the server learns the sum alone."""
-        wanted, contents = self._asked(task)
         template = self._template(task)
         check_sums(self.method.name, template)
-        found = ask_sum(contents, size_of(template))
-        there = {wanted[name] for name in found.clients}
-        left_out = self._ended(task, wanted, there, found.reasons)
-        places = torch.tensor(sorted(there))
-        own = tree_map(lambda v: v[places], task.own)
-        sent = nbytes(template) * len(places)
-        return Done(sums_of(found.parts, template), own, task.ids[places], {}, left_out, sent)
-
-    def _asked(self, task: Task) -> tuple[dict[str, int], dict[str, bytes]]:
-        """Return the places of the clients of a task, and what each is asked, by name."""
-        names = self.federation.data.names
-        wanted = {names[int(i)]: place for place, i in enumerate(task.ids)}
-        asked = {name: place for name, place in wanted.items() if name not in self.left_out}
-        return wanted, {name: self._request(task, name, place) for name, place in asked.items()}
+        answer = ask_sum(contents, size_of(template))
+        there = {places[name] for name in answer.clients}
+        left_out = self._ended(task, places, there, answer.reasons)
+        at = torch.tensor(sorted(there))
+        own, sent = tree_map(lambda v: v[at], task.own), nbytes(template) * len(at)
+        return Done(sums_of(answer.parts, template), own, task.ids[at], {}, left_out, sent)
 
     def _ended(
-        self, task: Task, wanted: Mapping[str, int], there: set[int], reasons: Mapping[str, str]
+        self, task: Task, places: Mapping[str, int], there: set[int], reasons: Mapping[str, str]
     ) -> tuple[LeftOut, ...]:
         """Count the clients that answered, unless they are too few, and return the others."""
         left_out = tuple(
             LeftOut(int(task.ids[place]), reasons.get(name, self.left_out.get(name, SILENT)))
-            for name, place in wanted.items()
+            for name, place in places.items()
             if place not in there
         )
-        self._check_enough(task, len(there), left_out)
-        self.counted.update({name: task.round for name, place in wanted.items() if place in there})
+        names = self.federation.data.names
+        who = "; ".join(f"'{names[of.client]}': {of.reason}" for of in left_out[:5])
+        if left_out and self.method.everyone:
+            error = TooFewNodes(
+                f"round {task.round}: {self.method.name} needs every client in each round, and "
+                f"{len(left_out)} of {len(task.ids)} are missing ({who}): fix them and continue "
+                "the run, or begin one without them"
+            )
+            if self.federation.client.row_noise is None:  # of which each run spends the budget
+                error.missing = tuple(names[of.client] for of in left_out)
+            raise error
+        if len(there) < self.fewest:
+            raise TooFewNodes(
+                f"round {task.round}: {len(there)} clients answered, and {self.fewest} are needed "
+                f"({who}): fix them, and continue the run"
+            )
+        self.counted.update({name: task.round for name, place in places.items() if place in there})
         return left_out
 
-    def _request(self, task: Task, name: str, place: int) -> bytes:
-        request = RoundRequest(self.run, task.round, self.counted.get(name, -1))
-        tree = {"message": task.message, "mail": mail_of(task.own, place)}
-        return to_bytes(tree, asdict(request))
-
-    def _read(self, found: Answer, task: Task, template: Up, rows: int) -> Up:
+    def _read(self, answer: Answer, task: Task, template: Up, rows: int) -> Up:
         """Return what a client sends, checked against what it should look like."""
-        if found.content is None:
-            raise Refused(found.reason or SILENT)
-        answered = from_bytes(found.content, most=nbytes(template))
-        said = (
-            answered.about.get("run"),
-            answered.about.get("client"),
-            answered.about.get("round"),
-        )
-        if said != (self.run, found.client, task.round):
-            run, client, round_ = (str(each)[:40] for each in said)
+        if answer.content is None:
+            raise Refused(answer.reason or SILENT)
+        tree, about = from_bytes(answer.content, most=nbytes(template))
+        own = tuple(about.get(name) for name in ("run", "client", "round"))
+        if own != (self.run, answer.client, task.round):
+            run, client, round_ = (str(value)[:40] for value in own)
             raise Refused(f"its answer is of run {run}, client {client}, round {round_}")
-        up: Up = like(answered.tree, template)
-        server, client_side = self.federation.server, self.federation.client
-        check_update(server, client_side, task.message, up, rows)
+        up: Up = like(tree, template)
+        check_update(self.federation.server, self.federation.client, task.message, up, rows)
         return up
 
     def _template(self, task: Task) -> Up:
@@ -208,25 +233,6 @@ class Nodes:
         record["left_out"] = [*record["left_out"], {"client": name, "reason": WHY}]
         self.counted.clear()
         self.counted.update(last_counted(self.federation, history))
-
-    def _check_enough(self, task: Task, count: int, left_out: tuple[LeftOut, ...]) -> None:
-        """Refuse to go on with too few clients."""
-        names = self.federation.data.names
-        who = "; ".join(f"'{names[one.client]}': {one.reason}" for one in left_out[:5])
-        if left_out and self.method.everyone:
-            error = TooFewNodes(
-                f"round {task.round}: {self.method.name} needs every client in each round, and "
-                f"{len(left_out)} of {len(task.ids)} are missing ({who}): fix them and continue "
-                "the run, or begin one without them"
-            )
-            if self.federation.client.row_noise is None:  # of which each run spends the budget
-                error.missing = tuple(names[one.client] for one in left_out)
-            raise error
-        if count < self.fewest:
-            raise TooFewNodes(
-                f"round {task.round}: {count} clients answered, and {self.fewest} are needed "
-                f"({who}): fix them, and continue the run"
-            )
 
 
 @one_at_a_time
@@ -265,8 +271,8 @@ def fit_nodes(
         counted = last_counted(everyone, where.history)
         nodes = Nodes(method, everyone, few, run, ask, fewest, counted, ask_sum, left_out)
         guarded = replace(everyone, server=without_one(everyone.server, nodes.latest))
-        with closing(run_rounds(guarded, where, planned, nodes.work)) as left:
-            for where in left:
+        with closing(run_rounds(guarded, where, planned, nodes.work)) as rounds_left:
+            for where in rounds_left:
                 nodes.name_left_out(where.history)
                 where.history[-1].update(with_absent(where.history[-1], absent or {}))
                 if folder is not None:
@@ -289,15 +295,13 @@ def without_rows(
     def made(data: ClientData) -> Federation:
         program = None if read is None else read.program
         if program is None:
-            found = read_program(method.model, method.guide, data, seed=seed)
-            program = agreement.agreed(found)
+            program = agreement.agreed(read_program(method.model, method.guide, data, seed=seed))
         how: Any = {"seed": seed, "cohort": cohort, "settings": settings}
         return federate(method, data, program=program, **how)
 
     return agreement.tried(
         made,
-        "the program cannot be read without rows ({}): see that it reads no values of them outside its "
-        "likelihood",
+        "the program cannot be read without rows ({}): it may read their values in its likelihood alone",
         FILLS if read is None else [read.fills],
     )
 

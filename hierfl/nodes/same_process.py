@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
 from hierfl.core.arguments import spelled
 from hierfl.data.clients import ClientData
-from hierfl.nodes.call import FitCall
+from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.client_state import forget
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.messages import NodeFailed, Refused
+from hierfl.nodes.messages import Answer, NodeFailed
 from hierfl.nodes.policy import FILE, looks_like_a_policy
-from hierfl.nodes.reached import Reached
+from hierfl.nodes.reached import Reached, check_fewest
 from hierfl.nodes.stations import Station, said
 from hierfl.runs.run_folder import checkpoints
 
@@ -36,9 +37,9 @@ class InProcess:
         """Fit over the nodes; `hierfl.nodes.fit` calls it."""
         return self._reached(call).fit_over(call)
 
-    def ask_about_rows(self, formula: Any, *asked: Any) -> Any:
+    def ask_about_rows(self, formula: Any, *question: Any) -> Any:
         """Ask the nodes about their rows; `hierfl.describe` and `hierfl.kaplan_meier` call it."""
-        return self._reached(FitCall(formula)).ask_about_rows(formula, *asked)
+        return self._reached(FitCall(formula)).ask_about_rows(formula, *question)
 
     def asking(self, call: FitCall, clients: Any) -> Any:
         """Return how nodes are asked after a run; `hierfl.nodes.load` calls it."""
@@ -49,31 +50,29 @@ class InProcess:
         frames = not isinstance(next(iter(self.parts.values())), ClientData)
         if frames and not hasattr(call.method, "has_schema"):
             raise TypeError("the nodes have frames: fit a hierfl.formula, or give them ClientData")
-        stations = {name: self._station(call, name) for name in self.parts}
+        stations: dict[str, Station] = {}
+        for name, part in self.parts.items():
+            rows = part if isinstance(part, ClientData) else {name: part}
+            stations[name] = Station(call, partial(lambda of: of, rows), self.folders[name])
         # no server resumes here: what an earlier fit has left at the nodes is not of this run
         begins = not (call.resume and call.checkpoint and checkpoints(call.checkpoint))
 
-        def send(kind: str, contents: Mapping[Any, bytes]) -> Iterator[tuple[Any, bytes | Refused]]:
+        def send(kind: str, contents: Mapping[Any, bytes]) -> Iterator[Answer]:
             errors: dict[str, Exception] = {}
             for name, content in contents.items():
                 try:
-                    found = stations[name].reply(kind, content)
+                    answer = stations[name].reply(kind, content)
                 except (ValueError, NodeFailed) as error:
                     errors[name] = error
                     continue
                 if kind == "agree" and begins:
                     forget(stations[name].ready[self.folders[name]])
-                yield name, found
+                yield Answer(name, answer)
             if kind != "round" and len(errors) == len(contents):
                 raise next(iter(errors.values()))
-            yield from ((name, Refused(said(error, None))) for name, error in errors.items())
+            yield from (Answer(name, None, said(error, None)) for name, error in errors.items())
 
         return Reached(send, tuple(stations), self.fewest, send_recipe=False)
-
-    def _station(self, call: FitCall, client: str) -> Station:
-        part = self.parts[client]
-        rows = part if isinstance(part, ClientData) else {client: part}
-        return Station(call, lambda: rows, self.folders[client])
 
 
 @spelled
@@ -95,13 +94,12 @@ def in_process(
         ValueError: `fewest` is below 1, or above the number of clients; or a policy lies where no node
             reads it.
     """
-    parts: dict[str, ClientData | pd.DataFrame]
-    if isinstance(data, ClientData):
-        parts = {name: data.select([name]) for name in data.names}
-    else:
-        parts = dict(sorted(data.items()))
-    if not 1 <= fewest <= len(parts):
-        raise ValueError(f"fewest is {fewest}: it must be 1 to {len(parts)}")
+    parts: dict[str, Any] = (
+        {name: data.select([name]) for name in data.names}
+        if isinstance(data, ClientData)
+        else dict(sorted(data.items()))
+    )
+    check_fewest(fewest, len(parts))
     folders = {name: folder_of(Path(folder), name) for name in parts}
     _check_policies_are_read(Path(folder), [path.name for path in folders.values()])
     return InProcess(parts, folders, fewest)
@@ -116,19 +114,13 @@ def folder_of(home: Path, client: str) -> Path:
 
 def _check_policies_are_read(home: Path, clients: list[str]) -> None:
     """Refuse a policy that no node reads: beside the clients' folders, or in one of nearly a client's name."""
-    known = {_plain(name): name for name in clients}
+    names = {name.casefold().strip(): name for name in clients}
     for path in sorted(home.iterdir()) if home.is_dir() else ():
-        near = known.get(_plain(path.name), "")
+        near = names.get(normalize("NFKC", path.name).casefold().strip(), "")
         unread = looks_like_a_policy(path.name, False) or (near and (path / FILE).exists())
         if unread and path.name not in clients:
-            whose = near or "its client"
-            raise ValueError(
-                f"no node reads the policy '{path}': a node reads '{home / whose / FILE}' alone"
-            )
-
-
-def _plain(name: str) -> str:
-    return normalize("NFKC", name).casefold().strip()
+            own = home / (near or "CLIENT") / FILE
+            raise ValueError(f"no node reads the policy '{path}': a node reads '{own}' alone")
 
 
 _FORBIDDEN = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|%]|^\.|[. ]$')  # in names of files, of any system

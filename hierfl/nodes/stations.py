@@ -1,10 +1,7 @@
 """A station: a node as any transport reaches it, whose folder holds all that it has agreed on.
 
-schema      of a formula without a schema: counts and sums (`agreed_schema`)
-describe    of a formula: a table of its rows, or their times (`describing`)
-introduce   it describes its client: name, number of rows, form of the rows
-agree       it gets what all agreed on, and returns what it starts from
-round       the method's message, and the client's update; after the rounds, a question
+Requests are of the kinds of `hierfl.nodes.envelope`. What reads formulas needs pandas, which most models
+do not: it is imported where it is asked for.
 """
 
 from __future__ import annotations
@@ -15,19 +12,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
 
 from hierfl.core.arguments import spelled
 from hierfl.core.disk import private_folder, write_private
 from hierfl.core.process import one_at_a_time
+from hierfl.core.typed_json import made_of
 from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.nodes import log
 from hierfl.nodes.agreement import Agreement
-from hierfl.nodes.call import FitCall
-from hierfl.nodes.choosing import at_node
+from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.client_state import Node
-from hierfl.nodes.envelope import read_request, write_answer
+from hierfl.nodes.envelope import ASKS, read_request, write_answer
 from hierfl.nodes.messages import NodeFailed, Refused, read_json
 from hierfl.nodes.node import answer, introduce, introduced, node
 from hierfl.nodes.policy import Policy, policy_at
@@ -38,6 +37,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 AGREEMENT, SCHEMA = "agreement.json", "schema.json"
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What the server says that all agreed on, the seed, and the method's recipe, which need not be trusted."""
+
+    agreement: Agreement
+    seed: Annotated[int, Meta(gt=-(1 << 63), le=(1 << 63) - 1)]
+    method: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +71,10 @@ class Station:
             if len(request) > policy.bytes_a_request:
                 raise Refused(
                     f"it has {len(request):,} bytes, and the node's policy allows "
-                    f"{policy.bytes_a_request:,}: ask for less, or let its owner set a larger "
-                    "bytes_a_request"
+                    f"{policy.bytes_a_request:,} (bytes_a_request)"
                 )
-            asked = (*read_request(request), by)
-            return write_answer(request, self._work(asked, policy.limits))
+            item = (*read_request(request), by)
+            return write_answer(request, self._work(item, policy.limits))
         except Exception as error:  # whatever the owner's code or a crafted message raises
             return write_answer(request, wrong=said(error, self.folder))
 
@@ -78,7 +85,7 @@ class Station:
 
     @cached_property
     def _work(self) -> Supervised:
-        return Supervised(lambda asked: self.safe_reply(*asked))
+        return Supervised(lambda item: self.safe_reply(*item))
 
     @one_at_a_time  # where it is not done in a process of its own
     def safe_reply(self, kind: str, content: bytes, by: str | None) -> bytes:
@@ -88,90 +95,78 @@ class Station:
             return self.reply(kind, content)
         except Exception as error:
             raise_if_memory(error)
-            told = Refused(said(error, self.folder))
-            told.logged = True
-            raise told from None
+            refusal = Refused(said(error, self.folder))
+            refusal.logged = True
+            raise refusal from None
 
     def reply(self, kind: str, content: bytes) -> bytes:
         """Return what leaves the node in reply to the content of a request, or raise."""
-        work = {"schema": self._schema, "introduce": self._introduce, "agree": self._agree}
-        work["describe"] = self._describe
-        if kind != "round" and kind not in work:
+        if kind not in ASKS:
             raise Refused(f"it asks for '{kind[:40]}', which no node answers")
         if self.brought:
-            from hierfl.nodes.brought import check_brought  # pandas, as below
+            from hierfl.nodes.client_rows import check_brought
 
             check_brought(self.call.method, self.folder, self.policy)
-        return answer(self._node(), content) if kind == "round" else work[kind](content)
-
-    def _schema(self, content: bytes) -> bytes:
-        # here: pandas, which most models do not need
-        from hierfl.nodes.agreed_schema import answer_schema
-
-        if not self.call.lacks_schema:
-            raise Refused("this node's app has no formula that lacks a schema")
-        formula: Any = self.call.method
-        return answer_schema(formula, self.rows(), self.folder, content, policy=self.policy)
-
-    def _describe(self, content: bytes) -> bytes:
-        from hierfl.nodes.describing import answer_description  # pandas, as above
-
-        rows, method = self.rows(), self.call.method
-        formula: Any = method.model if isinstance(method, Method) else method
-        if isinstance(rows, ClientData) or not hasattr(formula, "declared"):
-            raise Refused("this node's app has no formula and frames, of which alone nodes tell")
-        return answer_description(formula, rows, self.folder, content, policy=self.policy)
-
-    def _introduce(self, content: bytes) -> bytes:
-        if content and self.call.lacks_schema:
-            from hierfl.nodes.agreed_schema import check_answered, with_schema
-
-            with log.answering(self.folder):
-                formula: Any = self.call.method
-                made = with_schema(formula, content)
-                allowed = policy_at(self.policy, self.folder)
-                check_answered(self.folder, formula, self.rows(), made.agreed, allowed)
-                write_private(self.folder / SCHEMA, content)
-        call, rows = self._read()
-        return introduce(call.named, rows, self.folder, policy=self.policy)
-
-    def _read(self) -> tuple[FitCall, ClientData]:
-        """Return the call and the rows; frames are read by the formula's schema."""
-        found, formula = self.rows(), cast(Any, self.call.method)
-        if isinstance(found, ClientData):
-            return self.call, found
-        if not self.call.lacks_schema:
-            return self.call, formula.data(found)
-        from hierfl.nodes.agreed_schema import with_schema
-
-        try:
-            text = (self.folder / SCHEMA).read_bytes()
-        except OSError as error:
-            raise Refused("the node has agreed on no schema yet") from error
-        formula = with_schema(formula, text)
-        return replace(self.call, method=formula), formula.data(found)
-
-    def _agree(self, content: bytes) -> bytes:
+        if kind == "round":
+            return answer(self._node(), content)
+        if kind == "introduce":
+            return self._introduce(content)
+        if kind != "agree":
+            return self._about_rows(kind, content)
         with log.answering(self.folder):
             _agreed(content)
             write_private(self.folder / AGREEMENT, content)
         self.ready.pop(self.folder, None)
         return json.dumps(introduced(self._node())).encode()
 
+    def _about_rows(self, kind: str, content: bytes) -> bytes:
+        from hierfl.nodes import agreed_schema, client_rows
+        from hierfl.nodes import describing as describing  # registers its kinds
+
+        rows, formula = self.rows(), self.call.model
+        if isinstance(rows, ClientData) or not hasattr(formula, "declared"):
+            raise Refused("this node's app has no formula and frames, of which alone nodes tell")
+        if kind == agreed_schema.ASKS and not self.call.lacks_schema:
+            raise Refused("this node's app has no formula that lacks a schema")
+        return client_rows.answer(kind, formula, rows, self.folder, content, policy=self.policy)
+
+    def _introduce(self, content: bytes) -> bytes:
+        if content and self.call.lacks_schema:
+            from hierfl.nodes.agreed_schema import check_answered, with_schema
+
+            formula: Any = self.call.method
+            with log.answering(self.folder):
+                schema = with_schema(formula, content).agreed
+                check_answered(self.folder, formula, self.rows(), schema, self.allowed)
+                write_private(self.folder / SCHEMA, content)
+        call, data, _ = self._read()
+        named = call.method if isinstance(call.method, Method) else None
+        return introduce(named, data, self.folder, policy=self.policy)
+
+    def _read(self) -> tuple[FitCall, ClientData, Any]:
+        """Return the call, the rows and the frames that they are of, or None; a formula's schema reads frames."""
+        rows, formula = self.rows(), self.call.method
+        if isinstance(rows, ClientData):
+            return self.call, rows, None
+        if self.call.lacks_schema:
+            from hierfl.nodes.agreed_schema import with_schema
+
+            formula = with_schema(formula, self._agreed_on(SCHEMA))  # type: ignore[arg-type]
+        return replace(self.call, method=formula), formula.data(rows), rows  # type: ignore[union-attr]
+
+    def _agreed_on(self, name: str) -> bytes:
+        try:
+            return (self.folder / name).read_bytes()
+        except OSError as error:
+            raise Refused(f"the node has no {name.partition('.')[0]} yet") from error
+
     def _node(self) -> Node:
         """Return the node, set up from what was agreed on; a new process sets it up again."""
         if self.folder not in self.ready:
-            try:
-                content = (self.folder / AGREEMENT).read_bytes()
-            except OSError as error:
-                raise Refused("the node has agreed on nothing yet") from error
-            agreement, seed, recipe = _agreed(content)
-            call, rows = self._read()
-            frames = None if isinstance(read := self.rows(), ClientData) else read
-            method, where = at_node(call, recipe), self.folder
-            made = node(
-                method, rows, agreement, where, seed=seed, policy=self.policy, frames=frames
-            )
+            agreed = _agreed(self._agreed_on(AGREEMENT))
+            call, data, frames = self._read()
+            method, how = call.made_by(agreed.method), {"policy": self.policy, "frames": frames}
+            made = node(method, data, agreed.agreement, self.folder, seed=agreed.seed, **how)
             self.ready[self.folder] = made
         return self.ready[self.folder]
 
@@ -213,12 +208,9 @@ def said(error: Exception, folder: Path | None) -> str:
     return text
 
 
-def _agreed(content: bytes) -> tuple[Agreement, int, Any]:
-    """Return what the server says that all agreed on, the seed, and the method's recipe."""
-    found = read_json(content)
-    if not isinstance(found, dict):
-        raise Refused("what it has agreed on is no JSON object")
-    seed = found.get("seed")
-    if not isinstance(seed, int) or isinstance(seed, bool) or abs(seed) >= 1 << 64:
-        raise Refused("the server sends no seed")
-    return Agreement.from_json(found.get("agreement")), seed, found.get("method")
+def _agreed(content: bytes) -> Agreed:
+    try:
+        agreed: Agreed = made_of(Agreed, read_json(content))
+    except ValueError as error:
+        raise Refused(f"it is no agreement ({error})") from error
+    return agreed

@@ -54,10 +54,11 @@ class Supervised:
                 return copy.receive()
             except (MemoryError, WorkerDied) as error:
                 self._end(copy)
-                raise _too_much(limits, monotonic() - began) from error
-            except Exception:
-                raise
-            except BaseException:  # an interrupt: the copy's answer would be taken for the next one
+                late = monotonic() - began >= limits.seconds
+                what = f"{limits.seconds:,} s" if late else f"{limits.memory:,} bytes of memory"
+                key = "seconds_a_request" if late else "memory_a_request"
+                raise TooMuch(f"it takes more than the {what} of the policy ({key})") from error
+            except (KeyboardInterrupt, SystemExit):  # its answer would be taken for the next one
                 self._end(copy)
                 raise
 
@@ -89,7 +90,9 @@ class Supervised:
         import resource  # not on Windows
 
         item, limits = sent
-        self._loaded = self._loaded or _memory()
+        if not self._loaded:  # as RLIMIT_DATA counts them
+            (line,) = (of for of in STATUS.read_text().splitlines() if of.startswith("VmData:"))
+            self._loaded = int(line.split()[1]) << 10
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         soft = self._loaded + limits.memory
         soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
@@ -113,22 +116,6 @@ def _watch(passed: list[Any], threads: int, begun: Event) -> None:
     process = passed[0].process  # and no name for the rest: a copy that nobody holds ends
     begun.set()
     wait_for(process)
-
-
-def _memory() -> int:
-    """Return the bytes of memory of this process's own, as RLIMIT_DATA counts them."""
-    lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
-    return int(lines["VmData"].split()[0]) << 10
-
-
-def _too_much(limits: Limits, seconds: float) -> TooMuch:
-    if seconds >= limits.seconds:
-        said = f"time than the {limits.seconds:,} s that the node's policy allows", "seconds"
-    else:
-        said = f"memory than the {limits.memory:,} bytes that the node's policy allows", "memory"
-    return TooMuch(
-        f"it takes more {said[0]}: ask for less, or let its owner set a larger {said[1]}_a_request"
-    )
 
 
 def raise_if_memory(error: BaseException) -> None:

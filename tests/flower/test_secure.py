@@ -22,7 +22,7 @@ from hierfl.method import Method, Share
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes, to_bytes
 from hierfl.nodes.run import TooFewNodes
-from hierfl.nodes.together import parts_of, size_of, sums_of
+from hierfl.nodes.updates import parts_of, size_of, sums_of
 from hierfl.optimizers import SGD
 from tests.flower.test_apps import Grid, identity, rows
 from tests.methods.cases import shared as _shared

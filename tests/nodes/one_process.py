@@ -10,9 +10,8 @@ from pathlib import Path
 from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.asking import Answer
 from hierfl.nodes.client_state import Node
-from hierfl.nodes.messages import NodeFailed
+from hierfl.nodes.messages import Answer, NodeFailed
 from hierfl.nodes.node import answer, introduced, node
 
 

@@ -24,7 +24,7 @@ from hierfl.nodes.policy import Forbidden, policy_at
 from hierfl.summaries.row_noise import RowNoise
 from tests.formulas.frames import patients
 from tests.nodes.test_agreed_schema import made
-from tests.nodes.test_policy import plain, rows
+from tests.nodes.test_faults import plain, rows
 from tests.programs import federation, regression
 
 

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hierfl.cli import app
+from hierfl.core import disk
 from hierfl.nodes import account as module
 from hierfl.nodes import log
 from hierfl.nodes.account import BrokenLedger, Entry, Ledger, RowSet, begin_again
@@ -20,7 +21,7 @@ from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import introduce, node
 from hierfl.nodes.policy import Forbidden
 from tests.nodes.test_account import ask, noisy
-from tests.nodes.test_policy import plain, rows
+from tests.nodes.test_faults import plain, rows
 
 
 def written(folder: Path, count: int = 3) -> Path:
@@ -134,7 +135,7 @@ def test_a_crash_at_any_write_leaves_a_ledger_that_adds_up(
         for where, name in (
             (module, "write_private"),
             (module, "write_all"),
-            (log, "write_private"),
+            (disk, "write_private"),
         ):
             patched.setattr(where, name, crashing(getattr(where, name)))
         for k in range(9):

@@ -150,7 +150,9 @@ def test_questions_that_a_node_refuses(tmp_path: Path) -> None:
         content = question if isinstance(question, bytes) else question.json().encode()
         return answer_schema(made(), {name: frame} if rows is None else rows, tmp_path, content)
 
-    with pytest.raises(Forbidden, match="fewer than 6 rows, and the server asks for those of 5"):
+    with pytest.raises(
+        Forbidden, match=r"fewer than 6 rows .min_count., and the server asks for those of 5"
+    ):
         ask(Question("columns", 5))
     with pytest.raises(Forbidden, match="fewer than 6 rows"):
         ask(Question("call", 9, text="bs(dose, df=4)", at=(0.0, 1.0), schema=schema))
@@ -203,7 +205,8 @@ def test_clients_that_answer_twice_or_not_always(tmp_path: Path) -> None:
     *_, last = parts
     assert agreed_over(made(), twice)[1].keys() == {"another"}
     send = asked_of(parts, tmp_path / "again")
-    assert agreed_over(made(), lossy)[1] == {last: "it did not answer all questions"}
+    left_out = agreed_over(made(), lossy)[1]
+    assert [*left_out] == [last] and left_out[last].startswith("it did not answer all questions")
 
 
 def strings(found: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -14,8 +14,7 @@ from hierfl import methods, models
 from hierfl.data.clients import ClientData
 from hierfl.engine.settings import Disclose, Settings
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.call import FitCall
-from hierfl.nodes.choosing import chosen, decided, made_by
+from hierfl.nodes.choosing import FitCall, chosen, decided
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import run_name
 from hierfl.program.recipes import describe
@@ -81,14 +80,14 @@ def test_the_choice_is_that_of_fit(name: str, disclose: Disclose) -> None:
     assert found.why == expected.why
     assert describe(found.method) == describe(expected.method)
     told = json.loads(json.dumps(describe(found.method)))
-    made = made_by(told, model)  # at a node
+    made = FitCall(model).made_by(told)  # at a node
     assert run_name(made, between(data), 0) == run_name(found.method, between(data), 0)
 
 
 def test_a_node_makes_methods_of_its_own_model_alone() -> None:
     told = describe(methods.fedsvi(regression))
     with pytest.raises(Refused, match="cannot be made here: the model that is handed in is not"):
-        made_by(told, logistic)
+        FitCall(logistic).made_by(told)
     for wrong in (
         None,
         3,
@@ -96,7 +95,7 @@ def test_a_node_makes_methods_of_its_own_model_alone() -> None:
         {"named": "print"},
     ):
         with pytest.raises(Refused, match="cannot be made here"):
-            made_by(wrong, regression)
+            FitCall(regression).made_by(wrong)
 
 
 def test_rounds_of_a_chosen_method() -> None:

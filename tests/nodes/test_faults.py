@@ -13,10 +13,9 @@ from hierfl import methods
 from hierfl.core.trees import named_leaves
 from hierfl.data.clients import ClientData
 from hierfl.method import Share
-from hierfl.nodes.asking import Answer
 from hierfl.nodes.client_state import kept
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.messages import Refused, from_bytes, to_bytes
+from hierfl.nodes.messages import Answer, Refused, from_bytes, to_bytes
 from hierfl.nodes.node import answer, node
 from hierfl.nodes.run import TooFewNodes, fit_nodes
 from hierfl.optimizers import SGD
@@ -24,7 +23,7 @@ from hierfl.runs.result import Fit
 from tests.methods.cases import CASES
 from tests.methods.cases import shared as _shared
 from tests.nodes.one_process import Machines, machines
-from tests.programs import federation, fit
+from tests.programs import federation, fit, regression
 
 Asked = Callable[[Mapping[str, bytes]], Iterable[Answer]]
 
@@ -87,7 +86,7 @@ def test_a_client_that_is_asked_again_gives_the_same_answer_and_moves_once(tmp_p
         assert there == here
     for key, value in named_leaves(after.after).items():
         assert torch.equal(value, named_leaves(kept(around.nodes[name]).after)[key])
-    with pytest.raises(Refused, match="cannot go back to its state before the first"):
+    with pytest.raises(Refused, match="cannot go back to its state after round -1"):
         answer(around.nodes[name], around.asked[0][1])
 
 
@@ -107,6 +106,29 @@ def test_a_round_goes_on_without_nodes_that_do_not_answer(around: Machines) -> N
     assert left_out[2] == {"north": "it did not answer", "south": "no answer in 9 s"}
     without = fit(plain(), rows().select(["east", "south", "west"]), rounds=1)
     assert found.history["loss"][0] == pytest.approx(without.history["loss"][0])
+
+
+def test_a_silent_node_of_many_rows_ends_no_round(tmp_path: Path) -> None:
+    g = torch.Generator().manual_seed(0)
+    counts = {"a": 20, "b": 20, "c": 60_000}
+    data = ClientData.from_clients(
+        {
+            name: {
+                "x": torch.randn(n, 2, generator=g),
+                "y": torch.randn(n, generator=g),
+            }
+            for name, n in counts.items()
+        },
+        client_fields={"height": torch.zeros(3)},
+    )
+    method = methods.fedsvi(regression, batch_size=4)
+    around = machines(method, data, tmp_path)
+
+    def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
+        return around.ask({name: of for name, of in contents.items() if name != "c"})
+
+    found = fit_nodes(method, around.agreement, ask, rounds=1, fewest=2)
+    assert found.history["clients"].tolist() == [2]
 
 
 def test_too_few_nodes_end_the_run_and_it_goes_on_from_its_checkpoint(

@@ -13,7 +13,7 @@ import torch
 import hierfl
 from hierfl.methods import two_stage
 from hierfl.nodes import FitOverNodes, in_process, station
-from hierfl.nodes.asking import Answer
+from hierfl.nodes.messages import Answer
 from tests.formulas.frames import patients
 from tests.nodes.ways import files
 from tests.programs import fit

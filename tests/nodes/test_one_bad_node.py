@@ -22,7 +22,6 @@ from hierfl.core.trees import named_leaves
 from hierfl.flower import apps
 from hierfl.formulas.odd_answers import odd_answers
 from hierfl.nodes import FitOverNodes, TooFewNodes, agreement, in_process
-from hierfl.nodes.agreed_schema import agreed_over, answer_schema
 from hierfl.optimizers import SGD
 from hierfl.program.read import codes_of
 from tests.flower.test_apps import NAMES, Grid, identity, rows
@@ -61,35 +60,20 @@ def over(grid: Any, made: Any) -> None:
     made.server(grid, next(iter(grid.contexts.values())))
 
 
-ANSWERS: dict[str, Change] = {
-    "silent": lambda said: None,
-    "deep": lambda said: b"[" * 100_000,
-    "no JSON": lambda said: b"\xff\x00",
-    "a list": lambda said: [said],
-    "a number": lambda said: 3,
-    "an empty object": lambda said: {},
-}
-INTRODUCTIONS: dict[str, Change] = {
-    "many rows": lambda said: {**said, "rows": 1 << 40},
-    "another dtype": lambda said: {**said, "form": {**said["form"], "dtype": "torch.float32"}},
-    "no fields": lambda said: {**said, "form": {**said["form"], "fields": {}}},
-    "codes of other fields": lambda said: {**said, "codes": {"x": [0, 3]}},
-    "a name with a line break": lambda said: {**said, "client": "a\nb"},
-}
-STARTS: dict[str, Change] = {
-    "another start": lambda said: {**said, "start": "0" * 64},
-    "another run": lambda said: {**said, "run": "0" * 16},
+ANSWERS: dict[tuple[str, str], Change] = {
+    ("introduce", "silent"): lambda said: None,
+    ("introduce", "deep"): lambda said: b"[" * 100_000,
+    ("introduce", "another dtype"): lambda said: {
+        **said,
+        "form": {**said["form"], "dtype": "torch.float32"},
+    },
+    ("agree", "silent"): lambda said: None,
+    ("agree", "another start"): lambda said: {**said, "start": "0" * 64},
 }
 
 
 @pytest.mark.parametrize("name", ["apfl", "clustered_fl"])
-@pytest.mark.parametrize(
-    ("kind", "what"),
-    [
-        *(("introduce", what) for what in [*ANSWERS, *INTRODUCTIONS]),
-        *(("agree", what) for what in [*ANSWERS, *STARTS]),
-    ],
-)
+@pytest.mark.parametrize(("kind", "what"), ANSWERS)
 def test_a_run_goes_on_without_a_node_that_fails_before_it(
     kind: str, what: str, name: str, tmp_path: Path
 ) -> None:
@@ -103,7 +87,7 @@ def test_a_run_goes_on_without_a_node_that_fails_before_it(
         rounds=2,
         timeout=0.1,
     )
-    change = {**ANSWERS, **INTRODUCTIONS, **STARTS}[what]
+    change = ANSWERS[kind, what]
     with pytest.warns(UserWarning, match=r"(node 12|client 'north'|client 'a) "):
         over(Bad(made.client, tmp_path, kind, change), made)
     others = hierfl.fit(
@@ -135,90 +119,26 @@ def test_too_few_nodes_are_refused_with_all_reasons(tmp_path: Path) -> None:
     with pytest.raises(
         TooFewNodes, match=r"3 nodes agree .* 4 are needed \(client 'north': it did"
     ):
-        over(Bad(made.client, tmp_path, "agree", ANSWERS["silent"]), made)
+        over(Bad(made.client, tmp_path, "agree", ANSWERS["agree", "silent"]), made)
 
 
 # ------------------------------------------------------------ the schema
-def _columns(change: Callable[[dict[str, Any]], object]) -> Change:
-    def changed(said: Any) -> Any:
-        if isinstance(said.get("answer"), dict) and "sex" in said["answer"]:
-            change(said["answer"])
-        return said
-
-    return changed
-
-
-def _design(change: Callable[[dict[str, Any]], object]) -> Change:
-    def changed(said: Any) -> Any:
-        if isinstance(said.get("answer"), dict) and "constant" in said["answer"]:
-            change(said["answer"])
-        return said
-
-    return changed
-
-
-NUMBER: dict[str, Any] = {"kind": "number", "unit": "", "counts": None, "declared": []}
-SUMS = {"count": 60, "total": 6e15, "squares": 6e29}
-SCHEMA: dict[str, Change] = {
-    "another kind": _columns(
-        lambda of: of["sex"].update({**NUMBER, "sums": {"count": 60, "total": 1.0, "squares": 1.0}})
-    ),
-    "another order": _columns(lambda of: of["sex"].update(declared=["m", "f"], is_ordered=True)),
-    "no sums": _columns(lambda of: of["age"].update(sums=None)),
-    "large sums": _columns(lambda of: of["age"].update(sums=SUMS)),
-    "a column too few": _columns(lambda of: of.pop("age")),
-    "a column too many": _columns(lambda of: of.update(more=of["age"])),
-    "a similar level": _columns(lambda of: of["sex"]["counts"].update({"m ": 9})),
-    "many levels": _columns(
-        lambda of: of["sex"]["counts"].update({f"level {k}": 5 for k in range(9999)})
-    ),
-    "rare levels": lambda said: {**said, "answer": 1} if said.get("answer") == 0 else said,
-    "hidden groups": lambda said: (
-        {**said, "answer": {"distinct": 7, "counts": {}}}
-        if isinstance(said.get("answer"), dict) and "distinct" in said["answer"]
-        else said
-    ),
-    "no columns of the terms": _design(lambda of: of.update(columns={}, constant=[])),
-    "other columns of the terms": _design(lambda of: of["columns"].update(x=SUMS)),
-    "constants that are no columns": _design(lambda of: of.update(constant=["x"])),
-    "no response": _design(lambda of: of.update(response=None)),
-    "another client each time": lambda said: {**said, "client": f"{json.dumps(said)[:40]}"},
-}
-
-
 def four() -> dict[str, pd.DataFrame]:
     parts = (part for _, part in patients(rows=60).groupby("site"))
     return dict(zip(NAMES, parts, strict=False))
 
 
-@pytest.mark.parametrize("what", [*ANSWERS, *SCHEMA])
-def test_nodes_agree_on_a_schema_without_one_that_fails(what: str, tmp_path: Path) -> None:
-    formula, parts = hierfl.formula(TEXT, clients="site"), four()
-    change = {**ANSWERS, **SCHEMA}[what]
-
-    def send(content: bytes) -> dict[str, bytes]:
-        found = {}
-        for name, frame in parts.items():
-            given: Any = answer_schema(formula, {name: frame}, tmp_path / name, content)
-            if name == "north" and not isinstance(given := change(json.loads(given)), bytes):
-                given = None if given is None else json.dumps(given).encode()
-            if given is not None:
-                found[name] = given
-        return found
-
-    made, left_out = agreed_over(formula, send)
-    assert left_out.keys() == {"north"} or (what == "silent" and not left_out)
-    three = {name: part for name, part in parts.items() if name != "north"}
-    schema = hierfl.schema(three, formula, min_count=5)
-    assert made.agreed.columns.keys() == schema.columns.keys()
-    if "terms" not in what and what not in ("rare levels", "no response", "hidden groups"):
-        early = what in ANSWERS or "another kind" in what
-        assert not early or made.agreed == schema
-
-
 @pytest.mark.filterwarnings("ignore:k-hat")
 def test_a_formula_over_flower_without_a_node_of_another_kind(tmp_path: Path) -> None:
     parts, done = four(), list[FitOverNodes]()
+    sums = {"count": 60, "total": 1.0, "squares": 1.0}
+    number = {"kind": "number", "unit": "", "counts": None, "declared": [], "sums": sums}
+
+    def change(said: Any) -> Any:
+        if isinstance(said.get("answer"), dict) and "sex" in said["answer"]:
+            said["answer"]["sex"].update(number)
+        return said
+
     made = apps(
         hierfl.formula(TEXT, clients="site"),
         lambda context: {(name := str(context.node_config["client"])): parts[name]},
@@ -229,7 +149,7 @@ def test_a_formula_over_flower_without_a_node_of_another_kind(tmp_path: Path) ->
         disclose="sums",
     )
     with pytest.warns(UserWarning, match=r"node 12 is left out: the kind of column 'sex' is 'num"):
-        over(Bad(made.client, tmp_path, "schema", SCHEMA["another kind"]), made)
+        over(Bad(made.client, tmp_path, "schema", change), made)
     assert done[0].clients == ("east", "south", "west")
 
 

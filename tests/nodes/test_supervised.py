@@ -98,7 +98,7 @@ def test_work_that_takes_too_long_is_ended_and_the_folder_is_free(
     name: str, tmp_path: Path
 ) -> None:
     north, began = node(tmp_path / "n", TOO_LONG[name], "seconds_a_request = 2"), time.monotonic()
-    with pytest.raises(Refused, match=r"more time than the 2 s .* larger seconds_a_request"):
+    with pytest.raises(Refused, match=r"more than the 2 s .*seconds_a_request"):
         read_answer(INTRODUCE, north.answer(INTRODUCE, by="server"))
     assert time.monotonic() - began < 30.0
     assert (
@@ -112,7 +112,7 @@ def test_work_that_takes_too_long_is_ended_and_the_folder_is_free(
 def test_work_that_takes_too_much_memory_is_ended(name: str, tmp_path: Path) -> None:
     policy = f"memory_a_request = {1 << 28}\nseconds_a_request = 60"
     north = node(tmp_path / "n", TOO_LARGE[name], policy)
-    with pytest.raises(Refused, match=r"more memory than the 268,435,456 bytes .*memory_a_request"):
+    with pytest.raises(Refused, match=r"more than the 268,435,456 bytes .*memory_a_request"):
         read_answer(INTRODUCE, north.answer(INTRODUCE))
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert json.loads(read_answer(INTRODUCE, north.answer(INTRODUCE)))["client"] == "north"
@@ -218,7 +218,7 @@ def test_a_formula_of_a_giant_design_is_too_much(tmp_path: Path) -> None:
     model = hierfl.formula(text, family="bernoulli", clients="hospital")
     many = pd.concat([frames()["va"]] * 1000, ignore_index=True)
     nodes = {"n": station(model, {"va": many}, tmp_path / "n")}
-    with memory(tmp_path) as way, pytest.raises(TooFewNodes, match="larger memory_a_request"):
+    with memory(tmp_path) as way, pytest.raises(TooFewNodes, match="memory_a_request"):
         hierfl.nodes.fit(model, way.reached(nodes))
 
 
@@ -240,7 +240,7 @@ def test_a_round_that_takes_too_much_leaves_its_node_out_and_the_next_does_not(
         fit = hierfl.nodes.fit(plain(), way.reached(stations), rounds=3)
     assert fit.history["clients"].tolist() == [4, 3, 4]
     ((left_out,),) = [one for one in fit.history["left_out"] if one]
-    assert "larger memory_a_request" in left_out["reason"]
+    assert "memory_a_request" in left_out["reason"]
 
 
 def test_a_fit_is_the_same_without_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

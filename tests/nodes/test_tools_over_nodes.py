@@ -16,11 +16,9 @@ import torch
 
 import hierfl
 from hierfl import methods
-from hierfl.nodes.after_rounds import ask_nodes
-from hierfl.nodes.answers import AT_NODES
-from hierfl.nodes.asking import Answer
-from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.messages import from_bytes, to_bytes
+from hierfl.nodes.answers import ask_nodes
+from hierfl.nodes.fit_over_nodes import AT_NODES, FitOverNodes
+from hierfl.nodes.messages import Answer, from_bytes, to_bytes
 from tests.effects.made import frame
 from tests.programs import fit
 
@@ -50,13 +48,17 @@ def test_every_method_of_a_fit_is_there_or_refused_by_name() -> None:
     assert missing <= set(hierfl.Fit.__dataclass_fields__)
     over = pair()[0]
     for name in AT_NODES:
-        with pytest.raises(ValueError, match=rf"fit\.{name} is of .* at the nodes: "):
+        with pytest.raises(ValueError, match=rf"fit\.{name} reads rows, which are at the nodes: "):
             getattr(over, name)("x")
 
 
 ANSWERS: dict[str, Any] = {
     "effects of a client": lambda f: f.effects("age", client="east", grid=[40, 60]).frame,
     "effects of each": lambda f: f.effects("age", client="each", grid=[40]).frame,
+    "effects by another column": lambda f: f.effects("age", by="sex", grid=[40, 60]).frame,
+    "effects of a new client": lambda f: f.effects("age", client="new", prob=0.5).frame,
+    "hypotheses": lambda f: f.hypotheses(["age > 0", "sd_site[dose] = 1"]).frame,
+    "icc": lambda f: f.icc().frame,
     "comparisons": lambda f: f.comparisons("sex", client=["west", "east"]).frame,
     "slopes": lambda f: f.comparisons("age", comparison="slope", client="north").frame,
     "profile": lambda f: f.profile().frame,
@@ -132,7 +134,28 @@ def test_a_node_that_lies_about_draws_is_left_out(name: str) -> None:
     assert "west" not in set(found["client"]) and np.isfinite(found["mean"]).all()
 
 
+def test_the_summary_has_the_global_rows_of_that_of_a_fit() -> None:
+    over, here = (fit.summary(prob=0.95, draws=400) for fit in pair()[:2])
+    wanted = here.frame[here.frame["client"] == ""].set_index(["site", "entry"])
+    found = over.frame.set_index(["site", "entry"])
+    assert set(found.index) == set(wanted.index)
+    numbers = ["mean", "sd", "low", "high"]
+    np.testing.assert_allclose(found[numbers], wanted.loc[found.index, numbers], rtol=1e-6)
+    assert [h for h, _ in over.tables] == [h for h, _ in here.tables if "by client" not in h]
+    assert list(over.tables[0][1].columns[-2:]) == ["2.5 %", "97.5 %"]
+    assert over.trustworthy in (None, here.trustworthy)
+    assert "fit.local_summary() asks for them" in repr(over)
+
+
+def test_it_prints_in_a_few_lines() -> None:
+    lines = repr(pair()[0]).splitlines()
+    assert lines[0].startswith("FitOverNodes(fedsvi, 4 clients, 3 rounds, ")
+    assert len(lines) < 12 and "fit.summary() shows the global sites" in lines[-1]
+
+
 REFUSED: dict[str, Any] = {
+    "clients' rows are at their nodes: take a typical row": lambda f: f.comparisons("sex", "rows"),
+    "draws is 30: a 95 % interval needs 40 or more": lambda f: f.summary(draws=30, prob=0.95),
     "'site' is no global site": lambda f: f.posterior(40, var_names=["site"]),
     "correct and log_likelihood need": lambda f: f.posterior(40, correct="psis"),
     "labels are of rows": lambda f: f.prior(40, predictive=True),
@@ -179,3 +202,14 @@ def test_a_report_says_what_the_server_knows(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "The global level" in page and "sd_site" in page and "The clients" not in page
     assert report.checks and report.path == tmp_path / "report.html"
+
+
+def test_other_models_have_a_summary_too(tmp_path: Any) -> None:
+    rows = hierfl.ClientData.from_clients(
+        {c: {"x": np.ones((6, 1)), "y": np.arange(6.0)} for c in "ab"}
+    )
+    method = methods.fedsvi(hierfl.models.regression("gaussian"))
+    over = hierfl.nodes.fit(method, hierfl.nodes.in_process(rows, tmp_path), rounds=2)
+    assert set(over.summary().frame["client"]) == {""} and over.summary().tables == ()
+    with pytest.raises(TypeError, match=r"fit\.effects is for fits of a hierfl\.formula"):
+        over.effects("x")

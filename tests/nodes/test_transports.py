@@ -14,7 +14,7 @@ import hierfl
 from hierfl.core.trees import named_leaves
 from hierfl.nodes import Refused, Station, over
 from hierfl.nodes import TooFewNodes as TooFew
-from hierfl.nodes.call import FitCall
+from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.envelope import read_answer
 from hierfl.nodes.log import entries
 from tests.nodes.test_faults import HOSTILE, plain

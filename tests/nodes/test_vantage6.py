@@ -307,8 +307,8 @@ def test_a_misspelled_variable_of_a_node_stops_it(
     for variable, value, why in (
         ("HIERFL_MIN_ROW", "150", "no key 'min_row': did you mean 'min_rows'"),
         ("HIERFL_", "150", "cannot be read"),
-        ("HIERFL_MIN_ROWS", "many", "min_rows is 'many': it must be an integer"),
-        ("HIERFL_APPROVE", '"', "approve is '\"': it must be 'ask' or 'always'"),
+        ("HIERFL_MIN_ROWS", "many", "min_rows is 'many': Expected `int`"),
+        ("HIERFL_APPROVE", '"', "approve is '\"': Invalid enum"),
         ("HIERFL_METHODS", "fedsvy", "did you mean 'fedsvi'"),
     ):
         with monkeypatch.context() as here:

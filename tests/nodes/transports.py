@@ -97,19 +97,19 @@ REQUESTS: dict[str, tuple[bytes, str]] = {  # and why a node that has agreed on 
     "a line without an end": (b'{"hierfl": 1, "request": "introduce", "bytes": 0}', "no file"),
     "another version": (b'{"hierfl": 2, "request": "introduce", "bytes": 0}\n', "another version"),
     "a part": (write_request("round", b"0123")[:-1], "holds 3 bytes, not 4"),
-    "too long a line": (b'{"hierfl": "' + b"1" * 5000 + b'"}\n', "no JSON of 4,096"),
+    "too long a line": (b'{"hierfl": "' + b"1" * 5000 + b'"}\n', "more than 4,096"),
     "deep": (DEEP + b"\n", "no JSON"),
     "an answer": (write_answer(b"", b""), "no request"),
     "another kind": (write_request("rows", b""), "asks for 'rows'"),
     "a number": (b'{"hierfl": 1, "request": 7, "bytes": 0}\n', "no request"),
-    "a round too soon": (write_request("round", b""), "agreed on nothing yet"),
+    "a round too soon": (write_request("round", b""), "has no agreement yet"),
     "a pickled agreement": (write_request("agree", pickle.dumps(Evil())), "no JSON"),
     "a deep agreement": (write_request("agree", DEEP), "no JSON"),
     "code": (
         write_request("agree", json.dumps({"seed": 0, "agreement": "__import__('os')"}).encode()),
         "no agreement",
     ),
-    "a schema of none": (write_request("schema", b"{}"), "no formula that lacks"),
+    "a schema of none": (write_request("schema", b"{}"), "no formula"),
 }
 
 

@@ -1,0 +1,212 @@
+"""What a server checks of updates beside their form, and updates that it sees only in a sum.
+
+A client that fails, or whose update does, is left out. To be masked, x = largest (a + 2^-21 b + 2^-42 c),
+each in [-1, 1] on a grid of 2^-21: parts add up without an error, so that the sum is that of the
+numbers to 2^-64 of the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hierfl.core.trees import Tree, has_rounded, restored, tree_leaves, tree_map
+from hierfl.engine.aggregate import Sums, means_of
+from hierfl.engine.chunks import FAILURES
+from hierfl.method import Client, Clock, Each, LogShare, Server, Share, Up
+from hierfl.nodes.messages import Refused, check_numbers
+
+FEWEST = 4  # updates that can be compared with each other
+FAR = 1e6  # times the others' median size, and at least as large as this
+WHY = "with its update the server's own fails, and without it it does not"
+
+
+def check_update(server: Server, client: Client, message: Tree, up: Up, rows: int) -> None:
+    """Refuse an update of one client that no honest client with so many rows sends."""
+    plain = restored(up)
+    check_numbers(plain)
+    for why in filter(None, _wrong(server, client, message, plain, rows)):
+        raise Refused(why)
+
+
+def _wrong(
+    server: Server, client: Client, message: Tree, plain: Up, rows: int
+) -> Iterator[str | None]:
+    """Yield why no honest client sends an update."""
+    largest = max(1.0, float(rows))  # rows that its steps go through
+    for phase in client.phases:
+        batch = rows if phase.batch_size is None or phase.unit == "epoch" else phase.batch_size
+        largest = max(largest, float(phase.count * batch))
+    for name, share in plain.items():
+        weight = getattr(share, "weight", None)
+        low, high = map(float, weight.aminmax()) if isinstance(weight, Tensor) else (0.0, 0.0)
+        if low < 0.0 or high > largest * (1.0 + 1e-6):
+            size = low if low < 0.0 else high
+            yield f"the weight of {name} is {size:g}: of {rows} rows it is 0 to {largest:g}"
+    shares = [share for share in plain.values() if isinstance(share, Share)]
+    if len(shares) == len(plain) and not any(float(_weight_of(share)) > 0.0 for share in shares):
+        yield "its update has no weight"
+    if server.wrong is not None:
+        try:
+            yield server.wrong(message, plain, rows)
+        except Exception as error:
+            yield f"its update cannot be checked ({type(error).__name__})"
+
+
+def unlike_others(ups: Mapping[int, Up], rows: Mapping[int, int]) -> dict[int, str]:
+    """Return the places of updates that differ from most others' in weight or size, and why."""
+    unlike: dict[int, str] = {}
+    if len(ups) < FEWEST:
+        return unlike
+    places, count = list(ups), torch.tensor([float(rows[place]) for place in ups])
+    for name in ups[places[0]]:
+        shares = [restored(ups[place][name]) for place in places]
+        weights = torch.stack([_weight_of(share) for share in shares])
+        for usual in (torch.ones_like(count), count):
+            if 2 * int((weights == usual).sum()) > len(places):
+                for k in ((weights != usual) & (weights != 0.0)).nonzero()[:, 0].tolist():
+                    why = f"the weight of {name} is {float(weights[k]):g}, not {float(usual[k]):g}"
+                    unlike.setdefault(places[k], f"{why} as those of others")
+                break
+        leaves = [[v.double().flatten() for v in tree_leaves(share.value)] for share in shares]
+        norms = torch.stack([torch.cat([torch.zeros(1).double(), *of]).norm() for of in leaves])
+        norms = norms / weights.clamp(min=1.0)
+        # of sums over rows, or of means: what is usual in one of the two is not far
+        far = torch.ones(len(places), dtype=torch.bool)
+        for sizes in (norms, norms / count * count.median()):
+            far &= sizes > FAR * sizes.median().clamp(min=1.0)
+        for k in far.nonzero()[:, 0].tolist():
+            times = float(norms[k]) / max(1.0, float(norms.median()))
+            unlike.setdefault(places[k], f"its {name} is {times:.1e} times as large as others'")
+    return unlike
+
+
+def _weight_of(share: Share | LogShare | Each) -> Tensor:
+    return torch.as_tensor(share.weight if isinstance(share, Share) else 1.0).float().reshape(())
+
+
+@dataclass
+class LatestRound:
+    """A round's updates, by place; `left_out` is the client that alone makes the server's fail."""
+
+    ups: Mapping[int, Up] = field(default_factory=dict)
+    ids: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    summed: Callable[[Mapping[int, Up]], Sums] = lambda ups: {}
+    left_out: int | None = None
+
+
+def without_one(server: Server, latest: LatestRound) -> Server:
+    """Return a server that updates its state without one client where it fails with all."""
+
+    def next_state(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        after = server.update(state, means, clock)
+        if not server.finished(after):  # what nodes would refuse
+            check_numbers(server.down(after, clock._replace(round=clock.round + 1)))
+            check_numbers(server.mail(after) if server.mail else {})
+        return after
+
+    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        latest.left_out = None
+        try:
+            return next_state(state, means, clock)
+        except FAILURES as error:
+            places = sorted(latest.ups, key=lambda place: -_largest(latest.ups[place]))
+            for place in places if len(places) > 1 else ():
+                others = {other: up for other, up in latest.ups.items() if other != place}
+                client = int(latest.ids[place])
+                lost = tuple(sorted((*clock.left_out, client)))
+                at = clock._replace(clients=clock.clients - 1, left_out=lost)
+                with suppress(*FAILURES):
+                    after = next_state(state, means_of(latest.summed(others)), at)
+                    latest.left_out = client
+                    return after
+            if isinstance(error, Refused):  # by the nodes, who then say so of themselves
+                return server.update(state, means, clock)
+            raise
+
+    return replace(server, update=update)
+
+
+def _largest(up: Up) -> float:
+    return max((float(v.double().abs().max()) for v in tree_leaves(up) if v.numel()), default=0.0)
+
+
+# ------------------------------------------------------------ in a sum
+GRID = 1 << 21
+PARTS = 3
+LARGEST = float(1 << 30)  # of a client's numbers times its weight
+Numbers = NDArray[np.float64]
+
+
+class Summed(NamedTuple):
+    """The sum of some clients' parts, (3 n,), as `parts_of` orders them, and why the others are not in it."""
+
+    clients: tuple[str, ...]
+    parts: Numbers
+    reasons: Mapping[str, str]
+
+
+# (client -> bytes, parts of an update) -> the sum of what the clients answer
+AskSum = Callable[[Mapping[str, bytes], int], Summed]
+
+
+def check_sums(method: str, up: Up) -> None:
+    """Refuse an update that is not of plain sums (ValueError)."""
+    for name, share in up.items():
+        if not isinstance(share, Share):
+            kind = "individually" if type(share).__name__ == "Each" else "with a log weight"
+            raise ValueError(
+                f"{method} sends {name} {kind}, and secure aggregation gives the server sums "
+                "alone: take a method of plain sums, or run it without secure aggregation"
+            )
+        if has_rounded(share.value):
+            raise ValueError(
+                f"{method} sends {name} as whole numbers with a scale of each client's own, and "
+                "secure aggregation adds up plain numbers: run the method that is in `quantized`, "
+                "or run it without secure aggregation"
+            )
+
+
+def size_of(up: Up) -> int:
+    """Return how many parts an update is written in."""
+    return PARTS * sum(leaf.numel() for leaf in tree_leaves(up))
+
+
+def parts_of(tree: Tree) -> Numbers:
+    """Return the numbers of an update, values times weights and weights, in parts, (3 n,)."""
+    flat = torch.cat([leaf.reshape(-1).double() for leaf in tree_leaves(tree)]).numpy()
+    if not np.isfinite(flat).all() or np.abs(flat).max(initial=0.0) >= LARGEST:
+        raise Refused(
+            f"an update has a number that is not finite, or not below {LARGEST:.0e}, and cannot be "
+            "masked: scale the rows"
+        )
+    left, parts = flat / LARGEST, []
+    for _ in range(PARTS):
+        part = np.round(left * GRID) / GRID
+        parts.append(part)
+        left = (left - part) * GRID
+    return np.concatenate(parts)
+
+
+def sums_of(parts: Numbers, template: Up) -> Sums:
+    """Return the sums of shares from the sum of their parts (3 n,), by one client's update."""
+    if parts.shape != (size_of(template),):
+        raise Refused(f"the sum has {parts.shape[0]} parts, and {size_of(template)} were expected")
+    whole = (
+        np.round(parts.reshape(PARTS, -1) * GRID) / GRID
+    )  # the grid is exact; what summed it may not be
+    flat = torch.from_numpy(LARGEST * (whole[0] + (whole[1] + whole[2] / GRID) / GRID))
+    places = iter(flat.split([leaf.numel() for leaf in tree_leaves(template)]))
+
+    def of(leaf: Tensor) -> Tensor:
+        return next(places).reshape(leaf.shape[1:]).to(leaf.dtype)
+
+    sums: Sums = tree_map(of, template)
+    return sums
