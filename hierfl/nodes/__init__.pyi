@@ -1,10 +1,10 @@
-from .choosing import fit as fit
 from .fit_over_nodes import FitOverNodes as FitOverNodes
-from .living import load as load
+from .gathering import fit as fit
 from .messages import Answer as Answer
 from .messages import Refused as Refused
 from .policy import Policy as Policy
 from .reached import Reached as Reached
+from .reached import load as load
 from .reached import over as over
 from .request_files import by_files as by_files
 from .run import TooFewNodes as TooFewNodes

@@ -259,8 +259,9 @@ def named_answers(
         except ValueError as error:
             left_out[key] = str(error)[:500]
     left_out |= of_one_name(clients)
-    keys = {client: key for key, client in sorted(clients.items(), key=lambda of: of[1])}
-    by_client = {client: values[key] for client, key in keys.items() if key not in left_out}
+    by_name = sorted(clients.items(), key=lambda of: of[1])
+    keys = {client: key for key, client in by_name if key not in left_out}
+    by_client = {client: values[key] for client, key in keys.items()}
     left_out |= {keys[client]: why for client, why in unlike(by_client).items()}
     return {n: of for n, of in by_client.items() if keys[n] not in left_out}, keys
 

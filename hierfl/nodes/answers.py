@@ -210,9 +210,8 @@ def _unlike(found: CoefficientDraws, draws: Mapping[str, Any]) -> str:
             if term.place not in ("clients", "within"):
                 continue
             size = len(term.columns) * of.outputs * (term.size if term.place == "within" else 1)
-            value = draws.get(term.site)
-            shape = () if value is None else (len(value), value.numel())
-            if shape != (found.count, found.count * size):
+            value = draws.get(term.site, torch.zeros(0))
+            if (value.shape[:1], value.numel()) != ((found.count,), found.count * size):
                 return f"it sends no {found.count} draws of '{term.site}'"
             if not value.is_floating_point() or not bool(value.isfinite().all()):
                 return f"its draws of '{term.site}' are not finite, or of groups with too few rows"

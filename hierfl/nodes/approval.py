@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -20,9 +20,6 @@ from hierfl.method import Clock
 from hierfl.nodes.policy import Forbidden
 from hierfl.program.outline import relations_of, site_lines, source_lines
 from hierfl.program.recipes import describe
-
-if TYPE_CHECKING:
-    from hierfl.nodes.client_state import Node
 
 PREVIEWS, APPROVED = "previews", "approved"
 SEEN = {
@@ -84,8 +81,8 @@ def _hash(path: Path) -> str:
 
 # ------------------------------------------------------------ the preview of a run
 @one_at_a_time
-def preview(node: Node) -> str:
-    """Return the preview of a run."""
+def preview(node: Any) -> str:
+    """Return the preview of the run of a `Node`."""
     method, program = node.method, node.federation.program
     data, only = node.federation.data, torch.zeros(1, dtype=torch.long)
     rows = data.where(torch.arange(data.num_rows) < FEW)

@@ -1,12 +1,11 @@
-"""`hierfl.nodes.fit`, and the method of a run over nodes: the server chooses it, and nodes make the same."""
+"""What `fit` is asked for where the rows are at nodes, and the method: the server chooses, nodes make the same."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
-from hierfl.core.arguments import spelled
 from hierfl.engine.settings import Disclose, Settings
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Fills
@@ -17,9 +16,6 @@ from hierfl.program.recipes import remake
 from hierfl.program.sites import Model
 from hierfl.runs.call import check_count, check_method
 from hierfl.runs.choice import Choice, choose
-
-if TYPE_CHECKING:
-    from hierfl.nodes.fit_over_nodes import FitOverNodes
 
 ROUNDS = 200  # of a chosen method that does not stop itself, as the first attempt of `hierfl.fit`
 
@@ -76,54 +72,6 @@ class FitCall:
         if not isinstance(method, Method):
             raise Refused(f"the server names a {type(method).__name__} as the method")
         return method
-
-
-@spelled
-def fit(
-    model: Method | Model,
-    nodes: Any,
-    *,
-    rounds: int | None = None,
-    seed: int = 0,
-    cohort: int | float | None = None,
-    checkpoint: str | Path | None = None,
-    resume: bool = False,
-    disclose: Disclose = "summaries",
-) -> FitOverNodes:
-    """Fit a model, or a method, to clients whose rows are on machines of their own.
-
-    Draws of the global sites are here; nodes are asked for summaries, draws and predictions of
-    their clients.
-
-    Args:
-        model: a function of a `ClientBatch`, or a `hierfl.formula`: its method is chosen by the
-            rule of `hierfl.fit`, from what the nodes agree on. Without a schema, nodes first agree
-            on one. Or a method. A chosen method that does not stop itself runs for 200 rounds,
-            and whether that is enough is not judged.
-        nodes: `hierfl.flower.superlink(...)`, a SuperLink whose SuperNodes are asked; or
-            `hierfl.nodes.in_process(...)`, to try it in this process.
-        rounds: as in `hierfl.fit`.
-        seed: of everything random.
-        cohort: clients a round: None for all, a count, or a share in (0, 1].
-        checkpoint: folder to write a checkpoint to after each round.
-        resume: continue from the newest undamaged checkpoint of that folder, if there is one.
-        disclose: what the server may see: "summaries" of each client, or only "sums" over clients.
-
-    Raises:
-        TypeError: an argument is of another kind.
-        ValueError: as `hierfl.fit`; or the program cannot be read without rows.
-        ProgramError: a model or guide that cannot be run as it is written.
-        Forbidden: no node's policy allows the run (`in_process`).
-        TooFewNodes: of a round, or before the first one.
-    """
-    if not callable(getattr(nodes, "fit_over", None)):
-        raise TypeError(
-            f"nodes is a {type(nodes).__name__}: make it with hierfl.flower.superlink(...), or "
-            "with hierfl.nodes.in_process(...) to try it here"
-        )
-    call = FitCall(model, rounds, seed, cohort, disclose, checkpoint, resume)
-    fitted: FitOverNodes = nodes.fit_over(call)
-    return fitted
 
 
 class ReadAlone(NamedTuple):

@@ -14,16 +14,8 @@ from hierfl.core.tables import shown_as
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.summary import Summary
-from hierfl.nodes import living
-from hierfl.nodes.answers import (
-    FromNodes,
-    ask_nodes,
-    brief_over,
-    imputed_at_nodes,
-    refused,
-    summary_over,
-    with_own,
-)
+from hierfl.nodes import answers, living
+from hierfl.nodes.answers import FromNodes, ask_nodes, brief_over
 from hierfl.nodes.local_fit import table_of_rows, table_of_sites
 from hierfl.nodes.messages import Ask
 from hierfl.posterior.arviz_groups import EXPAND
@@ -125,14 +117,13 @@ class FitOverNodes(Fit):
 
     def summary(self, *, prob: float = 0.9, draws: int | None = None, seed: int = 0) -> Summary:
         """Summarize the global sites, and say what the history tells of trust, as `hierfl.Fit.summary`."""
-        return summary_over(self, prob, 1000 if draws is None else draws, seed)
+        return answers.summary_over(self, prob, 1000 if draws is None else draws, seed)
 
-    with_own = with_own
-    imputed = imputed_at_nodes  # type: ignore[assignment]
-    predictions, r2, personalize, update, posterior_predictive, replicate = map(
-        refused, AT_NODES[:6]
-    )
-    infer_discrete, infer_rows = map(refused, AT_NODES[6:])
+    with_own = answers.with_own
+    imputed = answers.imputed_at_nodes  # type: ignore[assignment]
+    predictions, r2, personalize, update = map(answers.refused, AT_NODES[:4])
+    posterior_predictive, replicate = map(answers.refused, AT_NODES[4:6])
+    infer_discrete, infer_rows = map(answers.refused, AT_NODES[6:])
 
     def report(self, path: str | Path = "report.html", **options: Any) -> Report:
         """Write one HTML page, as `hierfl.Fit.report` does, of the run and the global sites.

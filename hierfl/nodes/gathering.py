@@ -1,4 +1,4 @@
-"""A fit over nodes from their introductions on, without those that fail on the way; and nodes that join a fit."""
+"""`hierfl.nodes.fit`, from the introductions of nodes on, without those that fail; and nodes that join a fit."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from hierfl.core.arguments import spelled
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import new_table
 from hierfl.engine.left_out import absent_from, with_absent
 from hierfl.engine.rounds import Progress, one_round
+from hierfl.engine.settings import Disclose
 from hierfl.laplace.trials import FAILS, moved_rows, terms_at, trial
+from hierfl.method import Method
 from hierfl.methods.stages.checks import DONE
 from hierfl.methods.stages.joined import carried, joined
 from hierfl.methods.stages.kept import AnotherRound, Kept, rounds_of
@@ -40,6 +44,54 @@ Key = TypeVar("Key")  # of a node, to the transport
 Agree = Callable[
     [Agreement, Decided, Mapping[str, Key]], tuple[Mapping[str, str], Mapping[str, str]]
 ]
+
+
+@spelled
+def fit(
+    model: Method | Model,
+    nodes: Any,
+    *,
+    rounds: int | None = None,
+    seed: int = 0,
+    cohort: int | float | None = None,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
+    disclose: Disclose = "summaries",
+) -> FitOverNodes:
+    """Fit a model, or a method, to clients whose rows are on machines of their own.
+
+    Draws of the global sites are here; nodes are asked for summaries, draws and predictions of
+    their clients.
+
+    Args:
+        model: a function of a `ClientBatch`, or a `hierfl.formula`: its method is chosen by the
+            rule of `hierfl.fit`, from what the nodes agree on. Without a schema, nodes first agree
+            on one. Or a method. A chosen method that does not stop itself runs for 200 rounds,
+            and whether that is enough is not judged.
+        nodes: `hierfl.flower.superlink(...)`, a SuperLink whose SuperNodes are asked; or
+            `hierfl.nodes.in_process(...)`, to try it in this process.
+        rounds: as in `hierfl.fit`.
+        seed: of everything random.
+        cohort: clients a round: None for all, a count, or a share in (0, 1].
+        checkpoint: folder to write a checkpoint to after each round.
+        resume: continue from the newest undamaged checkpoint of that folder, if there is one.
+        disclose: what the server may see: "summaries" of each client, or only "sums" over clients.
+
+    Raises:
+        TypeError: an argument is of another kind.
+        ValueError: as `hierfl.fit`; or the program cannot be read without rows.
+        ProgramError: a model or guide that cannot be run as it is written.
+        Forbidden: no node's policy allows the run (`in_process`).
+        TooFewNodes: of a round, or before the first one.
+    """
+    if not callable(getattr(nodes, "fit_over", None)):
+        raise TypeError(
+            f"nodes is a {type(nodes).__name__}: make it with hierfl.flower.superlink(...), or "
+            "with hierfl.nodes.in_process(...) to try it here"
+        )
+    call = FitCall(model, rounds, seed, cohort, disclose, checkpoint, resume)
+    fitted: FitOverNodes = nodes.fit_over(call)
+    return fitted
 
 
 def check_enough(present: Sized, left_out: Mapping[Any, str], fewest: int, do: str) -> None:

@@ -7,21 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hierfl.core.arguments import expect_path, spelled
+from hierfl.core.arguments import expect_path
 from hierfl.data.absent import form_of, rows_absent, stand_in
 from hierfl.engine.client_store import CheckpointError
 from hierfl.engine.federation import Federation
 from hierfl.formulas.formula import Formula
-from hierfl.method import Method
 from hierfl.nodes.agreement import FEW
 from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.messages import COUNTED, last_counted
-from hierfl.program.sites import Family, Guide, Model
 from hierfl.runs import checkpoint as state
 from hierfl.runs import saved
 from hierfl.runs.living import leaving, left_by, restricted_to, rewritten
-from hierfl.runs.load import load as load_fit
-from hierfl.runs.records import about, read_json
+from hierfl.runs.records import about
 from hierfl.runs.run_folder import NODES, checkpoints, held
 
 Fitted = Any  # a FitOverNodes, whose module imports this one
@@ -108,51 +105,6 @@ def save(fit: Fitted, folder: str | Path) -> None:
     with held(root):
         saved.check_may_write(root, _about(fit), fit.progress.round)
         state.save(root, fit.progress, _about(fit), beside=_beside(fit))
-
-
-@spelled
-def load(
-    folder: str | Path,
-    nodes: Any = None,
-    *,
-    method: Method | None = None,
-    model: Model | None = None,
-    guide: Guide | Family | None = None,
-) -> Fitted:
-    """Read a fit that `FitOverNodes.save` has written.
-
-    Args:
-        folder: of the fit.
-        nodes: those of the fit, as for `hierfl.nodes.fit`, to ask about their clients. Default None:
-            the fit answers what the server has.
-        method: as in `hierfl.load`.
-        model: as in `hierfl.load`.
-        guide: as in `hierfl.load`.
-
-    Raises:
-        CheckpointError: the folder holds no undamaged fit over nodes.
-        CannotRemake: the method cannot be built again, or the model or guide is another one.
-        TooFewNodes: no node introduces a client of the fit.
-    """
-    from hierfl.nodes.fit_over_nodes import FitOverNodes  # which imports this module
-
-    fit = load_fit(folder, method=method, model=model, guide=guide)
-    newest, record = saved.newest_record(checkpoints(Path(folder)))
-    if NODES not in record["hashes"] or not state.is_whole(newest / NODES, record["hashes"][NODES]):
-        raise CheckpointError(f"'{folder}' holds no fit over nodes: read it by hierfl.load")
-    names = read_json(newest / NODES)
-    ask = _nobody
-    if nodes is not None:
-        asked: Any = fit.method if fit.chosen is None else fit.method.model
-        ask = nodes.asking(FitCall(asked), fit.clients)
-    run = names["run"], ask, names["joined"]
-    return FitOverNodes(fit.method, fit.federation, fit.progress, fit.rounds, *run)
-
-
-def _nobody(contents: Any) -> Any:
-    raise ValueError(
-        "the fit was loaded without its nodes, of which this is asked: hierfl.nodes.load(folder, nodes)"
-    )
 
 
 def _about(fit: Fitted) -> dict[str, Any]:

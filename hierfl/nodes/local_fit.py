@@ -52,7 +52,7 @@ def answered(node: Node, tree: Tree, question: StateRequest, few: Few) -> Tree:
         if kind == "imputed":
             table = pd.DataFrame(columns=COLUMNS)
             with suppress(NothingMissing):
-                table = fit.imputed(**how).frame  # type: ignore[arg-type]
+                table = fit.imputed(**how).frame
             _write(node, question, "csv", table.to_csv(index=False).encode())
             return {}
         if kind in ("predictions", "scores"):

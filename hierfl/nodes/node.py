@@ -18,19 +18,11 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import FAILURES, client_round
 from hierfl.engine.federation import federate
 from hierfl.method import Clock, Method
-from hierfl.nodes import gate, log
+from hierfl.nodes import client_state, gate, log
 from hierfl.nodes.account import END, Entry, Ledger, state_of
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.approval import asked_first, preview, write_preview
-from hierfl.nodes.client_state import (
-    Kept,
-    Node,
-    answer_again,
-    keep,
-    keep_answer,
-    state_after,
-    with_mail,
-)
+from hierfl.nodes.client_state import Node
 from hierfl.nodes.gate import Inquiry, Release, Reply, register
 from hierfl.nodes.messages import (
     AFTER,
@@ -147,7 +139,7 @@ def _update_before(inquiry: Inquiry) -> bytes | None:
     """Return the answer to the run's last request once more, and pay for it if a crash came first."""
     node, ledger = inquiry.source, inquiry.ledger
     how = node.federation.client.row_noise
-    content = answer_again(node, inquiry.digest)
+    content = client_state.answer_again(node, inquiry.digest)
     if content is not None and how is not None and not ledger.is_paid(node.run, inquiry.digest):
         _pay(inquiry, how)
     return content
@@ -164,10 +156,10 @@ def _update(inquiry: Inquiry) -> Iterator[Reply]:
         ledger.check_budget(how, policy)
 
     def make() -> Release:
-        before = state_after(node, request.counted)
-        own = with_mail(before, inquiry.tree["mail"])
+        before = client_state.state_after(node, request.counted)
+        own = client_state.with_mail(before, inquiry.tree["mail"])
         up, after = _one_round(node, message, own, request.round, policy)
-        keep(node, Kept(request.round, request.counted, before, after))
+        client_state.keep(node, client_state.Kept(request.round, request.counted, before, after))
         about = {"run": node.run, "client": node.client, "round": request.round}
         return Release(to_bytes(up, about), up, "update", {"round_": request.round})
 
@@ -176,7 +168,7 @@ def _update(inquiry: Inquiry) -> Iterator[Reply]:
 
 def _keep_update(inquiry: Inquiry, release: Release) -> Mapping[str, Any]:
     how = inquiry.source.federation.client.row_noise
-    keep_answer(inquiry.source, inquiry.digest, release.content)
+    client_state.keep_answer(inquiry.source, inquiry.digest, release.content)
     if how is None:
         return {}
     _pay(inquiry, how)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hierfl.core.arguments import spelled
+from hierfl.engine.client_store import CheckpointError
+from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction, of_one_name
 from hierfl.nodes.answers import end_run
 from hierfl.nodes.choosing import Decided, FitCall
@@ -19,6 +22,12 @@ from hierfl.nodes.node import run_name
 from hierfl.nodes.run import SILENT, TooFewNodes
 from hierfl.nodes.updates import AskSum
 from hierfl.program.recipes import describe
+from hierfl.program.sites import Family, Guide, Model
+from hierfl.runs import checkpoint as state
+from hierfl.runs import saved
+from hierfl.runs.load import load as load_fit
+from hierfl.runs.records import read_json as read_record
+from hierfl.runs.run_folder import NODES, checkpoints
 
 ANOTHER = (
     "it would run another method, model or version of hierfl than this server: see that both have "
@@ -141,10 +150,10 @@ class Reached:
         answers: dict[Any, bytes] = {}
         refused = dict.fromkeys(nodes, self.silent)
         for answer in self.send(kind, dict.fromkeys(nodes, content)):
-            if answer.client in refused and answer.content is None:
-                refused[answer.client] = answer.reason
-            elif answer.client in refused:
+            if answer.client in refused and answer.content is not None:
                 answers[answer.client] = answer.content
+            elif answer.client in refused:
+                refused[answer.client] = answer.reason
         return answers, {node: why for node, why in refused.items() if node not in answers}
 
     def _agree(
@@ -231,3 +240,46 @@ def check_fewest(fewest: int, count: int) -> None:
     """Refuse a least number of clients that is none of `count` nodes."""
     if not 1 <= fewest <= count:
         raise ValueError(f"fewest is {fewest}: it must be 1 to {count}")
+
+
+@spelled
+def load(
+    folder: str | Path,
+    nodes: Any = None,
+    *,
+    method: Method | None = None,
+    model: Model | None = None,
+    guide: Guide | Family | None = None,
+) -> FitOverNodes:
+    """Read a fit that `FitOverNodes.save` has written.
+
+    Args:
+        folder: of the fit.
+        nodes: those of the fit, as for `hierfl.nodes.fit`, to ask about their clients. Default None:
+            the fit answers what the server has.
+        method: as in `hierfl.load`.
+        model: as in `hierfl.load`.
+        guide: as in `hierfl.load`.
+
+    Raises:
+        CheckpointError: the folder holds no undamaged fit over nodes.
+        CannotRemake: the method cannot be built again, or the model or guide is another one.
+        TooFewNodes: no node introduces a client of the fit.
+    """
+    fit = load_fit(folder, method=method, model=model, guide=guide)
+    newest, record = saved.newest_record(checkpoints(Path(folder)))
+    if NODES not in record["hashes"] or not state.is_whole(newest / NODES, record["hashes"][NODES]):
+        raise CheckpointError(f"'{folder}' holds no fit over nodes: read it by hierfl.load")
+    names = read_record(newest / NODES)
+    ask: Ask = _nobody
+    if nodes is not None:
+        asked: Any = fit.method if fit.chosen is None else fit.method.model
+        ask = nodes.asking(FitCall(asked), fit.clients)
+    run = names["run"], ask, names["joined"]
+    return FitOverNodes(fit.method, fit.federation, fit.progress, fit.rounds, *run)
+
+
+def _nobody(contents: Any) -> Any:
+    raise ValueError(
+        "the fit was loaded without its nodes, of which this is asked: hierfl.nodes.load(folder, nodes)"
+    )

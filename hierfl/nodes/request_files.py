@@ -187,7 +187,7 @@ def station_at(folder: Path) -> Station:
     """Return the station of a node whose folder has a valid `node.toml` (docs/nodes_files.md), or raise ValueError."""
     path = folder / FILE
     try:
-        keys = made_of(dict[Key, str], tomllib.loads(path.read_text()))
+        keys: dict[str, str] = made_of(dict[Key, str], tomllib.loads(path.read_text()))
     except (OSError, ValueError) as error:
         raise ValueError(f"'{path}' cannot be read ({error}): {HOW}") from error
     if "rows" not in keys or ("model" in keys) == ("formula" in keys):

@@ -22,6 +22,7 @@ from hierfl.engine.rounds import begin
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.settings import Settings
 from hierfl.method import Method, Up
+from hierfl.nodes import updates
 from hierfl.nodes.agreement import Agreement, Fills
 from hierfl.nodes.choosing import ReadAlone
 from hierfl.nodes.fit_over_nodes import FitOverNodes
@@ -37,17 +38,6 @@ from hierfl.nodes.messages import (
     to_bytes,
 )
 from hierfl.nodes.node import run_name
-from hierfl.nodes.updates import (
-    WHY,
-    AskSum,
-    LatestRound,
-    check_sums,
-    check_update,
-    size_of,
-    sums_of,
-    unlike_others,
-    without_one,
-)
 from hierfl.program.read import read as read_program
 from hierfl.runs import checkpoint as state
 from hierfl.runs.one_run import planned_of, resumed
@@ -82,9 +72,9 @@ class Nodes:
     ask: Ask
     fewest: int
     counted: dict[str, int]
-    ask_sum: AskSum | None = None
+    ask_sum: updates.AskSum | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
-    latest: LatestRound = field(default_factory=LatestRound)
+    latest: updates.LatestRound = field(default_factory=updates.LatestRound)
 
     def work(self, tasks: Iterable[Task]) -> Iterator[Done]:
         """Run the tasks of a round at the nodes, as one: clients of many rows need none of their own here."""
@@ -138,7 +128,7 @@ class Nodes:
 
     def _drop_unlike(self, task: Task, ups: dict[int, Up], reasons: dict[str, str]) -> set[int]:
         """Take out updates that are unlike all others, and return their places."""
-        unlike = unlike_others(ups, {place: self._rows(task, place) for place in ups})
+        unlike = updates.unlike_others(ups, {place: self._rows(task, place) for place in ups})
         for place, why in unlike.items():
             del ups[place]
             reasons[self.federation.data.names[int(task.ids[place])]] = why
@@ -157,17 +147,21 @@ class Nodes:
         return counted(self.federation, task._replace(ids=ids), up, own, left_out)
 
     def _summed(
-        self, ask_sum: AskSum, task: Task, places: Mapping[str, int], contents: Mapping[str, bytes]
+        self,
+        ask_sum: updates.AskSum,
+        task: Task,
+        places: Mapping[str, int],
+        contents: Mapping[str, bytes],
     ) -> Done:
         """Run the tasks of a round at the nodes, of which the server learns the sum alone."""
         template = self._template(task)
-        check_sums(self.method.name, template)
-        answer = ask_sum(contents, size_of(template))
+        updates.check_sums(self.method.name, template)
+        answer = ask_sum(contents, updates.size_of(template))
         there = {places[name] for name in answer.clients}
         left_out = self._ended(task, places, there, answer.reasons)
         at = torch.tensor(sorted(there))
         own, sent = tree_map(lambda v: v[at], task.own), nbytes(template) * len(at)
-        return Done(sums_of(answer.parts, template), own, task.ids[at], {}, left_out, sent)
+        return Done(updates.sums_of(answer.parts, template), own, task.ids[at], {}, left_out, sent)
 
     def _ended(
         self, task: Task, places: Mapping[str, int], there: set[int], reasons: Mapping[str, str]
@@ -207,7 +201,7 @@ class Nodes:
             run, client, round_ = (str(value)[:40] for value in own)
             raise Refused(f"its answer is of run {run}, client {client}, round {round_}")
         up: Up = like(tree, template)
-        check_update(self.federation.server, self.federation.client, task.message, up, rows)
+        updates.check_update(self.federation.server, self.federation.client, task.message, up, rows)
         return up
 
     def _template(self, task: Task) -> Up:
@@ -225,12 +219,12 @@ class Nodes:
         name = self.federation.data.names[self.latest.left_out]
         who = f"round {record['round']}: client '{name}' is left out"
         if self.method.everyone:
-            error = TooFewNodes(f"{who}, and {self.method.name} needs every client: {WHY}")
+            error = TooFewNodes(f"{who}, and {self.method.name} needs every client: {updates.WHY}")
             error.missing = (name,)
             raise error
-        warnings.warn(f"{who}: {WHY}", stacklevel=4)
+        warnings.warn(f"{who}: {updates.WHY}", stacklevel=4)
         record["clients"] -= 1
-        record["left_out"] = [*record["left_out"], {"client": name, "reason": WHY}]
+        record["left_out"] = [*record["left_out"], {"client": name, "reason": updates.WHY}]
         self.counted.clear()
         self.counted.update(last_counted(self.federation, history))
 
@@ -250,7 +244,7 @@ def fit_nodes(
     resume: bool = False,
     chosen: str | None = None,
     read: ReadAlone | None = None,
-    ask_sum: AskSum | None = None,
+    ask_sum: updates.AskSum | None = None,
     absent: Mapping[str, str] | None = None,
 ) -> FitOverNodes:
     """Fit a method to clients whose rows are at nodes, which agreed on it.
@@ -270,7 +264,7 @@ def fit_nodes(
         where = replace(where or begin(everyone), chosen=chosen)
         counted = last_counted(everyone, where.history)
         nodes = Nodes(method, everyone, few, run, ask, fewest, counted, ask_sum, left_out)
-        guarded = replace(everyone, server=without_one(everyone.server, nodes.latest))
+        guarded = replace(everyone, server=updates.without_one(everyone.server, nodes.latest))
         with closing(run_rounds(guarded, where, planned, nodes.work)) as rounds_left:
             for where in rounds_left:
                 nodes.name_left_out(where.history)

@@ -123,7 +123,8 @@ class Station:
         from hierfl.nodes import agreed_schema, client_rows
         from hierfl.nodes import describing as describing  # registers its kinds
 
-        rows, formula = self.rows(), self.call.model
+        formula: Any = self.call.model
+        rows = self.rows()
         if isinstance(rows, ClientData) or not hasattr(formula, "declared"):
             raise Refused("this node's app has no formula and frames, of which alone nodes tell")
         if kind == agreed_schema.ASKS and not self.call.lacks_schema:
@@ -151,7 +152,7 @@ class Station:
         if self.call.lacks_schema:
             from hierfl.nodes.agreed_schema import with_schema
 
-            formula = with_schema(formula, self._agreed_on(SCHEMA))  # type: ignore[arg-type]
+            formula = with_schema(formula, self._agreed_on(SCHEMA))
         return replace(self.call, method=formula), formula.data(rows), rows  # type: ignore[union-attr]
 
     def _agreed_on(self, name: str) -> bytes:

@@ -35,8 +35,8 @@ from hierfl.methods import (
 )
 from hierfl.models import bayesian_network, network
 from hierfl.models.likelihood import normal
-from hierfl.nodes.messages import Answer, from_bytes, to_bytes
 from hierfl.nodes.client_state import kept
+from hierfl.nodes.messages import Answer, from_bytes, to_bytes
 from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError

@@ -58,7 +58,7 @@ def test_the_fit_and_what_it_imputes_are_those_of_one_machine(tmp_path: Path, fa
 
 def test_no_policy_lets_it_leave() -> None:
     with pytest.raises(ValueError, match="imputed"):
-        Policy(may_leave=frozenset({"imputed"}))
+        Policy(may_leave=frozenset({"imputed"}))  # type: ignore[arg-type]
 
 
 def test_it_is_of_a_formula_with_missing_covariates(tmp_path: Path) -> None:

@@ -132,7 +132,13 @@ def four() -> dict[str, pd.DataFrame]:
 def test_a_formula_over_flower_without_a_node_of_another_kind(tmp_path: Path) -> None:
     parts, done = four(), list[FitOverNodes]()
     sums = {"count": 60, "total": 1.0, "squares": 1.0}
-    number = {"kind": "number", "unit": "", "counts": None, "declared": [], "sums": sums}
+    number: dict[str, Any] = {
+        "kind": "number",
+        "unit": "",
+        "counts": None,
+        "declared": [],
+        "sums": sums,
+    }
 
     def change(said: Any) -> Any:
         if isinstance(said.get("answer"), dict) and "sex" in said["answer"]:
