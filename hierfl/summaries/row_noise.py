@@ -210,6 +210,6 @@ def _with_noise(
     values = values.clamp(min=0.0)
     away = torch.linalg.inv_ex(precision).inverse.diagonal().sum()  # E_q |v - m|^2
     share = values / (values + sd**2 + sd_entry**2 * away)
-    known = (vectors * (share * values)) @ vectors.mT
+    shrunken = (vectors * (share * values)) @ vectors.mT
     shift = vectors @ (share * (vectors.mT @ (slope + sd * drawn[:size])))
-    return known, shift + known @ mean, raised
+    return shrunken, shift + shrunken @ mean, raised
