@@ -57,7 +57,7 @@ class Averages:
 
 
 def averages(
-    found: CoefficientDraws,
+    draws: CoefficientDraws,
     newdata: NewData,
     settings: Sequence[Intervention],
     by: str | None,
@@ -66,9 +66,9 @@ def averages(
     """Return the mean response over rows of clients under each setting, by the values of a column."""
     if not isinstance(by, str | None):
         raise TypeError(f"by is {by!r}: give the name of one column")
-    if not found.clients:
+    if not draws.clients:
         raise ValueError("clients' rows are at their nodes: take a typical row, newdata='mean'")
-    if found.family.kind == "angle" and scale == "response":
+    if draws.family.kind == "angle" and scale == "response":
         raise ValueError(
             "the response is an angle, and an average of angles is none: take scale='link', or "
             "fit.effects"
@@ -77,40 +77,40 @@ def averages(
     weights: dict[str, float] = {}
     levels: tuple[str, ...] = ("",)
     source = _of_fit if isinstance(newdata, str) else _of_frames
-    for client, sets, names in source(found, newdata, settings, by):
+    for client, sets, names in source(draws, newdata, settings, by):
         groups, codes = np.unique(names, return_inverse=True)
         member = torch.nn.functional.one_hot(torch.as_tensor(codes), len(groups)).double()
         member = member * sets[0].weights[:, None]
-        total, levels = _sums(found, sets, member, client, scale)
+        total, levels = _sums(draws, sets, member, client, scale)
         for place, group in enumerate(groups.tolist()):
             sums[group] = sums.get(group, torch.zeros(())) + total[:, place]
             weights[group] = weights.get(group, 0.0) + float(member[:, place].sum())
-    ordered = _in_order(found, by, list(sums))
+    ordered = _in_order(draws, by, list(sums))
     means = torch.stack([sums[name] / weights[name] for name in ordered], 1)
     return Averages(means, tuple(ordered), levels)
 
 
-def _in_order(found: CoefficientDraws, by: str | None, names: list[str]) -> list[str]:
+def _in_order(draws: CoefficientDraws, by: str | None, names: list[str]) -> list[str]:
     """Return groups in the order of the clients, of a column's levels, or of their names."""
-    known = found.formula.agreed.columns.get(by or "")
-    places = found.clients if by == found.formula.clients else known.levels if known else ()
+    column = draws.formula.agreed.columns.get(by or "")
+    places = draws.clients if by == draws.formula.clients else column.levels if column else ()
     return sorted(names, key=lambda n: (places.index(n) if n in places else len(places), n))
 
 
 def _sums(
-    found: CoefficientDraws, sets: Sequence[DesignRows], member: Tensor, client: int, scale: Scale
+    draws: CoefficientDraws, sets: Sequence[DesignRows], member: Tensor, client: int, scale: Scale
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return a client's sums of responses, (S, groups, settings, levels), and the levels."""
-    parts = []
+    settings = []
     levels: tuple[str, ...] = ("",)
     for rows in sets:
         sums, first = [], 0
-        for some in in_turn(rows, found.count):
-            value, levels = on_scale(found, some, client, scale)
+        for some in in_turn(rows, draws.count):
+            value, levels = on_scale(draws, some, client, scale)
             sums.append(torch.einsum("ng,snl->sgl", member[first : first + some.count], value))
             first += some.count
-        parts.append(torch.stack(sums).sum(0))
-    return torch.stack(parts, 2), levels
+        settings.append(torch.stack(sums).sum(0))
+    return torch.stack(settings, 2), levels
 
 
 Each = Iterator[tuple[int, list[DesignRows], NDArray[np.str_]]]
@@ -118,10 +118,10 @@ Each = Iterator[tuple[int, list[DesignRows], NDArray[np.str_]]]
 
 # ------------------------------------------------------------ the rows of the fit
 def _of_fit(
-    found: CoefficientDraws, newdata: Any, settings: Sequence[Intervention], by: str | None
+    draws: CoefficientDraws, newdata: Any, settings: Sequence[Intervention], by: str | None
 ) -> Each:
     """Yield each client, its rows under each setting, and the group of each row."""
-    formula = found.formula
+    formula = draws.formula
     if newdata != "rows":
         raise ValueError(
             f"newdata is {newdata!r}: give 'rows', for those of the fit, or the clients' frames"
@@ -138,9 +138,9 @@ def _of_fit(
                 "clients' frames, newdata=frames"
             )
     made = [_set_by(formula, setting) for setting in settings]
-    for client, name in enumerate(found.clients):
-        own = completed(found, found.data, client, client)
-        sets = [own if one is None else _with_columns(own, *one) for one in made]
+    for client, name in enumerate(draws.clients):
+        own = completed(draws, draws.data, client, client)
+        sets = [own if change is None else _with_columns(own, *change) for change in made]
         yield client, sets, np.full(own.count, name if by else "")
 
 
@@ -161,15 +161,15 @@ def _set_by(formula: Formula, setting: Intervention) -> tuple[DesignRows, Places
     return typical(formula, None, {setting.variable: [setting.value]}), places
 
 
-def _with_columns(own: DesignRows, one: DesignRows, places: Places) -> DesignRows:
+def _with_columns(own: DesignRows, changed: DesignRows, places: Places) -> DesignRows:
     """Return rows with the columns at some places as in `one`."""
     new = {}
     for site, value in own.groups.items():
         new[site] = value.clone()
-        new[site][:, places[site]] = one.groups[site][:, places[site]]
-    both = own.common.clone()
-    both[:, places[None]] = one.common[:, places[None]]
-    return replace(own, common=both, groups=new)
+        new[site][:, places[site]] = changed.groups[site][:, places[site]]
+    common = own.common.clone()
+    common[:, places[None]] = changed.common[:, places[None]]
+    return replace(own, common=common, groups=new)
 
 
 def _columns_of(formula: Formula, site: str | None, variable: str) -> list[int]:
@@ -181,34 +181,37 @@ def _columns_of(formula: Formula, site: str | None, variable: str) -> list[int]:
     else:
         term = next(term for term in layout.groups if term.site == site)
         terms, design, columns = term.group.terms, term.design, term.columns
-    known = {term.name: term.columns for term in design.terms}
+    columns_of_term = {term.name: term.columns for term in design.terms}
     places = []
-    for one in terms.products:
-        if variable not in one.columns:
+    for product in terms.products:
+        if variable not in product.columns:
             continue
-        if one.columns != {variable} or one.name not in known:
+        if product.columns != {variable} or product.name not in columns_of_term:
             raise ValueError(
-                f"the term '{one.name}' reads '{variable}' and the fit keeps no columns apart: "
+                f"the term '{product.name}' reads '{variable}' and the fit keeps no columns apart: "
                 "pass the clients' frames, newdata=frames"
             )
-        both = (*known.get(f"linear_{one.name}", ()), *known[one.name])  # a smooth has two
-        places += [columns.index(name) for name in both]
+        names = (
+            *columns_of_term.get(f"linear_{product.name}", ()),
+            *columns_of_term[product.name],
+        )  # a smooth has two
+        places += [columns.index(name) for name in names]
     return places
 
 
 # ------------------------------------------------------------ rows of frames
 def _of_frames(
-    found: CoefficientDraws, frames: Any, settings: Sequence[Intervention], by: str | None
+    draws: CoefficientDraws, frames: Any, settings: Sequence[Intervention], by: str | None
 ) -> Each:
     """Yield each client of some frames, its rows under each setting, and the group of each row."""
-    formula, declared = found.formula, found.formula.declared
-    data, parts, kinds, labeled = data_of(formula, frames)
-    for name, frame in parts.items():
-        client = found.position(name)
-        own = completed(found, data, data.names.index(name), client)
+    formula, declared = draws.formula, draws.formula.declared
+    data, by_name, kinds, labeled = data_of(formula, frames)
+    for name, frame in by_name.items():
+        client = draws.position(name)
+        own = completed(draws, data, data.names.index(name), client)
         plain = complete(frame, kinds, name, declared.missing)
         own = own if labeled else _weighted(own, plain, declared.parts.additions, name)
-        _check_within(found, own, name)
+        _check_within(draws, own, name)
         groups = _groups(plain, by, name, declared.clients)
         if own.lacking:
             from hierfl.formulas.imputed import with_known
@@ -216,7 +219,7 @@ def _of_frames(
             plain = with_known(plain, declared, name)
         for covariate, of in own.lacking.items():
             plain[covariate] = plain[covariate].mask(of.gone.numpy(), 0.0)
-        sets = [_set_in(own, found.formula, plain, one, name) for one in settings]
+        sets = [_set_in(own, draws.formula, plain, setting, name) for setting in settings]
         yield client, sets, groups
 
 
@@ -232,16 +235,16 @@ def _set_in(
     rows, lacking = made(frame), {}
     for name, of in own.lacking.items():
         if setting.variable != name or setting.step is not None:
-            more = made(frame.assign(**{name: frame[name] + 1.0}))
-            lacking[name] = replace(of, step=_change(rows, more, of.gone))
+            raised = made(frame.assign(**{name: frame[name] + 1.0}))
+            lacking[name] = replace(of, step=_change(rows, raised, of.gone))
     return replace(rows, codes=own.codes, fields=own.fields, lacking=lacking)
 
 
-def _change(rows: DesignRows, more: DesignRows, where: Tensor) -> DesignRows:
+def _change(rows: DesignRows, raised: DesignRows, where: Tensor) -> DesignRows:
     """Return by how much columns are larger in `more`, in some of the rows."""
     factor = where.double()[:, None]
-    groups = {site: (more.groups[site] - value) * factor for site, value in rows.groups.items()}
-    return DesignRows((more.common - rows.common) * factor, torch.zeros_like(rows.offset), groups)
+    groups = {site: (raised.groups[site] - value) * factor for site, value in rows.groups.items()}
+    return DesignRows((raised.common - rows.common) * factor, torch.zeros_like(rows.offset), groups)
 
 
 def _weighted(
@@ -262,10 +265,10 @@ def _weighted(
 
 def _codes(rows: DesignRows) -> dict[str, Tensor]:
     """Return the groups of rows, of all terms."""
-    found = dict(rows.codes)
+    codes = dict(rows.codes)
     for own in rows.of_parameters.values():
-        found |= own.codes
-    return found
+        codes |= own.codes
+    return codes
 
 
 def _groups(frame: pd.DataFrame, by: str | None, client: str, clients: str) -> NDArray[np.str_]:
@@ -278,10 +281,10 @@ def _groups(frame: pd.DataFrame, by: str | None, client: str, clients: str) -> N
     return np.array([level_name(value) for value in frame[by]])
 
 
-def _check_within(found: CoefficientDraws, rows: DesignRows, client: str) -> None:
+def _check_within(draws: CoefficientDraws, rows: DesignRows, client: str) -> None:
     """Refuse rows whose groups within the client, known by index, are not those of the fit."""
-    within = [t for own in found.formula.layouts for t in own.at("within")]
-    fitted = rows_of_client(found.formula, found.data, found.clients.index(client))
+    within = [t for own in draws.formula.layouts for t in own.at("within")]
+    fitted = rows_of_client(draws.formula, draws.data, draws.clients.index(client))
     before, now = _codes(fitted), _codes(rows)
     for term in within:
         if not torch.equal(before[term.site], now[term.site]):

@@ -85,29 +85,27 @@ def comparisons(
     """
     check_scale(scale)
     expect(comparison=(comparison, tuple(EDGE)))
-    coefficients = drawn(fit, "comparisons", client=client, **drawing)
+    draws = drawn(fit, "comparisons", client=client, **drawing)
     contrast = (_slope if comparison == "slope" else _pairs)(
-        coefficients, variable, values, comparison, at if is_typical(newdata) else None
+        draws, variable, values, comparison, at if is_typical(newdata) else None
     )
     if comparison == "slope" and is_typical(newdata) and at:
         at = {name: value for name, value in at.items() if name != variable}
     if comparison == "ratio":
-        _check_ratio(coefficients, scale)
-    responses = respond(
-        coefficients, newdata, contrast.settings, at=at, client=client, by=by, scale=scale
-    )
+        _check_ratio(draws, scale)
+    responses = respond(draws, newdata, contrast.settings, at=at, client=client, by=by, scale=scale)
     before, after = (
         responses.draws[:, :, list(side)] for side in zip(*contrast.pairs, strict=True)
     )
     compared = (after - before) / contrast.width
     if comparison == "ratio":
         compared = torch.exp(after - before) if scale == "link" else after / before
-    response = coefficients.formula.declared.parts.response
+    response = draws.formula.declared.parts.response
     dims = {**responses.dims, "comparison": contrast.labels, "level": responses.levels}
     return Answer.of(
         f"{comparison}s of {response} by {variable}, {scale} scale{responses.where}",
         labeled(compared, dims, response),
-        coefficients,
+        draws,
         first=["comparison"],
         p=share_above(compared, EDGE[comparison]),
         note=f"p is P({comparison} > {EDGE[comparison]:.0f}).",
@@ -129,7 +127,7 @@ def is_typical(newdata: NewData) -> bool:
 
 
 def _slope(
-    coefficients: CoefficientDraws,
+    draws: CoefficientDraws,
     variable: str,
     values: Any,
     comparison: str,
@@ -138,7 +136,7 @@ def _slope(
     """Return a step to either side of where a slope is taken."""
     if values is not None:
         raise ValueError("values are of differences and ratios: a slope is taken where at= says")
-    (column,) = chosen(coefficients.formula, [variable]).values()
+    (column,) = chosen(draws.formula, [variable]).values()
     if column.kind == "category":
         raise ValueError(
             f"'{variable}' is a category, which has no slope: take fit.comparisons('{variable}')"
@@ -150,14 +148,14 @@ def _slope(
 
 
 def _pairs(
-    coefficients: CoefficientDraws,
+    draws: CoefficientDraws,
     variable: str,
     values: Any,
     comparison: str,
     at: Mapping[str, Any] | None,
 ) -> Contrast:
     """Return every two values of a column, or a step of it."""
-    (column,) = chosen(coefficients.formula, [variable], at).values()
+    (column,) = chosen(draws.formula, [variable], at).values()
     if isinstance(values, Real) and not isinstance(values, bool):
         step = float(values)
         if column.kind == "category" or not abs(step) < float("inf") or step == 0.0:
@@ -186,7 +184,7 @@ class Responses:
 
 
 def respond(
-    coefficients: CoefficientDraws,
+    draws: CoefficientDraws,
     newdata: NewData,
     settings: Sequence[Intervention],
     *,
@@ -201,7 +199,7 @@ def respond(
             raise ValueError(
                 "at and client are of a typical row, newdata='mean': averages over rows take by="
             )
-        mean = averages(coefficients, newdata, settings, by, scale)
+        mean = averages(draws, newdata, settings, by, scale)
         where = f", averaged over clients' rows{f' by {by}' if by else ''}"
         return Responses(mean.draws, {by: mean.groups} if by else {}, mean.levels, where)
     if by is not None:
@@ -210,14 +208,14 @@ def respond(
             "newdata='rows', or frames"
         )
     variable = str(settings[0].variable)
-    (column,) = chosen(coefficients.formula, [variable], at).values()
+    (column,) = chosen(draws.formula, [variable], at).values()
     grid = [s.value if s.step is None else column.mean + s.step for s in settings]
-    rows = typical(coefficients.formula, at, {variable: grid})
-    draws: dict[str, Tensor] = {}
+    rows = typical(draws.formula, at, {variable: grid})
+    by_client: dict[str, Tensor] = {}
     levels: tuple[str, ...] = ("",)
-    for name, who in asked(coefficients, client):
-        draws[name], levels = on_scale(coefficients, rows, who, scale)
-    return Responses(torch.stack([*draws.values()], 1), {"client": [*draws]}, levels, "")
+    for name, who in asked(draws, client):
+        by_client[name], levels = on_scale(draws, rows, who, scale)
+    return Responses(torch.stack([*by_client.values()], 1), {"client": [*by_client]}, levels, "")
 
 
 def several(
@@ -235,9 +233,9 @@ def several(
     return compared
 
 
-def _check_ratio(coefficients: CoefficientDraws, scale: Scale) -> None:
+def _check_ratio(draws: CoefficientDraws, scale: Scale) -> None:
     """Refuse ratios of what may be negative."""
-    family = coefficients.family
+    family = draws.family
     if scale == "link" and family.link not in LOGARITHMS and family.name != "lognormal":
         raise ValueError(
             f"comparison is 'ratio', and the link of {family.name} is '{family.link}', no "

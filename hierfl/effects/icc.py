@@ -58,55 +58,55 @@ def icc(
         TypeError: the fit is of another model.
         ValueError: the formula has no groups; or the family has no such variance.
     """
-    found = drawn(fit, "icc", **drawing)
-    if not found.layout.groups:
+    draws = drawn(fit, "icc", **drawing)
+    if not draws.layout.groups:
         raise ValueError(
-            f"the formula has no groups: add some, such as (1 | {found.formula.clients})"
+            f"the formula has no groups: add some, such as (1 | {draws.formula.clients})"
         )
-    row = typical(found.formula, at, {})
+    row = typical(draws.formula, at, {})
     variances: dict[str, Tensor] = {}
-    for term in found.layout.groups:
-        own = _between(found, term, row)
+    for term in draws.layout.groups:
+        own = _between(draws, term, row)
         variances[term.group.name] = variances.get(term.group.name, torch.zeros(())) + own
     between = torch.stack([*variances.values()], 1)
-    left = residual(found, row, between.sum(1)).expand(found.count)[:, None]
-    total = between.sum(1, keepdim=True) + left
+    noise = residual(draws, row, between.sum(1)).expand(draws.count)[:, None]
+    total = between.sum(1, keepdim=True) + noise
     # where the residual variance is infinite, nothing lies between groups
-    shares = torch.where(left.isinf(), 0.0, between / total)
-    both = torch.cat([shares, 1.0 - shares.sum(1, keepdim=True)], 1)
+    shares = torch.where(noise.isinf(), 0.0, between / total)
+    shares_of_all = torch.cat([shares, 1.0 - shares.sum(1, keepdim=True)], 1)
     groups = [*variances, "residual"]
-    response = found.formula.declared.parts.response
+    response = draws.formula.declared.parts.response
     return Answer(
         f"Shares of the latent variance of {response}",
-        pd.DataFrame(statistics(both, found.prob), index=groups),
-        labeled(both, {"group": groups}, "icc"),
-        found.prob,
-        found.seed,
+        pd.DataFrame(statistics(shares_of_all, draws.prob), index=groups),
+        labeled(shares_of_all, {"group": groups}, "icc"),
+        draws.prob,
+        draws.seed,
     )
 
 
-def _between(found: CoefficientDraws, term: GroupTerm, row: DesignRows) -> Tensor:
+def _between(draws: CoefficientDraws, term: GroupTerm, row: DesignRows) -> Tensor:
     """Return the variance between groups of a row, z' Sigma z, (S,)."""
-    if found.outputs > 1:
-        raise _refused(found)
+    if draws.outputs > 1:
+        raise _refused(draws)
     if term.group.kind:
         raise ValueError(
             f"the groups of '{term.group.text}' have no common variance: take fit.r2(), or the "
             "standard deviations of groups in fit.summary()"
         )
-    scaled = found.spread(term) * row.groups[term.site][0]
+    scaled = draws.spread(term) * row.groups[term.site][0]
     if not term.cor:
         return (scaled**2).sum(1)
-    lower = found.shared[term.cholesky]
+    lower = draws.shared[term.cholesky]
     return ((lower.mT @ scaled[..., None])[..., 0] ** 2).sum(1)
 
 
-def residual(found: CoefficientDraws, row: DesignRows, between: Tensor) -> Tensor:
+def residual(draws: CoefficientDraws, row: DesignRows, between: Tensor) -> Tensor:
     """Return the family's variance on the linear predictor's scale, (S,) or (), given that between groups, (S,)."""
-    family, shared = found.family, found.shared
-    if found.with_terms:
+    family, shared = draws.family, draws.shared
+    if draws.with_terms:
         raise ValueError(
-            f"{', '.join(found.with_terms)} of {family.name} has terms, so that no variance is that "
+            f"{', '.join(draws.with_terms)} of {family.name} has terms, so that no variance is that "
             "of all rows: take fit.r2(), or the standard deviations of groups in fit.summary()"
         )
     name, link = family.name, family.link
@@ -119,25 +119,25 @@ def residual(found: CoefficientDraws, row: DesignRows, between: Tensor) -> Tenso
         return torch.where(nu > 2.0, shared["sigma"] ** 2 * nu / (nu - 2.0), torch.inf)
     if name in ("poisson", "negative_binomial"):
         over = 1.0 / shared["shape"] if name == "negative_binomial" else torch.zeros(())
-        return torch.log1p(1.0 / _mean_count(found, row, between) + over)
+        return torch.log1p(1.0 / _mean_count(draws, row, between) + over)
     if name == "gamma":
         return torch.log1p(1.0 / shared["shape"])
     if name in ("exponential", "piecewise_exponential"):
         return torch.tensor(GUMBEL, dtype=torch.float64)
     if name == "weibull":
         return GUMBEL / shared["shape"] ** 2
-    raise _refused(found)
+    raise _refused(draws)
 
 
-def _mean_count(found: CoefficientDraws, row: DesignRows, between: Tensor) -> Tensor:
-    design = found.formula.agreed.design
-    means = torch.tensor([design[n].mean for n in found.layout.common.columns]).double()
-    eta = found.base[:, 0] + (means * found.common[..., 0]).sum(1) + row.offset[0]
+def _mean_count(draws: CoefficientDraws, row: DesignRows, between: Tensor) -> Tensor:
+    design = draws.formula.agreed.design
+    means = torch.tensor([design[n].mean for n in draws.layout.common.columns]).double()
+    eta = draws.base[:, 0] + (means * draws.common[..., 0]).sum(1) + row.offset[0]
     return torch.exp(eta + 0.5 * between)
 
 
-def _refused(found: CoefficientDraws) -> ValueError:
-    family = found.family
+def _refused(draws: CoefficientDraws) -> ValueError:
+    family = draws.family
     return ValueError(
         f"family {family.name} with link {family.link} has no agreed latent variance: take "
         "fit.r2(), or the standard deviations of groups in fit.summary()"

@@ -62,23 +62,23 @@ def predictions(
         RowsNotSaved: `newdata` is "rows", and the rows were not saved with the fit.
     """
     check_scale(scale)
-    coefficients = drawn(fit, "predictions", **drawing)
+    draws = drawn(fit, "predictions", **drawing)
     settings, dims, what = [Intervention()], dict[str, Any](), "rows as they are"
     if variable is None and values is not None:
         raise ValueError("values is given without variable: name the column that they are of")
     if variable is not None:
-        (column,) = chosen(coefficients.formula, [variable]).values()
+        (column,) = chosen(draws.formula, [variable]).values()
         grid = few(column) if values is None else several(variable, column, values, least=1)
         settings = [Intervention(variable, value) for value in grid]
         dims, what = {variable: grid}, f"{variable} set in all rows"
         if by == variable:
             raise ValueError(f"by is '{by}', which is set in all rows: leave out one of the two")
-    mean = averages(coefficients, newdata, settings, by, scale)
+    mean = averages(draws, newdata, settings, by, scale)
     if by is not None:
         dims = {by: mean.groups, **dims}
-    response = coefficients.formula.declared.parts.response
+    response = draws.formula.declared.parts.response
     return Answer.of(
         f"{response}, averaged over clients' rows{f' by {by}' if by else ''}, {what}",
         labeled(mean.draws, {**dims, "level": mean.levels}, response),
-        coefficients,
+        draws,
     )

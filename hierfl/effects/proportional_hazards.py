@@ -66,8 +66,8 @@ class ProportionalHazards:
         from hierfl.plots.effects import hazard_ratio_course, new_axes
 
         if term not in self.residuals or term == "time":
-            known = ", ".join(self.residuals.columns[1:])
-            raise KeyError(f"term is {term!r}: the columns are {known}")
+            columns = ", ".join(self.residuals.columns[1:])
+            raise KeyError(f"term is {term!r}: the columns are {columns}")
         return hazard_ratio_course(new_axes(ax), self.residuals["time"], self.residuals[term], term)
 
 
@@ -107,19 +107,23 @@ def proportional_hazards(
     """
     if transform not in get_args(Transform):
         raise ValueError(f"transform is {transform!r}: it must be one of {get_args(Transform)}")
-    found = drawn(fit, "proportional_hazards", draws=draws, seed=seed)
-    _check(found)
-    names = list(found.layout.common.columns)
-    factor = _factor(found)
-    parts = [_of_client(found, client, factor) for client in range(len(found.clients))]
-    time, event, entry, weight, eta, x = (np.concatenate(of) for of in zip(*parts, strict=True))
+    coefficients = drawn(fit, "proportional_hazards", draws=draws, seed=seed)
+    _check(coefficients)
+    names = list(coefficients.layout.common.columns)
+    factor = _factor(coefficients)
+    rows_of_clients = [
+        _of_client(coefficients, client, factor) for client in range(len(coefficients.clients))
+    ]
+    time, event, entry, weight, eta, x = (
+        np.concatenate(of) for of in zip(*rows_of_clients, strict=True)
+    )
     course = course_of(time, event, entry, weight * np.exp(eta - eta.mean()), x, weight)
     lines, residuals = score_tests(
-        course, transform, (factor * found.common[..., 0]).mean(0).numpy()
+        course, transform, (factor * coefficients.common[..., 0]).mean(0).numpy()
     )
     frame = pd.DataFrame(lines, index=[*names, ALL])
     table = pd.DataFrame(np.column_stack([course.time, residuals]), columns=["time", *names])
-    response = found.formula.declared.parts.response
+    response = coefficients.formula.declared.parts.response
     return ProportionalHazards(
         f"Proportional hazards of {response}, {len(course.time)} events, by {transform} of time",
         frame,
@@ -128,24 +132,24 @@ def proportional_hazards(
     )
 
 
-def _check(found: CoefficientDraws) -> None:
-    family, additions = found.family.name, found.formula.declared.parts.additions
+def _check(draws: CoefficientDraws) -> None:
+    family, additions = draws.family.name, draws.formula.declared.parts.additions
     if family not in PROPORTIONAL:
         raise ValueError(
             f"the response is {family}, whose hazards are not proportional: the check is for "
             f"{', '.join(PROPORTIONAL)}"
         )
-    if found.with_terms:
+    if draws.with_terms:
         raise ValueError(
-            f"'{next(iter(found.with_terms))}' has terms, so that hazards are not proportional: check "
+            f"'{next(iter(draws.with_terms))}' has terms, so that hazards are not proportional: check "
             "a fit without them"
         )
-    if not found.clients:
+    if not draws.clients:
         raise ValueError("clients' rows are at their nodes: the check is for rows in one process")
-    if not found.layout.common.columns:
+    if not draws.layout.common.columns:
         raise ValueError("the formula has no common columns, whose effects could be checked")
-    for name in found.formula.declared.imputed:
-        if not bool(has_covariate(found.data, name).all()):
+    for name in draws.formula.declared.imputed:
+        if not bool(has_covariate(draws.data, name).all()):
             raise ValueError(
                 f"rows lack '{name}', which mi() imputes from their times: check a fit of the rows "
                 "that have it"
@@ -156,29 +160,29 @@ def _check(found: CoefficientDraws) -> None:
         )
 
 
-def _factor(found: CoefficientDraws) -> Tensor:
+def _factor(draws: CoefficientDraws) -> Tensor:
     """Return what takes a linear predictor to the log hazard at each draw, (S, 1): -shape of a Weibull."""
-    eta = torch.tensor([0.0, 1.0], dtype=torch.float64).expand(found.count, 2)
-    fn, one = hazards(distribution(found, eta, found.parameters)), torch.ones_like(eta)
-    log_hazard = fn.log_density(one) + fn.cumulative_hazard(one)
+    eta = torch.tensor([0.0, 1.0], dtype=torch.float64).expand(draws.count, 2)
+    fn, ones = hazards(distribution(draws, eta, draws.parameters)), torch.ones_like(eta)
+    log_hazard = fn.log_density(ones) + fn.cumulative_hazard(ones)
     return (log_hazard[:, 1] - log_hazard[:, 0])[:, None]
 
 
-def _of_client(found: CoefficientDraws, client: int, factor: Tensor) -> tuple[Any, ...]:
+def _of_client(draws: CoefficientDraws, client: int, factor: Tensor) -> tuple[Any, ...]:
     """Return a client's times, events, entries, weights, mean log hazards, (n,), and columns, (n, P)."""
-    rows = rows_of_client(found.formula, found.data, client)
-    place = slice(int(found.data.offsets[client]), int(found.data.offsets[client + 1]))
-    fields = {n: v[place].double().numpy() for n, v in found.data.fields.items() if v.dim() == 1}
+    rows = rows_of_client(draws.formula, draws.data, client)
+    place = slice(int(draws.data.offsets[client]), int(draws.data.offsets[client + 1]))
+    fields = {n: v[place].double().numpy() for n, v in draws.data.fields.items() if v.dim() == 1}
     zeros = np.zeros(rows.count)
     censored = fields.get("cens", zeros)
     if (censored < 0.0).any() or (censored > 1.0).any():
         raise ValueError(
             "times are censored on the left or in intervals: the check is for the right"
         )
-    each = [
-        (factor * predictor(found, some, client)).mean(0) for some in in_turn(rows, found.count)
+    blocks = [
+        (factor * predictor(draws, some, client)).mean(0) for some in in_turn(rows, draws.count)
     ]
-    eta = torch.cat(each).numpy()
+    eta = torch.cat(blocks).numpy()
     return (
         rows.fields["y"].numpy(), censored == 0.0, fields.get("entry", zeros),
         rows.weights.numpy(), eta, rows.common.numpy(),
@@ -255,8 +259,8 @@ def _transformed(course: HazardCourse, transform: Transform) -> Floats:
         g = np.log(course.time)
     if np.ptp(g) == 0.0:
         raise ValueError("all events are at one time: nothing can be seen to change with time")
-    found: Floats = (g - g.min()) / np.ptp(g)
-    return found
+    course_of_time: Floats = (g - g.min()) / np.ptp(g)
+    return course_of_time
 
 
 def verdict(frame: pd.DataFrame) -> str:
