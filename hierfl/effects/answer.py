@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,8 @@ from hierfl.core.tables import Shown, shown_as
 if TYPE_CHECKING:
     from xarray import DataArray
 
+    from hierfl.effects.drawn import CoefficientDraws
+
 STATISTICS = ("mean", "sd", "low", "high")
 Floats = NDArray[np.float64]
 
@@ -24,18 +26,6 @@ Floats = NDArray[np.float64]
 def ends(prob: float) -> str:
     """Return what `low` and `high` are, as a sentence."""
     return f"low and high are the ends of the {percent(prob)} interval."
-
-
-class Interval(Protocol):
-    """Draws whose intervals have a probability: `hierfl.effects.drawn.CoefficientDraws`."""
-
-    @property
-    def prob(self) -> float:
-        """The probability of the intervals."""
-
-    @property
-    def seed(self) -> int:
-        """The seed of the draws."""
 
 
 @shown_as(lambda answer: answer.shown())
@@ -70,16 +60,18 @@ class Answer:
         cls,
         title: str,
         draws: DataArray,
-        interval: Interval,
+        coefficients: CoefficientDraws,
         *,
         first: Sequence[str] = (),
         p: Any = None,
+        index: str | None = None,
         **fields: Any,
     ) -> Self:
-        """Return the answer of labeled draws; `p` is a last column of its frame."""
-        frame = tabulated(draws, interval.prob, first=first)
+        """Return the answer of labeled draws; `p` is a last column of its frame, `index` the labels of its rows."""
+        frame = tabulated(draws, coefficients.prob, first=first)
         frame = frame if p is None else frame.assign(p=p)
-        return cls(title, frame, draws, interval.prob, interval.seed, **fields)
+        frame = frame if index is None else frame.set_index(index).rename_axis(None)
+        return cls(title, frame, draws, coefficients.prob, coefficients.seed, **fields)
 
 
 def statistics(draws: Tensor, prob: float, *, prefix: str = "") -> dict[str, Floats]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hierfl.core.arguments import expect, expect_kind
 from hierfl.effects.drawn import CoefficientDraws
 from hierfl.effects.imputed import completed
 from hierfl.effects.predictor import Scale, on_scale
@@ -47,12 +48,11 @@ class Intervention:
         return frame.assign(**{self.variable: frame[self.variable].astype(float) + self.step})
 
 
-@dataclass(frozen=True, eq=False)
-class Averages:
-    """Mean responses, (S, groups, settings, levels), of groups of rows by one column, or of all rows, ("",)."""
+class Responses(NamedTuple):
+    """Responses, (S, clients or groups, settings, levels), and names of clients or groups and of levels."""
 
     draws: Tensor
-    groups: tuple[str, ...]
+    dims: Mapping[str, Sequence[str]]
     levels: tuple[str, ...]
 
 
@@ -62,10 +62,9 @@ def averages(
     settings: Sequence[Intervention],
     by: str | None,
     scale: Scale,
-) -> Averages:
+) -> Responses:
     """Return the mean response over rows of clients under each setting, by the values of a column."""
-    if not isinstance(by, str | None):
-        raise TypeError(f"by is {by!r}: give the name of one column")
+    expect_kind(by, str | None, "by", "give the name of one column")
     if not draws.clients:
         raise ValueError("clients' rows are at their nodes: take a typical row, newdata='mean'")
     if draws.family.kind == "angle" and scale == "response":
@@ -87,7 +86,7 @@ def averages(
             weights[group] = weights.get(group, 0.0) + float(member[:, place].sum())
     ordered = _in_order(draws, by, list(sums))
     means = torch.stack([sums[name] / weights[name] for name in ordered], 1)
-    return Averages(means, tuple(ordered), levels)
+    return Responses(means, {} if by is None else {by: ordered}, levels)
 
 
 def _in_order(draws: CoefficientDraws, by: str | None, names: list[str]) -> list[str]:
@@ -121,22 +120,10 @@ def _of_fit(
     draws: CoefficientDraws, newdata: Any, settings: Sequence[Intervention], by: str | None
 ) -> Each:
     """Yield each client, its rows under each setting, and the group of each row."""
+    expect(newdata=(newdata, ("rows",)))
     formula = draws.formula
-    if newdata != "rows":
-        raise ValueError(
-            f"newdata is {newdata!r}: give 'rows', for those of the fit, or the clients' frames"
-        )
-    if by not in (None, formula.clients):
-        raise ValueError(
-            f"by is '{by}', and the fit keeps no columns apart from '{formula.clients}': pass the "
-            "clients' frames, newdata=frames"
-        )
-    for setting in settings:
-        if setting.step is not None:
-            raise ValueError(
-                f"the fit keeps no rows of '{setting.variable}' that could be moved: pass the "
-                "clients' frames, newdata=frames"
-            )
+    for lack in _lacks(formula, settings, by):
+        raise ValueError(f"{lack}: pass the clients' frames, newdata=frames")
     made = [_set_by(formula, setting) for setting in settings]
     for client, name in enumerate(draws.clients):
         own = completed(draws, draws.data, client, client)
@@ -144,20 +131,53 @@ def _of_fit(
         yield client, sets, np.full(own.count, name if by else "")
 
 
+def _lacks(formula: Formula, settings: Sequence[Intervention], by: str | None) -> Iterator[str]:
+    """Yield what a fit does not keep of its rows, and settings or groups need."""
+    if by not in (None, formula.clients):
+        yield f"by is '{by}', and the fit keeps no columns apart from '{formula.clients}'"
+    for setting in settings:
+        if setting.step is not None:
+            yield f"the fit keeps no rows of '{setting.variable}' that could be moved"
+    variables = {s.variable for s in settings} - {None}
+    if variables and formula.parameters:
+        yield "the fit keeps no single columns where parameters or covariates have formulas"
+    for terms, columns_of_term, _ in _designs(formula):
+        for product in terms.products:
+            is_read = variables & product.columns
+            if is_read and (len(product.columns) > 1 or product.name not in columns_of_term):
+                yield (
+                    f"the term '{product.name}' reads '{min(map(str, is_read))}' and the fit keeps "
+                    "no columns apart"
+                )
+
+
 Places = dict[str | None, list[int]]
+
+
+def _designs(formula: Formula) -> Iterator[tuple[Any, dict[str, Any], Sequence[str]]]:
+    """Yield the common terms, then those of each group: terms, the columns of each, and all columns."""
+    common = formula.layout.common
+    designs = [(formula.declared.parts.common, common, common.columns)]
+    designs += [(term.group.terms, term.design, term.columns) for term in formula.layout.groups]
+    for terms, design, columns in designs:
+        yield terms, {term.name: term.columns for term in design.terms}, columns
 
 
 def _set_by(formula: Formula, setting: Intervention) -> tuple[DesignRows, Places] | None:
     """Return a row with a column at a value, and the places of what reads it; None: rows stay as they are."""
     if setting.variable is None:
         return None
-    if formula.parameters:
-        raise ValueError(
-            "the fit keeps no single columns where parameters or covariates have formulas: pass the "
-            "clients' frames, newdata=frames"
-        )
+    places: Places = {}
     sites = [None, *(term.site for term in formula.layout.groups)]
-    places = {site: _columns_of(formula, site, setting.variable) for site in sites}
+    for site, (terms, columns_of_term, columns) in zip(sites, _designs(formula), strict=True):
+        names = [
+            name
+            for product in terms.products
+            if setting.variable in product.columns
+            for of in (f"linear_{product.name}", product.name)  # a smooth has two
+            for name in columns_of_term.get(of, ())
+        ]
+        places[site] = [columns.index(name) for name in names]
     return typical(formula, None, {setting.variable: [setting.value]}), places
 
 
@@ -170,33 +190,6 @@ def _with_columns(own: DesignRows, changed: DesignRows, places: Places) -> Desig
     common = own.common.clone()
     common[:, places[None]] = changed.common[:, places[None]]
     return replace(own, common=common, groups=new)
-
-
-def _columns_of(formula: Formula, site: str | None, variable: str) -> list[int]:
-    """Return the places of the common columns, or of a group's, that read a variable."""
-    layout = formula.layout
-    if site is None:
-        terms, design = formula.declared.parts.common, layout.common
-        columns = design.columns
-    else:
-        term = next(term for term in layout.groups if term.site == site)
-        terms, design, columns = term.group.terms, term.design, term.columns
-    columns_of_term = {term.name: term.columns for term in design.terms}
-    places = []
-    for product in terms.products:
-        if variable not in product.columns:
-            continue
-        if product.columns != {variable} or product.name not in columns_of_term:
-            raise ValueError(
-                f"the term '{product.name}' reads '{variable}' and the fit keeps no columns apart: "
-                "pass the clients' frames, newdata=frames"
-            )
-        names = (
-            *columns_of_term.get(f"linear_{product.name}", ()),
-            *columns_of_term[product.name],
-        )  # a smooth has two
-        places += [columns.index(name) for name in names]
-    return places
 
 
 # ------------------------------------------------------------ rows of frames

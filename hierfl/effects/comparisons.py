@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from numbers import Real
 from typing import Any, Literal, NamedTuple, Unpack
@@ -14,10 +13,10 @@ from torch import Tensor
 from hierfl.core.arguments import expect, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.answer import Answer, labeled, share_above
-from hierfl.effects.averages import Intervention, NewData, averages
+from hierfl.effects.averages import Intervention, NewData, Responses, averages
 from hierfl.effects.conditional_effects import chosen, listed
 from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
-from hierfl.effects.predictor import Scale, asked, check_scale, on_scale
+from hierfl.effects.predictor import SCALES, Scale, asked, on_scale
 from hierfl.effects.predictor_rows import checked, typical
 from hierfl.formulas.columns import Column
 
@@ -83,8 +82,7 @@ def comparisons(
             typical row, or `at` or `client` for averages; or as in `predictions`.
         RowsNotSaved: `newdata` is "rows", and the rows were not saved with the fit.
     """
-    check_scale(scale)
-    expect(comparison=(comparison, tuple(EDGE)))
+    expect(scale=(scale, SCALES), comparison=(comparison, tuple(EDGE)))
     draws = drawn(fit, "comparisons", client=client, **drawing)
     contrast = (_slope if comparison == "slope" else _pairs)(
         draws, variable, values, comparison, at if is_typical(newdata) else None
@@ -100,10 +98,11 @@ def comparisons(
     compared = (after - before) / contrast.width
     if comparison == "ratio":
         compared = torch.exp(after - before) if scale == "link" else after / before
+    where = f", averaged over clients' rows{f' by {by}' if by else ''}"
     response = draws.formula.declared.parts.response
     dims = {**responses.dims, "comparison": contrast.labels, "level": responses.levels}
     return Answer.of(
-        f"{comparison}s of {response} by {variable}, {scale} scale{responses.where}",
+        f"{comparison}s of {response} by {variable}, {scale} scale{'' if is_typical(newdata) else where}",
         labeled(compared, dims, response),
         draws,
         first=["comparison"],
@@ -173,16 +172,6 @@ def _pairs(
     return Contrast([Intervention(variable, value) for value in compared], pairs, labels)
 
 
-@dataclass(frozen=True, eq=False)
-class Responses:
-    """Responses, (S, clients or groups, settings, levels), their first dimension by name, and of which rows."""
-
-    draws: Tensor
-    dims: Mapping[str, Sequence[str]]
-    levels: tuple[str, ...]
-    where: str
-
-
 def respond(
     draws: CoefficientDraws,
     newdata: NewData,
@@ -194,19 +183,13 @@ def respond(
     scale: Scale,
 ) -> Responses:
     """Return the response under each setting, on a typical row of some clients or averaged over rows."""
-    if not is_typical(newdata):
-        if at or client is not None:
-            raise ValueError(
-                "at and client are of a typical row, newdata='mean': averages over rows take by="
-            )
-        mean = averages(draws, newdata, settings, by, scale)
-        where = f", averaged over clients' rows{f' by {by}' if by else ''}"
-        return Responses(mean.draws, {by: mean.groups} if by else {}, mean.levels, where)
-    if by is not None:
+    if by is not None if is_typical(newdata) else at or client is not None:
         raise ValueError(
-            f"by is '{by}', and newdata is 'mean', a typical row: average over rows, "
-            "newdata='rows', or frames"
+            "at and client are of a typical row, newdata='mean', and by is of averages over rows, "
+            "newdata='rows', or frames: leave out what is of the other"
         )
+    if not is_typical(newdata):
+        return averages(draws, newdata, settings, by, scale)
     variable = str(settings[0].variable)
     (column,) = chosen(draws.formula, [variable], at).values()
     grid = [s.value if s.step is None else column.mean + s.step for s in settings]
@@ -215,7 +198,7 @@ def respond(
     levels: tuple[str, ...] = ("",)
     for name, who in asked(draws, client):
         by_client[name], levels = on_scale(draws, rows, who, scale)
-    return Responses(torch.stack([*by_client.values()], 1), {"client": [*by_client]}, levels, "")
+    return Responses(torch.stack([*by_client.values()], 1), {"client": [*by_client]}, levels)
 
 
 def several(
@@ -235,14 +218,12 @@ def several(
 
 def _check_ratio(draws: CoefficientDraws, scale: Scale) -> None:
     """Refuse ratios of what may be negative."""
-    family = draws.family
+    family, reason = draws.family, ""
     if scale == "link" and family.link not in LOGARITHMS and family.name != "lognormal":
+        reason = f"the link of {family.name} is '{family.link}', not a logarithm"
+    elif scale == "response" and family.kind == "real" and family.link != "log":
+        reason = f"responses of {family.name} may be negative"
+    if reason:
         raise ValueError(
-            f"comparison is 'ratio', and the link of {family.name} is '{family.link}', no "
-            "logarithm: take comparison='difference', or scale='response'"
-        )
-    if scale == "response" and family.kind == "real" and family.link != "log":
-        raise ValueError(
-            f"comparison is 'ratio', and responses of {family.name} may be negative: take "
-            "comparison='difference'"
+            f"comparison is 'ratio', and {reason}: take comparison='difference', or the other scale"
         )

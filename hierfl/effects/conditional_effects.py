@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 import torch
 
-from hierfl.core.arguments import shown, spelled
+from hierfl.core.arguments import expect, expect_kind, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.answer import STATISTICS, Answer, labeled
 from hierfl.effects.drawn import Drawing, Fitted, drawn
-from hierfl.effects.predictor import Scale, asked, check_scale, on_scale
+from hierfl.effects.predictor import SCALES, Scale, asked, on_scale
 from hierfl.effects.predictor_rows import predictors, typical
 from hierfl.formulas.columns import Column
 from hierfl.formulas.formula import Formula
@@ -99,7 +99,7 @@ def effects(
         KeyError: the formula reads no such column; or a client was not fitted.
         ValueError: a value is no level; or `scale` is another word.
     """
-    check_scale(scale)
+    expect(scale=(scale, SCALES))
     draws = drawn(fit, "effects", client=client, **drawing)
     formula = draws.formula
     columns = chosen(formula, [variable] if by is None else [variable, by], at)
@@ -150,21 +150,21 @@ def chosen(
     """Return what was agreed about the columns that a user asks for, or refuse them."""
     columns = predictors(formula)
     for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"a column is {shown(name)}: give the name of one, such as 'age'")
-        if name in TAKEN and name in columns:
-            raise ValueError(
-                f"'{name}' is the name of a column or a dimension of the answer: rename the column"
-            )
+        expect_kind(name, str, "a column", "give the name of one, such as 'age'")
         if name not in columns:
             raise KeyError(
                 f"'{name}' is no column that the formula's terms read: they read "
                 f"{', '.join(columns) or 'none'}"
             )
-        if name in (at or {}):
-            raise ValueError(f"at holds '{name}' fixed, which is to vary: leave it out of at")
-    if len(set(names)) < len(names):
-        raise ValueError(f"by is '{names[0]}', the column itself: give another one")
+        reason = None
+        if name in TAKEN:
+            reason = "is the name of a column or a dimension of the answer: rename the column"
+        elif name in (at or {}):
+            reason = "is to vary, and at holds it fixed: leave it out of at"
+        elif names.count(name) > 1:
+            reason = "is the column itself, and by too: give another by"
+        if reason is not None:
+            raise ValueError(f"'{name}' {reason}")
     return {name: columns[name] for name in names}
 
 

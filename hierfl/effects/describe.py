@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from hierfl.core.arguments import expect_count, shown, spelled
+from hierfl.core.arguments import expect_count, expect_kind, spelled
 from hierfl.core.tables import Shown, cell, shown_as
 from hierfl.data.frames import is_column
 from hierfl.effects.pooled_rows import (
@@ -69,7 +69,7 @@ class Description:
 @spelled
 def describe(
     rows: Any,
-    formula: Formula | None = None,
+    formula: Any = None,
     *,
     by: str | None = None,
     columns: Sequence[str] | None = None,
@@ -103,10 +103,7 @@ def describe(
     over, least = least_of(rows, least_count)
     left_out: Mapping[str, str] = {}
     if over:
-        if not isinstance(formula, Formula):
-            raise TypeError(
-                "nodes describe the columns that a formula reads: give it, describe(nodes, formula)"
-            )
+        expect_kind(formula, Formula, "formula", "give the one whose columns nodes describe")
         described = _wanted(columns, formula.declared.columns_read, by)
         grouping = None if by == formula.clients else by
         answers, left_out = rows.ask_about_rows(formula, "table", described, grouping, least)
@@ -134,9 +131,8 @@ def _here(
         if not len(rows):
             raise ValueError("the frame has no rows: give at least one")
         frames = {"": rows}
-    elif not isinstance(rows, pd.DataFrame | Mapping):
-        raise TypeError(f"rows is {shown(rows)}: give a frame, {{client: frame}}, or nodes")
     else:
+        expect_kind(rows, pd.DataFrame | Mapping, "rows", "give a frame, {client: frame}, or nodes")
         frames = by_client(rows, "" if formula is None else formula.clients)
     first = next(iter(frames.values()))
     described = _wanted(columns, formula.declared.columns_read if formula else first.columns, by)
@@ -158,8 +154,8 @@ def _wanted(columns: Sequence[str] | None, read: Iterable[Any], by: str | None) 
     if isinstance(columns, str):
         raise TypeError(f"columns is '{columns}': give a list of columns, ['{columns}']")
     names = [name for name in dict.fromkeys(read if columns is None else columns) if name != by]
-    if other := [name for name in names if not isinstance(name, str)]:
-        raise TypeError(f"column {other[0]!r} is named by no string: frame.rename(columns=str)")
+    for name in names:
+        expect_kind(name, str, "the name of a column", "rename it, frame.rename(columns=str)")
     return names
 
 
@@ -294,10 +290,7 @@ def _labels(columns: Sequence[str], words: Mapping[str, Mapping[str, str]]) -> l
 
 
 def _note(
-    answers: Mapping[str, TableAnswer],
-    ids: Sequence[str],
-    least: int,
-    left_out: Mapping[str, str],
+    answers: Mapping[str, TableAnswer], ids: Sequence[str], least: int, left_out: Mapping[str, str]
 ) -> str:
     """Return how the numbers are to be read, and what is not in them."""
     lines = []

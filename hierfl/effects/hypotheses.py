@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect_kind, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.answer import Answer, labeled, share_above
 from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
@@ -37,11 +37,7 @@ OPERATORS: dict[type[ast.operator], Callable[[Tensor, Tensor], Tensor]] = {
 
 @one_at_a_time
 @spelled
-def hypotheses(
-    fit: Fitted,
-    hypothesis: str | Sequence[str],
-    **drawing: Unpack[Drawing],
-) -> Answer:
+def hypotheses(fit: Fitted, hypothesis: str | Sequence[str], **drawing: Unpack[Drawing]) -> Answer:
     """Compare two sides of an equation of parameters, at each draw.
 
         fit.hypotheses("sex[male] = 0")
@@ -118,8 +114,7 @@ def _add(
 
 def _sides(text: Any) -> tuple[str, str, str]:
     """Return both sides of a hypothesis and its sign, outside of backticks and brackets."""
-    if not isinstance(text, str):
-        raise TypeError(f"a hypothesis is {text!r}: give a text, such as 'sex[male] = 0'")
+    expect_kind(text, str, "a hypothesis", "give a text, such as 'sex[male] = 0'")
     quoted, depth, at = False, 0, []
     for place, letter in enumerate(text):
         quoted ^= letter == "`"

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect_kind, spelled
 from hierfl.core.intervals import PROB, check_prob, percent
 from hierfl.core.tables import Shown, shown_as
 from hierfl.effects.describe import least_of
@@ -115,11 +115,8 @@ def kaplan_meier(
             client has enough rows and events.
         Forbidden, TooFewNodes: no node's policy allows it, or too few nodes answer.
     """
-    if not isinstance(formula, Formula):
-        raise TypeError(
-            "formula is no hierfl.formula: declare one of the times, "
-            "hierfl.formula('time | event(status) ~ 1', 'weibull', clients='hospital')"
-        )
+    declare = "hierfl.formula('time | event(status) ~ 1', 'weibull', clients='hospital')"
+    expect_kind(formula, Formula, "formula", f"declare one of the times, {declare}")
     check_prob(prob)
     over, least = least_of(rows, least_count)
     declared, is_client = formula.declared, by == formula.clients

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.answer import Answer, labeled
 from hierfl.effects.averages import Intervention, NewData, averages
 from hierfl.effects.comparisons import several
 from hierfl.effects.conditional_effects import chosen, few
 from hierfl.effects.drawn import CoefficientDraws, Drawing, drawn
-from hierfl.effects.predictor import Scale, check_scale
+from hierfl.effects.predictor import SCALES, Scale
 from hierfl.posterior.snapshot import Snapshot
 
 
@@ -61,7 +61,7 @@ def predictions(
             `newdata` are not those of the fit.
         RowsNotSaved: `newdata` is "rows", and the rows were not saved with the fit.
     """
-    check_scale(scale)
+    expect(scale=(scale, SCALES))
     draws = drawn(fit, "predictions", **drawing)
     settings, dims, what = [Intervention()], dict[str, Any](), "rows as they are"
     if variable is None and values is not None:
@@ -74,11 +74,9 @@ def predictions(
         if by == variable:
             raise ValueError(f"by is '{by}', which is set in all rows: leave out one of the two")
     mean = averages(draws, newdata, settings, by, scale)
-    if by is not None:
-        dims = {by: mean.groups, **dims}
     response = draws.formula.declared.parts.response
     return Answer.of(
         f"{response}, averaged over clients' rows{f' by {by}' if by else ''}, {what}",
-        labeled(mean.draws, {**dims, "level": mean.levels}, response),
+        labeled(mean.draws, {**mean.dims, **dims, "level": mean.levels}, response),
         draws,
     )

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect_kind
 from hierfl.effects.drawn import EACH, NEW, CoefficientDraws
 from hierfl.effects.predictor_rows import DesignRows
 from hierfl.formulas.layout import GroupTerm
 
 Who = int | Literal["new"] | None
 Scale = Literal["response", "link"]
+SCALES = get_args(Scale)
 
 
 def predictor(draws: CoefficientDraws, rows: DesignRows, who: Who) -> Tensor:
@@ -122,12 +124,6 @@ def on_scale(
     return value, levels[len(levels) - value.shape[-1] :]
 
 
-def check_scale(scale: object) -> None:
-    """Refuse a scale that is neither "response" nor "link"."""
-    if scale not in ("response", "link"):
-        raise ValueError(f"scale is {scale!r}: it must be 'response' or 'link'")
-
-
 def asked(draws: CoefficientDraws, client: Any) -> Iterator[tuple[str, Who]]:
     """Yield, once each, the clients that a user asks for: name and position, "new", or None (the average)."""
     if client is None:
@@ -145,20 +141,13 @@ def asked(draws: CoefficientDraws, client: Any) -> Iterator[tuple[str, Who]]:
             yield NEW, "new"
             return
         client = [client]
-    if not isinstance(client, Iterable):
-        raise TypeError(
-            f"client is {client!r}: give a name or a list of names, 'new', 'each' or None"
-        )
+    names = "a name or a list of names, 'new', 'each' or None"
+    expect_kind(client, Iterable, "client", f"give {names}")
     for name in dict.fromkeys(map(str, client)):
-        if not draws.clients:
-            raise KeyError(
-                f"client is {name!r}, and clients' own coefficients are at their nodes: give 'new' "
-                "or None"
-            )
         if name not in draws.clients:
-            names = ", ".join(draws.clients[:8]) + (", ..." if len(draws.clients) > 8 else "")
+            there = ", ".join(draws.clients[:8]) + (", ..." if len(draws.clients) > 8 else "")
             raise KeyError(
-                f"client '{name}' was not fitted: the clients are {names}; or give 'new', 'each' or "
-                "None"
+                f"client '{name}' was not fitted here, where own coefficients are those of "
+                f"{there or 'nobody: they are at the nodes'}; give {names}"
             )
         yield name, draws.clients.index(name)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect, expect_kind
 from hierfl.data.clients import ClientData
 from hierfl.formulas.columns import Column, Kind, by_client, level_name, prepared
 from hierfl.formulas.formula import Formula, Frames
@@ -93,8 +93,7 @@ def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any
     count = len(next(iter(grid.values()))) if grid else 1
     groups = [term for layout in formula.layouts for term in layout.groups]
     of_groups = {t.group.name: t for t in groups if t.place in ("above", "crossed")}
-    if not isinstance(at or {}, Mapping):
-        raise TypeError(f"at is {at!r}: give a dict, column -> value, {{'age': 60}}")
+    expect_kind(at or {}, Mapping, "at", "give a dict, column -> value, {'age': 60}")
     held = dict(at or {})
     _check_names(formula, held, columns, of_groups)
     frame: dict[str, Any] = {}
@@ -107,7 +106,9 @@ def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any
             values = [column.levels[0] if column.kind == "category" else column.mean] * count
         frame[name] = values
     codes = {
-        term.site: torch.full((count,), _code(term, held[term.group.name]))
+        term.site: torch.full(
+            (count,), _place(term.group.name, "group", term.levels, held[term.group.name])
+        )
         for term in groups
         if term.group.name in held and term.group.name in of_groups
     }
@@ -127,40 +128,29 @@ def _check_names(
     formula: Formula, at: Values, columns: Mapping[str, Column], groups: Mapping[str, GroupTerm]
 ) -> None:
     for name in at:
-        if name == formula.clients and name not in columns:
-            raise KeyError(f"at has '{name}', which names the clients: choose one by client=")
         if name not in columns and name not in groups:
-            raise KeyError(
-                f"at has '{name}', which the formula does not read: it reads "
-                f"{', '.join([*columns, *groups]) or 'no columns'}"
-            )
+            reads = f"it reads {', '.join([*columns, *groups]) or 'no columns'}"
+            fix = "choose a client by client=" if name == formula.clients else reads
+            raise KeyError(f"at has '{name}', which is no column that the formula reads: {fix}")
 
 
 def checked(name: str, column: Column, value: Any) -> Any:
     """Return a user's value of a column: a finite number, or the name of a level."""
     if column.kind == "category":
-        text = level_name(value)
-        if text not in column.levels:
-            raise ValueError(
-                f"'{name}' has no level {text!r}: its levels are {', '.join(column.levels)}"
-            )
-        return text
-    if not isinstance(value, Real):
-        raise TypeError(f"'{name}' is {value!r}, and the column holds numbers: give a number")
-    number = float(value)
-    if not np.isfinite(number):
-        raise ValueError(f"'{name}' is {number}: give a finite number")
-    return number
+        return column.levels[_place(name, "level", column.levels, value)]
+    expect_kind(value, Real, f"'{name}'", "the column holds numbers, so give a number")
+    expect(**{name: (float(value), "(-inf, inf)")})
+    return float(value)
 
 
-def _code(term: GroupTerm, value: Any) -> int:
-    name = level_name(value)
-    if name not in term.levels:
+def _place(name: str, what: str, levels: Sequence[str], value: Any) -> int:
+    """Return the place of a level or a group among those of a column."""
+    text = level_name(value)
+    if text not in levels:
         raise ValueError(
-            f"'{term.group.name}' has no group {name!r}: its groups are "
-            f"{', '.join(term.levels[:8])}"
+            f"'{name}' has no {what} {text!r}: its {what}s are {', '.join(levels[:8])}"
         )
-    return term.levels.index(name)
+    return levels.index(text)
 
 
 def evaluated(

@@ -5,7 +5,6 @@ Sources: Spiegelhalter 2005, Stat. Med. 24:1185; Goldstein and Spiegelhalter 199
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -14,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect, spelled
 from hierfl.core.intervals import percent, tails
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown
@@ -28,7 +27,6 @@ from hierfl.effects.predictor_rows import in_turn, typical
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from xarray import Dataset
 
 RATIOS = tuple("observed expected smr smr_low smr_high ratio ratio_low ratio_high funnel".split())
 COUNTED = ("bernoulli", "binomial", "poisson")  # families with a standardized ratio
@@ -126,8 +124,9 @@ def profile(
         KeyError: clients have no coefficient of that column.
         ValueError: the formula has no groups by client; or `best` is another word.
     """
-    if best not in ("low", "high"):
-        raise ValueError(f"best is {best!r}: it must be 'low' or 'high'")
+    import xarray  # slow to import
+
+    expect(best=(best, ("low", "high")))
     draws = drawn(fit, "profile", client=getattr(fit, "clients", None), **drawing)
     effects, prob = own_effects(draws, column), draws.prob
     frame = pd.DataFrame({"client": list(draws.clients)})
@@ -150,19 +149,12 @@ def profile(
     return Profile(
         f"Clients' {what}, {percent(prob)} intervals",
         frame,
-        _together(of_each, draws.clients),
+        xarray.Dataset({n: labeled(v, {"client": draws.clients}, n) for n, v in of_each.items()}),
         prob,
         draws.seed,
         note,
         rate,
     )
-
-
-def _together(of_each: Mapping[str, Tensor], clients: Sequence[str]) -> Dataset:
-    import xarray  # slow to import
-
-    dims = {"client": clients}
-    return xarray.Dataset({name: labeled(v, dims, name) for name, v in of_each.items()})
 
 
 def own_effects(draws: CoefficientDraws, column: str) -> Tensor:
@@ -221,22 +213,12 @@ def _with_ratios(
         bounded = draws.family.name != "poisson"
         low, high = ratio_interval(observed, mean, size if bounded else None, prob=prob)
         ratios.append(predicted / expected)
-        shrunk = {n: v[0] for n, v in statistics(ratios[-1][:, None], prob).items()}
-        records.append(
-            {
-                "observed": observed,
-                "expected": mean,
-                "smr": observed / mean,
-                "smr_low": low,
-                "smr_high": high,
-                "ratio": shrunk["mean"],
-                "ratio_low": shrunk["low"],
-                "ratio_high": shrunk["high"],
-            }
-        )
+        shrunk = statistics(ratios[-1][:, None], prob)
+        of_model = [float(shrunk[name][0]) for name in ("mean", "low", "high")]
+        records.append((observed, mean, observed / mean, low, high, *of_model))
         events, trials = events + mean, trials + size
     rate = None if draws.family.name == "poisson" else events / trials
-    table = pd.DataFrame(records)
+    table = pd.DataFrame(records, columns=RATIOS[:-1])
     table["funnel"] = [beyond(row.observed, row.expected, rate) for row in table.itertuples()]
     return pd.concat([frame, table], axis=1), rate, torch.stack(ratios, 1)
 

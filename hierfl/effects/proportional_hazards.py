@@ -5,6 +5,7 @@ Source: Grambsch and Therneau 1994, Biometrika 81:515, doi:10.1093/biomet/81.3.5
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.effects.drawn import CoefficientDraws, drawn
@@ -105,10 +106,10 @@ def proportional_hazards(
             fewer than two events; or `transform` is another word.
         RowsNotSaved: the rows were not saved with the fit.
     """
-    if transform not in get_args(Transform):
-        raise ValueError(f"transform is {transform!r}: it must be one of {get_args(Transform)}")
+    expect(transform=(transform, get_args(Transform)))
     coefficients = drawn(fit, "proportional_hazards", draws=draws, seed=seed)
-    _check(coefficients)
+    for reason in _why_not(coefficients):
+        raise ValueError(reason)
     names = list(coefficients.layout.common.columns)
     factor = _factor(coefficients)
     rows_of_clients = [
@@ -132,32 +133,26 @@ def proportional_hazards(
     )
 
 
-def _check(draws: CoefficientDraws) -> None:
-    family, additions = draws.family.name, draws.formula.declared.parts.additions
+def _why_not(draws: CoefficientDraws) -> Iterator[str]:
+    """Yield why hazards cannot be checked, each with what to do."""
+    family = draws.family.name
     if family not in PROPORTIONAL:
-        raise ValueError(
+        yield (
             f"the response is {family}, whose hazards are not proportional: the check is for "
             f"{', '.join(PROPORTIONAL)}"
         )
-    if draws.with_terms:
-        raise ValueError(
-            f"'{next(iter(draws.with_terms))}' has terms, so that hazards are not proportional: check "
-            "a fit without them"
-        )
+    for name in draws.with_terms:
+        yield f"'{name}' has terms, so that hazards are not proportional: check a fit without them"
     if not draws.clients:
-        raise ValueError("clients' rows are at their nodes: the check is for rows in one process")
+        yield "clients' rows are at their nodes: the check is for rows in one process"
     if not draws.layout.common.columns:
-        raise ValueError("the formula has no common columns, whose effects could be checked")
+        yield "the formula has no common columns, whose effects could be checked"
     for name in draws.formula.declared.imputed:
         if not bool(has_covariate(draws.data, name).all()):
-            raise ValueError(
+            yield (
                 f"rows lack '{name}', which mi() imputes from their times: check a fit of the rows "
                 "that have it"
             )
-    if "upper" in additions:
-        raise ValueError(
-            "times are censored in intervals: the check is for exact and right-censored"
-        )
 
 
 def _factor(draws: CoefficientDraws) -> Tensor:
@@ -205,8 +200,8 @@ def course_of(
     time: Floats, event: Any, entry: Floats, risk: Floats, x: Floats, weight: Floats
 ) -> HazardCourse:
     """Return what Schoenfeld's residuals are made of; `risk` is the weight of each row times its exp(eta)."""
-    if event.sum() < 2:
-        raise ValueError("there are fewer than two events: nothing can be seen to change with time")
+    if len(np.unique(time[event])) < 2:
+        raise ValueError("events are at fewer than two times: nothing can be seen to change")
     order = np.argsort(time[event], kind="stable")
     when, own, counted = time[event][order], x[event][order], weight[event][order]
     different, at = np.unique(when, return_inverse=True)
@@ -257,8 +252,6 @@ def _transformed(course: HazardCourse, transform: Transform) -> Floats:
         g = stats.rankdata(course.time)
     elif transform == "log":
         g = np.log(course.time)
-    if np.ptp(g) == 0.0:
-        raise ValueError("all events are at one time: nothing can be seen to change with time")
     course_of_time: Floats = (g - g.min()) / np.ptp(g)
     return course_of_time
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-import pandas as pd
 import torch
 from torch import Tensor
 
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.effects.answer import Answer, labeled, statistics
+from hierfl.effects.answer import Answer, labeled
 from hierfl.effects.drawn import CoefficientDraws, Drawing, drawn
 from hierfl.effects.imputed import completed
 from hierfl.effects.predictor import distribution, mean_response, parameters_at, predictor
@@ -68,13 +67,11 @@ def r2(fit: Snapshot | CoefficientDraws, **drawing: Unpack[Drawing]) -> Answer:
     fitted = mu_square / rows - (mu / rows) ** 2
     common = plain_square / rows - (plain / rows) ** 2
     shares = torch.stack([fitted, common], 1) / (fitted + noise / rows)[:, None]
-    response = draws.formula.declared.parts.response
-    return Answer(
-        f"Share of the variance of {response} that is explained",
-        pd.DataFrame(statistics(shares, draws.prob), index=list(SHARES)),
+    return Answer.of(
+        f"Share of the variance of {draws.formula.declared.parts.response} that is explained",
         labeled(shares, {"share": SHARES}, "r2"),
-        draws.prob,
-        draws.seed,
+        draws,
+        index="share",
     )
 
 
