@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect, expect_count, spelled
 from hierfl.core.process import unpickled
 from hierfl.core.trees import Tree, sizes, tree_map
 from hierfl.data.batch import ClientBatch
@@ -115,7 +114,7 @@ class Phase:
             leaves the method eager as well, and says so.
 
     Raises:
-        TypeError: `count` is no integer.
+        TypeError: `count` or `batch_size` is no integer.
         ValueError: `count` is negative, `batch_size` is below 1, or `unit` is neither word.
     """
 
@@ -130,16 +129,10 @@ class Phase:
     eager: bool = False
 
     def __post_init__(self) -> None:
-        if self.unit not in ("step", "epoch"):
-            raise ValueError(f"unit is {self.unit!r}: it must be 'step' or 'epoch'")
-        if not isinstance(self.count, Integral):
-            raise TypeError(f"a phase of {self.count!r} {self.unit}s: the count must be an integer")
-        if self.count < 0:
-            raise ValueError(f"a phase of {self.count} {self.unit}s: the count must be 0 or more")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(
-                f"batch_size is {self.batch_size}: it must be 1 or more, or None for all rows"
-            )
+        expect(unit=(self.unit, ("step", "epoch")))
+        expect_count(self.count, f"the number of {self.unit}s of a phase", least=0)
+        if self.batch_size is not None:
+            expect_count(self.batch_size, "batch_size")
 
 
 def _never(state: Tree) -> bool:
@@ -334,11 +327,8 @@ class Method:
     traits: frozenset[Trait] = frozenset()
 
     def __post_init__(self) -> None:
-        if self.most_rounds is not None and self.most_rounds < 1:
-            raise ValueError(
-                f"most_rounds is {self.most_rounds}: it must be 1 or more, or None for a method "
-                "that never stops automatically"
-            )
+        if self.most_rounds is not None:
+            expect_count(self.most_rounds, "most_rounds")
 
     def __repr__(self) -> str:
         model, guide = (getattr(f, "__name__", type(f).__name__) for f in (self.model, self.guide))

@@ -18,7 +18,6 @@ from torch import nn
 
 import hierfl
 from hierfl import ClientBatch, ProgramError, methods, models
-from hierfl.core.trees import named_leaves
 from hierfl.diagnostics.convergence import Convergence, convergence
 from hierfl.guides import mean_field, structured
 from hierfl.method import Method
@@ -32,7 +31,7 @@ from hierfl.runs.choice import choose
 from hierfl.runs.expected import expected
 from hierfl.runs.result import Fit
 from tests.formulas.frames import patients
-from tests.programs import federation, fit, logistic, regression
+from tests.programs import federation, fit, logistic, regression, same
 
 
 def normal() -> Any:
@@ -275,12 +274,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(chosen, "ATTEMPTS", (6, 12, 24))
     monkeypatch.setattr(chosen, "convergence", found)
     return judged
-
-
-def same(one: Fit, other: Fit) -> None:
-    found, known = (named_leaves([f.progress.server, f.progress.table]) for f in (one, other))
-    assert found.keys() == known.keys() and one.progress.round == other.progress.round
-    assert all(torch.equal(v.nan_to_num(), known[name].nan_to_num()) for name, v in found.items())
 
 
 def test_attempts_get_longer_until_the_fit_is_good(quick: list[int]) -> None:
