@@ -106,7 +106,7 @@ def simulate(
 
 
 def _formula_of(model: Any) -> Formula:
-    made = model.method.model if isinstance(model, Fit) else model
+    made: Any = model.method.model if isinstance(model, Fit) else model
     expect_kind(made, Formula, "model", "give a hierfl.formula, or a fit of one")
     for reason in _why_not(made):
         raise ValueError(reason)

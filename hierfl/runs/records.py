@@ -7,7 +7,7 @@ import json
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import msgspec
 import torch
@@ -54,7 +54,7 @@ class About(TypedDict):
     clients: str
     rows: NotRequired[str]
     fields: dict[str, list[Any]]
-    engine: NotRequired[str]
+    engine: NotRequired[Literal["vectorized", "sequential"]]
     device: NotRequired[str]
     salt: NotRequired[str]
 
