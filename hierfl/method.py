@@ -55,9 +55,8 @@ class LogShare(NamedTuple):
     """A share with the logarithm of its weight.
 
     Only ratios of weights count, so that weights as small as exp(-1e6) do not underflow. A cohort's
-    sum of such shares holds the weighted mean, the log of the sum of weights, and the log of the
-    sum of squared weights. The effective number of clients, (sum of weights)^2 / sum of squares, is
-    logged. Summing requires the largest log weight.
+    sum holds the weighted mean, and the logs of the sums of weights and of squared weights; the
+    effective number of clients, (sum of weights)^2 / sum of squares, is logged.
     """
 
     value: Tree
@@ -105,13 +104,11 @@ class Phase:
             row more, and a single row is in both. To the phase they are all that the client has.
         scores_rows: the step evaluates the likelihood of its rows; otherwise at most the priors, so
             that any row will do.
-        nested: the step takes derivatives of derivatives, in graphs that differ from round to
-            round: compiling them takes minutes, so `Settings(compile="auto")` leaves the method
-            eager.
-        together: the step is given all clients that are carried at once: `work` with C in front of
-            every tensor, and their batch. Otherwise it is given one client.
-        eager: the step is of operations that inductor does not lower: `Settings(compile=True)`
-            leaves the method eager as well, and says so.
+        nested: the step takes derivatives of derivatives, which take minutes to compile:
+            `Settings(compile="auto")` leaves the method eager.
+        together: the step is given all clients that are carried at once, with C in front of every
+            tensor of `work`, and their batch. Otherwise it is given one client.
+        eager: inductor does not lower the step: `compile=True` leaves the method eager, and says so.
 
     Raises:
         TypeError: `count` or `batch_size` is no integer.
@@ -157,15 +154,13 @@ class Client:
         params: (message, own) -> the program's params, for the posterior and predictions.
         adapt: phases of a new client, with the global params fixed; None: `phases`.
         most_adapting: rounds of `adapt` after which another one changes nothing; None: each counts.
-        like_rows: message -> whether to put clients of similar numbers of rows into one chunk, at
-            the price of more chunks: for steps that go through the rows so often that padded rows
-            cost more than another chunk.
+        like_rows: message -> whether to put clients of similar numbers of rows into one chunk: for
+            steps that go through the rows so often that padded rows cost more than more chunks.
         seen: own -> (), above 0 once the client has been through a round; None: it is not known.
         new: message -> client state of a client that joins after the last round; None: `own`.
         settle: (last message, own, batch of all its rows) -> client state with what predictions
-            need of the client's rows, and no later round does. Run for every client when the run
-            ends, before a score or a checkpoint, and after a new client's last round; nothing
-            leaves the client. None: nothing to do.
+            need of the client's rows, when a run ends, before a score or a checkpoint, and after a
+            new client's last round; nothing leaves the client. None: nothing to do.
         refuses: (message, the server's first one) -> why a message of a round cannot be this
             method's, or None; a node asks it. Default None: it must have the form of the first.
         rests_on: (message, own after the round, batch of all its rows) -> (C,) how many rows an
@@ -239,9 +234,8 @@ class Server:
             `methods.over_relaxed` multiplies it if the state is a dict of the global params, and
             refuses the method otherwise.
         mail: state -> what each client gets for itself, a tree with N clients in front, in the
-            order of the data. It replaces the entry `mail` of the client states, before the first
-            round and after each. None: clients get the message alone. A method with mail declares
-            `discloses="summaries"`.
+            order of the data, as the entry `mail` of the client states, before the first round and
+            after each; it needs `discloses="summaries"`. None: clients get the message alone.
         cohort_seed: clock -> the seed of a round's cohort, which nodes must not know; None: the run's.
         surprise: state after a round -> how surprising each client's update is given the others';
             None: it is too early, or unjudged. The history and a warning name those in conflict.

@@ -89,52 +89,34 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
 
 
-ROWS: dict[
-    str, tuple[Any, str, Any, str]
-] = {  # a model, made under the test's dtype; its method, its guide if it is fedsvi, in the reason
+def network(**options: Any) -> Any:
+    return models.bayesian_network(net(), likelihood=normal(), **options)
+
+
+heads: dict[str, Any] = {"outputs": 1, "features": 7, "local_features": 2}
+# a model, made under the test's dtype; its method, its guide if it is fedsvi, in the reason
+ROWS: dict[str, tuple[Any, str, Any, str]] = {
     "few numbers": (lambda: regression, "two_stage", None, "reads 2 parameters only"),
-    "a prior of rows": (
-        lambda: students,
-        "fedsvi",
-        structured,
-        "its prior reads the client's rows",
-    ),
+    "a prior of rows": (lambda: students, "fedsvi", structured, "its prior reads the client's"),
     "a branch": (lambda: branching, "two_stage", None, "reads"),
     "nothing global": (lambda: alone, "fedsvi", structured, "no site is global"),
-    "v too long": (
-        lambda: partial(wide, own=201),
-        "fedsvi",
-        structured,
-        "parameters, too many for two_stage",
-    ),
+    "v too long": (lambda: partial(wide, own=201), "fedsvi", structured, "parameters, too many"),
     "a long v of a Gaussian likelihood": (
         lambda: partial(wide, own=110),
         "two_stage",
         None,
-        "reads 110 parameters only, and is Gaussian: one exact round",
+        "110 parameters only, and is Gaussian: one exact",
     ),
-    "too many global": (
-        lambda: partial(wide, shared=301),
-        "fedsvi",
-        structured,
-        "301 global parameters",
-    ),
+    "too many global": (lambda: partial(wide, shared=301), "fedsvi", structured, "301 global"),
     "very many": (lambda: partial(wide, shared=1000), "fedsvi", mean_field, "1,001 unknowns"),
     "a learned param": (lambda: learned, "fedsvi", structured, "param 'mean' is learned"),
     "a Bayesian network": (
-        lambda: models.bayesian_network(
-            net(), likelihood=normal(), prior_loc=dist.Normal(0.0, 1.0)
-        ),
+        lambda: network(prior_loc=dist.Normal(0.0, 1.0)),
         "fedsvi",
         mean_field,
         "a Bayesian network",
     ),
-    "a learned prior": (
-        lambda: models.bayesian_network(net(), likelihood=normal(), prior_loc="learned"),
-        "fedsvi",
-        mean_field,
-        "is a network",
-    ),
+    "a learned prior": (lambda: network(prior_loc="learned"), "fedsvi", mean_field, "is a network"),
     "a network": (
         lambda: models.network(net(), likelihood=normal()),
         "fedavg",
@@ -145,13 +127,13 @@ ROWS: dict[
         lambda: models.batch_norm_network(normed(), likelihood=normal()),
         "fedbn",
         None,
-        "some at each client",
+        "at each client",
     ),
     "learned_prior_network": (
         lambda: models.learned_prior_network(net(), likelihood=normal()),
         "fedmap",
         None,
-        "learned_prior_network",
+        "learned_prior",
     ),
     "bregman_network": (
         lambda: models.bregman_network(net(), models.bregman.gaussian(), likelihood=normal()),
@@ -160,9 +142,7 @@ ROWS: dict[
         "bregman_network",
     ),
     "heads": (
-        lambda: models.PersonalHeads(
-            nn.Linear(2, 7), outputs=1, features=7, local_features=2, likelihood=normal()
-        ),
+        lambda: models.PersonalHeads(nn.Linear(2, 7), likelihood=normal(), **heads),
         "fedvi",
         None,
         "PersonalHeads",
