@@ -99,9 +99,9 @@ class Phase:
         unit: "step": mini-batches from reshuffled passes over the rows; "epoch": whole passes,
             whose last mini-batch may be smaller.
         batch_size: rows of a mini-batch; None: all rows at each step.
-        rows: which of the client's rows the phase works on. "all"; or "support" or "query", the two
-            halves of a split that is redrawn in each round. Of an odd number the support has one
-            row more, and a single row is in both. To the phase they are all that the client has.
+        rows: those that the phase takes for all of the client's: "all"; or "support" or "query",
+            halves of a split redrawn in each round: one row is in both, of an odd number the support
+            has one more.
         scores_rows: the step evaluates the likelihood of its rows; otherwise at most the priors, so
             that any row will do.
         nested: the step takes derivatives of derivatives, which take minutes to compile:
@@ -167,8 +167,7 @@ class Client:
             update rests on. Default None: as many as the phases' batches hold.
         rowless: name of a number of `own`, above 0 where draws need no rows: `params` gets a state
             without it then. Default None: draws may read rows.
-        row_noise: the budget of the rows that each round spends
-            (`summaries.row_noise.RowNoise`). Default None: steps add no noise to rows.
+        row_noise: the budget that each round spends (`summaries.row_noise.RowNoise`). Default None.
     """
 
     own: Tree
@@ -212,10 +211,6 @@ def _whole(state: Tree, clock: Clock) -> Tree:
     return state
 
 
-def _nothing(state: Tree) -> dict[str, float]:
-    return {}
-
-
 @spelled
 @dataclass(frozen=True, eq=False)
 class Server:
@@ -239,8 +234,8 @@ class Server:
         cohort_seed: clock -> the seed of a round's cohort, which nodes must not know; None: the run's.
         surprise: state after a round -> how surprising each client's update is given the others';
             None: it is too early, or unjudged. The history and a warning name those in conflict.
-        wrong: (message, update of a client, its number of rows) -> what no honest client sends, or
-            None; a client at a node is then left out of the round, by that reason.
+        wrong: (message, update of a client, its number of rows) -> what no honest client sends, by
+            which a client at a node is left out of the round; or None.
         grows: names in the state of tensors whose first dimension may change during a run.
         weighted: state after the last round -> the draws of its posterior, by which it is judged;
             None: they have no weights.
@@ -252,7 +247,7 @@ class Server:
     down: Callable[[Tree, Clock], Tree] = _whole
     final: Callable[[Tree, Clock], Tree] | None = None
     finished: Callable[[Tree], bool] = _never
-    logged: Callable[[Tree], dict[str, float]] = _nothing
+    logged: Callable[[Tree], dict[str, float]] = lambda state: {}
     relaxed: Callable[[float], Server] | None = None
     mail: Callable[[Tree], Tree] | None = None
     cohort_seed: Callable[[Clock], int] | None = None
@@ -348,6 +343,5 @@ def over_draws(
         return loss(batch)
     if not keyed:
         return torch.stack([loss(batch.redrawn(d)) for d in range(draws)]).mean(0)
-    return torch.vmap(lambda d: loss(batch.redrawn(d)))(
-        torch.arange(draws, dtype=torch.int32)
-    ).mean(0)
+    numbers = torch.arange(draws, dtype=torch.int32)
+    return torch.vmap(lambda d: loss(batch.redrawn(d)))(numbers).mean(0)
