@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import tomllib
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +82,6 @@ def fewer_patients(
 @pytest.mark.parametrize("page", [page for page in PAGES if BLOCKS[page]])
 def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    # a busy machine makes compile="auto" compile even these
-    monkeypatch.setattr(hierfl, "fit", partial(hierfl.fit, settings=hierfl.Settings(compile=False)))
     # a model is given to the fastest method that it can be given to, for a few rounds
     # on nodes the chosen one is faster, and what follows needs what it keeps
     if page not in ("docs/from_datashield.md", "docs/living.md"):
@@ -241,10 +238,7 @@ def rows_of(page: str) -> dict[str, list[str]]:
         ("docs/guides.md", set(hierfl.guides.__all__)),
         ("docs/methods.md", set(described(About))),
         ("docs/wrappers.md", set(described(Wrapper))),
-        (
-            "docs/crossing.md",
-            set(described(About)),
-        ),
+        ("docs/crossing.md", set(described(About))),
         ("docs/comparisons.md", set(read_study.names())),
         ("docs/data.md", set(hierfl.datasets.__all__) - {"Labeled", "Summary"}),
         ("docs/diagnostics.md", set(hierfl.plots.__all__) - {"COLORS", "MARKERS"}),

@@ -76,6 +76,15 @@ def groups() -> list[Group]:
                     *_in("hierfl", "Fit Prediction predict_from_prior"),
                     *exported("hierfl.report"),
                 ],
+                "Methods of a fit": [
+                    "hierfl.runs.saved.save",
+                    "hierfl.runs.personalize.personalize",
+                    "hierfl.runs.updating.update",
+                    "hierfl.runs.living.without",
+                    "hierfl.runs.joining.updated",
+                    "hierfl.posterior.discrete.infer_discrete",
+                    "hierfl.posterior.row_values.infer_rows",
+                ],
                 "Errors": _in(
                     "hierfl",
                     "ProgramError ClientError CannotRemake CheckpointError FolderInUse RowsNotSaved "

@@ -19,6 +19,10 @@ from hierfl.methods.about import HEADINGS, About, Wrapper
 WRITTEN = Path(__file__).with_name("methods.toml")
 
 
+# Modules of functions that are methods of a fit, and of what they return.
+OF_FITS = ("hierfl.effects.", "hierfl.runs.", "hierfl.posterior.")
+
+
 def address(group: Group, name: str) -> str:
     """Return the path of a name's page in docs/."""
     return f"reference/{group.word}/{short(name).removeprefix(f'{group.word}.')}.md"
@@ -208,7 +212,7 @@ def defined(name: str) -> str:
 def import_of(name: str) -> str:
     """Return the line that imports a name, or how it is called after `import hierfl`."""
     module, _, word = name.rpartition(".")
-    if name.startswith("hierfl.effects.") and word.islower():
+    if name.startswith(OF_FITS) and word.islower():
         return f"hierfl.Fit.{word}"
     if name.startswith(("hierfl.effects.", "hierfl.flower.", "hierfl.formulas.", "hierfl.report.")):
         return f"from {module} import {word}"
@@ -218,7 +222,7 @@ def import_of(name: str) -> str:
 def short(name: str) -> str:
     """Return a name as the reference lists it."""
     word = name.rpartition(".")[2]
-    if name.startswith("hierfl.effects."):
+    if name.startswith(OF_FITS):
         return f"Fit.{word}" if word.islower() else word
     return name.removeprefix("hierfl.")
 

@@ -45,6 +45,12 @@ def expect_integer(value: Any, what: str, which: str = "") -> int:
     raise TypeError(f"{what} is {shown(value)}: it must be an integer{of}")
 
 
+def expect_kind(value: Any, kind: Any, what: str, instead: str) -> None:
+    """Refuse a value of another kind; `instead` says what to give."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} is {shown(value)}: {instead}")
+
+
 def expect(**arguments: tuple[Any, str | Collection[Any]]) -> None:
     """Refuse arguments (value, allowed) outside an interval, such as "[0, 1) or None", or a choice.
 

@@ -34,7 +34,6 @@ NAMED = 5  # clients in a message
 CLIENT = attrgetter("client")
 DELIVERED_AT_ONCE = 1024  # clients whose states are in memory together
 TABLE_FILE = "local-table.bin"  # client states too large for memory, in the folder of a run
-ENDED = "ended"  # in the history's last round: what ended the run in the place of rounds, and why
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +49,7 @@ class Progress:
         chosen: the method that was chosen for a model, and why; None: it was named.
         verdict: whether a chosen method has converged, in words; None: not known.
         corrected: whether draws are corrected by importance weights.
+        ended: what ended the run in place of rounds, and why; None: its rounds did.
     """
 
     server: Tree
@@ -60,6 +60,7 @@ class Progress:
     chosen: str | None = None
     verdict: str | None = None
     corrected: bool = False
+    ended: str | None = None
 
     def advanced(
         self, server: Tree, table: Table, records: Sequence[dict[str, Any]], rounds: int = 1
@@ -67,7 +68,7 @@ class Progress:
         """Return the progress after more rounds, which no verdict is of yet."""
         history = (*self.history, *records)
         where = replace(self, server=server, table=table, history=history, verdict=None)
-        return replace(where, round=self.round + rounds, corrected=False)
+        return replace(where, round=self.round + rounds, corrected=False, ended=None)
 
     def __repr__(self) -> str:
         """The rounds done, and the size of the server's state."""

@@ -31,12 +31,7 @@ from tests.methods.test_wrappers import common
 from tests.programs import federation, fit, means, regression, three
 
 # two weighting rounds, of 32 and of 64 points
-SMALL: dict[str, Any] = {
-    "settle_draws": 4,
-    "draws": 64,
-    "target_ess": 10**9,
-    "weighting_rounds": 2,
-}
+SMALL: dict[str, Any] = {"settle_draws": 4, "draws": 64, "target_ess": 10**9, "weighting_rounds": 2}
 
 
 @pytest.fixture(autouse=True, scope="module")
