@@ -15,7 +15,13 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.arguments import spelled
 from hierfl.data.arrays import Array, as_tensor
-from hierfl.data.consistency import check_consistent, feature_names, levels_without, mapping_of
+from hierfl.data.consistency import (
+    OF_A_BATCH,
+    check_consistent,
+    feature_names,
+    levels_without,
+    mapping_of,
+)
 from hierfl.data.frames import Columns, FrameRows, Levels, frame_of, parts_of_frame
 from hierfl.data.grouping import (
     checked_fraction,
@@ -31,8 +37,6 @@ from hierfl.data.grouping import (
 
 if TYPE_CHECKING:
     import pandas as pd
-
-OF_A_BATCH = ("clients", "data", "plate", "mask", "redrawn")  # that models call
 
 
 @spelled
@@ -161,6 +165,8 @@ class ClientData:
         **fields: Columns,
     ) -> ClientData:
         """Read a pandas frame, such as `from_frame(frame, "hospital", x=["age", "sex"], y="ill")`.
+
+        Without fields each column is one, of its own name: `from_frame(frame, "hospital")`.
 
         Columns of strings or of categories are coded 0, 1, ...: categories in their own order,
         strings sorted. Their names are kept in `levels`; pass them to code new data equally.

@@ -17,6 +17,11 @@ from hierfl.data.arrays import Array, check_dense, check_rows_of_numbers, is_mis
 
 # what libraries print for a missing client; as a level of a category each is a name like any other
 MISSING = frozenset({"nan", "NaN", "NaT", "<NA>", "None", "masked"})
+# of `ClientBatch`: a field of such a name would be hidden by it
+OF_A_BATCH = frozenset(
+    "client_fields clients counts data fields is_mini_batch joint_normal key mask mean num_clients "
+    "num_rows own_keys packed plate redrawn root rows shared_key sum words".split()
+)
 _WIDEST = 64  # characters of an id that is kept in an array of strings
 _RULE = "client_id must be integers or strings, all of one kind and none missing (NaN)"
 
@@ -216,6 +221,10 @@ def _check_offsets(offsets: Any, names: Sequence[str]) -> None:
 def _check_field(name: object, values: Any) -> None:
     if not isinstance(name, str) or not name:
         raise TypeError(f"a field is named {name!r}: names of fields must be strings")
+    if name in OF_A_BATCH:
+        raise ValueError(
+            f"field '{name}' has the name of a part of a batch, batch.{name}: rename it"
+        )
     if not isinstance(values, Tensor):
         raise TypeError(
             f"field '{name}' is a {type(values).__name__}: give a tensor, or make the data with "

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
+import torch
+
 from hierfl.data.clients import ClientData
+from hierfl.data.frames import FrameRows
 
 _ARRAYS = "ClientData.from_arrays(client_id, x=..., y=...)"
 FRAME = "ClientData.from_frame(frame, 'client', x=[...], y=...)"
@@ -36,6 +40,16 @@ def is_frame(value: Any) -> bool:
     return any(kind.__name__ == "DataFrame" for kind in type(value).__mro__)
 
 
+def read_frame(rows: Any, clients: str, like: ClientData | None = None) -> Any:
+    """Return a frame's rows, each column a field, or those that `like` has, coded equally; others as they are."""
+    if not is_frame(rows):
+        return rows
+    read = rows if like is None else rows[[c for c in rows if c in like.fields or c == clients]]
+    data = ClientData.from_frame(read, clients, levels=None if like is None else like.levels)
+    place = ClientData.from_arrays(rows[clients], place=torch.arange(len(rows))).fields["place"]
+    return replace(data, frame_rows=FrameRows(place, rows.index, clients=clients))
+
+
 def as_frame(value: Any) -> str:
     """Return how rows of another kind become a pandas frame, after a colon; "" if unknown."""
     if hasattr(value, "to_pandas"):
@@ -48,7 +62,7 @@ def as_frame(value: Any) -> str:
 def _kind_and_fix(value: Any) -> tuple[str, str]:
     kind = type(value).__name__
     if is_frame(value):
-        return kind, f"make it with {FRAME}"
+        return kind, f"make it with {FRAME}, or name the column, hierfl.fit(..., clients='client')"
     if hasattr(value, "to_pandas"):  # polars, pyarrow
         return kind, f"convert it, frame.to_pandas(), and make it with {FRAME}"
     if kind in _HELD:

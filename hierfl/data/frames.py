@@ -6,8 +6,9 @@ import json
 import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,34 +26,42 @@ Levels = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, eq=False)
 class FrameRows:
-    """Rows' positions `place` (n,) in their frames, all frame labels `index`, and who has a label, `known`."""
+    """Rows' positions `place` (n,) in their frames, all frame labels `index`, and who has a label, `known`.
+
+    `clients` is the column of clients where each column is a field, so that other frames are read alike.
+    """
 
     place: Tensor
     index: Any
     known: Tensor | None = None
+    clients: str = ""
 
     def kept(self, rows: Tensor) -> FrameRows:
         """Return some of the rows."""
-        return FrameRows(
-            self.place[rows], self.index, None if self.known is None else self.known[rows]
-        )
+        known = None if self.known is None else self.known[rows]
+        return replace(self, place=self.place[rows], known=known)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all of it as tensors, to be saved with the rows; labels that are no numbers are texts."""
         plain = range(len(self.index)) if self.index.nlevels > 1 else self.index.tolist()
-        text = json.dumps(list(plain), default=str).encode()
-        found = {"frame.place": self.place, "frame.index": torch.tensor(list(text)).byte()}
-        return found if self.known is None else {**found, "frame.known": self.known}
+        texts = {"index": json.dumps(list(plain), default=str), "clients": self.clients}
+        saved = {
+            f"frame.{name}": torch.tensor(list(text.encode())).byte()
+            for name, text in texts.items()
+        }
+        saved["frame.place"] = self.place
+        return saved if self.known is None else {**saved, "frame.known": self.known}
 
     @staticmethod
-    def of_tensors(found: Mapping[str, Tensor]) -> FrameRows:
+    def of_tensors(saved: Mapping[str, Tensor]) -> FrameRows:
         """Read what `tensors` returned."""
-        labels, place = json.loads(bytes(found["index"].tolist())), found["place"]
+        labels, place = json.loads(bytes(saved["index"].tolist())), saved["place"]
         if place.dtype != torch.int64 or not set(place.tolist()) <= set(range(len(labels))):
             raise ValueError("the rows' places are none of their frame")
         import pandas as pd  # slow to import
 
-        return FrameRows(place, pd.Index(labels), found.get("known"))
+        clients = bytes(saved["clients"].tolist()).decode()
+        return FrameRows(place, pd.Index(labels), saved.get("known"), clients)
 
     @property
     def order(self) -> Tensor:
@@ -86,6 +95,9 @@ def parts_of_frame(
     """Return the parts of the `ClientData` of a frame, as in `ClientData.from_frame`."""
     if not is_column(frame, client):
         raise _no_column(frame, client)
+    if not fields:  # every column is a field of its own name
+        read = {client, *client_fields, *chain(*map(_listed, client_fields.values()))}
+        fields = {str(column): column for column in frame.columns if column not in read}
     twice = next((name for name in client_fields if name in fields), None)
     if twice is not None:
         raise ValueError(f"'{twice}' is both a field and a client field: rename one of them")
@@ -105,6 +117,10 @@ def parts_of_frame(
         sorted_rows = rows.fields.pop(name)
         own[name] = constant_by_client(name, sorted_rows, rows.offsets, rows.names)
     return {**rows._asdict(), "client_fields": own, "features": features, "levels": found}
+
+
+def _listed(columns: Columns) -> Sequence[str]:
+    return [columns] if isinstance(columns, str) else columns
 
 
 def _columns(

@@ -12,12 +12,12 @@ from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design, every_design_of
 from hierfl.formulas.functions import SMOOTHS
+from hierfl.formulas.identifiers import refuse_identifier
 from hierfl.formulas.levels import (
     Rare,
     agreed_column,
     name_unused,
     refuse_decimals,
-    refuse_identifier,
     two_levels,
     with_rare,
 )

@@ -30,6 +30,7 @@ from hierfl.formulas.columns import (
 )
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.far_values import warn_of_far_values
+from hierfl.formulas.identifiers import warn_of_identifiers
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
 from hierfl.formulas.terms import columns_of
 
@@ -54,6 +55,9 @@ def client_data(
     predictors = read.keys() & chain.from_iterable(map(columns_of, declared.described))
     rows, above = dict[str, list[NDArray[Any]]](), dict[str, list[NDArray[Any]]]()
     places: list[NDArray[np.int64]] = []
+    if labeled and not asked:
+        whole = {n for n in predictors if schema.columns[n].kind == "number"} - {*declared.imputed}
+        warn_of_identifiers(by_name, whole)
     for client, frame in by_name.items():
         own = complete(frame, kinds, client, declared.missing)
         places.append(own.index.to_numpy())

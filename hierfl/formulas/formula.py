@@ -13,6 +13,7 @@ import pandas as pd
 from hierfl.core.arguments import check_names, expect_count, spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
+from hierfl.data.expected import is_frame, read_frame
 from hierfl.formulas.agree import agreed, has_columns
 from hierfl.formulas.checked import check_declared, given, with_bounds
 from hierfl.formulas.client_data import Inside, client_data
@@ -292,9 +293,27 @@ def schema(
 
 
 # ------------------------------------------------------------ frames in place of `ClientData`
-def of_frames(model: M, data: Any, validation: Any) -> tuple[M, Any, Any]:
-    """Return a formula with its schema, and its rows, as `hierfl.fit` runs them; others as they are."""
+def of_frames(
+    model: M, data: Any, validation: Any, clients: str | None = None
+) -> tuple[M, Any, Any]:
+    """Return a formula with its schema, and its rows, as `hierfl.fit` runs them; others as they are.
+
+    Of another program each column of a frame with a column of `clients` is a field.
+    """
     within = None if isinstance(model, Formula) else getattr(model, "model", None)  # of a method
+    of_formula = model if isinstance(model, Formula) else within
+    if clients is not None:
+        if isinstance(of_formula, Formula) and clients != of_formula.clients:
+            fix = "leave clients= out"
+            raise ValueError(
+                f"clients is {clients!r}, and '{of_formula.clients}' of the formula: {fix}"
+            )
+        if not is_frame(data):
+            what = f"clients={clients!r} names a column of a frame"
+            raise TypeError(f"{what}, and data is a {type(data).__name__}: leave clients= out")
+        if not isinstance(of_formula, Formula):
+            rows = read_frame(data, clients)
+            return model, rows, read_frame(validation, clients, rows)
     if isinstance(within, Formula) and not isinstance(data, ClientData):
         if not within.has_schema:
             fix = "give the method formula.on(frame), and fit it to the frame"

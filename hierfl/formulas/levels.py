@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,8 +19,6 @@ from hierfl.formulas.transforms import Sums, moments
 Rare = Literal["refuse", "merge"]
 OTHER = "other"  # the level that rare ones are merged into
 MANY_LEVELS = 50  # of a category, beyond which numbers with decimals were meant as numbers
-SOME_LEVELS = 10  # from which on as many levels as rows are names of the rows
-DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?:[T ].*)?")
 
 
 def merged(orders: Iterable[Sequence[str]]) -> tuple[str, ...] | None:
@@ -120,30 +117,6 @@ def agreed_column(
 
 
 # ------------------------------------------------------------ what is no level, and what has no rows
-def is_identifier(levels: int, rows: int) -> bool:
-    """Return whether a category names its rows, as an ID or a date does, rather than kinds of rows.
-
-    >>> is_identifier(448, 448), is_identifier(12, 448), is_identifier(4, 4)
-    (True, False, False)
-    """
-    return levels >= SOME_LEVELS and 2 * levels > rows
-
-
-def refuse_identifier(name: str, answers: Collection[OfColumn], least: int) -> None:
-    """Refuse a category that names rows, such as an ID, and one of dates."""
-    levels = dict.fromkeys(level for answer in answers for level in (answer.counts or {}))
-    rows = sum(sum((answer.counts or {}).values()) for answer in answers)
-    if least > 1 and not levels and all(answer.counts == {} for answer in answers):
-        return  # agreed beforehand, or named by no client: `with_rare` refuses it
-    many = f"column '{name}' has {len(levels)} levels in {rows} rows"
-    if len(levels) >= SOME_LEVELS and all(map(DATE.fullmatch, levels)):
-        fix = f"days since a day, (pandas.to_datetime(frame['{name}']) - day).dt.days, or the year"
-        raise ValueError(f"{many}, which are dates, read as categories: make it numbers, {fix}")
-    if is_identifier(len(levels), rows):
-        fix = f"take it out, or write (1 | {name}) if several rows share a value"
-        raise ValueError(f"{many}, as an ID has, each with a coefficient: {fix}")
-
-
 def refuse_decimals(name: str, levels: Sequence[str]) -> None:
     """Refuse a category whose many levels are numbers with decimals."""
     decimals = [level for level in levels if is_number(level) and not float(level).is_integer()]
