@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Collection, Mapping
 
 import numpy as np
-import pandas as pd
+from numpy.typing import NDArray
 
 from hierfl.formulas.answers import OfColumn
-from hierfl.formulas.columns import numbers
 
+Floats = NDArray[np.float64]
 SOME = 10  # levels or rows, from which on as many values as rows are names of the rows
 DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?:[T ].*)?")
 # "id", "patient_id", "PatientID", "record no"; not "paid"
@@ -47,18 +47,17 @@ def refuse_identifier(name: str, answers: Collection[OfColumn], least: int) -> N
         raise ValueError(f"column '{name}' has {len(levels)} levels in {rows} rows, {fix}")
 
 
-def warn_of_identifiers(frames: Mapping[str, pd.DataFrame], names: Collection[str]) -> None:
+def warn_of_identifiers(columns: Mapping[str, Floats], clients: int) -> None:
     """Warn of numbers that name rows: all whole and different, and called an ID, counted up, or dates.
 
     A population count is none of these. Years count up at one client, but not over several.
     """
-    for name in sorted(names):
-        values = numbers(pd.concat([frame[name] for frame in frames.values()]))
-        values = np.sort(values[np.isfinite(values)])
+    for name, rows in sorted(columns.items()):
+        values = np.sort(rows[np.isfinite(rows)])
         if len(values) < SOME or (values % 1.0).any():
             continue
         differ, kind = bool((np.diff(values) > 0.0).all()), ""
-        counts_up = len(frames) > 1 and bool((np.diff(values) == 1.0).all())
+        counts_up = clients > 1 and bool((np.diff(values) == 1.0).all())
         if differ and (counts_up or NAME.fullmatch(name)):
             kind, fix = "as an ID has", "take it out"
         elif _are_days(values):
@@ -67,11 +66,11 @@ def warn_of_identifiers(frames: Mapping[str, pd.DataFrame], names: Collection[st
             many = f"{len(np.unique(values))} different whole numbers in {len(values)} rows"
             warnings.warn(
                 f"column '{name}' has {many}, {kind}, and is read as a number with one slope: {fix}",
-                stacklevel=5,
+                stacklevel=4,
             )
 
 
-def _are_days(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> bool:
+def _are_days(values: Floats) -> bool:
     """Return whether all whole numbers are days from 1900 to 2099, written as 20240131, and some differ."""
     years, months, days = values // 1e4, values // 1e2 % 1e2, values % 1e2
     are_days = (years >= 1900) & (years < 2100) & (months >= 1) & (months <= 12)

@@ -15,7 +15,7 @@ from hierfl.formulas.design_terms import FLOOR, Smooth, Term
 from hierfl.formulas.expressions import Call, Name
 from hierfl.formulas.functions import LONG, SHORT
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.writer import Writer, independent
+from hierfl.formulas.writer import Writer, check_one, independent
 from hierfl.models.families import as_source, half_student
 from hierfl.models.priors import Prior
 
@@ -112,9 +112,8 @@ def entries_of(
         curve, fix = next(iter(owner.values())), f"write ({group.terms} || {group.name})"
         raise ValueError(f"the term '{group.text}' has '{curve}', which has no correlations: {fix}")
     if lost := [t.name for t in terms if t.smooth and t.smooth.has_by]:
-        raise ValueError(
-            f"the term '{group.text}' has '{lost[0]}': leave by= out, or let it stand alone"
-        )
+        fix = "leave by= out, or let it stand alone"
+        raise ValueError(f"the term '{group.text}' has '{lost[0]}': {fix}")
     names = [owner.get(column, column) for column in columns]
     entries = tuple(dict.fromkeys(names))
     return entries, tuple(map(entries.index, names))
@@ -124,7 +123,7 @@ def entries_of(
 def write_smooth(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: int) -> None:
     """Write the scales of a common smooth, and its coefficients."""
     assert term.smooth is not None
-    check_one(term.name, outputs)
+    check_one(term.name, outputs, "take bs(x, df=5)")
     levels, sites = term.smooth.levels, sites_of(term)
     for site in sites.values():
         shape = [len(levels)] if levels else []
@@ -138,14 +137,6 @@ def write_smooth(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: 
     else:
         scale = f"{first}.repeat_interleave({term.smooth.size})" if levels else first
     out.sample(term.name, f"dist.Normal(torch.zeros({len(term.columns)}), {scale}).to_event(1)")
-
-
-def check_one(name: str, outputs: int) -> None:
-    """Refuse a smooth in several predictors."""
-    if outputs > 1:
-        raise ValueError(
-            f"'{name}' is for one predictor, and the response has {outputs}: take bs(x, df=5)"
-        )
 
 
 def _shape(out: Writer, smooth: Smooth, site: str) -> str:
@@ -185,7 +176,7 @@ def lengths_of(group: Any) -> dict[str, Term]:
 
 def write_spread(out: Writer, group: Any, priors: Mapping[str, Prior], outputs: int) -> str:
     """Write the length scales of a group; return the standard deviation of each column, as code."""
-    check_one(group.group.text, outputs)
+    check_one(group.group.text, outputs, "take bs(x, df=5)")
     scale, shapes = f"{out.named(group.sd)}[{list(group.places)}]", {}
     for site, term in lengths_of(group).items():
         assert term.smooth is not None

@@ -18,6 +18,7 @@ from hierfl.formulas.writer import (
     TAKEN,
     THRESHOLDS,
     Writer,
+    check_one,
     independent,
     means_of,
     write_moved,
@@ -152,10 +153,7 @@ def _steps(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: int) -
         from hierfl.formulas.smooths import write_smooth
 
         return write_smooth(out, term, priors, outputs)
-    if outputs > 1:
-        raise ValueError(
-            f"'{term.name}' is for one predictor, and the response has {outputs}: take C(x)"
-        )
+    check_one(term.name, outputs, "take C(x)")
     mean, shares = f"b_{term.name}", f"simplex_{term.name}"
     many, of = [len(term.curves)] if term.curves else [], ", ".join(term.curves)
     note = "mean step between levels" + (f", of {of}" if of else "")

@@ -16,10 +16,7 @@ from hierfl.formulas.expressions import (
     calls_within,
     names_in,
 )
-from hierfl.formulas.functions import (
-    CODINGS,
-    OPTIONS,
-)
+from hierfl.formulas.functions import CODINGS, OPTIONS
 
 Factor = Name | Call
 
@@ -115,12 +112,19 @@ def options_of(call: Call) -> dict[str, Any]:
     return {name: option.default for name, option in options.items()} | values
 
 
-def constant_of(expression: Expression) -> Any:
-    """Return the value of a literal, with a minus or without."""
+def is_constant(expression: Expression) -> bool:
+    """Return whether an expression is a literal, with a minus or without."""
     if isinstance(expression, Operation) and expression.is_minus:
+        number = expression.args[0]
+        return isinstance(number, Literal) and isinstance(number.value, int | float)
+    return isinstance(expression, Literal)
+
+
+def constant_of(expression: Expression) -> Any:
+    """Return the value of a constant."""
+    if isinstance(expression, Operation):
         return -constant_of(expression.args[0])
-    if not isinstance(expression, Literal):
-        raise TypeError(f"'{expression}' is no number")
+    assert isinstance(expression, Literal)
     return expression.value
 
 

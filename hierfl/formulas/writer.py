@@ -136,6 +136,12 @@ def origins(model: Any) -> dict[str, list[float]]:
     }
 
 
+def check_one(name: str, outputs: int, fix: str) -> None:
+    """Refuse a term in several predictors."""
+    if outputs > 1:
+        raise ValueError(f"'{name}' is for one predictor, and the response has {outputs}: {fix}")
+
+
 def write_moved(
     out: Writer, group: Any, priors: Mapping[str, Prior], means: Mapping[str, float]
 ) -> None:

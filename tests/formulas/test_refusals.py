@@ -193,7 +193,7 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: declared("y ~ age", 3), "family is 3"),
     (lambda: declared("y ~ age", "binom"), "binomial"),
     (lambda: hierfl.formula("y ~ age", clients=None), "column that names the clients"),  # type: ignore[arg-type]
-    (lambda: declared("y ~ age", missing="ignore"), "'refuse' or 'drop'"),
+    (lambda: declared("y ~ age", missing="ignore"), "'refuse', 'drop'"),
     (lambda: declared("wins ~ age", "binomial"), "trials"),
     (lambda: declared("y ~ age").program(), "not agreed on a schema"),
     (lambda: declared("y ~ age")(None), "not agreed on a schema"),  # type: ignore[arg-type]
@@ -204,7 +204,7 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: declared("y ~ age", data2=[patients()]), "data2 is a list: give a dict of frames"),
     (lambda: declared("age ~ sex", "cumulative").on(patients()), "'age' has 192 different values"),
     (lambda: hierfl.schema(patients()), "clients='hospital'"),
-    (lambda: hierfl.schema(patients(), declared("y ~ age"), rare="drop"), "'refuse' or 'merge'"),  # type: ignore[arg-type]
+    (lambda: hierfl.schema(patients(), declared("y ~ age"), rare="drop"), "'refuse', 'merge'"),  # type: ignore[arg-type]
     (lambda: hierfl.schema(patients(), declared("y ~ age"), min_count=0), "1 or more"),
     (lambda: hierfl.schema([1, 2], declared("y ~ age")), "one pandas frame"),
     (lambda: hierfl.schema({}, declared("y ~ age")), "empty"),
