@@ -112,10 +112,15 @@ def _check_unmasked(values: Array, name: str) -> None:
     if not any(issubclass(kind, np.ma.MaskedArray) for kind in {*map(type, arrays)}):
         return
     is_masked = (isinstance(v, np.ma.MaskedArray) and v.dtype.kind != "V" for v in arrays)
-    masked = sum(np.ma.count_masked(v) for v, at in zip(arrays, is_masked, strict=True) if at)
+    masked = sum(masked_in(v) for v, at in zip(arrays, is_masked, strict=True) if at)
     if masked:
         fix = "fill them; .filled(float('nan')) marks floating values as missing"
         raise ValueError(f"field '{name}' has {masked} masked values: {fix}")
+
+
+def masked_in(values: Any) -> int:
+    """Return how many values are masked."""
+    return int(np.ma.getmaskarray(values).sum()) if isinstance(values, np.ma.MaskedArray) else 0
 
 
 def _of_objects(array: NDArray[Any], name: str) -> NDArray[Any]:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hierfl.data.arrays import Array, check_numbers, is_missing
+from hierfl.data.arrays import Array, check_numbers, is_missing, masked_in
 
 # what libraries print for a missing client; as a level of a category each is a name like any other
 MISSING = frozenset({"nan", "NaN", "NaT", "<NA>", "None", "masked"})
@@ -34,7 +34,7 @@ def ids_of(client_id: Array) -> NDArray[Any]:
     is_list = isinstance(client_id, list | tuple) and {*map(type, client_id)} != {Tensor}
     raw = _objects(client_id) if is_list else np.asarray(client_id)
     fault = f"has shape {raw.shape}: give one id per row, of shape (n,)" if raw.ndim != 1 else ""
-    if isinstance(client_id, np.ma.MaskedArray) and (masked := np.ma.count_masked(client_id)):
+    if masked := masked_in(client_id):
         fault = f"has {masked} masked rows: leave these rows out, or fill their ids"
     elif raw.ndim == 0:
         fault = f"is a single {type(client_id).__name__}: give one id per row, of shape (n,)"

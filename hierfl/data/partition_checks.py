@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hierfl.core.arguments import expect_count, expect_integer
-from hierfl.data.arrays import Array
+from hierfl.data.arrays import Array, masked_in
 
 LEFT_OUT = -1
 
@@ -22,7 +22,7 @@ def codes_of(labels: Array) -> tuple[NDArray[Any], Ids]:
     """Return the L classes in ascending order, and the index of each row's class, (n,) int64."""
     raw = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     fault = ""
-    if isinstance(labels, np.ma.MaskedArray) and np.ma.count_masked(labels):
+    if masked_in(labels):
         fault = "are masked in some rows: leave these rows out"
     elif raw.ndim != 1 or len(raw) == 0:
         fault = f"have shape {raw.shape}: give one label per row, of shape (n,)"

@@ -21,7 +21,7 @@ BLOCK = 2**21  # values of clients whose moments are taken together; 16 MiB in f
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class FieldMoments:
     """Count, mean and sum of squares about it, (N, ...) float64, of values that are not NaN."""
 
     count: Tensor
@@ -69,7 +69,7 @@ class Scaling:
         )
 
 
-def client_moments(data: ClientData, field: str = "x") -> Moments:
+def client_moments(data: ClientData, field: str = "x") -> FieldMoments:
     """Return each client's statistics of a field: count, mean and sum of squares per feature."""
     values = _field(data, field)
     infinite = values.isinf().reshape(len(values), -1).any(1).nonzero()
@@ -83,7 +83,7 @@ def client_moments(data: ClientData, field: str = "x") -> Moments:
     rows = [int(counts.sum()) for counts in data.counts.split(clients)]
     blocks = zip(values.split(rows), data.row_client.split(rows), clients, strict=True)
     moments = [_moments(own, owner - owner[0], number) for own, owner, number in blocks]
-    return Moments(*map(torch.cat, zip(*moments, strict=True)))
+    return FieldMoments(*map(torch.cat, zip(*moments, strict=True)))
 
 
 def _moments(values: Tensor, client: Tensor, clients: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,12 +100,12 @@ def _moments(values: Tensor, client: Tensor, clients: int) -> tuple[Tensor, Tens
     return count, mean, zeros.index_add(0, client, deviation**2)
 
 
-def merged(moments: Moments) -> Moments:
+def merged(moments: FieldMoments) -> FieldMoments:
     """Merge the moments of the clients, (N, ...), to those of all rows together, (...)."""
     count = moments.count.sum(0)
     mean = (moments.count * moments.mean).sum(0) / count.clamp(min=1.0)
     between = (moments.count * (moments.mean - mean) ** 2).sum(0)
-    return Moments(count, mean, moments.square.sum(0) + between)
+    return FieldMoments(count, mean, moments.square.sum(0) + between)
 
 
 def fit_scaling(train: ClientData, field: str = "x") -> Scaling:

@@ -32,7 +32,7 @@ from hierfl.formulas.expressions import Call, value_of
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.table_answers import rounded_count
 from hierfl.formulas.terms import options_of
-from hierfl.formulas.transforms import Sums, counted, powers, sums
+from hierfl.formulas.transforms import ColumnSums, counted, powers, sums
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class OfColumn:
 
     kind: Kind
     unit: str = ""
-    sums: Sums | None = None
+    sums: ColumnSums | None = None
     counts: Mapping[str, Count] | None = None
     declared: tuple[str, ...] = ()
     is_ordered: bool = False
@@ -145,7 +145,7 @@ def group_names(frame: pd.DataFrame, by: tuple[str, ...], client: str) -> Any:
 class OfCall:
     """A client's sums of a transform's argument; `more`: counts of `bs`, powers of `poly`."""
 
-    sums: Sums
+    sums: ColumnSums
     more: tuple[float, ...] = ()
 
 
@@ -189,9 +189,9 @@ def of_call(
 class OfDesign:
     """Sums of the columns of all terms, and of a numeric response; `constant` columns have one value in all rows."""
 
-    columns: Mapping[str, Sums]
+    columns: Mapping[str, ColumnSums]
     constant: frozenset[str]
-    response: Sums | None
+    response: ColumnSums | None
 
 
 def of_design(

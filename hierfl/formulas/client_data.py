@@ -43,7 +43,7 @@ def client_data(
         by_name, has_label = _with_labels(declared, by_name)
         labeled = any(of.any() for of in has_label.values())
     read = partial(_read, formula, inside, labeled=labeled, asked=asked)
-    pieces = list[ClientRows]()
+    pieces = list[RowsRead]()
     if isinstance(frames, pd.DataFrame) and not has_label and not declared.imputed:
         with suppress(KeyError, TypeError, ValueError):  # of which client is found out below
             pieces = [read(by_name)]
@@ -68,7 +68,7 @@ def client_data(
     )
 
 
-class ClientRows(NamedTuple):
+class RowsRead(NamedTuple):
     """Rows of K clients: their fields, those of clients, rows a client (K,), their places and their numbers."""
 
     fields: Fields
@@ -85,7 +85,7 @@ def _read(
     *,
     labeled: bool,
     asked: bool,
-) -> ClientRows:
+) -> RowsRead:
     """Return the rows of some clients as the program reads them; a fault is named of the first."""
     declared, schema, client = formula.declared, formula.agreed, next(iter(frames))
     of_response = () if labeled else (*declared.parts.labels, *_of_response(declared))
@@ -128,7 +128,7 @@ def _read(
         fields["ones"] = np.ones(len(ready))
     above = chain.from_iterable(layout.at("above") for layout in formula.layouts)
     own = {term.index: _one_group(term, whole, client, counts) for term in above}
-    return ClientRows(fields | imputed_fields, own, counts, whole.index.to_numpy(), numbers)
+    return RowsRead(fields | imputed_fields, own, counts, whole.index.to_numpy(), numbers)
 
 
 def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -296,8 +296,8 @@ def of_frames(
         rows = data if clients is None else read_frame(data, clients)
         return model, rows, validation if clients is None else read_frame(validation, clients, rows)
     if formula is model:
-        model = formula if is_read else formula.on(data)  # type: ignore[assignment]
-        return model, rows_of(model, data), rows_of(model, validation)
+        ready: Any = formula if is_read else formula.on(data)
+        return ready, rows_of(ready, data), rows_of(ready, validation)
     if not is_read and not formula.has_schema:
         fix = "give the method formula.on(frame), and fit it to the frame"
         raise ValueError(f"the method's formula '{formula.text}' has no schema: {fix}")

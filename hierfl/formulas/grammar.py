@@ -27,7 +27,7 @@ from hierfl.formulas.expressions import (
     Expression,
     Literal,
     Name,
-    Operation,
+    Operator,
 )
 
 CLOSE = {"(": ")", "{": "}"}
@@ -134,7 +134,7 @@ class Reader:
                 what = f"'{expression} {sign.text} {right}' compares twice"
                 fix = "write a product of two comparisons, (0 < x) * (x < 1)"
                 raise self.error(sign.at, f"{what}: {fix}")
-            expression = Operation(sign.text, (expression, right), sign.at)
+            expression = Operator(sign.text, (expression, right), sign.at)
         return expression
 
     def _operand(self) -> Expression:
@@ -152,13 +152,13 @@ class Reader:
         if token.text == "+":
             return self._expression(UNARY)
         if token.text == "-":
-            return Operation("-", (self._expression(UNARY),), token.at)
+            return Operator("-", (self._expression(UNARY),), token.at)
         if token.text in CLOSE:
             inner = self._expression()
             self._close(token)
             if token.text == "{":
                 return Call("I", (inner,), at=token.at)
-            return replace(inner, wrapped=True) if isinstance(inner, Operation) else inner
+            return replace(inner, wrapped=True) if isinstance(inner, Operator) else inner
         if token.text == "." and self.dots:
             return Dot(token.at)
         raise self._unexpected(token)
@@ -219,5 +219,6 @@ class Reader:
 
 
 def _compares(expression: Expression) -> bool:
-    is_operation = isinstance(expression, Operation) and not expression.wrapped
-    return is_operation and expression.sign in COMPARISONS
+    if not isinstance(expression, Operator) or expression.wrapped:
+        return False
+    return expression.sign in COMPARISONS

@@ -25,8 +25,8 @@ from hierfl.formulas.expressions import Call, Name, calls_within, names_in
 from hierfl.formulas.layout import Layout, rows_of_above
 from hierfl.formulas.parameters import LINKS, covariate_family
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import Terms, callee_of, calls, column_of, columns_of
-from hierfl.formulas.writer import INTERCEPT, NO_NAME, Writer
+from hierfl.formulas.terms import TermSum, callee_of, calls, column_of, columns_of
+from hierfl.formulas.writer import INTERCEPT, NO_NAME, ProgramWriter
 
 PROGRAM = "take a Pyro program (docs/recipes.md)"
 # a mean or variance of theirs need not exist, or is no integral
@@ -52,7 +52,7 @@ def check_imputed(declared: Declaration) -> None:
         raise ValueError(fault)
 
 
-def _faults(declared: Declaration, main: Sequence[Terms]) -> Iterator[str]:
+def _faults(declared: Declaration, main: Sequence[TermSum]) -> Iterator[str]:
     """Yield why covariates cannot be imputed, of which `main` are the response's terms."""
     names, family = declared.imputed, declared.family
     words = [NO_NAME.sub("_", name) for name in names]
@@ -94,16 +94,16 @@ def check_known(name: str, mean: float, sd: float, *, above: bool) -> None:
         warnings.warn(f"{what} between and beyond; {fix}", stacklevel=2)
 
 
-def _imputed_factors(terms: Terms) -> list[Call]:
+def _imputed_factors(terms: TermSum) -> list[Call]:
     """Return the factors mi(x) of some terms."""
     factors = chain.from_iterable(product.factors for product in terms.products)
     return [f for f in factors if isinstance(f, Call) and f.callee == "mi"]
 
 
-def _faults_of_terms(terms: Terms) -> Iterator[str]:
+def _faults_of_terms(terms: TermSum) -> Iterator[str]:
     """Yield a product of two covariates, and functions of mi()."""
     for product in terms.products:
-        if len(_imputed_factors(Terms((product,)))) > 1:
+        if len(_imputed_factors(TermSum((product,)))) > 1:
             what = (
                 f"the term '{product.name}' is a product of two covariates that may both be missing"
             )
@@ -120,7 +120,7 @@ def _faults_of_terms(terms: Terms) -> Iterator[str]:
         yield f"'{call}' is a function of mi(): {fix}"
 
 
-def _plain(terms: Terms) -> set[str]:
+def _plain(terms: TermSum) -> set[str]:
     """Return the columns that terms read outside of mi()."""
     factors = chain.from_iterable(product.factors for product in terms.products)
     return {name for f in factors if callee_of(f) != "mi" for name in names_in(f)}
@@ -227,7 +227,7 @@ def fields_of(
 
 
 # ------------------------------------------------------------ the program
-def write_imputed(out: Writer, declared: Declaration, likelihood: str) -> str:
+def write_imputed(out: ProgramWriter, declared: Declaration, likelihood: str) -> str:
     """Write the densities of covariates, and the predictor of rows that lack some; return their likelihood."""
     variances = []
     for name in declared.imputed:

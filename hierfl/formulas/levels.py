@@ -92,7 +92,7 @@ def agreed_column(
 ) -> Column:
     """Return what clients agree on about one column; levels and unit may be known beforehand."""
     first, fault = next(iter(answers)), ""
-    kinds = {answer.kind: client for client, answer in reversed(answers.items())}
+    kinds = {answer.kind: client for client, answer in reversed([*answers.items()])}
     units = {unit: "the declaration"} if unit else {}
     for client, answer in answers.items():
         if answer.unit:

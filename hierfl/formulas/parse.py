@@ -12,15 +12,14 @@ from hierfl.formulas.expressions import (
     Expression,
     Literal,
     Name,
-    Operation,
+    Operator,
     calls_within,
     summands,
     within,
 )
-from hierfl.formulas.functions import ELSEWHERE
 from hierfl.formulas.grammar import Reader, Sides, refused
 from hierfl.formulas.term_reader import Fault, TermReader
-from hierfl.formulas.terms import Terms, callee_of, constant_of, is_constant
+from hierfl.formulas.terms import TermSum, callee_of, constant_of, is_constant
 
 # Addition to the response -> what its column holds.
 ADDITIONS = {
@@ -49,7 +48,7 @@ class Group:
     `kind`: "gr", "escar" or "esicar" of groups with the matrix `cov`; "": they are independent.
     """
 
-    terms: Terms
+    terms: TermSum
     by: tuple[str, ...]
     correlated: bool
     kind: str = ""
@@ -71,7 +70,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Parts:
+class FormulaTree:
     """One formula: its response, the common terms and the groups.
 
     `labels` are the columns of the response; an addition has its column, {"trials": "n"}; `bounds` are
@@ -80,13 +79,13 @@ class Parts:
 
     response: str
     labels: tuple[str, ...]
-    common: Terms
+    common: TermSum
     groups: tuple[Group, ...]
     additions: Mapping[str, str] = field(default_factory=dict)
     bounds: tuple[float, float] | None = None
 
     @property
-    def terms(self) -> tuple[Terms, ...]:
+    def terms(self) -> tuple[TermSum, ...]:
         """The common terms, and then those of each group."""
         return (self.common, *(group.terms for group in self.groups))
 
@@ -96,8 +95,8 @@ class Formulas:
     """The formula of the response, and those of parameters and of `covariates`, by name, with their texts."""
 
     text: str
-    main: Parts
-    others: Mapping[str, Parts] = field(default_factory=dict)
+    main: FormulaTree
+    others: Mapping[str, FormulaTree] = field(default_factory=dict)
     covariates: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
 
@@ -120,14 +119,14 @@ def _parsed(text: str) -> Formulas:
     main = reader.main(first)
     every_call = chain.from_iterable(calls_within(term) for _, term in summands(first.right))
     imputed = {call.args[0] for call in every_call if call.callee == "mi"}
-    others_by_name: dict[str, Parts] = {}
+    others_by_name: dict[str, FormulaTree] = {}
     covariates = []
     for sides in others:
         name, is_covariate = reader.name_of(sides, imputed)
         if name in others_by_name:
             raise refused(text, sides.at, f"'{name}' has two formulas: write one")
         labels = (name, (name,)) if is_covariate else (main.response, main.labels)
-        others_by_name[name] = Parts(*labels, *reader.right(sides.right))
+        others_by_name[name] = FormulaTree(*labels, *reader.right(sides.right))
         covariates += [name] if is_covariate else []
     texts = (first.text, *(sides.text for sides in others))
     return Formulas(text, main, others_by_name, tuple(covariates), texts)
@@ -136,12 +135,12 @@ def _parsed(text: str) -> Formulas:
 class FormulaReader(TermReader):
     """Reads the two sides of the formulas of one text."""
 
-    def main(self, sides: Sides) -> Parts:
+    def main(self, sides: Sides) -> FormulaTree:
         """Return the formula of the response."""
         target, additions, bounds = sides.target, dict[str, str](), None
         if target is None:
             raise refused(self.text, sides.at, "nothing on one side of '~': name the response")
-        if isinstance(target, Operation) and target.sign == "|":
+        if isinstance(target, Operator) and target.sign == "|":
             target, right = target.args
             for sign, addition in summands(right):
                 callee = addition.callee if isinstance(addition, Call) else str(addition)
@@ -152,12 +151,12 @@ class FormulaReader(TermReader):
                 additions |= columns
         if {"cens", "event"} <= additions.keys():
             raise self.error(target, "the response has both cens() and event(): keep one")
-        return Parts(*self._response(target), *self.right(sides.right), additions, bounds)
+        return FormulaTree(*self._response(target), *self.right(sides.right), additions, bounds)
 
     def name_of(self, sides: Sides, imputed: Collection[Expression]) -> tuple[str, bool]:
         """Return what "sigma ~ x" or "x | mi() ~ z" is of, and whether it is a covariate."""
         target = column = sides.target
-        if isinstance(target, Operation) and target.sign == "|":
+        if isinstance(target, Operator) and target.sign == "|":
             column, addition = target.args
             if isinstance(column, Name) and addition == Call("mi", ()):
                 return column.name, True
@@ -174,25 +173,21 @@ class FormulaReader(TermReader):
         """Return the name and the columns of a column or of cbind(a, b, c)."""
         if isinstance(target, Name):
             return target.name, (target.name,)
-        callee = callee_of(target)
-        callee = "p" if isinstance(target, Operation) and target.sign == "/" else callee
         names = tuple(arg.name for arg in getattr(target, "args", ()) if isinstance(arg, Name))
-        if not isinstance(target, Call) or callee != "cbind" or len(names) < len(target.args):
-            fix = (
-                f"write {ELSEWHERE[callee]}" if callee in ELSEWHERE else "make a column of it first"
-            )
+        if callee_of(target) != "cbind" or len(names) < len(getattr(target, "args", ())):
+            fix = "write cbind(a, b, c), successes | trials(n) or time | event(status), or make a column"
             raise self.error(target, f"the response is no column: {fix}")
         if len({*names}) < max(len(names), 2):
             raise self.error(target, "cbind() must name two different columns or more")
         return str(target), names
 
     # -------------------------------------------------------- terms
-    def right(self, right: Expression) -> tuple[Terms, tuple[Group, ...]]:
+    def right(self, right: Expression) -> tuple[TermSum, tuple[Group, ...]]:
         """Return the common terms of a right side, and its groups, each once."""
         common: list[tuple[str, Expression]] = []
-        groups: dict[tuple[str, Terms], Group] = {}
+        groups: dict[tuple[str, TermSum], Group] = {}
         curves: list[tuple[Call, str]] = []
-        if isinstance(right, Operation) and right.is_bar and not right.wrapped:
+        if isinstance(right, Operator) and right.is_bar and not right.wrapped:
             fix = f"write ({right}), with all terms that vary by group inside of them"
             raise self.error(right, f"a bar without parentheses: {fix}")
         for sign, term in summands(right):
@@ -219,9 +214,9 @@ class FormulaReader(TermReader):
         if isinstance(term, Call):
             yield self._matrix_group(term)
             return
-        assert isinstance(term, Operation)
+        assert isinstance(term, Operator)
         terms_side, right = term.args
-        if any(isinstance(inner, Operation) and inner.is_bar for inner in within(terms_side)):
+        if any(isinstance(inner, Operator) and inner.is_bar for inner in within(terms_side)):
             raise self.error(term, "a term has several bars: write one term for each")
         if isinstance(right, Call) and right.callee == "gr":
             if str(terms_side) != "1":
@@ -235,7 +230,7 @@ class FormulaReader(TermReader):
         """Return the columns of each kind of group that stands behind a bar."""
         if isinstance(by, Name):
             return [(by.name,)]
-        if isinstance(by, Operation) and by.sign in (":", "/"):
+        if isinstance(by, Operator) and by.sign in (":", "/"):
             first, second = map(self._columns, by.args)
             if len(second) == 1 and (by.sign == "/" or len(first) == 1):
                 return [*(first if by.sign == "/" else []), first[-1] + second[0]]
@@ -286,8 +281,8 @@ def _faults_of_addition(
     if sign == "-":
         yield addition, "additions are joined by '+', not '-'"
     if callee not in ADDITIONS:
-        fix = ELSEWHERE.get(callee, f"the additions are {', '.join(ADDITIONS)}")
-        yield addition, f"there is no addition '{callee}': {fix}"
+        there = f"the additions are {', '.join(ADDITIONS)}"
+        yield addition, f"there is no addition '{callee}': {there}"
     if callee == "trunc" and _bounds(addition) is None:
         fix = "write trunc(lb=0), trunc(ub=10) or trunc(lb=0, ub=10)"
         yield addition, f"trunc() needs one or two numbers: {fix}"
@@ -301,7 +296,7 @@ def _faults_of_addition(
 def _is_group(term: Expression) -> bool:
     if isinstance(term, Call):
         return term.callee == "car"
-    return isinstance(term, Operation) and term.is_bar
+    return isinstance(term, Operator) and term.is_bar
 
 
 def _factor_smooth(term: Expression) -> tuple[Call, str] | None:

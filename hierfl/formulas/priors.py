@@ -13,7 +13,7 @@ import torch
 from torch.distributions import Distribution
 
 from hierfl.formulas.declaration import Declaration, response_of
-from hierfl.formulas.design_terms import Term
+from hierfl.formulas.design_terms import DesignTerm
 from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.prior_texts import of_text
 from hierfl.formulas.schema import OFFSET, Schema
@@ -102,7 +102,7 @@ def _with_own(priors: Priors, layout: Layout, own: Priors) -> dict[str, Prior]:
     return {name: _chosen(name, prior, layout, own) for name, prior in priors.items()}
 
 
-def _of_steps(term: Term, step: float, schema: Schema) -> dict[str, Prior]:
+def _of_steps(term: DesignTerm, step: float, schema: Schema) -> dict[str, Prior]:
     """Return the priors of a monotonic effect: of the mean step of levels, and of their shares, by curve.
 
     The step of a curve is divided by the root mean square of its first column, which has the scale

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from hierfl.formulas.declaration import Declaration, response_of
-from hierfl.formulas.design_terms import Term
+from hierfl.formulas.design_terms import DesignTerm
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.writer import (
@@ -17,7 +17,7 @@ from hierfl.formulas.writer import (
     INTERCEPT,
     TAKEN,
     THRESHOLDS,
-    Writer,
+    ProgramWriter,
     check_one,
     independent,
     means_of,
@@ -44,7 +44,7 @@ def source(formula: Any) -> str:
     """Return the program of a formula, as a function called `model`."""
     declared, schema, layout = formula.declared, formula.agreed, formula.layout
     outputs = declared.family.outputs(response_of(declared, schema))
-    out, priors, parameters = Writer(), formula.all_priors, [*formula.parameters.values()]
+    out, priors, parameters = ProgramWriter(), formula.all_priors, [*formula.parameters.values()]
     for own in parameters:
         suffixes = (own.layout.suffix, f"_by{own.layout.suffix}")
         out.taken = {*out.taken, *(f"{word}{end}" for word in TAKEN for end in suffixes)}
@@ -76,7 +76,7 @@ def source(formula: Any) -> str:
     return HEAD.format(title=_title(declared, schema)) + "\n".join(out.lines) + "\n"
 
 
-def _likelihood(out: Writer, formula: Any) -> str:
+def _likelihood(out: ProgramWriter, formula: Any) -> str:
     """Return the distribution of a row as code, whose parameters have their Python names."""
     declared, schema = formula.declared, formula.agreed
     likelihood = declared.family.expression(additions_of(declared))
@@ -112,7 +112,7 @@ def additions_of(declared: Declaration) -> tuple[str, ...]:
 
 # ------------------------------------------------------------ sites outside the clients plate
 def _global_sites(
-    out: Writer,
+    out: ProgramWriter,
     declared: Declaration,
     schema: Schema,
     layout: Layout,
@@ -147,7 +147,7 @@ def _global_sites(
         out.sample(group.site, _deviations(out, group, outputs), note=some)
 
 
-def _steps(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: int) -> None:
+def _steps(out: ProgramWriter, term: DesignTerm, priors: Mapping[str, Prior], outputs: int) -> None:
     """Write a monotonic effect, the mean step of levels, the shares of each and their products; or a smooth."""
     if term.smooth:
         from hierfl.formulas.smooths import write_smooth
@@ -167,7 +167,7 @@ def _steps(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: int) -
 
 
 def _group_sites(
-    out: Writer, group: GroupTerm, schema: Schema, priors: Mapping[str, Prior], outputs: int
+    out: ProgramWriter, group: GroupTerm, schema: Schema, priors: Mapping[str, Prior], outputs: int
 ) -> None:
     """Write the standard deviations and correlations of one term with a bar, and groups that are neighbors."""
     size = len(group.entries) * outputs
@@ -193,7 +193,7 @@ def _group_sites(
         out.add(f"pyro.deterministic({group.cor!r}, {lower} @ {lower}.mT)")
 
 
-def _deviations(out: Writer, group: GroupTerm, outputs: int) -> str:
+def _deviations(out: ProgramWriter, group: GroupTerm, outputs: int) -> str:
     """Return the distribution of groups' deviations from zero, one row per group."""
     scale, cor = out.scales[group.site], group.cor and out.named(group.cholesky)
     size = len(group.columns) * outputs
@@ -210,7 +210,7 @@ def _deviations(out: Writer, group: GroupTerm, outputs: int) -> str:
 
 
 # ------------------------------------------------------------ means of own sites
-def _column(out: Writer, layout: Layout, name: str) -> str:
+def _column(out: ProgramWriter, layout: Layout, name: str) -> str:
     """Return the coefficient of one common column as an expression."""
     for term in layout.common.terms:
         if name in term.columns:
@@ -219,7 +219,7 @@ def _column(out: Writer, layout: Layout, name: str) -> str:
     raise KeyError(name)
 
 
-def vector_of(out: Writer, layout: Layout, names: Sequence[str]) -> str:
+def vector_of(out: ProgramWriter, layout: Layout, names: Sequence[str]) -> str:
     """Return the coefficients of some common columns as one vector, (P,) or (P, outputs)."""
     for term in layout.common.terms:
         if term.coords and tuple(names) == term.columns:
@@ -231,7 +231,7 @@ def vector_of(out: Writer, layout: Layout, names: Sequence[str]) -> str:
     return f"torch.stack([{', '.join([_column(out, layout, name) for name in names])}])"
 
 
-def _base(out: Writer, layout: Layout, outputs: int) -> None:
+def _base(out: ProgramWriter, layout: Layout, outputs: int) -> None:
     """Write the predictor of a row whose columns are all zero, which is the intercept as it is reported."""
     start = out.named(layout.sampled_intercept) if layout.has_intercept else ""
     if layout.read:
@@ -253,7 +253,7 @@ def _base(out: Writer, layout: Layout, outputs: int) -> None:
         out.add(f"pyro.deterministic({layout.intercept!r}, base{layout.suffix})")
 
 
-def _own(out: Writer, layout: Layout, term: GroupTerm, outputs: int) -> None:
+def _own(out: ProgramWriter, layout: Layout, term: GroupTerm, outputs: int) -> None:
     """Write one local site: the client's own coefficients."""
     means = [_mean(out, layout, term, name, outputs) for name in term.columns]
     scale, cor = out.scales[term.site], term.cor and out.named(term.cholesky)
@@ -271,7 +271,7 @@ def _own(out: Writer, layout: Layout, term: GroupTerm, outputs: int) -> None:
         out.sample(term.site, f"dist.Normal(loc, {scale}).to_event(1)")
 
 
-def _mean(out: Writer, layout: Layout, term: GroupTerm, name: str, outputs: int) -> str:
+def _mean(out: ProgramWriter, layout: Layout, term: GroupTerm, name: str, outputs: int) -> str:
     """Return the mean of one own coefficient: the common one, and what lies above the client."""
     if layout.own.get(name) is not term:
         return "torch.zeros(())"
@@ -290,7 +290,7 @@ def _mean(out: Writer, layout: Layout, term: GroupTerm, name: str, outputs: int)
 
 
 # ------------------------------------------------------------ the predictor
-def _predictor(out: Writer, schema: Schema, layout: Layout, outputs: int) -> None:
+def _predictor(out: ProgramWriter, schema: Schema, layout: Layout, outputs: int) -> None:
     summands = [] if INTERCEPT in layout.own else [f"base{layout.suffix}"]
     if layout.common.offsets:
         summands.append("batch.offset[..., None]" if outputs > 1 else "batch.offset")
@@ -322,7 +322,7 @@ def _product(rows: str, coefficients: str, outputs: int) -> str:
     return f"({rows} * {coefficients}).sum(-1)"
 
 
-def _of_groups(out: Writer, layout: Layout, term: GroupTerm, outputs: int) -> str:
+def _of_groups(out: ProgramWriter, layout: Layout, term: GroupTerm, outputs: int) -> str:
     """Return what the groups of a term add to the predictor of each row."""
     value, index = out.named(term.site), f"batch.{term.index}"
     if term.place == "within":

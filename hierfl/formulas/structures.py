@@ -33,7 +33,7 @@ from hierfl.models.priors import Prior
 if TYPE_CHECKING:
     from hierfl.formulas.declaration import Declaration
     from hierfl.formulas.layout import GroupTerm
-    from hierfl.formulas.writer import Writer
+    from hierfl.formulas.writer import ProgramWriter
 
 Known = tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]  # names, and rows of a matrix
 NEAR_ONE = 1.0 - 1e-7  # of w: the precision has no zero at rho = 1
@@ -135,7 +135,7 @@ def structures(
 
 # ------------------------------------------------------------ the program
 def write_structure(
-    out: Writer, group: GroupTerm, schema: Schema, priors: Mapping[str, Prior], outputs: int
+    out: ProgramWriter, group: GroupTerm, schema: Schema, priors: Mapping[str, Prior], outputs: int
 ) -> None:
     """Write the values of groups with a structure, whose sd stands above."""
     check_one(group.group.text, outputs, f"take (1 | {group.group.name})")

@@ -11,14 +11,13 @@ from hierfl.formulas.expressions import (
     Expression,
     Literal,
     Name,
-    Operation,
+    Operator,
     calls_within,
     summands,
     within,
 )
 from hierfl.formulas.functions import (
     CODINGS,
-    ELSEWHERE,
     FUNCTIONS,
     OPTIONS,
     OTHERS,
@@ -29,7 +28,7 @@ from hierfl.formulas.grammar import refused
 from hierfl.formulas.terms import (
     Factor,
     Product,
-    Terms,
+    TermSum,
     callee_of,
     constant_of,
     is_constant,
@@ -59,18 +58,18 @@ class TermReader:
         for at, message in faults:
             raise self.error(at, message)
 
-    def terms(self, expressions: Iterable[tuple[str, Expression]]) -> Terms:
+    def terms(self, expressions: Iterable[tuple[str, Expression]]) -> TermSum:
         """Return the terms of a sum, which has an intercept unless it is taken away."""
         total: Sum = {frozenset(): Product()}
         for sign, expression in expressions:
             self._add(total, sign, expression, top=True)
         self.refuse(_faults_of_names(total.values()))
-        return Terms(tuple(total.values()))
+        return TermSum(tuple(total.values()))
 
     # -------------------------------------------------------- sums
     def _add(self, total: Sum, sign: str, expression: Expression, *, top: bool) -> None:
         """Add a term to a sum, or take it away."""
-        if isinstance(expression, Operation) and expression.is_minus:
+        if isinstance(expression, Operator) and expression.is_minus:
             if not _is_intercept(expression.args[0]):
                 raise self.error(expression, "two signs in a row: keep one")
             sign, expression = {"+": "-", "-": "+"}[sign], expression.args[0]
@@ -97,21 +96,21 @@ class TermReader:
             self.refuse(_faults_of_call(expression))
         if isinstance(expression, Name | Call):
             return _once([(expression,)])
-        if isinstance(expression, Operation) and expression.is_bar:
+        if isinstance(expression, Operator) and expression.is_bar:
             raise self.error(expression, "a bar stands inside of other parentheses: take it out")
-        if isinstance(expression, Operation) and expression.is_sum and expression.wrapped:
+        if isinstance(expression, Operator) and expression.is_sum and expression.wrapped:
             total: Sum = {}
-            for sign, summand in summands(Operation(expression.sign, expression.args)):
+            for sign, summand in summands(Operator(expression.sign, expression.args)):
                 self.refuse([_arithmetic(summand)] if inside and _is_intercept(summand) else [])
                 self._add(total, sign, summand, top=False)
             return total
-        if isinstance(expression, Operation) and expression.sign == "**":
+        if isinstance(expression, Operator) and expression.sign == "**":
             return self._power(expression)
-        if isinstance(expression, Operation) and expression.sign in (":", "*", "/"):
+        if isinstance(expression, Operator) and expression.sign in (":", "*", "/"):
             return self._product(expression)
         raise self.error(*_arithmetic(expression))
 
-    def _product(self, expression: Operation) -> Sum:
+    def _product(self, expression: Operator) -> Sum:
         """Return the terms of a * b, a:b or a / b."""
         factors = [*_factors(expression)]
         if any(isinstance(arg, Literal) for arg in expression.args):
@@ -127,11 +126,11 @@ class TermReader:
         main = {"*": first | second, "/": first, ":": {}}[expression.sign]
         return self._with_products(main, crossed)
 
-    def _power(self, expression: Operation) -> Sum:
+    def _power(self, expression: Operator) -> Sum:
         """Return the terms of a sum, and all their products of up to so many."""
         base, power = expression.args
         size = power.value if isinstance(power, Literal) else 0
-        is_sum = isinstance(base, Operation) and base.is_sum and not base.is_minus
+        is_sum = isinstance(base, Operator) and base.is_sum and not base.is_minus
         if not is_sum or not isinstance(size, int) or size < 1:
             raise self.error(*_arithmetic(expression))
         total = self._products(base, inside=True)
@@ -183,7 +182,7 @@ def _alone(call: Expression) -> Fault:
 def _faults_of_call(call: Call) -> Iterator[Fault]:
     """Yield why the formula cannot have a call, or one in its arguments."""
     for part in within(call):
-        if isinstance(part, Operation) and (part.is_bar or part.sign == ":"):
+        if isinstance(part, Operator) and (part.is_bar or part.sign == ":"):
             yield part, f"no calculation has '{part.sign}': write a product as x * z"
     for inner in calls_within(call):
         if inner is not call and inner.callee == "offset":
@@ -199,7 +198,7 @@ def _faults_of_function(call: Call) -> Iterator[Fault]:
     if name not in FUNCTIONS_HERE and name.removeprefix("np.") not in FUNCTIONS:
         names = ", ".join(sorted(FUNCTIONS_HERE - {"offset", "I"}))
         fix = f"make a column of it, write a column's name in backticks, or use one of {names}"
-        yield call, f"there is no function '{name}': {ELSEWHERE.get(name, fix)}"
+        yield call, f"there is no function '{name}': {fix}"
     if not call.args:
         yield call, f"{name}() has no argument: write {name}(column)"
     first, *others = call.args
@@ -257,7 +256,7 @@ def _is_intercept(expression: Expression) -> bool:
 
 
 def _factors(expression: Expression) -> Iterator[Expression]:
-    if isinstance(expression, Operation) and expression.sign in (":", "*", "/"):
+    if isinstance(expression, Operator) and expression.sign in (":", "*", "/"):
         yield from chain.from_iterable(map(_factors, expression.args))
     else:
         yield expression

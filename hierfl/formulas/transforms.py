@@ -79,7 +79,7 @@ def warn_far(text: str, values: Values, low: float, high: float) -> None:
 
 
 @dataclass(frozen=True)
-class Sums:
+class ColumnSums:
     """A client's count, sum and sum of squares of one argument."""
 
     count: Count
@@ -87,12 +87,12 @@ class Sums:
     squares: float
 
 
-def sums(values: Values) -> Sums:
+def sums(values: Values) -> ColumnSums:
     """Return a client's count, sum and sum of squares."""
-    return Sums(len(values), float(values.sum()), float((values**2).sum()))
+    return ColumnSums(len(values), float(values.sum()), float((values**2).sum()))
 
 
-def moments(sums_of_clients: Sequence[Sums]) -> tuple[float, float]:
+def moments(sums_of_clients: Sequence[ColumnSums]) -> tuple[float, float]:
     """Return mean and sd over all clients, the sd with n in the denominator."""
     count, total, squares = 0, 0.0, 0.0
     for own in sums_of_clients:
