@@ -15,7 +15,7 @@ from hierfl.core.intervals import PROB, check_prob, least_draws, percent
 from hierfl.data.absent import Sites
 from hierfl.data.clients import ClientData
 from hierfl.formulas.declaration import response_of
-from hierfl.formulas.design_terms import Term
+from hierfl.formulas.design_terms import DesignTerm
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.parameter_layouts import Parameter
@@ -104,7 +104,7 @@ class CoefficientDraws:
         empty = torch.zeros(self.count, 0, self.outputs, dtype=torch.float64)
         return torch.cat(coefficients, 1) if coefficients else empty
 
-    def _of(self, term: Term) -> Tensor:
+    def _of(self, term: DesignTerm) -> Tensor:
         """Return the coefficients of a common term, (S, *shape)."""
         if term.by_step:  # it moves thresholds, and not the predictor
             return torch.zeros(self.count, len(term.columns), dtype=torch.float64)

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from hierfl.formulas.columns import Kind
 from hierfl.formulas.functions import CODINGS
 from hierfl.formulas.parameters import covariate_family, family_of_parameter
-from hierfl.formulas.parse import Formulas, Group, Parts
+from hierfl.formulas.parse import Formulas, FormulaTree, Group
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import Terms, bare_columns, calls, column_of, columns_of
+from hierfl.formulas.terms import TermSum, bare_columns, calls, column_of, columns_of
 from hierfl.models.families import Response, ResponseFamily
 
 Missing = Literal["refuse", "drop"]
@@ -35,7 +35,7 @@ class Declaration:
         return self.formulas.text
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> FormulaTree:
         """The formula of the response."""
         return self.formulas.main
 
@@ -52,12 +52,12 @@ class Declaration:
         return declared
 
     @property
-    def every_parts(self) -> tuple[Parts, ...]:
+    def every_parts(self) -> tuple[FormulaTree, ...]:
         """The formula of the response, and those of parameters."""
         return (self.parts, *self.formulas.others.values())
 
     @cached_property
-    def described(self) -> tuple[Terms, ...]:
+    def described(self) -> tuple[TermSum, ...]:
         """The common terms, those of each group, then those of parameters."""
         return tuple(chain.from_iterable(parts.terms for parts in self.every_parts))
 

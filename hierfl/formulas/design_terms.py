@@ -47,7 +47,7 @@ class Smooth:
 
 
 @dataclass(frozen=True)
-class Term:
+class DesignTerm:
     """A term and the names of its columns, such as "sex[male]"; `coords` has those in brackets, "male".
 
     `parts` says what it is made of: a column called "x:z" is not the product of x and z.

@@ -15,6 +15,7 @@ from hierfl.core.process import unpickled
 from hierfl.core.tables import shown_as
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
+from hierfl.data.expected import read_frame
 from hierfl.diagnostics.summary import brief, summary
 from hierfl.effects import METHODS
 from hierfl.engine.federation import Federation
@@ -106,9 +107,12 @@ class Fit:
         return self.federation.server.last(self.progress.server, clock)
 
     def _rows(self, rows: ClientData | Frames, *, matched: bool = True) -> Any:
-        """Return rows as the program reads them: frames are for a fit of a `hierfl.formula`."""
+        """Return rows as the program reads them; frames are read as those that were fitted."""
         if isinstance(rows, ClientData):
             return rows
+        fitted = self.federation.data
+        if fitted.frame_rows is not None and fitted.frame_rows.clients:
+            return read_frame(rows, fitted.frame_rows.clients, fitted)
         from hierfl.formulas.formula import rows_of  # with pandas
 
         return rows_of(self.method.model, rows, self.clients, asked=matched)

@@ -6,16 +6,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 
 import hierfl
-from hierfl import ClientData
+from hierfl import ClientBatch, ClientData
+from hierfl.data.consistency import OF_A_BATCH
 from tests.programs import fit, three
 
 read = ClientData.from_frame
@@ -55,6 +59,66 @@ def test_rows_come_back_as_the_frame_that_they_were_read_from() -> None:
     )
     expected = frame.assign(beds=[2, 8, 2]).iloc[[1, 0, 2]].reset_index(drop=True)
     assert data.frame("who").rename(columns={"y": "smokes"})[expected.columns].equals(expected)
+
+
+def test_without_fields_every_column_is_one() -> None:
+    data = read(table(), "who", client_fields={"own": ["beds", "kind"]})
+    assert list(data.fields) == ["size", "sex", "grade", "y"]
+    assert data.levels["sex"] == ("f", "m") and data.client_fields["own"].shape == (2, 2)
+
+
+def test_no_field_is_hidden_by_a_batch() -> None:
+    parts = {name for name in dir(ClientBatch) if not name.startswith("_")}
+    assert parts | {part.name for part in dataclass_fields(ClientBatch)} == OF_A_BATCH
+    with pytest.raises(ValueError, match=r"field 'counts' .* batch.counts: rename it"):
+        read(table().assign(counts=1), "who")
+
+
+def by_age(batch: ClientBatch) -> None:
+    mu, slope = (pyro.sample(name, dist.Normal(0.0, 2.0)) for name in ("mu", "slope"))
+    with batch.clients():
+        own = pyro.sample("own", dist.Normal(mu, 1.0))
+        with batch.data():
+            loc = own + slope * batch.age + 0.5 * batch.sex
+            pyro.sample("y", dist.Normal(loc, 1.0), obs=batch.y)
+
+
+def test_a_program_reads_a_frame_as_a_formula_does(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    columns = {"h": rng.choice([*"cab"], 30), "age": rng.normal(size=30), "y": rng.normal(size=30)}
+    frame = pd.DataFrame(columns, index=rng.permutation(30) + 100)
+    frame["sex"] = rng.choice(["f", "m"], 30)
+    fitted = hierfl.fit(by_age, frame, clients="h", rounds=1)
+    data = read(frame, "h", y="y", age="age", sex="sex")
+    means = hierfl.fit(by_age, data, rounds=1).predict(data, draws=9).mean
+    method, run = hierfl.methods.fedsvi(by_age), {"rounds": 1, "eval_every": 1}
+    scores = [
+        hierfl.fit(method, rows, validation=rows, clients=clients, **run).history.iloc[:, -1]
+        for rows, clients in ((frame, "h"), (data, None))
+    ]
+    assert scores[0].equals(scores[1])
+    order = frame.h.argsort(kind="stable").to_numpy().copy()
+    fitted.save(tmp_path / "fit", with_data=True)
+    for again in (fitted, hierfl.load(tmp_path / "fit", method=fitted.method)):
+        predicted = again.predict(frame, draws=9)
+        assert torch.equal(predicted.mean[order], means)
+        assert predicted.frame().index.tolist() == frame.index.tolist()
+        men = frame[frame.sex == "m"].drop(columns="y")  # coded as those that were fitted
+        alone = again.predict(men, draws=9).mean
+        assert torch.allclose(alone, predicted.mean[torch.tensor((frame.sex == "m").to_numpy())])
+        assert again.personalize(frame.assign(h="new")).clients == ("new",)
+
+
+def test_a_frame_needs_its_column_of_clients_once() -> None:
+    frame = pd.DataFrame({"h": ["a", "b"], "age": [1.0, 2.0], "sex": [0, 1], "y": [1.0, 2.0]})
+    formula = hierfl.formula("y ~ age + (1 | h)", clients="h")
+    for model, data, clients, message in (
+        (by_age, frame, None, r"or name the column, hierfl.fit\(..., clients='client'\)"),
+        (by_age, read(frame, "h"), "h", "data is a ClientData: leave clients= out"),
+        (formula, frame, "sex", "clients is 'sex', and 'h' of the formula"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            hierfl.fit(model, data, clients=clients, rounds=1)
 
 
 def test_client_fields_have_one_value_per_client() -> None:
