@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hierfl.cli.messages import show_files, show_wide, stopped, unwritable
+from hierfl.core.extras import extras_for
 
 
 def methods() -> None:
@@ -94,7 +95,7 @@ def data_get(
 
     try:
         get(name, folder, typer.echo)
-    except (ValueError, ImportError, ConnectionError) as error:
+    except (ValueError, ConnectionError) as error:
         raise stopped(str(error)) from error
     except OSError as error:
         raise unwritable(folder or Path(), error) from error
@@ -145,7 +146,8 @@ def serve(
     ] = None,
 ) -> None:
     """Answer the messages of a SuperNode started with --isolation process, until it stops."""
-    from hierfl.flower.serving import serve as served
+    with extras_for("hierfl node serve"):
+        from hierfl.flower.serving import serve as served
 
     try:
         read = [None if file is None else file.read_bytes() for file in (root_certificates, secret)]
