@@ -16,6 +16,7 @@ from mkdocs.structure.files import File, Files
 sys.path.insert(0, str(Path(__file__).parent))
 import gallery
 import groups
+import outputs
 import pages
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +103,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         inside = "index.md" if name == "README.md" else inside
         return f"]({_relative(inside, base)}{hash_}{anchor})"
 
-    return LINK.sub(led, markdown)
+    made = LINK.sub(led, markdown)
+    return outputs.with_outputs(made) if source in outputs.EXECUTED else made
 
 
 def _unescaped(code: re.Match[str]) -> str:
