@@ -44,8 +44,8 @@ node = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"hierfl {version('hierfl')}")
         raise typer.Exit
 

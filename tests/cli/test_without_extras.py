@@ -83,7 +83,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     printed: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
