@@ -19,7 +19,7 @@ from hierfl.runs import chosen
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 GALLERY = DOCS / "gallery"
-QUICK = ("eight_schools", "own_method", "toy_regression")  # of the gallery
+QUICK = ("eight_schools", "toy_regression")  # of the gallery
 CONFIG = (ROOT / "mkdocs.yml").read_text()
 
 
