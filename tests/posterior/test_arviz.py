@@ -113,7 +113,10 @@ def test_predictive_labels_follow_the_predictive_distribution(ill: Fit) -> None:
     assert found["observed_data"]["ill"].values.tolist() == rows.fields["ill"].tolist()
     alone: Any = ill.posterior_predictive(4000, rows=ill.federation.data.select(["north"]), seed=1)
     there = drawn["row_client"].values == "north"
-    assert np.array_equal(np.concatenate(alone["posterior_predictive"]["ill"].values), np.concatenate(drawn.values)[:, there])
+    assert np.array_equal(
+        np.concatenate(alone["posterior_predictive"]["ill"].values),
+        np.concatenate(drawn.values)[:, there],
+    )
     unlabeled: Any = ill.posterior_predictive(3, rows=rows.without("ill"))
     assert "observed_data" not in unlabeled
 
@@ -133,7 +136,10 @@ def test_rows_in_place_of_draws_name_the_call_that_takes_them(ill: Fit, name: st
 @pytest.mark.usefixtures("global_generator_untouched")
 def test_prior_draws_have_the_moments_of_the_prior(ill: Fit) -> None:
     found: Any = ill.prior(4000, predictive=True)
-    loc, slope = np.concatenate(found["prior"]["loc"].values), np.concatenate(found["prior"]["slope"].values)
+    loc, slope = (
+        np.concatenate(found["prior"]["loc"].values),
+        np.concatenate(found["prior"]["slope"].values),
+    )
     assert np.abs(loc.std(0) - 1.0).max() < 0.05
     within = slope - loc[:, None]
     assert np.abs(within.std(0) - 0.7).max() < 0.05, (
