@@ -20,19 +20,29 @@ def with_outputs(markdown: str) -> str:
     import nbformat
     from nbclient import NotebookClient
 
-    cells = [nbformat.v4.new_code_cell(code) for code in BLOCK.findall(markdown)]
+    cells = [
+        nbformat.v4.new_code_cell(code) for code in BLOCK.findall(markdown)
+    ]
     notebook = nbformat.v4.new_notebook(cells=cells)
     with tempfile.TemporaryDirectory() as folder:
         where = {"metadata": {"path": folder}}
-        NotebookClient(notebook, kernel_name="python3", timeout=600, resources=where).execute()
+        NotebookClient(
+            notebook, kernel_name="python3", timeout=600, resources=where
+        ).execute()
     outputs = iter([cell.outputs for cell in notebook.cells])
     return BLOCK.sub(lambda block: block[0] + shown(next(outputs)), markdown)
 
 
 def shown(outputs: list[Any]) -> str:
     """Return the standard output and the pictures of a block, as Markdown."""
-    text = "".join(out["text"] for out in outputs if out.get("name") == "stdout")
-    lines = f'\n```text title="Output"\n{text.rstrip()}\n```\n' if text.strip() else ""
+    text = "".join(
+        out["text"] for out in outputs if out.get("name") == "stdout"
+    )
+    lines = (
+        f'\n```text title="Output"\n{text.rstrip()}\n```\n'
+        if text.strip()
+        else ""
+    )
     pictures = (out.get("data", {}).get("image/png") for out in outputs)
     images = (
         f'\n<img alt="what the code above draws" src="data:image/png;base64,{picture.strip()}">\n'
