@@ -29,6 +29,7 @@ EXAMPLES = {  # file -> text that its output must contain
     "recipes/ordinal.py": "switzerland",
     "recipes/three_levels.py": "strongest in",
     "recipes/two_kinds_of_clients.py": "what it adds there",
+    "simulate_hospitals.py": "P9642,north,75.0",
     "unlabeled_clients.py": "without labels",
 }
 

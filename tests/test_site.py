@@ -18,7 +18,7 @@ from hierfl.runs import chosen
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 GALLERY = DOCS / "gallery"
-QUICK = ("eight_schools", "own_method", "toy_regression")  # of the gallery
+QUICK = ("eight_schools", "toy_regression")  # of the gallery
 CONFIG = (ROOT / "mkdocs.yml").read_text()
 
 
@@ -115,3 +115,15 @@ def test_nothing_is_fetched_from_elsewhere() -> None:
 def test_the_version_is_that_of_the_package() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_outputs_stand_below_the_blocks_that_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS / "tools")
+    outputs = importlib.import_module("outputs")
+    printed = [{"name": "stdout", "text": "a table\n"}, {"name": "stderr", "text": "10 s so far"}]
+    drawn = [{"data": {"image/png": "AAAA\n"}}]
+    assert outputs.shown(printed) == '\n```text title="Output"\na table\n```\n'
+    assert "data:image/png;base64,AAAA" in outputs.shown(drawn) and outputs.shown([]) == ""
+    pages = {f"docs/{page}" for page in outputs.EXECUTED} - {"docs/index.md"}
+    assert all((ROOT / page).is_file() for page in pages)
+    assert CONFIG.count("tutorial") == len(pages)

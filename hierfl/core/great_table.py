@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from hierfl.core.arguments import spelled
+from hierfl.core.extras import extras_for
 from hierfl.core.tables import Shown, cell, has_names
 
 LABEL, GROUP = " ", "  "  # columns of the names of rows, and of the headings of tables
@@ -30,16 +31,12 @@ def great_table(result: Any) -> Any:
         A `great_tables.GT`.
 
     Raises:
-        ModuleNotFoundError: great_tables is not installed: `pip install 'hierfl[tables]'`.
+        ModuleNotFoundError: great_tables is not installed: `pip install "hierfl[tables]"`.
         TypeError: the result is none that is printed as a table.
         ValueError: two columns of a frame have one name.
     """
-    try:
+    with extras_for("great_table"):
         from great_tables import GT
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "great_tables is not installed: pip install 'hierfl[tables]'", name="great_tables"
-        ) from error
     shown = _shown(result)
     frames = [] if shown.frame is None else [("", shown.frame)]
     frames += shown.tables

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hierfl.core.arguments import expect_count, expect_integer
+from hierfl.core.extras import extras_for
 from hierfl.data.arrays import Array, masked_in
 
 LEFT_OUT = -1
@@ -76,12 +77,9 @@ def from_flwr_datasets(
     kind: str, codes: Ids, num_clients: int, seed: int, advice: str, **options: Any
 ) -> Tensor:
     """Partition shuffled rows by flwr-datasets, which cuts each class in the order of its rows."""
-    try:
+    with extras_for("this partition"):
         import datasets
         from flwr_datasets import partitioner
-    except ImportError as error:
-        fix = "install it with pip install 'hierfl[data]'"
-        raise ImportError(f"this partition needs flwr-datasets: {fix}") from error
     order = generator_of(seed).permutation(len(codes))
     maker = getattr(partitioner, f"{kind}Partitioner")(
         num_clients, "label", shuffle=False, seed=numpy_seed(seed), **options

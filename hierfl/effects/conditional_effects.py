@@ -46,10 +46,13 @@ class ConditionalEffects(Answer):
         """Draw the effects: lines with bands along a number, points with intervals at levels.
 
         Args:
-            ax: axes to draw on. Default None: new ones.
+            ax: axes to draw on. Default None: new ones. With `by` and several clients, a panel for
+                each client; the axes of the first are returned.
         """
-        from hierfl.plots.effects import conditional_effect, new_axes
+        from hierfl.plots.effects import PANELS, client_panels, conditional_effect, new_axes
 
+        if ax is None and self.by and 1 < self.frame["client"].nunique() <= PANELS:
+            return client_panels(self.frame, self.variable, self.by, self.label)
         axes = new_axes(ax)
         return conditional_effect(axes, self.frame, self.variable, by=self.by, label=self.label)
 

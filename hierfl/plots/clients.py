@@ -76,10 +76,10 @@ def client_forest(
 def _prior_band(ax: Axes, band: Floats, order: NDArray[np.intp], tails: list[float]) -> None:
     at = np.arange(len(order), dtype=float)
     ends = np.quantile(band, tails, axis=0)
-    left, center, right = (np.broadcast_to(ends[i], len(order)) for i in (0, 2, 4))
+    low, center, high = (np.broadcast_to(ends[i], len(order)) for i in (0, 2, 4))
     if band.ndim == 2:
-        left, center, right = left[order], center[order], right[order]
-    ax.barh(at, right - left, left=left, height=1.0, color=BAND, label="global prior", zorder=1)
+        low, center, high = low[order], center[order], high[order]
+    ax.barh(at, high - low, left=low, height=1.0, color=BAND, label="global prior", zorder=1)
     ax.vlines(center, at - 0.5, at + 0.5, color=GRAY, linewidth=1.0, zorder=2)
 
 
@@ -161,14 +161,17 @@ def prior_and_clients(ax: Axes, prior: ArrayLike, draws: ArrayLike, names: Seque
     height = _kde(prior, grid)
     ax.fill_between(grid, height, color=BAND, linewidth=0.0, zorder=1)
     ax.plot(grid, height, color="black", linewidth=2.2, label="global prior", zorder=3)
-    few = len(names) <= len(COLORS)
+    colored = len(names) <= len(COLORS)
     for k, name in enumerate(names):
-        style: dict[str, Any] = {"color": COLORS[k if few else 0], "linewidth": 1.4 if few else 0.7}
-        style |= {
-            "alpha": 1.0 if few else 0.55,
-            "linestyle": ("-", "--", "-.", (0, (1, 1)))[k % 4] if few else "-",
+        style: dict[str, Any] = {
+            "color": COLORS[k if colored else 0],
+            "linewidth": 1.4 if colored else 0.7,
         }
-        label = name if few else ("a client" if k == 0 else None)
+        style |= {
+            "alpha": 1.0 if colored else 0.55,
+            "linestyle": ("-", "--", "-.", (0, (1, 1)))[k % 4] if colored else "-",
+        }
+        label = name if colored else ("a client" if k == 0 else None)
         ax.plot(grid, _kde(values[:, k], grid), label=label, zorder=2, **style)
     ax.set(xlim=(grid[0], grid[-1]), ylim=(0.0, None), ylabel="density")
     ax.set_yticks([])
@@ -189,8 +192,8 @@ def _kde(values: Floats, grid: Floats) -> Floats:
     """Return a Gaussian kernel density estimate at `grid`; zero where all values are equal."""
     if float(values.std()) < 1e-12 * max(1.0, float(np.abs(values).max())):
         return np.zeros_like(grid)  # a point mass has no density
-    found: Floats = gaussian_kde(values)(grid)
-    return found
+    density: Floats = gaussian_kde(values)(grid)
+    return density
 
 
 def client_map(
@@ -224,13 +227,13 @@ def client_map(
             f"in {int((sd > 0).sum())} columns"
         )
     scale = sd if unit is None else np.asarray(unit, dtype=float)
-    apart = (values - values.mean(0))[:, sd > 0.0] / scale[sd > 0.0]
-    left, singular, _ = np.linalg.svd(apart, full_matrices=False)  # principal components
-    at, share, kept = np.zeros((len(names), 2)), np.zeros(2), min(2, len(singular))
-    at[:, :kept] = left[:, :kept] * singular[:kept]
+    scaled = (values - values.mean(0))[:, sd > 0.0] / scale[sd > 0.0]
+    scores, singular, _ = np.linalg.svd(scaled, full_matrices=False)  # principal components
+    at, share, rank = np.zeros((len(names), 2)), np.zeros(2), min(2, len(singular))
+    at[:, :rank] = scores[:, :rank] * singular[:rank]
     # the sign of a component is arbitrary: make its largest entry positive
     at *= np.where(np.abs(at).max(0) == at.max(0), 1.0, -1.0)
-    share[:kept] = (singular**2 / (singular**2).sum())[:kept]
+    share[:rank] = (singular**2 / (singular**2).sum())[:rank]
     count = np.ones(len(names)) if rows is None else np.asarray(rows, dtype=float)
     size = mark_areas(count, largest=110.0)
     ax.axhline(0.0, color=BAND, linewidth=0.8, zorder=0)

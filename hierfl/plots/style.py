@@ -25,5 +25,5 @@ def plain(ax: Axes) -> Axes:
 
 def mark_areas(rows: NDArray[np.float64], *, largest: float) -> NDArray[np.float64]:
     """Return areas of marks proportional to `rows`: `largest` at most, 6 at least to be visible."""
-    found: NDArray[np.float64] = np.maximum(largest * rows / rows.max(), 6.0)
-    return found
+    areas: NDArray[np.float64] = np.maximum(largest * rows / rows.max(), 6.0)
+    return areas
