@@ -26,7 +26,7 @@ from hierfl.engine.rounds import adapt
 from hierfl.optimizers import SGD
 from hierfl.program.program import stacked
 from hierfl.runs.result import Fit
-from tests.methods.cases import METHODS, cohort
+from tests.methods.cases import METHODS, cohort, first_word
 from tests.programs import FAMILIES, federation, fit, read, regression
 from tests.summaries import programs
 from tests.summaries.programs import people
@@ -98,10 +98,11 @@ def test_particles_are_pooled_too(family: str) -> None:
 
 SLOW = ("bfi", "fedep", "fedep shared", "fedlaplace", "pvi", "two_stage")
 # quick ones: test_ten_rounds.py, test_fedep.py, test_two_stage.py
+QUICK = {first_word(name): name for name in METHODS if name not in SLOW}.values()  # one of each
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in METHODS]
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
 )
 def test_every_method_in_every_way(name: str) -> None:
     """One client after another; and in chunks of clients in another order."""
