@@ -183,13 +183,10 @@ def _made(
     groups = tuple(sorted(groups, key=lambda name: name == MISSING))
     if not groups:
         raise ValueError(f"no client has a group of {least} rows or more: nothing may leave")
-    every = f"({ALL})" if ALL in groups else ALL
-    shown = [(every, groups)]
-    if by is not None:
-        shown = [*((name, (name,)) for name in groups), *shown]
+    alone = [(name, (name,)) for name in groups if by is not None]
     lines, words = [], {}
     forms = {column: _form(column, answers, least) for column in columns}
-    for name, some in shown:
+    for name, some in [*alone, (f"({ALL})" if ALL in groups else ALL, groups)]:
         tables = [
             (answer, group) for answer in answers.values() for group in some if group in answer.rows
         ]

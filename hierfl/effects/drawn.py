@@ -254,9 +254,7 @@ def drawn(
     over = getattr(fit, "here", None)  # of a run over nodes
     whole: Any = fit if over is None else over
     expect_fit(whole)
-    least = least_draws(prob)
-    if expect_count(draws, "draws") < least:
-        raise ValueError(f"draws is {draws}: a {percent(prob)} interval needs {least} or more")
+    _check_draws(draws, prob)
     model = whole.method.model
     if not isinstance(model, Formula):
         raise TypeError(
@@ -268,22 +266,24 @@ def drawn(
     else:
         keep = global_sites(whole.program) if over is not None else known_sites(whole)
         sites = posterior_draws(whole, draws=draws, seed=seed, keep=keep)
-    own = {name: value.detach().double() for name, value in sites.own.items()}
-    coefficients = CoefficientDraws(
-        model,
-        whole.clients if over is None else (),  # own coefficients are at the nodes
-        whole.federation.data,
-        {name: value.detach().double() for name, value in sites.shared.items()},
-        Sites(own) if over is None and lacks_rows(whole) else own,
-        seed=seed,
-        prob=prob,
+    shared, own = (
+        {name: value.detach().double() for name, value in of.items()}
+        for of in (sites.shared, sites.own)
     )
+    own = Sites(own) if over is None and lacks_rows(whole) else own
+    clients = whole.clients if over is None else ()  # own coefficients are at the nodes
+    data = whole.federation.data
+    coefficients = CoefficientDraws(model, clients, data, shared, own, seed=seed, prob=prob)
     if over is None or client is None or client == NEW:
         return coefficients
-    over_nodes: Any = fit
+    at_nodes: Any = fit
     names = None if client == EACH else [client] if isinstance(client, str) else client
-    with_own: CoefficientDraws = over_nodes.with_own(coefficients, what, names)
-    return with_own
+    return at_nodes.with_own(coefficients, what, names)
+
+
+def _check_draws(draws: int, prob: float) -> None:
+    if expect_count(draws, "draws") < (least := least_draws(prob)):
+        raise ValueError(f"draws is {draws}: a {percent(prob)} interval needs {least} or more")
 
 
 def _name(model: Any) -> str:

@@ -151,19 +151,14 @@ def _made(
             times_of.setdefault(client if by == formula.clients else group, []).append(times)
     if not times_of:
         raise ValueError(f"no client has {least} rows with {least} events: nothing may leave")
-    names = (
-        tuple(times_of) if by == formula.clients else ordered(times_of) if by else tuple(times_of)
-    )
+    names = tuple(times_of) if by in (None, formula.clients) else ordered(times_of)
     frames, lines = [], []
     for group in names:
         curve = _exact(times_of[group]) if least == 1 else _life_table(times_of[group])
         curve = with_ends(curve, prob)
         frames.append(curve.assign(group=group))
-        line = {
-            "rows": sum(answer.rows for answer in times_of[group]),
-            "events": curve["events"].sum(),
-        }
-        lines.append({"group": group, **line, **_median(curve)})
+        counts = {"rows": sum(of.rows for of in times_of[group]), "events": curve["events"].sum()}
+        lines.append({"group": group, **counts, **_median(curve)})
     response = formula.declared.parts.response
     groups = pd.DataFrame(lines)
     if least == 1 and "weights" not in formula.declared.parts.additions:
