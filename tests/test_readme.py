@@ -116,7 +116,9 @@ def test_pages_with_code_have_some() -> None:
     words = (
         "choosing_methods comparisons crossing faq gallery/index glossary operators privacy results"
     )
-    words += " engines methods_compared node_faults node_policy nodes_files nodes_vantage6 scale studies"
+    words += (
+        " engines methods_compared node_faults node_policy nodes_files nodes_vantage6 scale studies"
+    )
     words += " threat_model verdict"
     bare = {f"docs/{word}.md" for word in words.split()}
     assert {page for page in PAGES if BLOCKS[page]} == {"README.md", *DOCS} - bare
