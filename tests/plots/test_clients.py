@@ -29,9 +29,9 @@ def draws(size: int = 4000) -> np.ndarray:
 
 def points(ax: Axes, label: str) -> np.ndarray:
     handles, names = ax.get_legend_handles_labels()
-    (found,) = [h for h, n in zip(handles, names, strict=True) if n == label]
-    assert isinstance(found, PathCollection)
-    return np.asarray(found.get_offsets())
+    (drawn,) = [h for h, n in zip(handles, names, strict=True) if n == label]
+    assert isinstance(drawn, PathCollection)
+    return np.asarray(drawn.get_offsets())
 
 
 def xy(line: Line2D) -> tuple[np.ndarray, np.ndarray]:
