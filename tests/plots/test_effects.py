@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib import pyplot, rc_context
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from hierfl.plots.effects import client_ranks, conditional_effect
+from hierfl.plots.effects import client_panels, client_ranks, conditional_effect
 
 
 def axes() -> Axes:
@@ -44,6 +45,18 @@ def test_levels_are_points_side_by_side() -> None:
     first, second = (np.asarray(line.get_xdata(), dtype=float) for line in ax.get_lines())
     np.testing.assert_allclose(first, [-0.25, 0.75])
     np.testing.assert_allclose(second, [0.25, 1.25])
+
+
+def test_each_client_has_a_panel_with_a_color_and_a_band_for_each_level() -> None:
+    of_arm = [table(["a", "b", "new"], [0.0, 1.0]).assign(arm=arm) for arm in ("early", "usual")]
+    with rc_context({"backend": "agg"}):
+        first = client_panels(pd.concat(of_arm, ignore_index=True), "x", "arm", "y")
+        panels = first.figure.axes
+        pyplot.close("all")
+    assert [ax.get_title() for ax in panels] == ["a", "b", "new client"]
+    assert all(len(ax.get_lines()) == len(ax.collections) == 2 for ax in panels)
+    np.testing.assert_allclose(np.asarray(panels[1].get_lines()[0].get_ydata()), [1.0, 2.0])
+    assert [ax.get_legend() is None for ax in panels] == [True, True, False]
 
 
 def test_many_clients_are_thin_lines_without_bands() -> None:
