@@ -85,7 +85,7 @@ def test_shrinkage_lines_join_the_diagonal_to_the_hierarchical_estimate() -> Non
         [s[:, 1] for s in lines.get_segments()], np.stack([alone, together], 1)
     )
     assert ax.get_xlim() == ax.get_ylim() and ax.get_xlim()[0] < 0.0 and ax.get_xlim()[1] > 10.0
-    with pytest.raises(ValueError, match=r"both must be \(N,\)"):
+    with pytest.raises(ValueError, match=r"together has shape \(2,\): it must be \(N,\)"):
         plots.shrinkage(axes(), alone, together[:2])
 
 

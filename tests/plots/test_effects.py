@@ -33,7 +33,7 @@ def test_numbers_are_lines_with_bands() -> None:
     line, new = ax.get_lines()
     np.testing.assert_allclose(np.asarray(line.get_ydata()), [0.0, 1.0, 2.0])
     np.testing.assert_allclose(np.asarray(new.get_ydata()), [1.0, 2.0, 3.0])
-    assert [str(line.get_label()) for curve in (line, new)] == ["a", "new client"]
+    assert [str(curve.get_label()) for curve in (line, new)] == ["a", "new client"]
     band = ax.collections[1].get_paths()[0].vertices
     assert (np.asarray(band)[:, 1].min(), np.asarray(band)[:, 1].max()) == (0.0, 4.0)
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("x", "y")
