@@ -84,12 +84,14 @@ plt.show()
 
 # %%
 slopes = hierfl.fit(models.regression("gaussian", y="y"), radon, seed=0)
-found = slopes.posterior(draws=1000, seed=0).posterior
-noise = np.random.default_rng(0).standard_normal(found["slope_scale"].shape)
-of_a_county = found["slope_loc"] + found["slope_scale"] * noise
+posterior = slopes.posterior(draws=1000, seed=0).posterior
+noise = np.random.default_rng(0).standard_normal(
+    posterior["slope_scale"].shape
+)
+of_a_county = posterior["slope_loc"] + posterior["slope_scale"] * noise
 ax = plots.forest(
     column(2.6),
-    found["slope"].sel(client=[names[k] for k in largest[:4]]),
+    posterior["slope"].sel(client=[names[k] for k in largest[:4]]),
     of_a_county,
 )
 ax.set_xlabel("slope, log radon")

@@ -39,9 +39,9 @@ plt.show()
 # diagonal. Points above and below them that moved a long way are counties of one to five homes.
 
 # %%
-few, many = homes <= 3, homes >= 20
+three, many = homes <= 3, homes >= 20
 for title, some in (
-    ("three homes or fewer", few),
+    ("three homes or fewer", three),
     ("twenty homes or more", many),
 ):
     moved = 1 - (together[some] - center) @ (alone[some] - center) / np.sum(

@@ -35,7 +35,7 @@ def model(batch):
 
 
 together = hierfl.fit(model, clients, seed=0)
-apart = {
+alone_fits = {
     name: hierfl.fit(model, clients.select([name]), seed=0)
     for name in clients.names
 }
@@ -57,8 +57,8 @@ def ellipse(ax, draws, **style):
 figure, ax = plt.subplots(figsize=(5.2, 4.4), layout="constrained")
 for k, name in enumerate(clients.names):
     color = hierfl.plots.COLORS[k]
-    alone = apart[name].draws(2000, seed=0).own["w"][:, 0].numpy()
-    both = together.draws(2000, seed=0).own["w"][:, k].numpy()
+    alone = alone_fits[name].draws(2000, seed=0).own["w"][:, 0].numpy()
+    joint = together.draws(2000, seed=0).own["w"][:, k].numpy()
     ellipse(
         ax,
         alone,
@@ -67,7 +67,7 @@ for k, name in enumerate(clients.names):
         linewidth=1.2,
         label=f"{name}, own rows only",
     )
-    ellipse(ax, both, color=color, linewidth=2, label=f"{name}, together")
+    ellipse(ax, joint, color=color, linewidth=2, label=f"{name}, together")
 ax.plot(*truth.numpy(), "k*", markersize=11, label="truth")
 ax.set(
     xlabel="first weight",

@@ -27,10 +27,10 @@ class Group:
 def exported(module: str, *, without: str = "") -> list[str]:
     """Return the full names that a module exports, without its modules and those in `without`."""
     room = importlib.import_module(module)
-    left = [n for n in room.__all__ if n not in without.split()]
+    others = [n for n in room.__all__ if n not in without.split()]
     return [
         f"{module}.{n}"
-        for n in left
+        for n in others
         if not isinstance(getattr(room, n), ModuleType)
     ]
 
@@ -245,7 +245,7 @@ def groups() -> list[Group]:
 
 def public_names() -> set[str]:
     """Return every name that hierfl exports, found by walking its modules."""
-    found: set[str] = set()
+    names: set[str] = set()
     rooms = ["hierfl", "hierfl.formulas", "hierfl.flower", "hierfl.report"]
     while rooms:
         room = importlib.import_module(rooms.pop())
@@ -254,7 +254,7 @@ def public_names() -> set[str]:
             if isinstance(value, ModuleType):
                 rooms.append(value.__name__)
             else:
-                found.add(
+                names.add(
                     f"{room.__name__.replace('hierfl.data.partition', 'hierfl.partition')}.{name}"
                 )
-    return found - {"hierfl.formulas.Schema"}  # it is hierfl.Schema
+    return names - {"hierfl.formulas.Schema"}  # it is hierfl.Schema

@@ -80,17 +80,17 @@ def _linked() -> list[str]:
         ROOT / "CONTRIBUTING.md",
         *(ROOT / "docs").rglob("*.md"),
     ]
-    found: set[str] = set()
+    names: set[str] = set()
     while sources:
         source = sources.pop()
         for link in LINK.findall(source.read_text()):
             path = (source.parent / link.partition("#")[0]).resolve()
             if path.is_file() and path.is_relative_to(ROOT):
                 name = path.relative_to(ROOT).as_posix()
-                if name.startswith(FOLDERS) and name not in found:
-                    found.add(name)
+                if name.startswith(FOLDERS) and name not in names:
+                    names.add(name)
                     sources += [path] if path.suffix == ".md" else []
-    return sorted(found)
+    return sorted(names)
 
 
 def on_page_markdown(

@@ -30,42 +30,42 @@ def address(group: Group, name: str) -> str:
 
 def reference() -> dict[str, str]:
     """Return every page of the reference: path in docs/ -> Markdown."""
-    found = {"reference/index.md": overview()}
+    made = {"reference/index.md": overview()}
     for group in groups():
-        found[f"reference/{group.word}/index.md"] = page_of_group(group)
-        found |= {address(group, name): page(name) for name in group.names}
-    return found
+        made[f"reference/{group.word}/index.md"] = page_of_group(group)
+        made |= {address(group, name): page(name) for name in group.names}
+    return made
 
 
 def overview() -> str:
     """Return the page that lists all names."""
-    parts = [
+    lines = [
         "# API reference\n\nEvery public name has a page, made from its docstring.\n"
     ]
     for group in groups():
-        parts.append(
+        lines.append(
             f"## [{group.title}]({group.word}/index.md)\n\n{group.about}\n"
         )
         links = (
             f"[`{short(name)}`]({address(group, name)[len('reference/') :]})"
             for name in group.names
         )
-        parts.append(" · ".join(links) + "\n")
-    return "\n".join(parts)
+        lines.append(" · ".join(links) + "\n")
+    return "\n".join(lines)
 
 
 def page_of_group(group: Group) -> str:
     """Return the page of a group: each name with a line about it."""
-    parts = [f"# {group.title}\n\n{group.about}\n"]
+    lines = [f"# {group.title}\n\n{group.about}\n"]
     for title, names in group.parts.items():
         rows = [
             f"| [`{short(name)}`]({Path(address(group, name)).name}) | {line(name)} |"
             for name in names
         ]
-        parts.append(
+        lines.append(
             "\n".join([f"## {title}\n", "| | |", "|---|---|", *rows, ""])
         )
-    return "\n".join(parts)
+    return "\n".join(lines)
 
 
 def page(name: str) -> str:

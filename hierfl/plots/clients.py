@@ -10,8 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import gaussian_kde
 
-from hierfl.core.arguments import shown
-from hierfl.plots.style import BAND, COLORS, GRAY, MARKERS, NAMED, POINTS, mark_areas, plain
+from hierfl.plots.style import BAND, COLORS, GRAY, MARKERS, NAMED, POINTS, arrays, mark_areas, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +51,7 @@ def client_forest(
     Raises:
         ValueError: `draws` does not have the shape (S, N) for N names.
     """
-    values = _draws(draws, names)
+    (values,) = arrays(draws=(draws, ("S", len(names))))
     count = np.ones(len(names)) if rows is None else np.asarray(rows, dtype=float)
     order = np.argsort(-count, kind="stable")
     tails = [0.5 - prob / 2, 0.25, 0.5, 0.75, 0.5 + prob / 2]
@@ -118,11 +117,7 @@ def shrinkage(
     Raises:
         ValueError: `local_only` and `together` are not both (N,), or are empty.
     """
-    x, y = np.asarray(local_only, dtype=float), np.asarray(together, dtype=float)
-    if x.shape != y.shape or x.ndim != 1 or not len(x):
-        raise ValueError(
-            f"estimates have the shapes {x.shape} and {y.shape}: both must be (N,), N > 0"
-        )
+    x, y = arrays(local_only=(local_only, ("N",)), together=(together, ("N",)))
     count = np.ones(len(x)) if rows is None else np.asarray(rows, dtype=float)
     span = np.array([min(x.min(), y.min()), max(x.max(), y.max())])
     span += 0.06 * max(float(np.ptp(span)), 1e-9) * np.array([-1.0, 1.0])
@@ -154,7 +149,10 @@ def prior_and_clients(ax: Axes, prior: ArrayLike, draws: ArrayLike, names: Seque
     Raises:
         ValueError: `draws` does not have the shape (S, N) for N names.
     """
-    values, prior = _draws(draws, names), np.asarray(prior, dtype=float).ravel()
+    (values,), prior = (
+        arrays(draws=(draws, ("S", len(names)))),
+        np.asarray(prior, dtype=float).ravel(),
+    )
     ends = np.quantile(np.concatenate([prior, values.ravel()]), [0.003, 0.997])
     margin = 0.05 * float(np.ptp(ends))
     grid = np.linspace(float(ends[0]) - margin, float(ends[1]) + margin, 300)
@@ -176,16 +174,6 @@ def prior_and_clients(ax: Axes, prior: ArrayLike, draws: ArrayLike, names: Seque
     ax.set(xlim=(grid[0], grid[-1]), ylim=(0.0, None), ylabel="density")
     ax.set_yticks([])
     return plain(ax)
-
-
-def _draws(draws: ArrayLike, names: Sequence[str]) -> Floats:
-    """Return draws as an array (S, N); raise ValueError unless there is one column per name."""
-    values = np.asarray(draws, dtype=float)
-    if values.ndim != 2 or values.shape[1] != len(names):
-        raise ValueError(
-            f"draws have shape {values.shape}: it must be (S, {len(names)}), one column per client"
-        )
-    return values
 
 
 def _kde(values: Floats, grid: Floats) -> Floats:
@@ -279,8 +267,8 @@ def forest(
         labels: coefficient -> text on the y axis; default: its name.
 
     Raises:
-        TypeError: `local` or `prior` is no xarray array.
-        ValueError: `local` has no dimension `client`, or several of coefficients.
+        ValueError: `local` or `prior` is no xarray array; `local` has no dimension `client`, or several of
+            coefficients.
     """
     local, prior, dim = _with_coefficients(local, prior)
     names = [str(name) for name in local.coords[dim].values]
@@ -305,18 +293,14 @@ def forest(
 
 def _with_coefficients(local: DataArray, prior: DataArray) -> tuple[DataArray, DataArray, str]:
     """Return draws and prior with one dimension of coefficients, and its name."""
-    for name, value in (("local", local), ("prior", prior)):
-        if not hasattr(value, "dims"):
-            raise TypeError(
-                f"{name} is {shown(value)}: give an array of fit.posterior().posterior or, for "
-                "prior, of fit.prior().prior"
-            )
-    dims = [str(d) for d in local.dims if d not in ("chain", "draw", "client")]
-    if "client" not in local.dims or len(dims) > 1:
+    there = [getattr(value, "dims", ()) for value in (local, prior)]
+    dims = [str(d) for d in there[0] if d not in ("chain", "draw", "client")]
+    if not all(there) or "client" not in there[0] or len(dims) > 1:
         raise ValueError(
-            f"local has the dimensions {', '.join(map(str, local.dims))}: it must have 'client' "
-            "(a global site is drawn by arviz.plot_forest) and one of coefficients at most "
-            "(choose by local.sel)"
+            f"local has the dimensions ({', '.join(map(str, there[0]))}), prior "
+            f"({', '.join(map(str, there[1]))}): give arrays of fit.posterior().posterior and "
+            "fit.prior().prior; local must have 'client' (a global site is drawn by "
+            "arviz.plot_forest) and one of coefficients at most (choose by local.sel)"
         )
     if not dims:
         of_scalar = {"coefficient": [str(local.name)]}

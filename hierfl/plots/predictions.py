@@ -13,7 +13,7 @@ from scipy.stats import beta, binom
 
 from hierfl.diagnostics.calibration import equal_mass
 from hierfl.diagnostics.ood import entropy_density
-from hierfl.plots.style import BAND, COLORS, GRAY, MARKERS, NAMED, plain
+from hierfl.plots.style import BAND, COLORS, GRAY, MARKERS, NAMED, arrays, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +80,7 @@ def coverage(ax: Axes, replicates: ArrayLike, labels: ArrayLike, *, prob: float 
     Raises:
         ValueError: `replicates` and `labels` do not have the shapes (S, n) and (n,).
     """
-    draws, y = _replicated(replicates, labels)
+    draws, y = arrays(replicates=(replicates, ("S", "n")), labels=(labels, ("n",)))
     nominal = np.linspace(0.05, 0.95, 19)
     ends = np.quantile(draws, [0.5 - nominal / 2, 0.5 + nominal / 2], axis=0, method="inverted_cdf")
     hits = ((ends[0] <= y) & (y <= ends[1])).sum(-1)
@@ -114,23 +114,13 @@ def pit(
     Raises:
         ValueError: `replicates` and `labels` do not have the shapes (S, n) and (n,).
     """
-    draws, y = _replicated(replicates, labels)
+    draws, y = arrays(replicates=(replicates, ("S", "n")), labels=(labels, ("n",)))
     at = ((draws < y) + 0.5 * (draws == y)).mean(0)
     ax.hist(at, bins=bins, range=(0.0, 1.0), color=COLORS[0], edgecolor="white", alpha=0.75)
     low, high = binom.interval(prob, len(y), 1.0 / bins)
     ax.axhspan(low, high, color=BAND, zorder=0, label=f"{prob:.0%} range if uniform")
     ax.set(xlabel="probability integral transform", ylabel="rows", xlim=(0.0, 1.0))
     return plain(ax)
-
-
-def _replicated(replicates: ArrayLike, labels: ArrayLike) -> tuple[Floats, Floats]:
-    """Return replicates (S, n) and labels (n,), or raise ValueError."""
-    draws, y = np.asarray(replicates, dtype=float), np.asarray(labels, dtype=float)
-    if draws.ndim != 2 or draws.shape[1:] != y.shape:
-        raise ValueError(
-            f"replicates have shape {draws.shape}, labels {y.shape}: they must be (S, n) and (n,)"
-        )
-    return draws, y
 
 
 def rates(ax: Axes, table: pd.DataFrame) -> Axes:

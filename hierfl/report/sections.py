@@ -83,11 +83,11 @@ def _bytes(history: pd.DataFrame) -> str:
 
 
 def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000.0 or unit == "GB":
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000.0:
             return f"{number(count)} {unit}"
         count /= 1000.0
-    raise AssertionError
+    return f"{number(count)} GB"
 
 
 def _convergence(measured: Measured) -> Section | None:

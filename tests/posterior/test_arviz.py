@@ -70,6 +70,18 @@ def test_attributes_describe_the_run(ill: Fit) -> None:
     )
 
 
+def test_arviz_compares_four_chains_of_independent_draws(
+    ill: Fit, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = ill.draws(200, seed=3).shared["loc"].numpy()
+    posterior: Any = ill.posterior(200, seed=3)
+    assert np.array_equal(np.concatenate(posterior["posterior"]["loc"].values), whole)
+    table = az.summary(posterior, var_names=["loc"])  # a warning is an error here
+    assert (table["r_hat"] < 1.1).all() and not caplog.records
+    lone: Any = ill.posterior(90, seed=3)
+    assert lone["posterior"].sizes["chain"] == 1
+
+
 def test_log_likelihoods_belong_to_the_draws(ill: Fit) -> None:
     data = ill.federation.data
     found: Any = ill.posterior(20, seed=3, log_likelihood=True)
