@@ -91,9 +91,15 @@ def test_a_program_reads_a_frame_as_a_formula_does(tmp_path: Path) -> None:
     fitted = hierfl.fit(by_age, frame, clients="h", rounds=1)
     data = read(frame, "h", y="y", age="age", sex="sex")
     means = hierfl.fit(by_age, data, rounds=1).predict(data, draws=9).mean
-    method, run = hierfl.methods.fedsvi(by_age), {"rounds": 1, "eval_every": 1}
     scores = [
-        hierfl.fit(method, rows, validation=rows, clients=clients, **run).history.iloc[:, -1]
+        hierfl.fit(
+            hierfl.methods.fedsvi(by_age),
+            rows,
+            clients=clients,
+            validation=rows,
+            rounds=1,
+            eval_every=1,
+        ).history["validation_log_score"]
         for rows, clients in ((frame, "h"), (data, None))
     ]
     assert scores[0].equals(scores[1])
