@@ -106,12 +106,7 @@ def parts_of_frame(
         for name in client_fields
     }
     features = {name: of for name, of in reader.features.items() if name not in own}
-    return {
-        **rows._asdict(),
-        "client_fields": own,
-        "features": features,
-        "levels": reader.levels,
-    }
+    return {**rows._asdict(), "client_fields": own, "features": features, "levels": reader.levels}
 
 
 def _listed(columns: Columns) -> Sequence[str]:

@@ -219,7 +219,7 @@ def of_design(
         columns[name] = columns[name][rows_known[name]]
     curves: dict[Any, list[str]] = {}
     for term in (term for design in designs for term in design.terms):
-        curves.setdefault(term.parts, []).extend(term.columns)
+        curves.setdefault(term.factors, []).extend(term.columns)
     several = [names for names in curves.values() if len(names) > 1]
     least, response = schema.min_count, _response(declared, schema, ready, client)
 

@@ -79,12 +79,7 @@ class RowsRead(NamedTuple):
 
 
 def _read(
-    formula: Any,
-    inside: Inside,
-    frames: Mapping[str, pd.DataFrame],
-    *,
-    labeled: bool,
-    asked: bool,
+    formula: Any, inside: Inside, frames: Mapping[str, pd.DataFrame], *, labeled: bool, asked: bool
 ) -> RowsRead:
     """Return the rows of some clients as the program reads them; a fault is named of the first."""
     declared, schema, client = formula.declared, formula.agreed, next(iter(frames))

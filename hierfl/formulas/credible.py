@@ -208,14 +208,14 @@ def _are_counts(counts: Any, scaled: ColumnSums, least: int) -> bool:
     sum of u = 6 n - integral of N(t) over (-6, 6), N(t) the values up to t, and the part of values
     beyond is at most sqrt(k sum of u^2), for k of them.
     """
-    most = np.minimum(counts + least - 1, scaled.count)
+    highest = np.minimum(counts + least - 1, scaled.count)
     right = len(counts) == len(EDGES) and (np.diff(counts) >= 0.0).all() and counts[0] >= 0.0
     if not right or (counts % least).any() or counts[-1] > scaled.count:
         return False
     width, n = EDGES[1] - EDGES[0], scaled.count
-    beyond = most[0] + n - counts[-1]
+    beyond = highest[0] + n - counts[-1]
     slack = math.sqrt(beyond * scaled.squares) + EDGES[-1] * beyond + NEAR * n
-    low = EDGES[-1] * n - width * most[1:].sum() - slack
+    low = EDGES[-1] * n - width * highest[1:].sum() - slack
     high = EDGES[-1] * n - width * counts[:-1].sum() + slack
     return bool(low <= scaled.total <= high)
 

@@ -43,12 +43,12 @@ class Declaration:
     def of_parameters(self) -> dict[str, Declaration]:
         """Parameter or covariate that has terms -> their declaration; refuse what cannot have some."""
         declared = {}
-        for name, parts in self.formulas.others.items():
+        for name, tree in self.formulas.others.items():
             if name in self.imputed:
                 family = covariate_family(name, 0.0, 1.0)
             else:
                 family = family_of_parameter(name, self.family, self.parts.response)
-            declared[name] = replace(self, formulas=Formulas("", parts), family=family)
+            declared[name] = replace(self, formulas=Formulas("", tree), family=family)
         return declared
 
     @property
@@ -59,12 +59,12 @@ class Declaration:
     @cached_property
     def described(self) -> tuple[TermSum, ...]:
         """The common terms, those of each group, then those of parameters."""
-        return tuple(chain.from_iterable(parts.terms for parts in self.every_parts))
+        return tuple(chain.from_iterable(tree.terms for tree in self.every_parts))
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """The groups of all formulas."""
-        return tuple(chain.from_iterable(parts.groups for parts in self.every_parts))
+        return tuple(chain.from_iterable(tree.groups for tree in self.every_parts))
 
     @cached_property
     def groupings(self) -> tuple[tuple[str, ...], ...]:

@@ -37,9 +37,9 @@ def few_differ(values: Floats, least: int) -> bool:
 
 def few_dominate(values: Floats, least: int) -> bool:
     """Return whether fewer than `least` rows have nearly all squares about the mean: sums are theirs to 1e-4."""
-    few = min(least - 1, len(values) // 4)
-    squares = np.sort((values - values.mean()) ** 2) if few > 0 else values[:0]
-    return bool(squares[:-few].sum() < NEARLY * squares.sum()) if few > 0 else False
+    count = min(least - 1, len(values) // 4)
+    squares = np.sort((values - values.mean()) ** 2) if count > 0 else values[:0]
+    return bool(squares[:-count].sum() < NEARLY * squares.sum()) if count > 0 else False
 
 
 def isolated(columns: Floats, least: int, share: float = SHARE) -> NDArray[np.int64]:
@@ -148,13 +148,13 @@ def told_together(
     columns: Mapping[str, Floats],
     curves: Iterable[Collection[str]],
     least: int,
-    apart: Collection[str] = (),
+    elsewhere: Collection[str] = (),
 ) -> dict[str, ColumnSums]:
     """Return the sums of the columns of a design that may leave together.
 
     Of `curves` that together are of a few rows there are none; sums of zeros and ones are rounded to
-    multiples of `least` where others would tell about a few rows beside them. Columns `apart` are of
-    other rows.
+    multiples of `least` where others would tell about a few rows beside them. Columns `elsewhere`
+    are of other rows.
     """
     ready = {name: coarse(values, least) for name, values in columns.items()}
     told_sums = {name: sums(values) for name, values in ready.items()}
@@ -162,9 +162,9 @@ def told_together(
         return told_sums
     rows = max(map(len, columns.values()), default=0)
     binary = {name for name, values in ready.items() if np.isin(values, (0.0, 1.0)).all()}
-    hidden = {name for name, values in ready.items() if name in apart or len(values) < rows}
+    hidden = {name for name, values in ready.items() if name in elsewhere or len(values) < rows}
     for names in curves:
-        if not {*apart}.isdisjoint(names):
+        if not {*elsewhere}.isdisjoint(names):
             continue
         matrix = np.stack([columns[name] for name in names], axis=1)
         if not binary.issuperset(names) and len(isolated(matrix, least)):

@@ -295,8 +295,8 @@ def of_frames(
     if not isinstance(formula, Formula):
         rows = data if clients is None else read_frame(data, clients)
         return model, rows, validation if clients is None else read_frame(validation, clients, rows)
-    if formula is model:
-        ready: Any = formula if is_read else formula.on(data)
+    if isinstance(model, Formula):
+        ready: Any = model if is_read else model.on(data)
         return ready, rows_of(ready, data), rows_of(ready, validation)
     if not is_read and not formula.has_schema:
         fix = "give the method formula.on(frame), and fit it to the frame"

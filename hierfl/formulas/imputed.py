@@ -177,7 +177,7 @@ def known_values(
 
 def _columns(design: Design, name: str) -> list[str]:
     """Return the columns of a design that read mi(name)."""
-    terms = [term for term in design.terms if Call("mi", (Name(name),)) in term.parts]
+    terms = [term for term in design.terms if Call("mi", (Name(name),)) in term.factors]
     return [column for term in terms for column in term.columns]
 
 

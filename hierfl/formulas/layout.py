@@ -206,7 +206,7 @@ def check_columns(*layouts: Layout) -> None:
     """Refuse two terms, or two layouts, in which a column of one name is made of other factors."""
     made_of: dict[str, frozenset[Factor]] = {}
     for design in chain.from_iterable(layout.designs for layout in layouts):
-        for name, made in ((name, term.parts) for term in design.terms for name in term.columns):
+        for name, made in ((name, term.factors) for term in design.terms for name in term.columns):
             if design.columns.count(name) > 1 or made_of.setdefault(name, made) != made:
                 raise ValueError(f"two terms have a column '{name}': rename one of their columns")
 

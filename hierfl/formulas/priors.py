@@ -78,7 +78,7 @@ def all_priors(
         priors[name] = dist.Normal(0.0, float(f"{SLOPE * ratio:.6g}"))
     for term in layout.common.terms:
         if term.by_step and len(response.levels) < 3:
-            fix = f"write {', '.join(str(factor) for factor in term.parts)} without cs()"
+            fix = f"write {', '.join(str(factor) for factor in term.factors)} without cs()"
             raise ValueError(f"'{term.name}' is for several thresholds, and one is there: {fix}")
         if term.monotone or term.smooth:
             priors = {name: prior for name, prior in priors.items() if name not in term.columns}

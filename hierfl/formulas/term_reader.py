@@ -16,14 +16,7 @@ from hierfl.formulas.expressions import (
     summands,
     within,
 )
-from hierfl.formulas.functions import (
-    CODINGS,
-    FUNCTIONS,
-    OPTIONS,
-    OTHERS,
-    SMOOTHS,
-    enough_sines,
-)
+from hierfl.formulas.functions import CODINGS, FUNCTIONS, OPTIONS, OTHERS, SMOOTHS, enough_sines
 from hierfl.formulas.grammar import refused
 from hierfl.formulas.terms import (
     Factor,

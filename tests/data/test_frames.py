@@ -91,9 +91,15 @@ def test_a_program_reads_a_frame_as_a_formula_does(tmp_path: Path) -> None:
     fitted = hierfl.fit(by_age, frame, clients="h", rounds=1)
     data = read(frame, "h", y="y", age="age", sex="sex")
     means = hierfl.fit(by_age, data, rounds=1).predict(data, draws=9).mean
-    method, run = hierfl.methods.fedsvi(by_age), {"rounds": 1, "eval_every": 1}
     scores = [
-        hierfl.fit(method, rows, validation=rows, clients=clients, **run).history.iloc[:, -1]
+        hierfl.fit(
+            hierfl.methods.fedsvi(by_age),
+            rows,
+            clients=clients,
+            validation=rows,
+            rounds=1,
+            eval_every=1,
+        ).history["validation_log_score"]
         for rows, clients in ((frame, "h"), (data, None))
     ]
     assert scores[0].equals(scores[1])
@@ -153,64 +159,51 @@ F = table()
 CASES: dict[str, tuple[Callable[[], object], str]] = {
     "unknown level": (
         lambda: read(F.assign(sex=[*"fmmf", "x"]), "who", sex="sex", levels={"sex": ("f", "m")}),
-        "column 'sex' has the level 'x' in row 4, which is none of f, m: leave its rows out",
+        "column 'sex' has the level 'x' in row 4, which is none of f, m: leave its rows out"
     ),
-    "levels for numbers": (
-        lambda: read(F, "who", y="y", levels={"y": ("f",)}),
-        "column 'y' holds no strings",
-    ),
+    "levels for numbers": (lambda: read(F, "who", y="y", levels={"y": ("f",)}), "column 'y' holds no strings"),
     "missing string": (
         lambda: read(F.assign(sex=[None, *"fmmf"]), "who", sex="sex"),
-        "column 'sex' has 1 missing values, the first in row 0: drop these rows, or give them a "
-        "level of their own",
+        "column 'sex' has 1 missing values, the first in row 0: drop these rows, or give them a level of their own"
     ),
     "missing category": (
         lambda: read(F.assign(size=F["size"].cat.remove_categories("m")), "who", s="size"),
-        "column 'size' has 1 missing",
+        "column 'size' has 1 missing"
     ),
     "case alone": (
         lambda: read(F.assign(sex=[*"fmmf", "M"]), "who", sex="sex"),
-        "levels 'M' and 'm' of column 'sex' differ only in case",
+        "levels 'M' and 'm' of column 'sex' differ only in case"
     ),
     "numbers as text": (
         lambda: read(F.assign(y=["1", "2", "10", "9", "?"]), "who", y="y"),
-        "column 'y' holds the number '1' as a string: convert it with pandas.to_numeric",
+        "column 'y' holds the number '1' as a string: convert it with pandas.to_numeric"
     ),
     "text and numbers": (
-        lambda: read(F.assign(sex=["f", 1, 2, "m", 3]), "who", s="sex"),
-        "column 'sex' holds strings and 1",
+        lambda: read(F.assign(sex=["f", 1, 2, "m", 3]), "who", s="sex"), "column 'sex' holds strings and 1"
     ),
     "levels that look alike": (
         lambda: read(F.assign(sex=["f", "f ", "m", "m", "m"]), "who", s="sex"),
-        "levels 'f' and 'f ' of column 'sex' differ only",
+        "levels 'f' and 'f ' of column 'sex' differ only"
     ),
     "codes as amounts": (
         lambda: read(F, "who", x=["y", "size"]),
-        "column 'size' of field 'x' has 4 levels, whose codes are no amounts: read it",
+        "column 'size' of field 'x' has 4 levels, whose codes are no amounts: read it"
     ),
     "not constant": (
         lambda: read(F, "who", sex="sex", client_fields={"own": "y"}),
-        "client field 'own' has the values 2.0 and 4.0 in rows of client 'u': it must be constant",
+        "client field 'own' has the values 2.0 and 4.0 in rows of client 'u': it must be constant"
     ),
     "field and client field": (
-        lambda: read(F, "who", y="y", client_fields={"y": "beds"}),
-        "'y' is both a field and a client field: rename",
+        lambda: read(F, "who", y="y", client_fields={"y": "beds"}), "'y' is both a field and a client field: rename"
     ),
     "two columns of a name": (
-        lambda: read(pd.concat([F, F["y"]], axis=1), "who", y="y"),
-        "the frame has 2 columns 'y': rename all but one",
+        lambda: read(pd.concat([F, F["y"]], axis=1), "who", y="y"), "the frame has 2 columns 'y': rename all but one"
     ),
     "no frame": (lambda: read({"who": [1]}, "who", y="y"), "frame is a dict: give a pandas frame"),
     "swapped": (lambda: read("who", F, y="y"), "frame is a str: give a pandas frame"),
-    "no columns": (
-        lambda: read(F, "who", x=[]),
-        "field 'x' is given an empty list of columns: name at least one",
-    ),
-    "missing client": (
-        lambda: read(F.assign(who=[*"uvuv", None]), "who", y="y"),
-        "client_id is nan in row 4",
-    ),
-}
+    "no columns": (lambda: read(F, "who", x=[]), "field 'x' is given an empty list of columns: name at least one"),
+    "missing client": (lambda: read(F.assign(who=[*"uvuv", None]), "who", y="y"), "client_id is nan in row 4"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -24,10 +24,7 @@ def test_moments_are_those_of_all_rows_together() -> None:
     frame = patients()
     schema = hierfl.schema(frame, made("y ~ age * dose + scale(log(dose)) + (1 | site)"))
     assert schema.rows == len(frame)
-    for name, values in (
-        ("age", frame["age"]),
-        ("age:dose", frame["age"] * frame["dose"]),
-    ):
+    for name, values in (("age", frame["age"]), ("age:dose", frame["age"] * frame["dose"])):
         assert schema.design[name].mean == pytest.approx(values.mean())
         assert schema.design[name].sd == pytest.approx(values.std(ddof=0))
     constants = schema.transforms["scale(log(dose))"]
