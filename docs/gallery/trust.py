@@ -30,7 +30,9 @@ def model(batch):
 exact = hierfl.fit(model, schools, seed=0)
 fits = {}
 for name in ("conditional", "mean_field"):
-    method = methods.fedsvi(model, getattr(guides, name), optimizer=optimizers.Adam(0.05))
+    method = methods.fedsvi(
+        model, getattr(guides, name), optimizer=optimizers.Adam(0.05)
+    )
     fits[name] = hierfl.fit(method, schools, rounds=400, seed=0)
 for name, fit in fits.items():
     print(f"{name}: {diagnostics.convergence(fit)}\n")
@@ -41,13 +43,24 @@ for name, fit in fits.items():
 
 # %%
 figure, ax = plt.subplots(figsize=(6.0, 3.2), layout="constrained")
-shown = {"two_stage, exact": exact, **{f"fedsvi, {n}": fit for n, fit in fits.items()}}
+shown = {
+    "two_stage, exact": exact,
+    **{f"fedsvi, {n}": fit for n, fit in fits.items()},
+}
 for k, (name, fit) in enumerate(shown.items()):
     tau = fit.posterior(draws=2000, seed=0).posterior["tau"].values.ravel()
     pd.Series(tau).plot.density(
-        ax=ax, color=hierfl.plots.COLORS[k], linestyle=("-", "--", ":")[k], label=name
+        ax=ax,
+        color=hierfl.plots.COLORS[k],
+        linestyle=("-", "--", ":")[k],
+        label=name,
     )
-ax.set(xlabel="sd of the effects of schools", xlim=(0, 20), ylabel="density", yticks=[])
+ax.set(
+    xlabel="sd of the effects of schools",
+    xlim=(0, 20),
+    ylabel="density",
+    yticks=[],
+)
 ax.spines[["top", "right"]].set_visible(False)
 ax.legend(frameon=False)
 plt.show()

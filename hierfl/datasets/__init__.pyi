@@ -1,4 +1,5 @@
 from .builtin import eight_schools as eight_schools
+from .builtin import five_hospitals as five_hospitals
 from .builtin import heart_disease as heart_disease
 from .builtin import radon as radon
 from .images import Labeled as Labeled

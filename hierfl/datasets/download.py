@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hierfl.core.disk import replace_bytes
+from hierfl.core.extras import extras_for
 from hierfl.datasets.files import VARIABLE, Arrays, read_arrays, reading
 
 PARTS = ("train", "test")
@@ -75,12 +76,8 @@ def get(name: str, folder: Path | None = None, say: Callable[[str], None] = prin
 def downloaded(remote: Remote) -> Arrays:
     """Return the arrays x_train, y_train, x_test and y_test of a set on the Hub."""
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # nobody is told what is downloaded
-    try:
+    with extras_for("a download"):
         from flwr_datasets import FederatedDataset
-    except ImportError as error:
-        raise ImportError(
-            "downloads need flwr-datasets: install it with pip install 'hierfl[data]'"
-        ) from error
     arrays: dict[str, NDArray[Any]] = {}
     try:
         source = FederatedDataset(dataset=remote.repository, partitioners={}, shuffle=False)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hierfl.core.extras import extras_for
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.clients import ClientData
 from hierfl.datasets.files import Arrays, Source, load, read_from
@@ -191,12 +192,8 @@ def cifar10() -> tuple[Labeled, Labeled]:
 
 
 def _decoded(arrays: Arrays, part: str, classes: tuple[str, ...]) -> Labeled:
-    try:
+    with extras_for("cifar10, stored as JPEG,"):
         from PIL import Image
-    except ImportError as error:
-        raise ImportError(
-            "cifar10 is stored as JPEG and needs Pillow: install it with pip install 'hierfl[data]'"
-        ) from error
     header, body = arrays["header0"].tobytes(), arrays[f"body_{part}"].tobytes()
     ends = np.cumsum(arrays[f"len_{part}"], dtype=np.int64)
     starts = ends - arrays[f"len_{part}"]

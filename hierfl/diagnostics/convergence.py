@@ -29,7 +29,6 @@ from hierfl.diagnostics.weighted_moments import (
     moments_of,
     without_weights,
 )
-from hierfl.engine.rounds import ENDED
 from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import nearly_equal
 from hierfl.method import WeightedDraws
@@ -193,9 +192,9 @@ def _at_points(fit: Snapshot) -> tuple[list[str], list[str]]:
 
 def _of_own(fit: Snapshot, own: WeightedDraws) -> tuple[Answer, str]:
     facts = f"k-hat is {own.k_hat:.2f}, and {own.effective:.0f} draws are effective"
-    last = fit.progress.history[-1]
-    if ENDED in last:
-        return _of_chains(str(last[ENDED]), float(last.get("r_hat", math.nan)), own.effective)
+    if fit.progress.ended is not None:
+        r_hat = float(fit.progress.history[-1].get("r_hat", math.nan))
+        return _of_chains(fit.progress.ended, r_hat, own.effective)
     if not own.k_hat < K_HAT:
         return "not good", (
             f"Not good: by the weights of '{fit.method.name}' itself {facts}: its approximation "

@@ -177,22 +177,12 @@ def fit_introduced(
         lost = dict(refused) if run.method.everyone else {}
         if not lost:
             try:
-                return fit_nodes(
-                    run.method,
-                    agreement,
-                    ask(ids),
-                    rounds=run.rounds,
-                    seed=call.seed,
-                    cohort=call.cohort,
-                    fewest=fewest,
-                    starts=starts,
-                    checkpoint=call.checkpoint,
-                    resume=call.resume,
-                    chosen=run.why,
-                    read=run.read,
-                    ask_sum=None if ask_sum is None else ask_sum(ids),
-                    absent={name: why[:LONGEST] for name, why in absent.items()},
-                )
+                how: Any = {"rounds": run.rounds, "seed": call.seed, "cohort": call.cohort}
+                how |= {"checkpoint": call.checkpoint, "resume": call.resume, "read": run.read}
+                how |= {"fewest": fewest, "starts": starts, "chosen": run.why}
+                how["absent"] = {name: why[:LONGEST] for name, why in absent.items()}
+                how["ask_sum"] = None if ask_sum is None else ask_sum(ids)
+                return fit_nodes(run.method, agreement, ask(ids), **how)
             except TooFewNodes as error:
                 lost = dict.fromkeys(error.missing, str(error))
                 if not lost or len(ids) - len(lost) < fewest or call.checkpoint is not None:
@@ -219,9 +209,8 @@ def join_introduced(
     if before.rounds.gathers is not None:
         raise ValueError(f"each round spends a part of the rows' privacy budget: {ALL}")
     ids = {of.client: key for key, of in introduced.items()}
-    form, codes = Fields.of(old.data), dict(fit.program.codes)
     others = [
-        Introduction(name, rows, form, codes)
+        Introduction(name, rows, Fields.of(old.data), dict(fit.program.codes))
         for name, rows in zip(old.data.names, old.data.counts.tolist(), strict=True)
         if name not in ids
     ]
@@ -237,8 +226,7 @@ def join_introduced(
     where = _two_rounds(fit, before, nodes, sorted(ids))
     counted = {**last_counted(old, fit.progress.history), **nodes.counted}
     stay = [{"client": n, "round": counted[n]} for n in agreement.names if n in counted]
-    absent = {**absent_from(where.history), **absent}
-    absent = {name: why for name, why in absent.items() if name not in ids}
+    absent = {n: w for n, w in {**absent_from(where.history), **absent}.items() if n not in ids}
     earlier = [with_absent(record, {}) for record in where.history[:-1]]
     history = (*earlier, with_absent({**where.history[-1], COUNTED: stay}, absent))
     return replace(

@@ -94,17 +94,18 @@ class Policy:
 
     def check(self, method: Method | None, rows: int) -> None:
         """Refuse a run that is not allowed, by the key of the policy; no `method`: it is not chosen yet."""
-        why, policy = "", "the node's policy"
+        why = ""
         if rows < self.min_rows:
-            why = f"{policy} asks for {self.min_rows} rows or more, and the client has fewer (min_rows)"
+            fewer = "and the client has fewer (min_rows)"
+            why = f"the node's policy asks for {self.min_rows} rows or more, {fewer}"
         elif method is None:
             if self.methods == frozenset() or not self.discloses:
-                why = f"{policy} allows no method (methods, discloses)"
+                why = "the node's policy allows no method (methods, discloses)"
         elif self.methods is not None and method.name not in self.methods:
             allowed = f"it allows {_listed(self.methods)} (methods)"
-            why = f"{policy} does not allow method '{method.name}': {allowed}"
+            why = f"the node's policy does not allow method '{method.name}': {allowed}"
         elif method.discloses not in self.discloses:
-            allowed = f"{policy} allows {_listed(self.discloses)} (discloses)"
+            allowed = f"the node's policy allows {_listed(self.discloses)} (discloses)"
             why = f"method '{method.name}' discloses {method.discloses}, and {allowed}"
         if why:
             raise Forbidden(why)

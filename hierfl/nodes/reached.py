@@ -268,7 +268,7 @@ def load(
     """
     fit = load_fit(folder, method=method, model=model, guide=guide)
     newest, record = saved.newest_record(checkpoints(Path(folder)))
-    if NODES not in record["hashes"] or not state.is_whole(newest / NODES, record["hashes"][NODES]):
+    if NODES not in record.hashes or not state.is_whole(newest / NODES, record.hashes[NODES]):
         raise CheckpointError(f"'{folder}' holds no fit over nodes: read it by hierfl.load")
     names = read_record(newest / NODES)
     ask: Ask = _nobody

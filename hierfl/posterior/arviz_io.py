@@ -12,6 +12,8 @@ import numpy as np
 
 Arrays = Mapping[str, Any]  # variable -> array
 SAMPLE = ("chain", "draw")
+CHAINS = 4  # blocks of independent draws, which ArviZ's R-hat compares
+LEAST_DRAWS = 100  # that are in blocks; fewer, and numbers that blocks do not divide, are one chain
 WITHOUT_DRAWS = ("observed_data", "constant_data")
 # `hasattr(arviz, "InferenceData")` holds for 1.x as well, with a warning.
 DATA_TREE = int(version("arviz").split(".")[0]) >= 1
@@ -31,7 +33,7 @@ def arviz_of(
     coords: Mapping[str, Any],
     attributes: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return arrays as ArviZ holds them: InferenceData, or with ArviZ 1 a DataTree, of one chain.
+    """Return arrays as ArviZ holds them: InferenceData, or with ArviZ 1 a DataTree.
 
     `groups`: group -> variable -> (S, *shape), or (*shape) in "observed_data"; `dims`: variable or
     "group/variable" -> names of *shape; `coords`: dimension -> labels, or name -> both.
@@ -67,7 +69,7 @@ def _dataset(
     variables = {}
     for name, value in arrays.items():
         named = (*lead, *dims.get(f"{group}/{name}", dims.get(name, ())))
-        array = np.asarray(value)[None] if lead else np.asarray(value)
+        array = _in_chains(np.asarray(value)) if lead else np.asarray(value)
         if name in taken:
             raise ValueError(f"site '{name}' has the name of a dimension: rename the site")
         if array.ndim != len(named):
@@ -87,6 +89,12 @@ def _dataset(
         if (values[0] if beside else name) in used:
             labels[name] = (values[0], np.asarray(values[1])) if beside else np.asarray(values)
     return xr.Dataset(variables, coords=labels, attrs=dict(attributes))
+
+
+def _in_chains(draws: Any) -> Any:
+    """Return draws (S, *shape) as (chain, draw, *shape): independent ones in blocks, in their order."""
+    blocks = CHAINS if len(draws) >= LEAST_DRAWS and len(draws) % CHAINS == 0 else 1
+    return draws.reshape(blocks, -1, *draws.shape[1:])
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hierfl import datasets
+from hierfl.core.extras import extras_for
 from hierfl.data.clients import ClientData
 from hierfl.data.preprocess import Scaling, fit_scaling
 from hierfl.datasets import Labeled
@@ -42,12 +43,8 @@ def labeled(name: str) -> Labeled:
 
 def digits() -> Labeled:
     """Return scikit-learn's digits, x (1797, 64) in [0, 1]."""
-    try:
+    with extras_for("digits"):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ImportError(
-            "scikit-learn's digits need scikit-learn: pip install 'hierfl[data]'"
-        ) from error
     x, y = load_digits(return_X_y=True)
     return Labeled(
         torch.tensor(x / 16.0, dtype=torch.float32), torch.tensor(y).long(), tuple("0123456789")

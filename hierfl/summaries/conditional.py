@@ -94,13 +94,13 @@ def point(
     size, proposals = hierarchy.mixing_size, Proposal(*(v.movedim(1, 0) for v in proposals))
     t = proposals.at(e[:, :size])
     t = torch.where(side > 0, t[1], t[0])
-    found = hierarchy.given(z, row, t)
-    normal = hierarchy.local(z, row, t, found)
+    sites = hierarchy.given(z, row, t)
+    normal = hierarchy.local(z, row, t, sites)
     alone = (factor[0] * 0.0, factor[1] * 0.0)
     sides = [given(hierarchy, normal, z, *of, t) for of in (factor, alone)]
     w, log_q = _of_sides(sides, e[:, size:], side, wider)
     log_q = log_q + proposals.log_prob(t)
-    log_p = hierarchy.log_mixing(found, t) + sides[0].log(w)
+    log_p = hierarchy.log_mixing(sites, t) + sides[0].log(w)
     return hierarchy.mixing.whole(w, t), log_p - log_q.logsumexp(0) + math.log(2.0)
 
 
@@ -108,11 +108,11 @@ def _of_sides(
     sides: Sequence[Quadratic], e: Tensor, side: Tensor, wider: float
 ) -> tuple[Tensor, Tensor]:
     """Return points (C, D) of one of two widened Normals, and the log densities of both there, (2, C)."""
-    each = [normal_of(of, wider)[1:] for of in sides]
-    ws = [mean + (tril @ e[..., None])[..., 0] for mean, tril in each]
+    normals = [normal_of(of, wider)[1:] for of in sides]
+    ws = [mean + (tril @ e[..., None])[..., 0] for mean, tril in normals]
     w = torch.where(side > 0, ws[1], ws[0])
     log_q = []
-    for of, (mean, tril) in zip(sides, each, strict=True):
+    for of, (mean, tril) in zip(sides, normals, strict=True):
         away = (w - mean) / wider
         square = dot(times(of.precision, away), away) + w.shape[-1] * LOG_2_PI
         log_q.append(-0.5 * square - tril.diagonal(dim1=-2, dim2=-1).log().sum(-1))
@@ -169,7 +169,7 @@ def sides_of(count: int, hierarchy: Hierarchy) -> Tensor:
 
 
 def proposals_of(
-    hierarchy: Hierarchy, few: Tensor, fields: Values, factor: tuple[Tensor, Tensor]
+    hierarchy: Hierarchy, draws_z: Tensor, fields: Values, factor: tuple[Tensor, Tensor]
 ) -> Proposal:
     """Return clients' proposals (C, 2, M), with the factor and without, by draws of z, (F, K)."""
     points, sides = normal_points(POINTS, hierarchy.mixing_size), torch.tensor([1.0, 0.0])
@@ -179,11 +179,11 @@ def proposals_of(
 
         def of_side(by: Tensor) -> Proposal:
             return _proposal_of(
-                hierarchy, few, row, (by * precision[None], by * shift[None]), points
+                hierarchy, draws_z, row, (by * precision[None], by * shift[None]), points
             )
 
-        found: Proposal = torch.vmap(of_side)(sides)
-        return found
+        proposal: Proposal = torch.vmap(of_side)(sides)
+        return proposal
 
     found: Proposal = torch.vmap(of_client)(*factor, fields)
     return found
@@ -191,7 +191,7 @@ def proposals_of(
 
 def _proposal_of(
     hierarchy: Hierarchy,
-    few: Tensor,
+    draws_z: Tensor,
     row: ClientBatch,
     factor: tuple[Tensor, Tensor],
     points: Tensor,
@@ -202,24 +202,24 @@ def _proposal_of(
 
     def density(t: Tensor, z: Tensor) -> Tensor:
         t = t[None]
-        found = hierarchy.given(z, row, t)
-        of_w = given(hierarchy, hierarchy.local(z, row, t, found), z, *factor, t)
-        return (hierarchy.log_mixing(found, t) + of_w.log_integral()[0])[0]
+        sites = hierarchy.given(z, row, t)
+        of_w = given(hierarchy, hierarchy.local(z, row, t, sites), z, *factor, t)
+        return (hierarchy.log_mixing(sites, t) + of_w.log_integral()[0])[0]
 
     def each(t: Tensor) -> Tensor:  # (F, 1, M) -> (F,)
-        return torch.vmap(density)(t[:, 0], few)
+        return torch.vmap(density)(t[:, 0], draws_z)
 
-    modes = climb(each, mixing.center.to(few.dtype).expand(len(few), 1, -1), steps=CLIMB)
+    modes = climb(each, mixing.center.to(draws_z.dtype).expand(len(draws_z), 1, -1), steps=CLIMB)
     values, vectors = torch.linalg.eigh(curvature(each, modes)[1][:, 0])
     values = values.nan_to_num(nan=LEAST).clamp(min=LEAST)
     modes, within = modes[:, 0], (vectors / values[:, None]) @ vectors.mT
     mean = modes.mean(0)
     covariance = within.mean(0) + (modes - mean).mT @ (modes - mean) / len(modes)
     for _ in range(PASSES):
-        found = Proposal(mean, torch.linalg.cholesky_ex(covariance).L)
-        t = found.at(points)
-        log_q = found.log_prob(t)
-        at = torch.vmap(lambda z, t=t: torch.vmap(lambda t: density(t, z))(t))(few)
+        proposal = Proposal(mean, torch.linalg.cholesky_ex(covariance).L)
+        t = proposal.at(points)
+        log_q = proposal.log_prob(t)
+        at = torch.vmap(lambda z, t=t: torch.vmap(lambda t: density(t, z))(t))(draws_z)
         share = (at - log_q).nan_to_num(nan=-torch.inf).softmax(1).mean(0)
         mean = share @ t
         away = t - mean

@@ -116,10 +116,10 @@ def _tried(
     if not inside and not scales:
         return None
     unseen = torch.eye(size, dtype=base.dtype) - inverse @ design
-    found = Effects(program, batch, torch.tensor(inside), origin, base, inverse, unseen)
+    effects = Effects(program, batch, torch.tensor(inside), origin, base, inverse, unseen)
     if inside and scales <= set(inside):
-        if all(_is_right(found, z, e) for z, e in zip(points, draws, strict=True)):
-            return found
+        if all(_is_right(effects, z, e) for z, e in zip(points, draws, strict=True)):
+            return effects
         if not scales:
             return None
     raise _not_recognized(program, min(scales))
@@ -154,10 +154,10 @@ Pair = tuple[Tensor, Tensor]
 
 def _scales(program: Program, z: Pair, e: Pair, batch: ClientBatch) -> bool:
     """Return whether predictors at two e are differently far apart at two z."""
-    one, other = (
+    scale, other = (
         torch.stack([predictors(_terms(program, at, w, batch)) for w in e]).diff(dim=0) for at in z
     )
-    return not nearly_equal(one, other)
+    return not nearly_equal(scale, other)
 
 
 def _is_absorbed(program: Program, z: Pair, batch: ClientBatch, across: Tensor) -> bool:
@@ -168,12 +168,12 @@ def _is_absorbed(program: Program, z: Pair, batch: ClientBatch, across: Tensor) 
     return not nearly_equal(moved, 0.0 * moved) and nearly_equal(across @ moved, 0.0 * moved)
 
 
-def _is_right(found: Effects, z: Tensor, e: Tensor) -> bool:
+def _is_right(effects: Effects, z: Tensor, e: Tensor) -> bool:
     """Return whether the likelihood at (z, e) equals that at the effects and z0."""
-    program, batch = found.program, found.batch
-    shift, scale = found.at(z)
+    program, batch = effects.program, effects.batch
+    shift, scale = effects.at(z)
     there = z.clone()
-    there[found.inside] = found.origin[found.inside]
+    there[effects.inside] = effects.origin[effects.inside]
     terms = [_terms(program, z, e, batch), _terms(program, there, shift + scale @ e, batch)]
     return nearly_equal(*(scores(of, predictors(of)).sum() for of in terms))
 

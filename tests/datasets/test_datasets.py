@@ -1,11 +1,14 @@
 """The data sets agree with their sources; a missing file's error says how to get it."""
 
+import io
 import os
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -15,6 +18,7 @@ from hierfl.datasets import files as data_files
 from hierfl.datasets import images, tables
 from hierfl.datasets.files import Source
 
+ROOT = Path(__file__).parents[2]
 needs_files = pytest.mark.skipif(
     not os.environ.get("HIERFL_DATA"), reason="HIERFL_DATA is not set: no data set files to read"
 )
@@ -190,11 +194,20 @@ def test_an_unknown_reference_raises() -> None:
         datasets.reference("rats")
 
 
+def test_the_five_hospitals_are_those_that_the_example_simulates() -> None:
+    example = runpy.run_path(str(ROOT / "examples" / "simulate_hospitals.py"))
+    rows = pd.read_csv(io.StringIO(example["simulated"]().to_csv(index=False)))
+    pd.testing.assert_frame_equal(rows, datasets.five_hospitals())
+    assert rows["sex"].str.endswith(" ").sum() == 12 and rows["lactate"].isna().sum() == 40
+    assert rows.groupby("hospital").size().min() == 3
+
+
 # --------------------------------------------------------------------------------------- from files
+SHIPPED = ("heart_disease", "radon", "eight_schools")
 READERS: dict[str, Callable[[], Any]] = {
     name: getattr(datasets, name)
     for name in datasets.__all__
-    if name not in ("Labeled", "Summary", "reference", "heart_disease", "radon", "eight_schools")
+    if name not in ("Labeled", "Summary", "reference", "five_hospitals", *SHIPPED)
 }
 
 

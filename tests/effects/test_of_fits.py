@@ -134,7 +134,10 @@ MISUSED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda f: hierfl.diagnostics.sensitivity(f.method.model), "fit is a Formula: hand over"),
     (lambda f: hierfl.describe([frame()]), "rows is a list: give a frame"),
     (lambda f: hierfl.describe(frame()[:0]), "the frame has no rows"),
-    (lambda f: hierfl.simulate(f, frame(), clients=2, rows="10"), "rows is '10': give a number"),  # type: ignore[arg-type]
+    (
+        lambda f: hierfl.simulate(f, frame(), clients=2, rows="10"),
+        "rows is '1': it must be an integer",
+    ),  # type: ignore[arg-type]
 ]
 
 

@@ -24,10 +24,7 @@ def test_moments_are_those_of_all_rows_together() -> None:
     frame = patients()
     schema = hierfl.schema(frame, made("y ~ age * dose + scale(log(dose)) + (1 | site)"))
     assert schema.rows == len(frame)
-    for name, values in (
-        ("age", frame["age"]),
-        ("age:dose", frame["age"] * frame["dose"]),
-    ):
+    for name, values in (("age", frame["age"]), ("age:dose", frame["age"] * frame["dose"])):
         assert schema.design[name].mean == pytest.approx(values.mean())
         assert schema.design[name].sd == pytest.approx(values.std(ddof=0))
     constants = schema.transforms["scale(log(dose))"]
@@ -106,7 +103,7 @@ def test_rare_levels_do_not_leave_their_client() -> None:
 def test_levels_that_are_agreed_beforehand_are_told_by_nobody() -> None:
     frame = patients(rows=60)
     parts = {"y": None, "sex": None}
-    told = answers.of_columns(frame, parts, "s0", 5, frozenset({"sex"}))
+    told = answers.of_columns(frame, parts, "s0", 5, frozenset({"sex"}))(slice(None))
     assert told["sex"].counts == {}
     levels = {"sex": ["x", "m", "f"]}
     schema = hierfl.schema(frame, made("y ~ sex"), levels=levels)
@@ -116,14 +113,14 @@ def test_levels_that_are_agreed_beforehand_are_told_by_nobody() -> None:
 def test_answers_hold_counts_and_sums_of_no_fewer_rows_than_agreed() -> None:
     """Nothing that a client answers has the size of its rows, and no count of a level is below the least."""
     frame = patients(rows=40)
-    told = answers.of_columns(frame, {"age": None, "sex": None}, "s0", 30, frozenset())
+    told = answers.of_columns(frame, {"age": None, "sex": None}, "s0", 30, frozenset())(slice(None))
     assert told["age"].sums is not None and told["age"].sums.count == len(frame)
     assert all(n >= 30 for n in (told["sex"].counts or {}).values())
     for part in told.values():
         for field in fields(part):
             value: Any = getattr(part, field.name)
             assert np.ndim(value) == 0 or isinstance(value, dict | tuple)
-    groups = answers.of_groups(frame, ("ward",), "site", "s0", 30)
+    groups = answers.of_groups(frame, ("ward",), "site", "s0", 30)(slice(None))
     assert groups.distinct == 3 and all(n >= 30 for n in groups.counts.values())
 
 

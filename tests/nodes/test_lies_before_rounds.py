@@ -95,7 +95,7 @@ def replaced(value: Any, path: tuple[Any, ...], lie: str) -> Any:
         del inner[path[-1]]
     elif lie == "one too many":
         if isinstance(inner, dict):
-            inner["more"] = inner[path[-1]]
+            inner["another"] = inner[path[-1]]
         else:
             inner.append(inner[path[-1]])
     else:

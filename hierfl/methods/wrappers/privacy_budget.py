@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from hierfl.core.arguments import expect
+from hierfl.core.extras import extras_for
 
-NEEDED = "the privacy budget needs dp-accounting: install it with pip install 'hierfl[privacy]'"
 MOVED = 2.0  # times the clip: how far one client can move the sum when its rows are replaced
 
 
@@ -111,9 +111,7 @@ def epsilon_of(spent: Tensor, delta: float) -> float:
 
 
 def _library() -> tuple[Any, Any]:
-    try:
+    with extras_for("the privacy budget"):
         import dp_accounting
         from dp_accounting import rdp
-    except ImportError as error:
-        raise ImportError(NEEDED) from error
     return dp_accounting, rdp
