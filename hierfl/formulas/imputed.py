@@ -89,7 +89,7 @@ def check_known(term: DesignTerm, mean: float, sd: float, *, above: bool) -> Non
         )
         fix = "take a Pyro program with a site of each client"
         raise ValueError(f"{what} in all its rows: mi() is for values of rows; {fix}")
-    if len(term.parts) == 1 and 0.0 < mean < 1.0 and abs(sd**2 - mean * (1.0 - mean)) < 1e-9:
+    if len(term.factors) == 1 and 0.0 < mean < 1.0 and abs(sd**2 - mean * (1.0 - mean)) < 1e-9:
         what = f"the column of '{term.name}' is 0 or 1, and mi() takes it for Normal: its missing values"
         fix = "for probabilities take a Pyro program that sums over both values"
         warnings.warn(f"{what} lie between and beyond; {fix}", stacklevel=2)
