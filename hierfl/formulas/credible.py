@@ -194,11 +194,17 @@ def _wrong_counts(counts: Mapping[str, int], least: int, rows: int) -> Iterator[
 
 
 def _are_powers(powers: Any, scaled: ColumnSums) -> bool:
-    """Return whether sums of u^0 to u^2d are of values with these sums: no eigenvalue of their Hankel matrix is < 0."""
+    """Return whether sums of u^0 to u^2d are of values with these sums.
+
+    No eigenvalue of their Hankel matrix is < 0, and |sum of u^k| <= (sum of u^2)^(k / 2).
+    """
     degree = (len(powers) - 1) // 2
     size = NEAR * (scaled.count + scaled.squares)
     sums = np.array([scaled.count, scaled.total, scaled.squares])
     if len(powers) < 3 or len(powers) % 2 == 0 or not np.allclose(powers[:3], sums, NEAR, size):
+        return False
+    largest = scaled.squares ** (np.arange(len(powers)) / 2.0)  # of one row that has all squares
+    if (np.abs(powers[3:]) > largest[3:] + size).any():
         return False
     hankel = powers[np.add.outer(np.arange(degree + 1), np.arange(degree + 1))]
     scale = np.sqrt(np.maximum(hankel.diagonal(), 1e-300))

@@ -115,9 +115,8 @@ def is_plausible(honest: Any, path: tuple[Any, ...], lie: str) -> bool:
     if lie in ("nothing", "one too many"):  # of levels, of which some are rare
         return path[-2:-1] in (("counts",), ("declared",), ("constant",))
     is_curve = path[:2] == ("answer", "columns") and str(path[2:3])[2:].startswith(CURVES)
-    is_curve |= (
-        path[:2] == ("answer", "more") and len(at(honest, path[:2])) == 5 and path[2:] > (2,)
-    )
+    is_power = path[:2] == ("answer", "more") and len(at(honest, path[:2])) == 5
+    is_curve |= is_power and path[2:] > (2,) and lie in ("0", "-7")
     return isinstance(truth, str | list | dict) or LIES[lie] == truth or is_curve
 
 
