@@ -44,20 +44,17 @@ def check_values(family: str, kind: str, values: ArrayLike) -> None:
             "formula write cbind(a, b, c) ~ ..."
         )
     if column.dtype.kind in "OUS" and kind in ("category", "ordered"):
-        missing = [
-            row for row, value in enumerate(column.tolist()) if value != value or value is None
-        ]
-        if missing:
-            raise _missing("response", missing[0])
+        missing = [value != value or value is None for value in column.tolist()]
+        _refuse_missing(np.array(missing, dtype=bool), "response")
         return
     numbers = _numbers(family, column)
     inside, words = ALLOWED[kind]
     bad = np.argwhere(~(inside(numbers) & np.isfinite(numbers)))
     if bad.size:
         value = float(numbers[tuple(bad[0])])
-        raise ValueError(
-            f"value {value:g} in row {bad[0][0]}: a response of family '{family}' is {words}; "
-            f"{_fix(kind, value)}"
+        fix = f"a response of family '{family}' is {words}; {_fix(kind, value)}"
+        _refuse(
+            ~np.atleast_2d((inside(numbers) & np.isfinite(numbers)).T).all(0), "value", value, fix
         )
     if kind == "shares":
         total = numbers.sum(-1)
@@ -94,16 +91,21 @@ def check_additions(family: str, values: ArrayLike, additions: Mapping[str, Arra
         fix = "it must be above the row's time and finite; a time with no upper end has cens 1"
         _refuse(bad, "upper", rows["upper"], fix)
     elif interval.any():
-        row = int(np.flatnonzero(interval)[0])
-        raise ValueError(
-            f"cens 2 in row {row} is an interval without an upper end: add the row field 'upper'"
-        )
+        fix = "it is an interval without an upper end: add the row field 'upper'"
+        _refuse(interval, "cens", cens, fix)
 
 
-def _refuse(bad: NDArray[np.bool_], name: str, column: Numbers, fix: str) -> None:
+def _refuse(bad: NDArray[np.bool_], name: str, values: Numbers | float, fix: str) -> None:
+    """Refuse the first of the rows that are `bad`, by its number in a column, or by the number."""
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
-        raise ValueError(f"{name} {column[row]:g} in row {row}: {fix}")
+        value = values if isinstance(values, float) else values[row]
+        raise ValueError(f"{name} {value:g} in row {row}: {fix}")
+
+
+def _refuse_missing(missing: NDArray[np.bool_], name: str) -> None:
+    if missing.any():
+        raise ValueError(f"the {name} in row {np.argwhere(missing)[0][0]} is missing: drop the row")
 
 
 def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -> Numbers:
@@ -121,14 +123,9 @@ def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -
         raise ValueError(
             f"the {name} in row {row} is {value!r}, and family '{family}' needs numbers: {fix}"
         ) from error
-    missing = np.argwhere(np.isnan(numbers))
-    if missing.size and name != "upper":
-        raise _missing(name, int(missing[0][0]))
+    if name != "upper":
+        _refuse_missing(np.isnan(numbers), name)
     return numbers
-
-
-def _missing(name: str, row: int) -> ValueError:
-    return ValueError(f"the {name} in row {row} is missing: drop the row")
 
 
 def _fix(kind: str, value: float) -> str:
