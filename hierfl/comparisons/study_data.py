@@ -28,14 +28,14 @@ class StudyTable(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_boolean_is_a_number(cls, given: Any) -> Any:
-        for name, value in given.items() if isinstance(given, Mapping) else ():
+    def _no_boolean_is_a_number(cls, table: Any) -> Any:
+        for name, value in table.items() if isinstance(table, Mapping) else ():
             yes_or_no = name in cls.model_fields and cls.model_fields[name].annotation is bool
             several = value if isinstance(value, list | tuple) else [value]
             if any(isinstance(v, bool | int) and isinstance(v, bool) != yes_or_no for v in several):
                 kind = "true or false" if yes_or_no else "no boolean"
                 raise ValueError(f"{name} is {value!r:.80}: it must be {kind}")
-        return given
+        return table
 
 
 class Partition(StudyTable):
@@ -110,9 +110,9 @@ class Data(StudyTable):
         return self
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, words: Iterable[str]) -> str:
     """Return "; did you mean ...?" of the nearest known word, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 

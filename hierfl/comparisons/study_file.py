@@ -173,10 +173,10 @@ class StudyEntry(StudyTable):
                 f"fine_tune: clients of '{self.name}' tune for 'P' already: compare with "
                 f"'{plain}+FT' in its place"
             )
-        known = options_of(plain)
+        options = options_of(plain)
         for option in (*self.settings, *self.grid):
-            if option not in known:
-                raise ValueError(f"'{plain}' has no option '{option}'{nearest(option, known)}")
+            if option not in options:
+                raise ValueError(f"'{plain}' has no option '{option}'{nearest(option, options)}")
         for option, value in self.settings.items():
             if not option.endswith("optimizer") or value in ("sgd", "adam"):
                 continue
@@ -243,13 +243,13 @@ class Study(StudyTable):
 
     @model_validator(mode="before")
     @classmethod
-    def _labeled(cls, given: Any) -> Any:
+    def _labeled(cls, tables: Any) -> Any:
         """Make the methods of a file, tables by label, a tuple of those that are not left out."""
-        methods = given.get("methods") if isinstance(given, Mapping) else None
+        methods = tables.get("methods") if isinstance(tables, Mapping) else None
         if not isinstance(methods, Mapping):
-            return given
-        out = given.get("leave_out", ())
-        if not isinstance(out, list | tuple) or not all(isinstance(one, str) for one in out):
+            return tables
+        out = tables.get("leave_out", ())
+        if not isinstance(out, list | tuple) or not all(isinstance(label, str) for label in out):
             raise ValueError(f"leave_out must be a list of labels, and is {out!r}")
         for label in out:
             if label not in methods:
@@ -262,7 +262,7 @@ class Study(StudyTable):
                 raise ValueError(f"methods.{label} must be a table, and is {entry!r}")
             if label not in out:
                 entries.append({"label": label, "name": label, **entry})
-        return {**given, "methods": entries}
+        return {**tables, "methods": entries}
 
     @model_validator(mode="after")
     def _comparable(self) -> Study:

@@ -26,8 +26,8 @@ _CLOTHES = tuple(
 def _shown(rows: Labeled) -> Shown:
     import pandas as pd  # slow to import
 
-    each = torch.bincount(rows.y.long(), minlength=len(rows.classes)).tolist()
-    frame = pd.DataFrame({"class": rows.classes, "rows": each})
+    counts = torch.bincount(rows.y.long(), minlength=len(rows.classes)).tolist()
+    frame = pd.DataFrame({"class": rows.classes, "rows": counts})
     return Shown(f"{len(rows)} labeled rows, x of shape {tuple(rows.x.shape[1:])}", frame)
 
 
@@ -52,10 +52,10 @@ class Labeled:
 
 
 def _layout(*parts: str, shape: str = "28, 28") -> dict[str, str]:
-    found: dict[str, str] = {}
+    layout: dict[str, str] = {}
     for part in parts:
-        found |= {f"x_{part}": f"uint8 (n, {shape})", f"y_{part}": "labels (n,)"}
-    return found
+        layout |= {f"x_{part}": f"uint8 (n, {shape})", f"y_{part}": "labels (n,)"}
+    return layout
 
 
 _BOTH = _layout("train", "test")

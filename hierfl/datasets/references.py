@@ -110,18 +110,18 @@ def reference(name: str) -> dict[str, Summary]:
     if name in _NUTS:
         source, shapes = _NUTS[name]
         with reading(located(source)):
-            arrays, found = load(source), {}
+            arrays, summaries = load(source), {}
             for site, shape in shapes.items():
                 mean, sd = arrays[f"{site}_mean"], arrays[f"{site}_sd"]
-                found[site] = Summary(mean.reshape(shape), sd.reshape(shape), None)
-            return found
+                summaries[site] = Summary(mean.reshape(shape), sd.reshape(shape), None)
+            return summaries
     if name == "eight_schools_half_cauchy":
         with reading(located(_HALF_CAUCHY)):
             draws = dict(load(_HALF_CAUCHY))
             draws["theta"] = np.stack([draws.pop(f"theta_{j}") for j in range(1, 9)])
             return {site: _of_draws(values) for site, values in draws.items()}
-    known = ", ".join([*_GYM, "eight_schools_half_cauchy", *_NUTS])
-    raise KeyError(f"there is no reference posterior '{name}': the names are {known}")
+    columns = ", ".join([*_GYM, "eight_schools_half_cauchy", *_NUTS])
+    raise KeyError(f"there is no reference posterior '{name}': the names are {columns}")
 
 
 def _gym_summary(arrays: Arrays, theirs: str) -> Summary:

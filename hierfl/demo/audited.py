@@ -13,10 +13,10 @@ from hierfl.methods.listed import names
 def method_of(text: str) -> Method:
     """Return a method of `hierfl.methods` for the demo's hierarchy, or a user's own "MODULE:NAME"."""
     if ":" in text:
-        found = imported(text)
-        if not isinstance(found, Method):
-            raise TypeError(f"'{text}' is a {type(found).__name__}: name a hierfl method")
-        return found
+        method = imported(text)
+        if not isinstance(method, Method):
+            raise TypeError(f"'{text}' is a {type(method).__name__}: name a hierfl method")
+        return method
     if text not in names():
         raise ValueError(
             f"there is no method '{text}': choose from {', '.join(sorted(names()))}, or name your "
@@ -36,7 +36,7 @@ def data_of(text: str | None) -> ClientData:
     """Return the data "MODULE:NAME"; None: the demo's hospitals."""
     if text is None:
         return hospitals()
-    found = imported(text)
-    if not isinstance(found, ClientData):
-        raise TypeError(f"'{text}' is a {type(found).__name__}: name a hierfl.ClientData")
-    return found
+    data = imported(text)
+    if not isinstance(data, ClientData):
+        raise TypeError(f"'{text}' is a {type(data).__name__}: name a hierfl.ClientData")
+    return data

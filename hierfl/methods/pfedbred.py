@@ -237,17 +237,17 @@ def _client(how: PFedBreDSetting, program: Program) -> Client:
         return {**work, **new}
 
     def start(message: Tree, own: Tree) -> Tree:
-        kept = {name: own[name] for name in ("v", "last") if name in own}
+        before = {name: own[name] for name in ("v", "last") if name in own}
         new = twins.local(message)
-        work = {name: chosen(own["seen"], value, new) for name, value in kept.items()}
+        work = {name: chosen(own["seen"], value, new) for name, value in before.items()}
         if how.inner_start == "global":
             work["v"] = new
         return {**work, "w": message, "loss": torch.zeros(())}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        kept = {**work, "last": twins.local(work["w"]), "seen": torch.ones(())}
+        after = {**work, "last": twins.local(work["w"]), "seen": torch.ones(())}
         up = {"theta": Share(work["w"]), "loss": Share(work["loss"])}
-        return up, {name: kept[name] for name in own}
+        return up, {name: after[name] for name in own}
 
     def params(message: Tree, own: Tree) -> Params:
         return {**message, **chosen(own["seen"], own["v"], twins.local(message))}

@@ -182,8 +182,8 @@ class Moments:
             }
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up, kept = visited(work, message, own, damping)
-            return {**up, "effective": Share(work["effective"])}, kept
+            up, after = visited(work, message, own, damping)
+            return {**up, "effective": Share(work["effective"])}, after
 
         return Client(
             own=own,
@@ -199,8 +199,10 @@ class Moments:
         at, cavity, near = work["at"], work["cavity"], work["near"]
         with torch.no_grad():
             loc = torch.linalg.inv_ex(at["precision"]).inverse @ at["shift"]
-            found, inner = self.marginal.expand(loc, guess(near, loc), batch, NEWTON)
-            precision, mean, proper = newton_step(at, loc, found.gradient, found.hessian, cavity)
+            expansion, inner = self.marginal.expand(loc, guess(near, loc), batch, NEWTON)
+            precision, mean, proper = newton_step(
+                at, loc, expansion.gradient, expansion.hessian, cavity
+            )
             new = {"shift": precision @ mean, "precision": precision}
         return {
             **work,
@@ -224,16 +226,16 @@ class Moments:
             log_weights = values + energy + 0.5 * self.standard.at.square().sum(-1)
             weights = (log_weights + self.standard.log_weights).softmax(0)
             effective = 1.0 / weights.square().sum()
-            known = effective >= 2.0 * len(before)
+            reliable = effective >= 2.0 * len(before)
             mean = weights @ points
             spread = (weights[:, None] * (points - mean)).T @ (points - mean)
-            loc = torch.where(known, mean, before)
-            spread = torch.where(known, spread, covariance)
-            kept = spread if self.full else spread.diagonal().diag()
+            loc = torch.where(reliable, mean, before)
+            spread = torch.where(reliable, spread, covariance)
+            covariance_of_q = spread if self.full else spread.diagonal().diag()
         proper = work["improper"] == 0.0
         return {
             **work,
-            "q": chosen(proper, natural(loc, kept), work["q"]),
+            "q": chosen(proper, natural(loc, covariance_of_q), work["q"]),
             "at": chosen(proper, natural(loc, spread), at),
             "effective": effective / len(weights),
         }

@@ -36,6 +36,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.conditional import conditional
@@ -52,6 +53,7 @@ from hierfl.methods.posteriors.fedlaplace_server import (
     standard_points,
     weighted,
 )
+from hierfl.methods.posteriors.natural_factors import check_even
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Guide, Latents, Model, family
 
@@ -136,11 +138,8 @@ def fedlaplace(
             has params to learn; `start` names a site that is not global; or a local site cannot be
             integrated by Laplace's method.
     """
-    if min(draws, settle_draws) < 2 or draws % 2 or settle_draws % 2 or weighting_rounds < 0:
-        raise ValueError(
-            f"draws ({draws}) and settle_draws ({settle_draws}) must be even and positive, "
-            f"weighting_rounds ({weighting_rounds}) 0 or more"
-        )
+    expect(weighting_rounds=(weighting_rounds, "[0, inf)"))
+    check_even(draws=draws, settle_draws=settle_draws)
 
     def shared_points(program: Program) -> Points:
         check_integrable(program, max_global_size, start or {})
@@ -232,8 +231,8 @@ def _refused_message(points: Points, message: Tree, first: Tree) -> str | None:
         int(message.get("part", 0)),
         points.sizes if weighting else (0,) * len(points.settling),
     )
-    known = 0 <= part < len(sizes)
-    if not known or (weighting and message["points"].shape != (sizes[part], 0)):
+    exists = 0 <= part < len(sizes)
+    if not exists or (weighting and message["points"].shape != (sizes[part], 0)):
         return "it asks for points that do not exist"
     return None
 
@@ -253,17 +252,17 @@ def _client(marginal: Marginal, points: Points) -> Client:
 
         with torch.no_grad():
             if "right" in message:
-                found, lost = values(at)
+                values_at, lost = values(at)
                 return {
                     "own": own,
-                    "up": {"log_marginals": found, "lost": lost.to(found.dtype).mean()},
+                    "up": {"log_marginals": values_at, "lost": lost.to(values_at.dtype).mean()},
                 }
             expansion, inner = torch.vmap(
                 lambda z: marginal.expand(z, guess(z), batch, steps), chunk_size=expanded
             )(at)
             value, gradient, hessian = (v.mean(0) for v in expansion)
             # the mode of the local sites as a linear function of z near q
-            kept = {
+            near = {
                 "mode": inner.mode.mean(0),
                 "slope": inner.slope.mean(0),
                 "loc": at.mean(0),
@@ -274,10 +273,10 @@ def _client(marginal: Marginal, points: Points) -> Client:
                 "hessian": hessian,
                 "lost": inner.lost.to(value.dtype).mean(),
             }
-            own = kept
+            own = near
             if "tril" in message and points.sizes:
                 up["along"], _ = values(points.along(message))
-        return {"own": kept, "up": up}
+        return {"own": near, "up": up}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         return {name: Share(value) for name, value in work["up"].items()}, work["own"]
