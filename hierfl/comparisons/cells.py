@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from hierfl.comparisons.federations import StudyFederation, of_study
-from hierfl.comparisons.measures import Watch
+from hierfl.comparisons.measures import ScoreWatch
 from hierfl.comparisons.study_data import LINES, REGRESSION
 from hierfl.comparisons.study_file import Net, Study, StudyEntry
 from hierfl.core.disk import replace_text
@@ -231,7 +231,9 @@ def computed(study: Study, entry: StudyEntry, options: Options, seed: int) -> di
     # the same share of the run for a method that takes fewer rounds
     late = max(1, round(study.evaluation.last_rounds * rounds / study.run.rounds))
     evaluation = study.evaluation.model_copy(update={"last_rounds": late})
-    watch = Watch(how, federation, evaluation, rounds, seed, fine_tune=entry.fine_tune, bias=bias)
+    watch = ScoreWatch(
+        how, federation, evaluation, rounds, seed, fine_tune=entry.fine_tune, bias=bias
+    )
     began = time.perf_counter()
     try:
         fit = trained(

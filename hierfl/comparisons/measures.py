@@ -11,6 +11,7 @@ from torch import Tensor
 from hierfl.comparisons.federations import StudyFederation, renamed
 from hierfl.comparisons.score_means import WEIGHTINGS, Score, by_client, means, means_of
 from hierfl.comparisons.study_data import Evaluation
+from hierfl.core.trees import tree_map
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics import (
     calibration_error,
@@ -35,7 +36,7 @@ def stranger(client: str) -> str:
     return f"new {client}"
 
 
-class Watch:
+class ScoreWatch:
     """Scores of a run while it runs; `bias` is that of the line that labels follow, if any."""
 
     def __init__(
@@ -262,13 +263,15 @@ class Watch:
 
 
 def with_everyone(fit: Fit) -> Fit:
-    """Continue a fit by one round in which every client takes part."""
+    """Return a fit after one more round, in which every client takes part; `fit` stays as it is."""
     federation = fit.federation
     # as many clients at once as before: compiled steps are of one shape
     chunks = federation.parts(torch.arange(federation.cohort), fit.message)
     settings = replace(federation.settings, chunk=max(map(len, chunks)))
     whole = replace(federation, cohort=len(fit.clients), settings=settings)
-    after = one_round(whole, fit.progress, fit.rounds + 1)
+    # a round writes into the table of its clients
+    own = replace(fit.progress, table=tree_map(torch.clone, fit.progress.table))
+    after = one_round(whole, own, fit.rounds + 1)
     return replace(fit, progress=after, rounds=fit.rounds + 1)
 
 
