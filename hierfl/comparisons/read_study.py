@@ -69,8 +69,8 @@ def chosen(studies: Mapping[str, Study], names: Iterable[str] | None) -> list[st
     selected = list(names or studies)
     for name in selected:
         if name not in studies:
-            known = ", ".join(variant for variant in studies if variant)
-            what = f"choose from {known}" if known else "the file has none"
+            variants = ", ".join(variant for variant in studies if variant)
+            what = f"choose from {variants}" if variants else "the file has none"
             raise ValueError(f"there is no variant '{name}': {what}")
     return selected
 
@@ -88,10 +88,13 @@ def changed(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 def _tables(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (
+        tomllib.TOMLDecodeError,
+        UnicodeDecodeError,
+        RecursionError,
+        IsADirectoryError,
+    ) as error:
         raise ValueError(f"{file} is no TOML file: {error}") from error
-    except IsADirectoryError as error:
-        raise ValueError(f"{file} is a folder, not a study file") from error
 
 
 def _table(file: Path, tables: dict[str, Any], key: str, above: str = "") -> dict[str, Any]:
@@ -101,8 +104,8 @@ def _table(file: Path, tables: dict[str, Any], key: str, above: str = "") -> dic
     return dict(table)
 
 
-def _mistakes(error: ValidationError, given: Mapping[str, Any]) -> Iterator[str]:
-    left_out, methods = given.get("leave_out", ()), given.get("methods", {})
+def _mistakes(error: ValidationError, study: Mapping[str, Any]) -> Iterator[str]:
+    left_out, methods = study.get("leave_out", ()), study.get("methods", {})
     tables = isinstance(methods, Mapping) and isinstance(left_out, list | tuple)
     labels = [label for label in methods if label not in left_out] if tables else []
     for mistake in error.errors():

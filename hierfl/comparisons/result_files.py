@@ -139,15 +139,19 @@ def _frame(file: Path, texts: Sequence[str], numbers: Sequence[str]) -> pd.DataF
     try:
         frame = pd.read_csv(file, dtype=dict.fromkeys(texts, "str"), keep_default_na=True)
         frame[list(texts)] = frame[list(texts)].fillna("")
+        wrong = [name for name in numbers if not _holds_numbers(frame[name])]
     except (KeyError, ValueError) as error:
         raise ValueError(f"{file} is not what `hierfl compare` wrote: {error}") from error
-    for name in numbers:
-        if name not in frame or not (
-            frame.empty or pd.api.types.is_numeric_dtype(frame[name]) or frame[name].isna().all()
-        ):
-            has = "values that are no numbers" if name in frame else "not there"
-            raise ValueError(f"{file} is not what `hierfl compare` wrote: column '{name}': {has}")
+    if wrong:
+        raise ValueError(
+            f"{file} is not what `hierfl compare` wrote: column '{wrong[0]}': values that are no "
+            "numbers"
+        )
     return frame
+
+
+def _holds_numbers(column: pd.Series[Any]) -> bool:
+    return column.empty or pd.api.types.is_numeric_dtype(column) or bool(column.isna().all())
 
 
 def study_of(out: Path) -> Study:
