@@ -68,7 +68,7 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
+class WeightSpread:
     """The Normals of local tensors, for layers that sample outputs instead of weights."""
 
     loc: Mapping[str, Tensor]  # name -> (C, 1, *shape)
@@ -79,7 +79,7 @@ class Spread:
 class _SampledOutputs(TorchFunctionMode):
     """A mode in which dense layers sample outputs, not weights: Eq. (6), Kingma et al. 2015, arXiv:1506.02557."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], spread: Spread) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], spread: WeightSpread) -> None:
         super().__init__()
         self._names = {id(value): name for name, value in tensors.items() if name in spread.loc}
         self._spread = spread
@@ -107,14 +107,14 @@ def apply(
     own: Mapping[str, Tensor],
     shared: Mapping[str, Tensor],
     x: Tensor,
-    spread: Spread | None = None,
+    spread: WeightSpread | None = None,
     *,
     mask: Tensor | None,
 ) -> Tensor:
     """Return outputs (C, B, outputs) at `own` (C, 1, *shape) and `shared` params; `spread`: local Normals."""
 
     def of_client(own: Mapping[str, Tensor], spread: Any, rows: Tensor) -> Tensor:
-        with nullcontext() if spread is None else _SampledOutputs(own, Spread(*spread)):
+        with nullcontext() if spread is None else _SampledOutputs(own, WeightSpread(*spread)):
             output: Tensor = functional_call(module, {**shared, **own}, (rows,))
         return output
 
@@ -188,9 +188,9 @@ def inputs_seen(module: nn.Module, layer: str) -> Iterator[list[Tensor]]:
         hook.remove()
 
 
-def spread_of(names: Iterable[str], site: str, key: Tensor) -> Spread | None:
+def spread_of(names: Iterable[str], site: str, key: Tensor) -> WeightSpread | None:
     """Return the guide's Normals of the sites `site` + name; None without any."""
     posteriors = {name: getattr(posterior_of(site + name), "base_dist", None) for name in names}
     normal = {name: fn for name, fn in posteriors.items() if type(fn) is dist.Normal}
     loc, scale = ({n: getattr(fn, of) for n, fn in normal.items()} for of in ("loc", "scale"))
-    return Spread(loc, scale, key) if normal else None
+    return WeightSpread(loc, scale, key) if normal else None

@@ -88,7 +88,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Source:
+class DataFile:
     """A data set read from `file` in HIERFL_DATA: where it is from, and what it must hold."""
 
     file: str
@@ -104,7 +104,7 @@ def shipped(file: str) -> Arrays:
     return read_arrays(path, names, {})
 
 
-def located(source: Source) -> Path:
+def located(source: DataFile) -> Path:
     """Return the path of a source's file; the error says how to get the set."""
     folder = os.environ.get(VARIABLE)
     path = Path(folder or ".") / source.file
@@ -123,14 +123,14 @@ def located(source: Source) -> Path:
     )
 
 
-def load(source: Source, names: Iterable[str] | None = None) -> Arrays:
+def load(source: DataFile, names: Iterable[str] | None = None) -> Arrays:
     """Read arrays from a source's archive; only those named (None: all listed) are decompressed."""
     return read_arrays(
         located(source), list(source.arrays if names is None else names), source.arrays
     )
 
 
-def columns(source: Source) -> pd.DataFrame:
+def columns(source: DataFile) -> pd.DataFrame:
     """Read the columns that a source lists from its table; NaN where a value is missing."""
     path = located(source)
     with reading(path):
@@ -143,7 +143,7 @@ def columns(source: Source) -> pd.DataFrame:
         return frame[list(source.arrays)].astype("float64")
 
 
-def read_from(source: Source) -> Callable[[Callable[[], T]], Callable[[], T]]:
+def read_from(source: DataFile) -> Callable[[Callable[[], T]], Callable[[], T]]:
     """Decorate a reader of a source: whatever wrong arrays make it raise names the file."""
 
     def decorate(reader: Callable[[], T]) -> Callable[[], T]:

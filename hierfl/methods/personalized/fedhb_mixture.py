@@ -85,7 +85,7 @@ def fedhb_mixture(
     """
     expect(networks=(networks, "[1, inf)"), spread=(spread, "(0, inf)"))
     descent = Descent(optimizer, steps, unit, batch_size)
-    mixture = Mixture(networks, spread**2)
+    mixture = NetworkMixture(networks, spread**2)
 
     def client(program: Program) -> Client:
         return mixture.client(descent, program)
@@ -98,7 +98,7 @@ def fedhb_mixture(
 
 
 @dataclass(frozen=True)
-class Mixture:
+class NetworkMixture:
     """The mixture of K networks, and its variance s^2."""
 
     networks: int

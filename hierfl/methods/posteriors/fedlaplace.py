@@ -46,8 +46,8 @@ from hierfl.laplace.marginal import Marginal, check_integrable
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
 from hierfl.methods.posteriors.fedlaplace_server import (
-    Points,
-    Rounds,
+    LaplacePoints,
+    LaplaceRounds,
     finished,
     logged,
     standard_points,
@@ -141,7 +141,7 @@ def fedlaplace(
     expect(weighting_rounds=(weighting_rounds, "[0, inf)"))
     check_even(draws=draws, settle_draws=settle_draws)
 
-    def shared_points(program: Program) -> Points:
+    def shared_points(program: Program) -> LaplacePoints:
         check_integrable(program, max_global_size, start or {})
         size = program.latents.global_block.size
         return standard_points(
@@ -154,7 +154,7 @@ def fedlaplace(
 
     def server(program: Program) -> Server:
         _warn_of_many(program, settle_draws)
-        rounds = Rounds(
+        rounds = LaplaceRounds(
             Marginal(program), shared_points(program), target_ess, draws, start or {}, radius
         )
         return Server(
@@ -215,7 +215,7 @@ def _integrated(model: Model, latents: Latents, *, shared: Shared) -> Guide:
 _integrated.reads_all_rows = True  # type: ignore[attr-defined]
 
 
-def _refused_message(points: Points, message: Tree, first: Tree) -> str | None:
+def _refused_message(points: LaplacePoints, message: Tree, first: Tree) -> str | None:
     """Return why a message cannot be the server's, whose first one is given; None: it can."""
     size, dtype = len(first["loc"]), first["loc"].dtype
     if set(message) not in FORMS or not all(isinstance(v, Tensor) for v in message.values()):
@@ -237,7 +237,7 @@ def _refused_message(points: Points, message: Tree, first: Tree) -> str | None:
     return None
 
 
-def _client(marginal: Marginal, points: Points) -> Client:
+def _client(marginal: Marginal, points: LaplacePoints) -> Client:
     slow = marginal.shared.size * marginal.own.size > SLOW
     expanded, valued = (FEW_EXPANDED, FEW_VALUED) if slow else (EXPANDED, VALUED)
 

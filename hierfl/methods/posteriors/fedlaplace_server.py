@@ -43,7 +43,7 @@ FEW = 10  # effective points per global unknown below which the proposal is not 
 
 
 @dataclass(frozen=True, eq=False)
-class Points:
+class LaplacePoints:
     """Standard points that server and clients both compute, so that no message holds them."""
 
     settling: Tensor  # (PARTS, M, K), standard normal
@@ -85,7 +85,7 @@ class Points:
         return loc + torch.cat([torch.zeros(1, size, dtype=loc.dtype), columns, -columns])
 
 
-def standard_points(size: int, *, settle: int, most: int, rounds: int, seed: int) -> Points:
+def standard_points(size: int, *, settle: int, most: int, rounds: int, seed: int) -> LaplacePoints:
     """Return points in K = `size` dimensions; weighting rounds have `FIRST` to `most` points."""
     halves = normal_points(PARTS * settle, size, seed=seed).view(2, PARTS, settle // 2, size)
     sizes = tuple(min(most, FIRST << a) for a in range(rounds))
@@ -99,7 +99,7 @@ def standard_points(size: int, *, settle: int, most: int, rounds: int, seed: int
         else (torch.zeros(0, d) for d in (size, 1))
     )
     settling = halves.transpose(0, 1).reshape(PARTS, settle, size)
-    return Points(settling, weighting, stretch, sizes, seed)
+    return LaplacePoints(settling, weighting, stretch, sizes, seed)
 
 
 def split_of(message: Tree) -> Split:
@@ -108,11 +108,11 @@ def split_of(message: Tree) -> Split:
 
 
 @dataclass(frozen=True, eq=False)
-class Rounds:
+class LaplaceRounds:
     """The server's part of a round, from the sums of the clients' updates."""
 
     marginal: Marginal  # of the program, for its prior of the global sites alone
-    points: Points
+    points: LaplacePoints
     target_ess: int
     count: int  # S, draws of the posterior, and the most points of a round
     start: Mapping[str, Tensor | float]  # where to climb from, site -> value
