@@ -13,14 +13,12 @@ from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock
-from hierfl.methods import ditto, fedavg, fedmap, local_only
-from hierfl.models import learned_prior_network, network
-from hierfl.models.learned_priors import Isotropic
+from hierfl.methods import ditto, fedavg, local_only
+from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
-from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, at, clients
-from tests.programs import federation, fit, regression
+from tests.programs import federation, fit
 
 
 @pytest.mark.parametrize(
@@ -64,35 +62,6 @@ def test_the_common_model_equals_fedavg_and_lam_0_equals_local_only() -> None:
         )
 
 
-def test_m7_fedmap_with_a_frozen_theta_equals_the_personal_steps() -> None:
-    """On all rows with theta fixed, FedMAP's step equals Ditto's with lam = 1 / sigma^2.
-
-    FedMAP's step descends the mean loss plus
-
-    w - gamma
-
-    ^2 / (2 sigma^2).
-    """
-    data, line = federation(), torch.nn.Linear(2, 1)
-    prior = learned_prior_network(line, prior=Isotropic(1.0 / 0.7), likelihood=normal(1.0))
-    ours = fit(
-        fedmap(prior, optimizer=SGD(0.05), steps=6, batch_size=None, server="gradient", server_optimizer=SGD(0.0)),
-        data, rounds=2
-    )  # fmt: skip
-    method = ditto(
-        network(line, likelihood=normal(1.0)),
-        prox=0.7,
-        optimizer=SGD(0.05),
-        steps=0,
-        personal_steps=6,
-        batch_size=None,
-    )
-    theirs = fit(method, data, rounds=2)
-    for name, value in theirs.progress.table["theta"].items():
-        w = ours.progress.table["w"][f"w.{name.removeprefix('theta.')}.at"]
-        assert torch.allclose(w.reshape(value.shape), value, atol=1e-10)
-
-
 def test_a_very_large_lam_gives_the_common_model() -> None:
     method = ditto(
         at(START), prox=1e4, optimizer=SGD(1e-4), steps=3, personal_steps=40, batch_size=None
@@ -127,9 +96,3 @@ def test_the_personal_model_is_not_sent() -> None:
         if "theta" in up:  # FedAvg's copy, weighted by the client's rows
             mine = own["theta"]["theta.weight"] * up["theta"].weight[:, None, None]
             assert not torch.allclose(up["theta"].value["theta.weight"], mine)
-
-
-def test_programs_with_sites_are_refused() -> None:
-    for method in (ditto(regression), local_only(regression)):
-        with pytest.raises(ProgramError, match="fits global params only"):
-            fit(method, federation(), rounds=1)

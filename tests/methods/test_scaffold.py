@@ -12,11 +12,10 @@ from torch import Tensor
 
 import hierfl
 from hierfl import models
-from hierfl.methods import by_rows, fedavg, over_relaxed, scaffold
-from hierfl.optimizers import SGD, Adam
-from hierfl.program.program import ProgramError
+from hierfl.methods import fedavg, over_relaxed, scaffold
+from hierfl.optimizers import SGD
 from tests.methods.quadratics import START, UNIFORM, B, H, P, at, clients, stationary
-from tests.programs import federation, fit, regression
+from tests.programs import federation, fit
 
 LR = 0.1
 FULL: dict[str, Any] = {"steps": 5, "batch_size": None}
@@ -138,19 +137,3 @@ def test_new_clients_are_served_theta() -> None:
     new = fitted.personalize(clients(), rounds=1)
     assert torch.equal(new.message["theta"]["theta"], theta(fitted))
     assert float((new.predict(clients()).mean - fitted.predict(clients()).mean).abs().max()) == 0.0
-
-
-def test_refused() -> None:
-    for wrong, text in (
-        ({"optimizer": SGD(0.0)}, "step size must be above 0"),
-        ({"optimizer": SGD(0.1, 0.9)}, "without momentum, as its corrections are gradients"),
-        ({"optimizer": Adam(0.1)}, "optimizer is Adam"),
-        ({"server_optimizer": SGD(1.0, 0.9)}, "server_optimizer is SGD"),
-        ({"server_optimizer": SGD(-1.0)}, "step size must be 0 or more"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            scaffold(at(START), **wrong)
-    with pytest.raises(ProgramError, match="scaffold fits global params only"):
-        fit(scaffold(regression), federation(), rounds=1)
-    with pytest.raises(ProgramError, match="by_rows needs a method"):
-        fit(by_rows(scaffold(at(START))), clients(), rounds=1)
