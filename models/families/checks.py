@@ -52,9 +52,9 @@ def check_values(family: str, kind: str, values: ArrayLike) -> None:
     bad = np.argwhere(~(inside(numbers) & np.isfinite(numbers)))
     if bad.size:
         value = float(numbers[tuple(bad[0])])
-        fix = f"a response of family '{family}' is {words}; {_fix(kind, value)}"
-        _refuse(
-            ~np.atleast_2d((inside(numbers) & np.isfinite(numbers)).T).all(0), "value", value, fix
+        raise ValueError(
+            f"value {value:g} in row {bad[0][0]}: a response of family '{family}' is {words}; "
+            f"{_fix(kind, value)}"
         )
     if kind == "shares":
         total = numbers.sum(-1)
@@ -95,12 +95,10 @@ def check_additions(family: str, values: ArrayLike, additions: Mapping[str, Arra
         _refuse(interval, "cens", cens, fix)
 
 
-def _refuse(bad: NDArray[np.bool_], name: str, values: Numbers | float, fix: str) -> None:
-    """Refuse the first of the rows that are `bad`, by its number in a column, or by the number."""
+def _refuse(bad: NDArray[np.bool_], name: str, column: Numbers, fix: str) -> None:
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
-        value = values if isinstance(values, float) else values[row]
-        raise ValueError(f"{name} {value:g} in row {row}: {fix}")
+        raise ValueError(f"{name} {column[row]:g} in row {row}: {fix}")
 
 
 def _refuse_missing(missing: NDArray[np.bool_], name: str) -> None:

@@ -25,7 +25,7 @@ class RowDistribution(dist.TorchDistribution):
         new: Self = made(type(self), _instance)
         shape, dims = torch.Size(batch_shape), len(self.batch_shape)
         grown = {name: _expanded(getattr(self, name), shape, dims) for name in self.FIELDS}
-        vars(new).update(vars(self) | grown)
+        new.__dict__.update(vars(self) | grown)
         super(RowDistribution, new).__init__(shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new

@@ -194,16 +194,6 @@ def test_o2_the_fixed_point_under_uniform_weights_is_the_posterior_mean() -> Non
     assert (ends[1] - fixed).norm() < 0.2 * (START - fixed).norm()
 
 
-def test_m2_without_a_prior_clients_train_independently() -> None:
-    data = federation((5, 3, 7))
-    method = fedmap(personal(Isotropic(math.inf)), optimizer=SGD(0.05), steps=2, batch_size=2)
-    both = fit(method, data, rounds=4)
-    alone = fit(method, data.select(["south"]), rounds=4)
-    own, others = named_leaves(alone.progress.table), named_leaves(both.progress.table)
-    for name, value in own.items():
-        assert torch.allclose(others[name][1], value[0], atol=1e-12), name
-
-
 def test_the_learned_normal_is_the_mode_over_all_clients() -> None:
     """`best` equals numerical descent of the same objective.
 

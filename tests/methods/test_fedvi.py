@@ -20,7 +20,7 @@ from hierfl.method import Method, Phase
 from hierfl.methods import fedvi
 from hierfl.methods.fedvi import every_other, queried
 from hierfl.models import PersonalHeads
-from hierfl.models.likelihood import bernoulli, categorical, normal, poisson
+from hierfl.models.likelihood import categorical, normal, poisson
 from hierfl.optimizers import SGD
 from tests.programs import federation, fit, row_plan
 
@@ -101,9 +101,7 @@ def test_pooling_ignores_padded_rows(pool: Any) -> None:
     ("likelihood", "field", "outputs"),
     [
         (categorical(), "kind", 3),
-        (bernoulli(), "ill", 1),
         (poisson(), "visits", 1),
-        (normal(1.0), "y", 1),
         (lambda output: dist.Laplace(output[..., 0], 1.0), "y", 1),
     ],
 )
