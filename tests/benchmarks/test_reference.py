@@ -92,7 +92,9 @@ def test_importance_weights_reduce_the_hospitals_errors_below_a_fifth_of_an_sd(s
 
 # ---------------------------------------------------------------------------------- benchmark
 def summary(mean: float, sd: float, mcse: float | None = None) -> ReferenceSummary:
-    return ReferenceSummary(np.array([mean]), np.array([sd]), None if mcse is None else np.array([mcse]))
+    return ReferenceSummary(
+        np.array([mean]), np.array([sd]), None if mcse is None else np.array([mcse])
+    )
 
 
 def test_errors_report_the_worst_sd_and_the_broken_bars() -> None:

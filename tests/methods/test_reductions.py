@@ -102,11 +102,11 @@ MODELS = (
 
 
 def mapped(prior: Any, **options: Any) -> Make:
+    how: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "batch_size": 2, **options}
+
     def make() -> Method:
         model = models.learned_prior_network(net(), prior=prior, likelihood=normal(1.0))
-        return methods.fedmap(
-            model, **{"optimizer": SGD(0.05), "steps": 2, "batch_size": 2} | options
-        )
+        return methods.fedmap(model, **how)
 
     return make
 
@@ -262,7 +262,7 @@ PAIRS: dict[str, Same] = {
     "fedbabu is fedrep without steps of the head": Same(
         around(by_rows, of(methods.fedbabu, shared, head=HEAD, **SOME)),
         of(methods.fedrep, shared, head=HEAD, batch_size=2, **{**PARTS, "head_steps": 0}), run=COHORT),
-    **{f"fedrecon without a head, {server!r}": Same(
+    **{f"fedrecon without a head, {server!r}": Same(  # type: ignore[misc]
         of(methods.fedrecon, shared, head="none", body_optimizer=SGD(0.05, 0.5), body_steps=2,
            server_optimizer=server, split=False, batch_size=2),
         around(lambda m, server=server: methods.server_optimized(m, server), FEDAVG), run=COHORT)

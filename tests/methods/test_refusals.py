@@ -177,7 +177,7 @@ REFUSED: list[Wrong] = [
         nn.Linear(2, 6), outputs=1, features=7, local_features=2, likelihood=normal(1.0)))),
     # ---------------------------------------------------------------------- posteriors
     ("fedpop needs local sites", lambda: methods.fedpop(flat)),
-    *(("metropolis is True with", lambda short=short: methods.fedpop(  # type: ignore[misc]
+    *(("metropolis is True with", lambda short=short: methods.fedpop(
         known(), metropolis=True, **short))
       for short in ({"batch_size": 2}, {"steps": 1, "burn_in": 0}, {"temperature": 0.0})),
     ("is global", lambda: methods.fedwba(known())),
@@ -215,9 +215,9 @@ REFUSED: list[Wrong] = [
     ("draw clients with fit", lambda: private(replace(some(), name="of my own"))),
     ("below 1/4", lambda: private(averaged(), delta=0.25)),
     ("above 0", lambda: private(averaged(), delta=0.0)),
-    *(("bfi sums what all clients know", lambda wrap=wrap: wrap(  # type: ignore[misc]
+    *(("bfi sums what all clients know", lambda wrap=wrap: wrap(
         methods.bfi(logistic))) for wrap in (robust, methods.quantized)),
-    *((f"{name} {ALONE}", lambda wrap=wrap, make=make: wrap(make()))  # type: ignore[misc]
+    *((f"{name} {ALONE}", lambda wrap=wrap, make=make: wrap(make()))
       for wrap in (robust, methods.quantized)
       for name, make in (
         ("two_stage", lambda: methods.two_stage(regression)),
@@ -234,7 +234,7 @@ REFUSED: list[Wrong] = [
      lambda: methods.quantized(methods.quantized(averaged()))),
     ("Krum with 1 wrong clients needs 5 in a round, and there are 4",
      lambda: robust(averaged(), rule="krum", tolerated=0.4)),
-    *((f"'{name}' does not: {fix}", lambda wrap=wrap, make=make: wrap(make()))  # type: ignore[misc]
+    *((f"'{name}' does not: {fix}", lambda wrap=wrap, make=make: wrap(make()))
       for name, make in (
         ("fedsvi", lambda: fedsvi(known())),
         ("fedmap", lambda: fedmap(mapped())),
