@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
+from torch import Tensor
 
-from hierfl import methods
+import hierfl
+from hierfl import guides, methods
 from hierfl.core import noise
 from hierfl.core.trees import named_leaves
-from hierfl.data.batch import full_batch, gather, keys_of
+from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
@@ -49,6 +53,51 @@ def test_weighting_sends_one_scalar_per_draw() -> None:
     assert shapes(message) == {"loc": (2,), "covariance": (2, 2), "draws": (100, 2)}
     up, _ = client_round(run, run.client.phases, message, start.table, torch.arange(4), 3)
     assert {name: tuple(of.value.shape) for name, of in up.items()} == {"log_ratios": (4, 100)}
+
+
+@pytest.mark.parametrize("name", [f"fedsvi {guide}" for guide in CROSSES])
+def test_a_clients_update_does_not_depend_on_other_clients(name: str) -> None:
+    data = federation()
+    _, up, kept, _ = exchange(METHODS[name](), data)
+    other = data.with_fields(y=torch.cat([data.fields["y"][:5], data.fields["y"][5:] + 3.0]))
+    _, up_, kept_, _ = exchange(METHODS[name](), other)
+    for tree, tree_ in ((up, up_), (kept, kept_)):
+        for path, leaf in named_leaves(tree).items():
+            assert torch.equal(leaf[0], named_leaves(tree_)[path][0]), path
+
+
+def test_a_round_holds_no_other_clients_rows() -> None:
+    """A model that records its batch sees the rows of one client, padded rows included."""
+    seen: list[Tensor] = []
+
+    def spy(batch: ClientBatch) -> None:
+        seen.append(batch.x.detach().clone())
+        with batch.clients():
+            own = pyro.sample("own", dist.Normal(0.0, 1.0))
+            with batch.data():
+                pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
+
+    data = labeled()
+    method = hierfl.methods.fedsvi(spy, guides.delta, batch_size=4, local_steps=2)
+    run = federate(method, data, settings=hierfl.Settings(engine="sequential"))
+    start = begin(run)
+    seen.clear()
+    for k in range(4):
+        client_round(
+            run,
+            run.client.phases,
+            run.server.down(start.server, Clock(0, 1)),
+            _row(start.table, k),
+            torch.tensor([k]),
+            0,
+        )
+        assert seen
+        assert {float(v) for x in seen for v in x.flatten()} == {float(k)}
+        seen.clear()
+
+
+def _row(table: Any, k: int) -> Any:
+    return torch.utils._pytree.tree_map(lambda v: v[k : k + 1], table)
 
 
 def labeled() -> ClientData:
