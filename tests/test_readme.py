@@ -260,7 +260,7 @@ def rows_of(page: str) -> dict[str, list[str]]:
             set(described(About)),
         ),
         ("docs/comparisons.md", set(read_study.names())),
-        ("docs/data.md", set(hierfl.datasets.__all__) - {"Labeled", "Summary"}),
+        ("docs/data.md", set(hierfl.datasets.__all__) - {"Labeled", "ReferenceSummary"}),
         ("docs/diagnostics.md", set(hierfl.plots.__all__) - {"COLORS", "MARKERS"}),
     ],
 )

@@ -168,7 +168,7 @@ def keywords(function: Callable[..., Any]) -> tuple[str, ...] | None:
 
 
 def check_names(name: str, names: Iterable[str], allowed: tuple[str, ...] | None) -> None:
-    """Refuse an argument outside `known` (None: any); say what to write in its place."""
+    """Refuse an argument outside `allowed` (None: any); say what to write in its place."""
     for word in names:
         if allowed is not None and word not in allowed:
             nearest = difflib.get_close_matches(word, allowed, n=1)

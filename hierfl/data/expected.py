@@ -50,7 +50,7 @@ def as_frame(value: Any) -> str:
     if isinstance(value, str | PathLike):
         return "read it, pandas.read_csv(path)"
     is_columns = isinstance(value, Mapping) and not all(map(is_frame, value.values()))
-    return "make it a frame, pandas.DataFrame(columns)" if is_columns else ""
+    return "make it one, pandas.DataFrame(columns)" if is_columns else ""
 
 
 def _fix(value: Any) -> str:

@@ -10,7 +10,7 @@ from .images import femnist as femnist
 from .images import mnist as mnist
 from .images import notmnist as notmnist
 from .images import usps as usps
-from .references import Summary as Summary
+from .references import ReferenceSummary as ReferenceSummary
 from .references import reference as reference
 from .tables import election88 as election88
 from .tables import lung_cancer as lung_cancer

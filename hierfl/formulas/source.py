@@ -50,9 +50,9 @@ def source(formula: Any) -> str:
         suffixes = (own.layout.suffix, f"_by{own.layout.suffix}")
         out.taken = {*out.taken, *(f"{word}{end}" for word in TAKEN for end in suffixes)}
     outputs = declared.family.outputs(response_of(declared, schema))
-    response = Section(out, declared, schema, formula.layout, priors, outputs)
+    response = PredictorLines(out, declared, schema, formula.layout, priors, outputs)
     of_parameters = [
-        Section(out, own.declared, schema, own.layout, own.own(priors)) for own in parameters
+        PredictorLines(out, own.declared, schema, own.layout, own.own(priors)) for own in parameters
     ]
     for section in (response, *of_parameters):
         section.global_sites()
@@ -94,7 +94,7 @@ def additions_of(declared: Declaration) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Section:
+class PredictorLines:
     """Writes the lines of one linear predictor: of the response, a parameter or a covariate.
 
     The response has as many `outputs` as its family has predictors.

@@ -136,7 +136,7 @@ def _why_not(formula: Formula) -> Iterator[str]:
 
 def _sizes(clients: int, rows: int | Sequence[int]) -> list[int]:
     expect_count(clients, "clients")
-    sizes = [rows] * clients if isinstance(rows, int | np.integer) else list(rows)
+    sizes = [rows] * clients if isinstance(rows, int | np.integer | str) else list(rows)
     if len(sizes) != clients:
         raise ValueError(f"rows has {len(sizes)} numbers, and there are {clients} clients")
     return [expect_count(size, "rows") for size in sizes]

@@ -13,7 +13,7 @@ from benchmarks.course import errors_of_summary
 from benchmarks.must_hold import ASKED, Asked
 from benchmarks.rounds import best_of, method_of
 from benchmarks.rounds_models import ALL
-from hierfl.datasets import Summary
+from hierfl.datasets import ReferenceSummary
 from hierfl.engine.federation import federate
 
 FOUND: dict[str, Any] = {
@@ -71,8 +71,8 @@ def test_what_is_asked_is_what_the_issue_says() -> None:
 
 # ---------------------------------------------------------------------------------- rounds
 def test_errors_of_a_summary() -> None:
-    truth = {"mu": Summary(np.array(1.0), np.array(2.0), None)}
-    found = {"mu": Summary(np.array(2.0), np.array(3.0), None), "tau": truth["mu"]}
+    truth = {"mu": ReferenceSummary(np.array(1.0), np.array(2.0), None)}
+    found = {"mu": ReferenceSummary(np.array(2.0), np.array(3.0), None), "tau": truth["mu"]}
     errors = errors_of_summary(found, truth)
     assert errors.mean["mu"] == 0.5 and errors.sd["mu"] == 1.5 and errors.mean.keys() == {"mu"}
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import reference as bench
 from benchmarks.reference_models import HOSPITALS, RADON, SCHOOLS, Bar, Problem
-from hierfl.datasets import Summary, reference
+from hierfl.datasets import ReferenceSummary, reference
 
 needs_files = pytest.mark.skipif(
     not os.environ.get("HIERFL_DATA"),
@@ -91,8 +91,10 @@ def test_importance_weights_reduce_the_hospitals_errors_below_a_fifth_of_an_sd(s
 
 
 # ---------------------------------------------------------------------------------- benchmark
-def summary(mean: float, sd: float, mcse: float | None = None) -> Summary:
-    return Summary(np.array([mean]), np.array([sd]), None if mcse is None else np.array([mcse]))
+def summary(mean: float, sd: float, mcse: float | None = None) -> ReferenceSummary:
+    return ReferenceSummary(
+        np.array([mean]), np.array([sd]), None if mcse is None else np.array([mcse])
+    )
 
 
 def test_errors_report_the_worst_sd_and_the_broken_bars() -> None:

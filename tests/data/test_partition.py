@@ -96,7 +96,7 @@ def test_rows_of_classes_without_a_client_are_left_out() -> None:
 
 @pytest.mark.parametrize("of", [partition.dirichlet, partition.class_mixes])
 def test_clients_are_more_alike_with_a_larger_alpha(of: Callable[..., Tensor]) -> None:
-    labels = np.tile(LABELS, 2)
+    labels = np.tile(LABELS, 4)
 
     def distance(alpha: float) -> float:
         ids = of(labels, num_clients=8, alpha=alpha, seed=1)

@@ -16,7 +16,7 @@ from hierfl import datasets
 from hierfl.data.clients import ClientData
 from hierfl.datasets import files as data_files
 from hierfl.datasets import images, tables
-from hierfl.datasets.files import Source
+from hierfl.datasets.files import DataFile
 
 ROOT = Path(__file__).parents[2]
 needs_files = pytest.mark.skipif(
@@ -207,7 +207,7 @@ SHIPPED = ("heart_disease", "radon", "eight_schools")
 READERS: dict[str, Callable[[], Any]] = {
     name: getattr(datasets, name)
     for name in datasets.__all__
-    if name not in ("Labeled", "Summary", "reference", "five_hospitals", *SHIPPED)
+    if name not in ("Labeled", "ReferenceSummary", "reference", "five_hospitals", *SHIPPED)
 }
 
 
@@ -241,7 +241,7 @@ def test_a_file_with_objects_is_not_unpickled(
     np.savez(tmp_path / "a.npz", allow_pickle=True, x=np.array([{}], dtype=object))
     monkeypatch.setenv("HIERFL_DATA", str(tmp_path))
     with pytest.raises(ValueError, match="allow_pickle=False"):
-        data_files.load(data_files.Source("a.npz", "a", {"x": "x"}))
+        data_files.load(data_files.DataFile("a.npz", "a", {"x": "x"}))
 
 
 @needs_files
@@ -379,7 +379,7 @@ def test_references_from_files() -> None:
 
 def test_the_docs_say_what_every_file_holds() -> None:
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    sources = [v for m in (images, tables) for v in vars(m).values() if isinstance(v, Source)]
+    sources = [v for m in (images, tables) for v in vars(m).values() if isinstance(v, DataFile)]
     assert len(sources) == 14
     for source in sources:
         arrays = "; ".join(f"`{name}` {what}" for name, what in source.arrays.items())

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import hierfl
 from hierfl.formulas import answers
@@ -172,3 +173,33 @@ def test_a_schema_of_columns_alone_serves_several_formulas() -> None:
 def test_ordered_categories_keep_their_order() -> None:
     schema = hierfl.schema(patients(rows=60), made("grade ~ age", "cumulative"))
     assert schema.columns["grade"].levels == ("low", "mid", "high")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y ~ age * sex + beds + (1 + age | site) + (1 | region) + (1 | year)",
+        "y ~ s(dose, k=5) + bs(age, df=4) + poly(age, 2) + (1 | site/ward)",
+        "wins | trials(n) ~ mo(grade) + scale(age) + offset(dose)",
+    ],
+)
+def test_rows_read_together_are_those_read_client_by_client(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = patients().sample(frac=1.0, random_state=0)
+    apart = {str(site): frame for site, frame in whole.groupby("site")}
+    family = "binomial" if "trials" in text else "gaussian"
+    together = hierfl.formula(text, family, clients="site").on(whole)
+    rows = together.data(whole)
+    monkeypatch.setattr("hierfl.formulas.questions._has_one_source", lambda frames: False)
+    alone = hierfl.formula(text, family, clients="site").on(apart)
+    assert together.agreed == alone.agreed
+    one_by_one = alone.data(apart)
+    assert rows.names == one_by_one.names and torch.equal(rows.offsets, one_by_one.offsets)
+    for kind in ("fields", "client_fields"):
+        ours, theirs = getattr(rows, kind), getattr(one_by_one, kind)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(values, theirs[name]) for name, values in ours.items())
+    moved = whole.assign(age=whole["age"].where(whole["site"] != "s3", np.inf))
+    with pytest.raises(ValueError, match="'age' of client 's3' is infinite in row 0"):
+        together.data(moved)

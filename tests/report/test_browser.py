@@ -121,9 +121,9 @@ def laid_out(page: Path, width: int, dark: bool) -> dict[str, Any]:
         f"--window-size={max(width, 500)},900",
         scheme,
     )
-    text = re.search(r'<pre id="measured">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert text, done.stderr[-2000:]
-    measured: dict[str, Any] = json.loads(html.unescape(text[1]))
+    shown = re.search(r'<pre id="measured">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert shown, done.stderr[-2000:]
+    measured: dict[str, Any] = json.loads(html.unescape(shown[1]))
     return measured
 
 

@@ -24,7 +24,7 @@ from hierfl.methods import (
 )
 from hierfl.methods.posteriors import fedlaplace_server
 from hierfl.methods.posteriors.fedlaplace import MOST_ROUNDS
-from hierfl.methods.posteriors.fedlaplace_server import Rounds
+from hierfl.methods.posteriors.fedlaplace_server import LaplaceRounds
 from hierfl.runs.checkpoint import CheckpointError, checkpoints
 from tests.methods.test_wrappers import common
 from tests.programs import federation, fit, means, regression, same, three
@@ -118,15 +118,15 @@ def test_interrupted_and_resumed_bit_for_bit(
 ) -> None:
     """The second weighing round is interrupted, whose points count beside those of the first."""
     whole = whole_run()
-    last, plain = whole.progress.round - 1, Rounds.update
+    last, plain = whole.progress.round - 1, LaplaceRounds.update
 
-    def update(self: Rounds, state: Any, means: Any, clock: Clock) -> Any:
+    def update(self: LaplaceRounds, state: Any, means: Any, clock: Clock) -> Any:
         if clock.round == last:
             raise KeyboardInterrupt
         return plain(self, state, means, clock)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Rounds, "update", update)
+        patched.setattr(LaplaceRounds, "update", update)
         with pytest.raises(KeyboardInterrupt):
             fit(fedlaplace(means, **SMALL), three(), checkpoint=tmp_path, checkpoint_every=1)
     assert checkpoints(tmp_path)[-1].name == f"round-{last:08d}"
