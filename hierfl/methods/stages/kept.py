@@ -79,7 +79,8 @@ class Kept:
         """Refuse a run that is not done."""
         if int(self.state["stage"]) != DONE:
             raise ValueError(
-                "two_stage is not done: its rounds ended before the draws were final; allow more"
+                "two_stage is not done: its rounds ended before the draws were final; summary() "
+                "says what helps"
             )
 
     @property
