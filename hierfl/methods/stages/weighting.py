@@ -175,12 +175,8 @@ class Weighting:
         if proposed and (worse or not (right or (better and effective > PROPOSING * count))):
             # it missed more than they did
             before = {**before, "apart": state["apart"]}
-            state, k_hat, error, tries_again = (
-                {**state, **before},
-                float(before["k_hat"]),
-                0.0,
-                False,
-            )
+            state, k_hat = {**state, **before}, float(before["k_hat"])
+            error, tries_again = 0.0, False
         if error > ROUGH and rounds_left > 0:  # a quadratic will not do
             whole = torch.zeros(len(state["ratios"]), state["each"].shape[1])
             return {
