@@ -1,4 +1,4 @@
-"""Problems whose cost is at issue: many rows, clients of very different sizes, many clients.
+"""Problems whose cost is at issue: many rows, clients of very different sizes, weak clients.
 
 Each is a function of no arguments that returns a program or formula and its rows; add one to `HARD`.
 """
@@ -15,6 +15,8 @@ import numpy as np
 import pandas as pd
 
 import hierfl
+from benchmarks.nonlinear_problems import NONLINEAR
+from benchmarks.textbook_problems import TEXTBOOK
 
 SLOPES = (0.5, -0.3, 0.2, 0.0, 0.1, -0.4)
 
@@ -87,6 +89,8 @@ def classes() -> tuple[Any, pd.DataFrame]:
     return hierfl.formula(texts, clients="cls"), frame
 
 
+# CPU seconds of NUTS where it was timed
+SECONDS = {"baseball": 21.0, "guimmun": 92.0, "horseshoe": 33.0, "horseshoe_t": 33.0}
 HARD = {
     "logistic_200k": Hard(partial(hospitals, "bernoulli", 200_000), 8.0),
     "poisson_200k": Hard(partial(hospitals, "poisson", 200_000), 8.0),
@@ -97,4 +101,8 @@ HARD = {
     "lognormal_pairs": Hard(partial(eyes, "lognormal", 197), 60.0),
     "rats": Hard(litters, 40.0),
     "nlschools_sigma": Hard(classes, 119.0),
+    **{
+        name: Hard(problem, SECONDS.get(name, 60.0))
+        for name, problem in (TEXTBOOK | NONLINEAR).items()
+    },
 }

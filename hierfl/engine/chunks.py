@@ -327,10 +327,14 @@ def _check_finite(sums: Sums, ups: Up, federation: Federation, task: Task) -> No
         bad = ~leaf.isfinite().reshape(len(leaf), -1).all(1)
         if bool(bad.any()):
             name = federation.data.names[int(task.ids[bad.nonzero()[0, 0]])]
-            fix = "scale its rows (hierfl.standardize), or tighten the prior"
+            fix = (
+                "the log density of its rows, or a derivative of it, is not finite. See whether the "
+                "program takes the logarithm or root of 0, or torch.where of a branch that is "
+                "infinite; tighten vague priors, and scale large columns (hierfl.standardize)"
+            )
             if rates := ", ".join(step_sizes(federation.method)):
-                fix = f"lower the learning rate ({rates}), or tighten the prior"
+                fix = f"lower the learning rate ({rates}), or tighten the prior of what grows"
             raise ClientError(
                 f"round {task.round}: the update of client '{name}' is not finite ({path}; "
-                f"{int(bad.sum())} of {len(task.ids)} clients): {fix} that lets its weights grow"
+                f"{int(bad.sum())} of {len(task.ids)} clients): {fix}"
             )

@@ -41,6 +41,8 @@ STILL, STILL_CURVATURE = 1e-3, 3e-3
 SHORTER, SHORTEST = 0.3, 1e-3  # a rejected step is tried again so much shorter, down to the second
 WIDE = 1e4  # an expected curvature beyond so many times the precision: q is far too wide
 LARGEST = 1e30  # derivatives beyond it are none
+# factors that move the whole way, of the first ones; the least share of a later one
+WHOLE, LEAST_SHARE = 6.0, 0.3
 GRID, LEAST = 2.0**-32, 2.0**-5  # of rounding, and the least unit relative to the largest
 NOTHING = 1e-100  # the unit of a factor that is 0; its square has to be a number
 FAR = (
@@ -95,6 +97,19 @@ def factor_of(
     return Factor(*(_where(seen, a, b) for a, b in zip(later, first, strict=True)))
 
 
+def damped(now: Factor, before: Factor, turns: Tensor) -> Factor:
+    """Return factors that have moved a part of the way, from those after `turns` (C,) others.
+
+    Clients with few rows and skewed likelihoods can answer each other in a cycle of whole steps.
+    """
+    share = (WHOLE / turns.to(now.shift).clamp(min=1.0)).clamp(LEAST_SHARE, 1.0)
+    return Factor(
+        torch.lerp(before.precision, now.precision, share[:, None, None]),
+        torch.lerp(before.shift, now.shift, share[:, None]),
+        now.raised,
+    )
+
+
 def q_of(belief: tuple[Tensor, Tensor], factor: Factor) -> tuple[Tensor, Tensor]:
     """Return mean (C, V) and precision (C, V, V) of Normal(v; m, P^-1) times factors, by m and P."""
     loc, prior = belief
@@ -133,10 +148,11 @@ def settled(
         now, wide = _evaluated(rows, belief, nodes, mean, precision)
         if before is None:
             done = wide & ~seen  # at the mode of a first round: the curvature there has to do
-        else:  # where the ELBO fell, go back and take a shorter step
+        else:  # where the ELBO fell, or q became too wide, go back and take a shorter step
             fell = now.elbo < before.elbo - 1e-9 * before.elbo.abs().clamp(min=1.0)
-            worse = ~now.elbo.isfinite() | (fell & ~wide & ~was_wide) | done
+            worse = ~now.elbo.isfinite() | (fell & (wide == was_wide)) | (wide & ~was_wide) | done
             now = _Found(*(_where(worse, a, b) for a, b in zip(before, now, strict=True)))
+            wide = torch.where(worse, was_wide, wide)
             rate = torch.where(worse, SHORTER * rate, (2.0 * rate).clamp(max=1.0))
         rate, before, was_wide = torch.where(wide, SHORTER, rate), now, wide
         pull = now.slope - (now.mean - loc) @ prior
@@ -178,8 +194,10 @@ def _evaluated(
     curvature, raised = positive(curvature)
     away = mean - loc
     covariance, log_det = inverse(precision)
-    distance = (away * (away @ prior)).sum(1) + (prior * covariance).sum((1, 2))
-    elbo = torch.where(usable, expected.value - 0.5 * (distance + log_det), torch.nan)
+    distance = (away * (away @ prior)).sum(1)
+    spread = (prior * covariance).sum((1, 2)) + log_det  # none of a value at the mean
+    elbo = expected.value - 0.5 * (distance + torch.where(wide, 0.0, spread))
+    elbo = torch.where(usable, elbo, torch.nan)
     return _Found(mean, precision, slope, curvature, raised, elbo), wide
 
 

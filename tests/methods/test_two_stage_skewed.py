@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pyro
@@ -15,9 +17,13 @@ from torch.nn.functional import logsigmoid
 import hierfl
 from benchmarks.family_programs import additions_of, drawn, program
 from hierfl import ClientBatch
+from hierfl.methods.stages import expanded
 from hierfl.methods.stages.checks import NOWHERE
 from hierfl.methods.stages.client import Rows
 from hierfl.methods.stages.two_stage import seen_in
+from hierfl.summaries.hierarchy import Hierarchy
+from hierfl.summaries.packed_rows import PackedRows
+from hierfl.summaries.weighing import Ratios, ratios_of
 
 # Means and sds of 8,000 draws of numpyro's NUTS, effective sample 2,700, R-hat 1.001.
 NUTS = {
@@ -75,6 +81,62 @@ def test_rows_that_a_draw_makes_impossible_weigh_nothing() -> None:
     assert bool(sent.isfinite().all()) and float(sent.min()) == NOWHERE
 
 
+COLUMNS = 13  # too many for a polynomial in the place of rows
+
+
+@hierfl.model
+def many_slopes(batch: ClientBatch) -> None:
+    slope = pyro.sample("slope", dist.Normal(torch.zeros(COLUMNS), 1.0).to_event(1))
+    sd = pyro.sample("sd", dist.HalfNormal(1.0))
+    with batch.clients():
+        own = pyro.sample("own", dist.Normal(0.0, sd))
+        with batch.data():
+            logits = own + (batch.x * slope[..., None, :]).sum(-1)
+            pyro.sample("y", dist.Bernoulli(logits=logits), obs=batch.y)
+
+
+def test_64_draws_weight_a_client_of_many_rows_where_its_ratio_is_flat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The factor of the second client is moved: its ratio is not flat, and all draws weight it."""
+    g, rows = torch.Generator().manual_seed(0), 3000
+    x = torch.randn(2 * rows, COLUMNS, generator=g)
+    y = (torch.rand(2 * rows, generator=g) < torch.sigmoid(x[:, 0])).float()
+    data = hierfl.ClientData.from_arrays(["a"] * rows + ["b"] * rows, x=x, y=y)
+    fit = hierfl.fit(hierfl.methods.two_stage(many_slopes, draws=400), data, seed=0)
+    batch, seen = hierfl.full_batch(data), seen_in(fit.program)
+    work = Rows(*seen, None)
+    assert not work.polynomials.coefficients
+    draws = fit.progress.server["final"]["draws"][:200]
+    message = {
+        "loc": torch.zeros(14).double(),
+        "covariance": torch.eye(14).double(),
+        "draws": draws,
+    }
+    own = {name: v.expand(2, *v.shape).clone() for name, v in work.nothing.items()}
+    none = {"seen": torch.zeros(2)}
+    near = {**message, "loc": torch.cat([torch.zeros(1).double(), draws[:, :COLUMNS].mean(0)])}
+    near["covariance"] = 0.01 * near["covariance"]
+    del near["draws"]
+    own = work.step({**own, **none}, near, batch)
+    own["shift"][1] += 30.0
+    counts: list[tuple[int, int]] = []
+    plain = ratios_of
+
+    def counted(hierarchy: Hierarchy, rows: PackedRows, **options: Any) -> Ratios:
+        counts.append((rows.clients, len(options["draws"])))
+        return plain(hierarchy, rows, **options)
+
+    monkeypatch.setattr(expanded, "ratios_of", counted)
+    sent = work.step(own, message, batch)["log_ratios"]
+    assert counts == [(2, 67), (1, 200)]  # every third draw first
+    monkeypatch.setattr(expanded, "FIRST", 200)
+    whole = work.step(own, message, batch)["log_ratios"]
+    assert counts[2:] == [(2, 200)]
+    assert torch.equal(sent[1], whole[1]) and float(whole[1].std()) > 1.0
+    assert float((sent[0] - whole[0]).abs().max()) < 0.2 and bool((sent[0] == sent[0, 0]).all())
+
+
 EVENTS = torch.tensor([6.0, 12.0, 9.0, 40.0], dtype=torch.float64)
 TRIALS = torch.tensor([20.0, 20.0, 20.0, 40.0], dtype=torch.float64)
 
@@ -87,6 +149,18 @@ def logits(batch: ClientBatch) -> None:
         own = pyro.sample("own", dist.Normal(loc, sd))
         with batch.data():
             pyro.sample("y", dist.Binomial(batch.n, logits=own), obs=batch.y)
+
+
+@pytest.mark.filterwarnings("ignore:the rounds ended")
+def test_a_belief_without_a_variance_is_said() -> None:
+    """A precision of Gamma(0.001, 0.001): it was said that a matrix is not positive definite, to scale columns."""
+    data = hierfl.ClientData.from_arrays(["a", "b", "c", "d"], y=EVENTS, n=TRIALS)
+    fit = hierfl.fit(hierfl.methods.two_stage(logits, draws=100), data, seed=0, rounds=1)
+    work, size = Rows(*seen_in(fit.program), None), 2
+    own = {name: v.expand(4, *v.shape) for name, v in work.nothing.items()}
+    message = {"loc": torch.zeros(size), "covariance": torch.full((size, size), torch.inf)}
+    with pytest.raises(ValueError, match="no finite variance: give the scale"):
+        work.step({**own, "seen": torch.zeros(4)}, message, hierfl.full_batch(data))
 
 
 def of_the_last() -> tuple[Tensor, Tensor]:

@@ -4,7 +4,8 @@ A row of four measures does not determine a covariance, nor a single row a scale
 a mixture can sit on one row. There a client's likelihood grows without bound toward a point of its
 own, where its curvature says nothing about the posterior; factors from such points make a posterior
 that is far too narrow, at a wrong place. It shows in negative eigenvalues of the curvature at the
-clients' own modes (`raised`), in the first round.
+clients' own modes (`raised`), in the first round. Times that are censored have likelihoods that are
+flat on one side, whose slopes add up to a scale that is far outside its prior (`is_far`).
 
 The server then starts again from its prior, in small steps: it sends a belief so narrow in global
 scalars that all clients expand their likelihoods at its mean, samples the posterior by these
@@ -22,6 +23,7 @@ from hierfl.core.trees import Tree
 from hierfl.summaries.hierarchy import Hierarchy
 
 RAISED = 0.3  # mean number of negative eigenvalues of a client, in the first round
+OUTSIDE = 4.0  # sds of the prior between its mean and the posterior's, by the factors of that round
 NARROW = 0.1  # sds of the belief, in those of the prior
 FARTHEST = 1.0  # step of a scale, in unconstrained units; of a mean, in sds of the prior
 STILL = 0.5  # posterior sds that the mean still moves
@@ -49,6 +51,16 @@ def is_anchored(state: Tree) -> bool:
     return begins or int(state["steps"]) > 0
 
 
+def is_far(hierarchy: Hierarchy, before: Tree, after: Tree) -> bool:
+    """Return whether a scale's first posterior lies where hardly any draw of the prior does."""
+    if "steps" not in before or bool(before["sampled"]):
+        return False
+    size = hierarchy.reading.own_size
+    away = (after["loc"] - before["loc"])[size:].abs()
+    far = away > OUTSIDE * before["covariance"].diagonal()[size:].sqrt()
+    return bool((far & ~_is_mean(hierarchy)).any())
+
+
 def was_anchored(state: Tree) -> bool:
     """Return whether the posterior was approached in small steps."""
     return "steps" in state and int(state["steps"]) < 0
@@ -68,10 +80,10 @@ def stepped(hierarchy: Hierarchy, state: Tree, posterior: Tree) -> Tree:
     sds = posterior["covariance"].diagonal().sqrt()
     if bool((away.abs() <= STILL * sds).all()) or int(state["steps"]) >= MOST:
         return {**state, **posterior, "steps": -state["steps"]}
-    most = _farthest(hierarchy, narrow)
+    reach = _farthest(hierarchy, narrow)
     return {
         **state,
-        "loc": state["loc"] + away.clamp(-most, most),
+        "loc": state["loc"] + away.clamp(-reach, reach),
         "covariance": _narrowed(posterior["covariance"], narrow),
         "steps": state["steps"] + 1,
     }
@@ -85,7 +97,12 @@ def _narrowed(covariance: Tensor, narrow: Tensor) -> Tensor:
 
 def _farthest(hierarchy: Hierarchy, narrow: Tensor) -> Tensor:
     """Return the longest step of each scalar of v, (V,)."""
-    size, means = hierarchy.reading.own_size, set(hierarchy.inside.tolist())
-    is_mean = torch.tensor([at in means for at in hierarchy.reading.shared.tolist()])
-    shared = torch.where(is_mean, 1.0 / (NARROW * narrow[size:].sqrt()), 1.0)
+    size = hierarchy.reading.own_size
+    shared = torch.where(_is_mean(hierarchy), 1.0 / (NARROW * narrow[size:].sqrt()), 1.0)
     return torch.cat([torch.full((size,), torch.inf), FARTHEST * shared])
+
+
+def _is_mean(hierarchy: Hierarchy) -> Tensor:
+    """Return which shared scalars of v are means, (D,) bool; the others are scales."""
+    means = set(hierarchy.inside.tolist())
+    return torch.tensor([at in means for at in hierarchy.reading.shared.tolist()], dtype=torch.bool)

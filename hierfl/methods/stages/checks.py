@@ -15,6 +15,7 @@ from hierfl.core.trees import Tree
 from hierfl.method import Clock, Reports
 from hierfl.program.program import ProgramError
 
+MOST_ROUNDS = 60  # it stops earlier; partial cohorts take longest
 ROUNDING = 1e-6  # of a symmetric matrix, relative to its largest entry
 MOST_VALUES = 1000  # of a row
 SHARPEST, FARTHEST = 1e14, 1e12  # a factor's curvature and slope, in units of the server's belief
@@ -48,8 +49,8 @@ def is_positive(matrix: Tensor, *, strictly: bool) -> bool:
 
 def refused_message(message: Tree, first: Tree, most: int, shared: int) -> str | None:
     """Return why a message of at most `most` draws (K = `shared`) is not the server's, or None."""
-    named = set(message) - ({"draws"} if most else set())
-    if named != set(first):
+    names = set(message) - ({"draws"} if most else set())
+    if names != set(first):
         return f"its names are {sorted(map(str, message))[:9]}, and {sorted(first)} are expected"
     if any(_form(message[name]) != _form(value) for name, value in first.items()):
         return "its tensors have other shapes or dtypes than the first message's"
@@ -133,7 +134,7 @@ def logged(state: Tree) -> dict[str, float]:
     return {n: v for n, v in numbers.items() if math.isfinite(v)}
 
 
-def warn(state: Tree, left: int) -> None:
+def warn(state: Tree, clock: Clock) -> None:
     """Warn if k-hat is high, the weights are inaccurate, clients failed, or rounds ran out."""
     stage, k_hat = int(state["stage"]), float(state["k_hat"])
     if stage == DONE and k_hat >= K_HAT:
@@ -162,10 +163,13 @@ def warn(state: Tree, left: int) -> None:
             "their Gaussian factors say; fix their rows and fit again",
             stacklevel=4,
         )
-    if stage != DONE and left == 0:
+    if stage != DONE and clock.round + 1 >= clock.rounds:
         missing = int((~state["weighted" if stage == WEIGHT else "seen"]).sum())
+        fix = "allow more rounds"
+        if clock.rounds >= MOST_ROUNDS and not missing:
+            fix = "more do not help: take fedsvi with guides.structured"
         warnings.warn(
             f"the rounds ended while {STAGES[stage]} ({missing} clients have not answered yet): "
-            "the posterior is not final; allow more rounds",
+            f"the posterior is not final; {fix}",
             stacklevel=4,
         )

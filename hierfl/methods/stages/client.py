@@ -23,7 +23,7 @@ from hierfl.program.sites import Values
 from hierfl.summaries.conditional import Proposal, belief_shapes, own_shapes, proposals_of
 from hierfl.summaries.exact import SUMS, Spread, sums_of
 from hierfl.summaries.expansion import coefficients_of
-from hierfl.summaries.factor import Factor, factor_of, rounded
+from hierfl.summaries.factor import Factor, damped, factor_of, rounded
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.own_scale import is_one_number
 from hierfl.summaries.packed_rows import PackedRows, misread, packed, points_to_test
@@ -57,7 +57,7 @@ class Rows:
         self.by_grid = (
             spread is not None and hierarchy.spread is None and is_one_number(hierarchy, spread)
         )
-        kept = SUMS if self.by_grid else ()
+        sums = SUMS if self.by_grid else ()
         size, mixing = hierarchy.reading.size, hierarchy.mixing_size
         self.is_weighted = spread is None and row_noise is None
         self.has_wide = self.is_weighted and not mixing and hierarchy.normal_size > 0
@@ -65,7 +65,7 @@ class Rows:
         if self.is_weighted:
             count = coefficients_of(hierarchy, len(score.line.rest), by_row=score.by_row)
         self.polynomials = Polynomials(hierarchy, self.nodes, count)
-        shapes = own_shapes(size, mixing, kept, wide=self.has_wide) | shapes_of(size, count)
+        shapes = own_shapes(size, mixing, sums, wide=self.has_wide) | shapes_of(size, count)
         shapes |= {} if hierarchy.noise is None else {"num_rows": ()}
         self.shapes = shapes | ({} if hierarchy.noise is None else belief_shapes(size))
         shapes |= {FITS: ()} if count else {}
@@ -82,9 +82,9 @@ class Rows:
             doubled = in_double(batch)
             fields = {n: doubled.client_fields[n][:, 0] for n in self.hierarchy.fields}
             if "draws" not in message:
-                found = {**work, **self._factors(rows, doubled, message, work), "fields": fields}
-                wide = self._wide(rows, message, found) if new and self.has_wide else {}
-                return {**found, **wide, **self.proposals(message, fields, found)}
+                gathered = {**work, **self._factors(rows, doubled, message, work), "fields": fields}
+                wide = self._wide(rows, message, gathered) if new and self.has_wide else {}
+                return {**gathered, **wide, **self.proposals(message, fields, gathered)}
             if self.row_noise is not None:
                 raise ValueError("rows have a budget, and the server asks for log ratios of them")
             return {**work, **self.weighted(rows, batch.key, message, {**work, "fields": fields})}
@@ -111,8 +111,8 @@ class Rows:
         """Return factors about a belief with sds of WIDE times those of the server's."""
         belief, none = (message["loc"], WIDE**2 * message["covariance"]), torch.zeros(())
         before = Factor(factor["precision"], factor["shift"], none.expand(len(factor["shift"])))
-        found = rounded(self.polynomials.wide(rows, belief, before, factor, FEW))
-        return {f"wide_{name}": getattr(found, name) for name in FACTOR}
+        wide = rounded(self.polynomials.wide(rows, belief, before, factor, FEW))
+        return {f"wide_{name}": getattr(wide, name) for name in FACTOR}
 
     def _factors(self, rows: Packed, batch: ClientBatch, message: Tree, work: Tree) -> Tree:
         """Return clients' factors, and whether their rows were misread, which would disclose them."""
@@ -121,7 +121,7 @@ class Rows:
         if noise is not None and self.hierarchy.noise is not None:
             return {**self._noisy_sums(rows(), batch, message, before), "misread": none}
         if noise is not None:
-            belief = message["loc"], message["covariance"]
+            belief = _belief(message)
             own = private_factor(rows(), belief, before, self.nodes, noise, batch.key)
             return {**rounded(own)._asdict(), "misread": none}
         wrong = none if bool((work["seen"] > 0.0).all()) else misread(rows(), batch, self.tested)
@@ -131,20 +131,21 @@ class Rows:
             rows = cache(partial(packed, self.score, batch, distinct=self.distinct))
             wrong = misread(rows(), batch, self.tested)
         if spread is None:
-            belief = message["loc"], message["covariance"]
+            belief = _belief(message)
             own, polynomials = self.polynomials.factors(rows, batch, belief, before, work)
+            own = damped(own, before, work["seen"])
             return {**rounded(own)._asdict(), **polynomials, "misread": wrong}
-        found = sums_of(rows(), spread)
-        sums = rounded(Factor(found.precision, found.shift, none))
-        sent = {"num_rows": found.num_rows, "square": found.square}
+        own_sums = sums_of(rows(), spread)
+        sums = rounded(Factor(own_sums.precision, own_sums.shift, none))
+        sent = {"num_rows": own_sums.num_rows, "square": own_sums.square}
         sent = {"precision": sums.precision, "shift": sums.shift, **sent}
-        kept = {**sent, "raised": none}
+        factor = {**sent, "raised": none}
         if self.hierarchy.spread is None and not self.by_grid:
-            belief = message["loc"], message["covariance"]
-            of_sums = SummedRows(self.score, spread, found)
+            belief = _belief(message)
+            of_sums = SummedRows(self.score, spread, own_sums)
             own = factor_of(of_sums, belief, self.nodes, before, work["seen"] > 0.0)
-            kept = rounded(own)._asdict()
-        return {**kept, "sent": sent, "misread": wrong.maximum(found.wrong)}
+            factor = rounded(own)._asdict()
+        return {**factor, "sent": sent, "misread": wrong.maximum(own_sums.wrong)}
 
     def _noisy_sums(
         self, rows: PackedRows, batch: ClientBatch, message: Tree, before: Factor
@@ -153,8 +154,8 @@ class Rows:
         from hierfl.summaries.noisy_sums import noisy_sums  # here: few fits need it
 
         keys = fold(batch.key, *words_of(before, *(message[name] for name in sorted(message))))
-        known: Any = self.hierarchy.noise
-        sent = noisy_sums(rows, batch.counts, known, keys)
+        noise: Any = self.hierarchy.noise
+        sent = noisy_sums(rows, batch.counts, noise, keys)
         return {**sent, "sent": sent, "raised": torch.zeros(rows.clients)}
 
     def proposals(self, message: Tree, fields: Values, factor: Tree) -> Tree:
@@ -166,7 +167,8 @@ class Rows:
 
     def finish(self, work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         """Return what a client sends, and what it keeps."""
-        own = {**{name: work[name] for name in self.nothing}, "seen": torch.ones(())}
+        turns = torch.ones(()) if "draws" in message else own["seen"] + 1.0  # of factors, in a row
+        own = {**{name: work[name] for name in self.nothing}, "seen": turns}
         if "draws" not in message:
             sent = work["sent"] if "sent" in work else {n: work[n] for n in FACTOR}
             return {
@@ -175,8 +177,8 @@ class Rows:
                 "misread": Share(work["misread"]),
             }, own
         up: Up = {"log_ratios": Each(work["log_ratios"])}
-        more: Up = {"inner_variance": Share(work["inner"])} if is_sampled(self.hierarchy) else {}
-        return {**up, **more}, own
+        inner: Up = {"inner_variance": Share(work["inner"])} if is_sampled(self.hierarchy) else {}
+        return {**up, **inner}, own
 
     def params(self, message: Tree, own: Tree) -> Params:
         """Return the guide's params of a client."""
@@ -189,8 +191,8 @@ class Rows:
         local = {of: own[name][None, None].to(dtype) for name, of in names.items()}
         if self.hierarchy.noise is not None:
             believed = belief_shapes(self.hierarchy.reading.size)
-            more = {"num_rows": own["num_rows"], **{name: message[name] for name in believed}}
-            local |= {f"{OWN_PARAM}.{n}": v[None, None].to(dtype) for n, v in more.items()}
+            beliefs = {"num_rows": own["num_rows"], **{name: message[name] for name in believed}}
+            local |= {f"{OWN_PARAM}.{n}": v[None, None].to(dtype) for n, v in beliefs.items()}
         return {**message["params"], **local}
 
     def rests_on(self, message: Tree, own: Tree, batch: ClientBatch) -> Tensor:
@@ -205,3 +207,14 @@ class Rows:
             curvature = rows.by_predictor(mean, precision, self.nodes)[1].abs().sum(1)
             whole, squares = (rows.by_client(v) for v in (curvature, curvature.square()))
             return whole.square() / squares.clamp(min=1e-300)
+
+
+def _belief(message: Tree) -> tuple[Tensor, Tensor]:
+    """Return mean and covariance of any client's v, as a server believes them."""
+    loc, covariance = message["loc"], message["covariance"]
+    if not bool(covariance.isfinite().all()):
+        raise ValueError(
+            "what the priors say of a client has no finite variance: give the scale of its sites a "
+            "prior without such tails, as HalfNormal(1), or Gamma(2, 1) of a precision"
+        )
+    return loc, covariance

@@ -150,12 +150,12 @@ class Chains:
         size, count = self.surrogate.hierarchy.reading.size, self.rows.clients
         return Factors(torch.zeros(count, size, size), torch.zeros(count, size), self.fields)
 
-    def _joint(self, factors: Factors, few: Tensor | None) -> Joint:
+    def _joint(self, factors: Factors, points: Tensor | None) -> Joint:
         hierarchy, proposal = self.surrogate.hierarchy, None
         if hierarchy.mixing is not None:
-            few = hierarchy.reading.origin.double()[None] if few is None else few
+            points = hierarchy.reading.origin.double()[None] if points is None else points
             own = factors.precision, factors.shift
-            sides = proposals_of(hierarchy, few, factors.fields, own)
+            sides = proposals_of(hierarchy, points, factors.fields, own)
             proposal = Proposal(sides.loc[:, 0], sides.tril[:, 0])
         return Joint(self.surrogate, self.rows, factors, proposal)
 

@@ -78,9 +78,7 @@ class Kept:
     def __post_init__(self) -> None:
         """Refuse a run that is not done."""
         if int(self.state["stage"]) != DONE:
-            raise ValueError(
-                "two_stage is not done: its rounds ended before the draws were final; allow more"
-            )
+            raise ValueError("two_stage is not done: its rounds ended before its draws were final")
 
     @property
     def factors(self) -> Factors:

@@ -80,8 +80,8 @@ class RoundsOfNoisySums(Rounds):
             here = _noise(self.work).at(Factors(**state["factors"]), scale)[0]
             factors = Factors(here.precision, here.shift, here.fields)
             surrogate = Surrogate(replace(hierarchy, spread=None, noise=None))
-            found = surprises(Known(surrogate, factors, draws, state["bounds"], self.work.seed))
-            return Surprise(*(v[hierarchy.program.ranks] for v in found))
+            measures = surprises(Known(surrogate, factors, draws, state["bounds"], self.work.seed))
+            return Surprise(*(v[hierarchy.program.ranks] for v in measures))
 
 
 def _noise(work: Weighting) -> NoisySums:
@@ -133,31 +133,35 @@ def _imputed(
 ) -> Tree:
     """Return the state with final draws, some by each of several designs."""
     g = torch.Generator().manual_seed(work.seed & 0x7FFFFFFF)
-    count, found = len(state["final"]["draws"]), []
-    few = {**state, "final": {n: v[: -(-count // DESIGNS)] for n, v in state["final"].items()}}
+    count, imputations = len(state["final"]["draws"]), []
+    thinned = {**state, "final": {n: v[: -(-count // DESIGNS)] for n, v in state["final"].items()}}
     for turn in range(DESIGNS):
-        one = _believing(few, {"design": noise.whole(designs.drawn(g)[None])[0]})
+        imputed = _believing(thinned, {"design": noise.whole(designs.drawn(g)[None])[0]})
         other = clock._replace(round=clock.round + ROUNDS * turn)
-        found.append(work.sampled(one, Factors(**one["factors"]), "final", other))
+        imputations.append(work.sampled(imputed, Factors(**imputed["factors"]), "final", other))
     final = {
-        name: torch.stack([one["final"][name] for one in found], 1).flatten(0, 1)[:count]
+        name: torch.stack([imputed["final"][name] for imputed in imputations], 1).flatten(0, 1)[
+            :count
+        ]
         for name in ("draws", "log_p")
     }
-    each = {n: torch.stack([one[n] for one in found]) for n in ("k_hat", "share", "r_hat")}
+    diagnostics = {
+        n: torch.stack([imputed[n] for imputed in imputations]) for n in ("k_hat", "share", "r_hat")
+    }
     return {
         **state,
         "final": {**final, "log_weights": torch.full((count,), -math.log(count))},
         "sampled": torch.tensor(True),
-        "k_hat": each["k_hat"].max(),
-        "share": each["share"].mean(),
-        "r_hat": each["r_hat"].max(),
+        "k_hat": diagnostics["k_hat"].max(),
+        "share": diagnostics["share"].mean(),
+        "r_hat": diagnostics["r_hat"].max(),
     }
 
 
-def _believing(state: Tree, known: Tree) -> Tree:
+def _believing(state: Tree, belief: Tree) -> Tree:
     """Return the state with some of what is believed of any client's v, (V,) or (V, V) each."""
     old = state["factors"]["belief"]
-    new = {name: value.expand_as(old[name]).clone() for name, value in known.items()}
+    new = {name: value.expand_as(old[name]).clone() for name, value in belief.items()}
     return {**state, "factors": {**state["factors"], "belief": {**old, **new}}}
 
 

@@ -16,6 +16,7 @@ from hierfl.methods.stages.anchored import (
     anchor_of,
     begun,
     is_anchored,
+    is_far,
     stepped,
     was_anchored,
 )
@@ -61,12 +62,12 @@ class Rounds:
         """Return the state before the first round."""
         work, hierarchy = self.work, self.work.surrogate.hierarchy
         program, size = hierarchy.program, hierarchy.reading.size
-        count, kept = program.num_clients, work.shared + work.surrogate.mixed
+        count, size_of_draw = program.num_clients, work.shared + work.surrogate.mixed
         exact = hierarchy.spread is not None
         weighted = max(FEWEST_WEIGHTED, self.draws * MANY // max(2 * MANY, count))
         weighted = self.draws if exact else min(self.draws, weighted)
         all_asked = count <= FAR_MANY or work.surrogate.mixed
-        asked = weighted if all_asked else asked_of(kept, weighted)
+        asked = weighted if all_asked else asked_of(size_of_draw, weighted)
         single = count * (not exact and self.gathers is None and asked * count <= MOST_KEPT)
         like = program.prototype.client_fields
         with double_precision(), torch.no_grad(), unchecked():
@@ -82,7 +83,7 @@ class Rounds:
             )
             belief = {} if exact else work.of_any_client(prior, equal, none)
             return {
-                **_nothing(count, weighted, kept, torch.zeros(asked, single)),
+                **_nothing(count, weighted, size_of_draw, torch.zeros(asked, single)),
                 "asked": torch.zeros(asked),
                 "factors": {
                     "precision": torch.zeros(count, size, size),
@@ -91,7 +92,7 @@ class Rounds:
                     **{name: torch.zeros(count) for name in ("num_rows", "square") if exact},
                 },
                 **belief,
-                "scouts": {**unweighted(len(prior), kept), "draws": prior},
+                "scouts": {**unweighted(len(prior), size_of_draw), "draws": prior},
                 **({} if exact or self.gathers else anchor_of(hierarchy, belief["covariance"])),
                 **{name: torch.tensor(0.0) for name in ("raised", "apart")},
                 "bounds": bounds_of(work.surrogate, prior),
@@ -123,12 +124,12 @@ class Rounds:
             message["few"] = self._resampled(state["scouts"], FEW)
         return message
 
-    def _resampled(self, known: Tree, count: int) -> Tensor:
-        return resampled(known["draws"], known["log_weights"], count)[:, : self.work.shared]
+    def _resampled(self, points: Tree, count: int) -> Tensor:
+        return resampled(points["draws"], points["log_weights"], count)[:, : self.work.shared]
 
     def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         """Return the next state."""
-        left, ranks = clock.rounds - clock.round - 1, self.work.surrogate.hierarchy.program.ranks
+        ranks = self.work.surrogate.hierarchy.program.ranks
         reports = means["log_ratios" if int(state["stage"]) == WEIGHT else "factor"]
         # by name: draws do not depend on the order in which clients are given
         places, order = ranks[reports.ids].sort()
@@ -144,7 +145,7 @@ class Rounds:
                 check_read(means["misread"])
                 state = {**state, "raised": torch.as_tensor(means["raised"]).double()}
                 state = self.gathered(state, reports, clock)
-        warn(state, left)
+        warn(state, clock)
         return tree_map(lambda v: v.detach().clone(), state)
 
     def gathered(self, state: Tree, reports: Reports, clock: Clock) -> Tree:
@@ -154,16 +155,17 @@ class Rounds:
         if "square" in sent:
             explains = explained(sent["precision"].double(), sent["shift"].double())
             sent["square"] = sent["square"].double() + explains
-        kept = stored(old, Reports(sent, reports.ids))
-        factors = Factors(**kept)
+        stored_factors = stored(old, Reports(sent, reports.ids))
+        factors = Factors(**stored_factors)
         seen = state["seen"].index_fill(0, reports.ids, True)
-        state = {**state, "factors": kept, "seen": seen}
+        state = {**state, "factors": stored_factors, "seen": seen}
         if factors.num_rows is not None:
             return self._integrated(state, factors, clock)
         if bool(state["chained"]):  # the draws are there: clients locate their own scalars by them
             return {**state, **self.work.asking(state)}
         if is_anchored(state):
             return self._anchored(state, factors, clock)
+        before = state
         if bool(state["sampled"]):
             state = self._reweighted(state, factors)
         if self.gathers is not None and clock.round + 1 >= self.gathers:
@@ -175,8 +177,10 @@ class Rounds:
         elif bool((seen | state["failed"]).all()):
             state = self.work.to_weight(self._with_all_draws(state), clock)
         scouts = state["scouts"]
-        known = self.work.of_any_client(scouts["draws"], scouts["log_weights"], factors)
-        return {**state, **known}
+        belief = self.work.of_any_client(scouts["draws"], scouts["log_weights"], factors)
+        if is_far(self.work.surrogate.hierarchy, before, belief):
+            return begun(before)
+        return {**state, **belief}
 
     def _anchored(self, state: Tree, factors: Factors, clock: Clock) -> Tree:
         """Return the state after a small step (`two_stage_anchored`)."""
@@ -184,24 +188,24 @@ class Rounds:
             return begun(state)
         state = self.work.sampled(state, factors, "scouts", clock, rough=True)
         scouts = state["scouts"]
-        known = self.work.of_any_client(scouts["draws"], scouts["log_weights"], factors)
-        return stepped(self.work.surrogate.hierarchy, state, known)
+        belief = self.work.of_any_client(scouts["draws"], scouts["log_weights"], factors)
+        return stepped(self.work.surrogate.hierarchy, state, belief)
 
     def _with_all_draws(self, state: Tree) -> Tree:
         """Return the state with S draws to weight after small steps: few of them are effective."""
-        count, asked = len(state["final"]["draws"]), len(state["asked"])
-        if not was_anchored(state) or asked < count or count >= self.draws:
+        count, weighted = len(state["final"]["draws"]), len(state["asked"])
+        if not was_anchored(state) or weighted < count or count >= self.draws:
             return state
-        kept, single = state["final"]["draws"].shape[1], state["each"].shape[1]
-        begun = _nothing(len(state["seen"]), self.draws, kept, torch.zeros(self.draws, single))
+        size, single = state["final"]["draws"].shape[1], state["each"].shape[1]
+        begun = _nothing(len(state["seen"]), self.draws, size, torch.zeros(self.draws, single))
         larger = {name: begun[name] for name in ("final", "before", "ratios", "each")}
         return {**state, **larger, "asked": torch.zeros(self.draws)}
 
     def with_sent(self, state: Tree, sent: Tree, reports: Reports) -> Tree:
         """Return the state with what clients have sent of a part of what is kept of them."""
         old, seen = state["factors"], state["seen"].index_fill(0, reports.ids, True)
-        kept = stored({name: old[name] for name in sent}, Reports(sent, reports.ids))
-        return {**state, "factors": {**old, **kept}, "seen": seen}
+        stored_parts = stored({name: old[name] for name in sent}, Reports(sent, reports.ids))
+        return {**state, "factors": {**old, **stored_parts}, "seen": seen}
 
     def _integrated(self, state: Tree, factors: Factors, clock: Clock) -> Tree:
         """Return the state after clients have sent the sums of a Gaussian likelihood: all is known."""
@@ -236,8 +240,8 @@ class Rounds:
                 weights = state["final"]["log_weights"] - state["ratios"]
                 draws = resampled(draws, weights.log_softmax(0), len(draws))
             surrogate, seed = self.work.surrogate, self.work.seed
-            found = surprises(Known(surrogate, factors, draws, state["bounds"], seed))
-            return Surprise(*(v[surrogate.hierarchy.program.ranks] for v in found))
+            measures = surprises(Known(surrogate, factors, draws, state["bounds"], seed))
+            return Surprise(*(v[surrogate.hierarchy.program.ranks] for v in measures))
 
     def weighted(self, state: Tree) -> WeightedDraws | None:
         """Return the final draws of the global sites with their weights; None before there are any."""
@@ -251,27 +255,27 @@ class Rounds:
 
     def params(self, state: Tree) -> Params:
         """Return the guide's params: draws of equal weight."""
-        known = state["final"] if int(state["stage"]) != GATHER else state["scouts"]
-        points = self._resampled(known, self.draws)
+        drawn = state["final"] if int(state["stage"]) != GATHER else state["scouts"]
+        points = self._resampled(drawn, self.draws)
         return {"_shared.points": points.to(torch.get_default_dtype())}
 
 
-def _nothing(count: int, weighted: int, kept: int, each: Tensor) -> Tree:
+def _nothing(count: int, weighted: int, size: int, single: Tensor) -> Tree:
     """Return what the server has of N clients, and of the draws to weight (S, K), at first."""
     none = torch.zeros(count, dtype=torch.bool)
     return {
         **{name: none.clone() for name in ("seen", "weighted", "heavy", "failed")},
         "powers": torch.ones(count),  # of the factors that the final draws are of
-        "final": unweighted(weighted, kept),
+        "final": unweighted(weighted, size),
         "before": {  # a proposal about weighted draws, which may fail
-            "final": unweighted(weighted, kept),
+            "final": unweighted(weighted, size),
             "ratios": torch.zeros(weighted),
-            "each": each,
+            "each": single,
             "powers": torch.ones(count),
             "proposed": torch.tensor(False),
             **{name: torch.tensor(0.0) for name in ("k_hat", "effective")},
         },
         "ratios": torch.zeros(weighted),
-        "each": each.clone(),  # (A, N), or (A, 0) where they are not kept
+        "each": single.clone(),  # (A, N), or (A, 0) where they are not kept
         "share": torch.tensor(1.0),
     }

@@ -79,8 +79,8 @@ class RoundsOfSums(Rounds):
                 continue
             before = Factor(work["precision"], work["shift"], torch.zeros(count))
             belief = message["loc"], message["covariance"]
-            known = torch.full((count,), turn > 0)
-            own = rounded(factor_of(rows, belief, client.nodes, before, known))
+            is_later = torch.full((count,), turn > 0)
+            own = rounded(factor_of(rows, belief, client.nodes, before, is_later))
             work = {**work, **own._asdict()}
             work = {**work, **client.proposals(message, work["fields"], work)}
             sent = {**factors, "precision": own.precision, "shift": own.shift}

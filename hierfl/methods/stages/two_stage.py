@@ -46,7 +46,13 @@ from hierfl.guides.from_factor import OWN_PARAM, FromFactor, from_factor
 from hierfl.guides.global_sites import empirical
 from hierfl.method import Client, Method, Phase, Server
 from hierfl.methods.about import About
-from hierfl.methods.stages.checks import finished, logged, refused_message, wrong_update
+from hierfl.methods.stages.checks import (
+    MOST_ROUNDS,
+    finished,
+    logged,
+    refused_message,
+    wrong_update,
+)
 from hierfl.methods.stages.client import Rows
 from hierfl.methods.stages.expanded import FITS
 from hierfl.methods.stages.server import Rounds
@@ -65,7 +71,7 @@ from hierfl.summaries.surrogate import Surrogate
 from hierfl.summaries.units import UnitScore
 
 OWN = ("_shared.", f"{OWN_PARAM}.")  # params of the guide
-MOST_ROUNDS, USUAL = 60, 5  # it stops earlier; partial cohorts take longest
+USUAL = 5  # rounds
 # candidates of a client's own sites where its factor is one round's, and knows the prior alone
 OF_FIRST_FACTOR = 16
 

@@ -45,13 +45,13 @@ def weighted(state: Tree, each: Tensor, base: Tensor, error: float, shared: int)
     ratios, rows = each.sum(1), len(state["each"])
     weights = smoothed(ratios + base)
     share, inner = float(state["share"]), state["inner_error"]
-    kept = each[torch.arange(rows) * (len(ratios) // rows)]
+    asked_ratios = each[torch.arange(rows) * (len(ratios) // rows)]
     new = {
         **state,
         "final": {**state["final"], "log_weights": weights.log},
         "ratios": ratios,
-        "each": kept,
-        "asked": kept.sum(1),
+        "each": asked_ratios,
+        "asked": asked_ratios.sum(1),
         "inner_error": inner.nan_to_num().hypot(inner.new_tensor(error)) if error else inner,
         "k_hat": torch.tensor(weights.k_hat),
         "effective": torch.tensor(share * weights.effective),
@@ -67,11 +67,11 @@ def warn_of_sds(found: Weighted, program: Program) -> None:
     """Say whose sd rests on a few draws: k-hat, of the weights alone, does not show it."""
     if found.has_sds():
         return
-    most, sites = int(found.of_sds.argmax()), program.latents.global_block.sites
+    worst, sites = int(found.of_sds.argmax()), program.latents.global_block.sites
     ends = torch.tensor([site.size for site in sites]).cumsum(0)
     warnings.warn(
-        f"the spread of '{sites[int((ends <= most).sum())].name}' rests on a few draws far out, and "
-        f"may be off by {float(found.of_sds[most]):.0%} or more: let the others weight new draws, "
+        f"the spread of '{sites[int((ends <= worst).sum())].name}' rests on a few draws far out, and "
+        f"may be off by {float(found.of_sds[worst]):.0%} or more: let the others weight new draws, "
         "fit.without(client, rounds=4), or fit again with more draws",
         stacklevel=8,
     )

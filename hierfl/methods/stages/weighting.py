@@ -58,8 +58,8 @@ class Weighting:
 
     def asked(self, state: Tree) -> Tensor:
         """Return which of the final draws clients weight, (A,) int64, evenly among them."""
-        count, asked = len(state["final"]["draws"]), len(state["asked"])
-        return torch.arange(asked) * (count // asked)
+        count, weighted = len(state["final"]["draws"]), len(state["asked"])
+        return torch.arange(weighted) * (count // weighted)
 
     def of_any_client(self, draws: Tensor, log_weights: Tensor, factors: Factors) -> Tree:
         """Return the part of the state that says what any client's v may be."""
@@ -84,7 +84,7 @@ class Weighting:
         start = Start(
             scouts["draws"], scouts["log_weights"], state["bounds"], not bool(state["sampled"])
         )
-        found = sample(
+        points = sample(
             self.surrogate,
             factors,
             len(state[name]["draws"]),
@@ -93,20 +93,20 @@ class Weighting:
             seed=self.seed + 7919 * (clock.round + 1),
             rough=rough,
         )
-        exact, count = factors.num_rows is not None, len(found.draws)
+        exact, count = factors.num_rows is not None, len(points.draws)
         # of sums nothing is weighted, and the density is not needed
-        log_p = torch.zeros(count) if exact else self.log_p(found.draws, factors)
+        log_p = torch.zeros(count) if exact else self.log_p(points.draws, factors)
         equal = -math.log(count)
-        drawn = {"draws": found.draws, "log_weights": found.log_weights}
+        drawn = {"draws": points.draws, "log_weights": points.log_weights}
         return {
             **state,
             # the log density that they were drawn from, up to a constant
-            name: {**drawn, "log_p": log_p - (found.log_weights - equal)},
+            name: {**drawn, "log_p": log_p - (points.log_weights - equal)},
             "sampled": torch.tensor(True),
             "proposed": proposed,
-            "share": torch.tensor(found.share),
-            "r_hat": torch.tensor(found.r_hat),
-            **({"k_hat": torch.tensor(found.k_hat)} if exact else {}),
+            "share": torch.tensor(points.share),
+            "r_hat": torch.tensor(points.r_hat),
+            **({"k_hat": torch.tensor(points.k_hat)} if exact else {}),
         }
 
     def log_p(self, draws: Tensor, factors: Factors) -> Tensor:
@@ -117,33 +117,33 @@ class Weighting:
     def after_weighting(self, state: Tree, reports: Reports, clock: Clock) -> Tree:
         """Return the state after clients have sent log ratios of likelihoods and factors."""
         factors, final = Factors(**state["factors"]), state["final"]
-        left = clock.rounds - clock.round - 1
+        rounds_left = clock.rounds - clock.round - 1
         new = ~state["weighted"][reports.ids]
-        ids, each = reports.ids[new], reports.value[new].mT.double()  # (A, n)
-        asked, kept = state["asked"] + each.sum(1), state["each"]
+        ids, single = reports.ids[new], reports.value[new].mT.double()  # (A, n)
+        total, singles = state["asked"] + single.sum(1), state["each"]
         base, z = self.wider(state, factors), final["draws"][:, : self.shared]
-        ratios, error = everywhere(asked, self.asked(state), z, base)
+        ratios, error = everywhere(total, self.asked(state), z, base)
         seen = state["weighted"].index_fill(0, ids, True)
-        k_hats = k_hats_of(each)
+        k_hats = k_hats_of(single)
         if bool(state["chained"]):  # the draws are of the posterior itself
             base, error = -ratios, 0.0
             final = {**final, "log_p": self.log_p(final["draws"], factors) + ratios}
         weights = smoothed(ratios + base)
-        if not float(asked.max()) > 0.5 * NOWHERE:
+        if not float(total.max()) > 0.5 * NOWHERE:
             weights = weights._replace(k_hat=math.inf, effective=0.0)
         state = {
             **state,
-            "asked": asked,
-            "each": kept.index_copy(1, ids, each) if kept.shape[1] else kept,
+            "asked": total,
+            "each": singles.index_copy(1, ids, single) if singles.shape[1] else singles,
             "ratios": ratios,
             "weighted": seen,
-            "heavy": state["heavy"].index_copy(0, ids, is_heavy(k_hats, each)),
+            "heavy": state["heavy"].index_copy(0, ids, is_heavy(k_hats, single)),
             "k_hat_client": self._worst(state, k_hats),
             "k_hat": torch.tensor(weights.k_hat),
             "effective": state["share"] * weights.effective,
         }
         complete = bool((seen | state["failed"]).all())
-        if not complete and left > 0:
+        if not complete and rounds_left > 0:
             return state
         inner = state["inner_error"]
         state = {
@@ -157,26 +157,27 @@ class Weighting:
         """Return the state once every client has answered: done, or with other draws to weight."""
         if bool(state["chained"]):
             return {**state, "stage": torch.tensor(DONE)}
-        left, count = clock.rounds - clock.round - 1, len(state["ratios"])
+        rounds_left, count = clock.rounds - clock.round - 1, len(state["ratios"])
         k_hat, effective = float(state["k_hat"]), float(state["effective"])
         again, proposed, before = int(state["again"]), bool(state["proposed"]), state["before"]
         anchored = was_anchored(state)
-        enough, most = (ENOUGH_OF_ANCHORED, AGAIN_OF_ANCHORED) if anchored else (ENOUGH, AGAIN)
-        few, better = effective < enough * count, k_hat < float(before["k_hat"])
+        enough, restarts = (ENOUGH_OF_ANCHORED, AGAIN_OF_ANCHORED) if anchored else (ENOUGH, AGAIN)
+        is_thin, better = effective < enough * count, k_hat < float(before["k_hat"])
         right = not effective < min(float(before["effective"]), ENOUGH * count)
-        poor = few or self._rests_on_few(state)
-        more = poor and again < most
+        poor = is_thin or self._rests_on_few(state)
+        tries_again = poor and again < restarts
         if proposed:
             state = {**state, "apart": self._apart(state, before)}
         else:
             few_scalars = self.shared <= MOST_PROPOSED
-            more = bool(state["heavy"].any()) or ((poor or anchored) and few_scalars)
+            tries_again = bool(state["heavy"].any()) or ((poor or anchored) and few_scalars)
         worse = not better and effective < float(before["effective"])
         if proposed and (worse or not (right or (better and effective > PROPOSING * count))):
             # it missed more than they did
             before = {**before, "apart": state["apart"]}
-            state, k_hat, error, more = {**state, **before}, float(before["k_hat"]), 0.0, False
-        if error > ROUGH and left > 0:  # a quadratic will not do
+            state, k_hat = {**state, **before}, float(before["k_hat"])
+            error, tries_again = 0.0, False
+        if error > ROUGH and rounds_left > 0:  # a quadratic will not do
             whole = torch.zeros(len(state["ratios"]), state["each"].shape[1])
             return {
                 **state,
@@ -184,12 +185,12 @@ class Weighting:
                 "asked": whole.new_zeros(len(whole)),
                 "each": whole,
             }
-        if more and left > 0 and not self.surrogate.mixed:
+        if tries_again and rounds_left > 0 and not self.surrogate.mixed:
             many = self.shared > MOST_PROPOSED and state["each"].shape[1] > 0
             if not proposed and many:
                 return self._tempered(state, factors, clock)
             return self.proposed({**state, "again": state["again"] + proposed}, state["final"])
-        if k_hat >= K_HAT and again < AGAIN and left > 1:
+        if k_hat >= K_HAT and again < AGAIN and rounds_left > 1:
             return self._from_weighted(state, factors)
         return {**state, "stage": torch.tensor(DONE)}
 
@@ -205,7 +206,8 @@ class Weighting:
         if any(not (k_hat < K_HAT and count >= COMPARED) for _, k_hat, count in sets):
             return torch.tensor(0.0)
         (mean, sd), (other, other_sd) = (
-            moments(known["draws"][:, : self.shared], known["log_weights"]) for known, *_ in sets
+            moments(draws_of["draws"][:, : self.shared], draws_of["log_weights"])
+            for draws_of, *_ in sets
         )
         chance = FAR * math.sqrt(sum(1.0 / float(count) for *_, count in sets))
         shift, ratio = ((mean - other) / sd).abs(), (sd / other_sd).log().abs()
@@ -213,22 +215,22 @@ class Weighting:
 
     def _worst(self, state: Tree, k_hats: Tensor) -> Tensor:
         """Return the largest k-hat of a client's weights of draws of the surrogate."""
-        known: Tensor = state["k_hat_client"]
-        if bool(state["proposed"]) and bool(known.isfinite()):
-            return known
-        return torch.cat([known[None].nan_to_num(), k_hats]).max()
+        largest: Tensor = state["k_hat_client"]
+        if bool(state["proposed"]) and bool(largest.isfinite()):
+            return largest
+        return torch.cat([largest[None].nan_to_num(), k_hats]).max()
 
     def _tempered(self, state: Tree, factors: Factors, clock: Clock) -> Tree:
         """Return the state with draws of a surrogate whose factors reach into clients' tails."""
         final, ids = state["final"], state["heavy"].nonzero()[:, 0]
-        z, each = final["draws"][self.asked(state)], state["each"][:, ids]
+        z, ratios = final["draws"][self.asked(state)], state["each"][:, ids]
         own, powers = factors.of(ids), torch.ones(len(ids))
-        whole, left = self.surrogate.log_marginals(z, own)[1], torch.ones(len(ids)) > 0.0
+        whole, heavy = self.surrogate.log_marginals(z, own)[1], torch.ones(len(ids)) > 0.0
         for power in POWERS:
-            powers[left] = power
+            powers[heavy] = power
             there = self.surrogate.log_marginals(z, own.to_powers(powers))[1]
-            left = left & (k_hats_of(each + whole - there) > LIGHT)
-            if not bool(left.any()):
+            heavy = heavy & (k_hats_of(ratios + whole - there) > LIGHT)
+            if not bool(heavy.any()):
                 break
         new = {**state, "powers": state["powers"].index_copy(0, ids, powers.to(state["powers"]))}
         before = {name: state[name] for name in state["before"]}
@@ -244,17 +246,17 @@ class Weighting:
         far = ((s < low) | (s > high)).any(1)  # where scales have no digits left
         return torch.where(far, -torch.inf, self.log_p(final["draws"], factors) - final["log_p"])
 
-    def proposed(self, state: Tree, known: Tree) -> Tree:
+    def proposed(self, state: Tree, weighted: Tree) -> Tree:
         """Draw about weighted draws: the errors of very many factors can exceed the posterior's width."""
         count, size = state["final"]["draws"].shape
-        proposal = fitted(known["draws"], tempered(known["log_weights"], PROPOSING))
+        proposal = fitted(weighted["draws"], tempered(weighted["log_weights"], PROPOSING))
         draws, log_q = proposal.at(normal_points(count, size + 1, seed=self.seed))
         drawn = {**unweighted(count, size), "draws": draws, "log_p": log_q}
-        one = torch.tensor(1.0)
-        proposed: Tree = {"proposed": torch.tensor(True), "final": drawn, "share": one}
-        kept = {name: state[name] for name in state["before"]}
-        if math.isfinite(float(kept["effective"])):
-            proposed["before"] = kept
+        whole = torch.tensor(1.0)
+        proposed: Tree = {"proposed": torch.tensor(True), "final": drawn, "share": whole}
+        before = {name: state[name] for name in state["before"]}
+        if math.isfinite(float(before["effective"])):
+            proposed["before"] = before
         return {**state, **self.asking(state), **proposed}
 
     def asking(self, state: Tree) -> Tree:
@@ -270,13 +272,17 @@ class Weighting:
     def _from_weighted(self, state: Tree, factors: Factors) -> Tree:
         """Return the state that re-collects factors around the weighted draws."""
         final = state["final"]
-        kept = resampled(final["draws"], final["log_weights"], len(state["scouts"]["draws"]))
-        scouts = {**unweighted(*kept.shape), "draws": kept, "log_p": self.log_p(kept, factors)}
+        scout_draws = resampled(final["draws"], final["log_weights"], len(state["scouts"]["draws"]))
+        scouts = {
+            **unweighted(*scout_draws.shape),
+            "draws": scout_draws,
+            "log_p": self.log_p(scout_draws, factors),
+        }
         nan = torch.tensor(torch.nan)
         return {
             **state,
             "scouts": scouts,
-            **self.of_any_client(kept, scouts["log_weights"], factors),
+            **self.of_any_client(scout_draws, scouts["log_weights"], factors),
             "stage": torch.tensor(GATHER),
             "again": state["again"] + 1,
             **dict.fromkeys(("moved", "changed", "k_hat_client"), nan),
