@@ -196,10 +196,12 @@ def _of_own(fit: Snapshot, own: WeightedDraws) -> tuple[Answer, str]:
     last = fit.progress.history[-1]
     if ENDED in last:
         return _of_chains(str(last[ENDED]), float(last.get("r_hat", math.nan)), own.effective)
+    entries = entries_of_draws(fit, own)
     if not own.k_hat < K_HAT:
+        least = "" if entries is None else entries.least_known()
         return "not good", (
             f"Not good: by the weights of '{fit.method.name}' itself {facts}: its approximation "
-            "misses a part of the posterior. Take fedsvi with "
+            f"misses a part of the posterior.{least} Take fedsvi with "
             "guides.conditional(shared=guides.spline_flow)."
         )
     if own.effective < LEAST_EFFECTIVE:
@@ -207,7 +209,6 @@ def _of_own(fit: Snapshot, own: WeightedDraws) -> tuple[Answer, str]:
             f"Not good: by the weights of '{fit.method.name}' itself {facts}, too few for a "
             "standard deviation. Allow more points or more rounds."
         )
-    entries = entries_of_draws(fit, own)
     why = None if entries is None else entries.too_few() or too_far_apart(own) or too_unsure(own)
     if why:
         return "not good", f"Not good: {facts}, but {why}"

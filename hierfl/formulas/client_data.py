@@ -51,7 +51,7 @@ def client_data(
     of_response = () if labeled else (*declared.parts.labels, *_of_response(declared))
     kinds = {n: kind for n, kind in declared.rows_of.items() if n not in of_response}
     read = {n: schema.columns[n] for n in declared.columns if n not in of_response}
-    predictors = read.keys() & chain.from_iterable(map(columns_of, declared.described))
+    judged = {*declared.parts.labels, *chain.from_iterable(map(columns_of, declared.described))}
     rows, above = dict[str, list[NDArray[Any]]](), dict[str, list[NDArray[Any]]]()
     places: list[NDArray[np.int64]] = []
     for client, frame in by_name.items():
@@ -63,7 +63,7 @@ def client_data(
             least = schema.min_count if labeled and not asked else 1
             own = with_known(own, declared, client, least)
         ready, rows_here = prepared(own, read, client), {}
-        warn_of_far_values(ready, schema, predictors, client)
+        warn_of_far_values(ready, schema, read.keys() & judged, client)
         if declared.imputed:
             ready, gone = filled(declared.imputed, ready)
             rows_here = fields_of(formula.layout, declared.imputed, ready, gone, client)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import pyro
 import torch
@@ -224,7 +225,7 @@ def spread_levels(fit: Snapshot) -> set[bool]:
     return {
         in_clients(site)
         for _, site in samples(nodes)
-        if not isinstance(_base(site["fn"]), pyro.distributions.Delta)
+        if not isinstance(base_of(site["fn"]), pyro.distributions.Delta)
     }
 
 
@@ -253,7 +254,8 @@ def _no_density(fit: Snapshot, site: str) -> str:
     )
 
 
-def _base(fn: object) -> object:
+def base_of(fn: Any) -> Any:
+    """Return the distribution that wrappers such as `Independent` are about."""
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
     return fn
