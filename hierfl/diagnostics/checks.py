@@ -14,6 +14,7 @@ from hierfl.diagnostics.check import FEW_ROWS, LITTLE, Check, answered, listed, 
 from hierfl.diagnostics.checks_of_rounds import checks_of_rounds, clients_of_rounds
 from hierfl.diagnostics.convergence import UNSEEN, Convergence
 from hierfl.diagnostics.entries import checks_of_draws
+from hierfl.diagnostics.local_draws import LocalDraws
 from hierfl.engine.federation import step_sizes
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.sites import Family
@@ -31,7 +32,8 @@ OF_FACTORS = "from_factor"  # the guide of two_stage, which is not fitted
 class Evidence:
     """What the checks of a fit rest on (None: unknown); `points` have no spread, `k_hats` are by client.
 
-    Components of `orderless` sites can be exchanged, though draws put one above the other.
+    Components of `orderless` sites can be exchanged, though draws put one above the other; `own` is of
+    local draws of a method that weights its own.
     """
 
     fit: Snapshot
@@ -42,6 +44,7 @@ class Evidence:
     information: pd.DataFrame | None
     k_hats: pd.Series | None
     orderless: tuple[str, ...] = ()
+    own: LocalDraws | None = None
 
 
 def checks_of_fit(found: Evidence) -> list[Check]:
@@ -123,7 +126,7 @@ def _posterior(found: Evidence) -> Iterator[Check]:
     yield from _scales(found.fit, found.points)
     if found.fit.program.row_sites is not None:
         yield from _row_sites(found.fit, found.fit.program.row_sites)
-    yield from _guides_of_clients(found.k_hats)
+    yield from _guides_of_clients(found)
 
 
 def _scales(fit: Snapshot, points: tuple[str, ...]) -> Iterator[Check]:
@@ -189,18 +192,29 @@ def _reaches_below_0(support: object) -> bool:
     return float(np.min(np.asarray(bound))) < 0.0
 
 
-def _guides_of_clients(k_hats: pd.Series | None) -> Iterator[Check]:
-    own = pd.Series(dtype=float) if k_hats is None else k_hats.dropna()
-    if own.empty:
+def _guides_of_clients(evidence: Evidence) -> Iterator[Check]:
+    """Judge draws of clients' own sites, given the global ones, by client."""
+    k_hats = pd.Series(dtype=float) if evidence.k_hats is None else evidence.k_hats.dropna()
+    if k_hats.empty:
         return
-    bad = own[own >= K_HAT]
-    worst = listed([f"{name} {number(k, 2)}" for name, k in bad.items()]) if len(bad) else ""
+    bad = [f"{name} {number(k, 2)}" for name, k in k_hats[k_hats >= K_HAT].items()]
+    off = "" if evidence.own is None else evidence.own.off()
+    faults = []
+    if bad:
+        faults.append(
+            f"The Pareto k-hat is not below {K_HAT} for {len(bad)} of {len(k_hats)} clients: {listed(bad)}."
+        )
+    if off:
+        faults.append(
+            f"Given the global sites, draws of {off} are not those that their weights make of them: "
+            "compare with NUTS, diagnostics.against_nuts(fit)."
+        )
     yield answered(
         "Is the guide close enough for every client's own parameters, given the global ones?",
-        bool(worst),
-        f"The Pareto k-hat is not below {K_HAT} for {len(bad)} of {len(own)} clients: {worst}."
-        if worst
-        else f"The largest Pareto k-hat of a client is {number(float(own.max()), 2)}, below {K_HAT}.",
+        bool(faults),
+        " ".join(faults)
+        or f"The largest Pareto k-hat of a client is {number(float(k_hats.max()), 2)}, below {K_HAT}.",
+        "note" if evidence.own is None else "doubt",
     )
 
 

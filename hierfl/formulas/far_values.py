@@ -14,7 +14,9 @@ from hierfl.formulas.columns import Column
 from hierfl.formulas.schema import Schema
 
 FAR = 8.0  # sds of the other rows, from their mean
-FAR_LOGS = 5.0  # of a client's values above 0, if none is below it, whose logarithms must be far out too
+FAR_LOGS = (
+    5.0  # of a client's values above 0, if none is below it, whose logarithms must be far out too
+)
 SOME_ROWS = 10  # of a client, which tell of two values, and of a long tail
 
 
