@@ -48,8 +48,8 @@ CLOSER = (
 )
 
 
-def _shown(found: Convergence) -> Shown:
-    return Shown(f"Convergence: {found.answer}", found.sites, found.verdict)
+def _shown(convergence: Convergence) -> Shown:
+    return Shown(f"Convergence: {convergence.answer}", convergence.sites, convergence.verdict)
 
 
 @shown_as(_shown)
@@ -157,8 +157,8 @@ def convergence(
 
 def _after_rounds(fit: Snapshot) -> str:
     """Say what helps where rounds ended before the method had finished."""
-    most = fit.method.most_rounds
-    if most is None or fit.progress.round < most:
+    limit = fit.method.most_rounds
+    if limit is None or fit.progress.round < limit:
         return "Allow more rounds; it stops automatically."
     return (
         "More do not help: hierfl.fit(model, data) on rows in one process goes over to chains; over "
@@ -338,5 +338,5 @@ def is_quadratic(program: Program) -> bool:
         curvature = jacrev(grad(total))
         start = latents.local_block.start.double().expand(shape).flatten()
         points = [start + torch.randn(start.shape, generator=g) for _ in range(TRIES)]
-        known = curvature(start)
-        return all(nearly_equal(known, curvature(w), exact=1e-6) for w in points)
+        at_start = curvature(start)
+        return all(nearly_equal(at_start, curvature(w), exact=1e-6) for w in points)

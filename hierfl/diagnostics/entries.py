@@ -70,18 +70,18 @@ class Entries:
 
     def least_known(self) -> str:
         """Return which entry the draws know least of, as a sentence; "" where no error is finite."""
-        known = self.quality.sd_error.isfinite() & self.quality.end_error.isfinite()
-        return f" Of all entries {self._errors()}." if bool(known.all()) else ""
+        finite = self.quality.sd_error.isfinite() & self.quality.end_error.isfinite()
+        return f" Of all entries {self._errors()}." if bool(finite.all()) else ""
 
-    def tails(self, k_hat: float, *, few: bool, hidden: bool) -> Check:
+    def tails(self, k_hat: float, *, rest_on_few: bool, hidden: bool) -> Check:
         """Judge the Monte Carlo errors of sds and of the 5% and 95% points.
 
         By k-hat, tails rest on `few` draws, or a mode of little mass may be `hidden` from them.
         """
         sd, end = self.quality.sd_error, self.quality.end_error
         poor = bool((sd > OFF_BY_CHANCE).any() or (end > END_OFF_BY_CHANCE).any())
-        if few or hidden:
-            why = f"from {DOUBT} on they rest on few draws" if few else OF_SEVERAL_MODES
+        if rest_on_few or hidden:
+            why = f"from {DOUBT} on they rest on few draws" if rest_on_few else OF_SEVERAL_MODES
             words = (
                 f"Check the tails: k-hat is {k_hat:.2f}, {why}. Of all entries {self._errors()}. A "
                 "part of the posterior with little mass may be missed: "
@@ -91,7 +91,7 @@ class Entries:
             words = f"Check the tails: {self._errors()}. Take more draws, {MORE_DRAWS}."
         else:
             words = f"Yes: at most, {self._errors()}."
-        return answered(TAILS, poor or few or hidden, words, "doubt")
+        return answered(TAILS, poor or rest_on_few or hidden, words, "doubt")
 
 
 def entries_of_draws(fit: Snapshot, own: WeightedDraws) -> Entries | None:
@@ -147,8 +147,8 @@ def checks_of_draws(fit: Snapshot) -> Iterator[Check]:
     entries = entries_of_draws(fit, own)
     if entries is not None and own.log_weights is not None:
         hidden = may_hide_modes(fit.program, fit.progress.server, own.k_hat)
-        few = rests_on_few(own.log_weights, own.k_hat)
-        yield entries.tails(own.k_hat, few=few, hidden=hidden)
+        rest_on_few = rests_on_few(own.log_weights, own.k_hat)
+        yield entries.tails(own.k_hat, few=rest_on_few, hidden=hidden)
     elif own.k_hat >= DOUBT:
         yield Check(
             TAILS,

@@ -67,7 +67,7 @@ def local_draws(fit: Snapshot, seed: int) -> LocalDraws | None:
     except ValueError:
         return None
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
         values, _, log, *_ = over_own(program, params, own, count)
         local = {site.name: values[site.name] for site in block.sites}
         free = torch.vmap(block.flatten)(local).reshape(count, -1).double()
@@ -84,8 +84,10 @@ def local_draws(fit: Snapshot, seed: int) -> LocalDraws | None:
     chunks = each_draw(
         fit, one, draws=POINTS, seed=seed, width=count * _candidates(fit), salt="local"
     )
-    parts = [chunk.found for chunk in chunks]
-    joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    found_in_chunks = [chunk.found for chunk in chunks]
+    joined = {
+        name: torch.cat([part[name] for part in found_in_chunks]) for name in found_in_chunks[0]
+    }
     log = joined.pop("log")  # (N, P, M)
     flat = log.flatten(0, 1).double()
     effective = 1.0 / flat.softmax(1).square().sum(1)

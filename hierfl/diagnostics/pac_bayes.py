@@ -58,20 +58,24 @@ from hierfl.program.traces import is_likelihood, samples
 MARGIN = 3.0  # Monte Carlo standard errors that are added to the bound
 
 
-def _shown(found: PacBayes) -> Shown:
+def _shown(pac_bayes: PacBayes) -> Shown:
     terms = {
-        "empirical risk": (found.empirical_risk, found.se_risk),
-        "KL from the prior, nats": (found.kl, found.se_kl),
-        "rows": (found.rows, math.nan),
-        "width of the loss": (found.width, math.nan),
+        "empirical risk": (pac_bayes.empirical_risk, pac_bayes.se_risk),
+        "KL from the prior, nats": (pac_bayes.kl, pac_bayes.se_kl),
+        "rows": (pac_bayes.rows, math.nan),
+        "width of the loss": (pac_bayes.width, math.nan),
     }
     frame = pd.DataFrame.from_dict(terms, orient="index", columns=["value", "se"])
-    bound = found.bound()
+    bound = pac_bayes.bound()
     return Shown(
         "PAC-Bayes bound",
         frame,
         f"With probability 0.95 the risk on new rows of the same clients is below {bound:.3g}"
-        + ("." if bound < found.width else ", which says nothing: the loss itself is no larger."),
+        + (
+            "."
+            if bound < pac_bayes.width
+            else ", which says nothing: the loss itself is no larger."
+        ),
     )
 
 
@@ -168,7 +172,7 @@ def pac_bayes(
     check_prior(fit, prior)
     _check_loss(fit, name, clip)
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> dict[str, Tensor]:
+    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> dict[str, Tensor]:
         terms = program.terms(params, own)
         values = program.draw(params, own)  # the same draw: it is a function of the batch's keys
         fn, label = program.observed(values, own, params)[name]

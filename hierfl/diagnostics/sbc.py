@@ -41,18 +41,18 @@ GAIN = 0.05  # nats of the ELBO for each number, by which a fit that has converg
 Ranks = NDArray[np.int64]
 
 
-def _shown(found: Sbc) -> Shown:
-    title = f"Ranks of {found.replications} replications among {found.draws} draws each"
+def _shown(sbc: Sbc) -> Shown:
+    title = f"Ranks of {sbc.replications} replications among {sbc.draws} draws each"
     words = "Coverage of intervals by site; .table() tests the ranks of each number."
-    if not found.converged:
-        words += f"\n{_unfinished(found)}"
-    return Shown(title, found.coverage(), words)
+    if not sbc.converged:
+        words += f"\n{_unfinished(sbc)}"
+    return Shown(title, sbc.coverage(), words)
 
 
-def _unfinished(found: Sbc) -> str:
+def _unfinished(sbc: Sbc) -> str:
     """Return that the fits were still improving, and what to do."""
     return (
-        f"The fits had not converged: their ELBO still rose by {found.gain.mean():.3g} nats in the last "
+        f"The fits had not converged: their ELBO still rose by {sbc.gain.mean():.3g} nats in the last "
         "quarter of the steps, so that the ranks are those of unfinished fits: take more steps, or a "
         "larger step size"
     )
@@ -120,8 +120,10 @@ class Sbc:
 
     def coverage(self) -> pd.DataFrame:
         """Return coverage by site, over all its numbers and clients."""
-        found = {site: self._covered(ranks) for site, ranks in {**self.shared, **self.own}.items()}
-        return pd.DataFrame.from_dict(found, orient="index").rename_axis("site")
+        covered = {
+            site: self._covered(ranks) for site, ranks in {**self.shared, **self.own}.items()
+        }
+        return pd.DataFrame.from_dict(covered, orient="index").rename_axis("site")
 
     def coverage_by_rows(self) -> pd.DataFrame:
         """Return coverage by local site and by the clients' number of rows."""

@@ -41,14 +41,14 @@ def climbing(start: Tensor, radius: float) -> Tree:
     }
 
 
-def climbed(state: Tree, found: Expansion, unit: Tensor) -> Tree:
+def climbed(state: Tree, expansion: Expansion, unit: Tensor) -> Tree:
     """Take a trust-region Newton step from the best point; `moved` is in sds, below 1 at the mode."""
     first = bool(state["value"].isneginf())
-    better = bool(found.value > state["value"] - 1e-9)
+    better = bool(expansion.value > state["value"] - 1e-9)
     if better:
         radius = state["radius"] * (1.0 if first else 2.0)
-        best = {"value": found.value, "best": state["loc"]}
-        best |= {"gradient": found.gradient, "curvature": -found.hessian}
+        best = {"value": expansion.value, "best": state["loc"]}
+        best |= {"gradient": expansion.gradient, "curvature": -expansion.hessian}
     else:
         radius = state["radius"] / 4.0
         best = {k: state[k] for k in ("value", "best", "gradient", "curvature")}
@@ -78,7 +78,7 @@ def settling(state: Tree) -> Tree:
     }
 
 
-def settled(state: Tree, found: Expansion, unit: Tensor) -> Tree:
+def settled(state: Tree, expansion: Expansion, unit: Tensor) -> Tree:
     """Take a natural-gradient step of q = Normal(m, P^-1); `found` is averaged over points of q.
 
         P <- (1 - r) P + r (-E_q[Hessian]),    m <- m + r P^-1 E_q[gradient]
@@ -86,13 +86,13 @@ def settled(state: Tree, found: Expansion, unit: Tensor) -> Tree:
     The rate r is 1 / (1 + a), where `averaged` a counts steps longer than half the step before.
     Reference: Khan and Rue 2023, arXiv:2107.04562, Eq. (4) and section 3.
     """
-    curvature, raised = positive(-found.hessian, unit, fold=False)
-    full = length(torch.linalg.solve(curvature, found.gradient), curvature)
+    curvature, raised = positive(-expansion.hessian, unit, fold=False)
+    full = length(torch.linalg.solve(curvature, expansion.gradient), curvature)
     last = state["moved"] * (1.0 + state["averaged"])
     averaged = state["averaged"] + (full > 0.5 * last).to(full.dtype)
     rate = 1.0 / (1.0 + averaged)
     precision = (1.0 - rate) * state["precision"] + rate * curvature
-    move = torch.linalg.solve(precision, found.gradient)
+    move = torch.linalg.solve(precision, expansion.gradient)
     moved = length(move, precision)
     move = move * rate * (LONGEST / moved.clamp(min=1e-300)).clamp(max=1.0)
     return {

@@ -47,7 +47,7 @@ class Chunk:
 
 def each_client(
     fit: Snapshot,
-    one: Callable[..., Tree],
+    function: Callable[..., Tree],
     *,
     rows: ClientData | None = None,
     new: bool = False,
@@ -57,9 +57,9 @@ def each_client(
     sized: bool = False,
     reads: Reads = "rows",
 ) -> Iterator[Chunk]:
-    """Evaluate `one(params, own, asked[, given]) -> tree` for every client, if possible under vmap.
+    """Evaluate `function(params, own, asked[, given]) -> tree` for every client, if possible under vmap.
 
-    If it is `sized`, `one` gets the number of clients that are carried at once before all others. It
+    If it is `sized`, `function` gets the number of clients that are carried at once before all others. It
     `reads` rows, or those that the guide reads alone, or none; what it does not read it does not get.
     """
     federation, message, seed = fit.federation, fit.message, expect_integer(seed, "seed")
@@ -79,7 +79,7 @@ def each_client(
         else:
             own = batch if rows is None else full_batch(federation.data, ids, seed=seed, at=at)
         (own_slots, own_shared), (asked_slots, asked_shared) = slots_of(own), slots_of(asked)
-        of = partial(one, len(ids)) if sized else one
+        of = partial(function, len(ids)) if sized else function
         call = partial(_of_client, fit, message, of, (own_shared, own), (asked_shared, asked))
         states = _new_states(fit, len(ids)) if new else taken(fit.progress.table, ids)
         if name is not None:
@@ -113,7 +113,7 @@ def _without_rows(
 def _of_client(
     fit: Snapshot,
     message: Tree,
-    one: Callable[..., Tree],
+    function: Callable[..., Tree],
     own: tuple[Tree, ClientBatch],
     asked: tuple[Tree, ClientBatch],
     state: Tree,
@@ -121,9 +121,9 @@ def _of_client(
     asked_slot: Tree,
     *given: Tree,
 ) -> Tree:
-    """Call `one` for the client of one slot; a batch comes with what its slots share."""
+    """Call `function` for the client of one slot; a batch comes with what its slots share."""
     params = fit.federation.client.params(message, state)
-    return one(params, one_slot(own_slot, *own), one_slot(asked_slot, *asked), *given)
+    return function(params, one_slot(own_slot, *own), one_slot(asked_slot, *asked), *given)
 
 
 def _new_states(fit: Snapshot, count: int) -> Tree:
@@ -132,7 +132,7 @@ def _new_states(fit: Snapshot, count: int) -> Tree:
 
 def each_draw(
     fit: Snapshot,
-    one: Callable[[Params, ClientBatch, ClientBatch], Tree],
+    function: Callable[[Params, ClientBatch, ClientBatch], Tree],
     *,
     draws: int,
     seed: int,
@@ -146,14 +146,14 @@ def each_draw(
     """Evaluate a function of a client and a draw: trees (C, S, ...); draw d depends on the seed alone."""
     program, draws = fit.program, expect_draws(draws)
 
-    def all_draws(clients: int, params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+    def all_draws(clients: int, params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
         def at_draw(d: Tensor) -> Tree:
-            return one(params, own.redrawn(d), asked.redrawn(d))
+            return function(params, own.redrawn(d), batch.redrawn(d))
 
         most = (
-            draws_at_once(asked.num_rows, program)
+            draws_at_once(batch.num_rows, program)
             if width == 1
-            else CLIENT_DRAW_ROWS_AT_ONCE // (width * max(asked.num_rows, LIKE_ROWS))
+            else CLIENT_DRAW_ROWS_AT_ONCE // (width * max(batch.num_rows, LIKE_ROWS))
         )
         return at_each_draw(at_draw, draws, program, at_once=max(1, most // clients), first=first)
 
@@ -194,7 +194,7 @@ def draws_at_once(rows: int, program: Program) -> int:
 
 
 def at_each_draw(
-    one: Callable[[Tensor], Tree],
+    function: Callable[[Tensor], Tree],
     draws: int,
     program: Program,
     *,
@@ -204,9 +204,9 @@ def at_each_draw(
     """Evaluate a function of a draw's index, () int32, at `draws` indices from `first`: a tree (S, ...)."""
     index = torch.arange(first, first + draws, dtype=torch.int32)
     if program.in_vmap:
-        found: Tree = torch.vmap(one, chunk_size=at_once)(index)
+        found: Tree = torch.vmap(function, chunk_size=at_once)(index)
         return found
-    return tree_map(lambda *v: torch.stack(v), *[one(d) for d in index])
+    return tree_map(lambda *v: torch.stack(v), *[function(d) for d in index])
 
 
 def labeled(batch: ClientBatch, program: Program) -> ClientBatch:

@@ -56,21 +56,21 @@ POINTS, AT_POINT = 10, 400  # draws of z, and of local sites at each, that judge
 EQUAL = 1e-6  # log weights this close are equal up to rounding, and have no tail
 
 
-def _shown(found: Corrected) -> Shown:
+def _shown(corrected: Corrected) -> Shown:
     values: dict[str, Any] = {
-        "k-hat of the weights": found.k_hat,
-        "k-hat of the guide": found.k_hat_guide,
-        "effective draws": found.effective,
-        "weighted draws": found.proposals,
-        "rounds": found.rounds,
-        "log evidence, nats": found.log_evidence,
+        "k-hat of the weights": corrected.k_hat,
+        "k-hat of the guide": corrected.k_hat_guide,
+        "effective draws": corrected.effective,
+        "weighted draws": corrected.proposals,
+        "rounds": corrected.rounds,
+        "log evidence, nats": corrected.log_evidence,
     }
-    worst = found.k_hat_clients.dropna()
+    worst = corrected.k_hat_clients.dropna()
     if len(worst):
         values[f"k-hat of client '{worst.idxmax()}', the worst"] = float(worst.max())
-    bad = found.k_hat >= K_HAT
+    bad = corrected.k_hat >= K_HAT
     return Shown(
-        f"{found.draws.count} resampled draws",
+        f"{corrected.draws.count} resampled draws",
         pd.DataFrame({"value": values}, dtype=object),
         f"The weights' k-hat is {'not ' if bad else ''}below {K_HAT}: "
         f"{'do not trust the draws' if bad else 'the draws can be trusted'}.",
@@ -226,7 +226,7 @@ def own_k_hat(
         return pd.Series(np.nan, index=index, name="k_hat")
     check_density(fit, shared=False)
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
         return {"log": over_own(fit.program, params, own, draws)[2]}
 
     chunks = each_draw(fit, one, draws=points, seed=seed, width=draws)

@@ -27,8 +27,8 @@ from hierfl.program.sites import Values
 NEVER = -1e30  # log density of a value that a draw did not take
 
 
-def _table(found: DiscreteSites) -> Shown:
-    return Shown("Posterior probabilities of discrete sites", found.frame, "")
+def _table(discrete_sites: DiscreteSites) -> Shown:
+    return Shown("Posterior probabilities of discrete sites", discrete_sites.frame, "")
 
 
 @shown_as(_table)

@@ -98,8 +98,8 @@ def summaries(
     """Summarize networks draw by draw at each client, so that their weights are never gathered."""
     fit = by_state_alone(fit)
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
-        values = fit.program.draw_all(params, own, asked)
+    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
+        values = fit.program.draw_all(params, own, batch)
         return {name: net.summary(values, 0) for name, net in large.items()}
 
     parts = [chunk.found for chunk in each_draw(fit, one, draws=draws, seed=seed)]

@@ -28,16 +28,16 @@ ARRAYS = ("label", "mean", "sd", "log_score", "noise", "counts")  # of a predict
 MOST_COLUMNS = 8  # classes, or scalars of an event, that are printed
 
 
-def _shown(found: Prediction) -> Shown:
-    data = found.data
+def _shown(prediction: Prediction) -> Shown:
+    data = prediction.data
     size = f"{data.num_rows} rows of {len(data.names)} clients"
-    title = f"Prediction of '{found.site}' ({found.kind}): {size}"
-    if found.label is not None and found.log_score is not None:
-        score = float(found.log_score.double().nanmean())
+    title = f"Prediction of '{prediction.site}' ({prediction.kind}): {size}"
+    if prediction.label is not None and prediction.log_score is not None:
+        score = float(prediction.log_score.double().nanmean())
         words = f"Mean log score of a row: {score:.3f} nats; higher is better."
-        return Shown(title, found.scores(), words)
+        return Shown(title, prediction.scores(), words)
     client = np.asarray(data.names)[data.row_client.numpy()]
-    mean = found.mean if found.place is None else found.mean[found.place]
+    mean = prediction.mean if prediction.place is None else prediction.mean[prediction.place]
     flat = mean.reshape(len(mean), -1).double().numpy()
     columns = ["mean"] if flat.shape[1] == 1 else [f"mean {i}" for i in range(flat.shape[1])]
     frame = pd.DataFrame(flat, columns=columns).groupby(client, sort=False).mean()
@@ -217,9 +217,9 @@ def predict(
     needed = None if program.reads_all_rows else program.reads.guide
     few = restricted(by_state_alone(fit), rows, fields=needed)
 
-    def run(one: AtLatents, first: int, count: int) -> Iterator[Chunk]:
-        def at_draw(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
-            return one(params, few.program.draw(params, own), asked)
+    def run(at_latents: AtLatents, first: int, count: int) -> Iterator[Chunk]:
+        def at_draw(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
+            return at_latents(params, few.program.draw(params, own), batch)
 
         def each(snapshot: Snapshot) -> Iterator[Chunk]:
             return each_draw(snapshot, at_draw, draws=count, seed=seed, rows=rows, first=first)
@@ -232,8 +232,8 @@ def predict(
 def predict_at(fit: Snapshot, draws: Draws, rows: ClientData, *, site: str) -> Prediction:
     """Predict rows at given draws of every latent site, of the fit's clients in the same order."""
 
-    def run(one: AtLatents, first: int, count: int) -> Iterator[Chunk]:
-        return at_draws(fit, draws.some(first, count), one, rows=rows)
+    def run(at_latents: AtLatents, first: int, count: int) -> Iterator[Chunk]:
+        return at_draws(fit, draws.some(first, count), at_latents, rows=rows)
 
     return predicted(fit.program, rows, site, run, draws.count)
 
@@ -252,8 +252,8 @@ def predicted(
     known, draws = program.labels[site] in rows.fields, expect_count(draws, "draws")
     kinds: set[str] = set()
 
-    def score(params: Params, values: Values, asked: ClientBatch) -> Tree:
-        found = site_at(program, site, values, asked, params)
+    def score(params: Params, values: Values, batch: ClientBatch) -> Tree:
+        found = site_at(program, site, values, batch, params)
         kinds.add(kind_of(found.fn))
         return moments(site, found.fn, found.value if known else None, found.counts)
 
@@ -303,13 +303,13 @@ def _prediction(rows: ClientData, site: str, flat: Mapping[str, Tensor], kind: s
     )
 
 
-def in_frame_order(found: Prediction) -> Prediction:
+def in_frame_order(prediction: Prediction) -> Prediction:
     """Return a prediction in the order of the frame that its rows were read from."""
-    rows = found.data.frame_rows
+    rows = prediction.data.frame_rows
     if rows is None:
-        return found
-    values = found._arrays()
+        return prediction
+    values = prediction._arrays()
     arranged: dict[str, Any] = {
         n: None if v is None else rows.arranged(v) for n, v in values.items()
     }
-    return replace(found, place=rows.place, **arranged)
+    return replace(prediction, place=rows.place, **arranged)

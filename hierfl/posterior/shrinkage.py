@@ -122,7 +122,7 @@ def _in_closed_form(
     turn: Tensor,
     params: Params,
     own: ClientBatch,
-    asked: ClientBatch,
+    batch: ClientBatch,
 ) -> Tree:
     guide: Any = program.guide
     with Answer(params, own):
@@ -137,7 +137,7 @@ def _sampled(
     draws: int,
     params: Params,
     own: ClientBatch,
-    asked: ClientBatch,
+    batch: ClientBatch,
 ) -> Tree:
     def at(m: Tensor) -> Tree:
         # the root key stays, and so do the draws of the global sites

@@ -117,8 +117,8 @@ def _drawn(
     width = width_of(program)
     inside = {site for net in large.values() for part in net.parts.values() for site in part}
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
-        values = program.draw_all(params, own, asked)
+    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
+        values = program.draw_all(params, own, batch)
         layers = {name: net.summary(values, 0) for name, net in large.items()}
         return {"sites": {n: v for n, v in values.items() if n in names - inside}, "layers": layers}
 
@@ -154,7 +154,7 @@ def _by_layer(draws: Draws, large: Networks) -> Draws:
 def _learned(fit: Snapshot) -> Draws:
     specs = {spec.name: spec for spec in learned_params(fit)}
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
         return {name: transform_to(spec.constraint)(params[name]) for name, spec in specs.items()}
 
     shared: Values = {}

@@ -59,15 +59,19 @@ class Weighed:
         return self.log_shared + self.log_first.sum(1)
 
 
-def joined(one: Weighed, other: Weighed) -> Weighed:
+def joined(weighed: Weighed, other: Weighed) -> Weighed:
     """Concatenate two sets of draws."""
 
     def both(a: Values, b: Values) -> Values:
         return {name: torch.cat([value, b[name]]) for name, value in a.items()}
 
-    draws = Draws(both(one.draws.shared, other.draws.shared), both(one.draws.own, other.draws.own))
+    draws = Draws(
+        both(weighed.draws.shared, other.draws.shared), both(weighed.draws.own, other.draws.own)
+    )
     rest = [f.name for f in fields(Weighed) if f.name != "draws"]
-    return Weighed(draws, *(torch.cat([getattr(w, name) for w in (one, other)]) for name in rest))
+    return Weighed(
+        draws, *(torch.cat([getattr(w, name) for w in (weighed, other)]) for name in rest)
+    )
 
 
 def weigh(
@@ -87,7 +91,7 @@ def weigh(
     check_density(fit, shared=shared)
     times = inner if program.latents.local_block.size else 1
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
         d = torch.as_tensor(own.words[-1]).long()[None]  # the draw's number
         point = None if points is None else points.index_select(0, d)[0]
         values, log_shared, log_own, at, log_q = over_own(

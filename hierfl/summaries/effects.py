@@ -168,12 +168,12 @@ def _is_absorbed(program: Program, z: Pair, batch: ClientBatch, across: Tensor) 
     return not nearly_equal(moved, 0.0 * moved) and nearly_equal(across @ moved, 0.0 * moved)
 
 
-def _is_right(found: Effects, z: Tensor, e: Tensor) -> bool:
+def _is_right(effects: Effects, z: Tensor, e: Tensor) -> bool:
     """Return whether the likelihood at (z, e) equals that at the effects and z0."""
-    program, batch = found.program, found.batch
-    shift, scale = found.at(z)
+    program, batch = effects.program, effects.batch
+    shift, scale = effects.at(z)
     there = z.clone()
-    there[found.inside] = found.origin[found.inside]
+    there[effects.inside] = effects.origin[effects.inside]
     terms = [_terms(program, z, e, batch), _terms(program, there, shift + scale @ e, batch)]
     return nearly_equal(*(scores(of, predictors(of)).sum() for of in terms))
 

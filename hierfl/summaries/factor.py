@@ -183,10 +183,10 @@ def _evaluated(
     return _Found(mean, precision, slope, curvature, raised, elbo), wide
 
 
-def _usable(found: Expected) -> Tensor:
+def _usable(expected: Expected) -> Tensor:
     """Return for which clients all expectations are finite, (C,); no comparison with NaN holds."""
-    most = torch.maximum(_largest(found.curvature), found.slope.abs().amax(1))
-    return (most < LARGEST) & found.value.isfinite()
+    most = torch.maximum(_largest(expected.curvature), expected.slope.abs().amax(1))
+    return (most < LARGEST) & expected.value.isfinite()
 
 
 def climbed(rows: PackedRows, loc: Tensor, prior: Tensor) -> tuple[Tensor, ...]:

@@ -194,16 +194,16 @@ class Hierarchy:
         whole = w if self.mixing is None or t is None else self.mixing.whole(w, t)
         return self.sites(z, whole, batch)
 
-    def normals(self, found: dict[str, Site], t: Tensor | None) -> dict[str, Site]:
+    def normals(self, sites: dict[str, Site], t: Tensor | None) -> dict[str, Site]:
         """Return sites, scattered ones with their Normal distributions given t (C, M)."""
-        return found if self.mixing is None or t is None else self.mixing.given(found, t)
+        return sites if self.mixing is None or t is None else self.mixing.given(sites, t)
 
     def local(
         self,
         z: Tensor,
         batch: ClientBatch,
         t: Tensor | None = None,
-        found: dict[str, Site] | None = None,
+        sites: dict[str, Site] | None = None,
     ) -> Normal:
         """Return p(w | z, t (C, M)) of the clients: (C, D), or (1, D); `found` are the sites `given` z."""
         own = self.normal_sites
@@ -214,8 +214,8 @@ class Hierarchy:
         def means(w: Tensor) -> Tensor:
             return means_of(own, self.normals(self.given(z, batch, t, w), t))
 
-        found = self.normals(found or self.given(z, batch, t), t)
-        normal = Normal(means_of(own, found), *precision_of(own, found))
+        sites = self.normals(sites or self.given(z, batch, t), t)
+        normal = Normal(means_of(own, sites), *precision_of(own, sites))
         normal = normal.unchained(means) if self.chained[0] else normal
         if self.reading.effects is None:
             return normal
@@ -227,9 +227,9 @@ class Hierarchy:
             normal.log_det - 2.0 * scale.slogdet()[1],
         )
 
-    def log_mixing(self, found: dict[str, Site], t: Tensor | None) -> Tensor:
+    def log_mixing(self, sites: dict[str, Site], t: Tensor | None) -> Tensor:
         """Return log p(t | z) of clients by their sites, (C,); 0 without mixing parameters."""
-        return torch.zeros(1) if self.mixing is None or t is None else self.mixing.log_p(found, t)
+        return torch.zeros(1) if self.mixing is None or t is None else self.mixing.log_p(sites, t)
 
     def local_vectors(self, w: Tensor, z: Tensor) -> Tensor:
         """Return w (..., D) itself, or e of a non-centered program, w = t(z) + T(z) e."""

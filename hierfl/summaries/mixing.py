@@ -172,24 +172,24 @@ class Mixing:
         o = self.sampled_part(t)
         return torch.cat([w.expand(len(o), w.shape[-1]), o], -1)[:, self.order]
 
-    def given(self, found: dict[str, Site], t: Tensor) -> dict[str, Site]:
+    def given(self, sites: dict[str, Site], t: Tensor) -> dict[str, Site]:
         """Return the sites, scattered ones with their Normal distributions given t (C, M)."""
-        return found | {
-            site.name: {**found[site.name], "fn": _normal(site, found[site.name]["fn"], part)}
+        return sites | {
+            site.name: {**sites[site.name], "fn": _normal(site, sites[site.name]["fn"], part)}
             for site, part in self._parts(t)
         }
 
-    def log_p(self, found: dict[str, Site], t: Tensor) -> Tensor:
+    def log_p(self, sites: dict[str, Site], t: Tensor) -> Tensor:
         """Return the log density of each client's t (C, M) given the global sites, (C,)."""
         o = self.sampled_part(t)
         jacobians = self.block.unflatten(self.whole(t.new_zeros(len(self.normal)), t)[:, None])[1]
         total = o.new_zeros(len(o))
         for name in self.sampled:
-            site = found[name]
+            site = sites[name]
             total = total + per_client(scored(site, site["fn"].log_prob(site["value"])))
             total = total + per_client(jacobians[name])
         for site, part in self._parts(t):
-            each = _log_density(unwrapped(found[site.name]["fn"]), _shaped(site, part))
+            each = _log_density(unwrapped(sites[site.name]["fn"]), _shaped(site, part))
             total = total + _flat(site, each).sum(1)
         return total
 

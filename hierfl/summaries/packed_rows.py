@@ -79,14 +79,14 @@ class PackedRows:
     def _ends(self) -> Tensor:
         return self.sizes.cumsum(0)
 
-    def over_units(self, one: Callable[..., Any], *trees: Any, in_dims: Any = 0) -> Any:
+    def over_units(self, function: Callable[..., Any], *trees: Any, in_dims: Any = 0) -> Any:
         """Map a function over units: at once, or one by one where the program cannot be mapped."""
         if self.score.in_vmap:
-            return torch.vmap(one, in_dims=in_dims)(*trees)
+            return torch.vmap(function, in_dims=in_dims)(*trees)
         dims = in_dims if isinstance(in_dims, tuple) else (0,) * len(trees)
         count = next(len(t) for t, d in zip(trees, dims, strict=True) if d == 0)
         each = [
-            one(*(t if d is None else t[i] for t, d in zip(trees, dims, strict=True)))
+            function(*(t if d is None else t[i] for t, d in zip(trees, dims, strict=True)))
             for i in range(count)
         ]
         return torch.stack(each)
@@ -288,12 +288,12 @@ def misread(rows: PackedRows, batch: ClientBatch, points: tuple[Tensor, Tensor])
     whole = Reading(reading.program, torch.arange(len(reading.origin)), reading.origin)
     found = []
     for z, w in zip(*points, strict=True):
-        known = whole.log_likelihoods(torch.cat([w, z]), batch)
+        values = whole.log_likelihoods(torch.cat([w, z]), batch)
         own = w
         if reading.effects is not None:
             shift, scale = reading.effects.at(z)
             own = shift + scale @ w
         read = rows.values(torch.cat([own, z[reading.shared]]).expand(rows.clients, 1, -1))[:, 0]
-        apart = (read - known).abs() > NATS + RELATIVE * known.abs()
-        found.append(apart | (known.isfinite() & ~read.isfinite()))
-    return torch.stack(found).any(0).to(known.dtype)
+        differs = (read - values).abs() > NATS + RELATIVE * values.abs()
+        found.append(differs | (values.isfinite() & ~read.isfinite()))
+    return torch.stack(found).any(0).to(values.dtype)

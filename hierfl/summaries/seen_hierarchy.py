@@ -56,10 +56,10 @@ def seen_hierarchy(reading: Reading, apart: frozenset[str] = frozenset()) -> Hie
                     "takes either, not both. Write the centered form, in which the likelihood reads "
                     "the local sites as they are, or use fedsvi with guides.structured"
                 )
-        found = replace(plain, reading=reading)
-        found = _with_linear(found, points, batch, apart)
-        slopes = [found.slopes_at(p.z, batch, p.mixing(found)) for p in points]
-        return replace(found, steady=all(alike_here(one, slopes[0]) for one in slopes))
+        hierarchy = replace(plain, reading=reading)
+        hierarchy = _with_linear(hierarchy, points, batch, apart)
+        slopes = [hierarchy.slopes_at(p.z, batch, p.mixing(hierarchy)) for p in points]
+        return replace(hierarchy, steady=all(alike_here(one, slopes[0]) for one in slopes))
 
 
 # ------------------------------------------------------------------------------------ local sites
@@ -114,39 +114,41 @@ def _kind(site: LatentSite, fn: Any) -> str:
     return NORMAL
 
 
-def _bends(found: Hierarchy, site: LatentSite, p: Point, batch: ClientBatch) -> bool:
+def _bends(hierarchy: Hierarchy, site: LatentSite, p: Point, batch: ClientBatch) -> bool:
     """Return whether a site changes the spread of others, or moves their means nonlinearly."""
-    block = found.program.latents.local_block
+    block = hierarchy.program.latents.local_block
     mine = [s.name == site.name for s in block.sites for _ in range(s.size)]
     step = FAR * torch.tensor(mine).to(p.w.dtype)
     spreads, means = zip(
-        *(_locally(found, p, p.w + by * step, batch) for by in (0.0, 1.0, 2.0)), strict=True
+        *(_locally(hierarchy, p, p.w + by * step, batch) for by in (0.0, 1.0, 2.0)), strict=True
     )
     bent = not alike_here(means[2] - means[1], means[1] - means[0])
     return bent or not all(alike_here(a, b) for a, b in pairwise(spreads))
 
 
-def _locally(found: Hierarchy, p: Point, w: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
+def _locally(
+    hierarchy: Hierarchy, p: Point, w: Tensor, batch: ClientBatch
+) -> tuple[Tensor, Tensor]:
     """Return what moving w (D,) may not change, and the means of the Normal sites, at fixed t."""
-    t, own, raw = p.mixing(found), found.normal_sites, found.sites(p.z, w, batch)
-    spreads, sites = [found.log_mixing(raw, t)], found.normals(raw, t)
+    t, own, raw = p.mixing(hierarchy), hierarchy.normal_sites, hierarchy.sites(p.z, w, batch)
+    spreads, sites = [hierarchy.log_mixing(raw, t)], hierarchy.normals(raw, t)
     if not own:
         return spreads[0], torch.zeros(0)
     spreads.append(precision_of(own, sites)[0].flatten())
     return torch.cat(spreads), means_of(own, sites).flatten()
 
 
-def _check_normal(found: Hierarchy, p: Point, batch: ClientBatch) -> None:
+def _check_normal(hierarchy: Hierarchy, p: Point, batch: ClientBatch) -> None:
     """Check that the local prior at w is the Normal that was read off at 0, given t."""
-    own, t, w = found.program.latents.local_block, p.mixing(found), p.w
-    w = w[found.arrangement[: found.normal_size]]
-    sites = found.normals(found.given(p.z, batch, t, w), t)
-    names = [site.name for site in found.normal_sites]
+    own, t, w = hierarchy.program.latents.local_block, p.mixing(hierarchy), p.w
+    w = w[hierarchy.arrangement[: hierarchy.normal_size]]
+    sites = hierarchy.normals(hierarchy.given(p.z, batch, t, w), t)
+    names = [site.name for site in hierarchy.normal_sites]
     fns = ((sites[name], sites[name]["fn"].log_prob(sites[name]["value"])) for name in names)
     known = sum((scored(*each).sum() for each in fns), torch.zeros(()))
     jacobians = own.unflatten(p.w[None, None])[1]
     known = known + sum(jacobians[name].sum() for name in names)
-    if names and not alike_here(found.local(p.z, batch, t).log_prob(w)[0], known):
+    if names and not alike_here(hierarchy.local(p.z, batch, t).log_prob(w)[0], known):
         raise ProgramError(
             f"local site '{names[-1]}' cannot be integrated out by two_stage: its spread depends "
             "on another local site, or its mean is not linear in one. Give it a Normal or LogNormal "
@@ -154,9 +156,9 @@ def _check_normal(found: Hierarchy, p: Point, batch: ClientBatch) -> None:
         )
 
 
-def _check_reads_no_rows(found: Hierarchy, p: Point, g: torch.Generator) -> None:
+def _check_reads_no_rows(hierarchy: Hierarchy, p: Point, g: torch.Generator) -> None:
     """Check that the prior is the same on any row."""
-    batch = in_double(found.program.prototype)
+    batch = in_double(hierarchy.program.prototype)
     moved = perturbed(batch, names_of_labels=frozenset(), g=g)
     rows = [
         replace(one, fields={n: v[:, i : i + 1] for n, v in one.fields.items()}, rows=None)
@@ -164,10 +166,10 @@ def _check_reads_no_rows(found: Hierarchy, p: Point, g: torch.Generator) -> None
         for i in range(batch.num_rows)
     ]
     rows = [replace(row, client_fields=batch.client_fields) for row in rows]
-    first = _local(found, p, rows[0])
+    first = _local(hierarchy, p, rows[0])
     for row in rows[1:]:
-        if not same(first, _local(found, p, row)):
-            site = found.program.latents.local_block.sites[0].name
+        if not same(first, _local(hierarchy, p, row)):
+            site = hierarchy.program.latents.local_block.sites[0].name
             raise ProgramError(
                 f"local site '{site}' cannot be integrated out by two_stage: its prior reads the "
                 "client's rows. Let its prior read client fields alone, and the likelihood the "
@@ -175,21 +177,21 @@ def _check_reads_no_rows(found: Hierarchy, p: Point, g: torch.Generator) -> None
             )
 
 
-def _local(found: Hierarchy, p: Point, batch: ClientBatch) -> tuple[Tensor, ...]:
+def _local(hierarchy: Hierarchy, p: Point, batch: ClientBatch) -> tuple[Tensor, ...]:
     """Return p(w | z, t), and the log density of t."""
-    t = p.mixing(found)
-    sites = found.given(p.z, batch, t)
-    mean, precision, log_det, _ = found.local(p.z, batch, t, sites)
-    return mean, precision, log_det, found.log_mixing(sites, t)
+    t = p.mixing(hierarchy)
+    sites = hierarchy.given(p.z, batch, t)
+    mean, precision, log_det, _ = hierarchy.local(p.z, batch, t, sites)
+    return mean, precision, log_det, hierarchy.log_mixing(sites, t)
 
 
-def _changes(found: Hierarchy, p: Point, batch: ClientBatch, name: str) -> bool:
+def _changes(hierarchy: Hierarchy, p: Point, batch: ClientBatch, name: str) -> bool:
     """Return whether a client field changes the prior of the local sites."""
-    value, first = batch.client_fields[name], _local(found, p, batch)
+    value, first = batch.client_fields[name], _local(hierarchy, p, batch)
     for other in (1.3 * value + 0.2,) if value.is_floating_point() else (value + 1, 0 * value):
         fields = {**batch.client_fields, name: other.to(value.dtype)}
         try:
-            if not same(first, _local(found, p, replace(batch, client_fields=fields))):
+            if not same(first, _local(hierarchy, p, replace(batch, client_fields=fields))):
                 return True
         except FAILS:
             return True  # an unknown code: the program reads the field
@@ -220,9 +222,9 @@ def point_of(reading: Reading, g: torch.Generator) -> Point:
     return Point(z + 0.5 * torch.randn(len(z), generator=g), start + w, 0.5 * e)
 
 
-def alike_here(one: Tensor, other: Tensor) -> bool:
+def alike_here(here: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are equal up to the rounding of a prior."""
-    return nearly_equal(one, other, exact=EXACT)
+    return nearly_equal(here, other, exact=EXACT)
 
 
 def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
@@ -231,34 +233,36 @@ def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 
 
 def _with_linear(
-    found: Hierarchy, points: list[Point], batch: ClientBatch, apart: frozenset[str]
+    hierarchy: Hierarchy, points: list[Point], batch: ClientBatch, apart: frozenset[str]
 ) -> Hierarchy:
     """Return the hierarchy with the global sites that are jointly Normal with the local ones."""
-    sites = [s for s in found.program.latents.global_block.sites if s.name not in apart]
-    names = [s.name for s in sites if all(_is_normal(found, p.z, s.name, batch) for p in points)]
-    zero = torch.zeros(found.reading.own_size)
+    sites = [s for s in hierarchy.program.latents.global_block.sites if s.name not in apart]
+    names = [
+        s.name for s in sites if all(_is_normal(hierarchy, p.z, s.name, batch) for p in points)
+    ]
+    zero = torch.zeros(hierarchy.reading.own_size)
 
     def joint(linear: tuple[str, ...]) -> Hierarchy | None:
-        made = replace(found, linear=linear)
+        made = replace(hierarchy, linear=linear)
         ends = [(p.z, p.z.index_fill(0, made.inside, 0.0)) for p in points]
         means = [
             [means_of(made.linear_sites, made.sites(z, zero, batch)) for z in end] for end in ends
         ]
-        chained = found.chained[0], not all(alike_here(*both) for both in means)
+        chained = hierarchy.chained[0], not all(alike_here(*both) for both in means)
         made = replace(made, chained=chained)
         return made if all(_is_joint(made, p, batch) for p in points) else None
 
-    every = joint(tuple(names)) if names else found
+    every = joint(tuple(names)) if names else hierarchy
     if every is not None:
         return every
-    best = found
+    best = hierarchy
     for name in reversed(names):  # a site may be Normal given those that it depends on
         best = joint((name, *best.linear)) or best
     return best
 
 
-def _is_normal(found: Hierarchy, z: Tensor, name: str, batch: ClientBatch) -> bool:
-    sites = found.sites(z, torch.zeros(found.reading.own_size), batch)
+def _is_normal(hierarchy: Hierarchy, z: Tensor, name: str, batch: ClientBatch) -> bool:
+    sites = hierarchy.sites(z, torch.zeros(hierarchy.reading.own_size), batch)
     try:
         normal_of(sites[name]["fn"])
     except NotNormal:

@@ -51,9 +51,9 @@ class SummedRows(PackedRows):
         left = square + (shift[:-1] - best).square().sum() - 2.0 * shift[-1]
         return -num_rows * scale.log() - 0.5 * left / scale.square()
 
-    def over_units(self, one: Callable[..., Any], *trees: Any, in_dims: Any = 0) -> Any:
+    def over_units(self, function: Callable[..., Any], *trees: Any, in_dims: Any = 0) -> Any:
         """Map a function over clients."""
-        return torch.vmap(one, in_dims=in_dims)(*trees)
+        return torch.vmap(function, in_dims=in_dims)(*trees)
 
     def by_client(
         self, of_units: Tensor, total: Tensor | None = None, part: Tensor | slice = slice(None)

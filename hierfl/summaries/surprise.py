@@ -55,44 +55,44 @@ class Known:
     seed: int
 
 
-def surprises(known: Known) -> Surprise:
+def surprises(of: Known) -> Surprise:
     """Return each client's tail probability and distance; NaN for a client that cannot be checked.
 
     The others' posterior is that of all, weighted by 1 / the client's marginal likelihood; if these
     weights cannot be trusted, it is resampled, for the most surprising clients.
     """
-    surrogate, factors = known.surrogate, known.factors
+    surrogate, factors = of.surrogate, of.factors
     count, hierarchy = len(factors.shift), surrogate.hierarchy
     found = Surprise(*torch.full((2, count), torch.nan))
     if hierarchy.mixing is not None or not hierarchy.reading.own_size or count > MOST:
         return found
-    draws = known.draws[:DRAWS]
+    draws = of.draws[:DRAWS]
     marginals = surrogate.log_marginals(draws, factors)[1]
-    moments = _moments(known, draws)
+    moments = _moments(of, draws)
     log_weights, k_hats, _ = smoothed_rows(-marginals.mT)
     for k, shares in enumerate(log_weights.exp()):
-        found.p[k], found.away[k] = _tail(known, k, moments, shares)
+        found.p[k], found.away[k] = _tail(of, k, moments, shares)
     heavy = (k_hats >= K_HAT) & (found.p < LIKELY)
     for k in sorted(heavy.nonzero()[:, 0].tolist(), key=lambda k: float(found.p[k]))[:AGAIN]:
-        others = _without(known, k)
+        others = _without(of, k)
         if others is None:
             found.p[k] = found.away[k] = torch.nan
             continue
-        moments = _moments(known, others.draws)
-        found.p[k], found.away[k] = _tail(known, k, moments, others.log_weights.exp())
+        moments = _moments(of, others.draws)
+        found.p[k], found.away[k] = _tail(of, k, moments, others.log_weights.exp())
     return found
 
 
-def _without(known: Known, client: int) -> Draws | None:
+def _without(of: Known, client: int) -> Draws | None:
     """Return draws of z given the factors of all clients but one; None where they are not good."""
     one = torch.tensor(client)
     rest: list[Any] = [
-        v.index_fill(0, one, 0.0) if isinstance(v, Tensor) else v for v in known.factors
+        v.index_fill(0, one, 0.0) if isinstance(v, Tensor) else v for v in of.factors
     ]
-    equal = torch.full((len(known.draws),), -math.log(len(known.draws)))
-    start, count = Start(known.draws, equal, known.bounds, False), min(DRAWS, len(known.draws))
-    seed = noise.word(f"two_stage without {client} {known.seed}") & 0x7FFFFFFF
-    given = known.surrogate, Factors(*rest), count, start, seed
+    equal = torch.full((len(of.draws),), -math.log(len(of.draws)))
+    start, count = Start(of.draws, equal, of.bounds, False), min(DRAWS, len(of.draws))
+    seed = noise.word(f"two_stage without {client} {of.seed}") & 0x7FFFFFFF
+    given = of.surrogate, Factors(*rest), count, start, seed
     return by_importance(*given, final=False, least=LEAST_SHARE)
 
 

@@ -64,17 +64,17 @@ class Surrogate:
         def one(draw: Tensor) -> tuple[Tensor, Tensor]:
             z, t = self.parts(draw, len(self.hierarchy.reading.origin))
             batch = self.hierarchy.batch(factors.fields, 1 if t is None else len(t))
-            found = self.hierarchy.given(z, batch, t)
-            normal = self.hierarchy.local(z, batch, t, found)
+            sites = self.hierarchy.given(z, batch, t)
+            normal = self.hierarchy.local(z, batch, t, sites)
             here, power, constant = self.hierarchy.at_scale(factors, z)
             factor = here.precision, here.shift
             factored = given(self.hierarchy, normal, z, *factor, t, power)
-            log_z = self.hierarchy.log_global(z, found, without=())
-            each = factored.log_integral()[0] + self.hierarchy.log_mixing(found, t) + constant
+            log_z = self.hierarchy.log_global(z, sites, without=())
+            each = factored.log_integral()[0] + self.hierarchy.log_mixing(sites, t) + constant
             return log_z, each.expand(len(factors.shift))
 
-        found: tuple[Tensor, Tensor] = self.mapped(one, factors, draws, narrow=not self.mixed)
-        return found
+        log_terms: tuple[Tensor, Tensor] = self.mapped(one, factors, draws, narrow=not self.mixed)
+        return log_terms
 
     def moments(self, draws: Tensor, t: Tensor, factors: Factors) -> tuple[Tensor, Tensor]:
         """Return prior means (S, C, V) of v given z and t, and covariances (S, C, D, D) of w."""
@@ -88,14 +88,14 @@ class Surrogate:
             own = None if hierarchy.mixing is None else t.expand(batch.num_clients, -1)
             normal = hierarchy.local(z, batch, own)
             covariance = place.mT @ torch.linalg.inv_ex(normal.precision).inverse @ place
-            rest = rest_of(hierarchy, z, own)
-            rest = rest.expand(len(normal.mean), rest.shape[-1])
-            return torch.cat([normal.mean, rest], 1)[:, back], covariance
+            others = rest_of(hierarchy, z, own)
+            others = others.expand(len(normal.mean), others.shape[-1])
+            return torch.cat([normal.mean, others], 1)[:, back], covariance
 
-        found: tuple[Tensor, Tensor] = self.mapped(one, factors, draws, t, narrow=True)
-        return found
+        moments: tuple[Tensor, Tensor] = self.mapped(one, factors, draws, t, narrow=True)
+        return moments
 
-    def mapped(self, one: Any, factors: Factors, *draws: Tensor, narrow: bool) -> Any:
+    def mapped(self, function: Any, factors: Factors, *draws: Tensor, narrow: bool) -> Any:
         """Return a function of one draw at all draws (S, ...), some at once.
 
         A `narrow` one carries no V x V matrix of each client.
@@ -103,10 +103,10 @@ class Surrogate:
         clients, size = factors.shift.shape
         wide, means = (size + 1) ** 2, (len(self.hierarchy.inside) + 1) ** 2
         own = (self.hierarchy.normal_size + 1) * (size + 1)
-        each = clients * own + wide if narrow else clients * wide
-        at_once = max(1, AT_ONCE // (each + means))
+        scalars = clients * own + wide if narrow else clients * wide
+        at_once = max(1, AT_ONCE // (scalars + means))
         with unchecked(), carried(OF_MANY_DRAWS):
-            return torch.vmap(one, chunk_size=min(at_once, len(draws[0])))(*draws)
+            return torch.vmap(function, chunk_size=min(at_once, len(draws[0])))(*draws)
 
 
 # --------------------------------------------------------------------------------------- any client
@@ -132,13 +132,15 @@ def prior_draws(hierarchy: Hierarchy, seed: int) -> Tensor:
         return block.start.double() + WIDE * away
 
 
-def _drawn(one: Callable[..., Tensor], *each: Tensor) -> Tensor:
+def _drawn(function: Callable[..., Tensor], *each: Tensor) -> Tensor:
     """Return draws by the batch's keys; where torch draws, as from a Gamma, a few one by one."""
     with untouched_store():
         try:
-            return torch.vmap(one)(*each)
+            return torch.vmap(function)(*each)
         except (RuntimeError, ValueError, NotImplementedError):
-            few = torch.stack([one(*(v[d] for v in each)) for d in range(min(FEW, len(each[0])))])
+            few = torch.stack(
+                [function(*(v[d] for v in each)) for d in range(min(FEW, len(each[0])))]
+            )
             return few[torch.arange(len(each[0])) % len(few)]
 
 

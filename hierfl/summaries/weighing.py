@@ -153,13 +153,13 @@ class _Clients:
             return self._at(draws, points @ turns, log_weights)
         some = draws[:: max(1, len(draws) // count)]
         sets = [standard_points(self.hierarchy, times) for times in TIMES]
-        most = ERROR / math.sqrt(self.hierarchy.program.num_clients)
+        tolerated = ERROR / math.sqrt(self.hierarchy.program.num_clients)
         # the first set that agrees with the next; the last one where none does
         needed, who = torch.zeros(len(self.keys), dtype=torch.long), torch.arange(len(self.keys))
         log = self._at(some, sets[0][0] @ turns, sets[0][1]).log
         for e, w in sets[1:]:
             finer = self.some(who)._at(some, e @ turns[who], w).log
-            rough = (finer - log).std(1) >= most
+            rough = (finer - log).std(1) >= tolerated
             who, log = who[rough], finer[rough]
             needed[who] += 1
             if not len(who):
@@ -182,11 +182,13 @@ class _Clients:
 
     def _normal(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
         mean, tril = normals_of(self.hierarchy, self.fields, self.factor, draws)
-        each = []
+        batches = []
         for p in torch.arange(len(draws)).split(self.rows.draws_at_once(points.shape[1])):
             w = mean[:, p, None] + product(points[:, None], tril[:, p].mT)  # (C, s, P, D)
-            each.append(_summed(self.log_ratio(draws[p], w), log_weights, self.halves(log_weights)))
-        return Ratios(*(torch.cat(found, 1) for found in zip(*each, strict=True)))
+            batches.append(
+                _summed(self.log_ratio(draws[p], w), log_weights, self.halves(log_weights))
+            )
+        return Ratios(*(torch.cat(pair, 1) for pair in zip(*batches, strict=True)))
 
     def _mixed(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
         """Return the ratios where clients have mixing variables: each point has its own weight."""
@@ -221,9 +223,9 @@ class _Clients:
 
 def _summed(log_ratio: Tensor, log_weights: Tensor, halves: tuple[Tensor, Tensor] | None) -> Ratios:
     """Return the ratios, of log ratios (C, S, P) at points with log weights (..., P)."""
-    each = log_ratio + log_weights
-    whole = each.logsumexp(-1) - log_weights.logsumexp(-1)
+    terms = log_ratio + log_weights
+    whole = terms.logsumexp(-1) - log_weights.logsumexp(-1)
     if halves is None:
         return Ratios(whole, torch.zeros_like(whole))
-    half, other = (each[..., h].logsumexp(-1) - log_weights[..., h].logsumexp(-1) for h in halves)
+    half, other = (terms[..., h].logsumexp(-1) - log_weights[..., h].logsumexp(-1) for h in halves)
     return Ratios(whole, 0.5 * (half - other))

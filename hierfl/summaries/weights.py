@@ -41,9 +41,9 @@ def smoothed(log_ratios: Tensor) -> Weights:
     if math.isfinite(size) and span <= ROUNDING * max(1.0, size):
         count = len(log_ratios)
         return Weights(torch.full_like(log_ratios, -math.log(count)), 0.0, float(count))
-    found = pareto_smoothed(log_ratios)
+    weights = pareto_smoothed(log_ratios)
     flat = float(highest(log_ratios)) < TAIL
-    return found._replace(k_hat=0.0) if found.k_hat >= K_HAT and flat else found
+    return weights._replace(k_hat=0.0) if weights.k_hat >= K_HAT and flat else weights
 
 
 def moments(draws: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,13 +57,13 @@ def error_of_sds(draws: Tensor, log_weights: Tensor) -> Tensor:
     """Return the relative Monte Carlo error of the sds of weighted draws (S, K), (K,)."""
     share = log_weights.exp()[:, None]
     squares = share * (draws - (share * draws).sum(0)).square()
-    parts = (squares / squares.sum(0)).nan_to_num()  # of a number that does not move
-    return 0.5 * (parts - share).square().sum(0).sqrt()
+    shares = (squares / squares.sum(0)).nan_to_num()  # of a number that does not move
+    return 0.5 * (shares - share).square().sum(0).sqrt()
 
 
-def apart(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def apart(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the largest shift of a mean, in sds, and the largest relative change of an sd."""
-    (mean, sd), (new_mean, new_sd) = one, other
+    (mean, sd), (new_mean, new_sd) = before, after
     ratio = (new_sd / sd).log().abs().max().expm1()
     return ((new_mean - mean).abs() / new_sd).max(), ratio
 
@@ -95,14 +95,14 @@ def tempered(log_weights: Tensor, share: float) -> Tensor:
 # ------------------------------------------------------------------------------ of many clients
 def k_hats_of(log_ratios: Tensor) -> Tensor:
     """Return k-hat of each client's weights (N,), of log ratios (S, N); 0 where there is no tail."""
-    found, tails = torch.zeros(log_ratios.shape[1]), highest(log_ratios) > TAIL
-    found[tails] = smoothed_rows(log_ratios[:, tails].mT)[1].to(found.dtype)
-    return found
+    k_hats, tails = torch.zeros(log_ratios.shape[1]), highest(log_ratios) > TAIL
+    k_hats[tails] = smoothed_rows(log_ratios[:, tails].mT)[1].to(k_hats.dtype)
+    return k_hats
 
 
-def asked_of(size: int, most: int) -> int:
+def asked_of(size: int, limit: int) -> int:
     """Return how many draws of z (K = `size`) a quadratic needs to be fitted and tested."""
-    return min(most, max(LEAST_ASKED, TIMES * (size + 1) * (size + 2) // 2))
+    return min(limit, max(LEAST_ASKED, TIMES * (size + 1) * (size + 2) // 2))
 
 
 def quadratic_in(x: Tensor) -> Tensor:
@@ -122,15 +122,15 @@ def everywhere(
         return log_ratios, 0.0
     x = (draws - draws.mean(0)) / (draws.std(0) + 1e-300)
     powers = quadratic_in(x)
-    known, share = powers[at], torch.full((len(at),), 1.0 / len(at))
+    at_asked, share = powers[at], torch.full((len(at),), 1.0 / len(at))
     for _ in range(PASSES):
         root = share.sqrt()[:, None]
-        fitted = torch.linalg.lstsq(root * known, root * log_ratios[:, None]).solution[:, 0]
+        fitted = torch.linalg.lstsq(root * at_asked, root * log_ratios[:, None]).solution[:, 0]
         # more effective points than coefficients, or the fit would be to a few of them
-        share = tempered(known @ fitted + log_base[at], LEAST_SHARE)
-    left = log_ratios - known @ fitted
-    degrees = max(1e-3, 1.0 - known.shape[1] * float(share.square().sum()))
-    return powers @ fitted, float(((share * left.square()).sum() / degrees).sqrt())
+        share = tempered(at_asked @ fitted + log_base[at], LEAST_SHARE)
+    residuals = log_ratios - at_asked @ fitted
+    degrees = max(1e-3, 1.0 - at_asked.shape[1] * float(share.square().sum()))
+    return powers @ fitted, float(((share * residuals.square()).sum() / degrees).sqrt())
 
 
 def is_heavy(k_hats: Tensor, log_ratios: Tensor) -> Tensor:
