@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from hierfl.core.arguments import shown, spelled
+from hierfl.core.arguments import spelled
 from hierfl.core.tables import Shown, shown_as
-from hierfl.diagnostics.loo import Loo, compare, named_loo
+from hierfl.diagnostics.loo import Loo, compare, expect_named_fits, named_loo
 from hierfl.posterior.snapshot import Snapshot, lacks_rows
 
 NO_ROWS = "Rows are not compared: they are at the nodes, or were not saved."
@@ -71,10 +71,7 @@ def compare_models(fits: Mapping[str, Snapshot], *, draws: int = 2000, seed: int
     Source: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544; stacking: Yao et al. 2018,
     arXiv:1704.02030.
     """
-    if not isinstance(fits, Mapping):
-        raise TypeError(
-            f"fits is {shown(fits)}: it must be a dict, compare_models({{name: fit, ...}})"
-        )
+    expect_named_fits(fits, "compare_models")
     how: Any = {"draws": draws, "seed": seed}
     by_client: dict[str, Loo] = {
         name: named_loo(name, fitted, "client", **how) for name, fitted in fits.items()

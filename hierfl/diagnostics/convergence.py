@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jacrev
 
-from hierfl.core.arguments import expect_integer
+from hierfl.core.arguments import expect_count, expect_integer
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
@@ -122,14 +122,12 @@ def convergence(
     """
     expect_fit(fit)
     expect_integer(draws, "draws")
-    expect_integer(proposals, "proposals")
+    expect_count(proposals, "proposals", least=LEAST_PROPOSALS)
     if draws < 0 or draws == 1:
         raise ValueError(
             f"draws is {draws}: it must be 2 or more to estimate the noise of a gradient, "
             f"or 0 to leave the gradient out"
         )
-    if proposals < LEAST_PROPOSALS:
-        raise ValueError(f"proposals is {proposals}: it must be {LEAST_PROPOSALS} or more")
     if ended_early(fit):
         verdict = (
             f"Not good: the {fit.progress.round} rounds ended before '{fit.method.name}' had "

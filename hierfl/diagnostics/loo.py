@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from hierfl.core.arguments import expect_integer, shown
+from hierfl.core.arguments import expect, expect_count, shown
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
@@ -111,8 +111,7 @@ def loo(
         KeyError: the model observes no such site.
     """
     expect_fit(fit)
-    expect_integer(draws, "draws")
-    expect_integer(inner, "inner")
+    expect_count(inner, "inner")
     _check_arguments(fit, by, draws, correct)
     if by == "client":
         scored = scored_clients(fit, draws, inner, correct, seed)
@@ -139,15 +138,8 @@ def loo(
 
 
 def _check_arguments(fit: Snapshot, by: By, draws: int, correct: str | None) -> None:
-    if draws < LEAST_PROPOSALS:
-        raise ValueError(
-            f"draws is {draws}: it must be {LEAST_PROPOSALS} or more, "
-            f"since a tail is fitted to the largest weights"
-        )
-    if by not in ("row", "client"):
-        raise ValueError(f"by is {by!r}: it must be 'row' or 'client'")
-    if correct not in ("psis", None):
-        raise ValueError(f"correct is {correct!r}: it must be 'psis' or None")
+    expect_count(draws, "draws", least=LEAST_PROPOSALS)  # a tail is fitted to the largest weights
+    expect(by=(by, ("row", "client")), correct=(correct, ("psis", None)))
     check_labeled(fit)
     _check_learned(fit, by)
 
@@ -219,6 +211,14 @@ def _hash(fit: Snapshot) -> str:
     return digest.hexdigest()
 
 
+def expect_named_fits(fits: object, call: str) -> None:
+    """Refuse what is no dict of two fits or more, by name."""
+    if not isinstance(fits, Mapping) or len(fits) < 2:
+        kind = ValueError if isinstance(fits, Mapping) else TypeError
+        what = f"has {len(fits)} entries" if kind is ValueError else f"is {shown(fits)}"
+        raise kind(f"fits {what}: it must be a dict of two or more, {call}({{name: fit, ...}})")
+
+
 def compare(
     fits: Mapping[str, Snapshot | Loo], by: By = "row", *, draws: int = 2000, seed: int = 0
 ) -> pd.DataFrame:
@@ -239,12 +239,7 @@ def compare(
         ValueError: there are fewer than two fits, they are of different data, or one leaves out
             rows and another clients; or as `loo`.
     """
-    if not isinstance(fits, Mapping):
-        raise TypeError(f"fits is {shown(fits)}: it must be a dict, compare({{name: fit, ...}})")
-    if len(fits) < 2:
-        raise ValueError(
-            f"fits has {len(fits)} entries: it must have two or more, compare({{name: fit, ...}})"
-        )
+    expect_named_fits(fits, "compare")
     estimates = {
         name: estimate
         if isinstance(estimate, Loo)

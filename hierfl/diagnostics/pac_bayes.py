@@ -36,6 +36,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hierfl.core.arguments import expect, expect_count
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import tree_leaves
@@ -115,8 +116,7 @@ class PacBayes:
         Raises:
             ValueError: `eta` or `delta` is out of range.
         """
-        if not 0.0 < delta <= 1.0:
-            raise ValueError(f"delta is {delta}: it must be in (0, 1]")
+        expect(delta=(delta, "(0, 1]"), eta=(eta, "(0, inf) or None"))
         if eta is not None:
             return self._at(eta, delta)
         count = max(1, math.ceil(math.log2(self.rows))) + 1
@@ -125,8 +125,6 @@ class PacBayes:
         return min(self._at(one, delta / count) for one in etas)
 
     def _at(self, eta: float, delta: float) -> float:
-        if not 0.0 < eta < math.inf:
-            raise ValueError(f"eta is {eta}: it must be > 0 and finite")
         risk = self.empirical_risk + MARGIN * self.se_risk
         kl = self.kl + MARGIN * self.se_kl
         slack = eta * self.width**2 / (8.0 * self.rows)
@@ -162,8 +160,7 @@ def pac_bayes(
         KeyError: the model observes no such site.
     """
     expect_fit(fit)
-    if draws < 2:
-        raise ValueError(f"draws is {draws}: it must be 2 or more")
+    expect_count(draws, "draws", least=2)
     if clip is not None and not -math.inf < clip[0] < clip[1] < math.inf:
         raise ValueError(f"clip is {clip}: it must be two finite numbers, the lower one first")
     program, data = fit.program, fit.federation.data

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hierfl.core.arguments import expect_count
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import Tree, tree_map
@@ -202,8 +203,9 @@ def sbc(
     Raises:
         ProgramError: data cannot be drawn from the model, or the guide draws one client at a time.
     """
-    if min(replications, draws, steps, num_particles) < 1:
-        raise ValueError("replications, draws, steps and num_particles must be 1 or more")
+    counts = {"replications": replications, "draws": draws, "steps": steps}
+    for name, count in {**counts, "num_particles": num_particles}.items():
+        expect_count(count, name)
     program = read(model, guide, data_like, seed=seed)
     if not program.in_vmap:
         raise ProgramError(

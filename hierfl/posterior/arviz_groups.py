@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import expect_draws, shown
+from hierfl.core.arguments import expect, expect_draws, shown
 from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.posterior.arviz_io import arviz_of
@@ -180,8 +180,7 @@ def posterior_data(
     """Return draws of the latent sites. Arguments and errors: `Fit.posterior`."""
     expect_draws(draws)
     _check_names(var_names)
-    if correct not in (None, "psis"):
-        raise ValueError(f"correct is {correct!r}: it must be 'psis' or None")
+    expect(correct=(correct, ("psis", None)))
     if correct is None:
         found = drawn_groups(fit, draws, seed=seed, var_names=var_names, expand=expand)
         latents = posterior_draws(fit, draws=draws, seed=seed) if log_likelihood else None

@@ -28,7 +28,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import expect_integer
+from hierfl.core.arguments import expect_count
 from hierfl.core.importance_sampling import K_HAT, Split, Weights, chosen, smoothed_rows
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
@@ -119,13 +119,9 @@ def corrected(
     """Resample the guide's draws by Pareto-smoothed weights; warn if k-hat >= 0.7."""
     expect_fit(fit)
     for name, value in (("draws", draws), ("inner", inner), ("rounds", rounds)):
-        expect_integer(value, name)
+        expect_count(value, name)
     count = max(2 * draws, 4000) if proposals is None else proposals
-    if min(draws, inner, rounds) < 1 or count < LEAST_PROPOSALS:
-        raise ValueError(
-            f"draws ({draws}), inner ({inner}) and rounds ({rounds}) must be 1 or more, "
-            f"proposals ({count}) {LEAST_PROPOSALS} or more"
-        )
+    expect_count(count, "proposals", least=LEAST_PROPOSALS)
     found, weights, log_ratio, guide = in_rounds(
         fit, count, inner=inner, rounds=rounds, enough=draws, seed=seed
     )
