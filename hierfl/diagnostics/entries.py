@@ -148,7 +148,7 @@ def checks_of_draws(fit: Snapshot) -> Iterator[Check]:
     if entries is not None and own.log_weights is not None:
         hidden = may_hide_modes(fit.program, fit.progress.server, own.k_hat)
         rest_on_few = rests_on_few(own.log_weights, own.k_hat)
-        yield entries.tails(own.k_hat, few=rest_on_few, hidden=hidden)
+        yield entries.tails(own.k_hat, rest_on_few=rest_on_few, hidden=hidden)
     elif own.k_hat >= DOUBT:
         yield Check(
             TAILS,
