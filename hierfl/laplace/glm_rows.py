@@ -70,8 +70,8 @@ class Parts:
 
     def density(self, w: Tensor) -> Tensor:
         """Return h(z, w), ()."""
-        rest = self.rest(w)
-        return rest if self.rows is None else rest + self.rows.total(self.rows.predictor(w))
+        log_rest = self.rest(w)
+        return log_rest if self.rows is None else log_rest + self.rows.total(self.rows.predictor(w))
 
     def slope(self, w: Tensor) -> Tensor:
         """Return the gradient of h in w, (D,)."""
@@ -102,11 +102,11 @@ UNKNOWN = Linear()  # no site is taken to have a linear predictor
 def parts(program: Program, linear: Linear, shared: Values, batch: ClientBatch) -> Parts:
     """Return the parts of the log joint of one client, given the values of the global sites."""
     own = program.latents.local_block
-    few = first_row(batch) if linear.prior_alone else batch
+    rows_read = first_row(batch) if linear.prior_alone else batch
 
     def rest(w: Tensor) -> Tensor:
         values, jacobians = own.unflatten(w[None, None])
-        nodes = sites_at(program, {**shared, **values}, few)
+        nodes = sites_at(program, {**shared, **values}, rows_read)
         total = sum((per_client(j)[0] for j in jacobians.values()), torch.zeros(()))
         for name, site in nodes.items():
             if in_clients(site) and name not in linear.sites:
@@ -145,12 +145,14 @@ def seen_linear(program: Program) -> Linear:
                 for shared, w in _points(program, g)
             )
 
-        found = frozenset(name for name in names if _try(partial(linear, name)))
-        if not found:
+        linear_names = frozenset(name for name in names if _try(partial(linear, name)))
+        if not linear_names:
             return UNKNOWN
-        fixed = _try(partial(_is_fixed, program, found, batch, g))
-        alone = found == names and _try(partial(_reads_no_rows, program, found, batch, g))
-    return Linear(found, fixed, alone)
+        fixed = _try(partial(_is_fixed, program, linear_names, batch, g))
+        alone = linear_names == names and _try(
+            partial(_reads_no_rows, program, linear_names, batch, g)
+        )
+    return Linear(linear_names, fixed, alone)
 
 
 def _try(question: Callable[[], bool]) -> bool:
@@ -174,10 +176,10 @@ def _reads_no_rows(
     program: Program, names: frozenset[str], batch: ClientBatch, g: torch.Generator
 ) -> bool:
     """Return whether the log joint without these sites is equal on one row and on all rows."""
-    few, all_rows = Linear(names, prior_alone=True), Linear(names)
+    prior_alone, all_rows = Linear(names, prior_alone=True), Linear(names)
     return batch.num_rows > 1 and all(
         torch.allclose(
-            parts(program, few, shared, batch).rest(w),
+            parts(program, prior_alone, shared, batch).rest(w),
             parts(program, all_rows, shared, batch).rest(w),
             rtol=1e-12,
         )

@@ -107,14 +107,14 @@ class Marginal:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mode w^ (D,), its precision (D, D), and failure (), from the guess or the prior's center."""
         h = self.at(z, batch)
-        found = _climb(h, _better(h, guess, self.start(z, batch)), steps)
-        found = found + newton_step(*h.curved(found), cap=1.0)
-        _, precision = h.curved(found)
+        at = _climb(h, _better(h, guess, self.start(z, batch)), steps)
+        at = at + newton_step(*h.curved(at), cap=1.0)
+        _, precision = h.curved(at)
         # The gradient of the program itself, not of its parts, so that wrong parts are found out.
-        slope = grad(lambda w: self.density(z, batch)(w[None, None])[0])(found)
+        slope = grad(lambda w: self.density(z, batch)(w[None, None])[0])(at)
         # The length of a Newton step from here, in standard deviations.
         size = (newton_step(slope, precision, cap=1.0) * slope).sum().abs().sqrt()
-        return found, precision, ~(_is_positive_definite(precision) & (size < MODE))
+        return at, precision, ~(_is_positive_definite(precision) & (size < MODE))
 
     def value(
         self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int = 1
@@ -123,16 +123,16 @@ class Marginal:
         if not self.own.size:
             return self.density(z, batch)(torch.zeros(1, 1, 0))[0], torch.zeros(())
         h = self.at(z, batch)
-        found = _climb(h, _better(h, guess, self.start(z, batch)), steps)
-        values, vectors = torch.linalg.eigh(h.curved(found)[1])
+        mode = _climb(h, _better(h, guess, self.start(z, batch)), steps)
+        values, vectors = torch.linalg.eigh(h.curved(mode)[1])
         root = vectors * values.abs().clamp(min=1e-12).rsqrt()
         for _ in range(CHORDS):
-            step = root @ (root.T @ h.slope(found))
-            found = found + step * (1.0 / (step.norm() + 1e-12)).clamp(max=1.0)
-        slope, precision = h.curved(found)
-        rest = newton_step(slope, precision, cap=1.0) @ slope
-        good = _is_positive_definite(precision) & (rest.abs() < NEAR**2)
-        return h.density(found) + 0.5 * rest + _volume(precision), ~good
+            step = root @ (root.T @ h.slope(mode))
+            mode = mode + step * (1.0 / (step.norm() + 1e-12)).clamp(max=1.0)
+        slope, precision = h.curved(mode)
+        decrement = newton_step(slope, precision, cap=1.0) @ slope
+        good = _is_positive_definite(precision) & (decrement.abs() < NEAR**2)
+        return h.density(mode) + 0.5 * decrement + _volume(precision), ~good
 
     def expand(
         self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int
@@ -158,7 +158,7 @@ class Marginal:
         _, slope_jacobian = rows(lambda u: self.at(u[:size], batch).slope(u[size:]), axes)
         covariance = torch.linalg.inv_ex(precision).inverse
         mode_slope = covariance @ slope_jacobian[:, :size]
-        both = torch.cat([unit[:size, :size], mode_slope])  # J = (I; S)
+        jacobian = torch.cat([unit[:size, :size], mode_slope])  # J = (I; S)
         volume_gradient = grad(lambda u: pieces(u)[2])(at)
         v = covariance @ volume_gradient[size:]
 
@@ -166,17 +166,17 @@ class Marginal:
             value, slope, volume = pieces(u)
             return value + volume + v @ slope
 
-        slope, second = rows(grad(whole), both.T)
-        hessian = second @ both
+        slope, second = rows(grad(whole), jacobian.T)
+        hessian = second @ jacobian
         value = self.at(z, batch).density(mode) + _volume(precision)
-        found = Expansion(value, slope @ both, 0.5 * (hessian + hessian.T))
-        return found, Inner(mode, mode_slope, lost, precision)
+        expansion = Expansion(value, slope @ jacobian, 0.5 * (hessian + hessian.T))
+        return expansion, Inner(mode, mode_slope, lost, precision)
 
     def _without_own_sites(self, z: Tensor, batch: ClientBatch) -> tuple[Expansion, Inner]:
         """Return the expansion without local sites, where L is the log likelihood itself."""
-        found = _expanded(lambda z: self.density(z, batch)(torch.zeros(1, 1, 0))[0], z)
+        expansion = _expanded(lambda z: self.density(z, batch)(torch.zeros(1, 1, 0))[0], z)
         none = torch.zeros(0)
-        return found, Inner(none, torch.zeros(0, len(z)), torch.zeros(()), torch.zeros(0, 0))
+        return expansion, Inner(none, torch.zeros(0, len(z)), torch.zeros(()), torch.zeros(0, 0))
 
 
 def _expanded(function: Callable[[Tensor], Tensor], z: Tensor) -> Expansion:

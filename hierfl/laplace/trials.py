@@ -78,9 +78,9 @@ def terms_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, 
     return {name: sites[name] for name in (*program.labels, *program.factors)}
 
 
-def nearly_equal(one: Tensor, other: Tensor, *, exact: float = 1e-8) -> bool:
+def nearly_equal(value: Tensor, other: Tensor, *, exact: float = 1e-8) -> bool:
     """Return whether two tensors are equal up to rounding, relative and absolute."""
-    return bool(torch.allclose(one, other, rtol=exact, atol=exact))
+    return bool(torch.allclose(value, other, rtol=exact, atol=exact))
 
 
 class Predictors(NamedTuple):
@@ -104,9 +104,9 @@ def is_linear(terms: Terms, w: Tensor) -> bool:
     there = terms(w)
     if not all_linked(there):
         return False
-    read, known = predictors_of(terms, len(w)), log_likelihoods(there)
+    read, at_there = predictors_of(terms, len(w)), log_likelihoods(there)
     at_linear = scores(read.terms, read.base + read.design @ w)
-    return bool(known.isfinite().all()) and nearly_equal(at_linear, known)
+    return bool(at_there.isfinite().all()) and nearly_equal(at_linear, at_there)
 
 
 def nearness(terms: Callable[[float], Mapping[str, Site]]) -> float:

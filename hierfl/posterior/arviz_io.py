@@ -66,20 +66,20 @@ def _dataset(
     taken = {*SAMPLE, *coords}
     variables = {}
     for name, value in arrays.items():
-        named = (*lead, *dims.get(f"{group}/{name}", dims.get(name, ())))
+        names_of_dims = (*lead, *dims.get(f"{group}/{name}", dims.get(name, ())))
         array = np.asarray(value)[None] if lead else np.asarray(value)
         if name in taken:
             raise ValueError(f"site '{name}' has the name of a dimension: rename the site")
-        if array.ndim != len(named):
+        if array.ndim != len(names_of_dims):
             raise ValueError(
-                f"'{name}' of {group} has shape {array.shape}, and dimensions {', '.join(named)}: "
+                f"'{name}' of {group} has shape {array.shape}, and dimensions {', '.join(names_of_dims)}: "
                 f"one name each"
             )
-        variables[name] = (named, array)
+        variables[name] = (names_of_dims, array)
     used = {
         dim: size
-        for named, array in variables.values()
-        for dim, size in zip(named, array.shape, strict=True)
+        for names_of_dims, array in variables.values()
+        for dim, size in zip(names_of_dims, array.shape, strict=True)
     }
     labels: dict[str, Any] = {dim: np.arange(size) for dim, size in used.items()}
     for name, values in coords.items():
@@ -118,24 +118,24 @@ def elpd_of(each: Any, *, p: Any, k_hat: Any, draws: int) -> Elpd:
     tree = arviz_of(groups | {"log_likelihood": {"y": np.zeros((draws, 1))}}, {"y": ["i"]}, {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        one = arviz().loo(tree, pointwise=True, reff=1.0)
+        estimate = arviz().loo(tree, pointwise=True, reff=1.0)
     total, effective = float(np.sum(each)), float(np.sum(p))
     se = float((len(each) * np.var(each)) ** 0.5)
     for name, value in zip((*_NAMES[1:], "se"), (total, effective, se), strict=True):
-        setattr(one, name, value)
+        setattr(estimate, name, value)
     for name, values in ((_NAMES[0], each), ("pareto_k", k_hat)):
-        setattr(one, name, xr.DataArray(np.asarray(values), {"i": range(len(each))}))
-    one.n_data_points = len(each)
-    one.warning = bool(np.any(np.asarray(k_hat) > one.good_k))
-    return Elpd(total, se, effective, np.asarray(each), np.asarray(k_hat), one)
+        setattr(estimate, name, xr.DataArray(np.asarray(values), {"i": range(len(each))}))
+    estimate.n_data_points = len(each)
+    estimate.warning = bool(np.any(np.asarray(k_hat) > estimate.good_k))
+    return Elpd(total, se, effective, np.asarray(each), np.asarray(k_hat), estimate)
 
 
-def compared(found: Mapping[str, Elpd]) -> Any:
+def compared(estimates: Mapping[str, Elpd]) -> Any:
     """`az.compare` as a frame, the best first."""
     az = arviz()
-    given = {name: one.arviz for name, one in found.items()}
+    trees = {name: estimate.arviz for name, estimate in estimates.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        table = az.compare(given, round_to="none") if DATA_TREE else az.compare(given)
+        table = az.compare(trees, round_to="none") if DATA_TREE else az.compare(trees)
     table = table.rename(columns={"elpd_loo": "elpd", "p_loo": "p"})
     return table[["rank", "elpd", "p", "elpd_diff", "weight", "se", "dse"]]

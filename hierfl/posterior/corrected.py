@@ -122,7 +122,7 @@ def corrected(
         expect_count(value, name)
     count = max(2 * draws, 4000) if proposals is None else proposals
     expect_count(count, "proposals", least=LEAST_PROPOSALS)
-    found, weights, log_ratio, guide = in_rounds(
+    weighed, weights, log_ratio, guide = in_rounds(
         fit, count, inner=inner, rounds=rounds, enough=draws, seed=seed
     )
     total = len(log_ratio)
@@ -139,7 +139,7 @@ def corrected(
     which = chosen(weights.log, draws)[order]
     shared, own = (
         {name: v[which] for name, v in part.items()}
-        for part in (found.draws.shared, found.draws.own)
+        for part in (weighed.draws.shared, weighed.draws.own)
     )
     return Corrected(
         draws=Draws(shared, own),
@@ -165,18 +165,18 @@ def in_rounds(
     more: int = 4,
 ) -> tuple[Weighed, Weights, Tensor, Weights]:
     """Weight draws as of the mixture of all rounds' proposals (Veach and Guibas 1995; Owen and Zhou 2000)."""
-    found = weigh(fit, count, inner=inner, seed=seed)
+    weighed = weigh(fit, count, inner=inner, seed=seed)
     proposals: list[Split] = []
-    log_ratio = found.total
+    log_ratio = weighed.total
     weights = posterior_weights(log_ratio)
-    guide = posterior_weights(found.raw)
-    fits = 0 < 2 * found.at.shape[1] < count  # enough draws to estimate a covariance
+    guide = posterior_weights(weighed.raw)
+    fits = 0 < 2 * weighed.at.shape[1] < count  # enough draws to estimate a covariance
     while (
         fits
         and len(proposals) + 1 < rounds
         and (weights.effective < min(enough, ENOUGH) or weights.k_hat > tail)
     ):
-        proposals.append(refitted(found.at, weights, proposals[-1] if proposals else None))
+        proposals.append(refitted(weighed.at, weights, proposals[-1] if proposals else None))
         points = points_of(proposals[-1], count, seed=seed + len(proposals))
         salt = f"psis {len(proposals)}"
         try:
@@ -189,11 +189,13 @@ def in_rounds(
             )
             proposals.pop()
             break
-        found = joined(found, further)
-        densities = torch.stack([found.log_q, *(log_density(p, found.at) for p in proposals)])
-        log_ratio = found.total + found.log_q - (densities.logsumexp(0) - math.log(len(densities)))
+        weighed = joined(weighed, further)
+        densities = torch.stack([weighed.log_q, *(log_density(p, weighed.at) for p in proposals)])
+        log_ratio = (
+            weighed.total + weighed.log_q - (densities.logsumexp(0) - math.log(len(densities)))
+        )
         weights = posterior_weights(log_ratio)
-    return found, weights, log_ratio, guide
+    return weighed, weights, log_ratio, guide
 
 
 def posterior_weights(total: Tensor) -> Weights:
@@ -226,10 +228,10 @@ def own_k_hat(
         return {"log": over_own(fit.program, params, own, draws)[2]}
 
     chunks = each_draw(fit, one, draws=points, seed=seed, width=draws)
-    each = [
+    k_hats = [
         np.mean([tail_of(at) for at in client]) for chunk in chunks for client in chunk.found["log"]
     ]
-    return pd.Series(each, index=index, name="k_hat")
+    return pd.Series(k_hats, index=index, name="k_hat")
 
 
 def tail_of(log_ratios: Tensor) -> float:

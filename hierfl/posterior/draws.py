@@ -99,14 +99,14 @@ def known_sites(fit: Snapshot) -> frozenset[str]:
     """Return the names of the sites that can be drawn: all, but those that depend on missing rows."""
     if not lacks_rows(fit):
         return frozenset(all_sites(fit.program))
-    few = by_state_alone(first_client(fit))
+    first = by_state_alone(first_client(fit))
     names: set[str] = set()
 
     def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Values:
-        names.update(few.program.draw_all(params, own, batch))
+        names.update(first.program.draw_all(params, own, batch))
         return {}
 
-    for _ in mapped_or_in_turn(few, lambda s: each_draw(s, one, draws=1, seed=0)):
+    for _ in mapped_or_in_turn(first, lambda s: each_draw(s, one, draws=1, seed=0)):
         pass
     return frozenset(names)
 
@@ -175,8 +175,8 @@ def at_draws(
             if snapshot.program.in_vmap:
                 at_once = max(1, draws_at_once(batch.num_rows, snapshot.program) // clients)
                 return torch.vmap(at, chunk_size=at_once)(index, values)
-            each = [at(index[s], {n: v[s] for n, v in values.items()}) for s in range(count)]
-            return tree_map(lambda *v: torch.stack(v), *each)
+            trees = [at(index[s], {n: v[s] for n, v in values.items()}) for s in range(count)]
+            return tree_map(lambda *v: torch.stack(v), *trees)
 
         return each_client(snapshot, all_draws, rows=rows, given=own, sized=True)
 
@@ -189,18 +189,18 @@ def local_plates(program: Program) -> dict[str, int]:
     return local | {name: plates for name, plates in program.derived.items() if plates is not None}
 
 
-def joined_draws(program: Program, parts: Sequence[Values]) -> Draws:
+def joined_draws(program: Program, chunks: Sequence[Values]) -> Draws:
     """Join the draws of chunks of clients, site -> (C, S, ...) each, into those of all clients."""
-    own = joined_local(program, parts)
-    return Draws({name: value[0] for name, value in parts[0].items() if name not in own}, own)
+    own = joined_local(program, chunks)
+    return Draws({name: value[0] for name, value in chunks[0].items() if name not in own}, own)
 
 
-def joined_local(program: Program, parts: Sequence[Values]) -> Values:
+def joined_local(program: Program, chunks: Sequence[Values]) -> Values:
     """Join the draws of local sites: (S, N, *plates, *event)."""
     own = {}
     for name, plates in local_plates(program).items():
-        if name in parts[0]:
-            value = torch.cat([part[name] for part in parts])  # (N, S, *plates, 1, 1, *event)
+        if name in chunks[0]:
+            value = torch.cat([part[name] for part in chunks])  # (N, S, *plates, 1, 1, *event)
             own[name] = value.squeeze(2 + plates).squeeze(2 + plates).movedim(0, 1)
     return own
 

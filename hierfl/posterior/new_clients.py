@@ -76,8 +76,8 @@ def predict_from_prior(
             fit, rows, of_new_client, shared, draws=count, seed=seed, first=first
         )
 
-    found = predicted(fit.program, rows, site, run, draws)
-    return found if rows is given else in_frame_order(found)
+    prediction = predicted(fit.program, rows, site, run, draws)
+    return prediction if rows is given else in_frame_order(prediction)
 
 
 @one_at_a_time

@@ -162,9 +162,9 @@ class Prediction:
         client = np.asarray(own.data.names)[own.data.row_client.numpy()]
         if own.counts is not None:
             losses = list(frame.columns[1:])
-            each = own.counts.double().numpy()
-            mean = pd.Series(each).groupby(client, sort=False).transform("mean").to_numpy()
-            frame[losses] = frame[losses].mul(each / mean, axis=0)
+            counts = own.counts.double().numpy()
+            mean = pd.Series(counts).groupby(client, sort=False).transform("mean").to_numpy()
+            frame[losses] = frame[losses].mul(counts / mean, axis=0)
         table = frame.groupby(client, sort=False).mean()
         if "rmse" in table:
             table["rmse"] = np.sqrt(table["rmse"])
@@ -194,10 +194,10 @@ class Prediction:
                 "accuracy": (self.mean.argmax(-1) == y).double(),
                 "brier": (self.mean - hot).square().sum(-1) / 2,
             }
-        apart = self.mean - y
+        distance = self.mean - y
         if self.kind == "angle":  # the shorter way round
-            apart = torch.remainder(apart + torch.pi, 2.0 * torch.pi) - torch.pi
-        squares = apart.square()
+            distance = torch.remainder(distance + torch.pi, 2.0 * torch.pi) - torch.pi
+        squares = distance.square()
         return {"rmse": squares.flatten(1).mean(1) if squares.dim() > 1 else squares}
 
 
@@ -215,16 +215,16 @@ def predict(
     site, program = fit.program.observed_site(site), fit.program
     # a guide that needs all rows may get to read them only after the program was read
     needed = None if program.reads_all_rows else program.reads.guide
-    few = restricted(by_state_alone(fit), rows, fields=needed)
+    of_rows = restricted(by_state_alone(fit), rows, fields=needed)
 
     def run(at_latents: AtLatents, first: int, count: int) -> Iterator[Chunk]:
         def at_draw(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
-            return at_latents(params, few.program.draw(params, own), batch)
+            return at_latents(params, of_rows.program.draw(params, own), batch)
 
         def each(snapshot: Snapshot) -> Iterator[Chunk]:
             return each_draw(snapshot, at_draw, draws=count, seed=seed, rows=rows, first=first)
 
-        return mapped_or_in_turn(few, each)
+        return mapped_or_in_turn(of_rows, each)
 
     return predicted(program, rows, site, run, draws)
 
@@ -253,9 +253,9 @@ def predicted(
     kinds: set[str] = set()
 
     def score(params: Params, values: Values, batch: ClientBatch) -> Tree:
-        found = site_at(program, site, values, batch, params)
-        kinds.add(kind_of(found.fn))
-        return moments(site, found.fn, found.value if known else None, found.counts)
+        fn = site_at(program, site, values, batch, params)
+        kinds.add(kind_of(fn.fn))
+        return moments(site, fn.fn, fn.value if known else None, fn.counts)
 
     total: dict[str, Tensor] = {}
     some = min(draws, max(1, MOST_NUMBERS // int(rows.counts.max())))
@@ -281,9 +281,9 @@ def _averaged(chunks: Iterable[Chunk]) -> dict[str, Tensor]:
 def _prediction(rows: ClientData, site: str, flat: Mapping[str, Tensor], kind: str) -> Prediction:
     sd = (flat["square"] - flat["mean"] ** 2).clamp(min=0.0).sqrt() if "square" in flat else None
     label, log_score, counts = (flat.get(name) for name in ("label", "log_prob", "counts"))
-    known = known_of(rows)
-    if label is not None and known is not None and not bool(known.all()):
-        counts = (torch.ones(len(known)) if counts is None else counts) * known
+    is_known = known_of(rows)
+    if label is not None and is_known is not None and not bool(is_known.all()):
+        counts = (torch.ones(len(is_known)) if counts is None else counts) * is_known
     if label is not None and counts is not None and not bool((counts > 0.0).all()):
         none = counts == 0.0
         assert log_score is not None

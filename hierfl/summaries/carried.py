@@ -56,11 +56,11 @@ class _Fit(NamedTuple):
 
     def error(self) -> float:
         """Return the sd of the error of the sum of all clients."""
-        known = self.share @ self.left.square()
-        times = self._at_new(known).sum() / known.sum().clamp(min=1e-300)
+        variance = self.share @ self.left.square()
+        times = self._at_new(variance).sum() / variance.sum().clamp(min=1e-300)
         together = self.share @ self.left.sum(1).square()
-        found = torch.where(together > 0.0, times * together, 0.0) + self.far.sum(1).var()
-        return math.sqrt(float(found))
+        together_error = torch.where(together > 0.0, times * together, 0.0) + self.far.sum(1).var()
+        return math.sqrt(float(together_error))
 
     def _at_new(self, known: Tensor) -> Tensor:
         return torch.where(known > 0.0, self.times * known, 0.0)  # infinity times zero is zero
@@ -85,19 +85,19 @@ def carried_over(
     if float((each - each.mean(0)).abs().max()) == 0.0:
         return Carried(each.mean(0).expand(len(to), -1), 0.0)
     log_target = each.sum(1) + log_base
-    found = _fitted(each, z, to, log_target)
+    fitted = _fitted(each, z, to, log_target)
     if own is None:
-        return Carried(found.each, found.error())
-    variances = found.variances()
+        return Carried(fitted.each, fitted.error())
+    variances = fitted.variances()
     largest, order = variances.sort(descending=True)
     rest = largest.flip(0).cumsum(0).flip(0)  # of each client and those after it
-    for i, left in zip(order[:MOST_OWN].tolist(), rest.tolist(), strict=False):
-        if left <= SMALL**2:
+    for i, unexplained in zip(order[:MOST_OWN].tolist(), rest.tolist(), strict=False):
+        if unexplained <= SMALL**2:
             break
-        one = _fitted(each[:, i, None], own(i, z), own(i, to), log_target)
-        if float(one.variances()) < float(variances[i]):
-            found = found.with_client(i, one)
-    return Carried(found.each, found.error())
+        of_client = _fitted(each[:, i, None], own(i, z), own(i, to), log_target)
+        if float(of_client.variances()) < float(variances[i]):
+            fitted = fitted.with_client(i, of_client)
+    return Carried(fitted.each, fitted.error())
 
 
 def _fitted(each: Tensor, z: Tensor, to: Tensor, log_target: Tensor) -> _Fit:
@@ -107,15 +107,15 @@ def _fitted(each: Tensor, z: Tensor, to: Tensor, log_target: Tensor) -> _Fit:
     share, unknown = tempered(log_target, LEAST_SHARE), torch.full(each.shape[1:], math.inf)
     best, lower, beyond = _Fit(mean, each - mean[0], share, unknown, none), mean, _is_beyond(x, new)
     for degree in (1, 2, 3):
-        known = _terms(x, degree)
-        if TIMES * known.shape[1] > len(x):
+        terms = _terms(x, degree)
+        if TIMES * terms.shape[1] > len(x):
             continue
-        found = _of_degree(each, known, log_target, _terms(new, degree))
+        candidate = _of_degree(each, terms, log_target, _terms(new, degree))
         if beyond:  # a lower degree that fits the known draws tells nothing of the others
-            best = found._replace(far=found.each - lower)
-        elif found.error() < best.error():
-            best = found
-        lower = found.each
+            best = candidate._replace(far=candidate.each - lower)
+        elif candidate.error() < best.error():
+            best = candidate
+        lower = candidate.each
     return best
 
 
@@ -124,16 +124,16 @@ def _of_degree(each: Tensor, known: Tensor, log_target: Tensor, new: Tensor) -> 
     share = tempered(log_target, LEAST_SHARE)
     for _ in range(PASSES):
         root = share.sqrt()[:, None]
-        found = torch.linalg.lstsq(root * known, root * each).solution
-        left = each - known @ found
-        share = tempered(log_target - left.sum(1), LEAST_SHARE)
+        solution = torch.linalg.lstsq(root * known, root * each).solution
+        residuals = each - known @ solution
+        share = tempered(log_target - residuals.sum(1), LEAST_SHARE)
     degrees = max(1e-3, 1.0 - known.shape[1] * float(share.square().sum()))
     # the sandwich: how well the coefficients are known, at the new draws
     back = torch.linalg.pinv(known.mT @ (share[:, None] * known), hermitian=True)
     spread = new @ (back @ (known.mT @ (share.square()[:, None] * known)) @ back)
     times = (1.0 + float((spread * new).sum(1).mean())) / degrees
     none = torch.zeros(len(new), each.shape[1])
-    return _Fit(new @ found, left, share, torch.full(each.shape[1:], times), none)
+    return _Fit(new @ solution, residuals, share, torch.full(each.shape[1:], times), none)
 
 
 def _is_beyond(x: Tensor, new: Tensor) -> bool:

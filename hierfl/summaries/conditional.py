@@ -99,12 +99,12 @@ def point(
     size, proposals = hierarchy.mixing_size, Proposal(*(v.movedim(1, 0) for v in proposals))
     t = proposals.at(e[:, :size])
     t = torch.where(side > 0, t[1], t[0])
-    found = hierarchy.given(z, row, t)
-    normal = hierarchy.local(z, row, t, found)
+    sites = hierarchy.given(z, row, t)
+    normal = hierarchy.local(z, row, t, sites)
     sides = [given(hierarchy, normal, z, *of, t) for of in (factor, alone)]
     w, log_q = _of_sides(sides, e[:, size:], side, wider)
     log_q = log_q + proposals.log_prob(t)
-    log_p = hierarchy.log_mixing(found, t) + sides[0].log(w)
+    log_p = hierarchy.log_mixing(sites, t) + sides[0].log(w)
     return hierarchy.mixing.whole(w, t), log_p - log_q.logsumexp(0) + math.log(2.0)
 
 
@@ -186,11 +186,11 @@ def proposals_of(
                 hierarchy, few, row, (by * precision[None], by * shift[None]), points
             )
 
-        found: Proposal = torch.vmap(of_side)(sides)
-        return found
+        proposals: Proposal = torch.vmap(of_side)(sides)
+        return proposals
 
-    found: Proposal = torch.vmap(of_client)(*factor, fields)
-    return found
+    proposals: Proposal = torch.vmap(of_client)(*factor, fields)
+    return proposals
 
 
 def _proposal_of(
@@ -206,9 +206,9 @@ def _proposal_of(
 
     def density(t: Tensor, z: Tensor) -> Tensor:
         t = t[None]
-        found = hierarchy.given(z, row, t)
-        of_w = given(hierarchy, hierarchy.local(z, row, t, found), z, *factor, t)
-        return (hierarchy.log_mixing(found, t) + of_w.log_integral()[0])[0]
+        proposal = hierarchy.given(z, row, t)
+        of_w = given(hierarchy, hierarchy.local(z, row, t, proposal), z, *factor, t)
+        return (hierarchy.log_mixing(proposal, t) + of_w.log_integral()[0])[0]
 
     def each(t: Tensor) -> Tensor:  # (F, 1, M) -> (F,)
         return torch.vmap(density)(t[:, 0], few)
@@ -220,9 +220,9 @@ def _proposal_of(
     mean = modes.mean(0)
     covariance = within.mean(0) + (modes - mean).mT @ (modes - mean) / len(modes)
     for _ in range(PASSES):
-        found = Proposal(mean, torch.linalg.cholesky_ex(covariance).L)
-        t = found.at(points)
-        log_q = found.log_prob(t)
+        proposal = Proposal(mean, torch.linalg.cholesky_ex(covariance).L)
+        t = proposal.at(points)
+        log_q = proposal.log_prob(t)
         at = torch.vmap(lambda z, t=t: torch.vmap(lambda t: density(t, z))(t))(few)
         share = (at - log_q).nan_to_num(nan=-torch.inf).softmax(1).mean(0)
         mean = share @ t

@@ -116,10 +116,10 @@ def _tried(
     if not inside and not scales:
         return None
     unseen = torch.eye(size, dtype=base.dtype) - inverse @ design
-    found = Effects(program, batch, torch.tensor(inside), origin, base, inverse, unseen)
+    effects = Effects(program, batch, torch.tensor(inside), origin, base, inverse, unseen)
     if inside and scales <= set(inside):
-        if all(_is_right(found, z, e) for z, e in zip(points, draws, strict=True)):
-            return found
+        if all(_is_right(effects, z, e) for z, e in zip(points, draws, strict=True)):
+            return effects
         if not scales:
             return None
     raise _not_recognized(program, min(scales))

@@ -94,8 +94,8 @@ def seen_spread(score: UnitScore) -> Spread | None:
                 return None
             spread = Spread(line)
             scales = torch.stack([spread.of(score.start[line.rest] + by) for by in AWAY])
-            apart = len(line.rest) == 0 or bool(scales.diff().abs().min() > 1e-3)
-            right = apart and not bool(sums_of(packed(score, batch), spread).wrong.any())
+            varies = len(line.rest) == 0 or bool(scales.diff().abs().min() > 1e-3)
+            right = varies and not bool(sums_of(packed(score, batch), spread).wrong.any())
             return spread if right else None
         except FAILS:
             return None
@@ -112,8 +112,8 @@ def sums_of(rows: PackedRows, spread: Spread) -> Sums:
     # rows of a large mean lose digits at 0: what is left to fit is found at the first solution
     near = (pseudo_inverse(block) @ first.slope[:, inside, None])[..., 0]
     middle = zero.index_copy(1, inside, near)
-    left = rows.expected(middle, eye, here).slope[:, inside]
-    whole = (block @ near[..., None])[..., 0] + left
+    slope = rows.expected(middle, eye, here).slope[:, inside]
+    whole = (block @ near[..., None])[..., 0] + slope
     shift = torch.zeros(clients, size).index_copy(1, inside, whole)
 
     g = torch.Generator().manual_seed(0)
@@ -130,7 +130,7 @@ def sums_of(rows: PackedRows, spread: Spread) -> Sums:
     square = square.clamp(min=0.0)
     # a direction that rows hardly say anything of is not solved for: its slope is left
     far = ((moves[:, inside] @ block) * moves[:, inside]).sum(-1)  # (C, len(moves))
-    far = far - 2.0 * left @ moves[:, inside].mT
+    far = far - 2.0 * slope @ moves[:, inside].mT
     total = torch.stack([constant, count, square], 1) @ terms.mT - 0.5 * far / scale.square()
     wrong = (total - values).abs() > NATS + RELATIVE * values.abs()
     precision = torch.zeros(clients, size, size)

@@ -167,26 +167,26 @@ def _evaluated(
 ) -> tuple[_Found, Tensor]:
     """Return expectations under q, where it is far too wide (the second) values at its mean."""
     loc, prior = belief
-    found = rows.expected(mean, precision, nodes)
-    wide = ~_usable(found) | (_largest(found.curvature) > WIDE * (1.0 + _largest(precision)))
+    expected = rows.expected(mean, precision, nodes)
+    wide = ~_usable(expected) | (_largest(expected.curvature) > WIDE * (1.0 + _largest(precision)))
     if bool(wide.any()):
         there = rows.at_mean(mean, precision)
-        found = Expected(*(_where(wide, a, b) for a, b in zip(there, found, strict=True)))
-    usable = _usable(found)
-    slope = torch.where(usable[:, None], found.slope, 0.0)
-    curvature = _where(usable, found.curvature, prior.expand_as(found.curvature))
+        expected = Expected(*(_where(wide, a, b) for a, b in zip(there, expected, strict=True)))
+    usable = _usable(expected)
+    slope = torch.where(usable[:, None], expected.slope, 0.0)
+    curvature = _where(usable, expected.curvature, prior.expand_as(expected.curvature))
     curvature, raised = positive(curvature)
     away = mean - loc
     covariance, log_det = inverse(precision)
     distance = (away * (away @ prior)).sum(1) + (prior * covariance).sum((1, 2))
-    elbo = torch.where(usable, found.value - 0.5 * (distance + log_det), torch.nan)
+    elbo = torch.where(usable, expected.value - 0.5 * (distance + log_det), torch.nan)
     return _Found(mean, precision, slope, curvature, raised, elbo), wide
 
 
 def _usable(expected: Expected) -> Tensor:
     """Return for which clients all expectations are finite, (C,); no comparison with NaN holds."""
-    most = torch.maximum(_largest(expected.curvature), expected.slope.abs().amax(1))
-    return (most < LARGEST) & expected.value.isfinite()
+    largest = torch.maximum(_largest(expected.curvature), expected.slope.abs().amax(1))
+    return (largest < LARGEST) & expected.value.isfinite()
 
 
 def climbed(rows: PackedRows, loc: Tensor, prior: Tensor) -> tuple[Tensor, ...]:
@@ -196,9 +196,9 @@ def climbed(rows: PackedRows, loc: Tensor, prior: Tensor) -> tuple[Tensor, ...]:
     precision = prior.expand(rows.clients, -1, -1)
     done = torch.zeros(rows.clients, dtype=torch.bool)
     for turn in range(CLIMB + 1):
-        found = rows.at_mean(mean, precision)
-        curvature, raised = positive(found.curvature)
-        pull = found.slope - (mean - loc) @ prior
+        expansion = rows.at_mean(mean, precision)
+        curvature, raised = positive(expansion.curvature)
+        pull = expansion.slope - (mean - loc) @ prior
         step = step_of(pull, prior + curvature)
         done = done | ((step * pull).sum(1).abs() < UPHILL)
         if turn == CLIMB or bool(done.all()):
@@ -208,7 +208,7 @@ def climbed(rows: PackedRows, loc: Tensor, prior: Tensor) -> tuple[Tensor, ...]:
         density = rows.values(tried) - 0.5 * (away * (away @ prior)).sum(-1)
         best = shares[density.nan_to_num(nan=-torch.inf).argmax(1)]
         mean = _where(done, mean, mean + best[:, None] * step)
-    return mean, curvature, raised, found.slope
+    return mean, curvature, raised, expansion.slope
 
 
 def positive(curvature: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,11 +232,11 @@ def rounded(factor: Factor) -> Factor:
     """Return factors rounded to about 32 binary digits: engines differ by the last few of 53."""
     size = factor.precision.diagonal(dim1=-2, dim2=-1).abs().sqrt()
     size = size.maximum(LEAST * size.amax(-1, keepdim=True)).clamp(min=NOTHING)
-    each = size.log2().floor().exp2()
-    whole = (factor.shift / each).abs().amax(-1, keepdim=True).clamp(min=1.0).log2().floor().exp2()
+    step = size.log2().floor().exp2()
+    whole = (factor.shift / step).abs().amax(-1, keepdim=True).clamp(min=1.0).log2().floor().exp2()
     return Factor(
-        _on_grid(factor.precision, each[..., :, None] * each[..., None, :] * GRID),
-        _on_grid(factor.shift, whole * each * GRID),
+        _on_grid(factor.precision, step[..., :, None] * step[..., None, :] * GRID),
+        _on_grid(factor.shift, whole * step * GRID),
         factor.raised,
     )
 
@@ -263,5 +263,5 @@ def _largest(matrix: Tensor) -> Tensor:
     return matrix.abs().amax((1, 2))
 
 
-def _where(flag: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    return torch.where(flag.view(-1, *[1] * (one.dim() - 1)), one, other)
+def _where(flag: Tensor, chosen: Tensor, other: Tensor) -> Tensor:
+    return torch.where(flag.view(-1, *[1] * (chosen.dim() - 1)), chosen, other)

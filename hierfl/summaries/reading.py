@@ -106,8 +106,8 @@ class Reading:
     def log_likelihood(self, v: Tensor, batch: ClientBatch) -> Tensor:
         """Return log p(y | v) of the rows of one client, ()."""
         terms = self.terms(v, batch).values()
-        each = (scored(site, site["fn"].log_prob(site["value"])) for site in terms)
-        return sum((per_client(term)[0] for term in each), torch.zeros(()))
+        terms_of_sites = (scored(site, site["fn"].log_prob(site["value"])) for site in terms)
+        return sum((per_client(term)[0] for term in terms_of_sites), torch.zeros(()))
 
     def log_likelihoods(self, v: Tensor, batch: ClientBatch) -> Tensor:
         """Return log p(y | v) of the rows of C clients, (C,), at one v (D + U,) for all of them."""
@@ -116,8 +116,8 @@ class Reading:
             many = v[: own.size].expand(batch.num_clients, 1, own.size)
             values = {**values, **own.unflatten(many)[0]}
         terms = terms_at(self.program, values, batch).values()
-        each = [per_client(scored(site, site["fn"].log_prob(site["value"]))) for site in terms]
-        return torch.stack(each).sum(0)
+        by_client = [per_client(scored(site, site["fn"].log_prob(site["value"]))) for site in terms]
+        return torch.stack(by_client).sum(0)
 
 
 @once_a_program
@@ -285,8 +285,8 @@ def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | N
         for j in constant.nonzero()[:, 0].tolist():
             other = v.clone()
             other[j] += 0.7 * near
-            one, two = (scores(reading.terms(at, batch), eta) for at in (v, other))
-            constant[j] &= nearly_equal(one, two)
+            here, two = (scores(reading.terms(at, batch), eta) for at in (v, other))
+            constant[j] &= nearly_equal(here, two)
     line = Line(reading, constant.nonzero()[:, 0])
     for v in points if len(line.inside) else ():
         if not is_linear(partial(line.terms, rest=v[line.rest], batch=batch), v[line.inside]):

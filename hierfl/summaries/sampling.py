@@ -109,9 +109,9 @@ def sample(
     if not surrogate.mixed:
         least = MOMENTS if len(factors.shift) < MANY_CLIENTS else LEAST_SHARE
         least = -1.0 if rough else least
-        found = by_importance(surrogate, factors, count, start, word, final=final, least=least)
-        if found is not None:
-            return found
+        drawn = by_importance(surrogate, factors, count, start, word, final=final, least=least)
+        if drawn is not None:
+            return drawn
     g = torch.Generator().manual_seed(word)
     normal = torch.randn(count, len(surrogate.hierarchy.inside), generator=g)
     density = Density(surrogate, factors, start.bounds)
@@ -141,8 +141,8 @@ def by_importance(
         _, mean, covariance = (v.expand(count, *v.shape[1:]) for v in density.at(s[:1]))
     else:
         proposal, share = _adapted(density, start, final=final)
-        most = max(MORE, WORK / (count * len(factors.shift)))
-        many = int(count * min(most, max(1.0, 1.2 / share))) // 2 * 2 if final else count
+        limit = max(MORE, WORK / (count * len(factors.shift)))
+        many = int(count * min(limit, max(1.0, 1.2 / share))) // 2 * 2 if final else count
         s, log_q = proposal.at(normal_points(many, len(hierarchy.outside) + 1, seed=seed))
         log_p, mean, covariance = density.at(s)
         ratios = (log_p - log_q).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
@@ -174,8 +174,8 @@ def _adapted(density: Density, start: Start, *, final: bool) -> tuple[Proposal, 
     """Fit a proposal to its own weighted points; also return the share that is effective."""
     s = start.draws[:, density.surrogate.hierarchy.outside]
     proposal, size = fitted(s, start.log_weights.exp()), s.shape[1]
-    most = max(LEAST_PILOT * (size + 1), WORK // len(density.factors.shift))
-    e = normal_points(min(most, next(n for scales, n in PILOT if size <= scales)), size + 1)
+    limit = max(LEAST_PILOT * (size + 1), WORK // len(density.factors.shift))
+    e = normal_points(min(limit, next(n for scales, n in PILOT if size <= scales)), size + 1)
     least, aim = (0.05, 0.1) if size <= MANY_SCALES else (0.15, 0.2)
     enough = ENOUGH if final or size <= MANY_SCALES else ENOUGH_OF_MANY
     best, stuck, low = 0.0, 0, False
@@ -201,13 +201,13 @@ def _about_peak(y: Tensor, log_p: Tensor, weights: Tensor, e: Tensor) -> Proposa
     size, (loc, scale) = y.shape[1], moments(y, weights.log())
     x, some = (y - loc) / (scale + 1e-300), weights > 0.0
     root, powers = weights[some].sqrt()[:, None], quadratic_in(x[some])
-    found = torch.linalg.lstsq(root * powers, root * log_p[some, None]).solution[:, 0]
+    solution = torch.linalg.lstsq(root * powers, root * log_p[some, None]).solution[:, 0]
     i, j = torch.triu_indices(size, size)
-    curvature = torch.zeros(size, size).index_put((i, j), -found[1 + size :])
+    curvature = torch.zeros(size, size).index_put((i, j), -solution[1 + size :])
     tril, info = torch.linalg.cholesky_ex(curvature + curvature.mT)
-    if bool(info) or not bool(found.isfinite().all()):
+    if bool(info) or not bool(solution.isfinite().all()):
         return None
-    peak = torch.cholesky_solve(found[1 : 1 + size, None], tril)[:, 0].clamp(-FARTHEST, FARTHEST)
+    peak = torch.cholesky_solve(solution[1 : 1 + size, None], tril)[:, 0].clamp(-FARTHEST, FARTHEST)
     away = torch.linalg.solve_triangular(tril.mT, e[:, :size].mT, upper=True).mT
     return fitted(loc + scale * (peak + away), torch.full((len(e),), 1.0 / len(e)))
 
@@ -258,16 +258,16 @@ def _chains(
 ) -> Sampled:
     hierarchy = density.surrogate.hierarchy
     cost = len(density.factors.shift) * (hierarchy.reading.own_size + 1) ** 3
-    chains = next(many for most, many in CHAINS if cost <= most)
-    known = resampled(start.draws, start.log_weights, len(start.draws))
-    points = density.surrogate.scales(known)
+    chains = next(many for limit, many in CHAINS if cost <= limit)
+    starts = resampled(start.draws, start.log_weights, len(start.draws))
+    points = density.surrogate.scales(starts)
     whitening = Whitening(points.mean(0), torch.diag(points.std(0) + 1e-9))
     first, warmup = points[torch.randperm(len(points), generator=g)[:chains]], WARM
     if start.is_prior:
         warmup = COLD
     least = 2 * LEAST if final else LEAST
     while True:
-        found = sampled(
+        drawn = sampled(
             density.gradient,
             first,
             whitening,
@@ -277,13 +277,13 @@ def _chains(
             seed=seed,
             dense=len(hierarchy.outside),
         )
-        if not found.r_hat > (MIXED_WELL if final else MIXED):
-            return found
+        if not drawn.r_hat > (MIXED_WELL if final else MIXED):
+            return drawn
         if least >= MOST:
             warnings.warn(
-                f"the server's chains have not mixed (split R-hat {found.r_hat:.2f}): do not trust "
+                f"the server's chains have not mixed (split R-hat {drawn.r_hat:.2f}): do not trust "
                 f"spreads; a prior that keeps scales away from infinity helps",
                 stacklevel=2,
             )
-            return found
-        first, whitening, warmup, least = found.draws[-chains:], found.whitening, WARM, 2 * least
+            return drawn
+        first, whitening, warmup, least = drawn.draws[-chains:], drawn.whitening, WARM, 2 * least
