@@ -19,7 +19,7 @@ import hashlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -211,7 +211,7 @@ def _hash(fit: Snapshot) -> str:
     return digest.hexdigest()
 
 
-def expect_named_fits(fits: object, call: str) -> None:
+def expect_named_fits(fits: Mapping[str, Any], call: str) -> None:
     """Refuse what is no dict of two fits or more, by name."""
     if not isinstance(fits, Mapping) or len(fits) < 2:
         kind = ValueError if isinstance(fits, Mapping) else TypeError

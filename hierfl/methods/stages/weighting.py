@@ -205,17 +205,20 @@ class Weighting:
         sets = [(of["final"], float(of["k_hat"]), float(of["effective"])) for of in (state, before)]
         if any(not (k_hat < K_HAT and count >= COMPARED) for _, k_hat, count in sets):
             return torch.tensor(0.0)
-        means, sds, errors = [], [], []
-        for final, k_hat, count in sets:
-            z, log_weights = final["draws"][:, : self.shared], final["log_weights"]
-            mean, sd = moments(z, log_weights)
-            # from k-hat 0.5 on errors are larger than weights tell
-            unsure = FAR * (UNSURE_TAILS if k_hat >= DOUBT else 1.0)
-            by_entry = error_of_sds(z, log_weights).clamp(min=count**-0.5)
-            means, sds, errors = [*means, mean], [*sds, sd], [*errors, unsure * by_entry]
-        shift, ratio = ((means[0] - means[1]) / sds[0]).abs(), (sds[0] / sds[1]).log().abs()
-        beyond = shift.maximum(ratio) - errors[0].hypot(errors[1])
+        spreads = [self._spread(final, k_hat, count) for final, k_hat, count in sets]
+        (mean, sd, error), (other, other_sd, other_error) = spreads
+        shift, ratio = ((mean - other) / sd).abs(), (sd / other_sd).log().abs()
+        beyond = shift.maximum(ratio) - FAR * error.hypot(other_error)
         return beyond.nan_to_num().max().clamp(min=0.0)
+
+    def _spread(self, final: Tree, k_hat: float, count: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Return means and sds of z by weighted draws, (K,), and their relative errors."""
+        z, log_weights = final["draws"][:, : self.shared], final["log_weights"]
+        # from k-hat 0.5 on errors are larger than weights tell
+        unsure = UNSURE_TAILS if k_hat >= DOUBT else 1.0
+        return *moments(z, log_weights), unsure * error_of_sds(z, log_weights).clamp(
+            min=count**-0.5
+        )
 
     def _worst(self, state: Tree, k_hats: Tensor) -> Tensor:
         """Return the largest k-hat of a client's weights of draws of the surrogate."""
