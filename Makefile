@@ -9,7 +9,7 @@ WORKERS ?= 2
 
 .PHONY: demo demo-flower test test-slow lint docs release-check clean
 
-demo: $(STAMP)
+demo: $(VENV)/.demo
 	$(BIN)/hierfl demo --out demo-out
 
 # Four hospitals on Flower's SuperLink and SuperNodes, on this machine, with TLS and node authentication.
@@ -42,10 +42,15 @@ $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
 	touch $@
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+# What the demo needs: no extra.
+$(VENV)/.demo: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hierfl needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	touch $@
 
 clean:

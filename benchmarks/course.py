@@ -14,7 +14,7 @@ from benchmarks.reference import Errors, compare
 from benchmarks.reference_models import Problem, all_sites
 from benchmarks.rounds_table import WITHIN, Record
 from hierfl.core.trees import tree_map
-from hierfl.datasets import Summary
+from hierfl.datasets import ReferenceSummary
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.engine.rounds import rounds as run_rounds
@@ -97,7 +97,9 @@ def accuracy(errors: Errors) -> Record:
     }
 
 
-def course(way: Way, problem: Problem, truth: Mapping[str, Summary], *, seed: int) -> Course:
+def course(
+    way: Way, problem: Problem, truth: Mapping[str, ReferenceSummary], *, seed: int
+) -> Course:
     """Fit a problem, checking the posterior of the global sites every `way.every` rounds."""
     reached: int | None = None
     seconds: list[float] = []
@@ -113,7 +115,7 @@ def course(way: Way, problem: Problem, truth: Mapping[str, Summary], *, seed: in
 
 
 def errors_of(
-    fit: Fit, problem: Problem, truth: Mapping[str, Summary], *, draws: int, seed: int = 0
+    fit: Fit, problem: Problem, truth: Mapping[str, ReferenceSummary], *, draws: int, seed: int = 0
 ) -> tuple[Errors, tuple[str, ...]]:
     """Return the errors of a fit's posterior, and which sites each client has its own of."""
     drawn = fit.draws(draws, seed=seed)
@@ -152,7 +154,9 @@ def fits(way: Way, problem: Problem, seed: int) -> Iterator[tuple[Fit, float]]:
         yield fit, spent
 
 
-def global_error(fit: Fit, problem: Problem, truth: Mapping[str, Summary], *, cut: bool) -> float:
+def global_error(
+    fit: Fit, problem: Problem, truth: Mapping[str, ReferenceSummary], *, cut: bool
+) -> float:
     """Return the largest error of a global site's mean, in reference standard deviations.
 
     Args:
@@ -181,7 +185,9 @@ def cut_to_one(fit: Fit) -> Fit:
     return replace(one, progress=replace(fit.progress, table=table))
 
 
-def errors_of_summary(found: Mapping[str, Summary], truth: Mapping[str, Summary]) -> Errors:
+def errors_of_summary(
+    found: Mapping[str, ReferenceSummary], truth: Mapping[str, ReferenceSummary]
+) -> Errors:
     """Return the errors of the summary of a posterior."""
     sites = [site for site in truth if site in found]
     return Errors(

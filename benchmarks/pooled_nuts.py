@@ -30,7 +30,7 @@ from benchmarks.reference import agreement, cache, cached_nuts
 from benchmarks.reference_models import Problem
 from benchmarks.rounds_models import ALL
 from hierfl import ClientData
-from hierfl.datasets import Summary
+from hierfl.datasets import ReferenceSummary
 
 VARIABLE = "HIERFL_NUMPYRO"
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,7 +52,7 @@ class Timed:
         diverging: divergent transitions.
     """
 
-    sites: Mapping[str, Summary]
+    sites: Mapping[str, ReferenceSummary]
     seconds: float
     r_hat: float
     effective: float
@@ -152,7 +152,7 @@ def timed(problem: Problem, *, long: bool = False, again: bool = False) -> Timed
 def _timed(kept: Mapping[str, Any]) -> Timed:
     sites = [name.removesuffix(".mean") for name in kept if name.endswith(".mean")]
     return Timed(
-        {s: Summary(kept[f"{s}.mean"], kept[f"{s}.sd"], kept[f"{s}.mcse"]) for s in sites},
+        {s: ReferenceSummary(kept[f"{s}.mean"], kept[f"{s}.sd"], kept[f"{s}.mcse"]) for s in sites},
         float(kept["seconds"]),
         float(kept["r_hat"]),
         float(kept["least_effective"]),
@@ -168,7 +168,7 @@ def seconds(problem: Problem) -> float | None:
         return None
 
 
-def truth_of(problem: Problem) -> Mapping[str, Summary]:
+def truth_of(problem: Problem) -> Mapping[str, ReferenceSummary]:
     """Return the reference posterior: published, or else by NumPyro, or else (slowly) by Pyro.
 
     Of radon the scales are exact (`benchmarks.radon_exact`).
@@ -182,7 +182,9 @@ def truth_of(problem: Problem) -> Mapping[str, Summary]:
         return cached_nuts(problem)
 
 
-def apart(one: Mapping[str, Summary], other: Mapping[str, Summary]) -> tuple[float, float, float]:
+def apart(
+    one: Mapping[str, ReferenceSummary], other: Mapping[str, ReferenceSummary]
+) -> tuple[float, float, float]:
     """Return the largest difference of means in sd, and the smallest and the largest ratio of sds."""
     sites = one.keys() & other.keys()
     mean = [np.max(np.abs(one[s].mean - other[s].mean) / other[s].sd) for s in sites]

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 import hierfl
 from benchmarks.reference_models import RADON
-from hierfl.datasets import Summary
+from hierfl.datasets import ReferenceSummary
 
 Grid = NDArray[np.float64]
 TAU, SIGMA = np.linspace(1e-4, 0.5, 500), np.linspace(0.66, 0.9, 120)
 
 
 @cache
-def scales() -> dict[str, Summary]:
+def scales() -> dict[str, ReferenceSummary]:
     """Return mean and sd of tau and sigma under half-normal priors."""
     data = hierfl.datasets.radon()
     y = data.fields["y"].double().numpy()
@@ -49,9 +49,11 @@ def scales() -> dict[str, Summary]:
     return {"tau": _moments(TAU, p.sum(1)), "sigma": _moments(SIGMA, p.sum(0))}
 
 
-def _moments(x: Grid, p: Grid) -> Summary:
+def _moments(x: Grid, p: Grid) -> ReferenceSummary:
     mean = (p * x).sum()
-    return Summary(np.array(mean), np.array(np.sqrt((p * (x - mean) ** 2).sum())), np.array(0.0))
+    return ReferenceSummary(
+        np.array(mean), np.array(np.sqrt((p * (x - mean) ** 2).sum())), np.array(0.0)
+    )
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from rich.table import Table
 
 import hierfl
 from benchmarks.reference_models import PROBLEMS, Bar, Draws, Problem, Way, all_sites
-from hierfl.datasets import Summary
+from hierfl.datasets import ReferenceSummary
 from hierfl.diagnostics import corrected
 
 Entries = dict[str, NDArray[np.float64]]  # site -> one number for each entry of the site
@@ -82,7 +82,7 @@ class Errors:
         return out
 
 
-def compare(draws: Draws, truth: Mapping[str, Summary]) -> Errors:
+def compare(draws: Draws, truth: Mapping[str, ReferenceSummary]) -> Errors:
     """Compare means and standard deviations of draws with a reference, for every site of the reference.
 
     Args:
@@ -141,7 +141,7 @@ class Result:
 def measure(
     way: Way,
     problem: Problem,
-    truth: Mapping[str, Summary],
+    truth: Mapping[str, ReferenceSummary],
     *,
     seed: int = 0,
     correct: bool = False,
@@ -192,7 +192,7 @@ def measure(
 # pooled NUTS
 def pooled_nuts(
     problem: Problem, *, draws: int = 1000, warmup: int = 300, chains: int = 2, seed: int = 0
-) -> dict[str, Summary]:
+) -> dict[str, ReferenceSummary]:
     """Sample the problem's posterior by NUTS on all rows together.
 
     Args:
@@ -226,11 +226,15 @@ def pooled_nuts(
             max=float(chains * draws)
         )
         sd = values.double().std(0)
-        out[site] = Summary(values.double().mean(0).numpy(), sd.numpy(), (sd / size.sqrt()).numpy())
+        out[site] = ReferenceSummary(
+            values.double().mean(0).numpy(), sd.numpy(), (sd / size.sqrt()).numpy()
+        )
     return out
 
 
-def agreement(one: Mapping[str, Summary], other: Mapping[str, Summary]) -> Entries:
+def agreement(
+    one: Mapping[str, ReferenceSummary], other: Mapping[str, ReferenceSummary]
+) -> Entries:
     """Return |difference of two means| / its Monte Carlo standard error, for each site that both have."""
     out = {}
     for site in one.keys() & other.keys():
@@ -254,7 +258,7 @@ def cache() -> Path:
     return Path(folder) / "hierfl"
 
 
-def cached_nuts(problem: Problem, *, again: bool = False) -> dict[str, Summary]:
+def cached_nuts(problem: Problem, *, again: bool = False) -> dict[str, ReferenceSummary]:
     """Return the result of `pooled_nuts`, from the cache unless it is missing there or `again` is true."""
     file = cache() / f"nuts_{problem.name}.npz"
     if again or not file.is_file():
@@ -271,12 +275,12 @@ def cached_nuts(problem: Problem, *, again: bool = False) -> dict[str, Summary]:
     with np.load(file, allow_pickle=False) as kept:
         sites = sorted({name.rsplit(".", 1)[0] for name in kept.files})
         return {
-            site: Summary(kept[f"{site}.mean"], kept[f"{site}.sd"], kept[f"{site}.mcse"])
+            site: ReferenceSummary(kept[f"{site}.mean"], kept[f"{site}.sd"], kept[f"{site}.mcse"])
             for site in sites
         }
 
 
-def truth_of(problem: Problem) -> dict[str, Summary]:
+def truth_of(problem: Problem) -> dict[str, ReferenceSummary]:
     """Return the reference posterior.
 
     Shipped, read from HIERFL_DATA, or else computed by pooled NUTS.

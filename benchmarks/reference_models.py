@@ -19,7 +19,7 @@ from torch import Tensor
 
 import hierfl
 from hierfl import ClientBatch, ClientData, guides
-from hierfl.datasets import Summary, reference
+from hierfl.datasets import ReferenceSummary, reference
 from hierfl.program.sites import Family, Model, Values
 
 Draws = Mapping[str, Tensor]  # site -> (S, *shape), local ones (S, N, *shape)
@@ -95,7 +95,7 @@ class Problem:
     ways: Mapping[str, Way] = field(default_factory=dict)
     dense: tuple[str, ...] = ()
 
-    def shipped(self) -> dict[str, Summary] | None:
+    def shipped(self) -> dict[str, ReferenceSummary] | None:
         """Return the reference posterior; None if there is none or its file is missing."""
         if self.source is None:
             return None

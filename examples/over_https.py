@@ -44,7 +44,7 @@ CLOSE = {"connection": "close"}  # whatever else comes is not read
 # ------------------------------------------------------------ at a node
 def least(stations: Mapping[str, Station], key: str) -> int:
     """Return the least that the policies of stations allow by a key."""
-    return min((getattr(one.allowed, key) for one in stations.values()), default=0)
+    return min((getattr(node.allowed, key) for node in stations.values()), default=0)
 
 
 def served(stations: Mapping[str, Station]) -> Starlette:
@@ -52,7 +52,7 @@ def served(stations: Mapping[str, Station]) -> Starlette:
 
     What comes in for all of them, and is not answered yet, is of `bytes_a_request` together.
     """
-    most = least(stations, "bytes_a_request")
+    limit = least(stations, "bytes_a_request")
     slowest = least(stations, "seconds_to_send")
     coming: Counter[str] = Counter()
 
@@ -65,29 +65,29 @@ def served(stations: Mapping[str, Station]) -> Starlette:
                 async for part in request.stream():
                     content += part
                     coming[came] += len(part)
-                    if coming.total() > most:
+                    if coming.total() > limit:
                         alone = len(content) == coming.total()
                         return Response("too long", 413 if alone else 503, CLOSE)
             who = None if request.client is None else request.client.host
             here = stations[came.strip("/")]
-            found = await run_in_threadpool(here.answer, bytes(content), by=who)
+            answered = await run_in_threadpool(here.answer, bytes(content), by=who)
         except TimeoutError:
             return Response("too slow", 408, CLOSE)
         finally:
             coming[came] -= len(content)
-        return Response(found, headers=BYTES | CLOSE)
+        return Response(answered, headers=BYTES | CLOSE)
 
     return Starlette(routes=[Route(f"/{path}", answer, methods=["POST"]) for path in stations])
 
 
 def hurried(stations: Mapping[str, Station]) -> type[H11Protocol]:
     """Return what reads connections, and hangs up where headers do not come in time, or too many are open."""
-    most, slowest = least(stations, "connections"), least(stations, "seconds_to_send")
+    limit, slowest = least(stations, "connections"), least(stations, "seconds_to_send")
 
     class Hurried(H11Protocol):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            if len(self.connections) > most:
+            if len(self.connections) > limit:
                 return transport.abort()
             self.loop.call_later(slowest, lambda: self.cycle or transport.abort())
 
@@ -129,7 +129,7 @@ def over_https(
     async def post_all(requests: Mapping[str, bytes]) -> list[Answer]:
         options: Any = {"timeout": None, "limits": httpx.Limits(), "trust_env": False}
         async with httpx.AsyncClient(verify=tls, headers=BYTES, **options) as client:
-            return await asyncio.gather(*(post(client, *one) for one in requests.items()))
+            return await asyncio.gather(*(post(client, *request) for request in requests.items()))
 
     def ask(requests: Mapping[str, bytes]) -> list[Answer]:
         with ThreadPoolExecutor(1) as pool:  # a notebook runs a loop of its own
@@ -149,21 +149,21 @@ def model() -> Any:
 
 def certificates(folder: Path) -> None:
     """Make an authority for this run, and one certificate for both sides, of "localhost"; openssl does it."""
-    for name, more in (("ca", ["-addext", "keyUsage=critical,keyCertSign"]), ("own", [])):
+    for name, usage in (("ca", ["-addext", "keyUsage=critical,keyCertSign"]), ("own", [])):
         key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-384", "-nodes"]
         subject = ["-subj", f"/CN={name}", "-keyout", f"{folder / name}.key"]
         signs = ["-CA", str(folder / "ca.crt"), "-CAkey", str(folder / "ca.key")] * (name == "own")
         about = ["basicConstraints=critical,CA:FALSE", "subjectAltName=DNS:localhost"]
-        names = [word for one in about for word in ("-addext", one)] * (name == "own")
+        names = [word for extension in about for word in ("-addext", extension)] * (name == "own")
         out = ["-out", str(folder / ("ca.crt" if name == "ca" else "own.pem"))]
-        command = ["openssl", "req", "-x509", *key, *subject, *signs, *names, *more, "-days", "30"]
+        command = ["openssl", "req", "-x509", *key, *subject, *signs, *names, *usage, "-days", "30"]
         subprocess.run([*command, *out], check=True, capture_output=True)
 
 
 def serve_hospitals(folder: Path, port: int) -> None:
     """Serve the stations of all hospitals, until the process is stopped; each has a folder."""
     data = hierfl.datasets.heart_disease()
-    stations = {one: station(model(), data.select([one]), folder / one) for one in HOSPITALS}
+    stations = {name: station(model(), data.select([name]), folder / name) for name in HOSPITALS}
     how: Any = {"http": hurried(stations), "log_level": "warning", "ws": "none"}
     config = uvicorn.Config(served(stations), "localhost", port, **how)
     config.load()
@@ -187,11 +187,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="one round")
     parser.add_argument("--node", nargs=2, metavar=("FOLDER", "PORT"), help="used by itself")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_default_dtype(torch.float64)
-    if given.node:
-        return serve_hospitals(Path(given.node[0]), int(given.node[1]))
-    rounds = 1 if given.smoke else None
+    if options.node:
+        return serve_hospitals(Path(options.node[0]), int(options.node[1]))
+    rounds = 1 if options.smoke else None
     with tempfile.TemporaryDirectory() as home, socket.socket() as free:
         free.bind(("localhost", 0))
         port, folder = free.getsockname()[1], Path(home)
@@ -202,7 +202,7 @@ def main() -> None:
         try:
             wait_for(port, nodes)
             tls = trusted(folder, ssl.Purpose.SERVER_AUTH)
-            places = {one: f"https://localhost:{port}/{one}" for one in HOSPITALS}
+            places = {name: f"https://localhost:{port}/{name}" for name in HOSPITALS}
             fit = hierfl.nodes.fit(model(), over_https(places, tls), rounds=rounds)
         finally:
             nodes.terminate()

@@ -21,15 +21,15 @@ from hierfl.optimizers import SGD
 def clients(names: range, seed: int) -> hierfl.ClientData:
     """Draw rows with y = 1 where the first feature is large, or in the other group where it is small."""
     g = torch.Generator().manual_seed(seed)
-    parts = {}
+    drawn = {}
     for k in names:
         sign = 1.0 if k % 2 else -1.0
         x = torch.randn(60, 4, generator=g) + torch.tensor([0.0, 0.0, 0.5 * sign, 0.0])
-        parts[f"client {k}"] = {
+        drawn[f"client {k}"] = {
             "x": x,
             "y": (sign * x[:, 0] + 0.3 * torch.randn(60, generator=g) > 0.0).long(),
         }
-    return hierfl.ClientData.from_clients(parts)
+    return hierfl.ClientData.from_clients(drawn)
 
 
 def main(rounds: int = 160) -> None:
@@ -48,8 +48,8 @@ def main(rounds: int = 160) -> None:
     }
     for name, method in methods.items():
         fit = hierfl.fit(method, train, rounds=rounds)
-        found = fit.personalize(support.without("y")).predict(scored.without("y"), draws=20)
-        right = (found.mean.argmax(-1) == scored.fields["y"]).double().mean()
+        prediction = fit.personalize(support.without("y")).predict(scored.without("y"), draws=20)
+        right = (prediction.mean.argmax(-1) == scored.fields["y"]).double().mean()
         print(f"{name}, new clients without labels: accuracy {100 * float(right):.0f} %")
 
 

@@ -76,16 +76,16 @@ def _rows(batch: ClientBatch, fields: tuple[str, ...] | None) -> Tensor:
             f"the amortized guide reads the field '{missing[0]}', which the data do not have: "
             f"add it, or leave it out with guides.amortized(fields=...)"
         )
-    parts = [getattr(batch, name).to(batch.counts.dtype) for name in names]
-    return torch.cat([part.reshape(*part.shape[:2], -1) for part in parts], -1)
+    fields_read = [getattr(batch, name).to(batch.counts.dtype) for name in names]
+    return torch.cat([part.reshape(*part.shape[:2], -1) for part in fields_read], -1)
 
 
 def _summary(rows: Tensor, batch: ClientBatch, hidden: int) -> Tensor:
     """Return a summary of each client's rows, (C, hidden), whatever their order and padding."""
-    each = torch.relu(layer("_encoder.row1", rows, hidden))
-    each = torch.relu(layer("_encoder.row2", each, hidden))
-    mask = batch.mask()[..., None].to(each.dtype)
-    mean = (each * mask).sum(1) / mask.sum(1)
+    encoded = torch.relu(layer("_encoder.row1", rows, hidden))
+    encoded = torch.relu(layer("_encoder.row2", encoded, hidden))
+    mask = batch.mask()[..., None].to(encoded.dtype)
+    mean = (encoded * mask).sum(1) / mask.sum(1)
     of_set = torch.cat([mean, batch.counts.log()[:, None]], -1)
     return torch.relu(layer("_encoder.set", of_set, hidden))
 

@@ -64,10 +64,10 @@ def constructed(
             pyro.sample(site.name, point)
         rows, mask = features(batch), batch.mask()[..., None]
 
-        def averaged(each: Tensor) -> Tensor:
-            weight = mask.to(each.dtype)
+        def averaged(values: Tensor) -> Tensor:
+            weight = mask.to(values.dtype)
             # a client without rows has the mean 0, not NaN
-            return (each * weight).sum(1) / weight.sum(1).clamp(min=1.0)
+            return (values * weight).sum(1) / weight.sum(1).clamp(min=1.0)
 
         summary = averaged(rows) if pool == "features" else rows
         for name in ("1", "2"):

@@ -113,8 +113,8 @@ class FromFactor:
                 ]
                 for name, shape in self.shapes.items()
             }
-        kept = Factors(own["precision"], own["shift"], {}, own.get("num_rows"), belief=own)
-        here, power, _ = hierarchy.at_scale(kept, z)
+        factors = Factors(own["precision"], own["shift"], {}, own.get("num_rows"), belief=own)
+        here, power, _ = hierarchy.at_scale(factors, z)
         with poutine.block(hide_types=["sample", "observe"]):
             normal = hierarchy.local(z, first_row(batch))
         factor = power * here.precision, power * here.shift
@@ -150,24 +150,25 @@ class FromFactor:
         sides = torch.arange(count) * (3 if with_prior else 2) // count
         density = client_density(self.model, self.latents.local_block, drawn.values, batch)
         with poutine.block(hide_types=["sample", "observe"]):  # evaluations, not its own sites
-            at = partial(candidate, hierarchy, drawn.vector, own, batch, with_prior=with_prior)
-            found: Candidate = torch.vmap(at)(e, sides)
+            where = hierarchy, drawn.vector, own, batch
+            of_noise = partial(candidate, *where, with_prior=with_prior)
+            candidates: Candidate = torch.vmap(of_noise)(e, sides)
             if count == 1:
-                return found.vector[0, :, None], -found.log_weight[0, :, None]
+                return candidates.vector[0, :, None], -candidates.log_weight[0, :, None]
             if "terms" in own and own["terms"].shape[-1]:
                 by = Quartic(own["center"], own["terms"])
-                joint = found.log_prior + by.values(found.read.movedim(0, 1)).mT
+                joint = candidates.log_prior + by.values(candidates.read.movedim(0, 1)).mT
             else:
-                joint = torch.vmap(density)(found.vector[:, :, None])  # (candidates, C)
-        log_weights = joint + found.log_weight
+                joint = torch.vmap(density)(candidates.vector[:, :, None])  # (candidates, C)
+        log_weights = joint + candidates.log_weight
         choice = noise.fold(batch.key, noise.word("_local.choice"))
         uniform = noise.uniforms(choice, (1,), first.dtype)
-        which = (log_weights.softmax(0).cumsum(0) < uniform[:, 0]).sum(0, keepdim=True)
-        which = which.clamp(max=count - 1)
-        vectors = found.vector
-        chosen = vectors.gather(0, which[..., None].expand(1, *vectors.shape[1:]))[0]
+        at = (log_weights.softmax(0).cumsum(0) < uniform[:, 0]).sum(0, keepdim=True)
+        at = at.clamp(max=count - 1)
+        vectors = candidates.vector
+        drawn_vectors = vectors.gather(0, at[..., None].expand(1, *vectors.shape[1:]))[0]
         evidence = log_weights.logsumexp(0) - math.log(count)
-        return chosen[:, None], (joint.gather(0, which)[0] - evidence)[:, None]
+        return drawn_vectors[:, None], (joint.gather(0, at)[0] - evidence)[:, None]
 
 
 def spread_out(first: Tensor, count: int) -> Tensor:
@@ -201,8 +202,8 @@ def candidate(
     row = first_row(batch)
     proposals = Proposal(own["loc"], own["tril"]) if hierarchy.mixing is not None else None
     exact = hierarchy.spread is not None
-    kept = Factors(own["precision"], own["shift"], {}, own.get("num_rows"), belief=own)
-    here, power, _ = hierarchy.at_scale(kept, z)
+    factors = Factors(own["precision"], own["shift"], {}, own.get("num_rows"), belief=own)
+    here, power, _ = hierarchy.at_scale(factors, z)
     factor = power * here.precision, power * here.shift
     wider = 1.0 if exact else 1.0 + WIDER / max(1, e.shape[-1]) ** 0.5
     wide = (own["wide_precision"], own["wide_shift"]) if "wide_shift" in own else None

@@ -75,8 +75,8 @@ class SplineFlow(nn.Module):
         with warnings.catch_warnings():
             # for size 1 Pyro warns that there is nothing to condition on
             warnings.simplefilter("ignore")
-            parts = [bins, bins, bins - 1]
-            bends = AutoRegressiveNN(size, width, parts, order, nonlinearity=nn.Tanh())
+            outputs = [bins, bins, bins - 1]
+            bends = AutoRegressiveNN(size, width, outputs, order, nonlinearity=nn.Tanh())
             moves = AutoRegressiveNN(size, width, [1, 1], order.flip(0), nonlinearity=nn.Tanh())
         self.bends: Callable[[Tensor], tuple[Tensor, ...]] = bends
         self.moves: Callable[[Tensor], tuple[Tensor, ...]] = moves

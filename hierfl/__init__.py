@@ -2,7 +2,7 @@
 
 import lazy_loader
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # The public names are listed in __init__.pyi. Each is imported when it is first used, so that
 # `import hierfl` stays light.

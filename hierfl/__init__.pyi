@@ -1,6 +1,7 @@
 # The public names of hierfl: `__init__.py` imports each from here, when it is first used.
 from . import datasets as datasets
 from . import diagnostics as diagnostics
+from . import flower as flower
 from . import guides as guides
 from . import methods as methods
 from . import models as models

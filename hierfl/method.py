@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect, expect_count, spelled
 from hierfl.core.process import unpickled
 from hierfl.core.trees import Tree, sizes, tree_map
 from hierfl.data.batch import ClientBatch
@@ -56,9 +55,8 @@ class LogShare(NamedTuple):
     """A share with the logarithm of its weight.
 
     Only ratios of weights count, so that weights as small as exp(-1e6) do not underflow. A cohort's
-    sum of such shares holds the weighted mean, the log of the sum of weights, and the log of the
-    sum of squared weights. The effective number of clients, (sum of weights)^2 / sum of squares, is
-    logged. Summing requires the largest log weight.
+    sum holds the weighted mean, and the logs of the sums of weights and of squared weights; the
+    effective number of clients, (sum of weights)^2 / sum of squares, is logged.
     """
 
     value: Tree
@@ -101,21 +99,19 @@ class Phase:
         unit: "step": mini-batches from reshuffled passes over the rows; "epoch": whole passes,
             whose last mini-batch may be smaller.
         batch_size: rows of a mini-batch; None: all rows at each step.
-        rows: which of the client's rows the phase works on. "all"; or "support" or "query", the two
-            halves of a split that is redrawn in each round. Of an odd number the support has one
-            row more, and a single row is in both. To the phase they are all that the client has.
+        rows: those that the phase takes for all of the client's: "all"; or "support" or "query",
+            halves of a split redrawn in each round: one row is in both, of an odd number the support
+            has one more.
         scores_rows: the step evaluates the likelihood of its rows; otherwise at most the priors, so
             that any row will do.
-        nested: the step takes derivatives of derivatives, in graphs that differ from round to
-            round: compiling them takes minutes, so `Settings(compile="auto")` leaves the method
-            eager.
-        together: the step is given all clients that are carried at once: `work` with C in front of
-            every tensor, and their batch. Otherwise it is given one client.
-        eager: the step is of operations that inductor does not lower: `Settings(compile=True)`
-            leaves the method eager as well, and says so.
+        nested: the step takes derivatives of derivatives, which take minutes to compile:
+            `Settings(compile="auto")` leaves the method eager.
+        together: the step is given all clients that are carried at once, with C in front of every
+            tensor of `work`, and their batch. Otherwise it is given one client.
+        eager: inductor does not lower the step: `compile=True` leaves the method eager, and says so.
 
     Raises:
-        TypeError: `count` is no integer.
+        TypeError: `count` or `batch_size` is no integer.
         ValueError: `count` is negative, `batch_size` is below 1, or `unit` is neither word.
     """
 
@@ -130,16 +126,10 @@ class Phase:
     eager: bool = False
 
     def __post_init__(self) -> None:
-        if self.unit not in ("step", "epoch"):
-            raise ValueError(f"unit is {self.unit!r}: it must be 'step' or 'epoch'")
-        if not isinstance(self.count, Integral):
-            raise TypeError(f"a phase of {self.count!r} {self.unit}s: the count must be an integer")
-        if self.count < 0:
-            raise ValueError(f"a phase of {self.count} {self.unit}s: the count must be 0 or more")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(
-                f"batch_size is {self.batch_size}: it must be 1 or more, or None for all rows"
-            )
+        expect(unit=(self.unit, ("step", "epoch")))
+        expect_count(self.count, f"the number of {self.unit}s of a phase", least=0)
+        if self.batch_size is not None:
+            expect_count(self.batch_size, "batch_size")
 
 
 def _never(state: Tree) -> bool:
@@ -164,23 +154,20 @@ class Client:
         params: (message, own) -> the program's params, for the posterior and predictions.
         adapt: phases of a new client, with the global params fixed; None: `phases`.
         most_adapting: rounds of `adapt` after which another one changes nothing; None: each counts.
-        like_rows: message -> whether to put clients of similar numbers of rows into one chunk, at
-            the price of more chunks: for steps that go through the rows so often that padded rows
-            cost more than another chunk.
+        like_rows: message -> whether to put clients of similar numbers of rows into one chunk: for
+            steps that go through the rows so often that padded rows cost more than more chunks.
         seen: own -> (), above 0 once the client has been through a round; None: it is not known.
         new: message -> client state of a client that joins after the last round; None: `own`.
         settle: (last message, own, batch of all its rows) -> client state with what predictions
-            need of the client's rows, and no later round does. Run for every client when the run
-            ends, before a score or a checkpoint, and after a new client's last round; nothing
-            leaves the client. None: nothing to do.
+            need of the client's rows, when a run ends, before a score or a checkpoint, and after a
+            new client's last round; nothing leaves the client. None: nothing to do.
         refuses: (message, the server's first one) -> why a message of a round cannot be this
             method's, or None; a node asks it. Default None: it must have the form of the first.
         rests_on: (message, own after the round, batch of all its rows) -> (C,) how many rows an
             update rests on. Default None: as many as the phases' batches hold.
         rowless: name of a number of `own`, above 0 where draws need no rows: `params` gets a state
             without it then. Default None: draws may read rows.
-        row_noise: the budget of the rows that each round spends
-            (`summaries.row_noise.RowNoise`). Default None: steps add no noise to rows.
+        row_noise: the budget that each round spends (`summaries.row_noise.RowNoise`). Default None.
     """
 
     own: Tree
@@ -224,10 +211,6 @@ def _whole(state: Tree, clock: Clock) -> Tree:
     return state
 
 
-def _nothing(state: Tree) -> dict[str, float]:
-    return {}
-
-
 @spelled
 @dataclass(frozen=True, eq=False)
 class Server:
@@ -246,14 +229,13 @@ class Server:
             `methods.over_relaxed` multiplies it if the state is a dict of the global params, and
             refuses the method otherwise.
         mail: state -> what each client gets for itself, a tree with N clients in front, in the
-            order of the data. It replaces the entry `mail` of the client states, before the first
-            round and after each. None: clients get the message alone. A method with mail declares
-            `discloses="summaries"`.
+            order of the data, as the entry `mail` of the client states, before the first round and
+            after each; it needs `discloses="summaries"`. None: clients get the message alone.
         cohort_seed: clock -> the seed of a round's cohort, which nodes must not know; None: the run's.
         surprise: state after a round -> how surprising each client's update is given the others';
             None: it is too early, or unjudged. The history and a warning name those in conflict.
-        wrong: (message, update of a client, its number of rows) -> what no honest client sends, or
-            None; a client at a node is then left out of the round, by that reason.
+        wrong: (message, update of a client, its number of rows) -> what no honest client sends, by
+            which a client at a node is left out of the round; or None.
         grows: names in the state of tensors whose first dimension may change during a run.
         weighted: state after the last round -> the draws of its posterior, by which it is judged;
             None: they have no weights.
@@ -265,7 +247,7 @@ class Server:
     down: Callable[[Tree, Clock], Tree] = _whole
     final: Callable[[Tree, Clock], Tree] | None = None
     finished: Callable[[Tree], bool] = _never
-    logged: Callable[[Tree], dict[str, float]] = _nothing
+    logged: Callable[[Tree], dict[str, float]] = lambda state: {}
     relaxed: Callable[[float], Server] | None = None
     mail: Callable[[Tree], Tree] | None = None
     cohort_seed: Callable[[Clock], int] | None = None
@@ -334,11 +316,8 @@ class Method:
     traits: frozenset[Trait] = frozenset()
 
     def __post_init__(self) -> None:
-        if self.most_rounds is not None and self.most_rounds < 1:
-            raise ValueError(
-                f"most_rounds is {self.most_rounds}: it must be 1 or more, or None for a method "
-                "that never stops automatically"
-            )
+        if self.most_rounds is not None:
+            expect_count(self.most_rounds, "most_rounds")
 
     def __repr__(self) -> str:
         model, guide = (getattr(f, "__name__", type(f).__name__) for f in (self.model, self.guide))
@@ -364,6 +343,5 @@ def over_draws(
         return loss(batch)
     if not keyed:
         return torch.stack([loss(batch.redrawn(d)) for d in range(draws)]).mean(0)
-    return torch.vmap(lambda d: loss(batch.redrawn(d)))(
-        torch.arange(draws, dtype=torch.int32)
-    ).mean(0)
+    numbers = torch.arange(draws, dtype=torch.int32)
+    return torch.vmap(lambda d: loss(batch.redrawn(d)))(numbers).mean(0)

@@ -121,8 +121,8 @@ class TorchOptimizer:
         """Return what to add to the params, which are needed, and the next state."""
         if params is None:
             raise ValueError("TorchOptimizer.update needs the params: pass params=")
-        moved, kept = self._step(params, updates, state["of"] if bool(state["begun"]) else None)
-        return moved, {"begun": torch.ones(()), "of": kept}
+        moved, memory = self._step(params, updates, state["of"] if bool(state["begun"]) else None)
+        return moved, {"begun": torch.ones(()), "of": memory}
 
     def _step(self, params: Tree, gradients: Tree, state: Tree | None) -> tuple[Tree, Tree]:
         """Take a new torch optimizer's step from a state (None: the first); return what to add, and tensors by leaf."""
@@ -138,12 +138,12 @@ class TorchOptimizer:
         for leaf, gradient in zip(moving, named_leaves(gradients).values(), strict=True):
             leaf.grad = gradient.detach().clone()
         optimizer.step()
-        kept = [
+        memory = [
             {k: v for k, v in optimizer.state.get(p, {}).items() if isinstance(v, Tensor)}
             for p in moving
         ]
         moved = {n: (p.detach() - leaf) for n, p, leaf in zip(names, moving, leaves, strict=True)}
-        return with_leaves(params, moved), kept
+        return with_leaves(params, moved), memory
 
 
 def plain_lr(optimizer: Optimizer, option: str, why: str) -> float:

@@ -112,10 +112,10 @@ def batch_norm_network(
                 output, seen = run_client(shared, mine, rows[0], mask[0])
                 output, seen = output[None], [value[None] for value in seen]
             else:
-                each = torch.vmap(lambda o, r, t: run_client(shared, o, r, t))
-                output, seen = each(own, rows, mask)
-            parts = [f"{layer}.{part}" for layer in layers for part in ("mean", "var")]
-            for part, value in zip(parts, seen, strict=True):
+                of_clients = torch.vmap(lambda o, r, t: run_client(shared, o, r, t))
+                output, seen = of_clients(own, rows, mask)
+            names = [f"{layer}.{part}" for layer in layers for part in ("mean", "var")]
+            for part, value in zip(names, seen, strict=True):
                 pyro.deterministic(f"seen.{part}", value[:, None], event_dim=1)
             with batch.data():
                 observe(y, label(output if output.dim() > 2 else output[..., None]), batch)

@@ -165,16 +165,15 @@ class WeightPriors:
     centered: bool
 
     def __post_init__(self) -> None:
-        if isinstance(self.loc, str) and self.loc not in ("zero", "module", "learned"):
-            raise ValueError(
-                f"prior_loc is {self.loc!r}: "
-                f"it must be 'zero', 'module', 'learned', a number or a distribution"
-            )
-        if isinstance(self.scale, str) and self.scale not in ("learned", "client"):
-            raise ValueError(
-                f"prior_scale is {self.scale!r}: it must be 'learned', 'client', a number or a "
-                "distribution"
-            )
+        for name, value, words in (
+            ("prior_loc", self.loc, ("zero", "module", "learned")),
+            ("prior_scale", self.scale, ("learned", "client")),
+        ):
+            if isinstance(value, str) and value not in words:
+                choice = ", ".join(map(repr, words))
+                raise ValueError(
+                    f"{name} is {value!r}: it must be {choice}, a number or a distribution"
+                )
         check_scale("scale_start", self.scale_start)
         scale_constraint(self.scale_link)
         if not isinstance(self.scale, str):
@@ -211,14 +210,16 @@ class WeightPriors:
             spread = pyro.param(SPREAD, start, constraint=scale_constraint(self.scale_link))
             scale = {n: spread.reshape(clients, 1, *(1,) * theta[n].dim()) for n in scale}
         # Guides start at the module's values where the prior's mean is a number: 0 has no gradient.
-        known = self.loc == "zero" if isinstance(self.loc, str) else not is_distribution(self.loc)
+        has_number = (
+            self.loc == "zero" if isinstance(self.loc, str) else not is_distribution(self.loc)
+        )
         return {
             name: varying(
                 f"w.{name}",
                 theta[name],
                 s,
                 centered=self.centered,
-                start=self.tensors[name] if known else None,
+                start=self.tensors[name] if has_number else None,
             )
             for name, s in scale.items()
         }

@@ -35,8 +35,8 @@ class Means(Constraint):
 
     def check(self, value: Tensor) -> Tensor:
         """Return whether each entry (each tensor if `event_dim` > 0) is in the domain of means."""
-        each: Tensor = self.prior.mean.check(value)
-        return each.flatten(value.dim() - self._event_dim).all(-1) if self._event_dim else each
+        inside: Tensor = self.prior.mean.check(value)
+        return inside.flatten(value.dim() - self._event_dim).all(-1) if self._event_dim else inside
 
 
 class ToMean(Transform):

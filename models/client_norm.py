@@ -148,15 +148,15 @@ def tensors_of_norms(module: nn.Module, x: Tensor, mask: Tensor | None) -> dict[
     for norm in layers.values():
         norm.seen = None  # of a run that failed
     there = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
-    found = {f"{layer}.there": there[:, None] for layer in layers}
+    tensors = {f"{layer}.there": there[:, None] for layer in layers}
     if by != "client":
-        return {**found, **{f"{layer}.learning": torch.ones(count, 1) for layer in layers}}
+        return {**tensors, **{f"{layer}.learning": torch.ones(count, 1) for layer in layers}}
     for layer, norm in layers.items():
         for part in ("mean", "var"):
             start = getattr(norm, part).detach()
             start = start.expand(count, 1, *start.shape).clone()
-            found[f"{layer}.{part}"] = pyro.param(f"{STATISTICS}{layer}.{part}", start)
-    return found
+            tensors[f"{layer}.{part}"] = pyro.param(f"{STATISTICS}{layer}.{part}", start)
+    return tensors
 
 
 def say_what_was_seen(module: nn.Module) -> None:
@@ -167,6 +167,6 @@ def say_what_was_seen(module: nn.Module) -> None:
         if _BY.get() == "looking" and seen is not None and count is not None:
             mean, var = seen
             # of one value there is no variance: 0 would blow up every other one
-            known = {"mean": mean, "var": torch.where(count > 1.0, var, torch.nan)}
-            for part, value in known.items():
+            statistics = {"mean": mean, "var": torch.where(count > 1.0, var, torch.nan)}
+            for part, value in statistics.items():
                 pyro.param(f"{STATISTICS}{layer}.{part}", value[None, None])

@@ -9,6 +9,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.data.batch import ClientBatch
 from hierfl.models.likelihood import field
 from hierfl.models.priors import Prior, check_scale, either, given, varying
@@ -74,8 +75,7 @@ class Predictor:
         intercept_scale: Prior | None = None,
         centered: bool = False,
     ) -> None:
-        _check_choice("intercept", intercept, (*get_args(Whose), None))
-        _check_choice("slopes", slopes, get_args(Whose))
+        expect(intercept=(intercept, (*get_args(Whose), None)), slopes=(slopes, get_args(Whose)))
         if x is None and intercept is None:
             raise ValueError(
                 "x and intercept are both None: name a field of features, or keep the intercept"
@@ -98,11 +98,11 @@ class Predictor:
         intercept = self._coefficient("intercept", self.outputs) if has else None
 
         def predict() -> Tensor:
-            parts = [intercept()] if intercept else []
+            summands = [intercept()] if intercept else []
             if x is not None and slope:
                 letter = "k" * len(self.outputs)
-                parts.append(torch.einsum(f"...d,...d{letter}->...{letter}", x, slope()))
-            return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+                summands.append(torch.einsum(f"...d,...d{letter}->...{letter}", x, slope()))
+            return summands[0] if len(summands) == 1 else summands[0] + summands[1]
 
         return predict
 
@@ -117,11 +117,6 @@ class Predictor:
             f"{name}_scale", either(self.scale[name], lambda: dist.HalfNormal(1.0)), shape
         )
         return lambda: varying(name, loc, scale, centered=self.centered)
-
-
-def _check_choice(name: str, value: str | None, allowed: tuple[str | None, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(map(repr, allowed))}")
 
 
 def features(batch: ClientBatch, name: str) -> Tensor:

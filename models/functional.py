@@ -24,25 +24,31 @@ RUNNING = ("running_mean", "running_var")
 
 def frozen_copy(module: nn.Module) -> nn.Module:
     """Copy a module, after checking that each row's output depends on it alone; replace batch norm."""
-    if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
-        raise ValueError(
+    lazy = any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers()))
+    net = module if lazy else with_client_norms(module)
+    if problem := next(_problems(net, lazy=lazy), None):
+        raise ValueError(problem)
+    return net
+
+
+def _problems(net: nn.Module, *, lazy: bool) -> Iterator[str]:
+    """Yield why a module is no function of its weights and each row."""
+    if lazy:
+        yield (
             "the module is lazy, so the shapes of its weights are unknown: "
             "run it once on a few rows, or declare its sizes"
         )
-    if not any(p.requires_grad for p in module.parameters()):
-        raise ValueError(
-            "the module has no parameter that requires a gradient: there is nothing to infer"
-        )
-    net = with_client_norms(module)
+    if not any(p.requires_grad for p in net.parameters()):
+        yield "the module has no parameter that requires a gradient: there is nothing to infer"
     for name, part in net.named_modules():
         label = f"'{name}' ({type(part).__name__})" if name else type(part).__name__
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            raise ValueError(
+            yield (
                 f"{label} is in the module in two places, each of which has statistics of its own: "
                 "give each place a layer of its own"
             )
         if any(getattr(part, key, None) is not None for key in RUNNING):
-            raise ValueError(
+            yield (
                 f"{label} normalizes by statistics of other rows, which are not weights with a "
                 "prior, and averaging over clients often spoils them: use nn.GroupNorm or "
                 "nn.LayerNorm"
@@ -50,11 +56,10 @@ def frozen_copy(module: nn.Module) -> nn.Module:
         is_dropout = isinstance(part, nn.modules.dropout._DropoutNd)
         rate = getattr(part, "p" if is_dropout else "dropout", 0.0)
         if part.training and isinstance(rate, float) and rate > 0.0:
-            raise ValueError(
+            yield (
                 f"{label} drops units at random in training mode: "
-                f"call module.eval(), since the posterior is already a source of noise"
+                "call module.eval(), since the posterior is already a source of noise"
             )
-    return net
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
@@ -63,7 +68,7 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
+class WeightSpread:
     """The Normals of local tensors, for layers that sample outputs instead of weights."""
 
     loc: Mapping[str, Tensor]  # name -> (C, 1, *shape)
@@ -74,7 +79,7 @@ class Spread:
 class _SampledOutputs(TorchFunctionMode):
     """A mode in which dense layers sample outputs, not weights: Eq. (6), Kingma et al. 2015, arXiv:1506.02557."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], spread: Spread) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], spread: WeightSpread) -> None:
         super().__init__()
         self._names = {id(value): name for name, value in tensors.items() if name in spread.loc}
         self._spread = spread
@@ -102,14 +107,14 @@ def apply(
     own: Mapping[str, Tensor],
     shared: Mapping[str, Tensor],
     x: Tensor,
-    spread: Spread | None = None,
+    spread: WeightSpread | None = None,
     *,
     mask: Tensor | None,
 ) -> Tensor:
     """Return outputs (C, B, outputs) at `own` (C, 1, *shape) and `shared` params; `spread`: local Normals."""
 
     def of_client(own: Mapping[str, Tensor], spread: Any, rows: Tensor) -> Tensor:
-        with nullcontext() if spread is None else _SampledOutputs(own, Spread(*spread)):
+        with nullcontext() if spread is None else _SampledOutputs(own, WeightSpread(*spread)):
             output: Tensor = functional_call(module, {**shared, **own}, (rows,))
         return output
 
@@ -120,8 +125,8 @@ def apply(
         return output if output.dim() > 2 else output[..., None]
     normals = None
     if spread is not None:
-        each = ({n: v[:, 0] for n, v in of.items()} for of in (spread.loc, spread.scale))
-        normals = (*each, spread.key)
+        of_client_slots = ({n: v[:, 0] for n, v in of.items()} for of in (spread.loc, spread.scale))
+        normals = (*of_client_slots, spread.key)
     output = _of_each(of_client, own, normals, x)
     say_what_was_seen(module)
     return output if output.dim() > 2 else output[..., None]
@@ -165,9 +170,9 @@ def inputs_of(
     own = tensors_of_norms(module, x, mask)
     if not own:
         return of_rows({}, None, x.flatten(0, 1)).unflatten(0, x.shape[:2])
-    found = _of_each(of_rows, own, None, x)
+    inputs = _of_each(of_rows, own, None, x)
     say_what_was_seen(module)
-    return found
+    return inputs
 
 
 @contextmanager
@@ -175,7 +180,7 @@ def inputs_seen(module: nn.Module, layer: str) -> Iterator[list[Tensor]]:
     """Collect what a layer takes, one tensor for each run of the module in the context."""
     seen: list[Tensor] = []
     hook = module.get_submodule(layer).register_forward_pre_hook(
-        lambda _, given: seen.append(given[0])
+        lambda _, inputs: seen.append(inputs[0])
     )
     try:
         yield seen
@@ -183,9 +188,9 @@ def inputs_seen(module: nn.Module, layer: str) -> Iterator[list[Tensor]]:
         hook.remove()
 
 
-def spread_of(names: Iterable[str], site: str, key: Tensor) -> Spread | None:
+def spread_of(names: Iterable[str], site: str, key: Tensor) -> WeightSpread | None:
     """Return the guide's Normals of the sites `site` + name; None without any."""
-    found = {name: getattr(posterior_of(site + name), "base_dist", None) for name in names}
-    normal = {name: fn for name, fn in found.items() if type(fn) is dist.Normal}
+    posteriors = {name: getattr(posterior_of(site + name), "base_dist", None) for name in names}
+    normal = {name: fn for name, fn in posteriors.items() if type(fn) is dist.Normal}
     loc, scale = ({n: getattr(fn, of) for n, fn in normal.items()} for of in ("loc", "scale"))
-    return Spread(loc, scale, key) if normal else None
+    return WeightSpread(loc, scale, key) if normal else None

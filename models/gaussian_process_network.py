@@ -111,19 +111,19 @@ class GaussianProcessNetwork:
         spread = None
         if self.classes is None:
             spread = pyro.param("gp.noise", torch.tensor(self.noise), constraint=positive)
-        asked = apply(self.net, {}, theta, rows, mask=batch.rows)
-        far = length * math.sqrt(asked.shape[-1])
+        features = apply(self.net, {}, theta, rows, mask=batch.rows)
+        far = length * math.sqrt(features.shape[-1])
         through = None
         if self.inducing is not None:
             key = noise.fold(noise.root_key(0), noise.word("gp.inducing"))
-            start = noise.normals(key, (self.inducing, asked.shape[-1]))
+            start = noise.normals(key, (self.inducing, features.shape[-1]))
             through = pyro.param("gp.inducing", start)[None] / far
         with batch.clients():
             mine = memory_of(batch.num_clients, self.memory, rows)
-            kept = apply(self.net, {}, theta, mine["x"], mask=mine["there"] > 0.0)
+            memory = apply(self.net, {}, theta, mine["x"], mask=mine["there"] > 0.0)
             labels, variance = self._seen(mine["y"], spread)
             process = Process(scale**2, mine["there"] > 0.0, through)
-            mean, wide = process.at(asked / far, kept / far, labels, variance)
+            mean, wide = process.at(features / far, memory / far, labels, variance)
             if spread is not None:
                 fn = dist.Normal(mean[..., 0], (wide[..., 0] + spread**2).sqrt())
             else:
@@ -151,24 +151,24 @@ class Process:
         """Return the covariance of a (..., A, D) and b (..., B, D), in units of the length."""
         middle = b.mean(-2, keepdim=True).detach()  # near which squares round little
         a, b = a - middle, b - middle
-        left, right = a.square().sum(-1)[..., :, None], b.square().sum(-1)[..., None, :]
-        return self.scale * (a @ b.mT - 0.5 * (left + right)).clamp(max=0.0).exp()
+        squares_a, right = a.square().sum(-1)[..., :, None], b.square().sum(-1)[..., None, :]
+        return self.scale * (a @ b.mT - 0.5 * (squares_a + right)).clamp(max=0.0).exp()
 
     def at(
-        self, asked: Tensor, kept: Tensor, labels: Tensor, variance: Tensor
+        self, at: Tensor, memory: Tensor, labels: Tensor, variance: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return means and variances at `asked`, (C, B, processes), given labels (C, R, processes)."""
-        some = self._given_rows(asked, kept) if self.through is None else self._given(asked, kept)
-        parts = zip(labels.mT.split(AT_ONCE, 1), variance.mT.split(AT_ONCE, 1), strict=True)
-        mean, wide = zip(*(some(y, v) for y, v in parts), strict=True)
+        some = self._given_rows(at, memory) if self.through is None else self._given(at, memory)
+        blocks = zip(labels.mT.split(AT_ONCE, 1), variance.mT.split(AT_ONCE, 1), strict=True)
+        mean, wide = zip(*(some(y, v) for y, v in blocks), strict=True)
         return torch.cat(mean, 1).mT, torch.cat(wide, 1).mT.clamp(min=0.0)
 
-    def _given_rows(self, asked: Tensor, kept: Tensor) -> Some:
+    def _given_rows(self, at: Tensor, memory: Tensor) -> Some:
         """Return what labels, and their noise, say of some processes."""
-        inside = self.there.to(kept.dtype)
+        inside = self.there.to(memory.dtype)
         # rows that are not there: far from all others, with label 0
-        cross = (self.kernel(asked, kept) * inside[:, None]).mT[:, None]
-        own = (self.kernel(kept, kept) * inside[:, None] * inside[..., None])[:, None]
+        cross = (self.kernel(at, memory) * inside[:, None]).mT[:, None]
+        own = (self.kernel(memory, memory) * inside[:, None] * inside[..., None])[:, None]
 
         def some(y: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
             noise_ = torch.where(self.there[:, None], variance + JITTER * self.scale, 1.0)
@@ -180,23 +180,23 @@ class Process:
 
         return some
 
-    def _given(self, asked: Tensor, kept: Tensor) -> Some:
+    def _given(self, at: Tensor, memory: Tensor) -> Some:
         """Return the same, seen through the inducing points."""
         assert self.through is not None
-        inside = self.there.to(kept.dtype)[:, None]
-        points = self.through.expand(len(kept), -1, -1)
-        unit = torch.eye(points.shape[-2], dtype=kept.dtype)
+        inside = self.there.to(memory.dtype)[:, None]
+        points = self.through.expand(len(memory), -1, -1)
+        unit = torch.eye(points.shape[-2], dtype=memory.dtype)
         own = (self.kernel(points, points) + JITTER * self.scale * unit)[:, None]
-        seen, cross = (self.kernel(points, rows)[:, None] for rows in (kept, asked))
+        seen, cross = (self.kernel(points, rows)[:, None] for rows in (memory, at))
         before = torch.linalg.cholesky_ex(own).L
-        known = torch.linalg.solve_triangular(before, cross, upper=False).square().sum(-2)
+        explained = torch.linalg.solve_triangular(before, cross, upper=False).square().sum(-2)
 
         def some(y: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
             weight = inside / variance
             after = torch.linalg.cholesky_ex(own + (seen * weight[..., None, :]) @ seen.mT).L
             shift = seen @ (weight * y)[..., None]
             mean = (cross.mT @ torch.cholesky_solve(shift, after))[..., 0]
-            left = torch.linalg.solve_triangular(after, cross, upper=False).square().sum(-2)
-            return mean, self.scale - known + left
+            unexplained = torch.linalg.solve_triangular(after, cross, upper=False).square().sum(-2)
+            return mean, self.scale - explained + unexplained
 
         return some

@@ -79,9 +79,9 @@ def learned_prior_network(
 def _prior_of(prior: LearnedPrior | Mapping[str, LearnedPrior], name: str) -> LearnedPrior:
     if not isinstance(prior, Mapping):
         return prior
-    for prefix, each in prior.items():
+    for prefix, of_prefix in prior.items():
         if name.startswith(prefix):
-            return each
+            return of_prefix
     raise ValueError(
         f"prior: none of the prefixes {', '.join(map(repr, prior))} fits '{name}': "
         f'add one for it, or "" for all other tensors'

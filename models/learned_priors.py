@@ -22,7 +22,7 @@ from torch.distributions import constraints
 from torch.nn.functional import softplus
 
 from hierfl.core import noise
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect, spelled
 
 __all__ = [
     "InputConvex",
@@ -35,6 +35,7 @@ __all__ = [
 Above = dict[str, Tensor]
 # of the raw weights out of the last layer and between layers: the penalty starts near |w - theta|^2
 START = -4.0
+POSITIVE = "(0, inf)"
 
 
 class LearnedPrior(Protocol):
@@ -69,7 +70,7 @@ class Isotropic:
     variance: float = 15.0
 
     def __post_init__(self) -> None:
-        _positive(variance=self.variance)
+        expect(variance=(self.variance, "(0, inf]"))
 
     def above(self, name: str, start: Tensor) -> Above:
         """Declare theta."""
@@ -115,7 +116,7 @@ class LearnedVariance:
     eps: float = 1e-4
 
     def __post_init__(self) -> None:
-        _positive(c=self.c, eps=self.eps)
+        expect(c=(self.c, POSITIVE), eps=(self.eps, POSITIVE))
 
     def above(self, name: str, start: Tensor) -> Above:
         """Declare theta, and s, which starts at 0."""
@@ -175,7 +176,11 @@ class LearnedNormal:
     typical: float = 0.1
 
     def __post_init__(self) -> None:
-        _positive(start=self.start, strength=self.strength, typical=self.typical)
+        expect(
+            start=(self.start, POSITIVE),
+            strength=(self.strength, POSITIVE),
+            typical=(self.typical, POSITIVE),
+        )
 
     def above(self, name: str, start: Tensor) -> Above:
         """Declare theta and log v."""
@@ -198,12 +203,6 @@ class LearnedNormal:
             "theta": mean,
             "log_v": ((spread + self.strength * self.typical**2) / (1.0 + self.strength)).log(),
         }
-
-
-def _positive(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if not value > 0.0:
-            raise ValueError(f"{name} is {value}: it must be > 0")
 
 
 @spelled
@@ -244,12 +243,12 @@ class Penalized(TorchDistribution):
         """Return minus the penalty of each tensor, (*batch)."""
         events = value.reshape(-1, *self.event_shape)
         lead = value.shape[: value.dim() - len(self.event_shape)]
-        each = (
+        log_density = (
             torch.stack([-self.penalty(v) for v in events.unbind(0)])
             if len(events) > 1
             else -self.penalty(events[0])[None]
         )
-        return each.reshape(lead).expand(torch.broadcast_shapes(lead, self.batch_shape))
+        return log_density.reshape(lead).expand(torch.broadcast_shapes(lead, self.batch_shape))
 
 
 def center_param(name: str, start: Tensor) -> Tensor:
@@ -286,9 +285,11 @@ class InputConvex:
     def __post_init__(self) -> None:
         if not self.widths:
             raise ValueError("hidden is (): it must have one width or more")
-        for name, value in (("pull", self.pull), ("eps", self.eps), ("hidden", min(self.widths))):
-            if not value > 0.0:
-                raise ValueError(f"{name} is {value}: it must be > 0")
+        expect(
+            pull=(self.pull, POSITIVE),
+            eps=(self.eps, POSITIVE),
+            hidden=(min(self.widths), "[1, inf)"),
+        )
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -298,10 +299,10 @@ class InputConvex:
     def above(self, name: str, start: Tensor) -> Above:
         """Declare theta and the weights of the penalty's network, one network per tensor."""
         size, key = start.numel(), noise.fold(noise.root_key(0), noise.word(name))
-        dtype, widths, found = start.dtype, self.widths, {"theta": center_param(name, start)}
+        dtype, widths, params = start.dtype, self.widths, {"theta": center_param(name, start)}
 
         def declared(part: str, value: Tensor) -> None:
-            found[part] = pyro.param(f"convex_{part}.{name}", value)
+            params[part] = pyro.param(f"convex_{part}.{name}", value)
 
         for layer, width in enumerate(widths):
             mark = _mark(layer)
@@ -314,24 +315,24 @@ class InputConvex:
                     f"between{mark}", torch.full((width, widths[layer - 1]), START, dtype=dtype)
                 )
         declared("out", torch.full((widths[-1],), START, dtype=dtype))
-        return found
+        return params
 
     def given(self, above: Above) -> Penalized:
         """Return the whole of R."""
         theta = above["theta"]
 
         def penalty(w: Tensor) -> Tensor:
-            found = torch.zeros(0)
+            z = torch.zeros(0)
             for layer in range(len(self.widths)):
                 m = _mark(layer)
                 inside = above[f"own{m}"] @ w.flatten() + above[f"theirs{m}"] @ theta.flatten()
                 inside = inside + above[f"bias{m}"]
                 if layer:
-                    inside = inside + softplus(above[f"between{m}"]) @ found
-                found = softplus(inside)
+                    inside = inside + softplus(above[f"between{m}"]) @ z
+                z = softplus(inside)
             pull = 0.5 * self.pull * (w - theta).square().sum()
             strongly = self.eps * (w.square().sum() + theta.square().sum())
-            return softplus(above["out"]) @ found + pull + strongly
+            return softplus(above["out"]) @ z + pull + strongly
 
         return Penalized(theta, penalty)
 

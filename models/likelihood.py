@@ -26,10 +26,10 @@ def observe(name: str, fn: Distribution, batch: ClientBatch) -> None:
     """Observe a field at a site of its name; refuse rows that would broadcast."""
     y = field(batch, name)
     if y.dim() != 2 + len(fn.event_shape):
-        found, wanted = tuple(y.shape[2:]), tuple(fn.event_shape)
+        shape, event = tuple(y.shape[2:]), tuple(fn.event_shape)
         raise ValueError(
-            f"field '{name}' has shape {found} per row, "
-            f"but its likelihood ({type(fn).__name__}) needs {wanted}"
+            f"field '{name}' has shape {shape} per row, "
+            f"but its likelihood ({type(fn).__name__}) needs {event}"
         )
     pyro.sample(name, fn, obs=y)
 
@@ -90,11 +90,8 @@ def categorical() -> Likelihood:
     """
 
     def of(output: Tensor) -> Distribution:
-        if output.shape[-1] < 2:
-            raise ValueError(
-                f"the network gives {output.shape[-1]} output per row: categorical() needs one per "
-                "class, at least 2; for 0/1 labels use bernoulli()"
-            )
+        needs = "categorical() needs one per class, at least 2; for 0/1 labels use bernoulli()"
+        _check_outputs(output, output.shape[-1] >= 2, needs)
         return dist.Categorical(logits=output)
 
     return Likelihood(of)
@@ -147,8 +144,10 @@ def poisson() -> Likelihood:
 
 def single(output: Tensor) -> Tensor:
     """Return the only output of each row: (C, B) from (C, B, 1)."""
-    if output.shape[-1] != 1:
-        raise ValueError(
-            f"the network gives {output.shape[-1]} outputs per row: this likelihood takes exactly 1"
-        )
+    _check_outputs(output, output.shape[-1] == 1, "this likelihood takes exactly 1")
     return output[..., 0]
+
+
+def _check_outputs(output: Tensor, fits: bool, needs: str) -> None:
+    if not fits:
+        raise ValueError(f"the network gives {output.shape[-1]} outputs per row: {needs}")

@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect, spelled
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, inputs_of, known_layer, weights
@@ -38,8 +38,8 @@ def remembered(batch: ClientBatch, x: str, y: str, size: int) -> Tree:
     spread = torch.where(count > size, place * count // size, place)
     at = torch.minimum(spread, count - 1)
     there = (place < count).to(batch.counts.dtype)
-    kept = {"x": rows[at], "y": labels[at].to(batch.counts.dtype), "there": there}
-    return {f"memory.{name}": value[None, None] for name, value in kept.items()}
+    memory = {"x": rows[at], "y": labels[at].to(batch.counts.dtype), "there": there}
+    return {f"memory.{name}": value[None, None] for name, value in memory.items()}
 
 
 def memory_of(clients: int, size: int, rows: Tensor) -> dict[str, Tensor]:
@@ -99,11 +99,12 @@ class MemoryNetwork:
         x: str = "x",
         y: str = "y",
     ) -> None:
-        if min(memory, neighbors) < 1 or scale <= 0.0 or not 0.0 <= weight <= 1.0:
-            raise ValueError(
-                f"memory is {memory}, neighbors {neighbors}, scale {scale}, weight {weight}: the "
-                "first two must be 1 or more, scale above 0, weight in [0, 1]"
-            )
+        expect(
+            memory=(memory, "[1, inf)"),
+            neighbors=(neighbors, "[1, inf)"),
+            scale=(scale, "(0, inf)"),
+            weight=(weight, "[0, 1]"),
+        )
         self.net = frozen_copy(module)
         self.features = known_layer(self.net, features, option="features")
         self.memory, self.neighbors = memory, neighbors
@@ -134,11 +135,11 @@ class MemoryNetwork:
         self, theta: dict[str, Tensor], batch: ClientBatch, mine: dict[str, Tensor], classes: int
     ) -> Tensor:
         """Return the probabilities of the classes by the memory, (C, B, classes)."""
-        asked, kept = (
+        features, memory = (
             inputs_of(self.net, self.features, theta, x, mask=there)
             for x, there in ((field(batch, self.x), batch.rows), (mine["x"], mine["there"] > 0.0))
         )
-        away = (asked[:, :, None] - kept[:, None]).square().mean(-1) / self.scale  # (C, B, M)
+        away = (features[:, :, None] - memory[:, None]).square().mean(-1) / self.scale  # (C, B, M)
         away = torch.where(mine["there"][:, None] > 0.0, away, torch.inf)
         far, at = away.topk(min(self.neighbors, self.memory), largest=False)
         # relative to the nearest: far from all rows every weight would underflow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any, ClassVar
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -12,67 +12,51 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.data.batch import ClientBatch
+from hierfl.models.families.rows import RowDistribution
 from hierfl.program.recipes import recorded
 from hierfl.program.sites import Model
 
 SHARES = "mixture.logits"
 
 
-class Mixed(dist.TorchDistribution):
+class Mixed(RowDistribution):
     """A mixture of M distributions of one kind; `logits` (..., M), log shares, may differ by row."""
 
-    arg_constraints: ClassVar[dict[str, Any]] = {}
+    FIELDS = ("components", "log_shares")
 
     def __init__(
-        self, parts: list[Any], logits: Tensor, *, validate_args: bool | None = None
+        self, components: list[Any], logits: Tensor, *, validate_args: bool | None = None
     ) -> None:
-        shape, event = parts[0].batch_shape, parts[0].event_shape
-        self._set(parts, logits, shape)
+        shape, event = components[0].batch_shape, components[0].event_shape
+        self.components = [part.expand(shape) for part in components]
+        self.log_shares = logits.log_softmax(-1).expand(*shape, len(components))
         super().__init__(shape, event, validate_args=validate_args)
-
-    def _set(self, parts: list[Any], logits: Tensor, shape: torch.Size) -> None:
-        self.parts = [part.expand(shape) for part in parts]
-        self.log_shares = logits.log_softmax(-1).expand(*shape, len(parts))
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Mixed:
-        """Return the same mixture with a larger batch shape."""
-        made: Any = self._get_checked_instance  # untyped in torch
-        new: Mixed = made(Mixed, _instance)
-        shape = torch.Size(batch_shape)
-        new._set(self.parts, self.log_shares, shape)
-        super(Mixed, new).__init__(shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
 
     @property
     def support(self) -> Any:
         """That of the first part."""
-        return self.parts[0].support
+        return self.components[0].support
 
     @property
     def base_dist(self) -> Any:
         """The same distribution as one Categorical or Bernoulli, or else the first part."""
-        kind = type(getattr(self.parts[0], "base_dist", self.parts[0]))
+        kind = type(getattr(self.components[0], "base_dist", self.components[0]))
         if kind in (dist.Categorical, dist.Bernoulli):
             return kind(probs=self.probs)
-        return self.parts[0]
+        return self.components[0]
 
     @property
     def probs(self) -> Tensor:
         """Probabilities of the classes, or of 1, averaged over the parts."""
-        return self._averaged([part.probs for part in self.parts])
+        return self._averaged([part.probs for part in self.components])
 
-    @property
-    def mean(self) -> Tensor:
-        """The mean, of the batch and event shape."""
-        return self._averaged([part.mean for part in self.parts])
-
-    @property
-    def variance(self) -> Tensor:
-        """The variance, of the batch and event shape."""
-        squares = [part.variance + part.mean.square() for part in self.parts]
-        return (self._averaged(squares) - self.mean.square()).clamp(min=0.0)
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return mean and variance, of the batch and event shape."""
+        mean = self._averaged([part.mean for part in self.components])
+        squares = [part.variance + part.mean.square() for part in self.components]
+        return mean, (self._averaged(squares) - mean.square()).clamp(min=0.0)
 
     def _averaged(self, values: list[Tensor]) -> Tensor:
         stacked = torch.stack(values)
@@ -81,21 +65,16 @@ class Mixed(dist.TorchDistribution):
 
     def log_parts(self, value: Tensor) -> Tensor:
         """Return the log density of each part, (*batch_shape, M)."""
-        return torch.stack([part.log_prob(value) for part in self.parts], -1)
+        return torch.stack([part.log_prob(value) for part in self.components], -1)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density, of the batch shape."""
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         return (self.log_shares + self.log_parts(value)).logsumexp(-1)
 
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw, (*sample_shape, *batch_shape, *event_shape)."""
-        with torch.no_grad():
-            label = torch.distributions.Categorical(logits=self.log_shares).sample(sample_shape)
-            drawn = torch.stack([part.sample(sample_shape) for part in self.parts])
-            label = label.view(1, *label.shape, *[1] * len(self.event_shape))
-            return drawn.gather(0, label.expand(1, *drawn.shape[1:]))[0]
+    def _draw(self) -> Tensor:
+        label = torch.distributions.Categorical(logits=self.log_shares).sample()
+        drawn = torch.stack([part.sample() for part in self.components])
+        label = label.view(1, *label.shape, *[1] * len(self.event_shape))
+        return drawn.gather(0, label.expand(1, *drawn.shape[1:]))[0]
 
 
 class _Part(Messenger):
@@ -145,11 +124,10 @@ def mixture(model: Model, *, components: int = 3) -> Model:
 
     Reference: Marfoq et al. 2021, arXiv:2108.10252.
     """
-    if components < 1:
-        raise ValueError(f"components is {components}: it must be 1 or more")
+    expect(components=(components, "[1, inf)"))
 
     def mixture(batch: ClientBatch) -> None:
-        parts = []
+        observed = []
         for m in range(components):
             with _Part(m) as part:
                 model(batch)
@@ -158,15 +136,15 @@ def mixture(model: Model, *, components: int = 3) -> Model:
                     "a mixture's parts observe one site, and this model observes "
                     f"{len(part.observed)}"
                 )
-            parts.append(part.observed)
-        name = next(iter(parts[0]))
-        value, mask = parts[0][name][1:]
+            observed.append(part.observed)
+        name = next(iter(observed[0]))
+        value, mask = observed[0][name][1:]
         with batch.clients(), ExitStack() as within:
             start = torch.zeros(batch.num_clients, 1, components)
             logits = pyro.param(SHARES, start)
             if mask is not None:
                 within.enter_context(poutine.mask(mask=mask))
             within.enter_context(batch.data())
-            pyro.sample(name, Mixed([part[name][0] for part in parts], logits), obs=value)
+            pyro.sample(name, Mixed([sites[name][0] for sites in observed], logits), obs=value)
 
     return mixture

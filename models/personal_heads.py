@@ -11,7 +11,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
 
 from hierfl.core import noise
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect, spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, weights
 from hierfl.models.learned_priors import Penalized
@@ -76,11 +76,8 @@ class PersonalHeads:
         x: str = "x",
         y: str = "y",
     ) -> None:
-        if not 0 < local_features < features:
-            raise ValueError(
-                f"local_features is {local_features}: of {features} features each head needs some, "
-                f"so it must be 1 to {features - 1}"
-            )
+        # of the features each head needs some
+        expect(local_features=(local_features, f"[1, {features - 1}]"))
         self.net = frozen_copy(embedding)
         self.tensors = weights(self.net)
         self.outputs, self.features, self.local_features = outputs, features, local_features
@@ -119,8 +116,8 @@ class PersonalHeads:
         if self.global_scale is not None:
             params = [weight, offset, *(pyro.param(f"embedding.{name}") for name in self.tensors)]
             prior = dist.Normal(0.0, self.global_scale)
-            each = torch.stack([prior.log_prob(p).sum() for p in params])
-            pyro.factor("global_prior", each.sum())
+            log_probs = torch.stack([prior.log_prob(p).sum() for p in params])
+            pyro.factor("global_prior", log_probs.sum())
         with batch.clients():
             scale = torch.full((self.local_features, self.outputs), self.prior_scale)
             # (C, 1, local_features, outputs)

@@ -25,19 +25,21 @@ def given(
     tensor makes none. Guides start at `start`, by default at the prior's mean.
     """
     if not is_distribution(prior):
-        known = torch.as_tensor(prior, dtype=torch.get_default_dtype())
-        _check_shape(name, known.shape, shape)
-        return known.expand(shape)
+        value = torch.as_tensor(prior, dtype=torch.get_default_dtype())
+        _check_shape(name, value.shape, shape)
+        return value.expand(shape)
     _check_shape(name, prior.shape(), shape)
-    each = prior if prior.shape() == torch.Size(shape) else prior.expand(shape)
-    return pyro.sample(name, each.to_event(len(each.batch_shape)), infer=_start_option(start))
+    expanded = prior if prior.shape() == torch.Size(shape) else prior.expand(shape)
+    return pyro.sample(
+        name, expanded.to_event(len(expanded.batch_shape)), infer=_start_option(start)
+    )
 
 
-def _check_shape(name: str, found: torch.Size, wanted: tuple[int, ...]) -> None:
-    if found not in (torch.Size(), torch.Size(wanted)):
+def _check_shape(name: str, shape: torch.Size, full_shape: tuple[int, ...]) -> None:
+    if shape not in (torch.Size(), torch.Size(full_shape)):
         raise ValueError(
-            f"the prior of '{name}' has shape {tuple(found)}: "
-            f"it must be the prior of one number, or have shape {wanted}"
+            f"the prior of '{name}' has shape {tuple(shape)}: "
+            f"it must be the prior of one number, or have shape {full_shape}"
         )
 
 

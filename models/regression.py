@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.data.batch import ClientBatch
 from hierfl.models import families
 from hierfl.models.coefficients import Coefficients, Predictor
@@ -115,7 +116,7 @@ def regression(
 
     def regression(batch: ClientBatch) -> None:
         own, own_parameters = predictor(batch), parameters(batch, centered=predictor.centered)
-        known = {name: field(batch, column) for name, column in additions.items()}
+        addition_rows = {name: field(batch, column) for name, column in additions.items()}
         log_exposure = None if exposure is None else field(batch, exposure).log()
         with batch.clients():
             eta = own()
@@ -125,7 +126,7 @@ def regression(
                 eta = eta[..., 1:] - eta[..., :1]  # the log odds of each class against the first
             values = own_parameters()
             with batch.data():
-                observe(y, chosen.of(eta, **values, **known), batch)
+                observe(y, chosen.of(eta, **values, **addition_rows), batch)
 
     return regression
 
@@ -141,8 +142,7 @@ def _response(family: ResponseFamily, num_classes: int | None) -> Response:
         return Response(1.0, 1.0)
     if num_classes is None:
         raise ValueError(f"family '{family.name}' needs the number of classes: give num_classes=")
-    if num_classes < 2:
-        raise ValueError(f"num_classes is {num_classes}: it must be 2 or more")
+    expect(num_classes=(num_classes, "[2, inf)"))
     return Response(1.0, 1.0, tuple(map(str, range(num_classes))))
 
 
@@ -180,29 +180,32 @@ class _Parameters:
     def __post_init__(self) -> None:
         defaults = self.family.parameters(self.response)
         positive = {name for name, prior in defaults.items() if _is_positive(prior)}
-        spreads = {f"{name}_spread": name for name in self.differ}
+        spreads = {f"{name}_spread" for name in self.differ}
+        if problem := next(self._problems(defaults, positive, spreads), None):
+            raise ValueError(problem)
+        for name, prior in self.priors.items():
+            if name in positive | spreads and not isinstance(prior, str):
+                check_scale(name, prior)
+
+    def _problems(
+        self, defaults: Mapping[str, Prior], positive: set[str], spreads: set[str]
+    ) -> Iterator[str]:
+        """Yield what the family's parameters do not allow."""
         for name in self.differ:
             if name not in positive:
-                raise ValueError(
-                    f"varying has '{name}', but "
-                    f"{_choice(self.family, positive, 'positive parameter')}"
-                )
+                choice = _choice(self.family, positive, "positive parameter")
+                yield f"varying has '{name}', but {choice}"
             if isinstance(self.priors.get(name), str):
-                raise ValueError(
+                yield (
                     f"'{name}' is the field '{self.priors[name]}', which gives the value of each "
                     "row: it cannot be in varying"
                 )
         for name, prior in self.priors.items():
-            if name not in defaults and name not in spreads:
-                raise ValueError(
-                    f"priors has '{name}', but "
-                    f"{_choice(self.family, {*defaults, *spreads}, 'parameter')}"
-                )
-            if isinstance(prior, str):
-                if name in spreads or not _is_number(defaults[name]):
-                    raise ValueError(f"'{name}' is not one number a row: give a prior or its value")
-            elif name in positive or name in spreads:
-                check_scale(name, prior)
+            if name not in {*defaults, *spreads}:
+                choice = _choice(self.family, {*defaults, *spreads}, "parameter")
+                yield f"priors has '{name}', but {choice}"
+            elif isinstance(prior, str) and (name in spreads or not _is_number(defaults[name])):
+                yield f"'{name}' is not one number a row: give a prior or its value"
 
     def __call__(self, batch: ClientBatch, *, centered: bool) -> Callable[[], dict[str, Tensor]]:
         """Sample the global sites; return a function that gives the parameters inside the plate."""
@@ -233,8 +236,8 @@ def _is_positive(prior: Prior) -> bool:
     """Return whether a prior is that of one number of which all positive values are possible."""
     if not _is_number(prior) or not is_distribution(prior):
         return False
-    few = torch.tensor([-1.0, 0.5, 2.0])
-    return bool(prior.support.check(few).tolist() == [False, True, True])
+    probes = torch.tensor([-1.0, 0.5, 2.0])
+    return bool(prior.support.check(probes).tolist() == [False, True, True])
 
 
 def _choice(family: ResponseFamily, names: Collection[str], what: str) -> str:

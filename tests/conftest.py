@@ -24,6 +24,14 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def eager_unless_asked() -> Iterator[None]:
+    """Let `compile="auto"` compile nothing: on a busy machine it compiles what takes a second eagerly."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hierfl.runs.one_run.worth_compiling", lambda *of_a_run: False)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def clean_slate() -> Iterator[None]:
     """Float64 by default, a fixed seed of torch, Pyro's checks on, and an empty global param store.

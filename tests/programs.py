@@ -16,6 +16,7 @@ from torch.distributions import transform_to
 
 import hierfl
 from hierfl import guides
+from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.engine.minibatches import _Plan
@@ -58,6 +59,18 @@ def fit(method: Any, data: Any, **options: Any) -> hierfl.Fit:
         return hierfl.fit_pooled(method, data, **{k: options[k] for k in options if k != "engine"})
     flat = {name: options.pop(name) for name in FLAT & options.keys()}
     return hierfl.fit(method, data, settings=settings(**flat), **options)
+
+
+def same(one: hierfl.Fit, other: hierfl.Fit) -> None:
+    """Check that two runs ended in the same: states bit for bit, and the history but its seconds."""
+    here, there = (named_leaves((f.progress.server, f.progress.table)) for f in (one, other))
+    assert here.keys() == there.keys()
+    for name, value in here.items():
+        assert value.dtype == there[name].dtype, name
+        assert torch.equal(value.nan_to_num(), there[name].nan_to_num()), name
+    assert (one.progress.round, one.clients) == (other.progress.round, other.clients)
+    histories = [f.history.drop(columns="seconds") for f in (one, other)]
+    assert histories[0].equals(histories[1])
 
 
 FAMILIES: dict[str, Family] = {

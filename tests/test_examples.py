@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import runpy
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-import hierfl
 from hierfl.summaries import surrogate
 
 ROOT = Path(__file__).parent.parent
@@ -31,6 +29,7 @@ EXAMPLES = {  # file -> text that its output must contain
     "recipes/ordinal.py": "switzerland",
     "recipes/three_levels.py": "strongest in",
     "recipes/two_kinds_of_clients.py": "what it adds there",
+    "simulate_hospitals.py": "P9642,north,75.0",
     "unlabeled_clients.py": "without labels",
 }
 
@@ -50,8 +49,6 @@ def test_example_runs(
     torch.set_default_dtype(torch.float32)
     path = ROOT / "examples" / name
     monkeypatch.setattr(sys, "argv", [str(path), "--smoke"])
-    # a busy machine makes compile="auto" compile even these
-    monkeypatch.setattr(hierfl, "fit", partial(hierfl.fit, settings=hierfl.Settings(compile=False)))
     monkeypatch.setattr(surrogate, "FEW", 30)  # draws of a prior, one after another
     runpy.run_path(str(path), run_name="__main__")
     assert EXAMPLES[name] in capsys.readouterr().out

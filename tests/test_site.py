@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 import tomllib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from hierfl.runs import chosen
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 GALLERY = DOCS / "gallery"
-QUICK = ("eight_schools", "own_method", "toy_regression")  # of the gallery
+QUICK = ("eight_schools", "toy_regression")  # of the gallery
 CONFIG = (ROOT / "mkdocs.yml").read_text()
 
 
@@ -36,8 +35,7 @@ def test_every_public_name_has_a_page(pages: Any) -> None:
     there = [name for group in pages.groups() for name in group.names]
     assert len(there) == len(set(there))
     assert not groups.public_names() - set(there)
-    extra = {n for n in set(there) - groups.public_names() if not n.startswith("hierfl.effects.")}
-    assert not extra
+    assert not {n for n in set(there) - groups.public_names() if not n.startswith(pages.OF_FITS)}
     made = pages.reference()
     for group in pages.groups():
         assert {pages.address(group, name) for name in group.names} <= made.keys()
@@ -56,7 +54,6 @@ def test_every_method_has_its_equations_and_what_it_reduces_to(pages: Any) -> No
 @pytest.mark.parametrize("word", names())
 def test_a_methods_example_runs(word: str, pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_default_dtype(torch.float32)
-    monkeypatch.setattr(hierfl, "fit", partial(hierfl.fit, settings=hierfl.Settings(compile=False)))
     monkeypatch.setattr(chosen, "ATTEMPTS", (2,))
     monkeypatch.setattr(hierfl.Fit, "summary", lambda fit: fit)  # other tests are of the summary
     few = hierfl.datasets.heart_disease().split(0.15, seed=0)[0]
@@ -82,7 +79,6 @@ def run_script(name: str, monkeypatch: pytest.MonkeyPatch, rounds: str = r"\g<0>
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", QUICK)
 def test_a_quick_script_of_the_gallery_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hierfl, "fit", partial(hierfl.fit, settings=hierfl.Settings(compile=False)))
     run_script(name, monkeypatch, r"\g<1>2")
 
 
@@ -119,3 +115,15 @@ def test_nothing_is_fetched_from_elsewhere() -> None:
 def test_the_version_is_that_of_the_package() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_outputs_stand_below_the_blocks_that_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS / "tools")
+    outputs = importlib.import_module("outputs")
+    printed = [{"name": "stdout", "text": "a table\n"}, {"name": "stderr", "text": "10 s so far"}]
+    drawn = [{"data": {"image/png": "AAAA\n"}}]
+    assert outputs.shown(printed) == '\n```text title="Output"\na table\n```\n'
+    assert "data:image/png;base64,AAAA" in outputs.shown(drawn) and outputs.shown([]) == ""
+    pages = {f"docs/{page}" for page in outputs.EXECUTED} - {"docs/index.md"}
+    assert all((ROOT / page).is_file() for page in pages)
+    assert CONFIG.count("tutorial") == len(pages)

@@ -60,7 +60,7 @@ def runs() -> dict[str, tuple[Method, hierfl.ClientData]]:
         "two_stage": (methods.two_stage(binary, draws=200), labels),
         LATE: (methods.two_stage(binary, draws=200), labels),
         "exact": (methods.two_stage(normal, draws=200), data),
-        "pvi": (methods.pvi(binary), labels),
+        "pvi": (methods.pvi(binary, draws=4, steps=1), labels),
         "fedavg": (plain, data),
         "fedsvi": (methods.fedsvi(binary, local_steps=2), labels),
     }

@@ -14,10 +14,12 @@ import hierfl
 
 
 def model(batch):
-    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))  # the mean effect of all schools
+    # the mean effect of all schools
+    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
     tau = pyro.sample("tau", dist.HalfCauchy(5.0))  # how much schools differ
     with batch.clients():
-        theta = pyro.sample("theta", dist.Normal(mu, tau))  # the effect at one school
+        # the effect at one school
+        theta = pyro.sample("theta", dist.Normal(mu, tau))
         with batch.data():
             pyro.sample("y", dist.Normal(theta, batch.sigma), obs=batch.y)
 
@@ -33,7 +35,9 @@ print(fit.chosen)
 # reported. The gray band is where the model expects a school that was not in the study.
 
 # %%
-posterior = fit.posterior(draws=2000, seed=0).posterior.stack(s=("chain", "draw"))
+posterior = fit.posterior(draws=2000, seed=0).posterior.stack(
+    s=("chain", "draw")
+)
 new_school = dist.Normal(0.0, 1.0).sample((posterior.sizes["s"],)).numpy()
 expected = posterior["mu"].values + posterior["tau"].values * new_school
 

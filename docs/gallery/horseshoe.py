@@ -29,7 +29,8 @@ def model(batch):
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
     spread = pyro.sample("spread", dist.HalfNormal(1.0))
     with batch.clients():
-        shift = pyro.sample("shift", dist.Normal(mu, spread))  # of the hospital
+        # of the hospital
+        shift = pyro.sample("shift", dist.Normal(mu, spread))
         with batch.data():
             logits = shift + (batch.x * slope).sum(-1)
             pyro.sample("y", dist.Bernoulli(logits=logits), obs=batch.y)
@@ -41,17 +42,29 @@ print(fit.chosen)
 
 # %%
 slope = fit.posterior(draws=2000, seed=0).posterior["slope"]
-low, q1, middle, q3, high = slope.quantile([0.05, 0.25, 0.5, 0.75, 0.95], ("chain", "draw")).values
+low, q1, middle, q3, high = slope.quantile(
+    [0.05, 0.25, 0.5, 0.75, 0.95], ("chain", "draw")
+).values
 order = abs(middle).argsort()[::-1]
 names = [patients.features["x"][j] for j in order]
 
 figure, ax = plt.subplots(figsize=(5.8, 5.4), layout="constrained")
 at = range(COLUMNS)
-ax.hlines(at, low[order], high[order], color=hierfl.plots.COLORS[0], linewidth=1)
+ax.hlines(
+    at, low[order], high[order], color=hierfl.plots.COLORS[0], linewidth=1
+)
 ax.hlines(at, q1[order], q3[order], color=hierfl.plots.COLORS[0], linewidth=3)
-ax.plot(middle[order], at, "o", color=hierfl.plots.COLORS[0], markeredgecolor="white")
+ax.plot(
+    middle[order],
+    at,
+    "o",
+    color=hierfl.plots.COLORS[0],
+    markeredgecolor="white",
+)
 ax.axvline(0, color="0.45", linewidth=0.8, linestyle=":")
 ax.set_yticks(at, names, fontsize=8)
-ax.set(xlabel="change in log odds of heart disease", ylim=(COLUMNS - 0.4, -0.6))
+ax.set(
+    xlabel="change in log odds of heart disease", ylim=(COLUMNS - 0.4, -0.6)
+)
 ax.spines[["top", "right", "left"]].set_visible(False)
 plt.show()

@@ -14,7 +14,10 @@ from hierfl import diagnostics, models
 
 patients = hierfl.datasets.heart_disease()
 model = models.regression(
-    "bernoulli", slopes="global", prior_scale=dist.HalfNormal(0.5), centered=True
+    "bernoulli",
+    slopes="global",
+    prior_scale=dist.HalfNormal(0.5),
+    centered=True,
 )
 everyone = hierfl.fit(model, patients, seed=0)
 without = everyone.without("switzerland", rounds=4)
@@ -36,15 +39,27 @@ def moments(fit):
 
 names = patients.features["x"]
 figure, ax = plt.subplots(figsize=(5.8, 5.6), layout="constrained")
-for k, (label, fit) in enumerate({"all four": everyone, "without Switzerland": without}.items()):
+for k, (label, fit) in enumerate(
+    {"all four": everyone, "without Switzerland": without}.items()
+):
     low, middle, high = moments(fit)
     at = np.arange(len(names)) + 0.3 * (k - 0.5)
     style = {"color": hierfl.plots.COLORS[k]}
     ax.hlines(at, low, high, linewidth=1.2, **style)
-    ax.plot(middle, at, hierfl.plots.MARKERS[k], markersize=4, label=label, **style)
+    ax.plot(
+        middle,
+        at,
+        hierfl.plots.MARKERS[k],
+        markersize=4,
+        label=label,
+        **style,
+    )
 ax.axvline(0, color="0.45", linewidth=0.8, linestyle=":")
 ax.set_yticks(range(len(names)), names, fontsize=8)
-ax.set(xlabel="change in log odds of heart disease", ylim=(len(names) - 0.4, -0.6))
+ax.set(
+    xlabel="change in log odds of heart disease",
+    ylim=(len(names) - 0.4, -0.6),
+)
 ax.spines[["top", "right", "left"]].set_visible(False)
 ax.legend(frameon=False)
 plt.show()

@@ -16,7 +16,10 @@ import hierfl
 
 patients = hierfl.datasets.heart_disease()
 model = hierfl.models.regression(
-    "bernoulli", slopes="global", prior_scale=dist.HalfNormal(0.5), centered=True
+    "bernoulli",
+    slopes="global",
+    prior_scale=dist.HalfNormal(0.5),
+    centered=True,
 )
 home = Path(tempfile.mkdtemp())
 nodes = hierfl.nodes.in_process(patients, home)
@@ -31,10 +34,23 @@ print(over_nodes.history[["round", "clients", "bytes_down", "bytes_up"]])
 # %%
 history = over_nodes.history
 figure, ax = plt.subplots(figsize=(6.0, 3.0), layout="constrained")
-for k, (way, label) in enumerate((("bytes_down", "to the hospitals"), ("bytes_up", "back"))):
+for k, (way, label) in enumerate(
+    (("bytes_down", "to the hospitals"), ("bytes_up", "back"))
+):
     at = history["round"] + 0.36 * (k - 0.5)
-    ax.bar(at, history[way] / 1e3, width=0.34, color=hierfl.plots.COLORS[k], label=label)
-ax.set(xlabel="round", ylabel="kB, all hospitals together", xticks=history["round"], yscale="log")
+    ax.bar(
+        at,
+        history[way] / 1e3,
+        width=0.34,
+        color=hierfl.plots.COLORS[k],
+        label=label,
+    )
+ax.set(
+    xlabel="round",
+    ylabel="kB, all hospitals together",
+    xticks=history["round"],
+    yscale="log",
+)
 ax.spines[["top", "right"]].set_visible(False)
 ax.legend(frameon=False, loc="upper left")
 plt.show()
@@ -45,7 +61,10 @@ plt.show()
 # %%
 here = hierfl.fit(model, patients, seed=0)
 sites = [n for n in here.draws(10).shared]
-there, same = over_nodes.posterior(draws=200).posterior, here.posterior(draws=200).posterior
+there, same = (
+    over_nodes.posterior(draws=200).posterior,
+    here.posterior(draws=200).posterior,
+)
 print(
     pd.DataFrame(
         {

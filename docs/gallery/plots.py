@@ -32,7 +32,9 @@ fit = hierfl.fit(models.regression("gaussian", x=None, y="y"), radon, seed=0)
 draws = fit.posterior(draws=1000, seed=0).posterior.stack(s=("chain", "draw"))
 levels = draws["intercept"].transpose("s", "client").values
 names, homes = list(fit.clients), radon.counts.numpy()
-new = np.random.default_rng(0).normal(draws["intercept_loc"], draws["intercept_scale"])
+new = np.random.default_rng(0).normal(
+    draws["intercept_loc"], draws["intercept_scale"]
+)
 largest = np.argsort(-homes)
 
 # %% [markdown]
@@ -46,35 +48,51 @@ ax = column(3.0)
 some = largest[
     [*range(6), *range(-6, 0)]
 ]  # six counties with the most homes, and six with the fewest
-plots.client_forest(ax, levels[:, some], [names[k] for k in some], rows=homes[some], prior=new)
+plots.client_forest(
+    ax, levels[:, some], [names[k] for k in some], rows=homes[some], prior=new
+)
 ax.set_xlabel("level of the county, log radon")
 plt.show()
 
 # %%
 y = radon.fields["y"].numpy()
-alone = np.array([y[radon.row_client.numpy() == k].mean() for k in range(len(names))])
-ax = plots.shrinkage(column(3.2), alone, levels.mean(0), rows=homes, center=float(new.mean()))
+alone = np.array(
+    [y[radon.row_client.numpy() == k].mean() for k in range(len(names))]
+)
+ax = plots.shrinkage(
+    column(3.2), alone, levels.mean(0), rows=homes, center=float(new.mean())
+)
 ax.legend(frameon=False, fontsize=7)
 plt.show()
 
 # %%
-ax = plots.prior_and_clients(column(), new, levels[:, largest[:4]], [names[k] for k in largest[:4]])
+ax = plots.prior_and_clients(
+    column(), new, levels[:, largest[:4]], [names[k] for k in largest[:4]]
+)
 ax.set_xlabel("level of the county, log radon")
 ax.legend(frameon=False, fontsize=7)
 plt.show()
 
 # %%
-means = np.column_stack([alone, levels.mean(0), radon.client_fields["log_uranium"].numpy()])
-plots.client_map(column(2.8), means[largest[:7]], [names[k] for k in largest[:7]])
+means = np.column_stack(
+    [alone, levels.mean(0), radon.client_fields["log_uranium"].numpy()]
+)
+plots.client_map(
+    column(2.8), means[largest[:7]], [names[k] for k in largest[:7]]
+)
 plt.show()
 
 # %%
 slopes = hierfl.fit(models.regression("gaussian", y="y"), radon, seed=0)
-found = slopes.posterior(draws=1000, seed=0).posterior
-noise = np.random.default_rng(0).standard_normal(found["slope_scale"].shape)
-of_a_county = found["slope_loc"] + found["slope_scale"] * noise
+posterior = slopes.posterior(draws=1000, seed=0).posterior
+noise = np.random.default_rng(0).standard_normal(
+    posterior["slope_scale"].shape
+)
+of_a_county = posterior["slope_loc"] + posterior["slope_scale"] * noise
 ax = plots.forest(
-    column(2.6), found["slope"].sel(client=[names[k] for k in largest[:4]]), of_a_county
+    column(2.6),
+    posterior["slope"].sel(client=[names[k] for k in largest[:4]]),
+    of_a_county,
 )
 ax.set_xlabel("slope, log radon")
 ax.legend(frameon=False, fontsize=7, loc="lower left")
@@ -92,30 +110,40 @@ plt.show()
 
 # %%
 ax = plots.pit(column(), replicates, y)
-ax.legend(frameon=False, fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 1.0))
+ax.legend(
+    frameon=False, fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 1.0)
+)
 plt.show()
 
 # %%
 few = radon.select([names[k] for k in largest[:12]])
-table = diagnostics.client_rates(fit.predict(few), fit.replicate(few, draws=200, seed=0))
+table = diagnostics.client_rates(
+    fit.predict(few), fit.replicate(few, draws=200, seed=0)
+)
 ax = plots.rates(column(2.8), table)
 ax.set_xlabel("mean log radon")
 plt.show()
 
 # %%
 train, test = hierfl.datasets.heart_disease().split(0.7, seed=0)
-net = models.network(nn.Linear(27, 1), likelihood=models.likelihood.bernoulli())
+net = models.network(
+    nn.Linear(27, 1), likelihood=models.likelihood.bernoulli()
+)
 average = methods.fedavg(net, optimizer=optimizers.SGD(0.1), steps=5)
 runs = [hierfl.fit(average, train, rounds=25, seed=seed) for seed in range(3)]
 found = runs[0].predict(test, draws=1)
-ax = plots.reliability(column(2.8), {"fedavg": (found.mean.numpy(), found.label.numpy())})
+ax = plots.reliability(
+    column(2.8), {"fedavg": (found.mean.numpy(), found.label.numpy())}
+)
 plt.show()
 
 # %%
 chance = found.mean.numpy()
 entropy = -(chance * np.log(chance) + (1 - chance) * np.log1p(-chance))
 va = test.row_client.numpy() == test.names.index("va")
-ax = plots.entropies(column(), entropy[~va], entropy[va], labels=("other hospitals", "va"))
+ax = plots.entropies(
+    column(), entropy[~va], entropy[va], labels=("other hospitals", "va")
+)
 ax.legend(frameon=False, fontsize=7, loc="upper left")
 plt.show()
 
@@ -143,7 +171,10 @@ plt.show()
 
 # %%
 ax = plots.convergence(
-    column(), {"fedavg": [run.history for run in runs]}, column="loss", settled=0
+    column(),
+    {"fedavg": [run.history for run in runs]},
+    column="loss",
+    settled=0,
 )
 plt.show()
 
@@ -155,9 +186,13 @@ plt.show()
 home = Path(tempfile.mkdtemp())
 frames = {name: rows for name, rows in frame.groupby("hospital")}
 hierfl.nodes.fit(
-    hierfl.formula(text, "bernoulli", clients="hospital"), hierfl.nodes.in_process(frames, home)
+    hierfl.formula(text, "bernoulli", clients="hospital"),
+    hierfl.nodes.in_process(frames, home),
 )
-logs = {name: pd.read_json(home / name / "left.jsonl", lines=True) for name in frames}
+logs = {
+    name: pd.read_json(home / name / "left.jsonl", lines=True)
+    for name in frames
+}
 plots.messages(column(2.2), logs)
 plt.show()
 
@@ -182,11 +217,15 @@ def schools(batch):
     with batch.clients():
         theta = pyro.sample("theta", dist.Normal(mu, 1.0))
         with batch.data():
-            pyro.sample("y", dist.Normal(theta, batch.sigma / 10), obs=batch.y)
+            pyro.sample(
+                "y", dist.Normal(theta, batch.sigma / 10), obs=batch.y
+            )
 
 
 eight = hierfl.datasets.eight_schools()
-ranks = diagnostics.sbc(schools, guides.mean_field, eight, replications=200, steps=200)
+ranks = diagnostics.sbc(
+    schools, guides.mean_field, eight, replications=200, steps=200
+)
 plots.rank_ecdf(column(), ranks, "mu")
 plt.show()
 

@@ -12,7 +12,9 @@ import numpy as np
 import hierfl
 
 radon = hierfl.datasets.radon()
-fit = hierfl.fit(hierfl.models.regression("gaussian", slopes="global"), radon, seed=0)
+fit = hierfl.fit(
+    hierfl.models.regression("gaussian", slopes="global"), radon, seed=0
+)
 replicated = fit.replicate(radon, draws=100, seed=0)
 observed = radon.fields["y"].numpy()
 print("draws of every home's log radon:", tuple(replicated.shape))
@@ -26,18 +28,31 @@ print("draws of every home's log radon:", tuple(replicated.shape))
 from scipy.stats import gaussian_kde
 
 grid = np.linspace(observed.min() - 1, observed.max() + 1, 200)
-figure, (left, right) = plt.subplots(1, 2, figsize=(8.0, 3.4), layout="constrained")
+figure, (left_ax, right) = plt.subplots(
+    1, 2, figsize=(8.0, 3.4), layout="constrained"
+)
 for made in replicated[:40].numpy():
-    left.plot(grid, gaussian_kde(made)(grid), color=hierfl.plots.COLORS[5], linewidth=0.5)
-left.plot(grid, gaussian_kde(observed)(grid), color="black", linewidth=2, label="measured")
-left.set(xlabel="log radon", yticks=[])
-left.legend(frameon=False)
+    left_ax.plot(
+        grid,
+        gaussian_kde(made)(grid),
+        color=hierfl.plots.COLORS[5],
+        linewidth=0.5,
+    )
+left_ax.plot(
+    grid,
+    gaussian_kde(observed)(grid),
+    color="black",
+    linewidth=2,
+    label="measured",
+)
+left_ax.set(xlabel="log radon", yticks=[])
+left_ax.legend(frameon=False)
 # PIT values are uniform where the model is right
 pit = (replicated.numpy() < observed).mean(0)
 right.hist(pit, bins=20, color=hierfl.plots.COLORS[0], edgecolor="white")
 right.axhline(len(pit) / 20, color="0.45", linestyle="--")
 right.set(xlabel="PIT value of a home", ylabel="homes")
-for ax in (left, right):
+for ax in (left_ax, right):
     ax.spines[["top", "right"]].set_visible(False)
 plt.show()
 
@@ -47,5 +62,7 @@ plt.show()
 # ## The posterior in ArviZ
 
 # %%
-summary = az.summary(fit.posterior(draws=1000, seed=0), var_names=["~intercept"], kind="stats")
+summary = az.summary(
+    fit.posterior(draws=1000, seed=0), var_names=["~intercept"], kind="stats"
+)
 print(summary.head(6))

@@ -22,9 +22,15 @@ def model(batch):
     tau = pyro.sample("tau", dist.HalfNormal(1.0))
     sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
     with batch.clients():  # counties
-        level = pyro.sample("level", dist.Normal(mu + uranium * batch.log_uranium, tau))
+        level = pyro.sample(
+            "level", dist.Normal(mu + uranium * batch.log_uranium, tau)
+        )
         with batch.data():  # homes
-            pyro.sample("y", dist.Normal(level + ground_floor * batch.floor, sigma), obs=batch.y)
+            pyro.sample(
+                "y",
+                dist.Normal(level + ground_floor * batch.floor, sigma),
+                obs=batch.y,
+            )
 
 
 radon = hierfl.datasets.radon()
@@ -40,17 +46,32 @@ for name in ("uranium", "ground_floor", "tau", "sigma"):
 
 # %%
 x = radon.client_fields["log_uranium"].numpy()
-low, middle, high = draws["level"].quantile([0.05, 0.5, 0.95], ("chain", "draw")).values
+low, middle, high = (
+    draws["level"].quantile([0.05, 0.5, 0.95], ("chain", "draw")).values
+)
 line = np.linspace(x.min() - 0.05, x.max() + 0.05, 50)
-at = draws["mu"].values.ravel()[:, None] + draws["uranium"].values.ravel()[:, None] * line
+at = (
+    draws["mu"].values.ravel()[:, None]
+    + draws["uranium"].values.ravel()[:, None] * line
+)
 
 figure, ax = plt.subplots(figsize=(6.2, 3.8), layout="constrained")
 band = np.quantile(at, [0.05, 0.95], axis=0)
 ax.fill_between(line, *band, color="0.88", label="line: 90 % interval")
 ax.plot(line, at.mean(0), color="0.45")
 ax.vlines(x, low, high, color=hierfl.plots.COLORS[0], linewidth=0.8)
-ax.plot(x, middle, "o", color=hierfl.plots.COLORS[0], markersize=3.5, label="county")
-ax.set(xlabel="log uranium in the soil of the county", ylabel="level of the county, log radon")
+ax.plot(
+    x,
+    middle,
+    "o",
+    color=hierfl.plots.COLORS[0],
+    markersize=3.5,
+    label="county",
+)
+ax.set(
+    xlabel="log uranium in the soil of the county",
+    ylabel="level of the county, log radon",
+)
 ax.spines[["top", "right"]].set_visible(False)
 ax.legend(frameon=False, loc="upper left")
 plt.show()

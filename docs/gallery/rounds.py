@@ -29,7 +29,9 @@ exact = hierfl.fit(model, some, seed=0).draws(4000, seed=0).shared["log_tau"]
 runs = {
     "pvi": (methods.pvi(model), 20),
     "fedsvi, structured": (
-        methods.fedsvi(model, guides.structured, optimizer=optimizers.Adam(0.05)),
+        methods.fedsvi(
+            model, guides.structured, optimizer=optimizers.Adam(0.05)
+        ),
         200,
     ),
 }
@@ -43,7 +45,9 @@ for name, (method, rounds) in runs.items():
         done = len(fit.history)
         if done % every == 0:
             mean = fit.draws(500, seed=0).shared["log_tau"].mean()
-            seen.append((done, float((mean - exact.mean()).abs() / exact.std())))
+            seen.append(
+                (done, float((mean - exact.mean()).abs() / exact.std()))
+            )
 
     hierfl.fit(method, some, rounds=rounds, seed=0, callback=look)
     error[name] = seen
@@ -52,10 +56,18 @@ for name, (method, rounds) in runs.items():
 figure, ax = plt.subplots(figsize=(6.0, 3.4), layout="constrained")
 for k, (name, seen) in enumerate(error.items()):
     rounds, off = zip(*seen, strict=True)
-    style = {"color": hierfl.plots.COLORS[k + 1], "marker": hierfl.plots.MARKERS[k + 1]}
+    style = {
+        "color": hierfl.plots.COLORS[k + 1],
+        "marker": hierfl.plots.MARKERS[k + 1],
+    }
     ax.plot(rounds, off, markersize=4, label=name, **style)
 ax.axhline(0.1, color="0.45", linestyle="--", linewidth=0.8)
-ax.set(xscale="log", yscale="log", xlabel="round", ylabel="error of the mean, posterior sds")
+ax.set(
+    xscale="log",
+    yscale="log",
+    xlabel="round",
+    ylabel="error of the mean, posterior sds",
+)
 ax.spines[["top", "right"]].set_visible(False)
 ax.legend(frameon=False)
 plt.show()

@@ -12,7 +12,8 @@ import hierfl
 from hierfl import models
 
 radon = hierfl.datasets.radon()
-county = models.regression("gaussian", x=None, y="y")  # an intercept of each county, shrunk
+# an intercept of each county, shrunk
+county = models.regression("gaussian", x=None, y="y")
 fit = hierfl.fit(county, radon, seed=0)
 print(fit.chosen)
 
@@ -26,7 +27,10 @@ center = float(np.average(together))
 
 figure, ax = plt.subplots(figsize=(5.2, 4.8), layout="constrained")
 hierfl.plots.shrinkage(ax, alone, together, rows=homes, center=center)
-ax.set(xlabel="mean log radon of a county's own homes", ylabel="hierarchical estimate")
+ax.set(
+    xlabel="mean log radon of a county's own homes",
+    ylabel="hierarchical estimate",
+)
 ax.legend(frameon=False, loc="upper left")
 plt.show()
 
@@ -35,11 +39,14 @@ plt.show()
 # diagonal. Points above and below them that moved a long way are counties of one to five homes.
 
 # %%
-few, many = homes <= 3, homes >= 20
-for title, some in (("three homes or fewer", few), ("twenty homes or more", many)):
+three, many = homes <= 3, homes >= 20
+for title, some in (
+    ("three homes or fewer", three),
+    ("twenty homes or more", many),
+):
     moved = 1 - (together[some] - center) @ (alone[some] - center) / np.sum(
         (alone[some] - center) ** 2
     )
     print(
-        f"{title}: {some.sum()} counties, moved {moved:.0%} of the way to the center on the whole"
+        f"{title}: {some.sum()} counties, moved {moved:.0%} of the way to the center"
     )

@@ -13,13 +13,22 @@ import hierfl
 rng = np.random.default_rng(1)
 names = [f"hospital {letter}" for letter in "ABCDEFGH"]
 frailty = dict(zip(names, rng.normal(0.0, 0.4, len(names)), strict=True))
-trial = pd.DataFrame({"hospital": np.repeat(names, 30), "arm": ["old", "new"] * 120})
-log_mean = 2.6 + 0.5 * (trial["arm"] == "new") + trial["hospital"].map(frailty)
+trial = pd.DataFrame(
+    {"hospital": np.repeat(names, 30), "arm": ["old", "new"] * 120}
+)
+log_mean = (
+    2.6 + 0.5 * (trial["arm"] == "new") + trial["hospital"].map(frailty)
+)
 months = np.exp(log_mean) * rng.weibull(1.3, len(trial))
-trial["months"], trial["died"] = np.minimum(months, 36.0), (months < 36.0).astype(int)
+trial["months"], trial["died"] = (
+    np.minimum(months, 36.0),
+    (months < 36.0).astype(int),
+)
 
 formula = hierfl.formula(
-    "months | event(died) ~ arm + (1 | hospital)", "weibull", clients="hospital"
+    "months | event(died) ~ arm + (1 | hospital)",
+    "weibull",
+    clients="hospital",
 )
 fit = hierfl.fit(formula, trial, seed=0)
 

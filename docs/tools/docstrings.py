@@ -16,4 +16,6 @@ class Fenced(Extension):
     def on_object(self, *, obj: Object, **kwargs: Any) -> None:
         """Change the docstring of an object that was read."""
         if obj.docstring:
-            obj.docstring.value = DOCTEST.sub(r"```pycon\n\1\n```", obj.docstring.value)
+            obj.docstring.value = DOCTEST.sub(
+                r"```pycon\n\1\n```", obj.docstring.value
+            )

@@ -12,7 +12,9 @@ MARK = "<!-- gallery -->"
 def scripts() -> list[Path]:
     """Return the scripts in the order of the navigation."""
     config = (GALLERY.parents[1] / "mkdocs.yml").read_text()
-    return [GALLERY / name for name in re.findall(r"- gallery/(\w+\.py)", config)]
+    return [
+        GALLERY / name for name in re.findall(r"- gallery/(\w+\.py)", config)
+    ]
 
 
 def title(script: Path) -> str:

@@ -27,8 +27,12 @@ class Group:
 def exported(module: str, *, without: str = "") -> list[str]:
     """Return the full names that a module exports, without its modules and those in `without`."""
     room = importlib.import_module(module)
-    left = [n for n in room.__all__ if n not in without.split()]
-    return [f"{module}.{n}" for n in left if not isinstance(getattr(room, n), ModuleType)]
+    others = [n for n in room.__all__ if n not in without.split()]
+    return [
+        f"{module}.{n}"
+        for n in others
+        if not isinstance(getattr(room, n), ModuleType)
+    ]
 
 
 def _in(module: str, names: str) -> list[str]:
@@ -41,7 +45,9 @@ def methods() -> tuple[list[str], list[str], list[str]]:
     from hierfl.methods.listed import described
 
     about = described(About)
-    bayesian = [name for name in about if not about[name].guide.startswith("points")]
+    bayesian = [
+        name for name in about if not about[name].guide.startswith("points")
+    ]
     points = [name for name in about if name not in bayesian]
     kinds = (bayesian, points, list(described(Wrapper)))
     return tuple(_in(METHODS, " ".join(kind)) for kind in kinds)  # type: ignore[return-value]
@@ -51,7 +57,9 @@ def groups() -> list[Group]:
     """Return the groups of the reference."""
     bayesian, points, wrappers = methods()
     checks = "Summary summary Check Convergence convergence Corrected corrected Reference nuts"
-    checks += " AgainstNuts against_nuts Sbc sbc ecdf_band Sensitivity sensitivity"
+    checks += (
+        " AgainstNuts against_nuts Sbc sbc ecdf_band Sensitivity sensitivity"
+    )
     scores = "client_scores across_clients effective_clients crps Gap generalization_gap Loo loo"
     scores += " compare Compared client_rates interval_coverage coverage_p_value CalibrationError"
     scores += " calibration_error confidence equal_mass"
@@ -59,9 +67,13 @@ def groups() -> list[Group]:
     unknown += " mutual_information auroc fpr95"
     rest = "Audit audit Coherence coherence client_gradients loss_deviations PacBayes pac_bayes"
     parts_of_families = "Response ResponseFamily named as_source BetaBinomial Binomial Censored"
-    parts_of_families += " Hurdle NegativeBinomial Ordered OrderedBeta PiecewiseExponential"
+    parts_of_families += (
+        " Hurdle NegativeBinomial Ordered OrderedBeta PiecewiseExponential"
+    )
     parts_of_families += " SkewNormal Weibull half_student"
-    parts_of_families += " intercept_prior shape_prior cloglog_logits cumulative_logits"
+    parts_of_families += (
+        " intercept_prior shape_prior cloglog_logits cumulative_logits"
+    )
     parts_of_families += " probit_logits acat_logits sratio_logits Dirichlet Multinomial Truncated"
     parts_of_families += " VonMises truncated OverNormal over_normal"
     global_sites = "diagonal_normal full_normal low_rank_normal spline_flow"
@@ -75,6 +87,15 @@ def groups() -> list[Group]:
                 "What a fit returns": [
                     *_in("hierfl", "Fit Prediction predict_from_prior"),
                     *exported("hierfl.report"),
+                ],
+                "Methods of a fit": [
+                    "hierfl.runs.saved.save",
+                    "hierfl.runs.personalize.personalize",
+                    "hierfl.runs.updating.update",
+                    "hierfl.runs.living.without",
+                    "hierfl.runs.joining.updated",
+                    "hierfl.posterior.discrete.infer_discrete",
+                    "hierfl.posterior.row_values.infer_rows",
                 ],
                 "Errors": _in(
                     "hierfl",
@@ -99,8 +120,12 @@ def groups() -> list[Group]:
                     *_in("hierfl", "schema Schema"),
                     *exported("hierfl.formulas", without="Schema"),
                 ],
-                "Response families": exported("hierfl.models.families", without=parts_of_families),
-                "Parts of families": _in("hierfl.models.families", parts_of_families),
+                "Response families": exported(
+                    "hierfl.models.families", without=parts_of_families
+                ),
+                "Parts of families": _in(
+                    "hierfl.models.families", parts_of_families
+                ),
             },
         ),
         Group(
@@ -133,11 +158,15 @@ def groups() -> list[Group]:
             "Data",
             "Clients' rows, how to split and scale them, and data sets by name.",
             {
-                "Clients' rows": _in("hierfl", "ClientData ClientBatch full_batch"),
+                "Clients' rows": _in(
+                    "hierfl", "ClientData ClientBatch full_batch"
+                ),
                 "Prepare": _in("hierfl", "standardize Scaling fill_missing"),
                 "Deal rows out to clients": [
                     f"hierfl.partition.{name}"
-                    for name in importlib.import_module("hierfl.data.partition").__all__
+                    for name in importlib.import_module(
+                        "hierfl.data.partition"
+                    ).__all__
                 ],
                 "Data sets": exported("hierfl.datasets"),
             },
@@ -160,7 +189,9 @@ def groups() -> list[Group]:
             "Families of posteriors.",
             {
                 "Families": exported("hierfl.guides", without=global_sites),
-                "Families of the global sites": _in("hierfl.guides", global_sites),
+                "Families of the global sites": _in(
+                    "hierfl.guides", global_sites
+                ),
             },
         ),
         Group(
@@ -171,7 +202,10 @@ def groups() -> list[Group]:
                 "With a posterior": bayesian,
                 "With point estimates": points,
                 "Wrappers": wrappers,
-                "Write your own": _in("hierfl", "Method Client Server Phase Share LogShare Clock"),
+                "Write your own": _in(
+                    "hierfl",
+                    "Method Client Server Phase Share LogShare Clock",
+                ),
                 "Optimizers": exported("hierfl.optimizers"),
             },
         ),
@@ -185,7 +219,9 @@ def groups() -> list[Group]:
                     *_in("hierfl.diagnostics", scores),
                     "hierfl.compare_models",
                 ],
-                "Rows unlike any that were seen": _in("hierfl.diagnostics", unknown),
+                "Rows unlike any that were seen": _in(
+                    "hierfl.diagnostics", unknown
+                ),
                 "Clients and bounds": _in("hierfl.diagnostics", rest),
             },
         ),
@@ -209,7 +245,7 @@ def groups() -> list[Group]:
 
 def public_names() -> set[str]:
     """Return every name that hierfl exports, found by walking its modules."""
-    found: set[str] = set()
+    names: set[str] = set()
     rooms = ["hierfl", "hierfl.formulas", "hierfl.flower", "hierfl.report"]
     while rooms:
         room = importlib.import_module(rooms.pop())
@@ -218,7 +254,7 @@ def public_names() -> set[str]:
             if isinstance(value, ModuleType):
                 rooms.append(value.__name__)
             else:
-                found.add(
+                names.add(
                     f"{room.__name__.replace('hierfl.data.partition', 'hierfl.partition')}.{name}"
                 )
-    return found - {"hierfl.formulas.Schema"}  # it is hierfl.Schema
+    return names - {"hierfl.formulas.Schema"}  # it is hierfl.Schema

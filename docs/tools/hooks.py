@@ -16,6 +16,7 @@ from mkdocs.structure.files import File, Files
 sys.path.insert(0, str(Path(__file__).parent))
 import gallery
 import groups
+import outputs
 import pages
 
 ROOT = Path(__file__).parents[2]
@@ -29,9 +30,13 @@ OUTSIDE = (
 )
 FOLDERS = ("benchmarks", "examples", "tests/SLOW.md")
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)\s]+)\)")
-THUMBNAILS: dict[str, bytes] = {}  # name of a page of the gallery -> its first picture
+THUMBNAILS: dict[
+    str, bytes
+] = {}  # name of a page of the gallery -> its first picture
 CODE_IN_CELL = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
-IMAGE = re.compile(r'<img[^>]*src="?data:image/png;base64,([A-Za-z0-9+/=\s]+)', re.DOTALL)
+IMAGE = re.compile(
+    r'<img[^>]*src="?data:image/png;base64,([A-Za-z0-9+/=\s]+)', re.DOTALL
+)
 
 
 def on_config(config: Any) -> Any:
@@ -39,7 +44,10 @@ def on_config(config: Any) -> Any:
     reference: list[Any] = ["reference/index.md"]
     for group in groups.groups():
         entries: list[Any] = [f"reference/{group.word}/index.md"]
-        entries += [{title(group, name): pages.address(group, name)} for name in group.names]
+        entries += [
+            {title(group, name): pages.address(group, name)}
+            for name in group.names
+        ]
         reference.append({group.title: entries})
     for entry in config["nav"]:
         if "API reference" in entry:
@@ -67,21 +75,27 @@ def on_files(files: Files, config: Any) -> Files:
 
 def _linked() -> list[str]:
     """Return the files of FOLDERS that a page links to, pages that these link to included."""
-    sources = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
-    found: set[str] = set()
+    sources = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+    names: set[str] = set()
     while sources:
         source = sources.pop()
         for link in LINK.findall(source.read_text()):
             path = (source.parent / link.partition("#")[0]).resolve()
             if path.is_file() and path.is_relative_to(ROOT):
                 name = path.relative_to(ROOT).as_posix()
-                if name.startswith(FOLDERS) and name not in found:
-                    found.add(name)
+                if name.startswith(FOLDERS) and name not in names:
+                    names.add(name)
                     sources += [path] if path.suffix == ".md" else []
-    return sorted(found)
+    return sorted(names)
 
 
-def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+def on_page_markdown(
+    markdown: str, page: Any, config: Any, files: Files
+) -> str:
     """Lead links to where the site has the files: docs/ is its root."""
     source = page.file.src_uri
     outside = source == "index.md" or not (ROOT / "docs" / source).exists()
@@ -89,7 +103,13 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return markdown
     markdown = markdown.replace(gallery.MARK, gallery.cards())
     markdown = CODE_IN_CELL.sub(_unescaped, markdown)
-    here = ROOT / ("README.md" if source == "index.md" else source if outside else f"docs/{source}")
+    here = ROOT / (
+        "README.md"
+        if source == "index.md"
+        else source
+        if outside
+        else f"docs/{source}"
+    )
     base = Path(source).parent
 
     def led(link: re.Match[str]) -> str:
@@ -98,11 +118,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if not path.is_relative_to(ROOT):
             return link[0]
         name = path.relative_to(ROOT).as_posix()
-        inside = name.removeprefix("docs/") if name.startswith("docs/") else name
+        inside = (
+            name.removeprefix("docs/") if name.startswith("docs/") else name
+        )
         inside = "index.md" if name == "README.md" else inside
         return f"]({_relative(inside, base)}{hash_}{anchor})"
 
-    return LINK.sub(led, markdown)
+    made = LINK.sub(led, markdown)
+    return outputs.with_outputs(made) if source in outputs.EXECUTED else made
 
 
 def _unescaped(code: re.Match[str]) -> str:
@@ -115,7 +138,9 @@ def _relative(target: str, base: Path) -> str:
     return posixpath.relpath(target, base.as_posix())
 
 
-def on_page_content(content: str, page: Any, config: Any, files: Files) -> str:
+def on_page_content(
+    content: str, page: Any, config: Any, files: Files
+) -> str:
     """Keep the thumbnail of a page of the gallery, and lead its links to pages, one to its script."""
     source = Path(page.file.src_uri)
     if source.parent.name != "gallery" or source.suffix != ".py":
@@ -123,19 +148,25 @@ def on_page_content(content: str, page: Any, config: Any, files: Files) -> str:
     pictures = IMAGE.findall(content)
     if pictures:
         THUMBNAILS[source.stem] = base64.b64decode(pictures[0])
-    content = re.sub(r'(href="(?!https?:)[^"#]+)\.(?:md|py)(["#])', r"\1.html\2", content)
+    content = re.sub(
+        r'(href="(?!https?:)[^"#]+)\.(?:md|py)(["#])', r"\1.html\2", content
+    )
     return f'{content}<p><a href="{source.name}" download>Download this page as a script of cells</a></p>'
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """Take the script that lets the search run from files from the site itself."""
-    shim = _relative("assets/iframe-worker.js", Path(page.file.dest_uri).parent)
+    shim = _relative(
+        "assets/iframe-worker.js", Path(page.file.dest_uri).parent
+    )
     return output.replace("https://unpkg.com/iframe-worker/shim", shim)
 
 
 def on_post_template(output: str, template_name: str, config: Any) -> str:
     """Do the same on the page of wrong addresses, which may be at any depth."""
-    return output.replace("https://unpkg.com/iframe-worker/shim", "/assets/iframe-worker.js")
+    return output.replace(
+        "https://unpkg.com/iframe-worker/shim", "/assets/iframe-worker.js"
+    )
 
 
 def on_post_build(config: Any) -> None:

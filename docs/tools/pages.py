@@ -19,6 +19,10 @@ from hierfl.methods.about import HEADINGS, About, Wrapper
 WRITTEN = Path(__file__).with_name("methods.toml")
 
 
+# Modules of functions that are methods of a fit, and of what they return.
+OF_FITS = ("hierfl.effects.", "hierfl.runs.", "hierfl.posterior.")
+
+
 def address(group: Group, name: str) -> str:
     """Return the path of a name's page in docs/."""
     return f"reference/{group.word}/{short(name).removeprefix(f'{group.word}.')}.md"
@@ -26,36 +30,42 @@ def address(group: Group, name: str) -> str:
 
 def reference() -> dict[str, str]:
     """Return every page of the reference: path in docs/ -> Markdown."""
-    found = {"reference/index.md": overview()}
+    made = {"reference/index.md": overview()}
     for group in groups():
-        found[f"reference/{group.word}/index.md"] = page_of_group(group)
-        found |= {address(group, name): page(name) for name in group.names}
-    return found
+        made[f"reference/{group.word}/index.md"] = page_of_group(group)
+        made |= {address(group, name): page(name) for name in group.names}
+    return made
 
 
 def overview() -> str:
     """Return the page that lists all names."""
-    parts = ["# API reference\n\nEvery public name has a page, made from its docstring.\n"]
+    lines = [
+        "# API reference\n\nEvery public name has a page, made from its docstring.\n"
+    ]
     for group in groups():
-        parts.append(f"## [{group.title}]({group.word}/index.md)\n\n{group.about}\n")
+        lines.append(
+            f"## [{group.title}]({group.word}/index.md)\n\n{group.about}\n"
+        )
         links = (
             f"[`{short(name)}`]({address(group, name)[len('reference/') :]})"
             for name in group.names
         )
-        parts.append(" · ".join(links) + "\n")
-    return "\n".join(parts)
+        lines.append(" · ".join(links) + "\n")
+    return "\n".join(lines)
 
 
 def page_of_group(group: Group) -> str:
     """Return the page of a group: each name with a line about it."""
-    parts = [f"# {group.title}\n\n{group.about}\n"]
+    lines = [f"# {group.title}\n\n{group.about}\n"]
     for title, names in group.parts.items():
         rows = [
             f"| [`{short(name)}`]({Path(address(group, name)).name}) | {line(name)} |"
             for name in names
         ]
-        parts.append("\n".join([f"## {title}\n", "| | |", "|---|---|", *rows, ""]))
-    return "\n".join(parts)
+        lines.append(
+            "\n".join([f"## {title}\n", "| | |", "|---|---|", *rows, ""])
+        )
+    return "\n".join(lines)
 
 
 def page(name: str) -> str:
@@ -123,7 +133,9 @@ def page_of_wrapper(name: str, about: Wrapper) -> str:
     """Return a wrapper's page."""
     word = name.rpartition(".")[2]
     written = texts()[word]
-    equation = equations(written["equations"]) if "equations" in written else ""
+    equation = (
+        equations(written["equations"]) if "equations" in written else ""
+    )
     adds = re.sub(r"\]\((\w+)\.md", r"](../../\1.md", about.adds)
     return f"""# {word}
 
@@ -156,32 +168,49 @@ def example(word: str) -> str:
     """Return the example of a method, which runs as it stands."""
     shared = texts()["shared"]
     own = texts()[word]
-    return (shared[own.get("on", "network")].strip() + "\n\n" + own["example"].strip()).strip()
+    return (
+        shared[own.get("on", "network")].strip()
+        + "\n\n"
+        + own["example"].strip()
+    ).strip()
 
 
 def equations(text: str) -> str:
     """Return LaTeX as display math: a block is split at its wide spaces, so that it fits a phone."""
     blocks = []
     for block in text.strip().split("\n\n"):
-        rows = block.replace(r"\qquad \text{or} \qquad", r"\qquad \text{or } ").split(r"\qquad")
+        rows = block.replace(
+            r"\qquad \text{or} \qquad", r"\qquad \text{or } "
+        ).split(r"\qquad")
         blocks += [row.strip().removesuffix(",") for row in rows]
     return "\n\n".join(f"$$\n{block}\n$$" for block in blocks)
 
 
 def plain_text(name: str) -> str:
     """Return the docstring of the name's file, folded: the algorithm in plain text."""
-    about = inspect.getdoc(importlib.import_module(object_of(name).__module__)) or ""
+    about = (
+        inspect.getdoc(importlib.import_module(object_of(name).__module__))
+        or ""
+    )
     text = "\n".join(f"    {row}".rstrip() for row in about.splitlines())
-    title = "In plain text: the algorithm, its source, and where hierfl differs"
+    title = (
+        "In plain text: the algorithm, its source, and where hierfl differs"
+    )
     return f'??? note "{title}"\n\n    ```text\n{text}\n    ```'
 
 
 def contents(name: str) -> str:
     """Return what mkdocstrings makes of a name, or the value of a constant."""
     value = object_of(name)
-    if not hasattr(value, "__qualname__") and not hasattr(value, "__module__"):
+    if not hasattr(value, "__qualname__") and not hasattr(
+        value, "__module__"
+    ):
         return f"```python\n{short(name)} = {value!r}\n```\n"
-    options = {"heading_level": 2, "show_root_heading": "true", "show_root_toc_entry": "true"}
+    options = {
+        "heading_level": 2,
+        "show_root_heading": "true",
+        "show_root_toc_entry": "true",
+    }
     options |= {"heading": '"Signature"', "toc_label": '"Signature"'}
     lines = [
         f"::: {defined(name)}",
@@ -195,7 +224,10 @@ def object_of(name: str) -> Any:
     """Return what a full name names."""
     module, _, word = name.rpartition(".")
     return getattr(
-        importlib.import_module(module.replace("hierfl.partition", "hierfl.data.partition")), word
+        importlib.import_module(
+            module.replace("hierfl.partition", "hierfl.data.partition")
+        ),
+        word,
     )
 
 
@@ -208,9 +240,16 @@ def defined(name: str) -> str:
 def import_of(name: str) -> str:
     """Return the line that imports a name, or how it is called after `import hierfl`."""
     module, _, word = name.rpartition(".")
-    if name.startswith("hierfl.effects.") and word.islower():
+    if name.startswith(OF_FITS) and word.islower():
         return f"hierfl.Fit.{word}"
-    if name.startswith(("hierfl.effects.", "hierfl.flower.", "hierfl.formulas.", "hierfl.report.")):
+    if name.startswith(
+        (
+            "hierfl.effects.",
+            "hierfl.flower.",
+            "hierfl.formulas.",
+            "hierfl.report.",
+        )
+    ):
         return f"from {module} import {word}"
     return name
 
@@ -218,7 +257,7 @@ def import_of(name: str) -> str:
 def short(name: str) -> str:
     """Return a name as the reference lists it."""
     word = name.rpartition(".")[2]
-    if name.startswith("hierfl.effects."):
+    if name.startswith(OF_FITS):
         return f"Fit.{word}" if word.islower() else word
     return name.removeprefix("hierfl.")
 
@@ -228,7 +267,9 @@ def line(name: str) -> str:
     value = object_of(name)
     if isinstance(value, tuple):
         return "Constants of the plots."
-    return escaped((inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " "))
+    return escaped(
+        (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
+    )
 
 
 def escaped(text: str) -> str:
@@ -238,5 +279,9 @@ def escaped(text: str) -> str:
 
 def linked(source: str) -> str:
     """Return a source with links to arXiv and DOIs."""
-    source = re.sub(r"arXiv:(\d+\.\d+)", r"[arXiv:\1](https://arxiv.org/abs/\1)", source)
-    return re.sub(r"doi:(10\.[^\s,;]+)", r"[doi:\1](https://doi.org/\1)", source)
+    source = re.sub(
+        r"arXiv:(\d+\.\d+)", r"[arXiv:\1](https://arxiv.org/abs/\1)", source
+    )
+    return re.sub(
+        r"doi:(10\.[^\s,;]+)", r"[doi:\1](https://doi.org/\1)", source
+    )

@@ -55,8 +55,8 @@ def main(rounds: int | None = None, draws: int = 2000) -> None:
     for site in ("mean_inertia", "sd_inertia"):
         low, middle, high = drawn[site].quantile([0.05, 0.5, 0.95]).values
         print(f"{site}: {middle:.2f} (90 % interval {low:.2f} to {high:.2f})")
-    each = drawn["inertia"].mean(("chain", "draw")).to_series().sort_values()
-    for name, inertia in each.iloc[[0, -1]].items():
+    inertias = drawn["inertia"].mean(("chain", "draw")).to_series().sort_values()
+    for name, inertia in inertias.iloc[[0, -1]].items():
         print(f"{name}: of a bad day {100 * inertia:.0f} % are left the next")
 
 

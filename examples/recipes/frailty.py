@@ -89,8 +89,8 @@ def main(rounds: int | None = None, draws: int = 2000) -> None:
     drawn = fit.posterior(draws=draws, seed=0).posterior
     ratios = np.exp(drawn["log_hazard_ratio"])
     spread = np.exp(2 * 1.2816 * drawn["tau"])  # of the 90th to the 10th percentile of institutions
-    named = zip(["10 years of age", "a woman", "a point of ECOG"], range(3), strict=True)
-    shown = {words: ratios[..., j] for words, j in named} | {"between institutions": spread}
+    columns = zip(["10 years of age", "a woman", "a point of ECOG"], range(3), strict=True)
+    shown = {words: ratios[..., j] for words, j in columns} | {"between institutions": spread}
     for words, values in shown.items():
         low, middle, high = values.quantile([0.05, 0.5, 0.95]).values
         print(f"hazard ratio, {words}: {middle:.2f} (90 % interval {low:.2f} to {high:.2f})")

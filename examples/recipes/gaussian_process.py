@@ -26,8 +26,8 @@ def model(batch: hierfl.ClientBatch) -> None:
     with batch.clients():
         level = pyro.sample("level", dist.Normal(mu, tau))
         week = batch.packed(batch.week)  # (C, 1, B)
-        apart = (week[..., :, None] - week[..., None, :]) / length[..., None, None]
-        course = (amplitude**2)[..., None, None] * (-0.5 * apart**2).exp()
+        distance = (week[..., :, None] - week[..., None, :]) / length[..., None, None]
+        course = (amplitude**2)[..., None, None] * (-0.5 * distance**2).exp()
         noise = (sigma**2)[..., None, None] * torch.eye(batch.num_rows, dtype=week.dtype)
         marker = batch.joint_normal(level[..., None], course + noise)
         pyro.sample("marker", marker, obs=batch.packed(batch.marker))
@@ -39,8 +39,8 @@ def data() -> hierfl.ClientData:
     visits = []
     for k in range(12):
         week = np.sort(rng.uniform(0.0, 20.0, rng.integers(8, 17)))
-        apart = (week[:, None] - week) / 3.0
-        course = 0.8**2 * np.exp(-0.5 * apart**2) + 0.3**2 * np.eye(len(week))
+        distance = (week[:, None] - week) / 3.0
+        course = 0.8**2 * np.exp(-0.5 * distance**2) + 0.3**2 * np.eye(len(week))
         marker = rng.multivariate_normal(np.full(len(week), rng.normal(1.0, 0.5)), course)
         visits.append(pd.DataFrame({"patient": f"patient {k + 1}", "week": week, "marker": marker}))
     return hierfl.ClientData.from_frame(pd.concat(visits), "patient", week="week", marker="marker")

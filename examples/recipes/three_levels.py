@@ -72,8 +72,8 @@ def main(rounds: int | None = None, draws: int = 2000) -> None:
     for words, values in shown.items():
         low, middle, high = values.quantile([0.05, 0.5, 0.95]).values
         print(f"{words}, logits: {middle:.2f} (90 % interval {low:.2f} to {high:.2f})")
-    each = drawn["state"].mean(("chain", "draw")).to_series().sort_values()
-    print(f"strongest in {each.index[-1]}, weakest in {each.index[0]}")
+    levels = drawn["state"].mean(("chain", "draw")).to_series().sort_values()
+    print(f"strongest in {levels.index[-1]}, weakest in {levels.index[0]}")
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ def model(batch: hierfl.ClientBatch) -> None:
             batch.packed(batch.mask())[..., None, :]
         )
         kind = torch.stack([1.0 - share, share], -1).expand(*about.shape, 2)
-        both = dist.MixtureSameFamily(dist.Categorical(probs=kind), rows.to_event(1))
-        pyro.sample("y", both, obs=batch.packed(batch.y))
+        mixture = dist.MixtureSameFamily(dist.Categorical(probs=kind), rows.to_event(1))
+        pyro.sample("y", mixture, obs=batch.packed(batch.y))
 
 
 def data() -> hierfl.ClientData:

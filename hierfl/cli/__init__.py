@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from hierfl.cli import projects, requests, studies
+from hierfl.core.extras import MissingExtra
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     studies.demo,
@@ -42,8 +44,8 @@ node = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"hierfl {version('hierfl')}")
         raise typer.Exit
 
@@ -70,4 +72,7 @@ def main() -> None:
     """Run the command line, with GOMP_SPINCOUNT set before torch is imported (docs/runs.md)."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    app()
+    try:
+        app()
+    except MissingExtra as error:
+        sys.exit(str(error))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,14 +40,26 @@ def show_wide(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> None
     Console(width=max(Console().width, WIDE), markup=False).print(table)
 
 
-def unwritable(folder: Path, error: OSError) -> typer.BadParameter:
-    """Return the error of a command whose output folder cannot be written."""
-    return typer.BadParameter(
-        f"cannot write to '{folder}': {error.strerror or error}", param_hint="--out"
-    )
-
-
 def stopped(message: str) -> typer.Exit:
     """Print what went wrong, and return what ends the command."""
     typer.secho(message, fg="red", err=True)
     return typer.Exit(1)
+
+
+@contextmanager
+def ending_on(
+    *errors: type[Exception], argument: str | None = None, out: Path | None = None
+) -> Iterator[None]:
+    """End the command on an error by its message: as a wrong `argument`, or where `out` cannot be written."""
+    try:
+        yield
+    except errors as error:
+        message = str(error.args[0]) if isinstance(error, KeyError) else str(error)
+        if argument is None:
+            raise stopped(message) from error
+        raise typer.BadParameter(message, param_hint=argument) from error
+    except OSError as error:
+        if out is None:
+            raise
+        message = f"cannot write to '{out}': {error.strerror or error}"
+        raise typer.BadParameter(message, param_hint="--out") from error

@@ -30,9 +30,11 @@ def write_page(folder: Path, path: Path, own: Path | None = None) -> None:
     if path.exists() and MARK not in path.read_bytes()[:2000]:
         raise ValueError(f"'{path}' is there, and is no report of a node: name another with --out")
     every, policy = entries(folder), policy_at(own, folder)
-    left = [one for one in every if one.get("what") != "refusal"]
-    refused = [one for one in every if one.get("what") == "refusal"]
-    by_run = groupby(sorted(left, key=lambda one: str(one.get("run"))), lambda one: one.get("run"))
+    answers = [line for line in every if line.get("what") != "refusal"]
+    refused = [line for line in every if line.get("what") == "refusal"]
+    by_run = groupby(
+        sorted(answers, key=lambda line: str(line.get("run"))), lambda line: line.get("run")
+    )
     runs = [_run(folder, run, list(lines)) for run, lines in by_run if run]
     source = files("hierfl.cli").joinpath("officer_page.html").read_text(encoding="utf-8")
     page = (
@@ -41,14 +43,14 @@ def write_page(folder: Path, path: Path, own: Path | None = None) -> None:
         .render(
             folder=folder.resolve().name,
             span=[_when(every[0]), _when(every[-1])] if every else [],
-            left=_groups(left, SAME),
+            left=_groups(answers, SAME),
             refused=_groups(refused, ("by", "text", "detail")),
-            size=_size(left),
-            runs=sorted(runs, key=lambda one: str(one["when"])),
+            size=_size(answers),
+            runs=sorted(runs, key=lambda line: str(line["when"])),
             policy=[(key.name, _shown(getattr(policy, key.name))) for key in fields(Policy)],
             changed=policy.said(),
             budget=policy.budget,
-            spent=max((one.get("budget_spent") or 0.0 for one in every), default=0.0),
+            spent=max((line.get("budget_spent") or 0.0 for line in every), default=0.0),
             version=version("hierfl"),
             now=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
         )
@@ -60,15 +62,15 @@ def _groups(lines: list[Entry], keys: Sequence[str]) -> list[Entry]:
     """Return lines that follow each other, and agree in some keys, as one each."""
     return [
         _group(list(same))
-        for _, same in groupby(lines, lambda one: repr([one.get(key) for key in keys]))
+        for _, same in groupby(lines, lambda line: repr([line.get(key) for key in keys]))
     ]
 
 
 def _group(same: list[Entry]) -> Entry:
-    one = same[0]
-    tensors = (one.get("tensors") or {}).items()
-    return one | {
-        "rows": one.get("rows", ""),
+    line = same[0]
+    tensors = (line.get("tensors") or {}).items()
+    return line | {
+        "rows": line.get("rows", ""),
         "when": _span(same),
         "count": len(same),
         "rounds": _rounds(same),
@@ -78,8 +80,8 @@ def _group(same: list[Entry]) -> Entry:
             for name, (dtype, *shape) in tensors
         ],
         "texts": [_cut(str(line["text"])) for line in same if line.get("text")],
-        "question": _shown(one.get("question")),
-        "policy": [f"{key} = {_shown(value)}" for key, value in one.get("policy", {}).items()],
+        "question": _shown(line.get("question")),
+        "policy": [f"{key} = {_shown(value)}" for key, value in line.get("policy", {}).items()],
     }
 
 
@@ -87,8 +89,8 @@ def _run(folder: Path, run: str, lines: list[Entry]) -> Entry:
     """Return what a run received from the node, and whether its owner approved it."""
     return {
         "run": run,
-        "method": next((one["method"] for one in lines if one.get("method")), ""),
-        "by": sorted({str(one["by"]) for one in lines if one.get("by")}),
+        "method": next((line["method"] for line in lines if line.get("method")), ""),
+        "by": sorted({str(line["by"]) for line in lines if line.get("by")}),
         "when": [_when(lines[0]), _when(lines[-1])],
         "rounds": len(_rounds(lines)),
         "size": _size(lines),
@@ -98,18 +100,18 @@ def _run(folder: Path, run: str, lines: list[Entry]) -> Entry:
 
 
 def _rounds(lines: Iterable[Entry]) -> list[int]:
-    return sorted({one["round"] for one in lines if one.get("round") is not None})
+    return sorted({line["round"] for line in lines if line.get("round") is not None})
 
 
-def _when(one: Entry) -> str:
-    return str(one.get("time", ""))[:19].replace("T", " ")
+def _when(line: Entry) -> str:
+    return str(line.get("time", ""))[:19].replace("T", " ")
 
 
 def _span(lines: list[Entry]) -> str:
     """Return when the first and the last of some lines were written, the day once."""
     first, last = _when(lines[0]), _when(lines[-1])
-    rest = last.removeprefix(first[:11]) if last != first else ""
-    return f"{first} to {rest}" if rest else first
+    end = last.removeprefix(first[:11]) if last != first else ""
+    return f"{first} to {end}" if end else first
 
 
 def _cut(text: str) -> str:
@@ -117,7 +119,7 @@ def _cut(text: str) -> str:
 
 
 def _size(lines: Iterable[Entry]) -> str:
-    count = sum(int(one.get("bytes", 0)) for one in lines)
+    count = sum(int(line.get("bytes", 0)) for line in lines)
     return f"{count:,} bytes" if count < 1 << 20 else f"{count / (1 << 20):,.1f} MB"
 
 

@@ -7,7 +7,13 @@ from typing import Annotated
 
 import typer
 
-from hierfl.cli.messages import show_files, show_wide, stopped, unwritable
+from hierfl.cli.messages import ending_on, show_files, show_wide
+from hierfl.core.extras import extras_for
+
+NodeFolder = Annotated[
+    Path,
+    typer.Argument(metavar="FOLDER", help="The node's folder.", exists=True, file_okay=False),
+]
 
 
 def methods() -> None:
@@ -53,12 +59,10 @@ def audit(
 
     if ":" not in method:
         torch.set_default_dtype(torch.float64)  # as in the demo
-    try:
-        found = audited(method_of(method), data_of(data), client=client, rounds=rounds)
-    except (KeyError, ValueError, TypeError) as error:
-        raise typer.BadParameter(str(error.args[0] if error.args else error)) from error
-    show_wide(COLUMNS, found.table[COLUMNS].itertuples(index=False))
-    typer.echo(found.reading)
+    with ending_on(KeyError, ValueError, TypeError, argument="METHOD or DATA"):
+        result = audited(method_of(method), data_of(data), client=client, rounds=rounds)
+    show_wide(COLUMNS, result.table[COLUMNS].itertuples(index=False))
+    typer.echo(result.reading)
 
 
 def new(
@@ -72,10 +76,8 @@ def new(
 
     from hierfl.flower.project import write_project
 
-    try:
+    with ending_on(ValueError, OSError, argument="NAME"):
         files = write_project(name, Path(), nodes=nodes)
-    except (ValueError, OSError) as error:
-        raise typer.BadParameter(str(error), param_hint="NAME") from error
     console = Console()
     show_files(console, files)
     run = f"flwr run . --stream --federation-config 'num-supernodes={nodes}'"
@@ -92,12 +94,8 @@ def data_get(
     """Download a data set from the Hugging Face Hub, check it, save it for `hierfl.datasets`."""
     from hierfl.datasets.download import get
 
-    try:
+    with ending_on(ValueError, ConnectionError, out=folder or Path()):
         get(name, folder, typer.echo)
-    except (ValueError, ImportError, ConnectionError) as error:
-        raise stopped(str(error)) from error
-    except OSError as error:
-        raise unwritable(folder or Path(), error) from error
 
 
 def approve(
@@ -107,15 +105,13 @@ def approve(
     """Approve a run whose preview you have read; the node then takes part in it."""
     from hierfl.nodes import approval
 
-    try:
+    with ending_on(OSError, argument="RUN"):
         preview = approval.approve(folder, run)
-    except OSError as error:
-        raise typer.BadParameter(str(error), param_hint="RUN") from error
     typer.echo(f"Approved run {run}, as described in {preview}.")
 
 
 def log(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The node's folder.")],
+    folder: NodeFolder,
 ) -> None:
     """List what has left a node: time, run, round, what, bytes."""
     from rich.console import Console
@@ -123,12 +119,12 @@ def log(
 
     from hierfl.nodes.log import entries
 
-    if not (left := entries(folder) if folder.is_dir() else []):
-        why = "no node's, or nothing has left it" if folder.is_dir() else "not there"
-        raise typer.BadParameter(f"the folder '{folder}' is {why}", param_hint="FOLDER")
+    if not (lines := entries(folder)):
+        why = f"the folder '{folder}' is no node's, or nothing has left it"
+        raise typer.BadParameter(why, param_hint="FOLDER")
     names = ("time", "run", "round", "what", "bytes")
     table = Table(*names, box=None, pad_edge=False)
-    for entry in left:
+    for entry in lines:
         table.add_row(*("" if entry.get(n) is None else str(entry[n]) for n in names))
     Console(markup=False).print(table)
 
@@ -145,10 +141,9 @@ def serve(
     ] = None,
 ) -> None:
     """Answer the messages of a SuperNode started with --isolation process, until it stops."""
-    from hierfl.flower.serving import serve as served
+    with extras_for("hierfl node serve"):
+        from hierfl.flower.serving import serve as served
 
-    try:
+    with ending_on(OSError, argument="--supernode or a file"):
         read = [None if file is None else file.read_bytes() for file in (root_certificates, secret)]
         served(supernode, root_certificates=read[0], secret=read[1])
-    except OSError as error:
-        raise typer.BadParameter(str(error)) from error

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from hierfl.cli.messages import show_files, stopped
+from hierfl.cli.messages import ending_on, show_files, stopped
+from hierfl.cli.projects import NodeFolder
 
 REQUEST = ".request."  # in the name of a file
 LOOK = 0.5  # seconds between two looks for requests
@@ -27,13 +28,11 @@ def show(
     content = _content(file, "FILE")
     try:
         typer.echo(shown(content))
-        if REQUEST in file.name:
-            only = f"--only {digest(content)}"
-            typer.echo(
-                f"Answer this and nothing else: hierfl node answer '{file}' --folder DIR {only}"
-            )
     except Refused as error:
         raise stopped(f"'{file}' is no request and no answer: {error}") from error
+    if REQUEST in file.name:
+        only = f"--only {digest(content)}"
+        typer.echo(f"Answer this and nothing else: hierfl node answer '{file}' --folder DIR {only}")
 
 
 def _content(file: Path, hint: str) -> bytes:
@@ -70,10 +69,8 @@ def answer(
 
     torch.set_default_dtype(torch.float64)  # unless the owner's model says otherwise
     content = b"" if request.is_dir() else _content(request, "REQUEST")
-    try:
+    with ending_on(ValueError, TypeError):
         station = station_at(folder)
-    except (ValueError, TypeError) as error:
-        raise stopped(str(error)) from error
     if not request.is_dir():
         if sys.stdout.isatty():
             raise stopped("an answer is not for the screen: hierfl node answer REQUEST > ANSWER")
@@ -81,15 +78,13 @@ def answer(
             raise stopped(
                 f"'{request}' has the SHA-256 {digest(content)}, not {only}: look at it again"
             )
-        found = station.answer(content)
-        sys.stdout.buffer.write(found)
-        return _tell(request, found)
+        answered = station.answer(content)
+        sys.stdout.buffer.write(answered)
+        return _tell(request, answered)
     while True:
-        try:
-            for path, found in answer_waiting(station, request, only=only):
-                _tell(path, found)
-        except ValueError as error:  # of the policy
-            raise stopped(str(error)) from error
+        with ending_on(ValueError):  # of the policy
+            for path, answered in answer_waiting(station, request, only=only):
+                _tell(path, answered)
         if not wait:
             return
         time.sleep(LOOK)
@@ -104,7 +99,7 @@ def _tell(request: Path, answer: bytes) -> None:
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The node's folder.")],
+    folder: NodeFolder,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page.")] = Path(
         "node-report.html"
     ),
@@ -115,17 +110,13 @@ def report(
 
     from hierfl.cli.officer_page import write_page
 
-    if not folder.is_dir():
-        raise typer.BadParameter(f"there is no folder '{folder}'", param_hint="FOLDER")
-    try:
+    with ending_on(ValueError):
         write_page(folder, out, policy)
-    except ValueError as error:
-        raise stopped(str(error)) from error
     show_files(Console(), {out: "what left the node, for its data protection officer"})
 
 
 def reset_account(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The node's folder.")],
+    folder: NodeFolder,
     questions: Annotated[
         bool, typer.Option("--questions", help="Questions about rows alone; budgets stay.")
     ] = False,
@@ -133,13 +124,9 @@ def reset_account(
     """Forget what a node has answered and spent, where its account is lost or does not add up."""
     from hierfl.nodes import account
 
-    if not folder.is_dir():
-        raise typer.BadParameter(f"there is no folder '{folder}'", param_hint="FOLDER")
     if questions:
-        try:
+        with ending_on(account.BrokenLedger):
             account.answer_questions_again(folder)
-        except account.BrokenLedger as error:
-            raise stopped(str(error)) from error
         typer.echo("The node answers questions about its rows again.")
         return
     aside = account.begin_again(folder)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hierfl.cli.messages import show_files, show_step, stopped, unwritable
+from hierfl.cli.messages import ending_on, show_files, show_step
 
 if TYPE_CHECKING:
     from hierfl.comparisons.compare import Failed
@@ -43,14 +43,12 @@ def demo(
     began, progress, console = time.perf_counter(), Console(stderr=True), Console()
     # With --quick a second process would take longer to start than it saves.
     workers = 1 if quick else min(2, os.cpu_count() or 1)
-    try:
-        found = run(out, seed=seed, quick=quick, workers=workers, say=partial(show_step, progress))
-    except OSError as error:
-        raise unwritable(out, error) from error
-    console.print(found.table)
-    for line in (*found.reading, ""):
+    with ending_on(out=out):
+        result = run(out, seed=seed, quick=quick, workers=workers, say=partial(show_step, progress))
+    console.print(result.table)
+    for line in (*result.reading, ""):
         console.print(line, markup=False)
-    show_files(console, found.files)
+    show_files(console, result.files)
     console.print(f"Took {time.perf_counter() - began:.0f} s.")
 
 
@@ -89,14 +87,10 @@ def compare(
         raise typer.BadParameter("name a study, or list them with --list", param_hint="STUDY")
     folder = out or Path(f"{Path(study).stem}{'-quick' * quick}")
     torch.set_default_dtype(torch.float32)  # as in the processes that compute
-    try:
+    with ending_on(FileNotFoundError, ValueError, RuntimeError, out=folder):
         failed = _variants_compared(study, quick, folder, variant, processes)
-    except (FileNotFoundError, ValueError, RuntimeError) as error:
-        raise stopped(str(error)) from error
-    except OSError as error:
-        raise unwritable(folder, error) from error
-    for one in failed:
-        typer.secho(f"{one.what} failed: {one.why}", fg="red", err=True)
+    for failure in failed:
+        typer.secho(f"{failure.what} failed: {failure.why}", fg="red", err=True)
     if failed:
         raise typer.Exit(1)
 
@@ -108,13 +102,13 @@ def _variants_compared(
     from hierfl.comparisons import read_study
 
     declared = read_study.read(read_study.find(study), quick=quick)
-    wanted, failed, missing = read_study.chosen(declared, variant), [], []
-    for name in wanted:
+    names, failed, missing = read_study.chosen(declared, variant), [], []
+    for name in names:
         try:
             failed += _compared(declared[name], folder / name, processes)
         except FileNotFoundError as error:  # of a data set; the message says how to get it
             missing.append(f"{name or study}: {error}")
-            if variant or len(missing) == len(wanted):
+            if variant or len(missing) == len(names):
                 raise
     for line in missing:
         typer.secho(f"Left out {line}", fg="yellow", err=True)
@@ -141,13 +135,13 @@ def _list_studies() -> None:
     from hierfl.comparisons.read_study import listed
 
     typer.echo("Times are CPU time of one core, measured on two cores of a shared x86 server.\n")
-    for one in listed():
-        typer.secho(one.name, bold=True)
-        typer.echo(f"  {one.shows}")
-        typer.echo(f"  Data: {one.data}.")
-        typer.echo(f"  Time with --quick: {one.quick}. In full: {one.full}.")
-        if one.variants:
-            typer.echo(f"  Variants: {one.variants}.")
+    for study in listed():
+        typer.secho(study.name, bold=True)
+        typer.echo(f"  {study.shows}")
+        typer.echo(f"  Data: {study.data}.")
+        typer.echo(f"  Time with --quick: {study.quick}. In full: {study.full}.")
+        if study.variants:
+            typer.echo(f"  Variants: {study.variants}.")
 
 
 def table(
@@ -174,14 +168,12 @@ def table(
     if form not in forms:
         raise typer.BadParameter(f"'{form}' is neither markdown nor latex", param_hint="--format")
     for folder in folders:
-        try:
+        with ending_on(FileNotFoundError, ValueError):
             text = forms[form](folder)
             if into is None:
                 typer.echo(text)
             else:
                 put_block(into, folder.as_posix(), text)
-        except (FileNotFoundError, ValueError) as error:
-            raise stopped(str(error)) from error
 
 
 def plot(
@@ -196,10 +188,6 @@ def plot(
     """Draw compared methods beside published numbers, curves, and what was measured besides."""
     from hierfl.comparisons.figures import draw
 
-    try:
+    with ending_on(FileNotFoundError, ValueError, out=out or folder):
         for path in draw(folder, out):
             typer.echo(f"{path}")
-    except (FileNotFoundError, ValueError) as error:
-        raise stopped(str(error)) from error
-    except OSError as error:
-        raise unwritable(out or folder, error) from error

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from hierfl.comparisons.federations import StudyFederation, of_study
-from hierfl.comparisons.measures import Watch
+from hierfl.comparisons.measures import ScoreWatch
 from hierfl.comparisons.study_data import LINES, REGRESSION
 from hierfl.comparisons.study_file import Net, Study, StudyEntry
 from hierfl.core.disk import replace_text
@@ -45,24 +45,24 @@ Options = Mapping[str, float]
 def code() -> str:
     """Return a digest of the source that numbers depend on, and of its packages' versions."""
     root = Path(__file__).parents[1]
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root)
         if inside.parts[0].removesuffix(".py") not in APART:
-            found.update(f"{inside.as_posix()}\n".encode() + path.read_bytes())
-    found.update(" ".join(f"{name} {version(name)}" for name in PACKAGES).encode())
-    return found.hexdigest()[:12]
+            digest.update(f"{inside.as_posix()}\n".encode() + path.read_bytes())
+    digest.update(" ".join(f"{name} {version(name)}" for name in PACKAGES).encode())
+    return digest.hexdigest()[:12]
 
 
 def described(study: Study, entry: StudyEntry) -> dict[str, Any]:
     """Return all that a method's numbers depend on but the seed, as JSON-compatible values."""
-    parts = {"data", "net", "run", "evaluation", "tuning"}
-    found = study.model_dump(mode="json", include=parts)
-    seeds = found["run"].pop("seeds")
+    tables = {"data", "net", "run", "evaluation", "tuning"}
+    described_tables = study.model_dump(mode="json", include=tables)
+    seeds = described_tables["run"].pop("seeds")
     own = entry.model_dump(mode="json", exclude={"label", "published"})
     # options are chosen with the clients of the first seed
     tuned = {"tuning_seed": seeds[0]} if study.tuning.rounds else {}
-    return {"code": code(), **found, "method": own, **tuned}
+    return {"code": code(), **described_tables, "method": own, **tuned}
 
 
 def file_of(out: Path, kind: str, label: str, key: Mapping[str, Any]) -> Path:
@@ -75,20 +75,20 @@ def file_of(out: Path, kind: str, label: str, key: Mapping[str, Any]) -> Path:
 def kept(path: Path) -> dict[str, Any] | None:
     """Return what a file holds, None where there is none; a damaged file is a ValueError."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text())["found"]
+        content: dict[str, Any] = json.loads(path.read_text())["found"]
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"'{path}' is damaged ({error}): remove it, and it is computed again"
         ) from error
-    return found
+    return content
 
 
-def keep(path: Path, key: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+def keep(path: Path, key: Mapping[str, Any], content: Mapping[str, Any]) -> None:
     """Write a file whole, or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(path, json.dumps({"key": key, "found": found}, indent=1))
+    replace_text(path, json.dumps({"key": key, "found": content}, indent=1))
 
 
 def cell_file(out: Path, study: Study, entry: StudyEntry, seed: int) -> tuple[Path, dict[str, Any]]:
@@ -111,9 +111,9 @@ def net_of(study: Study, features: int, classes: int, seed: int) -> nn.Sequentia
         ]
         return nn.Sequential(*below, *layers[:-1])
 
-    found = images.started(made, seed if study.run.start is None else study.run.start)
-    assert isinstance(found, nn.Sequential)
-    return found
+    net = images.started(made, seed if study.run.start is None else study.run.start)
+    assert isinstance(net, nn.Sequential)
+    return net
 
 
 def convolutions(
@@ -129,9 +129,9 @@ def convolutions(
             f"net.conv needs square images of one channel or three; rows have {features} features"
         )
     layers: list[nn.Module] = [nn.Unflatten(-1, (channels, side, side))]
-    for more in net.conv:
-        layers += [nn.Conv2d(channels, more, net.kernel), between(), nn.MaxPool2d(2)]
-        side, channels = (side - net.kernel + 1) // 2, more
+    for width in net.conv:
+        layers += [nn.Conv2d(channels, width, net.kernel), between(), nn.MaxPool2d(2)]
+        side, channels = (side - net.kernel + 1) // 2, width
         if side < 1:
             raise ValueError(f"net.conv has {len(net.conv)} layers: too many for the images")
     return [*layers, nn.Flatten()], channels * side * side
@@ -191,8 +191,8 @@ def method_of(
 
 def plan_of(study: Study, entry: StudyEntry, clients: int, rounds: int) -> tuple[int, int | None]:
     """Return the rounds and the cohort of a run; fewer rounds if the method needs all clients."""
-    asked = entry.cohort or study.run.cohort
-    cohort = None if study.run.everyone_trains or asked is None else min(asked, clients)
+    planned = entry.cohort or study.run.cohort
+    cohort = None if study.run.everyone_trains or planned is None else min(planned, clients)
     if baseline(entry.name).everyone and cohort is not None and cohort < clients:
         return max(1, round(rounds * cohort / clients)), None
     return rounds, cohort
@@ -231,7 +231,9 @@ def computed(study: Study, entry: StudyEntry, options: Options, seed: int) -> di
     # the same share of the run for a method that takes fewer rounds
     late = max(1, round(study.evaluation.last_rounds * rounds / study.run.rounds))
     evaluation = study.evaluation.model_copy(update={"last_rounds": late})
-    watch = Watch(how, federation, evaluation, rounds, seed, fine_tune=entry.fine_tune, bias=bias)
+    watch = ScoreWatch(
+        how, federation, evaluation, rounds, seed, fine_tune=entry.fine_tune, bias=bias
+    )
     began = time.perf_counter()
     try:
         fit = trained(

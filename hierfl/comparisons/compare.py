@@ -49,11 +49,12 @@ def compare(study: Study, out: Path, *, processes: int = 2, say: Say = print) ->
             # seed by seed: a process keeps the clients of one seed, which take up to half a minute
             runs = [
                 Job(
-                    f"{e.label}, seed {seed}", partial(_cell, out, study, e, seed, found["options"])
+                    f"{e.label}, seed {seed}",
+                    partial(_cell, out, study, e, seed, choice["options"]),
                 )
                 for seed in study.run.seeds
-                for e, found in zip(study.methods, tuned, strict=True)
-                if found is not None
+                for e, choice in zip(study.methods, tuned, strict=True)
+                if choice is not None
             ]
             pool.all(runs)
         write(study, out)
@@ -119,8 +120,10 @@ class Pool:
                 continue
             computed += new
             if new:
-                each = (time.perf_counter() - began) / computed
-                self.say(f"[{done}/{len(jobs)}] {job.name}; {left(each * (len(jobs) - done))} left")
+                per_job = (time.perf_counter() - began) / computed
+                self.say(
+                    f"[{done}/{len(jobs)}] {job.name}; {left(per_job * (len(jobs) - done))} left"
+                )
         return results
 
 
@@ -137,17 +140,17 @@ def left(seconds: float) -> str:
 
 
 def _choice(out: Path, study: Study, entry: StudyEntry) -> tuple[dict[str, Any], bool]:
-    found = chosen(out, study, entry)
-    return found, found["computed"] > 0
+    choice = chosen(out, study, entry)
+    return choice, choice["computed"] > 0
 
 
 def _cell(
     out: Path, study: Study, entry: StudyEntry, seed: int, options: dict[str, float]
 ) -> tuple[dict[str, Any], bool]:
     file, key = cell_file(out, study, entry, seed)
-    found = kept(file)
-    if found is not None:
-        return found, False
-    found = cells.computed(study, entry, options, seed)
-    keep(file, key, found)
-    return found, True
+    cell = kept(file)
+    if cell is not None:
+        return cell, False
+    cell = cells.computed(study, entry, options, seed)
+    keep(file, key, cell)
+    return cell, True

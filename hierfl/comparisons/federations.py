@@ -131,11 +131,11 @@ def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both 
         classes = 0 if data.name in REGRESSION else int(rows.fields["y"].max()) + 1
     else:
         source, how = _seen(data), data.partition
-        given = _rows_of(how, source, data.test_share, seed)
+        row_numbers = _rows_of(how, source, data.test_share, seed)
         if how.authors_labels:
             who: dict[str, int] = {"clients": how.clients, "classes": how.classes, "seed": seed}
             source = replace(source, y=images.authors_labels(source.y, **who))
-        train, test = images.dealt(source, *given)
+        train, test = images.dealt(source, *row_numbers)
         classes = len(source.classes)
     if data.clients is not None:
         train, test = _first(train, data.clients), _first(test, data.clients)
@@ -160,8 +160,10 @@ def _seen(data: Data) -> Labeled:
             f"data.unseen_classes is {data.unseen_classes}, and there are {len(source.classes)}: "
             "leave some to the clients"
         )
-    kept = source.y < seen
-    return replace(source, x=source.x[kept], y=source.y[kept]) if data.unseen_classes else source
+    inside = source.y < seen
+    return (
+        replace(source, x=source.x[inside], y=source.y[inside]) if data.unseen_classes else source
+    )
 
 
 def _first(rows: ClientData, count: int) -> ClientData:

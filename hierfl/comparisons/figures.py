@@ -40,14 +40,14 @@ def draw(out: Path, file: Path | None = None) -> list[Path]:
 
 def figure(out: Path) -> Figure:
     """Return the main figure of the study whose results are in a folder."""
-    study, scores, found = study_of(out), results(out), curves_of(out)
-    shown = [] if found.empty else [None, *(name for name in ALONG if name in found)]
+    study, scores, by_round = study_of(out), results(out), curves_of(out)
+    shown = [] if by_round.empty else [None, *(name for name in ALONG if name in by_round)]
     height = 1.2 + 0.32 * len(study.methods)
     drawn = Figure(figsize=(7.0 + 5.0 * len(shown), max(3.5, height)), layout="constrained")
     axes = drawn.subplots(1, 1 + len(shown), squeeze=False)[0]
     bars(axes[0], study, scores)
     for panel, name in zip(axes[1:], shown, strict=True):
-        curves(panel, study, found, name)
+        curves(panel, study, by_round, name)
     if shown:
         axes[-1].legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     drawn.suptitle(study.title)
@@ -73,8 +73,8 @@ def bars(axes: Axes, study: Study, scores: pd.DataFrame) -> None:
             color=COLORS[score],
             label=score,
         )
-        known = [published(study, entry, score) for entry in study.methods]
-        at = [(v, p + shift) for v, p in zip(known, place, strict=True) if v is not None]
+        papers = [published(study, entry, score) for entry in study.methods]
+        at = [(v, p + shift) for v, p in zip(papers, place, strict=True) if v is not None]
         if at:
             axes.scatter(
                 *zip(*at, strict=True),
@@ -89,15 +89,15 @@ def bars(axes: Axes, study: Study, scores: pd.DataFrame) -> None:
     axes.legend(loc="best")
 
 
-def curves(axes: Axes, study: Study, found: pd.DataFrame, name: str | None = None) -> None:
+def curves(axes: Axes, study: Study, rows: pd.DataFrame, name: str | None = None) -> None:
     """Draw means over seeds by round: a column by name, else P where all methods have it, else G."""
     metric = f"{study.evaluation.metric.replace('_', ' ')}, %"
     if name is None:  # one score for all methods of a panel, where all have it
-        drawn = found[found["method"].isin([entry.label for entry in study.methods])]
+        drawn = rows[rows["method"].isin([entry.label for entry in study.methods])]
         has = {s: bool(drawn.groupby("method")[s].count().all()) for s in ("P", "G")}
         shared = next((score for score, by_all in has.items() if by_all), None)
     for place, entry in enumerate(study.methods):
-        own = found[found["method"] == entry.label]
+        own = rows[rows["method"] == entry.label]
         if own.empty:
             continue
         score = name or shared or ("P" if own["P"].notna().any() else "G")
@@ -124,37 +124,43 @@ def figures(out: Path) -> dict[str, Figure]:
         "clients": clients,
         "classes": classes,
         "lines": lines,
-        "entropies": lambda of, found: entropies(of, found, results(out)),
+        "entropies": lambda of, rows: entropies(of, rows, results(out)),
     }
-    found = {part: part_of(out, part) for part in drawn}
-    return {part: drawn[part](study, own) for part, own in found.items() if own is not None}
+    frames = {part: part_of(out, part) for part in drawn}
+    return {part: drawn[part](study, own) for part, own in frames.items() if own is not None}
 
 
-def clients(study: Study, found: pd.DataFrame) -> Figure:
+def clients(study: Study, rows: pd.DataFrame) -> Figure:
     """Draw each client's score by round, first seed: a panel a method, thick for the mean."""
-    found = found[found["seed"] == found["seed"].min()]
-    labels = [label for label in _labels(study) if (found["method"] == label).any()]
+    rows = rows[rows["seed"] == rows["seed"].min()]
+    labels = [label for label in _labels(study) if (rows["method"] == label).any()]
     figure, panels = _panels(len(labels), sharey=True)
     metric = study.evaluation.metric.replace("_", " ")
     for axes, label in zip(panels, labels, strict=True):
-        own = found[found["method"] == label]
+        own = rows[rows["method"] == label]
         score = "P" if (own["score"] == "P").any() else "G"
-        each = own[own["score"] == score].pivot(index="round", columns="client", values="value")
-        axes.plot(each.index, each, marker=".", linewidth=0.7, alpha=0.6)
-        axes.plot(each.index, each.mean(axis=1), marker=".", color="black", linewidth=2.0)
+        by_client = own[own["score"] == score].pivot(
+            index="round", columns="client", values="value"
+        )
+        axes.plot(by_client.index, by_client, marker=".", linewidth=0.7, alpha=0.6)
+        axes.plot(by_client.index, by_client.mean(axis=1), marker=".", color="black", linewidth=2.0)
         axes.set_title(f"{label} ({score})", fontsize=9, loc="left")
         axes.set(xlabel="round", ylabel=f"{metric}, %")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _titled(figure, study, "each client's score")
 
 
-def classes(study: Study, found: pd.DataFrame) -> Figure:
+def classes(study: Study, rows_by_class: pd.DataFrame) -> Figure:
     """Draw the first client's loss by class minus the clients' mean: a panel for each test."""
-    tests = [str(test) for test in found["test"].unique()]
+    tests = [str(test) for test in rows_by_class["test"].unique()]
     figure, panels = _panels(len(tests))
     labels = _labels(study)
     for axes, test in zip(panels, tests, strict=True):
-        own = found[found["test"] == test].groupby(["method", "class"])["deviation"].mean()
+        own = (
+            rows_by_class[rows_by_class["test"] == test]
+            .groupby(["method", "class"])["deviation"]
+            .mean()
+        )
         wide = own.unstack("method").reindex(columns=labels)
         width = 0.8 / len(labels)
         for place, label in enumerate(labels):
@@ -169,10 +175,10 @@ def classes(study: Study, found: pd.DataFrame) -> Figure:
     return _titled(figure, study, "the first client's loss by class")
 
 
-def entropies(study: Study, found: pd.DataFrame, scores: pd.DataFrame) -> Figure:
+def entropies(study: Study, drawn_rows: pd.DataFrame, scores: pd.DataFrame) -> Figure:
     """Draw densities of entropy: a row a method, a column a foreign set, thin for one client."""
-    sets = [str(name) for name in found["rows"].unique() if name != "own"]
-    labels = [label for label in _labels(study) if (found["method"] == label).any()]
+    sets = [str(name) for name in drawn_rows["rows"].unique() if name != "own"]
+    labels = [label for label in _labels(study) if (drawn_rows["method"] == label).any()]
     size = (3.4 * len(sets) + 0.8, 1.9 * len(labels) + 0.7)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(labels), len(sets), sharex=True, sharey=True, squeeze=False)
@@ -180,13 +186,13 @@ def entropies(study: Study, found: pd.DataFrame, scores: pd.DataFrame) -> Figure
     scores = scores[(scores["metric"] == "auroc") & shown]
     reached = scores.groupby(["method", "test"])["value"].mean()
     for row, label in zip(panels, labels, strict=True):
-        own = found[found["method"] == label]
+        own = drawn_rows[drawn_rows["method"] == label]
         for axes, name in zip(row, sets, strict=True):
-            parts = [
+            densities = [
                 [group.to_numpy() for _, group in of.groupby("client")["entropy"]]
                 for of in (own[own["rows"] == "own"], own[own["rows"] == name])
             ]
-            plots.entropies(axes, *parts, labels=("own test rows", "unknown images"))
+            plots.entropies(axes, *densities, labels=("own test rows", "unknown images"))
             axes.set(xlabel=None, ylabel=None)
             title = f"{label}, {name.replace('_', ' ')}: AUROC {reached[label, name]:.2f}"
             axes.set_title(title, fontsize=8.5, loc="left")
@@ -227,17 +233,17 @@ CLIENTS = ("#1f6f8b", "#e08e45", "#6aa84f", "#8e5ea2", "#c0392b")
 ELLIPSES = (1.0, 2.0)  # sds
 
 
-def lines(study: Study, found: pd.DataFrame) -> Figure:
+def lines(study: Study, weights: pd.DataFrame) -> Figure:
     """Draw the lines of the first seed: over the rows of one feature, or as weights of two."""
     rows = of_study(study, study.run.seeds[0]).train
-    labels = [e.label for e in study.methods if (found["method"] == e.label).any()]
+    labels = [e.label for e in study.methods if (weights["method"] == e.label).any()]
     draw = _over_rows if rows.fields["x"].shape[1] == 1 else _in_weights
-    figure = draw(study, rows, found, labels)
+    figure = draw(study, rows, weights, labels)
     figure.suptitle(f"{study.title}, seed {study.run.seeds[0]}", fontsize=10)
     return figure
 
 
-def _in_weights(study: Study, rows: ClientData, found: pd.DataFrame, labels: list[str]) -> Figure:
+def _in_weights(study: Study, rows: ClientData, weights: pd.DataFrame, labels: list[str]) -> Figure:
     """Draw the common weights by round, and then each method's weights of every client."""
     figure = Figure(figsize=(3.3 * (1 + len(labels)), 3.9), layout="constrained")
     first, *others = figure.subplots(1, 1 + len(labels), sharex=True, sharey=True)
@@ -248,14 +254,14 @@ def _in_weights(study: Study, rows: ClientData, found: pd.DataFrame, labels: lis
         axes.plot(*target[:2], marker="*", markersize=11, ls="none", color="black", zorder=5)
         axes.set_xlabel("first weight", fontsize=8)
         axes.tick_params(labelsize=7)
-    common = found[found["score"] == "G"]
+    common = weights[weights["score"] == "G"]
     for label in labels:
         own = common[common["method"] == label].sort_values("round")
         first.plot(own["w0"], own["w1"], marker=".", markersize=3, lw=1.0, label=label)
     first.set_title("common weights by round", fontsize=9, loc="left")
     first.set_ylabel("second weight", fontsize=8)
     for axes, label in zip(others, labels, strict=True):
-        served = found[(found["method"] == label) & (found["score"] == "P")]
+        served = weights[(weights["method"] == label) & (weights["score"] == "P")]
         for k, client in enumerate(rows.names):
             own = served[served["client"] == client]
             # the second client's point, smaller, is seen on the first one's
@@ -272,9 +278,9 @@ def _in_weights(study: Study, rows: ClientData, found: pd.DataFrame, labels: lis
     return figure
 
 
-def _ellipses(axes: Axes, one: ClientData, color: str, *, bias: bool) -> None:
+def _ellipses(axes: Axes, client: ClientData, color: str, *, bias: bool) -> None:
     """Draw one and two sds of a client's posterior of two weights, flat prior and unit noise."""
-    x, middle = one.fields["x"].double(), least_squares(one, bias=bias)[:2]
+    x, middle = client.fields["x"].double(), least_squares(client, bias=bias)[:2]
     angle = torch.linspace(0.0, 2.0 * torch.pi, 200, dtype=torch.float64)
     circle = torch.stack([angle.cos(), angle.sin()])
     root = torch.linalg.cholesky(torch.linalg.inv(x.T @ x))
@@ -283,7 +289,7 @@ def _ellipses(axes: Axes, one: ClientData, color: str, *, bias: bool) -> None:
         axes.plot(*around, color=color, lw=0.8, alpha=0.6, zorder=1)
 
 
-def _over_rows(study: Study, rows: ClientData, found: pd.DataFrame, labels: list[str]) -> Figure:
+def _over_rows(study: Study, rows: ClientData, weights: pd.DataFrame, labels: list[str]) -> Figure:
     """Draw training rows with the line of all, and each method's common and clients' lines."""
     figure = Figure(figsize=(3.1 * (1 + len(labels)), 4.0), layout="constrained")
     first, *others = figure.subplots(1, 1 + len(labels), sharex=True, sharey=True)
@@ -303,7 +309,7 @@ def _over_rows(study: Study, rows: ClientData, found: pd.DataFrame, labels: list
     first.axline((0.0, intercept), slope=slope, color="black", label="least squares on all rows")
     first.set_title(f"least squares on all rows\ny = {slope:.2f} x {intercept:+.2f}", fontsize=9)
     for axes, label in zip(others, labels, strict=True):
-        _clients_lines(axes, rows, found[found["method"] == label], label)
+        _clients_lines(axes, rows, weights[weights["method"] == label], label)
     first.plot([], [], color="black", ls="--", lw=1.0, label="a method's common line")
     for k, client in enumerate(rows.names):
         count = int(rows.counts[k])
@@ -319,9 +325,9 @@ def _clients_lines(axes: Axes, rows: ClientData, own: pd.DataFrame, label: str) 
     for k, client in enumerate(rows.names):
         middle = float(rows.select([k]).fields["x"].double().mean())
         ends = np.array([middle - 2.0, middle + 2.0])
-        each = served[served["client"] == client]
-        how: Any = {"lw": 1.8} if len(each) == 1 else {"lw": 0.5, "alpha": 0.3}
-        for line in each.itertuples():
+        client_lines = served[served["client"] == client]
+        how: Any = {"lw": 1.8} if len(client_lines) == 1 else {"lw": 0.5, "alpha": 0.3}
+        for line in client_lines.itertuples():
             axes.plot(ends, line.w0 * ends + line.w1, color=CLIENTS[k], **how)
     common = own[own["score"] == "G"].sort_values("round").iloc[-1]
     axes.axline((0.0, common["w1"]), slope=common["w0"], color="black", lw=1.0, ls="--")

@@ -11,6 +11,7 @@ from torch import Tensor
 from hierfl.comparisons.federations import StudyFederation, renamed
 from hierfl.comparisons.score_means import WEIGHTINGS, Score, by_client, means, means_of
 from hierfl.comparisons.study_data import Evaluation
+from hierfl.core.trees import tree_map
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics import (
     calibration_error,
@@ -35,7 +36,7 @@ def stranger(client: str) -> str:
     return f"new {client}"
 
 
-class Watch:
+class ScoreWatch:
     """Scores of a run while it runs; `bias` is that of the line that labels follow, if any."""
 
     def __init__(
@@ -69,45 +70,45 @@ class Watch:
         predicted = {"G": self._unserved(fit, rows.train, rows.test)}
         if not (self.how.tunes or self.evaluation.round_of_all):
             predicted["P"] = self._predicted(fit, rows.test)
-        each = {kind: by_client(p, rows.variance) for kind, p in predicted.items()}
-        found = {
+        tables = {kind: by_client(p, rows.variance) for kind, p in predicted.items()}
+        scores = {
             (kind, *key): value
-            for kind, table in each.items()
+            for kind, table in tables.items()
             for key, value in means_of(table, rows.test).items()
         }
         if late:
-            self.last.append(found)
+            self.last.append(scores)
         if point:
             shown = {
                 kind: value
-                for (kind, *which), value in found.items()
+                for (kind, *which), value in scores.items()
                 if which == [self.evaluation.weighting, self.evaluation.metric]
             }
             self.curve.append({"round": at, **shown, **self._along(fit)})
             if "clients" in self.evaluation.along:
                 self.clients += [
                     {"round": at, "client": client, "score": kind, "value": value}
-                    for kind, table in each.items()
+                    for kind, table in tables.items()
                     for client, value in table[self.evaluation.metric].items()
                 ]
 
     def _along(self, fit: Fit) -> dict[str, float]:
-        along, found = self.evaluation.along, {}
+        along, measured = self.evaluation.along, {}
         if "new_clients" in along and self.federation.joining is not None:
             train, test = self.federation.joining
             own = fit.personalize(train, rounds=self.evaluation.join_rounds[0])
             scores = means(self._predicted(own, test), self.federation.variance)
-            found["P, new"] = scores[self.evaluation.weighting, self.evaluation.metric]
+            measured["P, new"] = scores[self.evaluation.weighting, self.evaluation.metric]
         if "coherence" in along:
             slopes = client_gradients(fit, draws=self.draws, seed=self.seed)
             trained = slopes[slopes.norm(dim=1) > 0.0]  # one that has taken no step may have none
             if len(trained) > 1:
-                found["coherence"] = coherence(trained).minus_log_det
+                measured["coherence"] = coherence(trained).minus_log_det
         if self.bias is not None:
             line = self._common_line(fit, bias=self.bias)
-            found["distance"] = self._distance(line, bias=self.bias)
+            measured["distance"] = self._distance(line, bias=self.bias)
             self._note_lines("G", fit.progress.round, 0, line.mean(0, keepdim=True))
-        return found
+        return measured
 
     def _common_line(self, fit: Fit, *, bias: bool) -> Tensor:
         """Return the lines of clients that have taken no step, (clients, weights)."""
@@ -139,9 +140,9 @@ class Watch:
     def scores(self, fit: Fit) -> list[Score]:
         """Return all scores, once the run has ended."""
         count, rows = len(self.last), self.federation
-        found = [
+        scores = [
             Score(kind, "participating", 0, "local", weighting, count, metric,
-                  sum(each[kind, weighting, metric] for each in self.last) / count)
+                  sum(round_means[kind, weighting, metric] for round_means in self.last) / count)
             for kind, weighting, metric in self.last[0]
         ]  # fmt: skip
         whole, adapted = fit, None
@@ -149,42 +150,42 @@ class Watch:
             adapted = fit.personalize(rows.train, rounds=1)
         elif self.evaluation.round_of_all:
             whole = with_everyone(fit)
-            found += self._of("P", 0, "local", self._predicted(whole, rows.test))
+            scores += self._of("P", 0, "local", self._predicted(whole, rows.test))
         if self.fine_tune:
             adapted = whole.personalize(rows.train, rounds=1, from_scratch=False)
         if adapted is not None:
-            found += self._of(self._kind, 1, "local", self._predicted(adapted, rows.test))
+            scores += self._of(self._kind, 1, "local", self._predicted(adapted, rows.test))
         if rows.joining is not None:
-            found += self._joined(fit, *rows.joining)
+            scores += self._joined(fit, *rows.joining)
         everyone = None
         if self.evaluation.global_rows:
             everyone = everyones(rows.test, self.evaluation.global_rows, self.seed)
-            found += self._on_all_rows(everyone, fit, whole, adapted)
+            scores += self._on_all_rows(everyone, fit, whole, adapted)
         served = whole if adapted is None or self.fine_tune else adapted
-        found += self._against_foreign(served)
+        scores += self._against_foreign(served)
         if self.evaluation.by_class:
             tests = {"local": rows.test, "global": everyone}
             self._note_classes(served, {n: test for n, test in tests.items() if test is not None})
         if self.evaluation.calibration:
             error = calibration_error(*confidence(self._predicted(served, rows.test)), draws=99)
-            found += self._of_all("P", "calibration_error", 100.0 * error.ece)
-            found += self._of_all("P", "calibration_by_chance", 100.0 * error.by_chance)
+            scores += self._of_all("P", "calibration_error", 100.0 * error.ece)
+            scores += self._of_all("P", "calibration_by_chance", 100.0 * error.by_chance)
         if self.bias is not None:
             away = self._distance(self._common_line(fit, bias=self.bias), bias=self.bias)
-            found += self._of_all("G", "distance", away)
+            scores += self._of_all("G", "distance", away)
             self._note_served_lines(served, bias=self.bias)
-        return found
+        return scores
 
     def _on_all_rows(
         self, everyone: ClientData, fit: Fit, whole: Fit, adapted: Fit | None
     ) -> list[Score]:
-        found = (
+        scores = (
             [] if self.how.tunes else self._of("P", 0, "global", self._predicted(whole, everyone))
         )
         if adapted is not None:
-            found += self._of(self._kind, 1, "global", self._predicted(adapted, everyone))
+            scores += self._of(self._kind, 1, "global", self._predicted(adapted, everyone))
         unserved = self._unserved(fit, self.federation.train, everyone)
-        return [*found, *self._of("G", 0, "global", unserved)]
+        return [*scores, *self._of("G", 0, "global", unserved)]
 
     def _of_all(self, kind: str, metric: str, value: float) -> list[Score]:
         return [
@@ -196,24 +197,24 @@ class Watch:
         """Return the AUROC of P's entropy by foreign set; note the first clients' entropies."""
         if not self.federation.foreign:
             return []
-        own, found = self._predicted(served, self.federation.test), []
+        own, scores = self._predicted(served, self.federation.test), []
         for name, rows in self.federation.foreign.items():
             against = out_of_distribution(own, self._predicted(served, rows))
             every = {"rows": against.overall["auroc"], "clients": against.clients["auroc"].mean()}
-            found += [
+            scores += [
                 Score("P", "participating", 0, name, weighting, 1, "auroc", float(value))
                 for weighting, value in every.items()
             ]
-            parts = dict(zip(("own", name), against.entropies, strict=True))
+            by_set = dict(zip(("own", name), against.entropies, strict=True))
             if self.entropies:  # those of own rows are noted
-                del parts["own"]
+                del by_set["own"]
             self.entropies += [
                 {"rows": part, "client": client, "entropy": round(float(value), 4)}
-                for part, values in parts.items()
+                for part, values in by_set.items()
                 for client, value in zip(_owners(rows), values, strict=True)
                 if client in rows.names[:NOTED]
             ]
-        return found
+        return scores
 
     def _note_classes(self, served: Fit, tests: dict[str, ClientData]) -> None:
         """Note the first client's loss by class minus the clients' mean, by kind of test rows."""
@@ -230,13 +231,13 @@ class Watch:
 
     def _joined(self, fit: Fit, train: ClientData, test: ClientData) -> list[Score]:
         """Return the scores of clients that join, after each number of rounds on their own rows."""
-        found = []
+        scores = []
         for rounds in self.evaluation.join_rounds:
             own = fit.personalize(train, rounds=rounds)
             served = self._predicted(own, test)
-            found += self._of(self._kind, rounds, "local", served, clients="new")
+            scores += self._of(self._kind, rounds, "local", served, clients="new")
         unserved = self._unserved(fit, train, test)
-        return [*found, *self._of("G", 0, "local", unserved, clients="new")]
+        return [*scores, *self._of("G", 0, "local", unserved, clients="new")]
 
     def _of(
         self,
@@ -262,13 +263,15 @@ class Watch:
 
 
 def with_everyone(fit: Fit) -> Fit:
-    """Continue a fit by one round in which every client takes part."""
+    """Return a fit after one more round, in which every client takes part; `fit` stays as it is."""
     federation = fit.federation
     # as many clients at once as before: compiled steps are of one shape
-    parts = federation.parts(torch.arange(federation.cohort), fit.message)
-    settings = replace(federation.settings, chunk=max(map(len, parts)))
+    chunks = federation.parts(torch.arange(federation.cohort), fit.message)
+    settings = replace(federation.settings, chunk=max(map(len, chunks)))
     whole = replace(federation, cohort=len(fit.clients), settings=settings)
-    after = one_round(whole, fit.progress, fit.rounds + 1)
+    # a round writes into the table of its clients
+    own = replace(fit.progress, table=tree_map(torch.clone, fit.progress.table))
+    after = one_round(whole, own, fit.rounds + 1)
     return replace(fit, progress=after, rounds=fit.rounds + 1)
 
 

@@ -47,13 +47,11 @@ def tuned(out: Path) -> str:
     rows = trials[trials["chosen"]]
     by_log_score = study_of(out).tuning.metric == "log_score"
     form = "{} {} ({:.3f} nats)" if by_log_score else "{} {} ({:.1f} %)"
-    each = [
+    sentences = [
         form.format(m, o, s)
         for m, o, s in zip(rows["method"], rows["options"], rows["score"], strict=True)
     ]
-    return (
-        f"Chosen on rows or clients kept from the fit, with their score there: {'; '.join(each)}."
-    )
+    return f"Chosen on rows or clients kept from the fit, with their score there: {'; '.join(sentences)}."
 
 
 def by_chance(scores: pd.DataFrame) -> str:
@@ -95,7 +93,7 @@ def latex(out: Path) -> str:
         [_as_latex(label), *map(_cell_as_latex, cells)]
         for label, *cells in frame.to_numpy().tolist()
     ]
-    head, *rest = [" & ".join(row) + r" \\" for row in (names, *body)]
+    head, *lines = [" & ".join(row) + r" \\" for row in (names, *body)]
     return "\n".join(
         [
             r"\begin{table}",
@@ -104,7 +102,7 @@ def latex(out: Path) -> str:
             r"\toprule",
             head,
             r"\midrule",
-            *rest,
+            *lines,
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{table}",
@@ -129,8 +127,8 @@ def _cell_as_latex(text: str) -> str:
 def put_block(page: Path, name: str, block: str) -> None:
     """Replace what stands on a Markdown page between `<!-- name -->` and `<!-- end of name -->`."""
     text, first, last = page.read_text(), f"<!-- {name} -->", f"<!-- end of {name} -->"
-    before, opened, rest = text.partition(first)
-    _, closed, after = rest.partition(last)
+    before, opened, following = text.partition(first)
+    _, closed, after = following.partition(last)
     if not (opened and closed):
         raise ValueError(f"{page} has no block '{name}': put the lines {first} and {last} into it")
     page.write_text(f"{before}{first}\n{block}\n{last}{after}")

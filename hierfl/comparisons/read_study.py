@@ -29,13 +29,13 @@ class Listing(StudyTable):
 def read(path: str | Path, *, quick: bool = False) -> dict[str, Study]:
     """Return the studies of a TOML file by variant, "" if it has none; `quick` applies its `[quick]`."""
     file = Path(path)
-    given = _tables(file)
-    for key, value in _table(file, given, "list").items():
+    tables = _tables(file)
+    for key, value in _table(file, tables, "list").items():
         if key not in Listing.model_fields or not isinstance(value, str):
-            known = ", ".join(Listing.model_fields)
-            raise ValueError(f"{file}: list.{key} is {value!r:.80}: list has texts alone, {known}")
-    quicker = _table(file, given, "quick")
-    variants = _table(file, given, "variants")
+            keys = ", ".join(Listing.model_fields)
+            raise ValueError(f"{file}: list.{key} is {value!r:.80}: list has texts alone, {keys}")
+    quicker = _table(file, tables, "quick")
+    variants = _table(file, tables, "variants")
     for name in variants:
         if not FOLDER_NAME.fullmatch(name):
             raise ValueError(
@@ -46,7 +46,7 @@ def read(path: str | Path, *, quick: bool = False) -> dict[str, Study]:
     for name in list(variants) or [""]:
         changes = _table(file, variants, name, "variants.")
         quickest = changed(quicker, _table(file, changes, "quick", f"variants.{name}."))
-        own = changed(given, changes)
+        own = changed(tables, changes)
         try:
             studies[name] = Study.model_validate(own)
             if quick:
@@ -66,58 +66,61 @@ def listing(path: Path) -> Listing:
 
 def chosen(studies: Mapping[str, Study], names: Iterable[str] | None) -> list[str]:
     """Return the names of the variants that are asked for; None or none: of all."""
-    wanted = list(names or studies)
-    for name in wanted:
+    selected = list(names or studies)
+    for name in selected:
         if name not in studies:
-            known = ", ".join(known for known in studies if known)
-            what = f"choose from {known}" if known else "the file has none"
+            variants = ", ".join(variant for variant in studies if variant)
+            what = f"choose from {variants}" if variants else "the file has none"
             raise ValueError(f"there is no variant '{name}': {what}")
-    return wanted
+    return selected
 
 
-def changed(given: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def changed(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return tables with the keys of others in their place, table by table."""
-    found = dict(given)
+    merged = dict(tables)
     for key, value in changes.items():
-        below = found.get(key)
-        both = isinstance(value, Mapping) and isinstance(below, Mapping)
-        found[key] = changed(below, value) if both else value  # type: ignore[arg-type]
-    return found
+        below = merged.get(key)
+        nested = isinstance(value, Mapping) and isinstance(below, Mapping)
+        merged[key] = changed(below, value) if nested else value  # type: ignore[arg-type]
+    return merged
 
 
 def _tables(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (
+        tomllib.TOMLDecodeError,
+        UnicodeDecodeError,
+        RecursionError,
+        IsADirectoryError,
+    ) as error:
         raise ValueError(f"{file} is no TOML file: {error}") from error
-    except IsADirectoryError as error:
-        raise ValueError(f"{file} is a folder, not a study file") from error
 
 
-def _table(file: Path, given: dict[str, Any], key: str, above: str = "") -> dict[str, Any]:
-    found = given.pop(key, {})
-    if not isinstance(found, dict):
-        raise ValueError(f"{file}: {above}{key} must be a table, and is {found!r}")
-    return dict(found)
+def _table(file: Path, tables: dict[str, Any], key: str, above: str = "") -> dict[str, Any]:
+    table = tables.pop(key, {})
+    if not isinstance(table, dict):
+        raise ValueError(f"{file}: {above}{key} must be a table, and is {table!r}")
+    return dict(table)
 
 
-def _mistakes(error: ValidationError, given: Mapping[str, Any]) -> Iterator[str]:
-    left_out, methods = given.get("leave_out", ()), given.get("methods", {})
+def _mistakes(error: ValidationError, study: Mapping[str, Any]) -> Iterator[str]:
+    left_out, methods = study.get("leave_out", ()), study.get("methods", {})
     tables = isinstance(methods, Mapping) and isinstance(left_out, list | tuple)
     labels = [label for label in methods if label not in left_out] if tables else []
-    for one in error.errors():
-        where = list(one["loc"])
+    for mistake in error.errors():
+        where = list(mistake["loc"])
         if labels and where[:1] == ["methods"] and len(where) > 1:
             where[1] = labels[int(where[1])]
         place = ".".join(str(part) for part in where)
-        if one["type"] == "extra_forbidden":
-            known = _keys_at(one["loc"][:-1])
-            fix = nearest(str(one["loc"][-1]), known) or f"; known: {', '.join(known)}"
+        if mistake["type"] == "extra_forbidden":
+            keys = _keys_at(mistake["loc"][:-1])
+            fix = nearest(str(mistake["loc"][-1]), keys) or f"; known: {', '.join(keys)}"
             yield f"{place}: unknown key{fix}"
         else:
-            message = one["msg"].removeprefix("Value error, ")
-            plain = one["type"] in ("missing", "value_error")
-            shown = message if plain else f"{message} (it is {one['input']!r:.80})"
+            message = mistake["msg"].removeprefix("Value error, ")
+            plain = mistake["type"] in ("missing", "value_error")
+            shown = message if plain else f"{message} (it is {mistake['input']!r:.80})"
             yield f"{place}: {shown}" if place else shown
 
 

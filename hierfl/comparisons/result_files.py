@@ -45,27 +45,27 @@ def write(study: Study, out: Path) -> None:
     """Write the CSV files of a study; all but costs.csv are the same for every run of it."""
     trials: list[dict[str, Any]] = []
     costs: list[dict[str, Any]] = []
-    parts: dict[str, list[dict[str, Any]]] = {part: [] for part in PARTS}
+    rows_of: dict[str, list[dict[str, Any]]] = {part: [] for part in PARTS}
     for entry in study.methods:
         for seed in study.run.seeds:
-            found = kept(cell_file(out, study, entry, seed)[0])
-            if found is None:
+            cell = kept(cell_file(out, study, entry, seed)[0])
+            if cell is None:
                 continue
             who = {"method": entry.label, "seed": seed}
-            for part, rows in parts.items():
+            for part, rows in rows_of.items():
                 if part not in FIRST_SEED or seed == study.run.seeds[0]:
-                    rows += [{**who, **row} for row in found.get(part, ())]
-            diverged = "diverged" in found
-            spent = {name: found.get(name) for name in SPENT}
+                    rows += [{**who, **row} for row in cell.get(part, ())]
+            diverged = "diverged" in cell
+            spent = {name: cell.get(name) for name in SPENT}
             costs.append(
-                {**who, "options": in_words(found["options"]), "diverged": diverged, **spent}
+                {**who, "options": in_words(cell["options"]), "diverged": diverged, **spent}
             )
         if study.tuning.rounds:
             trials += _trials(out, study, entry)
     for part, (file, columns) in PARTS.items():
-        along = [name for name in OPTIONAL if any(name in row for row in parts[part])]
-        if parts[part] or part in ("scores", "curve"):
-            replace_text(out / file, as_csv(("method", "seed", *columns, *along), parts[part]))
+        along = [name for name in OPTIONAL if any(name in row for row in rows_of[part])]
+        if rows_of[part] or part in ("scores", "curve"):
+            replace_text(out / file, as_csv(("method", "seed", *columns, *along), rows_of[part]))
         else:  # of the study before it was changed
             (out / file).unlink(missing_ok=True)
     replace_text(out / TUNED, as_csv(("method", "options", "score", "pruned", "chosen"), trials))
@@ -75,7 +75,7 @@ def write(study: Study, out: Path) -> None:
 
 def _trials(out: Path, study: Study, entry: StudyEntry) -> Iterable[dict[str, Any]]:
     try:
-        found = chosen(out, study, entry)
+        choice = chosen(out, study, entry)
     except ValueError:  # every trial diverged
         return []
     return [
@@ -84,9 +84,9 @@ def _trials(out: Path, study: Study, entry: StudyEntry) -> Iterable[dict[str, An
             "options": in_words(trial["options"]),
             "score": trial["score"],
             "pruned": trial["pruned"],
-            "chosen": trial["options"] == found["options"],
+            "chosen": trial["options"] == choice["options"],
         }
-        for trial in found["trials"]
+        for trial in choice["trials"]
     ]
 
 
@@ -139,15 +139,19 @@ def _frame(file: Path, texts: Sequence[str], numbers: Sequence[str]) -> pd.DataF
     try:
         frame = pd.read_csv(file, dtype=dict.fromkeys(texts, "str"), keep_default_na=True)
         frame[list(texts)] = frame[list(texts)].fillna("")
+        wrong = [name for name in numbers if not _holds_numbers(frame[name])]
     except (KeyError, ValueError) as error:
         raise ValueError(f"{file} is not what `hierfl compare` wrote: {error}") from error
-    for name in numbers:
-        if name not in frame or not (
-            frame.empty or pd.api.types.is_numeric_dtype(frame[name]) or frame[name].isna().all()
-        ):
-            has = "values that are no numbers" if name in frame else "not there"
-            raise ValueError(f"{file} is not what `hierfl compare` wrote: column '{name}': {has}")
+    if wrong:
+        raise ValueError(
+            f"{file} is not what `hierfl compare` wrote: column '{wrong[0]}': values that are no "
+            "numbers"
+        )
     return frame
+
+
+def _holds_numbers(column: pd.Series[Any]) -> bool:
+    return column.empty or pd.api.types.is_numeric_dtype(column) or bool(column.isna().all())
 
 
 def study_of(out: Path) -> Study:

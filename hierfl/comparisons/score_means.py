@@ -35,13 +35,13 @@ class Score(NamedTuple):
 def by_client(prediction: Prediction, variance: float = 1.0) -> pd.DataFrame:
     """Return each client's scores, a column a metric; `variance` is that of real labels."""
     scores = prediction.scores()
-    found = {"log_score": scores["log_score"]}
+    scored = {"log_score": scores["log_score"]}
     if "rmse" in scores:
-        found["explained"] = 100.0 * (1.0 - scores["rmse"] ** 2 / variance)
+        scored["explained"] = 100.0 * (1.0 - scores["rmse"] ** 2 / variance)
     else:
-        found["accuracy"] = 100.0 * scores["accuracy"]
-        found["balanced_accuracy"] = 100.0 * balanced(prediction)
-    return pd.DataFrame(found)
+        scored["accuracy"] = 100.0 * scores["accuracy"]
+        scored["balanced_accuracy"] = 100.0 * balanced(prediction)
+    return pd.DataFrame(scored)
 
 
 def means(prediction: Prediction, variance: float = 1.0) -> dict[tuple[str, str], float]:
@@ -49,14 +49,14 @@ def means(prediction: Prediction, variance: float = 1.0) -> dict[tuple[str, str]
     return means_of(by_client(prediction, variance), prediction.data)
 
 
-def means_of(each: pd.DataFrame, rows: ClientData) -> dict[tuple[str, str], float]:
+def means_of(table: pd.DataFrame, rows: ClientData) -> dict[tuple[str, str], float]:
     """Return (weighting, metric) -> mean of the scores of `by_client` for clients of these rows."""
     counts = rows.counts.numpy()
-    found = {}
-    for metric, value in each.items():
-        found["clients", str(metric)] = float(value.mean())
-        found["rows", str(metric)] = float((value * counts).sum() / counts.sum())
-    return found
+    averages = {}
+    for metric, value in table.items():
+        averages["clients", str(metric)] = float(value.mean())
+        averages["rows", str(metric)] = float((value * counts).sum() / counts.sum())
+    return averages
 
 
 def balanced(prediction: Prediction) -> pd.Series:

@@ -63,16 +63,16 @@ def _put_published(
     metric = beside(study, column)
     if metric is None:
         return
-    known = [published(study, entry, column.score, metric) for entry in study.methods]
-    if all(value is None for value in known):
+    papers = [published(study, entry, column.score, metric) for entry in study.methods]
+    if all(value is None for value in papers):
         return
     means = [_mean(values, str(label)) for label in shown.index]
     shown[f"published {column.name}, %"] = [
-        "" if value is None else f"{value:.2f}" for value in known
+        "" if value is None else f"{value:.2f}" for value in papers
     ]
     shown[f"difference of {column.name}"] = [
         "" if value is None or np.isnan(mean) else f"{mean - value:+.2f}"
-        for value, mean in zip(known, means, strict=True)
+        for value, mean in zip(papers, means, strict=True)
     ]
 
 
@@ -115,17 +115,17 @@ def beside(study: Study, column: ScoreColumn) -> str | None:
 
 def differences(study: Study, scores: pd.DataFrame) -> list[str]:
     """Return which of our means are farther than 1.5 points from the published ones."""
-    found = []
+    far = []
     for column in columns(scores, study.evaluation.metric):
         metric = beside(study, column)
         if metric is None:
             continue
         values = by_seed(scores, column, study.evaluation.weighting)
         for entry in study.methods:
-            known, ours = published(study, entry, column.score, metric), _mean(values, entry.label)
-            if known is not None and abs(ours - known) > FAR:
-                found.append(f"{entry.label} {column.name} {ours - known:+.1f}")
-    return found
+            paper, ours = published(study, entry, column.score, metric), _mean(values, entry.label)
+            if paper is not None and abs(ours - paper) > FAR:
+                far.append(f"{entry.label} {column.name} {ours - paper:+.1f}")
+    return far
 
 
 LEVEL, MIN_SEEDS = 0.05, 3  # of the paired test: its level, and the seeds that it needs
@@ -178,14 +178,14 @@ def columns(scores: pd.DataFrame, metric: str) -> list[ScoreColumn]:
         for score, clients, test, of, adapted in scores[keys].drop_duplicates().to_numpy()
     )
     served = ScoreColumn("P", "participating", "local", "log_score")
-    found = [c for c in every if c.metric in (metric, *ALWAYS_SHOWN) or c == served]
+    shown = [c for c in every if c.metric in (metric, *ALWAYS_SHOWN) or c == served]
     order = {metric: 0, "participating": 0, "local": 0, "P": 0, "P+FT": 1, "G": 2}
 
     def place(column: ScoreColumn) -> list[int]:
-        named = (column.metric, column.clients, column.test, column.score)
-        return [*(order.get(v, 1) for v in named), column.adapted or 0]
+        fields = (column.metric, column.clients, column.test, column.score)
+        return [*(order.get(v, 1) for v in fields), column.adapted or 0]
 
-    return sorted(found, key=place)
+    return sorted(shown, key=place)
 
 
 def by_seed(scores: pd.DataFrame, column: ScoreColumn, weighting: str) -> pd.DataFrame:
@@ -208,18 +208,18 @@ def best(values: pd.DataFrame) -> set[str]:
     if whole.empty:
         return set()
     top = str(whole.mean(axis=1).idxmax())
-    found = {top}
+    equals = {top}
     if whole.shape[1] < MIN_SEEDS:
-        return found
+        return equals
     for name, row in whole.iterrows():
-        apart = row.to_numpy() - whole.loc[top].to_numpy()
-        if np.ptp(apart) <= 1e-9 * abs(apart).max():
-            equal = bool(apart[0] == 0.0)
+        gaps = row.to_numpy() - whole.loc[top].to_numpy()
+        if np.ptp(gaps) <= 1e-9 * abs(gaps).max():
+            equal = bool(gaps[0] == 0.0)
         else:
             equal = float(ttest_rel(row, whole.loc[top]).pvalue) >= LEVEL
         if equal:
-            found.add(str(name))
-    return found
+            equals.add(str(name))
+    return equals
 
 
 PUBLISHED = Path(__file__).with_name("published.csv")
@@ -238,14 +238,14 @@ def published(
         return None
     method, variant, *own_metric = entry.published[score]
     metric = (*own_metric, metric)[0]
-    known, where = _all_published(), study.published
-    rows = known[
-        (known["paper"] == where.paper)
-        & (known["dataset"] == where.dataset)
-        & (known["method"] == method)
-        & (known["variant"] == variant)
-        & (known["metric"] == (metric or where.metric))
-        & ((where.classes is None) | (known["classes_per_client"] == where.classes))
+    numbers, where = _all_published(), study.published
+    rows = numbers[
+        (numbers["paper"] == where.paper)
+        & (numbers["dataset"] == where.dataset)
+        & (numbers["method"] == method)
+        & (numbers["variant"] == variant)
+        & (numbers["metric"] == (metric or where.metric))
+        & ((where.classes is None) | (numbers["classes_per_client"] == where.classes))
     ]
     for table_name, model in product(_several(where.table), _several(where.model)):
         own = rows[(rows["table"] == table_name) & (rows["model"] == model)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -28,14 +28,24 @@ class StudyTable(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_boolean_is_a_number(cls, given: Any) -> Any:
-        for name, value in given.items() if isinstance(given, Mapping) else ():
+    def _no_boolean_is_a_number(cls, table: Any) -> Any:
+        for name, value in table.items() if isinstance(table, Mapping) else ():
             yes_or_no = name in cls.model_fields and cls.model_fields[name].annotation is bool
             several = value if isinstance(value, list | tuple) else [value]
             if any(isinstance(v, bool | int) and isinstance(v, bool) != yes_or_no for v in several):
                 kind = "true or false" if yes_or_no else "no boolean"
                 raise ValueError(f"{name} is {value!r:.80}: it must be {kind}")
-        return given
+        return table
+
+    def _mistakes(self) -> Iterator[str]:
+        """Yield what is wrong with the table, whose keys and kinds of values are right."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _right(self) -> Self:
+        for mistake in self._mistakes():
+            raise ValueError(mistake)
+        return self
 
 
 class Partition(StudyTable):
@@ -63,13 +73,9 @@ class Partition(StudyTable):
     concentration: float = Field(default=0.5, gt=0.0)
     authors_labels: bool = False
 
-    @model_validator(mode="after")
-    def _of_power_law(self) -> Partition:
+    def _mistakes(self) -> Iterator[str]:
         if self.authors_labels and self.kind != "power_law":
-            raise ValueError(
-                f"authors_labels are of 'power_law', not of '{self.kind}': leave them out"
-            )
-        return self
+            yield f"authors_labels are of 'power_law', not of '{self.kind}': leave them out"
 
 
 class Data(StudyTable):
@@ -96,23 +102,20 @@ class Data(StudyTable):
     clients: int | None = Field(default=None, gt=0)
     noise: float = Field(default=1.0, gt=0.0)
 
-    @model_validator(mode="after")
-    def _complete(self) -> Data:
-        if (self.partition is None) != (self.name not in TO_PARTITION):
-            needs = (
-                "has clients of its own: leave" if self.partition else "needs a partition: put in"
-            )
-            raise ValueError(f"'{self.name}' {needs} 'partition'")
+    def _mistakes(self) -> Iterator[str]:
+        if self.partition is None and self.name in TO_PARTITION:
+            yield f"'{self.name}' needs a partition: put in 'partition'"
+        if self.partition is not None and self.name not in TO_PARTITION:
+            yield f"'{self.name}' has clients of its own: leave 'partition'"
         if self.partition is not None and self.clients is not None:
-            raise ValueError("clients: the partition says how many: leave it out")
+            yield "clients: the partition says how many: leave it out"
         if self.partition is None and self.unseen_classes:
-            raise ValueError(f"unseen_classes: '{self.name}' has clients of its own: leave it out")
-        return self
+            yield f"unseen_classes: '{self.name}' has clients of its own: leave it out"
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, words: Iterable[str]) -> str:
     """Return "; did you mean ...?" of the nearest known word, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
@@ -168,12 +171,8 @@ class Evaluation(StudyTable):
     along: tuple[Literal["new_clients", "coherence", "clients"], ...] = ()
     by_class: bool = False
 
-    @model_validator(mode="after")
-    def _along_curves(self) -> Evaluation:
+    def _mistakes(self) -> Iterator[str]:
         if self.along and not self.every:
-            raise ValueError(
-                "along: there are no curves: put in 'every', rounds between their points"
-            )
+            yield "along: there are no curves: put in 'every', rounds between their points"
         if "new_clients" in self.along and not self.new_clients:
-            raise ValueError("along: there are no new clients: put in 'new_clients', how many join")
-        return self
+            yield "along: there are no new clients: put in 'new_clients', how many join"

@@ -25,7 +25,7 @@ that name: a file with variants is as many studies. Unknown keys and values are 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Annotated, Any, Literal
 
@@ -100,11 +100,9 @@ class Run(StudyTable):
     start: Seed | None = None
     compiled: bool = True
 
-    @model_validator(mode="after")
-    def _each_seed_once(self) -> Run:
+    def _mistakes(self) -> Iterator[str]:
         if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds: {list(self.seeds)} has one twice: leave it out")
-        return self
+            yield f"seeds: {list(self.seeds)} has one twice: leave it out"
 
 
 class Tuning(StudyTable):
@@ -161,31 +159,29 @@ class StudyEntry(StudyTable):
         default_factory=dict
     )
 
-    @model_validator(mode="after")
-    def _known(self) -> StudyEntry:
+    def _mistakes(self) -> Iterator[str]:
         plain = self.name.split("+")[0]
         try:
-            baseline(self.name)
+            tunes = baseline(self.name).tunes
         except KeyError as error:
-            raise ValueError(f"{error.args[0]}{nearest(plain, BASELINES)}") from error
-        if self.fine_tune and baseline(self.name).tunes:
-            raise ValueError(
+            yield f"{error.args[0]}{nearest(plain, BASELINES)}"
+            return
+        if self.fine_tune and tunes:
+            yield (
                 f"fine_tune: clients of '{self.name}' tune for 'P' already: compare with "
                 f"'{plain}+FT' in its place"
             )
-        known = options_of(plain)
+        options = options_of(plain)
         for option in (*self.settings, *self.grid):
-            if option not in known:
-                raise ValueError(f"'{plain}' has no option '{option}'{nearest(option, known)}")
+            if option not in options:
+                yield f"'{plain}' has no option '{option}'{nearest(option, options)}"
         for option, value in self.settings.items():
-            if not option.endswith("optimizer") or value in ("sgd", "adam"):
-                continue
-            if not isinstance(value, (int, float)):
-                raise ValueError(
+            optimizer = value in ("sgd", "adam") or isinstance(value, (int, float))
+            if option.endswith("optimizer") and not optimizer:
+                yield (
                     f"'{plain}': {option} is {value!r}: it must be 'sgd', 'adam' or a step size of "
                     "SGD"
                 )
-        return self
 
 
 class Published(StudyTable):
@@ -243,67 +239,65 @@ class Study(StudyTable):
 
     @model_validator(mode="before")
     @classmethod
-    def _labeled(cls, given: Any) -> Any:
+    def _labeled(cls, tables: Any) -> Any:
         """Make the methods of a file, tables by label, a tuple of those that are not left out."""
-        methods = given.get("methods") if isinstance(given, Mapping) else None
+        methods = tables.get("methods") if isinstance(tables, Mapping) else None
         if not isinstance(methods, Mapping):
-            return given
-        out = given.get("leave_out", ())
-        if not isinstance(out, list | tuple) or not all(isinstance(one, str) for one in out):
-            raise ValueError(f"leave_out must be a list of labels, and is {out!r}")
-        for label in out:
-            if label not in methods:
-                raise ValueError(
-                    f"leave_out: there is no method '{label}'{nearest(label, methods)}"
-                )
-        entries = []
-        for label, entry in methods.items():
-            if not isinstance(entry, Mapping):
-                raise ValueError(f"methods.{label} must be a table, and is {entry!r}")
-            if label not in out:
-                entries.append({"label": label, "name": label, **entry})
-        return {**given, "methods": entries}
+            return tables
+        out = tables.get("leave_out", ())
+        for mistake in _mistakes_of_labels(methods, out):
+            raise ValueError(mistake)
+        entries = [
+            {"label": label, "name": label, **entry}
+            for label, entry in methods.items()
+            if label not in out
+        ]
+        return {**tables, "methods": entries}
 
-    @model_validator(mode="after")
-    def _comparable(self) -> Study:
+    def _mistakes(self) -> Iterator[str]:
         if self.tuning.rounds:
-            sizes = {e.label: prod(len(v) for v in self.grid_of(e).values()) for e in self.methods}
-            if len(set(sizes.values())) > 1:
-                raise ValueError(f"methods: grids have unequal sizes, {sizes}: make them equal")
-            if max(sizes.values()) > MOST_POINTS:
-                raise ValueError(
-                    f"tuning: grids of {max(sizes.values())} points; at most {MOST_POINTS}"
-                )
-        real = self.data.name in REGRESSION
-        if real != (self.evaluation.metric == "explained"):
+            yield from self._mistakes_of_grids()
+        name, seen = self.data.name, self.evaluation
+        real = name in REGRESSION
+        if real != (seen.metric == "explained"):
             kind = "real labels: take 'explained'" if real else "classes: take another one"
-            raise ValueError(
-                f"evaluation.metric is '{self.evaluation.metric}', and '{self.data.name}' has "
-                f"{kind}"
-            )
+            yield f"evaluation.metric is '{seen.metric}', and '{name}' has {kind}"
         for entry in self.methods:
             if real and entry.name.split("+")[0] in CLASSIFIERS:
-                raise ValueError(
-                    f"methods.{entry.label}: '{entry.name}' needs classes: leave it out"
-                )
-        if self.data.name in LINES and (self.net.hidden or self.net.conv):
-            raise ValueError(f"net: '{self.data.name}' is of lines: leave out 'hidden' and 'conv'")
-        seen = self.evaluation
+                yield f"methods.{entry.label}: '{entry.name}' needs classes: leave it out"
+        if name in LINES and (self.net.hidden or self.net.conv):
+            yield f"net: '{name}' is of lines: leave out 'hidden' and 'conv'"
         if real and (seen.foreign or seen.by_class or seen.calibration):
-            raise ValueError(
-                "evaluation: 'foreign', 'by_class' and 'calibration' are of classes: leave them out"
-            )
-        if "shuffled_pixels" in seen.foreign and self.data.name not in (*TO_PARTITION, "femnist"):
-            raise ValueError(f"evaluation.foreign: '{self.data.name}' has no pixels to shuffle")
+            yield "evaluation: 'foreign', 'by_class' and 'calibration' are of classes: leave them out"
+        if "shuffled_pixels" in seen.foreign and name not in (*TO_PARTITION, "femnist"):
+            yield f"evaluation.foreign: '{name}' has no pixels to shuffle"
         if "unseen_classes" in seen.foreign and not self.data.unseen_classes:
-            raise ValueError("evaluation.foreign: put in 'data.unseen_classes', how many there are")
-        if self.evaluation.last_rounds > self.run.rounds:
-            raise ValueError("evaluation.last_rounds: more than run.rounds")
-        return self
+            yield "evaluation.foreign: put in 'data.unseen_classes', how many there are"
+        if seen.last_rounds > self.run.rounds:
+            yield "evaluation.last_rounds: more than run.rounds"
+
+    def _mistakes_of_grids(self) -> Iterator[str]:
+        sizes = {e.label: prod(len(v) for v in self.grid_of(e).values()) for e in self.methods}
+        if len(set(sizes.values())) > 1:
+            yield f"methods: grids have unequal sizes, {sizes}: make them equal"
+        if max(sizes.values()) > MOST_POINTS:
+            yield f"tuning: grids of {max(sizes.values())} points; at most {MOST_POINTS}"
 
     def grid_of(self, entry: StudyEntry) -> dict[str, tuple[float, ...]]:
         """Return option -> the values that are tried for a method."""
         return entry.grid or {"lr": self.tuning.lr}
+
+
+def _mistakes_of_labels(methods: Mapping[str, Any], out: Any) -> Iterator[str]:
+    if not isinstance(out, list | tuple) or not all(isinstance(label, str) for label in out):
+        yield f"leave_out must be a list of labels, and is {out!r}"
+        return
+    for label in out:
+        if label not in methods:
+            yield f"leave_out: there is no method '{label}'{nearest(label, methods)}"
+    for label, entry in methods.items():
+        if not isinstance(entry, Mapping):
+            yield f"methods.{label} must be a table, and is {entry!r}"
 
 
 def options_of(name: str) -> list[str]:

@@ -46,20 +46,20 @@ def chosen(out: Path, study: Study, entry: StudyEntry) -> dict[str, Any]:
     for options in points(study, entry):
         key = {**described(study, entry), "trial": options}
         file = file_of(out, "trials", f"{entry.label}-{in_words(options)}", key)
-        found = kept(file)
-        if found is None:
+        trial = kept(file)
+        if trial is None:
             search.enqueue_trial(dict(options))
-            found = tried(study, entry, options, search.ask(grid))
-            keep(file, key, found)
+            trial = tried(study, entry, options, search.ask(grid))
+            keep(file, key, trial)
             computed += 1
         else:
-            search.add_trial(_remade(found, options, grid))
-        trials.append({"options": options, **found})
+            search.add_trial(_remade(trial, options, grid))
+        trials.append({"options": options, **trial})
         last = search.trials[-1]
         if last.state == TrialState.RUNNING:
-            state = _state(found)
+            state = _state(trial)
             search.tell(
-                last.number, found["score"] if state == TrialState.COMPLETE else None, state
+                last.number, trial["score"] if state == TrialState.COMPLETE else None, state
             )
     whole = [t for t in trials if t["score"] is not None and not t["pruned"]]
     if not whole:
@@ -132,12 +132,12 @@ def split(
     metric = "log_score" if by_log_score else study.evaluation.metric
     count = study.evaluation.draws if draws else 1
     if study.tuning.on == "rows":
-        fitting, rest = train.split(1.0 - share, seed=seed)
+        fitting, held = train.split(1.0 - share, seed=seed)
         joins, tuned_on = tunes, fitting
     else:
         kept_out = max(1, round(share * train.num_clients))
         fitting = train.select(train.names[:-kept_out])
-        tuned_on, rest = train.select(train.names[-kept_out:]).split(0.5, seed=seed)
+        tuned_on, held = train.select(train.names[-kept_out:]).split(0.5, seed=seed)
         joins = True
 
     def score(fit: Fit) -> float:
@@ -146,25 +146,25 @@ def split(
             own = fit.personalize(tuned_on, rounds=1)
         elif study.evaluation.round_of_all:
             own = with_everyone(fit)
-        scores = means(own.predict(rest, draws=count, seed=seed), variance)
+        scores = means(own.predict(held, draws=count, seed=seed), variance)
         return scores[weighting, metric]
 
     return fitting, score
 
 
-def _state(found: Mapping[str, Any]) -> TrialState:
-    if found["pruned"]:
+def _state(trial: Mapping[str, Any]) -> TrialState:
+    if trial["pruned"]:
         return TrialState.PRUNED
-    return TrialState.FAIL if found["score"] is None else TrialState.COMPLETE
+    return TrialState.FAIL if trial["score"] is None else TrialState.COMPLETE
 
 
-def _remade(found: Mapping[str, Any], options: Options, grid: Any) -> Any:
-    state = _state(found)
+def _remade(trial: Mapping[str, Any], options: Options, grid: Any) -> Any:
+    state = _state(trial)
     return create_trial(
         state=state,
-        value=found["score"] if state == TrialState.COMPLETE else None,
+        value=trial["score"] if state == TrialState.COMPLETE else None,
         params=dict(options),
         distributions=grid,
-        intermediate_values={int(k): v for k, v in found["reported"].items()},
-        system_attrs=dict(found["noted"]),
+        intermediate_values={int(k): v for k, v in trial["reported"].items()},
+        system_attrs=dict(trial["noted"]),
     )

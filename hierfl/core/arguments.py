@@ -45,6 +45,12 @@ def expect_integer(value: Any, what: str, which: str = "") -> int:
     raise TypeError(f"{what} is {shown(value)}: it must be an integer{of}")
 
 
+def expect_kind(value: Any, kind: Any, what: str, instead: str) -> None:
+    """Refuse a value of another kind; `instead` says what to give."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} is {shown(value)}: {instead}")
+
+
 def expect(**arguments: tuple[Any, str | Collection[Any]]) -> None:
     """Refuse arguments (value, allowed) outside an interval, such as "[0, 1) or None", or a choice.
 
@@ -108,10 +114,10 @@ def names_by_rule(
         rules = {f"the prefix '{p}'": re.compile(f"^{re.escape(p)}").search for p in rule}
     chosen: set[str] = set()
     for what, matches in rules.items():
-        found = {name for name in names if matches(name)}
-        if not found:
+        matching = {name for name in names if matches(name)}
+        if not matching:
             raise ValueError(f"{option}: {what} matches none of {of}: {', '.join(names)}")
-        chosen |= found
+        chosen |= matching
     return frozenset(chosen)
 
 
@@ -137,10 +143,10 @@ def spelled(thing: T) -> T:
     return _checked(thing, thing.__name__, keywords(thing))
 
 
-def _checked(function: T, name: str, known: tuple[str, ...] | None) -> T:
+def _checked(function: T, name: str, allowed: tuple[str, ...] | None) -> T:
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        check_names(name, kwargs, known)
+        check_names(name, kwargs, allowed)
         return function(*args, **kwargs)
 
     return called  # type: ignore[return-value]
@@ -148,25 +154,25 @@ def _checked(function: T, name: str, known: tuple[str, ...] | None) -> T:
 
 def keywords(function: Callable[..., Any]) -> tuple[str, ...] | None:
     """Return the names of arguments, with those of `Unpack[Options]`; None: any name is taken."""
-    known: list[str] = []
+    names: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in KEYWORDS:
-            known.append(parameter.name)
+            names.append(parameter.name)
         elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
             typed = str(parameter.annotation).removeprefix("Unpack[").removesuffix("]")
             options = getattr(function, "__globals__", {}).get(typed)
             if not is_typeddict(options):
                 return None
-            known += options.__annotations__
-    return tuple(known)
+            names += options.__annotations__
+    return tuple(names)
 
 
-def check_names(name: str, given: Iterable[str], known: tuple[str, ...] | None) -> None:
-    """Refuse an argument outside `known` (None: any); say what to write in its place."""
-    for word in given:
-        if known is not None and word not in known:
-            nearest = difflib.get_close_matches(word, known, n=1)
-            fix = f"did you mean '{nearest[0]}'?" if nearest else f"it takes {', '.join(known)}"
+def check_names(name: str, names: Iterable[str], allowed: tuple[str, ...] | None) -> None:
+    """Refuse an argument outside `allowed` (None: any); say what to write in its place."""
+    for word in names:
+        if allowed is not None and word not in allowed:
+            nearest = difflib.get_close_matches(word, allowed, n=1)
+            fix = f"did you mean '{nearest[0]}'?" if nearest else f"it takes {', '.join(allowed)}"
             raise TypeError(f"{name}() has no argument '{word}': {fix}")
 
 

@@ -104,19 +104,19 @@ def sampled(
             whitening = _renewed(torch.cat(seen[len(seen) // 3 :]), whitening, dense)
             state = _evaluated(density, seen[-1], whitening)
             step, seen, moves = _Step(math.exp(step.mean)), [], torch.zeros(len(start))
-    size, kept, moves = math.exp(step.mean), [], torch.zeros(len(start))
+    size, steps, moves = math.exp(step.mean), [], torch.zeros(len(start))
     accepted = 0.0
     for i in range(warmup, total):
         working(f"chains, iteration {i} of {total}")
         state, taken, chance = _iterated(density, state, whitening, size, g)
         moves, accepted = moves + taken, accepted + chance
-        kept.append(_z(state, whitening))
-    chains = torch.stack(kept, 1)  # (C, draws of each, K)
-    together = torch.stack(kept).flatten(0, 1)
+        steps.append(_z(state, whitening))
+    chains = torch.stack(steps, 1)  # (C, draws of each, K)
+    together = torch.stack(steps).flatten(0, 1)
     together = together[torch.linspace(0, len(together) - 1, draws).round().long()]
     r_hat, effective = mixing_of(chains)
     # a single chain that never moves hardly shows in R-hat
-    held = bool((moves < MOVES * len(kept)).any()) or accepted < LEAST_ACCEPTED * len(kept)
+    held = bool((moves < MOVES * len(steps)).any()) or accepted < LEAST_ACCEPTED * len(steps)
     return Sampled(together, math.inf if held else r_hat, effective, whitening)
 
 
@@ -167,8 +167,8 @@ def _iterated(
     chance = gain.nan_to_num(nan=-torch.inf).clamp(max=0.0).exp()
     taken = torch.rand(chance.shape, generator=g, dtype=chance.dtype) < chance
     which = (taken[:, None], taken, taken[:, None])
-    kept = (torch.where(*of) for of in zip(which, now, state, strict=True))
-    return _State(*kept), taken.to(chance.dtype), float(chance.mean())
+    chosen_state = (torch.where(*of) for of in zip(which, now, state, strict=True))
+    return _State(*chosen_state), taken.to(chance.dtype), float(chance.mean())
 
 
 def _alive(share: Tensor, g: torch.Generator) -> Tensor:
@@ -185,9 +185,9 @@ def _renewed(states: Tensor, before: Whitening, dense: int) -> Whitening:
     """Return the whitening by moments of states (n, K): beyond `dense` coordinates, variances."""
     loc = states.mean(0)
     away = states - loc
-    known = before.tril @ before.tril.mT
-    covariance = (away.mT @ away + SHRINK * known) / (len(states) + SHRINK)
-    apart = torch.diag_embed(covariance.diagonal())
-    apart[:dense, :dense] = covariance[:dense, :dense]
-    tril, info = torch.linalg.cholesky_ex(apart)
+    covariance_before = before.tril @ before.tril.mT
+    covariance = (away.mT @ away + SHRINK * covariance_before) / (len(states) + SHRINK)
+    diagonal = torch.diag_embed(covariance.diagonal())
+    diagonal[:dense, :dense] = covariance[:dense, :dense]
+    tril, info = torch.linalg.cholesky_ex(diagonal)
     return before if bool(info) else Whitening(loc, tril)

@@ -26,8 +26,8 @@ def writing(path: Path, size: int, *, foreign: type[Exception] = OSError) -> Ite
     except CannotWrite:
         raise
     except (OSError, foreign) as error:
-        found = re.search(r"\(os error (\d+)\)", str(error))  # in a message of safetensors
-        number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+        code = re.search(r"\(os error (\d+)\)", str(error))  # in a message of safetensors
+        number = error.errno if isinstance(error, OSError) else int(code[1]) if code else None
         why = os.strerror(number) if number else str(error)
         raised = CannotWrite(
             f"'{path}' cannot be written ({f'{size:,} bytes: ' if size else ''}{why}; "
@@ -63,11 +63,11 @@ def write_private(path: Path, content: bytes) -> None:
 
 def write_all(file: int, content: bytes, at: int, path: Path) -> None:
     """Write all bytes at a place of an open file; the system may write a part without an error."""
-    rest = memoryview(content)
+    view = memoryview(content)
     with writing(path, len(content)):
-        while rest:
-            done = os.pwrite(file, rest, at)
-            at, rest = at + done, rest[done:]
+        while view:
+            done = os.pwrite(file, view, at)
+            at, view = at + done, view[done:]
 
 
 WRITTEN = ".hierfl-files.json"  # the names of the files that hierfl has written to a folder

@@ -38,13 +38,13 @@ def quality_of(values: Tensor, log_weights: Tensor, share: float = 1.0) -> DrawQ
     """
     weights, values = log_weights.double().softmax(0), values.double()
     ordered, order = values.sort(0)
-    each = weights[order]
-    sums = each.cumsum(0)
+    weight = weights[order]
+    sums = weight.cumsum(0)
     scores = torch.empty_like(values).scatter_(
-        0, order, torch.special.ndtri((sums - 0.5 * each).clamp(1e-9, 1.0 - 1e-9))
+        0, order, torch.special.ndtri((sums - 0.5 * weight).clamp(1e-9, 1.0 - 1e-9))
     )
     squares = (scores - weights @ scores).square()
-    tails, ends = zip(*(_of_tail(p, ordered, each, sums, share) for p in TAILS), strict=True)
+    tails, ends = zip(*(_of_tail(p, ordered, weight, sums, share) for p in TAILS), strict=True)
     counts = torch.stack([_effective(h, weights) for h in (scores, squares)] + list(tails))
     away = values - weights @ values
     variance = weights @ away.square()
@@ -76,14 +76,14 @@ def _effective(h: Tensor, weights: Tensor) -> Tensor:
 
 
 def _of_tail(
-    p: float, ordered: Tensor, each: Tensor, sums: Tensor, share: float
+    p: float, ordered: Tensor, weights: Tensor, sums: Tensor, share: float
 ) -> tuple[Tensor, Tensor]:
     """Return the effective number of draws at the p-quantile, and its Monte Carlo error, (K,) each."""
-    below = (sums <= p).to(each)
-    mean = (each * below).sum(0)
-    error = ((each * (below - mean)).square().sum(0) / share).sqrt()
+    below = (sums <= p).to(weights)
+    mean = (weights * below).sum(0)
+    error = ((weights * (below - mean)).square().sum(0) / share).sqrt()
     levels = torch.stack([p - error, p + error]).clamp(0.0, 1.0)
     at = torch.searchsorted(sums.mT.contiguous(), levels.mT.contiguous()).mT
     low, high = ordered.gather(0, at.clamp(max=len(ordered) - 1))
-    variance = (each * (below - mean).square()).sum(0)
-    return variance / (each * (below - mean)).square().sum(0), 0.5 * (high - low)
+    variance = (weights * (below - mean).square()).sum(0)
+    return variance / (weights * (below - mean)).square().sum(0), 0.5 * (high - low)

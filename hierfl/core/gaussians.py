@@ -30,9 +30,9 @@ class Normal(NamedTuple):
         """Return the joint distribution if means (C, D) move linearly with x (D,)."""
         axes = torch.eye(self.mean.shape[-1], dtype=self.mean.dtype)
         slopes = (torch.vmap(means)(axes) - self.mean).permute(1, 2, 0)
-        rest = torch.eye(slopes.shape[-1], dtype=slopes.dtype) - slopes
-        mean = torch.linalg.inv_ex(rest).inverse @ self.mean[..., None]
-        return Normal(mean[..., 0], rest.mT @ self.precision @ rest, self.log_det)
+        unit_lower = torch.eye(slopes.shape[-1], dtype=slopes.dtype) - slopes
+        mean = torch.linalg.inv_ex(unit_lower).inverse @ self.mean[..., None]
+        return Normal(mean[..., 0], unit_lower.mT @ self.precision @ unit_lower, self.log_det)
 
 
 class Quadratic(NamedTuple):
@@ -66,9 +66,9 @@ class Quadratic(NamedTuple):
         return Quadratic(flat.mT @ turned, pull.flatten() @ flat, constant.sum(0))
 
 
-def product(one: Tensor, other: Tensor) -> Tensor:
+def product(matrix: Tensor, other: Tensor) -> Tensor:
     """Return the product of batches of matrices; where they share one dimension, entry by entry."""
-    return one * other if one.shape[-1] == 1 else one @ other
+    return matrix * other if matrix.shape[-1] == 1 else matrix @ other
 
 
 def times(matrix: Tensor, vector: Tensor) -> Tensor:
@@ -76,10 +76,10 @@ def times(matrix: Tensor, vector: Tensor) -> Tensor:
     return product(matrix, vector[..., None])[..., 0]
 
 
-def dot(one: Tensor, other: Tensor) -> Tensor:
+def dot(vector: Tensor, other: Tensor) -> Tensor:
     """Return the inner products of batches of vectors (..., D)."""
-    each = one * other
-    return each[..., 0] if each.shape[-1] == 1 else each.sum(-1)
+    products = vector * other
+    return products[..., 0] if products.shape[-1] == 1 else products.sum(-1)
 
 
 def times_factor(
@@ -121,7 +121,7 @@ def without_own(
     eye = torch.eye(size, dtype=prior.precision.dtype)
     covariance, log_det = inverse(own + eye)
     # the same, but that one loses digits of correlated sites, and the other takes longer
-    kept = eye - covariance if prior.is_diagonal else product(covariance, own)
+    retained = eye - covariance if prior.is_diagonal else product(covariance, own)
     to_u, mean = product(covariance, cross), times(covariance, pull)
     rest = power * shift[:, size:]
     if summed:  # what follows is linear in sums over clients
@@ -129,14 +129,14 @@ def without_own(
         lower = power * low.sum(0, keepdim=True) - flat @ cross.flatten(0, 1)
         shift_u = rest.sum(0, keepdim=True) - flat @ pull.flatten()
         constant = 0.5 * (mean.flatten() @ pull.flatten() - log_det.sum())
-        kept, to_u = kept.sum(0, keepdim=True), to_u.sum(0, keepdim=True)
+        retained, to_u = retained.sum(0, keepdim=True), to_u.sum(0, keepdim=True)
         mean = mean.sum(0, keepdim=True)
     else:
         lower = power * low - product(cross.mT, to_u)
         shift_u = rest - times(to_u.mT, pull)
         constant = 0.5 * (dot(mean, pull) - log_det)
     corner, shift_w = product(root, to_u), product(root, mean[..., None])[..., 0]
-    top = product(root, product(root, kept).mT)
+    top = product(root, product(root, retained).mT)
     rows = [torch.cat([top, corner], -1), torch.cat([corner.mT, lower], -1)]
     return Quadratic(torch.cat(rows, -2), torch.cat([shift_w, shift_u], -1), constant)
 
@@ -186,10 +186,10 @@ def inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def log1mexp(x: Tensor) -> Tensor:
     """Return log(1 - exp(-x)) for x > 0, exact for small and for large x."""
     is_small = x < math.log(2.0)
-    one = torch.ones_like(x)
+    ones = torch.ones_like(x)
     # each branch sees only numbers that it can compute, so that the other's gradient is not nan
-    small = (-torch.expm1(-torch.where(is_small, x, one))).log()
-    large = torch.log1p(-torch.where(is_small, one, x).neg().exp())
+    small = (-torch.expm1(-torch.where(is_small, x, ones))).log()
+    large = torch.log1p(-torch.where(is_small, ones, x).neg().exp())
     return torch.where(is_small, small, large)
 
 

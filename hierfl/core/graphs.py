@@ -70,8 +70,8 @@ class _Recorder(TorchFunctionMode):
             raise NoGraph(name)
         if changes:
             func, result = self._copying(func, args[0]), args[0]
-        found = (result,) if isinstance(result, Tensor) else result
-        if not isinstance(found, tuple | list) or not any(isinstance(v, Tensor) for v in found):
+        results = (result,) if isinstance(result, Tensor) else result
+        if not isinstance(results, tuple | list) or not any(isinstance(v, Tensor) for v in results):
             return result  # a shape, a dtype
         same = _passed_on(name, args, result)
         if id(same) in self.numbers:
@@ -79,10 +79,10 @@ class _Recorder(TorchFunctionMode):
             return result
         key = (func, repr(spec), *map(_key, leaves))
         if key not in self.known:
-            numbers = [self._new(v) if isinstance(v, Tensor) else None for v in found]
+            numbers = [self._new(v) if isinstance(v, Tensor) else None for v in results]
             self.known[key] = Operation(func, leaves, spec, numbers)
             self.operations.append(self.known[key])
-        for v, number in zip(found, self.known[key].found, strict=True):
+        for v, number in zip(results, self.known[key].found, strict=True):
             self._name(v, number)
         return result
 
@@ -138,20 +138,20 @@ def graph_of(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[..., 
     if end is None:
         return None
     operations = list[Operation]()
-    wanted = {end}
+    needed = {end}
     for of in reversed(recorder.operations):
-        if wanted.intersection(of.found):
+        if needed.intersection(of.found):
             operations.insert(0, of)
-            wanted.update(v.number for v in of.leaves if isinstance(v, Value))
+            needed.update(v.number for v in of.leaves if isinstance(v, Value))
 
-    def run(*given: Tensor) -> Tensor:
-        values: dict[int | None, Any] = dict(enumerate(given))
+    def run(*inputs: Tensor) -> Tensor:
+        values: dict[int | None, Any] = dict(enumerate(inputs))
         for of in operations:
             leaves = [values[v.number] if isinstance(v, Value) else v for v in of.leaves]
             args, kwargs = tree_unflatten(leaves, of.spec)
-            found = of.function(*args, **kwargs)
-            found = (found,) if isinstance(found, Tensor) else found
-            values.update(zip(of.found, found, strict=True))
+            results = of.function(*args, **kwargs)
+            results = (results,) if isinstance(results, Tensor) else results
+            values.update(zip(of.found, results, strict=True))
         return values[end]
 
     return run

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from hierfl.core.arguments import spelled
+from hierfl.core.extras import extras_for
 from hierfl.core.tables import Shown, cell, has_names
 
 LABEL, GROUP = " ", "  "  # columns of the names of rows, and of the headings of tables
@@ -30,29 +31,25 @@ def great_table(result: Any) -> Any:
         A `great_tables.GT`.
 
     Raises:
-        ModuleNotFoundError: great_tables is not installed: `pip install 'hierfl[tables]'`.
+        ModuleNotFoundError: great_tables is not installed: `pip install "hierfl[tables]"`.
         TypeError: the result is none that is printed as a table.
         ValueError: two columns of a frame have one name.
     """
-    try:
+    with extras_for("great_table"):
         from great_tables import GT
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "great_tables is not installed: pip install 'hierfl[tables]'", name="great_tables"
-        ) from error
-    found = _shown(result)
-    parts = [] if found.frame is None else [("", found.frame)]
-    parts += found.tables
-    if not parts:
+    shown = _shown(result)
+    frames = [] if shown.frame is None else [("", shown.frame)]
+    frames += shown.tables
+    if not frames:
         raise TypeError(f"{type(result).__name__} prints no table: give fit.summary(), for example")
-    frame = pd.concat([_labeled(*part) for part in parts], ignore_index=True).fillna("")
+    frame = pd.concat([_labeled(*part) for part in frames], ignore_index=True).fillna("")
     used = {name: bool((frame[name] != "").any()) for name in (LABEL, GROUP)}
     frame = frame.drop(columns=[name for name, is_used in used.items() if not is_used])
     label, group = (name if used[name] else None for name in (LABEL, GROUP))
     made = GT(frame, rowname_col=label, groupname_col=group)
-    title, _, rest = found.title.partition("\n")
-    made = made.tab_header(title, rest or None) if title else made
-    for line in found.note.splitlines():
+    title, _, subtitle = shown.title.partition("\n")
+    made = made.tab_header(title, subtitle or None) if title else made
+    for line in shown.note.splitlines():
         made = made.tab_source_note(line)
     return made
 
@@ -62,9 +59,9 @@ def _shown(result: Any) -> Shown:
     if isinstance(result, pd.DataFrame):
         return Shown("", result)
     if callable(of := getattr(result, "__tables__", None)):
-        found = of()
-        assert isinstance(found, Shown)
-        return found
+        made = of()
+        assert isinstance(made, Shown)
+        return made
     raise TypeError(
         f"a {type(result).__name__} is not printed as a table: give a result, or a frame"
     )

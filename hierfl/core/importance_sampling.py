@@ -66,11 +66,11 @@ class Split(NamedTuple):
 
     def points(self, normal: Tensor, stretch: Tensor) -> Tensor:
         """Map standard normals (S, K) and Student factors (S, 1) to points (S, K)."""
-        both, ndtr, ndtri_ = self.left + self.right, torch.special.ndtr, torch.special.ndtri
+        total, ndtr, ndtri_ = self.left + self.right, torch.special.ndtr, torch.special.ndtri
         low, high = ndtr(normal), ndtr(-normal)
-        down = self.left * ndtri_((low * both / (2.0 * self.left)).clamp(max=0.5))
-        up = -self.right * ndtri_((high * both / (2.0 * self.right)).clamp(max=0.5))
-        return self.loc + (torch.where(low * both < self.left, down, up) * stretch) @ self.tril.mT
+        down = self.left * ndtri_((low * total / (2.0 * self.left)).clamp(max=0.5))
+        up = -self.right * ndtri_((high * total / (2.0 * self.right)).clamp(max=0.5))
+        return self.loc + (torch.where(low * total < self.left, down, up) * stretch) @ self.tril.mT
 
     def log_prob(self, points: Tensor, freedom: float) -> Tensor:
         """Return the log density (S,) at points (S, K), for `freedom` degrees of freedom."""
@@ -87,12 +87,12 @@ class Split(NamedTuple):
 
     def refitted(self, loc: Tensor, covariance: Tensor) -> Split:
         """Return the same skews with a given mean (K,) and covariance (K, K), matched as for a split normal."""
-        apart = self.right - self.left
+        gap = self.right - self.left
         # The standard deviation of a two-piece normal.
-        deviation = ((1.0 - 2.0 / math.pi) * apart.square() + self.right * self.left).sqrt()
+        deviation = ((1.0 - 2.0 / math.pi) * gap.square() + self.right * self.left).sqrt()
         tril = torch.linalg.cholesky(covariance)
-        right, left = self.right / deviation, self.left / deviation
-        return Split(loc - tril @ ((right - left) * math.sqrt(2.0 / math.pi)), tril, right, left)
+        right, low = self.right / deviation, self.left / deviation
+        return Split(loc - tril @ ((right - low) * math.sqrt(2.0 / math.pi)), tril, right, low)
 
 
 def sides(fall: Tensor, far: float) -> Tensor:
@@ -117,8 +117,8 @@ def smoothed(log_ratios: Tensor) -> Weights:
 def smoothed_rows(log_ratios: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return smoothed log weights (n, S), k-hats (n,) and effective numbers (n,) of rows of log ratios."""
     if len(log_ratios) > ROWS:
-        each = [smoothed_rows(part) for part in log_ratios.split(ROWS)]
-        log, k_hat, effective = (torch.cat(found) for found in zip(*each, strict=True))
+        blocks = [smoothed_rows(part) for part in log_ratios.split(ROWS)]
+        log, k_hat, effective = (torch.cat(tensors) for tensors in zip(*blocks, strict=True))
         return log, k_hat, effective
     x = log_ratios.double() - log_ratios.amax(1, keepdim=True).double()
     count = x.shape[1]

@@ -74,8 +74,8 @@ def fold_now(key: Tensor, *words: int | Tensor) -> Tensor:
             mixed.append(np.int32(_signed(item)))
     # NumPy warns when a scalar wraps around, though not when an array does.
     with np.errstate(over="ignore"):
-        both = _mixed(pair[..., 0], pair[..., 1], mixed)
-    return torch.from_numpy(np.stack(np.broadcast_arrays(*both), -1)).to(key.device)
+        mixed_pair = _mixed(pair[..., 0], pair[..., 1], mixed)
+    return torch.from_numpy(np.stack(np.broadcast_arrays(*mixed_pair), -1)).to(key.device)
 
 
 def _mixed(first: Word, second: Word, words: Iterable[Any]) -> tuple[Word, Word]:

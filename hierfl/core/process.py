@@ -58,8 +58,8 @@ def _broadcast_shapes(*shapes: Any) -> torch.Size:
     try:
         return torch.Size(np.broadcast_shapes(*shapes))
     except (TypeError, ValueError):  # symbolic sizes; or no common shape, which torch says better
-        found: torch.Size = TORCH_BROADCAST_SHAPES(*shapes)
-        return found
+        shape: torch.Size = TORCH_BROADCAST_SHAPES(*shapes)
+        return shape
 
 
 def _new_turn() -> None:

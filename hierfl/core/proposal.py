@@ -38,10 +38,10 @@ class Proposal:
         share = torch.tensor(SHARES)
         e = e * wide[(u[:, None] > share.cumsum(0)[:-1]).sum(1)][:, None]
         square = e.square().sum(1, keepdim=True)
-        parts = share.log() - count * wide.log() - 0.5 * square / wide.square()
+        log_parts = share.log() - count * wide.log() - 0.5 * square / wide.square()
         value, slope = self._marginals(e @ self.tril.mT)
         stretch = self.tril.diagonal().log().sum() + slope.clamp(min=1e-300).log().sum(1)
-        return value, parts.logsumexp(1) - stretch - 0.5 * count * math.log(2.0 * math.pi)
+        return value, log_parts.logsumexp(1) - stretch - 0.5 * count * math.log(2.0 * math.pi)
 
     def _marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return g (S, K) and its derivative at normal scores x (S, K)."""

@@ -37,8 +37,8 @@ def shown_as(of: Callable[[Any], Shown]) -> Callable[[Class], Class]:
     def decorated(made: Class) -> Class:
         for name, form in (("__repr__", text_of), ("_repr_html_", html_of)):
 
-            def printed(found: Any, form: Callable[[Shown], str] = form) -> str:
-                return form(of(found))
+            def printed(result: Any, form: Callable[[Shown], str] = form) -> str:
+                return form(of(result))
 
             printed.__name__, printed.__qualname__ = name, f"{made.__qualname__}.{name}"
             setattr(made, name, printed)
@@ -60,15 +60,15 @@ def text_of(shown: Shown) -> str:
      tau     1
     All is well.
     """
-    parts = [shown.title]
+    blocks = [shown.title]
     if shown.frame is not None and len(shown.frame):
-        parts += _lines_of(shown.frame)
+        blocks += _lines_of(shown.frame)
     for heading, frame in shown.tables:
-        parts += ["", heading, *_lines_of(frame)]
-    parts += [""] if shown.tables else []
+        blocks += ["", heading, *_lines_of(frame)]
+    blocks += [""] if shown.tables else []
     for line in shown.note.splitlines():
-        parts += textwrap.wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(parts)
+        blocks += textwrap.wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(blocks)
 
 
 def _lines_of(frame: pd.DataFrame) -> list[str]:
@@ -78,13 +78,13 @@ def _lines_of(frame: pd.DataFrame) -> list[str]:
 
 def html_of(shown: Shown) -> str:
     """Return a result as HTML; names and words are escaped."""
-    parts = [f"<p><b>{html.escape(shown.title)}</b></p>"]
+    blocks = [f"<p><b>{html.escape(shown.title)}</b></p>"]
     if shown.frame is not None and len(shown.frame):
-        parts += _html_of_frame(shown.frame)
+        blocks += _html_of_frame(shown.frame)
     for heading, frame in shown.tables:
-        parts += [f"<p><b>{html.escape(heading)}</b></p>", *_html_of_frame(frame)]
-    parts += [f"<p>{html.escape(line)}</p>" for line in shown.note.splitlines()]
-    return "\n".join(parts)
+        blocks += [f"<p><b>{html.escape(heading)}</b></p>", *_html_of_frame(frame)]
+    blocks += [f"<p>{html.escape(line)}</p>" for line in shown.note.splitlines()]
+    return "\n".join(blocks)
 
 
 def _html_of_frame(frame: pd.DataFrame) -> list[str]:

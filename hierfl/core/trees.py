@@ -34,9 +34,9 @@ def lerp(a: Tree, b: Tree, t: float | Tensor) -> Tree:
     return tree_map(lambda u, v: u + t * (v - u), a, b)
 
 
-def chosen(flag: Tensor, one: Tree, other: Tree) -> Tree:
+def chosen(flag: Tensor, tree: Tree, other: Tree) -> Tree:
     """Return the first tree where a flag () is above 0, else the second of equal structure."""
-    return tree_map(lambda a, b: torch.where(flag > 0.0, a, b), one, other)
+    return tree_map(lambda a, b: torch.where(flag > 0.0, a, b), tree, other)
 
 
 def zeros_like(tree: Tree) -> Tree:
@@ -112,10 +112,10 @@ def _rounded(value: Tensor, bits: int) -> Tensor | Rounded:
     small = value.numel() * bits // 8 + value.itemsize
     if not value.is_floating_point() or small >= value.numel() * value.itemsize:
         return value
-    most = 2 ** (bits - 1) - 1
-    scale = value.abs().amax() / most
+    largest = 2 ** (bits - 1) - 1
+    scale = value.abs().amax() / largest
     in_units = value / torch.where(scale == 0.0, 1.0, scale)
-    return Rounded(in_units.round().clamp(-most, most).to(DTYPES[bits]), scale)
+    return Rounded(in_units.round().clamp(-largest, largest).to(DTYPES[bits]), scale)
 
 
 def restored(tree: Tree) -> Tree:

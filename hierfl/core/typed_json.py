@@ -26,13 +26,13 @@ def read_as(kind: type[T] | Any, content: bytes | str, *, most: int = MOST) -> T
         raise ValueError(f"{type(error).__name__}: {error}"[:300]) from error
 
 
-def made_of(kind: type[T] | Any, found: Any) -> T:
+def made_of(kind: type[T] | Any, value: Any) -> T:
     """Return a value of a type, of JSON's dicts and lists; raise ValueError where a field is missing or unknown."""
     try:
-        made: T = msgspec.convert(found, kind)
+        made: T = msgspec.convert(value, kind)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}"[:300]) from error
-    if _plain(made) != _plain(found):
+    if _plain(made) != _plain(value):
         raise ValueError("it lacks fields, or has some that are not known")
     return made
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -54,10 +53,10 @@ class Absent(Tensor):
         if func not in cls.of_shape or masked:
             raise RowsNotSaved(f"{NOT_SAVED}: {HAND_IN}")
         base: Any = super()
-        found = base.__torch_function__(func, types, args, kwargs or {})
-        if isinstance(found, Absent):
-            found.fills = args[0].fills
-        return found
+        result = base.__torch_function__(func, types, args, kwargs or {})
+        if isinstance(result, Absent):
+            result.fills = args[0].fills
+        return result
 
 
 class Unknown(Tensor):
@@ -117,13 +116,13 @@ def absent(shape: tuple[int, ...], dtype: torch.dtype, fills: tuple[float, float
 
 def form_of(data: ClientData) -> dict[str, dict[str, list[Any]]]:
     """Return dtypes and shapes of fields, and names of columns and codes, as JSON."""
-    found: dict[str, dict[str, list[Any]]] = {}
+    form: dict[str, dict[str, list[Any]]] = {}
     for kind in ("fields", "client_fields"):
         tensors = getattr(data, kind).items()
-        found[kind] = {n: [str(v.dtype).removeprefix("torch."), *v.shape[1:]] for n, v in tensors}
+        form[kind] = {n: [str(v.dtype).removeprefix("torch."), *v.shape[1:]] for n, v in tensors}
     for kind in ("features", "levels"):
-        found[kind] = {name: list(labels) for name, labels in getattr(data, kind).items()}
-    return found
+        form[kind] = {name: list(labels) for name, labels in getattr(data, kind).items()}
+    return form
 
 
 def rows_absent(
@@ -167,8 +166,4 @@ def stand_in(data: ClientData, which: int) -> ClientData:
         value = torch.tensor(values.fills[which]).to(values.dtype)
         return value.expand(values.shape)
 
-    return replace(
-        data,
-        fields={name: filled(v) for name, v in data.fields.items()},
-        client_fields={name: filled(v) for name, v in data.client_fields.items()},
-    )
+    return data.with_values(filled)

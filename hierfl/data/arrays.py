@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -31,15 +31,14 @@ def as_tensor(values: Array, name: str) -> Tensor:
         tensor = values.resolve_conj().resolve_neg()
     else:
         tensor = torch.from_numpy(_numbers(values, name))
-    check_rows_of_numbers(tensor, name)
+    check_numbers(tensor, name)
     if tensor.is_floating_point():
         return _in_default_dtype(tensor, name)
     if tensor.dtype == torch.bool:
         return tensor
-    found = tensor.long()
-    if tensor.dtype == torch.uint64 and bool((found < 0).any()):
-        raise _too_large(int(found[found < 0][0]) % 2**64, name)
-    return found
+    if tensor.dtype == torch.uint64:  # of which torch compares none
+        check_range(tensor.tolist(), name)
+    return tensor.long()
 
 
 def check_dense(values: Tensor, name: str) -> None:
@@ -59,20 +58,24 @@ def check_dense(values: Tensor, name: str) -> None:
         raise ValueError(f"field '{name}' {fix}")
 
 
-def check_rows_of_numbers(values: Tensor, name: str) -> None:
-    """Refuse what has no row dimension, no columns, or complex numbers."""
-    if values.dim() == 0:
-        raise ValueError(
-            f"field '{name}' is a single number: give one value per row, or one per client"
-        )
+def check_numbers(values: Tensor, name: str) -> None:
+    """Refuse what is not dense, has no row dimension or no columns, or is complex."""
+    check_dense(values, name)
     if values.is_complex():
-        raise TypeError(
-            f"field '{name}' is complex: give its real and imaginary parts as two fields"
-        )
-    if 0 in values.shape[1:]:
-        raise ValueError(
-            f"field '{name}' has shape {tuple(values.shape)}, no columns: leave it out"
-        )
+        fix = "give its real and imaginary parts as two fields"
+        raise TypeError(f"field '{name}' is complex: {fix}")
+    if values.dim() == 0 or 0 in values.shape[1:]:
+        what = f"has shape {tuple(values.shape)}, no columns: leave it out"
+        if values.dim() == 0:
+            what = "is a single number: give one value per row, or one per client"
+        raise ValueError(f"field '{name}' {what}")
+
+
+def check_range(values: Iterable[Any], name: str) -> None:
+    """Refuse integers that int64 does not hold."""
+    largest = max(values, key=lambda v: abs(int(v)), default=0)
+    if abs(int(largest)) > _LARGEST:
+        raise _too_large(largest, name)
 
 
 def _numbers(values: Array, name: str) -> NDArray[Any]:
@@ -83,69 +86,62 @@ def _numbers(values: Array, name: str) -> NDArray[Any]:
         # Arrays are copied: those that pandas hands out are read-only, which torch warns of.
         array = np.array(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"field '{name}' is not numeric: its entries do not form an array; give every row the "
-            f"same shape"
-        ) from error
+        what = "its entries do not form an array; give every row the same shape"
+        raise TypeError(f"field '{name}' is not numeric: {what}") from error
     kind = array.dtype.kind
     if kind in _FIXES:
         raise TypeError(f"field '{name}' is not numeric: {_FIXES[kind]}")
     if kind == "f" and not isinstance(values, np.ndarray) and bool((abs(array) >= 2.0**63).any()):
         # NumPy turns a list of integers into floats where one of them exceeds int64.
         array = np.array(values, object)
-        kind = "O"
-    if kind == "O":
+    if array.dtype.kind == "O":
         return _of_objects(array, name)
     if kind in "iu":
-        if bool((array > _LARGEST).any()):
-            raise _too_large(array.max(), name)
+        check_range([array.max(initial=0)], name)
         return array.astype(np.int64)
-    wide = array.dtype.itemsize > 8 and kind == "f"  # torch has no longer floats
-    found = array.astype(np.float64 if wide else array.dtype.newbyteorder("="), copy=False)
-    if wide and bool((np.isinf(found) & np.isfinite(array)).any()):
-        raise _too_large(array[np.isinf(found) & np.isfinite(array)].flat[0], name)
-    return found
+    is_long = array.dtype.itemsize > 8 and kind == "f"  # torch has no longer floats
+    floats = array.astype(np.float64 if is_long else array.dtype.newbyteorder("="), copy=False)
+    if is_long and bool((lost := np.isinf(floats) & np.isfinite(array)).any()):
+        raise _too_large(array[lost].flat[0], name)
+    return floats
 
 
 def _check_unmasked(values: Array, name: str) -> None:
     """Refuse masked values: NumPy would return the numbers beneath the mask."""
-    parts: Sequence[Any] = [values]
-    if isinstance(values, list | tuple):
-        masked_types = {t for t in set(map(type, values)) if issubclass(t, np.ma.MaskedArray)}
-        parts = values if masked_types else []
-    masked = sum(
-        int(np.sum(np.ma.getmaskarray(part)))
-        for part in parts
-        if isinstance(part, np.ma.MaskedArray) and part.dtype.kind != "V"
-    )
+    arrays = values if isinstance(values, list | tuple) else [values]
+    if not any(issubclass(kind, np.ma.MaskedArray) for kind in {*map(type, arrays)}):
+        return
+    is_masked = (isinstance(v, np.ma.MaskedArray) and v.dtype.kind != "V" for v in arrays)
+    masked = sum(masked_in(v) for v, at in zip(arrays, is_masked, strict=True) if at)
     if masked:
-        raise ValueError(
-            f"field '{name}' has {masked} masked values: fill them; .filled(float('nan')) marks "
-            "floating values as missing"
-        )
+        fix = "fill them; .filled(float('nan')) marks floating values as missing"
+        raise ValueError(f"field '{name}' has {masked} masked values: {fix}")
+
+
+def masked_in(values: Any) -> int:
+    """Return how many values are masked."""
+    return int(np.ma.getmaskarray(values).sum()) if isinstance(values, np.ma.MaskedArray) else 0
 
 
 def _of_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
     """Return the numbers of an array of Python objects; None and NA become NaN."""
     flat = array.ravel().tolist()
     missing = [is_missing(v) for v in flat]
-    real = (numbers.Real, Decimal, np.bool_)
     present = [v for v, gone in zip(flat, missing, strict=True) if not gone]
     for value in present:
-        if not isinstance(value, real):
-            kind = "U" if isinstance(value, str) else "none"
-            fix = _FIXES.get(kind, "encode it as numbers")
-            raise TypeError(f"field '{name}' is not numeric: it holds {str(value)[:40]!r}; {fix}")
+        if not isinstance(value, numbers.Real | Decimal | np.bool_):
+            fix = _FIXES["U"] if isinstance(value, str) else "encode it as numbers"
+            what = f"is not numeric: it holds {str(value)[:40]!r}"
+            raise TypeError(f"field '{name}' {what}; {fix}")
     if any(missing) or not all(isinstance(v, numbers.Integral | np.bool_) for v in present):
         try:
-            found = [np.nan if gone else float(v) for v, gone in zip(flat, missing, strict=True)]
+            floats = [np.nan if gone else float(v) for v, gone in zip(flat, missing, strict=True)]
         except OverflowError as error:
             raise _too_large("an integer", name) from error
-        return np.array(found, np.float64).reshape(array.shape)
+        return np.array(floats, np.float64).reshape(array.shape)
     if all(isinstance(v, bool | np.bool_) for v in present):
         return np.array(flat, bool).reshape(array.shape)
-    if max(map(abs, map(int, present)), default=0) > _LARGEST:
-        raise _too_large(max(present, key=lambda v: abs(int(v))), name)
+    check_range(present, name)
     return np.array([int(v) for v in flat], np.int64).reshape(array.shape)
 
 
@@ -157,28 +153,24 @@ def is_missing(value: object) -> bool:
 
 
 def _too_large(value: object, name: str) -> ValueError:
-    return ValueError(
-        f"field '{name}' holds {value}, beyond the range of int64 and float64: code it as smaller "
-        f"numbers"
-    )
+    what = f"field '{name}' holds {value}, beyond the range of int64 and float64"
+    return ValueError(f"{what}: code it as smaller numbers")
 
 
 def _in_default_dtype(tensor: Tensor, name: str) -> Tensor:
     """Return floats in torch's default dtype, once nothing that tells rows apart is lost."""
     dtype = torch.get_default_dtype()
-    found = tensor.to(dtype)
+    floats = tensor.to(dtype)
     if tensor.dtype != torch.float64 or dtype == torch.float64:
-        return found
-    fix = "scale it first, or call torch.set_default_dtype(torch.float64)"
-    lost = found.isinf() & tensor.isfinite()
+        return floats
+    word, lost = str(dtype).removeprefix("torch."), floats.isinf() & tensor.isfinite()
     if bool(lost.any()):
-        raise ValueError(
-            f"field '{name}' holds {tensor[lost][0].item():g}, beyond the range of "
-            f"{str(dtype).removeprefix('torch.')}: {fix}"
-        )
+        fix = "scale it first, or call torch.set_default_dtype(torch.float64)"
+        what = f"holds {tensor[lost][0].item():g}, beyond the range of {word}"
+        raise ValueError(f"field '{name}' {what}: {fix}")
     if tensor.dim() <= 2 and len(tensor) > 1:
         _check_rounding(tensor.unsqueeze(-1) if tensor.dim() == 1 else tensor, name, dtype)
-    return found
+    return floats
 
 
 def _check_rounding(wide: Tensor, name: str, dtype: torch.dtype) -> None:
@@ -195,8 +187,6 @@ def _check_rounding(wide: Tensor, name: str, dtype: torch.dtype) -> None:
         rounding = (column - column.to(dtype)).square().mean().sqrt().item()
         if rounding > 0.01 * sd > 0.08 * torch.finfo(torch.float64).eps * abs(mean):
             which = f"column {j} of field '{name}'" if wide.shape[1] > 1 else f"field '{name}'"
-            raise ValueError(
-                f"{which} varies by {sd:.3g} about {mean:.9g}, which "
-                f"{str(dtype).removeprefix('torch.')} rounds away: subtract its mean first, or "
-                "call torch.set_default_dtype(torch.float64)"
-            )
+            what = f"varies by {sd:.3g} about {mean:.9g}, which {str(dtype).removeprefix('torch.')}"
+            fix = "subtract its mean first, or call torch.set_default_dtype(torch.float64)"
+            raise ValueError(f"{which} {what} rounds away: {fix}")

@@ -72,14 +72,12 @@ class ClientBatch:
         """Return a field or client field by its name."""
         if name.startswith("_"):
             raise AttributeError(name)
-        for fields in ("fields", "client_fields"):
-            if name in (known := object.__getattribute__(self, fields)):
-                return known[name]
-        known = sorted([*self.fields, *self.client_fields])
-        raise AttributeError(
-            f"the data have no field '{name}'; they have {', '.join(known)}: correct the name, or "
-            f"add the field"
-        )
+        for kind in ("fields", "client_fields"):
+            if name in (fields := object.__getattribute__(self, kind)):
+                return fields[name]
+        there = ", ".join(sorted([*self.fields, *self.client_fields]))
+        fix = "correct the name, or add the field"
+        raise AttributeError(f"the data have no field '{name}'; they have {there}: {fix}")
 
     @property
     def num_clients(self) -> int:
@@ -90,8 +88,8 @@ class ClientBatch:
     def num_rows(self) -> int:
         """B, the number of rows of each client, padded rows included."""
         # fields that record each access tell it themselves: counting rows reads no field
-        known: int | None = getattr(self.fields, "num_rows", None)
-        return next(iter(self.fields.values())).shape[1] if known is None else known
+        rows: int | None = getattr(self.fields, "num_rows", None)
+        return next(iter(self.fields.values())).shape[1] if rows is None else rows
 
     def plate(self, name: str, size: int, dim: int) -> pyro.plate:
         """Return the plate of a name, made at the first call.
@@ -171,10 +169,9 @@ class ClientBatch:
 
     def _mask_along(self, x: Tensor, dim: int) -> Tensor:
         if not -x.dim() <= dim < x.dim() or x.shape[dim] not in (1, self.num_rows):
-            raise ValueError(
-                f"x has shape {tuple(x.shape)}, and its dimension {dim} must have the "
-                f"{self.num_rows} rows of the batch: say which dimension has, dim="
-            )
+            what = f"x has shape {tuple(x.shape)}, and its dimension {dim} must have the"
+            fix = "say which dimension has, dim="
+            raise ValueError(f"{what} {self.num_rows} rows of the batch: {fix}")
         behind = x.dim() - 1 - dim % x.dim()
         return self.mask()[(..., *[None] * behind)]
 
@@ -210,11 +207,11 @@ class JointNormal(dist.MultivariateNormal):
     """The joint Normal of rows: `loc` (..., B); rows not `inside` (..., B), padding, add 0."""
 
     def __init__(self, loc: Tensor, covariance: Tensor, inside: Tensor) -> None:
-        both = inside[..., :, None] & inside[..., None, :]
-        apart = torch.eye(inside.shape[-1], dtype=covariance.dtype, device=covariance.device)
+        pairs = inside[..., :, None] & inside[..., None, :]
+        unit = torch.eye(inside.shape[-1], dtype=covariance.dtype, device=covariance.device)
         super().__init__(
             torch.where(inside, loc, loc.new_zeros(())),
-            covariance_matrix=torch.where(both, covariance, apart),
+            covariance_matrix=torch.where(pairs, covariance, unit),
         )
         self.inside = inside
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
@@ -13,12 +13,18 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect, expect_integer, spelled
 from hierfl.data.arrays import Array, as_tensor
-from hierfl.data.consistency import check_consistent, feature_names, levels_without, mapping_of
+from hierfl.data.consistency import (
+    OF_A_BATCH,
+    check_consistent,
+    feature_names,
+    field_of,
+    levels_without,
+    mapping_of,
+)
 from hierfl.data.frames import Columns, FrameRows, Levels, frame_of, parts_of_frame
 from hierfl.data.grouping import (
-    checked_fraction,
     chosen_clients,
     first_part,
     join_clients,
@@ -32,7 +38,7 @@ from hierfl.data.grouping import (
 if TYPE_CHECKING:
     import pandas as pd
 
-OF_A_BATCH = ("clients", "data", "plate", "mask", "redrawn")  # that models call
+Change = Callable[[Tensor], Tensor]
 
 
 @spelled
@@ -82,13 +88,10 @@ class ClientData:
 
         def __getattr__(self, name: str) -> Any:
             """Refuse a model that is run on the data: it is a function of a batch."""
-            if not name.startswith("_") and name in OF_A_BATCH:
-                raise AttributeError(
-                    f"ClientData has no attribute '{name}', which a ClientBatch has: run a model "
-                    "on hierfl.full_batch(data), as in pyro.render_model(model, "
-                    "(hierfl.full_batch(data),))"
-                )
-            raise AttributeError(f"ClientData has no attribute '{name}'")
+            fix = ", which a ClientBatch has: run a model on hierfl.full_batch(data), as in "
+            fix += "pyro.render_model(model, (hierfl.full_batch(data),))"
+            message = f"ClientData has no attribute '{name}'"
+            raise AttributeError(message + fix if name in OF_A_BATCH else message)
 
     @classmethod
     def from_arrays(
@@ -162,6 +165,8 @@ class ClientData:
     ) -> ClientData:
         """Read a pandas frame, such as `from_frame(frame, "hospital", x=["age", "sex"], y="ill")`.
 
+        Without fields each column is one, of its own name: `from_frame(frame, "hospital")`.
+
         Columns of strings or of categories are coded 0, 1, ...: categories in their own order,
         strings sorted. Their names are kept in `levels`; pass them to code new data equally.
         Numbers remain what they are, also as categories.
@@ -219,12 +224,7 @@ class ClientData:
         tensors = (self.offsets, *self.fields.values(), *self.client_fields.values())
         if set(map(attrgetter("device"), tensors)) == {device}:
             return self
-        copy = replace(
-            self,
-            fields={name: v.to(device) for name, v in self.fields.items()},
-            client_fields={name: v.to(device) for name, v in self.client_fields.items()},
-            offsets=self.offsets.to(device),
-        )
+        copy = self.with_values(lambda v: v.to(device), offsets=self.offsets.to(device))
         # `keys` is cached: it would hash the names again and leave the result on the CPU
         copy.__dict__["keys"] = self.keys.to(device)
         return copy
@@ -271,14 +271,21 @@ class ClientData:
         return self._some(ids, counts, rows_of(self.offsets[ids], counts))
 
     def _some(self, ids: Tensor, counts: Tensor, rows: Tensor) -> ClientData:
-        return replace(
-            self,
-            fields={name: v[rows] for name, v in self.fields.items()},
+        return self.with_values(
+            lambda v: v[rows],
+            lambda v: v[ids],
             offsets=offsets_of(counts),
             names=tuple(map(self.names.__getitem__, ids.tolist())),
-            client_fields={name: v[ids] for name, v in self.client_fields.items()},
             frame_rows=self.frame_rows and self.frame_rows.kept(rows),
         )
+
+    def with_values(
+        self, of_rows: Change, of_clients: Change | None = None, **changes: Any
+    ) -> ClientData:
+        """Return the same clients with a function of each field and client field in its place."""
+        fields = {name: of_rows(v) for name, v in self.fields.items()}
+        own = {name: (of_clients or of_rows)(v) for name, v in self.client_fields.items()}
+        return replace(self, fields=fields, client_fields=own, **changes)
 
     def where(self, keep: Tensor) -> ClientData:
         """Return the rows for which `keep` (n,) is true; clients that keep no row are dropped.
@@ -289,8 +296,8 @@ class ClientData:
         """
         keep = rows_kept(keep, self.num_rows)
         counts = torch.bincount(self.row_client[keep], minlength=self.num_clients)
-        left = counts.nonzero()[:, 0]
-        return self._some(left, counts[left], keep)
+        ids = counts.nonzero()[:, 0]
+        return self._some(ids, counts[ids], keep)
 
     def with_fields(self, **fields: Tensor) -> ClientData:
         """Return the same clients with fields (n, ...) added or replaced.
@@ -303,12 +310,13 @@ class ClientData:
         """
         # cloned: the user's own tensors may change later
         merged = {**self.fields, **{name: as_tensor(v, name).clone() for name, v in fields.items()}}
-        kept = {}
-        for name, labels in self.features.items():
-            if merged[name].dim() > 1 and merged[name].shape[-1] == len(labels):
-                kept[name] = labels
+        features = {
+            name: labels
+            for name, labels in self.features.items()
+            if merged[name].dim() > 1 and merged[name].shape[-1] == len(labels)
+        }
         levels = levels_without(self.levels, fields)
-        return replace(self, fields=merged, features=kept, levels=levels)
+        return replace(self, fields=merged, features=features, levels=levels)
 
     def without(self, *names: str) -> ClientData:
         """Return the same clients without some fields, for example without their labels.
@@ -317,8 +325,7 @@ class ClientData:
             KeyError: there is no such field.
         """
         for name in names:
-            if name not in self.fields:
-                raise KeyError(f"there is no field '{name}': the fields are {sorted(self.fields)}")
+            field_of(self.fields, name)
         fields = {name: v for name, v in self.fields.items() if name not in names}
         features = {name: v for name, v in self.features.items() if name not in names}
         levels = levels_without(self.levels, names)
@@ -341,6 +348,7 @@ class ClientData:
             TypeError: `seed` is no integer.
             ValueError: `fraction` is outside (0, 1), or every client has a single row.
         """
-        checked_fraction(fraction, seed)
+        expect(fraction=(fraction, "(0, 1)"))
+        expect_integer(seed, "seed")
         keep = first_part(self.offsets, noise.fold(self.keys, noise.word("split"), seed), fraction)
         return self.where(keep), self.where(~keep)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numbers
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hierfl.data.arrays import Array, check_dense, check_rows_of_numbers, is_missing
+from hierfl.data.arrays import Array, check_numbers, is_missing, masked_in
 
 # what libraries print for a missing client; as a level of a category each is a name like any other
 MISSING = frozenset({"nan", "NaN", "NaT", "<NA>", "None", "masked"})
+# of `ClientBatch`: a field of such a name would be hidden by it
+OF_A_BATCH = frozenset(
+    "client_fields clients counts data fields is_mini_batch joint_normal key mask mean num_clients "
+    "num_rows own_keys packed plate redrawn root rows shared_key sum words".split()
+)
 _WIDEST = 64  # characters of an id that is kept in an array of strings
 _RULE = "client_id must be integers or strings, all of one kind and none missing (NaN)"
 
@@ -25,21 +31,20 @@ def ids_of(client_id: Array) -> NDArray[Any]:
     """Return one id per row, (n,): integers, booleans, dates or strings."""
     if isinstance(client_id, Tensor):
         client_id = client_id.detach().cpu().resolve_conj().resolve_neg()
-    if isinstance(client_id, np.ma.MaskedArray) and np.ma.getmaskarray(client_id).any():
-        raise ValueError(
-            f"client_id has {int(np.ma.getmaskarray(client_id).sum())} masked rows: leave these "
-            "rows out, or fill their ids"
-        )
-    if isinstance(client_id, list | tuple) and {type(i) for i in client_id} != {Tensor}:
-        raw = _objects(client_id)
-    else:
-        raw = np.asarray(client_id)
-    if raw.ndim != 1:
-        what = f"has shape {raw.shape}" if raw.ndim else f"is a single {type(client_id).__name__}"
-        raise ValueError(f"client_id {what}: give one id per row, of shape (n,)")
-    if len(raw) == 0:
-        raise ValueError("client_id has no rows: give at least one row of one client")
-    return _of_objects(raw) if raw.dtype.kind == "O" else _checked(raw)
+    is_list = isinstance(client_id, list | tuple) and {*map(type, client_id)} != {Tensor}
+    raw = _objects(client_id) if is_list else np.asarray(client_id)
+    fault = f"has shape {raw.shape}: give one id per row, of shape (n,)" if raw.ndim != 1 else ""
+    if masked := masked_in(client_id):
+        fault = f"has {masked} masked rows: leave these rows out, or fill their ids"
+    elif raw.ndim == 0:
+        fault = f"is a single {type(client_id).__name__}: give one id per row, of shape (n,)"
+    elif len(raw) == 0:
+        fault = "has no rows: give at least one row of one client"
+    if fault:
+        raise ValueError(f"client_id {fault}")
+    if fault := _fault_of_kind(raw):
+        raise TypeError(f"client_id {fault}: {_RULE}")
+    return _of_objects(raw) if raw.dtype.kind == "O" else raw
 
 
 def _objects(ids: Sequence[Any]) -> NDArray[Any]:
@@ -51,26 +56,28 @@ def _objects(ids: Sequence[Any]) -> NDArray[Any]:
     return raw
 
 
+def _fault_of_kind(raw: NDArray[Any]) -> str:
+    """Return why ids are not integers, booleans, strings or dates, all of one kind; "" if they are."""
+    kinds = [*dict.fromkeys(map(_kind, dict.fromkeys(map(type, raw))))]
+    if raw.dtype.kind in "iubU" or (len(kinds) == 1 and kinds[0] in ("int", "bool", "str")):
+        return ""
+    is_date = raw.dtype.kind in "Mm"
+    missing = np.isnat(raw) if is_date else np.array([*map(is_missing, raw)])
+    if missing.any():
+        return f"is {raw[missing.argmax()]} in row {int(missing.argmax())}"
+    others = (f" and {v!r}" for v in raw if _kind(type(v)) != kinds[0])
+    return "" if is_date else f"holds {raw[0]!r}{next(others, '')}"
+
+
 def _of_objects(raw: NDArray[Any]) -> NDArray[Any]:
-    """Return Python objects as integers, booleans or strings, whichever all of them are."""
-    first = _kind(type(raw[0]))
-    if len({_kind(kind) for kind in set(map(type, raw))}) > 1 or first not in (
-        "int",
-        "bool",
-        "str",
-    ):
-        for row, value in enumerate(raw):
-            if is_missing(value):
-                raise TypeError(f"client_id is {value} in row {row}: {_RULE}")
-        odd = next((v for v in raw if _kind(type(v)) != first), raw[0])
-        both = f"{raw[0]!r} and {odd!r}" if odd is not raw[0] else f"{odd!r}"
-        raise TypeError(f"client_id holds {both}: {_RULE}")
+    """Return Python objects of one kind as an array of integers, booleans or strings."""
     listed = raw.tolist()
     # an array of strings drops NUL at their ends, and is as wide as the longest of them
-    if first == "str" and ("\0" in "".join(listed) or max(map(len, listed)) > _WIDEST):
+    is_text = isinstance(listed[0], str)
+    if is_text and ("\0" in "".join(listed) or max(map(len, listed)) > _WIDEST):
         return raw
-    found = np.array(listed)
-    return raw if found.dtype.kind == "f" else found  # integers beyond int64 beside smaller ones
+    ids = np.array(listed)
+    return raw if ids.dtype.kind == "f" else ids  # integers beyond int64 beside smaller ones
 
 
 def _kind(kind: type) -> str:
@@ -81,50 +88,35 @@ def _kind(kind: type) -> str:
     return "str" if issubclass(kind, str) else kind.__name__
 
 
-def _checked(raw: NDArray[Any]) -> NDArray[Any]:
-    """Refuse missing dates, and ids that are not integers, booleans, strings or dates."""
-    if raw.dtype.kind in "Mm":
-        if np.isnat(raw).any():
-            raise TypeError(f"client_id is NaT in row {int(np.isnat(raw).argmax())}: {_RULE}")
-    elif raw.dtype.kind == "f" and np.isnan(raw).any():
-        raise TypeError(f"client_id is nan in row {int(np.isnan(raw).argmax())}: {_RULE}")
-    elif raw.dtype.kind not in "iubU":
-        raise TypeError(f"client_id holds {raw[0]!r}: {_RULE}")
-    return raw
-
-
 def check_client_names(names: Sequence[str]) -> None:
     """Refuse names that are missing, cannot be written, occur twice, or look like another."""
+    if other := [name for name in names if not isinstance(name, str)]:
+        raise TypeError(f"a client is named {other[0]!r}: names must be strings")
+    if fault := next(_faults_of_names(names), ""):
+        raise ValueError(fault)
+
+
+def _faults_of_names(names: Sequence[str]) -> Iterator[str]:
     if not names:
-        raise ValueError("there are no clients: give at least one row of one client")
-    try:
-        joined = "".join(names)
-    except TypeError as error:
-        odd = next(n for n in names if not isinstance(n, str))
-        raise TypeError(f"a client is named {odd!r}: names must be strings") from error
-    different = set(names)
+        yield "there are no clients: give at least one row of one client"
+    different, joined = set(names), "".join(names)
     if len(different) < len(names):
         repeated = Counter(names).most_common(1)[0][0]
-        raise ValueError(f"two clients are named '{repeated}': client names must be unique")
+        yield f"two clients are named '{repeated}': client names must be unique"
     if missing := different & MISSING:
-        raise ValueError(
-            f"a client is named '{min(missing)}', the word for a missing value: leave its rows "
-            "out, or rename it"
-        )
+        what = f"a client is named '{min(missing)}', the word for a missing value"
+        yield f"{what}: leave its rows out, or rename it"
     for name in () if joined.isprintable() else names:
         if any(unicodedata.category(c) in ("Cc", "Cs") for c in name):
-            raise ValueError(
-                f"client {name!r} has a control character or half a character in its name: rename "
-                f"it"
-            )
-    similar = look_alike(names, joined)
-    if similar:
-        raise ValueError(
-            f"clients {similar[0]!r} and {similar[1]!r} differ only in case, spaces or Unicode form: "
-            "make them one client, or rename one"
+            what = f"client {name!r} has a control character or half a character in its name"
+            yield f"{what}: rename it"
+    if similar := look_alike(names, joined):
+        what = (
+            f"clients {similar[0]!r} and {similar[1]!r} differ only in case, spaces or Unicode form"
         )
+        yield f"{what}: make them one client, or rename one"
     if not all(map(str.strip, names)):
-        raise ValueError("a client has an empty name: name it, or leave its rows out")
+        yield "a client has an empty name: name it, or leave its rows out"
 
 
 def plain_form(name: str) -> str:
@@ -165,97 +157,111 @@ def check_consistent(
     if not fields:
         raise ValueError("no field was given: name at least one, such as x=... or y=...")
     check_client_names(names)
-    _check_offsets(offsets, names)
-    for name, values in {**fields, **client_fields}.items():
+    if fault := _fault_of_offsets(offsets, names):
+        raise ValueError(fault)
+    every = {**fields, **client_fields}
+    for name, values in every.items():
         _check_field(name, values)
-    num_rows = int(offsets[-1])
     for name, values in fields.items():
-        if len(values) != num_rows:
-            raise ValueError(
-                f"field '{name}' has {len(values)} rows, but the clients have {num_rows}: give one "
-                f"value per row"
-            )
-    for name, values in client_fields.items():
-        if name in fields:
-            raise ValueError(f"'{name}' is both a field and a client field: rename one of them")
-        if len(values) != len(names):
-            raise ValueError(
-                f"client field '{name}' has {len(values)} values for {len(names)} clients: "
-                "give one value per client"
-            )
-    if features:
-        _check_features(fields, features)
-    if levels:
-        _check_levels({**fields, **client_fields}, levels)
+        check_length(name, values, int(offsets[-1]), "the clients have")
+    faults = chain(
+        _faults_of_client_fields(fields, client_fields, len(names)),
+        _faults_of_features(fields, features),
+        _faults_of_levels(every, levels),
+    )
+    if fault := next(faults, ""):
+        raise ValueError(fault)
 
 
-def _check_offsets(offsets: Any, names: Sequence[str]) -> None:
-    if not isinstance(offsets, Tensor) or offsets.dtype != torch.int64 or offsets.dim() != 1:
-        kind = (
-            f"{str(offsets.dtype).removeprefix('torch.')} of shape {tuple(offsets.shape)}"
-            if isinstance(offsets, Tensor)
-            else f"a {type(offsets).__name__}"
-        )
-        raise ValueError(f"offsets are {kind}: give a tensor of int64, of shape (N + 1,)")
+def field_of(fields: Mapping[str, Tensor], name: str) -> Tensor:
+    """Return a field by its name; a KeyError where there is none."""
+    if name not in fields:
+        raise KeyError(f"there is no field '{name}': the fields are {sorted(fields)}")
+    return fields[name]
+
+
+def check_length(name: str, values: Tensor, rows: int, what: str) -> None:
+    """Refuse a field with another number of rows than `what`."""
+    if len(values) != rows:
+        fix = "give one value per row"
+        raise ValueError(f"field '{name}' has {len(values)} rows, but {what} {rows}: {fix}")
+
+
+def _fault_of_offsets(offsets: Any, names: Sequence[str]) -> str:
+    if not isinstance(offsets, Tensor):
+        return f"offsets are a {type(offsets).__name__}: give a tensor of int64, of shape (N + 1,)"
+    if offsets.dtype != torch.int64 or offsets.dim() != 1:
+        kind = f"{str(offsets.dtype).removeprefix('torch.')} of shape {tuple(offsets.shape)}"
+        return f"offsets are {kind}: give a tensor of int64, of shape (N + 1,)"
     if len(offsets) != len(names) + 1:
-        raise ValueError(
-            f"{len(names)} client names for {len(offsets) - 1} clients: give one name per client"
-        )
+        what = f"{len(names)} client names for {len(offsets) - 1} clients"
+        return f"{what}: give one name per client"
     if int(offsets[0]) != 0:
-        raise ValueError(
-            f"offsets start at {int(offsets[0])}: they must start at 0, so that every row has a "
-            f"client"
-        )
+        what = f"offsets start at {int(offsets[0])}"
+        return f"{what}: they must start at 0, so that every row has a client"
     empty = (offsets.diff() <= 0).nonzero()
     if len(empty):
-        raise ValueError(
-            f"client '{names[int(empty[0])]}' has no rows: leave it out, or give it at least one"
-        )
+        what = f"client '{names[int(empty[0])]}' has no rows"
+        return f"{what}: leave it out, or give it at least one"
+    return ""
 
 
 def _check_field(name: object, values: Any) -> None:
     if not isinstance(name, str) or not name:
         raise TypeError(f"a field is named {name!r}: names of fields must be strings")
-    if not isinstance(values, Tensor):
-        raise TypeError(
-            f"field '{name}' is a {type(values).__name__}: give a tensor, or make the data with "
-            f"ClientData.from_arrays"
+    if name in OF_A_BATCH:
+        raise ValueError(
+            f"field '{name}' has the name of a part of a batch, batch.{name}: rename it"
         )
-    check_dense(values, name)
-    check_rows_of_numbers(values, name)
+    if not isinstance(values, Tensor):
+        fix = "give a tensor, or make the data with ClientData.from_arrays"
+        raise TypeError(f"field '{name}' is a {type(values).__name__}: {fix}")
+    check_numbers(values, name)
 
 
-def _check_features(fields: Mapping[str, Tensor], features: Mapping[str, tuple[str, ...]]) -> None:
+def _faults_of_client_fields(
+    fields: Mapping[str, Tensor], client_fields: Mapping[str, Tensor], clients: int
+) -> Iterator[str]:
+    for name, values in client_fields.items():
+        if name in fields:
+            yield f"'{name}' is both a field and a client field: rename one of them"
+        if len(values) != clients:
+            what = f"client field '{name}' has {len(values)} values for {clients} clients"
+            yield f"{what}: give one value per client"
+
+
+def _faults_of_features(
+    fields: Mapping[str, Tensor], features: Mapping[str, tuple[str, ...]]
+) -> Iterator[str]:
     for name, labels in features.items():
         if name not in fields or fields[name].dim() < 2 or len(labels) != fields[name].shape[-1]:
-            raise ValueError(
-                f"features name {len(labels)} columns of '{name}': there is no such field, or its "
-                "last dimension has another size"
-            )
+            what = f"features name {len(labels)} columns of '{name}'"
+            yield f"{what}: there is no such field, or its last dimension has another size"
         repeated, times = Counter(labels).most_common(1)[0]
         if times > 1:
-            raise ValueError(
-                f"features name two columns of '{name}' '{repeated}': give each column its own name"
-            )
+            what = f"features name two columns of '{name}' '{repeated}'"
+            yield f"{what}: give each column its own name"
 
 
-def _check_levels(known: Mapping[str, Tensor], levels: Mapping[str, tuple[str, ...]]) -> None:
+def _faults_of_levels(
+    every: Mapping[str, Tensor], levels: Mapping[str, tuple[str, ...]]
+) -> Iterator[str]:
     for name, labels in levels.items():
-        field, _, column = name.partition("[")
-        if name in known:
-            field, column = name, ""
-        if field not in known:
-            raise ValueError(f"levels are given for '{name}': there is no such field")
-        if column:
-            continue
-        codes = known[field]
-        if type(codes) is not Tensor:
+        field, _, column = (name, "", "") if name in every else name.partition("[")
+        if field not in every:
+            yield f"levels are given for '{name}': there is no such field"
+        codes = every[field]
+        if column or type(codes) is not Tensor:
             continue  # rows that are not there (`hierfl.data.absent`) have no codes
         if codes.is_floating_point() or int(codes.min()) < 0 or int(codes.max()) >= len(labels):
-            raise ValueError(
-                f"field '{field}' has codes other than 0..{len(labels) - 1}, the numbers of its "
-                "levels: drop its levels, or code it again"
-            )
+            what = f"field '{field}' has codes other than 0..{len(labels) - 1}"
+            yield f"{what}, the numbers of its levels: drop its levels, or code it again"
+
+
+def expect_list(values: Any, what: str, fix: str) -> None:
+    """Refuse a string where several names are expected."""
+    if isinstance(values, str):
+        raise TypeError(f"{what} the string '{values}': give {fix}")
 
 
 def mapping_of(what: str, values: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -267,13 +273,10 @@ def mapping_of(what: str, values: Mapping[str, Any] | None) -> Mapping[str, Any]
 
 def feature_names(features: Mapping[str, Sequence[str]] | None) -> dict[str, tuple[str, ...]]:
     """Return the names of the columns of fields."""
-    named = mapping_of("features", features)
-    for name, labels in named.items():
-        if isinstance(labels, str):
-            raise TypeError(
-                f"the features of '{name}' are the string '{labels}': give a list of names"
-            )
-    return {name: tuple(map(str, labels)) for name, labels in named.items()}
+    by_field = mapping_of("features", features)
+    for name, labels in by_field.items():
+        expect_list(labels, f"the features of '{name}' are", "a list of names")
+    return {name: tuple(map(str, labels)) for name, labels in by_field.items()}
 
 
 def levels_without(

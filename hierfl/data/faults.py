@@ -6,14 +6,10 @@ from __future__ import annotations
 class RowsFault(ValueError):
     """Rows that cannot be used.
 
-    The message is for their owner. `told` names a column and the kind of fault, and no value: it is
-    what a node may say of them.
+    The message is for their owner. `public` names a column and the kind of fault, and no value: it
+    is what a node may say of them.
     """
 
-    def __init__(self, message: str, told: str = "") -> None:
+    def __init__(self, message: str, public: str = "") -> None:
         super().__init__(message)
-        self.told = told
-
-
-class KindFault(RowsFault, TypeError):
-    """A column of values of another type."""
+        self.public = public

@@ -6,16 +6,16 @@ import json
 import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from hierfl.data.arrays import Array, as_tensor, is_missing
+from hierfl.data.arrays import Array, as_tensor
 from hierfl.data.consistency import look_alike
 from hierfl.data.grouping import sort_by_client
 
@@ -25,34 +25,42 @@ Levels = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, eq=False)
 class FrameRows:
-    """Rows' positions `place` (n,) in their frames, all frame labels `index`, and who has a label, `known`."""
+    """Rows' positions `place` (n,) in their frames, all frame labels `index`, and who has a label, `labeled`.
+
+    `clients` is the column of clients where each column is a field, so that other frames are read alike.
+    """
 
     place: Tensor
     index: Any
-    known: Tensor | None = None
+    labeled: Tensor | None = None
+    clients: str = ""
 
     def kept(self, rows: Tensor) -> FrameRows:
         """Return some of the rows."""
-        return FrameRows(
-            self.place[rows], self.index, None if self.known is None else self.known[rows]
-        )
+        labeled = None if self.labeled is None else self.labeled[rows]
+        return replace(self, place=self.place[rows], labeled=labeled)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all of it as tensors, to be saved with the rows; labels that are no numbers are texts."""
         plain = range(len(self.index)) if self.index.nlevels > 1 else self.index.tolist()
-        text = json.dumps(list(plain), default=str).encode()
-        found = {"frame.place": self.place, "frame.index": torch.tensor(list(text)).byte()}
-        return found if self.known is None else {**found, "frame.known": self.known}
+        texts = {"index": json.dumps(list(plain), default=str), "clients": self.clients}
+        saved = {
+            f"frame.{name}": torch.tensor(list(text.encode())).byte()
+            for name, text in texts.items()
+        }
+        saved["frame.place"] = self.place
+        return saved if self.labeled is None else {**saved, "frame.labeled": self.labeled}
 
     @staticmethod
-    def of_tensors(found: Mapping[str, Tensor]) -> FrameRows:
+    def of_tensors(saved: Mapping[str, Tensor]) -> FrameRows:
         """Read what `tensors` returned."""
-        labels, place = json.loads(bytes(found["index"].tolist())), found["place"]
+        labels, place = json.loads(bytes(saved["index"].tolist())), saved["place"]
         if place.dtype != torch.int64 or not set(place.tolist()) <= set(range(len(labels))):
             raise ValueError("the rows' places are none of their frame")
         import pandas as pd  # slow to import
 
-        return FrameRows(place, pd.Index(labels), found.get("known"))
+        clients = bytes(saved["clients"].tolist()).decode()
+        return FrameRows(place, pd.Index(labels), saved.get("labeled"), clients)
 
     @property
     def order(self) -> Tensor:
@@ -72,8 +80,8 @@ class FrameRows:
         whole = len(self.place) == len(self.index)
         dtype = values.dtype if whole else torch.promote_types(values.dtype, torch.float32)
         shape = (*values.shape[:dim], len(self.index), *values.shape[dim + 1 :])
-        found = torch.full(shape, torch.nan) if not whole else torch.empty(shape, dtype=dtype)
-        return found.to(dtype).index_copy(dim, self.place, values.to(dtype))
+        blank = torch.full(shape, torch.nan) if not whole else torch.empty(shape, dtype=dtype)
+        return blank.to(dtype).index_copy(dim, self.place, values.to(dtype))
 
 
 def parts_of_frame(
@@ -84,137 +92,121 @@ def parts_of_frame(
     levels: Levels,
 ) -> dict[str, Any]:
     """Return the parts of the `ClientData` of a frame, as in `ClientData.from_frame`."""
-    if not is_column(frame, client):
-        raise _no_column(frame, client)
-    twice = next((name for name in client_fields if name in fields), None)
-    if twice is not None:
-        raise ValueError(f"'{twice}' is both a field and a client field: rename one of them")
-    values: dict[str, Array] = {}
-    features: dict[str, tuple[str, ...]] = {}
-    found: dict[str, tuple[str, ...]] = {}
-    for name, wanted in {**fields, **client_fields}.items():
-        if is_column(frame, wanted):
-            values[name] = _column(frame, wanted, name, levels, found)
-        else:
-            values[name] = _columns(frame, wanted, name, levels, found)
-            features[name] = tuple(map(str, wanted))
+    check_has(frame, client)
+    if not fields:  # every column is a field of its own name
+        read = {client, *client_fields, *chain(*map(_listed, client_fields.values()))}
+        fields = {str(column): column for column in frame.columns if column not in read}
+    if twice := client_fields.keys() & fields.keys():
+        raise ValueError(f"'{min(twice)}' is both a field and a client field: rename one of them")
+    reader = FrameReader(frame, levels)
+    values = {name: reader.field(name, of) for name, of in {**fields, **client_fields}.items()}
     rows = sort_by_client(frame[client], None, values)
-    own = {}
-    for name in client_fields:
-        features.pop(name, None)
-        sorted_rows = rows.fields.pop(name)
-        own[name] = constant_by_client(name, sorted_rows, rows.offsets, rows.names)
-    return {**rows._asdict(), "client_fields": own, "features": features, "levels": found}
+    own = {
+        name: constant_by_client(name, rows.fields.pop(name), rows.offsets, rows.names)
+        for name in client_fields
+    }
+    features = {name: of for name, of in reader.features.items() if name not in own}
+    return {**rows._asdict(), "client_fields": own, "features": features, "levels": reader.levels}
 
 
-def _columns(
-    frame: Any, wanted: Any, name: str, levels: Levels, found: dict[str, tuple[str, ...]]
-) -> Tensor:
-    if not isinstance(wanted, list | tuple):
-        raise _no_column(frame, wanted)
-    if not wanted:
-        raise ValueError(f"field '{name}' is given an empty list of columns: name at least one")
-    columns: list[Tensor] = []
-    for column in wanted:
-        key = f"{name}[{column}]"
-        columns.append(as_tensor(_column(frame, column, key, levels, found), key))
-        if len(found.get(key, ())) > 2:
-            raise ValueError(
-                f"column '{column}' of field '{name}' has {len(found[key])} levels, "
-                "whose codes are no amounts: read it as a field of its own, or as 0/1 columns "
-                "(pandas.get_dummies)"
-            )
-    dtype = reduce(torch.promote_types, (column.dtype for column in columns))
-    return torch.stack([column.to(dtype) for column in columns], dim=1)
+def _listed(columns: Columns) -> Sequence[str]:
+    return [columns] if isinstance(columns, str) else columns
+
+
+class FrameReader:
+    """Reads fields from the columns of a frame, and keeps their `features` and `levels`."""
+
+    def __init__(self, frame: Any, coded: Levels) -> None:
+        """Read from a frame; of fields in `coded` the levels are known before."""
+        self.frame, self.coded = frame, coded
+        self.features: dict[str, tuple[str, ...]] = {}
+        self.levels: dict[str, tuple[str, ...]] = {}
+
+    def field(self, name: str, columns: Any) -> Array:
+        """Return the values of a field of one column, (n,), or of a list of columns, (n, columns)."""
+        if not isinstance(columns, list | tuple) or is_column(self.frame, columns):
+            return self._column(columns, name)
+        if not columns:
+            raise ValueError(f"field '{name}' is given an empty list of columns: name at least one")
+        keys = [f"{name}[{column}]" for column in columns]
+        read = [as_tensor(self._column(*of), of[1]) for of in zip(columns, keys, strict=True)]
+        for column, key in zip(columns, keys, strict=True):
+            if (many := len(self.levels.get(key, ()))) > 2:
+                what = f"column '{column}' of field '{name}' has {many} levels, whose codes are no amounts"
+                fix = "read it as a field of its own, or as 0/1 columns (pandas.get_dummies)"
+                raise ValueError(f"{what}: {fix}")
+        self.features[name] = tuple(map(str, columns))
+        dtype = reduce(torch.promote_types, (column.dtype for column in read))
+        return torch.stack([column.to(dtype) for column in read], dim=1)
+
+    def _column(self, column: Any, key: str) -> Array:
+        """Return a column's numbers, or the codes of its levels."""
+        check_has(self.frame, column)
+        series = self.frame[column]
+        labels = _labels_of(series, column)
+        if labels is None:
+            if key in self.coded:
+                what = f"column '{column}' holds no strings, but levels are given for '{key}'"
+                raise ValueError(f"{what}: drop them")
+            return series.to_numpy()
+        missing = series.isna().to_numpy(dtype=bool)
+        if missing.any():
+            what = f"column '{column}' has {int(missing.sum())} missing values, the first in row"
+            fix = "drop these rows, or give them a level of their own, "
+            fix += f"frame['{column}'].fillna('missing')"
+            raise ValueError(f"{what} {int(missing.argmax())}: {fix}")
+        self.levels[key] = tuple(map(str, self.coded.get(key, labels)))
+        place = {label: code for code, label in enumerate(self.levels[key])}
+        codes = np.array([place.get(str(value), -1) for value in series.tolist()], np.int64)
+        if (codes < 0).any():
+            row = int((codes < 0).argmax())
+            what = f"column '{column}' has the level '{series.iloc[row]}' in row {row}, which is none of"
+            fix = "leave its rows out, or fit data that have it"
+            raise ValueError(f"{what} {', '.join(place)}: {fix}")
+        return codes
 
 
 def is_column(frame: Any, name: Any) -> bool:
     """Return whether a frame has a column of a name; refuse the name if there are several."""
     if not hasattr(frame, "columns") or not hasattr(frame, "__getitem__"):
-        raise TypeError(
-            f"frame is a {type(frame).__name__}: give a pandas frame, from_frame(frame, 'client', "
-            f"y='y')"
-        )
+        fix = "give a pandas frame, from_frame(frame, 'client', y='y')"
+        raise TypeError(f"frame is a {type(frame).__name__}: {fix}")
     count = frame.columns.tolist().count(name) if isinstance(name, Hashable) else 0
     if count > 1:
         raise ValueError(f"the frame has {count} columns '{name}': rename all but one of them")
     return count == 1
 
 
-def _no_column(frame: Any, name: object) -> KeyError:
-    return KeyError(f"the frame has no column '{name}': its columns are {list(frame.columns)}")
+def check_has(frame: Any, name: Any, where: str = "the frame") -> None:
+    """Refuse a frame without a column, or with two of its name."""
+    if not is_column(frame, name):
+        columns = list(map(str, frame.columns))
+        raise KeyError(f"{where} has no column '{name}': its columns are {columns}")
 
 
-def _column(
-    frame: Any, column: Any, key: str, levels: Levels, found: dict[str, tuple[str, ...]]
-) -> Array:
-    if not is_column(frame, column):
-        raise _no_column(frame, column)
-    series = frame[column]
-    coded = _coded(series, column)
-    if coded is None:
-        if key in levels:
-            raise ValueError(
-                f"column '{column}' holds no strings, but levels are given for '{key}': drop them"
-            )
-        return series.to_numpy()
-    codes, labels = coded
-    if key in levels:
-        codes, labels = _recoded(codes, labels, tuple(map(str, levels[key])), column)
-    found[key] = labels
-    return codes
-
-
-def _coded(series: Any, column: Any) -> tuple[NDArray[np.int64], tuple[str, ...]] | None:
-    """Return codes and levels of a column of strings or categories, else None."""
-    values = series.to_numpy()
+def _labels_of(series: Any, column: Any) -> tuple[str, ...] | None:
+    """Return the levels of a column of strings or categories; None of numbers, also as categories."""
     if hasattr(series, "cat") and hasattr(series.cat, "categories"):
-        categories = series.cat.categories
-        if categories.dtype.kind in "iufb":
-            return None  # numbers remain what they are
-        codes = np.asarray(series.cat.codes, dtype=np.int64)
-        labels = tuple(map(str, categories))
-        missing = codes < 0
-    elif values.dtype.kind == "U" or (
-        values.dtype.kind == "O" and any(isinstance(v, str) for v in values)
-    ):
-        missing = np.array([is_missing(v) for v in values], bool)
-        present = [v for v, gone in zip(values.tolist(), missing.tolist(), strict=True) if not gone]
-        _check_words(present, column)
-        labels = tuple(sorted(set(present)))
-        place = {label: code for code, label in enumerate(labels)}
-        codes = np.array([place.get(v, -1) for v in values.tolist()], np.int64)
+        if series.cat.categories.dtype.kind in "iufb":
+            return None
+        labels = tuple(map(str, series.cat.categories))
     else:
-        return None
-    if missing.any():
-        raise ValueError(
-            f"column '{column}' has {int(missing.sum())} missing values, the first in row "
-            f"{int(missing.argmax())}: drop these rows, or give them a level of their own, "
-            f"frame['{column}'].fillna('missing')"
-        )
-    repeated, times = Counter(labels).most_common(1)[0]
+        present = series[~series.isna()].tolist() if series.dtype.kind not in "iufbcMm" else []
+        if not any(isinstance(v, str) for v in present):
+            return None
+        if other := [v for v in present if not isinstance(v, str)]:
+            fix = "make all of them numbers, or all strings"
+            raise TypeError(f"column '{column}' holds strings and {other[0]!r}: {fix}")
+        labels = tuple(sorted(set(present)))
+        if digits := next(filter(is_number, dict.fromkeys(present)), None):
+            fix = "convert it with pandas.to_numeric, or make the column a category if its values are names"
+            raise ValueError(f"column '{column}' holds the number '{digits}' as a string: {fix}")
+    repeated, times = Counter(labels).most_common(1)[0] if labels else ("", 0)
     similar = (repeated, repeated) if times > 1 else look_alike(labels, "".join(labels))
     if similar:
-        raise ValueError(
-            f"levels {similar[0]!r} and {similar[1]!r} of column '{column}' differ only in case, "
-            "spaces or Unicode form: make them one"
-        )
-    return codes, labels
-
-
-def _check_words(present: list[Any], column: Any) -> None:
-    for value in present:
-        if not isinstance(value, str):
-            raise TypeError(
-                f"column '{column}' holds strings and {value!r}: make all of them numbers, or all "
-                f"strings"
-            )
-    for value in dict.fromkeys(present):
-        if is_number(value):
-            raise ValueError(
-                f"column '{column}' holds the number '{value}' as a string: convert it with "
-                "pandas.to_numeric, or make the column a category if its values are names"
-            )
+        what = f"levels {similar[0]!r} and {similar[1]!r} of column '{column}' differ only in case"
+        raise ValueError(f"{what}, spaces or Unicode form: make them one")
+    return labels
 
 
 def is_number(value: Any) -> bool:
@@ -223,23 +215,6 @@ def is_number(value: Any) -> bool:
         return math.isfinite(float(value))
     except (TypeError, ValueError):
         return False
-
-
-def _recoded(
-    codes: NDArray[np.int64], labels: tuple[str, ...], known: tuple[str, ...], column: Any
-) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return codes by levels that are known already."""
-    place = {label: code for code, label in enumerate(known)}
-    used = sorted(set(codes.tolist()))
-    unknown = [labels[code] for code in used if labels[code] not in place]
-    if unknown:
-        row = int((codes == labels.index(unknown[0])).argmax())
-        raise ValueError(
-            f"column '{column}' has the level '{unknown[0]}' in row {row}, which is none of "
-            f"{', '.join(known)}: leave its rows out, or fit data that have it"
-        )
-    table = np.array([place.get(label, -1) for label in labels], np.int64)
-    return table[codes], known
 
 
 def constant_by_client(name: str, values: Tensor, offsets: Tensor, names: Sequence[str]) -> Tensor:
@@ -252,11 +227,10 @@ def constant_by_client(name: str, values: Tensor, offsets: Tensor, names: Sequen
     bad = (~same).flatten(1).any(1).nonzero() if values.dim() > 1 else (~same).nonzero()
     if len(bad):
         row = int(bad[0, 0])
-        raise ValueError(
-            f"client field '{name}' has the values {first[owner[row]].tolist()} and "
-            f"{values[row].tolist()} in rows of client '{names[int(owner[row])]}': it must be "
-            "constant within a client; a value per row is a field"
-        )
+        pair = f"{first[owner[row]].tolist()} and {values[row].tolist()}"
+        what = f"has the values {pair} in rows of client '{names[int(owner[row])]}'"
+        fix = "it must be constant within a client; a value per row is a field"
+        raise ValueError(f"client field '{name}' {what}: {fix}")
     return first
 
 
@@ -269,8 +243,8 @@ def frame_of(data: Any, client: str) -> Any:
     for name, value in {**data.fields, **wide}.items():
         flat = value.cpu().numpy().reshape(len(value), -1)
         several = value.ndim > 1
-        named = data.features.get(name, tuple(f"{name}[{j}]" for j in range(flat.shape[1])))
-        for column, numbers in zip(named if several else (name,), flat.T, strict=True):
+        labels = data.features.get(name, tuple(f"{name}[{j}]" for j in range(flat.shape[1])))
+        for column, numbers in zip(labels if several else (name,), flat.T, strict=True):
             levels = data.levels.get(f"{name}[{column}]" if several else name)
             columns[column] = np.array(levels)[numbers.astype(int)] if levels else numbers
     return pd.DataFrame(columns)

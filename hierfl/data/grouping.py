@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.arguments import expect, expect_integer
 from hierfl.data.arrays import Array, as_tensor
-from hierfl.data.consistency import ids_of
+from hierfl.data.consistency import check_length, expect_list, ids_of
 
 PLACES_AT_ONCE = 1 << 20  # places in clients' orders that are drawn together
 
@@ -48,15 +47,10 @@ def sort_by_client(
     for name, values in tensors.items():
         other: Any = getattr(fields[name], "index", None)
         if hasattr(index, "equals") and hasattr(other, "equals") and not index.equals(other):
-            raise ValueError(
-                f"field '{name}' and client_id are pandas columns with different indices: take both "
-                "from one frame, or give .to_numpy() of rows in the same order"
-            )
-        if len(values) != len(raw):
-            raise ValueError(
-                f"field '{name}' has shape {tuple(values.shape)}, but client_id has {len(raw)} "
-                "rows: give one value per row"
-            )
+            what = f"field '{name}' and client_id are pandas columns with different indices"
+            fix = "take both from one frame, or give .to_numpy() of rows in the same order"
+            raise ValueError(f"{what}: {fix}")
+        check_length(name, values, len(raw), "client_id has")
     return SortedRows(
         fields={name: values[order] for name, values in tensors.items()},
         offsets=torch.as_tensor(np.concatenate([[0], np.cumsum(counts)])),
@@ -66,17 +60,13 @@ def sort_by_client(
 
 def _names_of(ids: NDArray[Any], names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of clients whose sorted ids must be 0..N-1, all of them present."""
-    if isinstance(names, str):
-        raise TypeError(f"`names` is the string '{names}': give a list, one name per client")
+    expect_list(names, "`names` is", "a list, one name per client")
     if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= len(names):
-        raise ValueError(
-            f"`names` has {len(names)} entries: the ids must be integers 0..{len(names) - 1}"
-        )
-    absent = sorted(set(range(len(names))) - set(ids.tolist()))
-    if absent:
-        raise ValueError(
-            f"client '{names[absent[0]]}' has no rows: leave it out, or give it at least one"
-        )
+        fix = f"the ids must be integers 0..{len(names) - 1}"
+        raise ValueError(f"`names` has {len(names)} entries: {fix}")
+    if lacking := sorted(set(range(len(names))) - set(ids.tolist())):
+        fix = "leave it out, or give it at least one"
+        raise ValueError(f"client '{names[lacking[0]]}' has no rows: {fix}")
     return tuple(map(str, names))
 
 
@@ -84,86 +74,70 @@ def join_clients(
     clients: Mapping[str, Mapping[str, Array]] | Sequence[Mapping[str, Array]],
 ) -> JoinedClients:
     """Join the arrays of separate clients, field by field; without names they are "0", "1", ..."""
-    named = _named(clients)
-    first = next(iter(named.values()))
-    columns: dict[str, list[Tensor]] = {name: [] for name in first}
-    counts = []
-    for client, own in named.items():
-        if set(own) != set(columns):
-            raise ValueError(
-                f"client '{client}' has the fields {sorted(own)}, but the first client has "
-                f"{sorted(columns)}: give all clients the same fields"
-            )
-        tensors = {name: as_tensor(values, f"{client}.{name}") for name, values in own.items()}
-        lengths = {name: len(values) for name, values in tensors.items()}
-        if len(set(lengths.values())) != 1:
-            raise ValueError(
-                f"client '{client}' has fields of different lengths, {lengths}: give one value per "
-                f"row"
-            )
-        for name, values in tensors.items():
-            _check_like(client, name, values, columns[name][:1])
-            columns[name].append(values)
-        counts.append(next(iter(lengths.values())))
+    by_name = _by_name(clients)
+    tensors = {
+        client: {name: as_tensor(values, f"{client}.{name}") for name, values in own.items()}
+        for client, own in by_name.items()
+    }
+    first = next(iter(tensors.values()))
+    for client, own in tensors.items():
+        if fault := next(_faults_of_client(own, first), ""):
+            raise ValueError(f"client '{client}'{fault}")
+    counts = [len(next(iter(own.values()))) for own in tensors.values()]
     return JoinedClients(
-        fields={name: torch.cat(parts) for name, parts in columns.items()},
-        client_id=np.repeat(np.arange(len(named)), counts),
-        names=list(named),
+        fields={name: torch.cat([own[name] for own in tensors.values()]) for name in first},
+        client_id=np.repeat(np.arange(len(tensors)), counts),
+        names=list(tensors),
     )
 
 
-def _named(clients: Any) -> dict[str, Mapping[str, Array]]:
-    if not isinstance(clients, Mapping | list | tuple):
-        raise TypeError(
-            f"clients is a {type(clients).__name__}: give {{name: {{field: values}}}}, or a list "
-            "of such fields (for a table, ClientData.from_frame)"
-        )
-    named = (
-        dict(clients)
-        if isinstance(clients, Mapping)
-        else {str(i): c for i, c in enumerate(clients)}
-    )
-    if not named:
+def _by_name(clients: Any) -> dict[str, Mapping[str, Array]]:
+    if isinstance(clients, list | tuple):
+        clients = {str(i): own for i, own in enumerate(clients)}
+    if not isinstance(clients, Mapping):
+        fix = "give {name: {field: values}}, or a list of such fields"
+        fix += " (for a table, ClientData.from_frame)"
+        raise TypeError(f"clients is a {type(clients).__name__}: {fix}")
+    if not clients:
         raise ValueError("no clients were given: give at least one")
-    for client, own in named.items():
+    for client, own in clients.items():
         if not isinstance(own, Mapping):
-            raise TypeError(
-                f"client '{client}' is a {type(own).__name__}: give its fields by name, "
-                f"{{'y': ...}}"
-            )
+            fix = "give its fields by name, {'y': ...}"
+            raise TypeError(f"client '{client}' is a {type(own).__name__}: {fix}")
         if not own:
             raise ValueError(f"client '{client}' has no fields: give at least one, {{'y': ...}}")
-    return named
+    return dict(clients)
 
 
-def _check_like(client: str, name: str, values: Tensor, first: Sequence[Tensor]) -> None:
-    """Refuse rows of another shape, or of another kind of number, than the first client's."""
-    for like in first:
+def _faults_of_client(own: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield how a client's fields differ from each other's length, or from the first client's."""
+    if set(own) != set(first):
+        what = f" has the fields {sorted(own)}, but the first client has {sorted(first)}"
+        yield f"{what}: give all clients the same fields"
+    lengths = {name: len(values) for name, values in own.items()}
+    if len(set(lengths.values())) > 1:
+        yield f" has fields of different lengths, {lengths}: give one value per row"
+    for name, values in own.items():
+        like = first[name]
         if like.shape[1:] != values.shape[1:]:
-            raise ValueError(
-                f"client '{client}': a row of '{name}' has shape {tuple(values.shape[1:])}, but "
-                f"the first client's has {tuple(like.shape[1:])}: give all clients the same columns"
+            what = (
+                f": a row of '{name}' has shape {tuple(values.shape[1:])}, but the first client's"
             )
+            yield f"{what} has {tuple(like.shape[1:])}: give all clients the same columns"
         if torch.bool in (like.dtype, values.dtype) and like.dtype != values.dtype:
-            found, wanted = (str(v.dtype).removeprefix("torch.") for v in (values, like))
-            raise ValueError(
-                f"client '{client}': '{name}' is {found}, but the first client's is {wanted}: give "
-                "both as numbers"
-            )
+            kind, usual = (str(v.dtype).removeprefix("torch.") for v in (values, like))
+            what = f": '{name}' is {kind}, but the first client's is {usual}"
+            yield f"{what}: give both as numbers"
 
 
-def positions_of(names: Sequence[str], wanted: Iterable[Any]) -> Tensor:
-    """Return the positions of the clients named, (len(wanted),) int64."""
-    if isinstance(wanted, str):
-        raise TypeError(f"the clients are given as the string '{wanted}': give a list of names")
+def positions_of(names: Sequence[str], chosen: Iterable[Any]) -> Tensor:
+    """Return the positions of the clients chosen by name, (len(chosen),) int64."""
+    expect_list(chosen, "the clients are given as", "a list of names")
     place = {name: i for i, name in enumerate(names)}
-    listed = [str(n) for n in wanted]
-    unknown = [n for n in listed if n not in place]
-    if unknown:
-        raise KeyError(
-            f"unknown client '{unknown[0]}': the clients are {', '.join(names[:8])}"
-            + (", ..." if len(place) > 8 else "")
-        )
+    listed = [str(n) for n in chosen]
+    if unknown := [n for n in listed if n not in place]:
+        there = ", ".join(names[:8]) + (", ..." if len(place) > 8 else "")
+        raise KeyError(f"unknown client '{unknown[0]}': the clients are {there}")
     return torch.tensor([place[n] for n in listed], dtype=torch.long)
 
 
@@ -178,54 +152,37 @@ def chosen_clients(clients: Any, names: Sequence[str]) -> Tensor:
         raise ValueError("no clients were chosen: give at least one name or position")
     if all(isinstance(i, bool | np.bool_) for i in listed):
         if len(listed) != len(names):
-            raise ValueError(
-                f"the mask has {len(listed)} entries for {len(names)} clients: give one for each"
-            )
+            what = f"the mask has {len(listed)} entries for {len(names)} clients"
+            raise ValueError(f"{what}: give one for each")
         return torch.tensor(listed).nonzero()[:, 0]
-    if any(isinstance(i, str) for i in listed):
-        if not all(isinstance(i, str) for i in listed):
-            raise TypeError(
-                "the clients are given by names and positions: give either all names or all "
-                "positions"
-            )
+    if all(isinstance(i, str) for i in listed):
         return positions_of(names, listed)
-    ids = torch.tensor([_whole(i) for i in listed], dtype=torch.long)
+    if any(isinstance(i, str) for i in listed):
+        fix = "give either all names or all positions"
+        raise TypeError(f"the clients are given by names and positions: {fix}")
+    try:
+        ids = torch.tensor([*map(operator.index, listed)], dtype=torch.long)
+    except TypeError as error:
+        other = next(i for i in listed if not hasattr(i, "__index__"))
+        fix = "give names, positions or a boolean mask"
+        raise TypeError(f"client position {other!r} is no integer: {fix}") from error
     if int(ids.min()) < 0 or int(ids.max()) >= len(names):
         raise KeyError(f"client position out of range: there are {len(names)} clients")
     return ids
-
-
-def _whole(position: Any) -> int:
-    try:
-        return operator.index(position)
-    except TypeError as error:
-        raise TypeError(
-            f"client position {position!r} is no integer: give names, positions or a boolean mask"
-        ) from error
 
 
 def rows_kept(keep: Any, num_rows: int) -> Tensor:
     """Return a mask of rows, (n,) bool, that keeps one at least."""
     mask = torch.as_tensor(keep)
     if mask.dtype != torch.bool:
-        raise TypeError(
-            f"keep holds {str(mask.dtype).removeprefix('torch.')}, no booleans: give a condition "
-            "on each row, such as x > 0"
-        )
+        what = f"keep holds {str(mask.dtype).removeprefix('torch.')}, no booleans"
+        raise TypeError(f"{what}: give a condition on each row, such as x > 0")
     if mask.shape != (num_rows,):
-        raise ValueError(
-            f"keep has shape {tuple(mask.shape)}, but there are {num_rows} rows: give one boolean "
-            f"per row"
-        )
+        what = f"keep has shape {tuple(mask.shape)}, but there are {num_rows} rows"
+        raise ValueError(f"{what}: give one boolean per row")
     if not bool(mask.any()):
         raise ValueError("no row is kept: a federation needs at least one row")
     return mask
-
-
-def checked_fraction(fraction: Any, seed: Any) -> None:
-    """Refuse a share of rows outside (0, 1), and a seed that is no integer."""
-    expect(fraction=(fraction, "(0, 1)"))
-    expect_integer(seed, "seed")
 
 
 def rows_of(starts: Tensor, counts: Tensor) -> Tensor:
@@ -245,10 +202,9 @@ def first_part(offsets: Tensor, keys: Tensor, fraction: float) -> Tensor:
     """Draw which rows, (n,) bool, are in the first part of a split of every client's rows."""
     counts = offsets.diff()
     if int(counts.max()) == 1:
-        raise ValueError(
-            "every client has a single row, so a split leaves the second part empty: split the "
-            "clients, data.select(...)"
-        )
+        fix = "split the clients, data.select(...)"
+        what = "every client has a single row, so a split leaves the second part empty"
+        raise ValueError(f"{what}: {fix}")
     first = (counts * fraction).round().long().clamp(min=1)
     first = torch.minimum(first, (counts - 1).clamp(min=1))
     keep = torch.zeros(int(offsets[-1]), dtype=torch.bool)

@@ -15,10 +15,10 @@ from torch import Tensor
 from hierfl.core.arguments import expect, spelled
 from hierfl.data.arrays import Array, as_tensor
 from hierfl.data.clients import ClientData
+from hierfl.data.consistency import check_length
 from hierfl.data.grouping import sort_by_client
 from hierfl.data.partition_checks import (
     LEFT_OUT,
-    check_alpha,
     check_clients,
     checked_ids,
     codes_of,
@@ -47,17 +47,13 @@ def to_clients(ids: Tensor, **fields: Array) -> ClientData:
     [2.0, 1.0, 4.0]
     """
     ids = checked_ids(ids)
-    keep, kept = ids >= 0, {}
-    for name, values in fields.items():
-        tensor = as_tensor(values, name)
-        if len(tensor) != len(ids):
-            raise ValueError(
-                f"field '{name}' has {len(tensor)} rows, but the partition has {len(ids)}: give "
-                f"one value per row"
-            )
-        kept[name] = tensor[keep]
+    tensors = {name: as_tensor(values, name) for name, values in fields.items()}
+    for name, tensor in tensors.items():
+        check_length(name, tensor, len(ids), "the partition has")
+    keep = ids >= 0
+    dealt = {name: tensor[keep] for name, tensor in tensors.items()}
     names = [str(k) for k in range(int(ids.max()) + 1)]
-    return ClientData(**sort_by_client(ids[keep], names, kept)._asdict())
+    return ClientData(**sort_by_client(ids[keep], names, dealt)._asdict())
 
 
 @spelled
@@ -80,16 +76,10 @@ def label_table(labels: Array, ids: Tensor) -> Tensor:
     """
     classes, codes = codes_of(labels)
     ids = checked_ids(ids)
-    if len(ids) != len(codes):
-        raise ValueError(
-            f"there are {len(codes)} labels, but the partition has {len(ids)} rows: give one label "
-            f"per row"
-        )
-    keep = ids >= 0
-    cells = ids[keep] * len(classes) + torch.from_numpy(codes)[keep]
-    return torch.bincount(cells, minlength=(int(ids.max()) + 1) * len(classes)).reshape(
-        -1, len(classes)
-    )
+    check_length("labels", torch.from_numpy(codes), len(ids), "the partition has")
+    keep, wide = ids >= 0, len(classes)
+    cells = ids[keep] * wide + torch.from_numpy(codes)[keep]
+    return torch.bincount(cells, minlength=(int(ids.max()) + 1) * wide).reshape(-1, wide)
 
 
 @spelled
@@ -127,13 +117,9 @@ def pathological(
     expect(classes_per_client=(classes_per_client, f"[1, {len(classes)}]"))
 
     options = {"num_classes_per_partition": classes_per_client, "class_assignment_mode": assignment}
-    try:
-        return from_flwr_datasets("Pathological", codes, num_clients, seed, **options)
-    except ValueError as error:
-        raise ValueError(
-            f"pathological: a class has fewer rows than it has clients ({error}): "
-            f"lower num_clients ({num_clients}) or classes_per_client ({classes_per_client})"
-        ) from error
+    fix = f"lower num_clients ({num_clients}) or classes_per_client ({classes_per_client})"
+    advice = f"pathological: a class has fewer rows than it has clients: {fix}"
+    return from_flwr_datasets("Pathological", codes, num_clients, seed, advice, **options)
 
 
 @spelled
@@ -160,20 +146,15 @@ def dirichlet(
         ImportError: flwr-datasets is not installed.
 
     Reference: Yurochkin et al. 2019, "Bayesian Nonparametric Federated Learning of Neural
-    Networks",
-        arXiv:1905.12022.
+        Networks", arXiv:1905.12022.
     """
     _, codes = codes_of(labels)
     check_clients(len(codes), num_clients, min_rows)
-    check_alpha(alpha)
+    expect(alpha=(alpha, "(0, inf)"))
     options = {"alpha": float(alpha), "min_partition_size": min_rows}
-    try:
-        return from_flwr_datasets("Dirichlet", codes, num_clients, seed, **options)
-    except ValueError as error:
-        raise ValueError(
-            f"dirichlet: after eleven draws a client still has fewer than {min_rows} rows: "
-            f"raise alpha ({alpha}), or lower num_clients ({num_clients}) or min_rows"
-        ) from error
+    fix = f"raise alpha ({alpha}), or lower num_clients ({num_clients}) or min_rows"
+    advice = f"dirichlet: after eleven draws a client still has fewer than {min_rows} rows: {fix}"
+    return from_flwr_datasets("Dirichlet", codes, num_clients, seed, advice, **options)
 
 
 @spelled
@@ -202,22 +183,22 @@ def class_mixes(labels: Array, *, num_clients: int, alpha: float, seed: int) -> 
     """
     classes, codes = codes_of(labels)
     check_clients(len(codes), num_clients)
-    check_alpha(alpha)
+    expect(alpha=(alpha, "(0, inf)"))
     generator = generator_of(seed)
     rows = [generator.permutation(np.flatnonzero(codes == c)) for c in range(len(classes))]
-    left = np.array([len(own) for own in rows])
+    unused = np.array([len(own) for own in rows])
     ids = np.full(len(codes), LEFT_OUT)
-    concentrations = alpha * len(classes) * left / left.sum()
+    concentrations = alpha * len(classes) * unused / unused.sum()
     for k, mix in enumerate(generator.dirichlet(concentrations, num_clients)):
         need = len(codes) // num_clients + (k < len(codes) % num_clients)
         while need:
-            weights = mix * (left > 0)
+            weights = mix * (unused > 0)
             if weights.sum() == 0.0:  # the client's classes are used up: all others equally
-                weights = (left > 0).astype(float)
-            counts = np.minimum(generator.multinomial(need, weights / weights.sum()), left)
-            for own, start, count in zip(rows, left - counts, counts, strict=True):
+                weights = (unused > 0).astype(float)
+            counts = np.minimum(generator.multinomial(need, weights / weights.sum()), unused)
+            for own, start, count in zip(rows, unused - counts, counts, strict=True):
                 ids[own[start : start + count]] = k
-            left -= counts
+            unused -= counts
             need -= int(counts.sum())
     return filled(ids, num_clients)
 
@@ -255,17 +236,15 @@ def quantity_skew(
     """
     check_clients(num_rows, num_clients, min_rows)
     if (sigma is None) == (alpha is None):
-        raise ValueError(
-            "quantity_skew takes either sigma (log-normal shares) or alpha (Dirichlet shares): "
-            "give exactly one of them"
-        )
+        what = "quantity_skew takes either sigma (log-normal shares) or alpha (Dirichlet shares)"
+        raise ValueError(f"{what}: give exactly one of them")
     generator = generator_of(seed)
     if sigma is not None:
         expect(sigma=(sigma, "[0, inf)"))
         logs = sigma * generator.standard_normal(num_clients)
         shares = np.exp(logs - logs.max())
     else:
-        check_alpha(alpha or 0.0)
+        expect(alpha=(alpha, "(0, inf)"))
         shares = generator.dirichlet(np.full(num_clients, alpha))
     ends = np.cumsum(shares) / shares.sum() * (num_rows - num_clients * min_rows)
     sizes = min_rows + np.diff(np.rint(ends).astype(np.int64), prepend=0)
@@ -301,11 +280,11 @@ def label_skew(labels: Array, *, num_clients: int, share: float, seed: int) -> T
     for c in range(len(classes)):
         rows = generator.permutation(np.flatnonzero(codes == c))
         own = np.arange(c, num_clients, len(classes))
-        given = round(share * len(rows)) if len(own) else 0
-        ids[rows[:given]] = np.resize(own, given)
-        common.append(rows[given:])
-    rest = generator.permutation(np.concatenate(common))
+        count = round(share * len(rows)) if len(own) else 0
+        ids[rows[:count]] = np.resize(own, count)
+        common.append(rows[count:])
+    to_all = generator.permutation(np.concatenate(common))
     # Clients with the fewest rows come first, so that even a few common rows reach them.
     order = np.argsort(np.bincount(ids[ids >= 0], minlength=num_clients), kind="stable")
-    ids[rest] = np.resize(order, len(rest))
+    ids[to_all] = np.resize(order, len(to_all))
     return filled(ids, num_clients)

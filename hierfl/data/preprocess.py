@@ -14,13 +14,14 @@ from torch import Tensor
 from hierfl.core.arguments import spelled
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.clients import ClientData
+from hierfl.data.consistency import expect_list, field_of
 from hierfl.data.expected import expect_client_data
 
 BLOCK = 2**21  # values of clients whose moments are taken together; 16 MiB in float64
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class FieldMoments:
     """Count, mean and sum of squares about it, (N, ...) float64, of values that are not NaN."""
 
     count: Tensor
@@ -59,33 +60,30 @@ class Scaling:
         """
         values = _field(data, self.field)
         if values.shape[1:] != self.mean.shape:
-            raise ValueError(
-                f"a row of '{self.field}' has shape {tuple(values.shape[1:])}, but the scaling was "
-                f"fitted to rows of shape {tuple(self.mean.shape)}: give the same columns"
-            )
+            what = f"a row of '{self.field}' has shape {tuple(values.shape[1:])}, but the scaling"
+            fix = "give the same columns"
+            raise ValueError(f"{what} was fitted to rows of shape {tuple(self.mean.shape)}: {fix}")
         # In float64, because far from 0 the subtraction cancels most digits.
         return data.with_fields(
             **{self.field: (values.double() - self.mean.double()).div_(self.sd.double())}
         )
 
 
-def client_moments(data: ClientData, field: str = "x") -> Moments:
+def client_moments(data: ClientData, field: str = "x") -> FieldMoments:
     """Return each client's statistics of a field: count, mean and sum of squares per feature."""
     values = _field(data, field)
     infinite = values.isinf().reshape(len(values), -1).any(1).nonzero()
     if len(infinite):
         name = data.names[int(data.row_client[int(infinite[0])])]
-        raise ValueError(
-            f"field '{field}' of client '{name}' has an infinite value: "
-            "correct it, or make it NaN if it is missing"
-        )
+        fix = "correct it, or make it NaN if it is missing"
+        raise ValueError(f"field '{field}' of client '{name}' has an infinite value: {fix}")
     # Clients in blocks, so that the float64 copies stay small beside the rows.
     block = data.offsets[:-1] * values[0].numel() // BLOCK
     clients = block.unique_consecutive(return_counts=True)[1].tolist()
     rows = [int(counts.sum()) for counts in data.counts.split(clients)]
     blocks = zip(values.split(rows), data.row_client.split(rows), clients, strict=True)
-    found = [_moments(part, owner - owner[0], number) for part, owner, number in blocks]
-    return Moments(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+    moments = [_moments(own, owner - owner[0], number) for own, owner, number in blocks]
+    return FieldMoments(*map(torch.cat, zip(*moments, strict=True)))
 
 
 def _moments(values: Tensor, client: Tensor, clients: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,12 +100,12 @@ def _moments(values: Tensor, client: Tensor, clients: int) -> tuple[Tensor, Tens
     return count, mean, zeros.index_add(0, client, deviation**2)
 
 
-def merged(moments: Moments) -> Moments:
+def merged(moments: FieldMoments) -> FieldMoments:
     """Merge the moments of the clients, (N, ...), to those of all rows together, (...)."""
     count = moments.count.sum(0)
     mean = (moments.count * moments.mean).sum(0) / count.clamp(min=1.0)
     between = (moments.count * (moments.mean - mean) ** 2).sum(0)
-    return Moments(count, mean, moments.square.sum(0) + between)
+    return FieldMoments(count, mean, moments.square.sum(0) + between)
 
 
 def fit_scaling(train: ClientData, field: str = "x") -> Scaling:
@@ -142,8 +140,7 @@ def standardize(
     >>> [round(v, 3) for v in standardize(train)[0].fields["x"].flatten().tolist()]
     [-1.225, 0.0, 1.225]
     """
-    if isinstance(fields, str):
-        raise TypeError(f"fields is the string '{fields}': give a list, ('{fields}',)")
+    expect_list(fields, "fields is", f"a list, ('{fields}',)")
     scaled = [train, *others]
     for field in fields:
         scaling = fit_scaling(train, field)
@@ -189,34 +186,27 @@ def fill_missing(
     (('age', 'chol', 'chol_missing'), [[1.0, 0.0, 1.0], [2.0, 3.0, 0.0]])
     """
     values, names = _columns(data, field), _names(data, field)
-    wanted = tuple(missing_features(data, field) if indicators is True else indicators or ())
-    unknown = [name for name in wanted if name not in names]
-    if unknown:
-        raise KeyError(
-            f"field '{field}' has no column '{unknown[0]}': its columns are {', '.join(names)}"
-        )
-    absent = values.isnan()[:, [names.index(name) for name in wanted]]
+    chosen = tuple(missing_features(data, field) if indicators is True else indicators or ())
+    if unknown := [name for name in chosen if name not in names]:
+        what = f"field '{field}' has no column '{unknown[0]}'"
+        raise KeyError(f"{what}: its columns are {', '.join(names)}")
+    absent = values.isnan()[:, [names.index(name) for name in chosen]]
     filled = torch.cat([torch.where(values.isnan(), value, values), absent.to(values.dtype)], dim=1)
-    labels = (*names, *(f"{name}_missing" for name in wanted))
+    labels = (*names, *(f"{name}_missing" for name in chosen))
     return replace(
         data, fields={**data.fields, field: filled}, features={**data.features, field: labels}
     )
 
 
 def _field(data: ClientData, field: str) -> Tensor:
-    expect_client_data(data, "data")
-    if field not in data.fields:
-        raise KeyError(f"there is no field '{field}': the fields are {sorted(data.fields)}")
-    return data.fields[field]
+    return field_of(expect_client_data(data, "data").fields, field)
 
 
 def _columns(data: ClientData, field: str) -> Tensor:
     values = _field(data, field)
     if values.dim() != 2 or not values.is_floating_point():
-        raise ValueError(
-            f"field '{field}' is {values.dtype} of shape {tuple(values.shape)}: "
-            "it must be floating, of shape (n, F)"
-        )
+        what = f"field '{field}' is {values.dtype} of shape {tuple(values.shape)}"
+        raise ValueError(f"{what}: it must be floating, of shape (n, F)")
     return values
 
 

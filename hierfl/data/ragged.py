@@ -15,7 +15,7 @@ ONE_BATCH = 1 << 34  # bytes of all clients in one batch
 
 
 def cut_ragged(
-    parts: Sequence[Tensor],
+    chunks: Sequence[Tensor],
     *counts: Tensor,
     most: int,
     few: int = FEW_ROWS,
@@ -23,12 +23,12 @@ def cut_ragged(
 ) -> tuple[Tensor, ...]:
     """Cut chunks that hold more than `padding` padded rows, unless they have at most `few` rows in all."""
     padded = 0
-    for part in parts:
+    for chunk in chunks:
         for rows in counts:
-            padded = max(padded, len(part) * int(rows[part].max()) - int(rows[part].sum()))
+            padded = max(padded, len(chunk) * int(rows[chunk].max()) - int(rows[chunk].sum()))
     if padded <= padding:
-        return tuple(parts)
-    ids = torch.cat(tuple(parts))
+        return tuple(chunks)
+    ids = torch.cat(tuple(chunks))
     lengths = _lengths(torch.stack([rows[ids] for rows in counts]).amax(0).tolist(), most, few)
     return ids.split(lengths)
 
@@ -51,8 +51,7 @@ def check_padded(data: ClientData) -> None:
     row_bytes = sum(v[:1].nbytes for v in data.fields.values())
     wide = longest * data.num_clients
     if wide > 10 * rows and wide * row_bytes > ONE_BATCH:
-        raise ValueError(
-            f"one batch of {data.num_clients} clients is padded to the longest, {longest} rows: "
-            f"{wide * row_bytes / 2**30:.0f} GB for {rows} rows; use hierfl.fit, or leave the "
-            f"longest clients out"
-        )
+        what = f"one batch of {data.num_clients} clients is padded to the longest, {longest} rows"
+        size = f"{wide * row_bytes / 2**30:.0f} GB for {rows} rows"
+        fix = "use hierfl.fit, or leave the longest clients out"
+        raise ValueError(f"{what}: {size}; {fix}")

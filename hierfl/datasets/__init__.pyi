@@ -1,4 +1,5 @@
 from .builtin import eight_schools as eight_schools
+from .builtin import five_hospitals as five_hospitals
 from .builtin import heart_disease as heart_disease
 from .builtin import radon as radon
 from .images import Labeled as Labeled
@@ -9,7 +10,7 @@ from .images import femnist as femnist
 from .images import mnist as mnist
 from .images import notmnist as notmnist
 from .images import usps as usps
-from .references import Summary as Summary
+from .references import ReferenceSummary as ReferenceSummary
 from .references import reference as reference
 from .tables import election88 as election88
 from .tables import lung_cancer as lung_cancer

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hierfl.core.disk import replace_bytes
+from hierfl.core.extras import extras_for
 from hierfl.datasets.files import VARIABLE, Arrays, read_arrays, reading
 
 PARTS = ("train", "test")
@@ -55,10 +56,10 @@ def get(name: str, folder: Path | None = None, say: Callable[[str], None] = prin
             f"'{name}' cannot be downloaded: choose from {', '.join(REMOTES)}. docs/data.md says "
             "what the file of any other data set holds"
         )
-    given = os.environ.get(VARIABLE)
-    if folder is None and not given:
+    variable = os.environ.get(VARIABLE)
+    if folder is None and not variable:
         raise ValueError(f"there is no folder to save to: set {VARIABLE}, or give --folder")
-    remote, path = REMOTES[name], (folder or Path(str(given))) / REMOTES[name].file
+    remote, path = REMOTES[name], (folder or Path(str(variable))) / REMOTES[name].file
     if path.exists():
         with reading(path):
             arrays = read_arrays(path, [f"{kind}_{part}" for kind in "xy" for part in PARTS], {})
@@ -75,12 +76,8 @@ def get(name: str, folder: Path | None = None, say: Callable[[str], None] = prin
 def downloaded(remote: Remote) -> Arrays:
     """Return the arrays x_train, y_train, x_test and y_test of a set on the Hub."""
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # nobody is told what is downloaded
-    try:
+    with extras_for("a download"):
         from flwr_datasets import FederatedDataset
-    except ImportError as error:
-        raise ImportError(
-            "downloads need flwr-datasets: install it with pip install 'hierfl[data]'"
-        ) from error
     arrays: dict[str, NDArray[Any]] = {}
     try:
         source = FederatedDataset(dataset=remote.repository, partitioners={}, shuffle=False)
@@ -111,10 +108,10 @@ def checked(remote: Remote, arrays: Mapping[str, NDArray[Any]]) -> str:
     """Return what is to be said of the order of rows: nothing where it is the official one."""
     if checksum(arrays) == remote.whole:
         return ", with the checksum of the official files"
-    found = checksum_of_rows(arrays)
-    if found != remote.rows:
+    digest = checksum_of_rows(arrays)
+    if digest != remote.rows:
         raise ValueError(
-            f"{remote.file} is not the data set: its checksum is {found}, not {remote.rows}; "
+            f"{remote.file} is not the data set: its checksum is {digest}, not {remote.rows}; "
             "remove it, or tell us"
         )
     return ", with the official rows in another order: partitions differ from those of our tables"
@@ -122,21 +119,21 @@ def checked(remote: Remote, arrays: Mapping[str, NDArray[Any]]) -> str:
 
 def checksum(arrays: Mapping[str, NDArray[Any]]) -> str:
     """Return a digest of the images and labels of both parts, in their order."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in PARTS:
-        found.update(arrays[f"x_{part}"].astype(np.uint8).tobytes())
-        found.update(arrays[f"y_{part}"].astype(np.uint8).tobytes())
-    return found.hexdigest()
+        digest.update(arrays[f"x_{part}"].astype(np.uint8).tobytes())
+        digest.update(arrays[f"y_{part}"].astype(np.uint8).tobytes())
+    return digest.hexdigest()
 
 
 def checksum_of_rows(arrays: Mapping[str, NDArray[Any]]) -> str:
     """Return a digest of the images and labels of both parts, in any order within a part."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in PARTS:
         x, y = (arrays[f"{kind}_{part}"].astype(np.uint8) for kind in "xy")
         rows = (
             hashlib.sha256(image.tobytes() + label.tobytes()).digest()
             for image, label in zip(x, y, strict=True)
         )
-        found.update(b"".join(sorted(rows)))
-    return found.hexdigest()
+        digest.update(b"".join(sorted(rows)))
+    return digest.hexdigest()

@@ -25,20 +25,20 @@ KINDS = "biufUS"  # numbers, booleans and words
 def read_arrays(path: Path, names: Iterable[str], layout: Mapping[str, str]) -> Arrays:
     """Return arrays of an archive (.npz), each of the shape in brackets in its `layout`, if any."""
     with reading(path), zipfile.ZipFile(path) as archive:
-        found, left = {}, LARGEST
-        wanted, held = list(names), [entry.removesuffix(".npy") for entry in archive.namelist()]
-        absent = [name for name in wanted if name not in held]
+        arrays, budget = {}, LARGEST
+        requested, held = list(names), [entry.removesuffix(".npy") for entry in archive.namelist()]
+        absent = [name for name in requested if name not in held]
         if absent:
             raise ValueError(
                 f"it has no array '{absent[0]}' ({layout.get(absent[0])}): its arrays are {held}"
             )
-        for name in wanted:
-            left -= _checked_size(archive, name, layout.get(name, ""))
-            if left < 0:
+        for name in requested:
+            budget -= _checked_size(archive, name, layout.get(name, ""))
+            if budget < 0:
                 raise ValueError(f"its arrays take more than {LARGEST} bytes")
             with archive.open(f"{name}.npy") as file:
-                found[name] = npy.read_array(file, allow_pickle=False)
-    return found
+                arrays[name] = npy.read_array(file, allow_pickle=False)
+    return arrays
 
 
 class NotTheFile(ValueError):
@@ -73,13 +73,13 @@ def _checked_size(archive: zipfile.ZipFile, name: str, description: str) -> int:
             raise ValueError(
                 f"the array '{name}' has {info.file_size} bytes, not those of its shape {shape}"
             )
-    wanted = re.search(r"\(([^()]*)\)", description)
-    if wanted is not None:
-        sizes = [word.strip() for word in wanted[1].split(",") if word.strip()]
+    shape_text = re.search(r"\(([^()]*)\)", description)
+    if shape_text is not None:
+        sizes = [word.strip() for word in shape_text[1].split(",") if word.strip()]
         if len(sizes) != len(shape) or any(
             word.isdigit() and int(word) != n for word, n in zip(sizes, shape, strict=True)
         ):
-            raise ValueError(f"the array '{name}' has shape {shape}, not ({wanted[1]})")
+            raise ValueError(f"the array '{name}' has shape {shape}, not ({shape_text[1]})")
     return size
 
 
@@ -88,7 +88,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Source:
+class DataFile:
     """A data set read from `file` in HIERFL_DATA: where it is from, and what it must hold."""
 
     file: str
@@ -104,7 +104,7 @@ def shipped(file: str) -> Arrays:
     return read_arrays(path, names, {})
 
 
-def located(source: Source) -> Path:
+def located(source: DataFile) -> Path:
     """Return the path of a source's file; the error says how to get the set."""
     folder = os.environ.get(VARIABLE)
     path = Path(folder or ".") / source.file
@@ -123,14 +123,14 @@ def located(source: Source) -> Path:
     )
 
 
-def load(source: Source, names: Iterable[str] | None = None) -> Arrays:
+def load(source: DataFile, names: Iterable[str] | None = None) -> Arrays:
     """Read arrays from a source's archive; only those named (None: all listed) are decompressed."""
     return read_arrays(
         located(source), list(source.arrays if names is None else names), source.arrays
     )
 
 
-def columns(source: Source) -> pd.DataFrame:
+def columns(source: DataFile) -> pd.DataFrame:
     """Read the columns that a source lists from its table; NaN where a value is missing."""
     path = located(source)
     with reading(path):
@@ -143,7 +143,7 @@ def columns(source: Source) -> pd.DataFrame:
         return frame[list(source.arrays)].astype("float64")
 
 
-def read_from(source: Source) -> Callable[[Callable[[], T]], Callable[[], T]]:
+def read_from(source: DataFile) -> Callable[[Callable[[], T]], Callable[[], T]]:
     """Decorate a reader of a source: whatever wrong arrays make it raise names the file."""
 
     def decorate(reader: Callable[[], T]) -> Callable[[], T]:

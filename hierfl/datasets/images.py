@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hierfl.core.extras import extras_for
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.clients import ClientData
-from hierfl.datasets.files import Arrays, Source, load, read_from
+from hierfl.datasets.files import Arrays, DataFile, load, read_from
 
 _DIGITS = tuple("0123456789")
 _CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
@@ -25,8 +26,8 @@ _CLOTHES = tuple(
 def _shown(rows: Labeled) -> Shown:
     import pandas as pd  # slow to import
 
-    each = torch.bincount(rows.y.long(), minlength=len(rows.classes)).tolist()
-    frame = pd.DataFrame({"class": rows.classes, "rows": each})
+    counts = torch.bincount(rows.y.long(), minlength=len(rows.classes)).tolist()
+    frame = pd.DataFrame({"class": rows.classes, "rows": counts})
     return Shown(f"{len(rows)} labeled rows, x of shape {tuple(rows.x.shape[1:])}", frame)
 
 
@@ -51,28 +52,28 @@ class Labeled:
 
 
 def _layout(*parts: str, shape: str = "28, 28") -> dict[str, str]:
-    found: dict[str, str] = {}
+    layout: dict[str, str] = {}
     for part in parts:
-        found |= {f"x_{part}": f"uint8 (n, {shape})", f"y_{part}": "labels (n,)"}
-    return found
+        layout |= {f"x_{part}": f"uint8 (n, {shape})", f"y_{part}": "labels (n,)"}
+    return layout
 
 
 _BOTH = _layout("train", "test")
 
 
-_MNIST = Source("mnist.npz", "MNIST (LeCun, Cortes and Burges, CC BY-SA 3.0)", _BOTH)
-_FASHION = Source("fashion_mnist.npz", "Fashion-MNIST (Zalando Research, MIT license)", _BOTH)
-_USPS = Source(
+_MNIST = DataFile("mnist.npz", "MNIST (LeCun, Cortes and Burges, CC BY-SA 3.0)", _BOTH)
+_FASHION = DataFile("fashion_mnist.npz", "Fashion-MNIST (Zalando Research, MIT license)", _BOTH)
+_USPS = DataFile(
     "usps.npz", "USPS handwritten digits (Hull 1994)", _layout("train", "test", shape="16, 16")
 )
-_NOTMNIST = Source("notmnist_10k.npz", "notMNIST (Y. Bulatov), letters A-J", _layout("test"))
-_EMNIST = Source(
+_NOTMNIST = DataFile("notmnist_10k.npz", "notMNIST (Y. Bulatov), letters A-J", _layout("test"))
+_EMNIST = DataFile(
     "emnist_byclass_test.npz",
     "EMNIST ByClass, test split (NIST; Cohen et al. 2017)",
     {**_layout("test"), "mapping": "characters (62,)"},
 )
 _WRITER = "position of the writer in `writers` (n,)"
-_FEMNIST = Source(
+_FEMNIST = DataFile(
     "femnist.npz",
     "FEMNIST with its writers, from LEAF (Caldas et al. 2018)",
     {
@@ -84,7 +85,7 @@ _FEMNIST = Source(
         "writers_extra": "names of writers with no training rows",
     },
 )
-_CIFAR10 = Source(
+_CIFAR10 = DataFile(
     "cifar10_jpgpack.npz",
     "CIFAR-10 (Krizhevsky 2009) as JPEG images without their common header",
     {
@@ -110,7 +111,7 @@ def _part(arrays: Arrays, part: str, classes: tuple[str, ...]) -> Labeled:
     return Labeled(_scaled(arrays[f"x_{part}"]), labels, classes)
 
 
-def _train_test(source: Source, classes: tuple[str, ...]) -> tuple[Labeled, Labeled]:
+def _train_test(source: DataFile, classes: tuple[str, ...]) -> tuple[Labeled, Labeled]:
     arrays = load(source)
     return _part(arrays, "train", classes), _part(arrays, "test", classes)
 
@@ -191,12 +192,8 @@ def cifar10() -> tuple[Labeled, Labeled]:
 
 
 def _decoded(arrays: Arrays, part: str, classes: tuple[str, ...]) -> Labeled:
-    try:
+    with extras_for("cifar10, stored as JPEG,"):
         from PIL import Image
-    except ImportError as error:
-        raise ImportError(
-            "cifar10 is stored as JPEG and needs Pillow: install it with pip install 'hierfl[data]'"
-        ) from error
     header, body = arrays["header0"].tobytes(), arrays[f"body_{part}"].tobytes()
     ends = np.cumsum(arrays[f"len_{part}"], dtype=np.int64)
     starts = ends - arrays[f"len_{part}"]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hierfl.datasets.files import Arrays, Source, load, located, reading, shipped
+from hierfl.datasets.files import Arrays, DataFile, load, located, reading, shipped
 
 
 @dataclass(frozen=True)
-class Summary:
+class ReferenceSummary:
     """Posterior summary of one site from long MCMC runs.
 
     Args:
@@ -45,10 +45,10 @@ _GYM = {
 Shapes = dict[str, tuple[int, ...]]
 
 
-def _nuts(file: str, program: str, shapes: Shapes) -> tuple[Source, Shapes]:
+def _nuts(file: str, program: str, shapes: Shapes) -> tuple[DataFile, Shapes]:
     """Return where the means and sds of a NUTS run are, and the shapes of its sites."""
     held = {f"{site}_{what}": f"{what} of {site}" for site in shapes for what in ("mean", "sd")}
-    return Source(file, f"the means and sds of pooled NUTS on {program}", held), shapes
+    return DataFile(file, f"the means and sds of pooled NUTS on {program}", held), shapes
 
 
 _NUTS = {
@@ -64,14 +64,14 @@ _NUTS = {
     ),
 }
 
-_HALF_CAUCHY = Source(
+_HALF_CAUCHY = DataFile(
     "draws_eight_schools-eight_schools_noncentered.npz",
     "posteriordb's reference draws of eight_schools-eight_schools_noncentered (BSD-3)",
     {name: "(chains, draws)" for name in ("mu", "tau", *(f"theta_{j}" for j in range(1, 9)))},
 )
 
 
-def reference(name: str) -> dict[str, Summary]:
+def reference(name: str) -> dict[str, ReferenceSummary]:
     """Return the posterior summary of each site, to compare an approximation with.
 
     * "radon" (shipped): sites mu, tau, slope (3,), sigma, a (85,) of `y ~ Normal(a_j + x . slope, sigma)`,
@@ -110,26 +110,28 @@ def reference(name: str) -> dict[str, Summary]:
     if name in _NUTS:
         source, shapes = _NUTS[name]
         with reading(located(source)):
-            arrays, found = load(source), {}
+            arrays, summaries = load(source), {}
             for site, shape in shapes.items():
                 mean, sd = arrays[f"{site}_mean"], arrays[f"{site}_sd"]
-                found[site] = Summary(mean.reshape(shape), sd.reshape(shape), None)
-            return found
+                summaries[site] = ReferenceSummary(mean.reshape(shape), sd.reshape(shape), None)
+            return summaries
     if name == "eight_schools_half_cauchy":
         with reading(located(_HALF_CAUCHY)):
             draws = dict(load(_HALF_CAUCHY))
             draws["theta"] = np.stack([draws.pop(f"theta_{j}") for j in range(1, 9)])
             return {site: _of_draws(values) for site, values in draws.items()}
-    known = ", ".join([*_GYM, "eight_schools_half_cauchy", *_NUTS])
-    raise KeyError(f"there is no reference posterior '{name}': the names are {known}")
+    columns = ", ".join([*_GYM, "eight_schools_half_cauchy", *_NUTS])
+    raise KeyError(f"there is no reference posterior '{name}': the names are {columns}")
 
 
-def _gym_summary(arrays: Arrays, theirs: str) -> Summary:
+def _gym_summary(arrays: Arrays, theirs: str) -> ReferenceSummary:
     mean, sd = arrays[f"{theirs}_MEAN"], arrays[f"{theirs}_STANDARD_DEVIATION"]
-    return Summary(mean, sd, arrays[f"{theirs}_MEAN_STANDARD_ERROR"])
+    return ReferenceSummary(mean, sd, arrays[f"{theirs}_MEAN_STANDARD_ERROR"])
 
 
-def _of_draws(draws: NDArray[np.float64]) -> Summary:
+def _of_draws(draws: NDArray[np.float64]) -> ReferenceSummary:
     """Return the moments over (..., chains, draws) of draws that posteriordb has thinned."""
     sd = draws.std(axis=(-2, -1), ddof=1)
-    return Summary(draws.mean(axis=(-2, -1)), sd, sd / np.sqrt(draws.shape[-2] * draws.shape[-1]))
+    return ReferenceSummary(
+        draws.mean(axis=(-2, -1)), sd, sd / np.sqrt(draws.shape[-2] * draws.shape[-1])
+    )

@@ -6,14 +6,14 @@ import numpy as np
 import pandas as pd
 
 from hierfl.data.clients import ClientData
-from hierfl.datasets.files import Source, columns, load, read_from
+from hierfl.datasets.files import DataFile, columns, load, read_from
 
-_SCHOOLS = Source(
+_SCHOOLS = DataFile(
     "school_ilea.npz",
     "the Inner London Education Authority's School data, as in MALSAR",
     {"x": "(15362, 28)", "y": "(15362,)", "client_id": "(15362,), 0..138"},
 )
-_WISDM = Source(
+_WISDM = DataFile(
     "wisdm_har.npz",
     "WISDM activity recognition v1.1, transformed (Kwapisz, Weiss and Moore 2010)",
     {
@@ -25,12 +25,12 @@ _WISDM = Source(
         "users": "(36,)",
     },
 )
-_RATS = Source(
+_RATS = DataFile(
     "rats_data.npz",
     "the rats data of Gelfand et al. 1990, as in posteriordb (BSD-3)",
     {"rat": "(150,), 1..30", "x": "(150,), days", "y": "(150,), grams"},
 )
-_ELECTION = Source(
+_ELECTION = DataFile(
     "election88.npz",
     "the 1988 election polls of Gelman and Hill, as in posteriordb (election88_full, BSD-3)",
     {
@@ -45,7 +45,7 @@ _ELECTION = Source(
         "v_prev_full": "(n,)",
     },
 )
-_OFFICE = Source(
+_OFFICE = DataFile(
     "office_caltech10_surf.npz",
     "Office-Caltech10, SURF features (Gong et al. 2012)",
     {"x": "(2533, 800)", "y": "(2533,), 1..10", "client_id": "(2533,), 0..3", "domains": "(4,)"},
@@ -139,7 +139,7 @@ def office_caltech10() -> ClientData:
     return ClientData.from_arrays(ids, names=names, x=x.astype(np.float32), y=y)
 
 
-_TRAUMA = Source(
+_TRAUMA = DataFile(
     "trauma.csv",
     "the trauma patients of the R package BFI 3.1.0 (MIT; Draaisma et al. 1989, Jonker et al. "
     "2024)",
@@ -152,7 +152,7 @@ _TRAUMA = Source(
         "mortality": "1 died, 0 survived",
     },
 )
-_LUNG = Source(
+_LUNG = DataFile(
     "lung.csv",
     "NCCTG lung cancer (Loprinzi 1994), as in the Python package lifelines (MIT)",
     {

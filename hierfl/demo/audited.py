@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from hierfl import methods
 from hierfl.core.arguments import imported
 from hierfl.data.clients import ClientData
@@ -9,14 +11,13 @@ from hierfl.demo.run import hierarchy, hospitals
 from hierfl.method import Method
 from hierfl.methods.listed import names
 
+T = TypeVar("T")
+
 
 def method_of(text: str) -> Method:
     """Return a method of `hierfl.methods` for the demo's hierarchy, or a user's own "MODULE:NAME"."""
     if ":" in text:
-        found = imported(text)
-        if not isinstance(found, Method):
-            raise TypeError(f"'{text}' is a {type(found).__name__}: name a hierfl method")
-        return found
+        return _of_kind(Method, text, "a hierfl method")
     if text not in names():
         raise ValueError(
             f"there is no method '{text}': choose from {', '.join(sorted(names()))}, or name your "
@@ -36,7 +37,11 @@ def data_of(text: str | None) -> ClientData:
     """Return the data "MODULE:NAME"; None: the demo's hospitals."""
     if text is None:
         return hospitals()
-    found = imported(text)
-    if not isinstance(found, ClientData):
-        raise TypeError(f"'{text}' is a {type(found).__name__}: name a hierfl.ClientData")
-    return found
+    return _of_kind(ClientData, text, "a hierfl.ClientData")
+
+
+def _of_kind(kind: type[T], text: str, what: str) -> T:
+    held = imported(text)
+    if not isinstance(held, kind):
+        raise TypeError(f"'{text}' is a {type(held).__name__}: name {what}")
+    return held

@@ -68,9 +68,9 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """Average patients' scores by setting, method and hospital ("all": over patients), in long form."""
     keys = ["setting", "method", "hospital", "patient"]
     # unseen, local-only has one score of a patient for each hospital whose model is used
-    each = frame.groupby(keys, sort=False)[list(METRICS)].mean().reset_index()
-    parts = [each, each.assign(hospital=ALL)]
-    groups = pd.concat(parts).groupby(keys[:3], sort=False)[list(METRICS)]
+    by_patient = frame.groupby(keys, sort=False)[list(METRICS)].mean().reset_index()
+    scopes = [by_patient, by_patient.assign(hospital=ALL)]
+    groups = pd.concat(scopes).groupby(keys[:3], sort=False)[list(METRICS)]
     means, rows = groups.mean(), groups.size()
     long = means.reset_index().melt(keys[:3], var_name="metric", value_name="value")
     long["rows"] = rows.loc[list(long[keys[:3]].itertuples(index=False, name=None))].to_numpy()
@@ -103,12 +103,14 @@ def table(scores: pd.DataFrame) -> Table:
         shown.add_section()
         shown.add_row(f"[italic]{title}[/italic]")
         for label, setting, hospital in rows:
-            found = [
+            values_shown = [
                 round(float(values.loc[(metric, setting, hospital, method), "value"]), 3)
                 for method in METHODS
             ]
-            best = min(found) if metric == "brier" else max(found)
-            shown.add_row(f"  {label}", *(f"{v:.3f}{'*' if v == best else ' '}" for v in found))
+            best = min(values_shown) if metric == "brier" else max(values_shown)
+            shown.add_row(
+                f"  {label}", *(f"{v:.3f}{'*' if v == best else ' '}" for v in values_shown)
+            )
     return shown
 
 
@@ -128,21 +130,23 @@ def reading(frame: pd.DataFrame) -> list[str]:
 
 def against(frame: pd.DataFrame, setting: str) -> str:
     """Describe the posterior against each other method; two standard errors are a difference."""
-    found: dict[str, list[str]] = {"better than": [], "on a par with": [], "worse than": []}
+    verdicts: dict[str, list[str]] = {"better than": [], "on a par with": [], "worse than": []}
     for other in METHODS:
         if other != POSTERIOR:
             mean, error = difference(frame, setting, other)
             word = "better than" if mean > 0.0 else "worse than"
             word = "on a par with" if abs(mean) <= 2.0 * error else word
-            found[word].append(f"{other} ({mean:+.3f} ± {error:.3f})")
-    return ", ".join(f"{word} {' and '.join(others)}" for word, others in found.items() if others)
+            verdicts[word].append(f"{other} ({mean:+.3f} ± {error:.3f})")
+    return ", ".join(
+        f"{word} {' and '.join(others)}" for word, others in verdicts.items() if others
+    )
 
 
 def difference(frame: pd.DataFrame, setting: str, other: str) -> tuple[float, float]:
     """Return the mean over patients of the posterior's log score minus `other`'s, and its error."""
     within = frame[frame.setting == setting]
-    each = within.pivot_table("log_score", ["hospital", "patient"], "method", aggfunc="mean")
-    gap = each[POSTERIOR] - each[other]
+    by_method = within.pivot_table("log_score", ["hospital", "patient"], "method", aggfunc="mean")
+    gap = by_method[POSTERIOR] - by_method[other]
     return float(gap.mean()), float(gap.std(ddof=1) / np.sqrt(len(gap)))
 
 
@@ -170,22 +174,22 @@ def coefficients(posterior: Any) -> Figure:
     clinical = [name for name in names if name not in absent]
     labels = UNITS | {f"{name}_missing": words.split(" (")[0] for name, words in _FEATURES.items()}
     figure = Figure(figsize=(7.2, 7.0), layout="constrained")
-    left, right = figure.subplots(1, 2, sharex=True)
+    recorded, right = figure.subplots(1, 2, sharex=True)
     for ax, chosen, title in (
-        (left, clinical, "recorded value (unit)"),
+        (recorded, clinical, "recorded value (unit)"),
         (right, absent, "value not recorded"),
     ):
         plots.forest(ax, local.sel(x=chosen), prior.sel(x=chosen), labels=labels)
         ax.set_title(title, loc="left", fontsize=9)
         ax.set_xlabel("change in log odds of heart disease", fontsize=8)
         ax.tick_params(labelsize=7.5)
-    handles, named = left.get_legend_handles_labels()
+    handles, labels_of = recorded.get_legend_handles_labels()
     title = (
         "point and line: median and 90 % interval of a hospital; "
         "band: 90 % interval that the global level predicts for a hospital"
     )
     style: dict[str, Any] = {"fontsize": 7.5, "title_fontsize": 7.5, "frameon": False}
-    figure.legend(handles, named, loc="outside lower center", ncols=5, title=title, **style)
+    figure.legend(handles, labels_of, loc="outside lower center", ncols=5, title=title, **style)
     return figure
 
 

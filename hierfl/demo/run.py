@@ -134,13 +134,15 @@ def _fits_and_patients(
         )
         say("fitting the four methods")
         fits = fit_all(train, effort, seed)
-        found = predictions(fits, test, effort, seed)
-        parts = [report.patients(each, TRAINED, method) for method, each in found.items()]
-        parts.append(report.patients(found[LOCAL], JOINED, LOCAL))
+        predicted = predictions(fits, test, effort, seed)
+        frames = [
+            report.patients(prediction, TRAINED, method) for method, prediction in predicted.items()
+        ]
+        frames.append(report.patients(predicted[LOCAL], JOINED, LOCAL))
         for name in train.names:
             say(f"leaving out {name}")
-            parts += next(others)
-    return fits, pd.concat(parts, ignore_index=True)
+            frames += next(others)
+    return fits, pd.concat(frames, ignore_index=True)
 
 
 def hospitals(columns: tuple[str, ...] | None = None) -> ClientData:
@@ -222,12 +224,12 @@ def predictions(
     fits: dict[str, Fit], test: ClientData, effort: Effort, seed: int
 ) -> dict[str, Prediction]:
     """Predict the held-out patients of the hospitals that were fitted, with each method."""
-    found = {
+    predicted = {
         m: fits[m].predict(test, draws=1 if m == MAP else effort.draws, seed=seed)
         for m in fits
         if m != POOLED
     }
-    return found | {POOLED: pooled(fits[POOLED], test, effort, seed)}
+    return predicted | {POOLED: pooled(fits[POOLED], test, effort, seed)}
 
 
 def pooled(fitted: Fit, test: ClientData, effort: Effort, seed: int) -> Prediction:
@@ -244,12 +246,12 @@ def left_out(
     lenders = [other for other in train.names if other != name]
     # predictions take 200 draws of the 1,000, which take half the time of 4,000
     fits = fit_all(train.select(lenders), effort, seed, global_draws=1000)
-    found = []
+    frames = []
     for lender in lenders:
         lent = fits[LOCAL].predict(replace(new, names=(lender,)), draws=effort.draws, seed=seed)
-        found.append(report.patients(replace(lent, data=new), UNSEEN, LOCAL))
+        frames.append(report.patients(replace(lent, data=new), UNSEEN, LOCAL))
     for setting in (UNSEEN, JOINED):
-        found.append(report.patients(pooled(fits[POOLED], new, effort, seed), setting, POOLED))
+        frames.append(report.patients(pooled(fits[POOLED], new, effort, seed), setting, POOLED))
     for method in (MAP, POSTERIOR):
         # every draw has coefficients of its own: 200 would err by 0.012 nats a patient
         unseen = predict_from_prior(fits[method], new, draws=10 * effort.draws, seed=seed)
@@ -258,5 +260,5 @@ def left_out(
             .personalize(own, rounds=effort.joining)
             .predict(new, draws=1 if method == MAP else effort.draws, seed=seed)
         )
-        found += [report.patients(unseen, UNSEEN, method), report.patients(joined, JOINED, method)]
-    return found
+        frames += [report.patients(unseen, UNSEEN, method), report.patients(joined, JOINED, method)]
+    return frames

@@ -29,7 +29,6 @@ from hierfl.diagnostics.weighted_moments import (
     moments_of,
     without_weights,
 )
-from hierfl.engine.rounds import ENDED
 from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import nearly_equal
 from hierfl.method import WeightedDraws
@@ -48,8 +47,8 @@ CLOSER = (
 )
 
 
-def _shown(convergence: Convergence) -> Shown:
-    return Shown(f"Convergence: {convergence.answer}", convergence.sites, convergence.verdict)
+def _shown(found: Convergence) -> Shown:
+    return Shown(f"Convergence: {found.answer}", found.sites, found.verdict)
 
 
 @shown_as(_shown)
@@ -155,8 +154,8 @@ def convergence(
 
 def _after_rounds(fit: Snapshot) -> str:
     """Say what helps where rounds ended before the method had finished."""
-    limit = fit.method.most_rounds
-    if limit is None or fit.progress.round < limit:
+    most = fit.method.most_rounds
+    if most is None or fit.progress.round < most:
         return "Allow more rounds; it stops automatically."
     return (
         "More do not help: hierfl.fit(model, data) on rows in one process goes over to chains; over "
@@ -191,9 +190,9 @@ def _at_points(fit: Snapshot) -> tuple[list[str], list[str]]:
 
 def _of_own(fit: Snapshot, own: WeightedDraws) -> tuple[Answer, str]:
     facts = f"k-hat is {own.k_hat:.2f}, and {own.effective:.0f} draws are effective"
-    last = fit.progress.history[-1]
-    if ENDED in last:
-        return _of_chains(str(last[ENDED]), float(last.get("r_hat", math.nan)), own.effective)
+    if fit.progress.ended is not None:
+        r_hat = float(fit.progress.history[-1].get("r_hat", math.nan))
+        return _of_chains(fit.progress.ended, r_hat, own.effective)
     entries = entries_of_draws(fit, own)
     if not own.k_hat < K_HAT:
         least = "" if entries is None else entries.least_known()
@@ -336,5 +335,5 @@ def is_quadratic(program: Program) -> bool:
         curvature = jacrev(grad(total))
         start = latents.local_block.start.double().expand(shape).flatten()
         points = [start + torch.randn(start.shape, generator=g) for _ in range(TRIES)]
-        at_start = curvature(start)
-        return all(nearly_equal(at_start, curvature(w), exact=1e-6) for w in points)
+        known = curvature(start)
+        return all(nearly_equal(known, curvature(w), exact=1e-6) for w in points)

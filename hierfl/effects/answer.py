@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,8 @@ from hierfl.core.tables import Shown, shown_as
 if TYPE_CHECKING:
     from xarray import DataArray
 
+    from hierfl.effects.drawn import CoefficientDraws
+
 STATISTICS = ("mean", "sd", "low", "high")
 Floats = NDArray[np.float64]
 
@@ -24,18 +26,6 @@ Floats = NDArray[np.float64]
 def ends(prob: float) -> str:
     """Return what `low` and `high` are, as a sentence."""
     return f"low and high are the ends of the {percent(prob)} interval."
-
-
-class Interval(Protocol):
-    """Draws whose intervals have a probability: `hierfl.effects.drawn.CoefficientDraws`."""
-
-    @property
-    def prob(self) -> float:
-        """The probability of the intervals."""
-
-    @property
-    def seed(self) -> int:
-        """The seed of the draws."""
 
 
 @shown_as(lambda answer: answer.shown())
@@ -70,31 +60,33 @@ class Answer:
         cls,
         title: str,
         draws: DataArray,
-        interval: Interval,
+        coefficients: CoefficientDraws,
         *,
         first: Sequence[str] = (),
         p: Any = None,
+        index: str | None = None,
         **fields: Any,
     ) -> Self:
-        """Return the answer of labeled draws; `p` is a last column of its frame."""
-        frame = tabulated(draws, interval.prob, first=first)
+        """Return the answer of labeled draws; `p` is a last column of its frame, `index` the labels of its rows."""
+        frame = tabulated(draws, coefficients.prob, first=first)
         frame = frame if p is None else frame.assign(p=p)
-        return cls(title, frame, draws, interval.prob, interval.seed, **fields)
+        frame = frame if index is None else frame.set_index(index).rename_axis(None)
+        return cls(title, frame, draws, coefficients.prob, coefficients.seed, **fields)
 
 
 def statistics(draws: Tensor, prob: float, *, prefix: str = "") -> dict[str, Floats]:
     """Return mean, sd and interval of each entry of draws (S, ...), as columns."""
     values = draws.detach().double().numpy().reshape(len(draws), -1)
     low, high = np.quantile(values, tails(prob), axis=0)
-    found = (values.mean(0), values.std(0, ddof=1), low, high)
-    return {f"{prefix}{name}": value for name, value in zip(STATISTICS, found, strict=True)}
+    columns = (values.mean(0), values.std(0, ddof=1), low, high)
+    return {f"{prefix}{name}": value for name, value in zip(STATISTICS, columns, strict=True)}
 
 
 def share_above(draws: Tensor, edge: float) -> Floats:
     """Return the share of draws above an edge, of each entry; draws on it count half."""
     values = draws.detach().double().numpy().reshape(len(draws), -1)
-    found: Floats = (values > edge).mean(0) + 0.5 * (values == edge).mean(0)
-    return found
+    shares: Floats = (values > edge).mean(0) + 0.5 * (values == edge).mean(0)
+    return shares
 
 
 def labeled(draws: Tensor, dims: Mapping[str, Sequence[Any]], name: str) -> DataArray:
@@ -104,13 +96,13 @@ def labeled(draws: Tensor, dims: Mapping[str, Sequence[Any]], name: str) -> Data
     """
     import xarray  # slow to import
 
-    named = {
+    coordinates = {
         dim: labels for dim, labels in dims.items() if dim != "level" or tuple(labels) != ("",)
     }
-    values = draws.detach().double().numpy().reshape(1, len(draws), *map(len, named.values()))
+    values = draws.detach().double().numpy().reshape(1, len(draws), *map(len, coordinates.values()))
     coords = {"chain": [0], "draw": np.arange(len(draws))}
-    coords |= {dim: np.array(list(labels)) for dim, labels in named.items()}
-    return xarray.DataArray(values, coords, ["chain", "draw", *named], name=name)
+    coords |= {dim: np.array(list(labels)) for dim, labels in coordinates.items()}
+    return xarray.DataArray(values, coords, ["chain", "draw", *coordinates], name=name)
 
 
 def tabulated(draws: DataArray, prob: float, *, first: Sequence[str] = ()) -> pd.DataFrame:
@@ -121,5 +113,5 @@ def tabulated(draws: DataArray, prob: float, *, first: Sequence[str] = ()) -> pd
     places = [at.reshape(-1) for at in np.indices(draws.shape[2:])]
     columns = {dim: draws[dim].to_numpy()[at] for dim, at in zip(dims, places, strict=True)}
     ordered = [*first, *(dim for dim in dims if dim not in first)]
-    found = {dim: columns[dim] for dim in ordered if dim in columns}
-    return pd.DataFrame({**found, **statistics(torch.as_tensor(draws.to_numpy()[0]), prob)})
+    labels = {dim: columns[dim] for dim in ordered if dim in columns}
+    return pd.DataFrame({**labels, **statistics(torch.as_tensor(draws.to_numpy()[0]), prob)})

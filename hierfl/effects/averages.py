@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hierfl.core.arguments import expect, expect_kind
 from hierfl.effects.drawn import CoefficientDraws
 from hierfl.effects.imputed import completed
 from hierfl.effects.predictor import Scale, on_scale
@@ -47,28 +48,26 @@ class Intervention:
         return frame.assign(**{self.variable: frame[self.variable].astype(float) + self.step})
 
 
-@dataclass(frozen=True, eq=False)
-class Averages:
-    """Mean responses, (S, groups, settings, levels), of groups of rows by one column, or of all rows, ("",)."""
+class Responses(NamedTuple):
+    """Responses, (S, clients or groups, settings, levels), and names of clients or groups and of levels."""
 
     draws: Tensor
-    groups: tuple[str, ...]
+    dims: Mapping[str, Sequence[str]]
     levels: tuple[str, ...]
 
 
 def averages(
-    found: CoefficientDraws,
+    draws: CoefficientDraws,
     newdata: NewData,
     settings: Sequence[Intervention],
     by: str | None,
     scale: Scale,
-) -> Averages:
+) -> Responses:
     """Return the mean response over rows of clients under each setting, by the values of a column."""
-    if not isinstance(by, str | None):
-        raise TypeError(f"by is {by!r}: give the name of one column")
-    if not found.clients:
+    expect_kind(by, str | None, "by", "give the name of one column")
+    if not draws.clients:
         raise ValueError("clients' rows are at their nodes: take a typical row, newdata='mean'")
-    if found.family.kind == "angle" and scale == "response":
+    if draws.family.kind == "angle" and scale == "response":
         raise ValueError(
             "the response is an angle, and an average of angles is none: take scale='link', or "
             "fit.effects"
@@ -77,40 +76,40 @@ def averages(
     weights: dict[str, float] = {}
     levels: tuple[str, ...] = ("",)
     source = _of_fit if isinstance(newdata, str) else _of_frames
-    for client, sets, names in source(found, newdata, settings, by):
+    for client, sets, names in source(draws, newdata, settings, by):
         groups, codes = np.unique(names, return_inverse=True)
         member = torch.nn.functional.one_hot(torch.as_tensor(codes), len(groups)).double()
         member = member * sets[0].weights[:, None]
-        total, levels = _sums(found, sets, member, client, scale)
+        total, levels = _sums(draws, sets, member, client, scale)
         for place, group in enumerate(groups.tolist()):
             sums[group] = sums.get(group, torch.zeros(())) + total[:, place]
             weights[group] = weights.get(group, 0.0) + float(member[:, place].sum())
-    ordered = _in_order(found, by, list(sums))
+    ordered = _in_order(draws, by, list(sums))
     means = torch.stack([sums[name] / weights[name] for name in ordered], 1)
-    return Averages(means, tuple(ordered), levels)
+    return Responses(means, {} if by is None else {by: ordered}, levels)
 
 
-def _in_order(found: CoefficientDraws, by: str | None, names: list[str]) -> list[str]:
+def _in_order(draws: CoefficientDraws, by: str | None, names: list[str]) -> list[str]:
     """Return groups in the order of the clients, of a column's levels, or of their names."""
-    known = found.formula.agreed.columns.get(by or "")
-    places = found.clients if by == found.formula.clients else known.levels if known else ()
+    column = draws.formula.agreed.columns.get(by or "")
+    places = draws.clients if by == draws.formula.clients else column.levels if column else ()
     return sorted(names, key=lambda n: (places.index(n) if n in places else len(places), n))
 
 
 def _sums(
-    found: CoefficientDraws, sets: Sequence[DesignRows], member: Tensor, client: int, scale: Scale
+    draws: CoefficientDraws, sets: Sequence[DesignRows], member: Tensor, client: int, scale: Scale
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return a client's sums of responses, (S, groups, settings, levels), and the levels."""
-    parts = []
+    settings = []
     levels: tuple[str, ...] = ("",)
     for rows in sets:
         sums, first = [], 0
-        for some in in_turn(rows, found.count):
-            value, levels = on_scale(found, some, client, scale)
+        for some in in_turn(rows, draws.count):
+            value, levels = on_scale(draws, some, client, scale)
             sums.append(torch.einsum("ng,snl->sgl", member[first : first + some.count], value))
             first += some.count
-        parts.append(torch.stack(sums).sum(0))
-    return torch.stack(parts, 2), levels
+        settings.append(torch.stack(sums).sum(0))
+    return torch.stack(settings, 2), levels
 
 
 Each = Iterator[tuple[int, list[DesignRows], NDArray[np.str_]]]
@@ -118,97 +117,94 @@ Each = Iterator[tuple[int, list[DesignRows], NDArray[np.str_]]]
 
 # ------------------------------------------------------------ the rows of the fit
 def _of_fit(
-    found: CoefficientDraws, newdata: Any, settings: Sequence[Intervention], by: str | None
+    draws: CoefficientDraws, newdata: Any, settings: Sequence[Intervention], by: str | None
 ) -> Each:
     """Yield each client, its rows under each setting, and the group of each row."""
-    formula = found.formula
-    if newdata != "rows":
-        raise ValueError(
-            f"newdata is {newdata!r}: give 'rows', for those of the fit, or the clients' frames"
-        )
-    if by not in (None, formula.clients):
-        raise ValueError(
-            f"by is '{by}', and the fit keeps no columns apart from '{formula.clients}': pass the "
-            "clients' frames, newdata=frames"
-        )
-    for setting in settings:
-        if setting.step is not None:
-            raise ValueError(
-                f"the fit keeps no rows of '{setting.variable}' that could be moved: pass the "
-                "clients' frames, newdata=frames"
-            )
+    expect(newdata=(newdata, ("rows",)))
+    formula = draws.formula
+    for lack in _lacks(formula, settings, by):
+        raise ValueError(f"{lack}: pass the clients' frames, newdata=frames")
     made = [_set_by(formula, setting) for setting in settings]
-    for client, name in enumerate(found.clients):
-        own = completed(found, found.data, client, client)
-        sets = [own if one is None else _with_columns(own, *one) for one in made]
+    for client, name in enumerate(draws.clients):
+        own = completed(draws, draws.data, client, client)
+        sets = [own if change is None else _with_columns(own, *change) for change in made]
         yield client, sets, np.full(own.count, name if by else "")
 
 
+def _lacks(formula: Formula, settings: Sequence[Intervention], by: str | None) -> Iterator[str]:
+    """Yield what a fit does not keep of its rows, and settings or groups need."""
+    if by not in (None, formula.clients):
+        yield f"by is '{by}', and the fit keeps no columns apart from '{formula.clients}'"
+    for setting in settings:
+        if setting.step is not None:
+            yield f"the fit keeps no rows of '{setting.variable}' that could be moved"
+    variables = {s.variable for s in settings} - {None}
+    if variables and formula.parameters:
+        yield "the fit keeps no single columns where parameters or covariates have formulas"
+    for terms, columns_of_term, _ in _designs(formula):
+        for product in terms.products:
+            is_read = variables & product.columns
+            if is_read and (len(product.columns) > 1 or product.name not in columns_of_term):
+                yield (
+                    f"the term '{product.name}' reads '{min(map(str, is_read))}' and the fit keeps "
+                    "no columns apart"
+                )
+
+
 Places = dict[str | None, list[int]]
+
+
+def _designs(formula: Formula) -> Iterator[tuple[Any, dict[str, Any], Sequence[str]]]:
+    """Yield the common terms, then those of each group: terms, the columns of each, and all columns."""
+    common = formula.layout.common
+    designs = [(formula.declared.parts.common, common, common.columns)]
+    designs += [(term.group.terms, term.design, term.columns) for term in formula.layout.groups]
+    for terms, design, columns in designs:
+        yield terms, {term.name: term.columns for term in design.terms}, columns
 
 
 def _set_by(formula: Formula, setting: Intervention) -> tuple[DesignRows, Places] | None:
     """Return a row with a column at a value, and the places of what reads it; None: rows stay as they are."""
     if setting.variable is None:
         return None
-    if formula.parameters:
-        raise ValueError(
-            "the fit keeps no single columns where parameters or covariates have formulas: pass the "
-            "clients' frames, newdata=frames"
-        )
+    places: Places = {}
     sites = [None, *(term.site for term in formula.layout.groups)]
-    places = {site: _columns_of(formula, site, setting.variable) for site in sites}
+    for site, (terms, columns_of_term, columns) in zip(sites, _designs(formula), strict=True):
+        names = [
+            name
+            for product in terms.products
+            if setting.variable in product.columns
+            for of in (f"linear_{product.name}", product.name)  # a smooth has two
+            for name in columns_of_term.get(of, ())
+        ]
+        places[site] = [columns.index(name) for name in names]
     return typical(formula, None, {setting.variable: [setting.value]}), places
 
 
-def _with_columns(own: DesignRows, one: DesignRows, places: Places) -> DesignRows:
+def _with_columns(own: DesignRows, changed: DesignRows, places: Places) -> DesignRows:
     """Return rows with the columns at some places as in `one`."""
     new = {}
     for site, value in own.groups.items():
         new[site] = value.clone()
-        new[site][:, places[site]] = one.groups[site][:, places[site]]
-    both = own.common.clone()
-    both[:, places[None]] = one.common[:, places[None]]
-    return replace(own, common=both, groups=new)
-
-
-def _columns_of(formula: Formula, site: str | None, variable: str) -> list[int]:
-    """Return the places of the common columns, or of a group's, that read a variable."""
-    layout = formula.layout
-    if site is None:
-        terms, design = formula.declared.parts.common, layout.common
-        columns = design.columns
-    else:
-        term = next(term for term in layout.groups if term.site == site)
-        terms, design, columns = term.group.terms, term.design, term.columns
-    known = {term.name: term.columns for term in design.terms}
-    places = []
-    for one in terms.products:
-        if variable not in one.columns:
-            continue
-        if one.columns != {variable} or one.name not in known:
-            raise ValueError(
-                f"the term '{one.name}' reads '{variable}' and the fit keeps no columns apart: "
-                "pass the clients' frames, newdata=frames"
-            )
-        both = (*known.get(f"linear_{one.name}", ()), *known[one.name])  # a smooth has two
-        places += [columns.index(name) for name in both]
-    return places
+        new[site][:, places[site]] = changed.groups[site][:, places[site]]
+    common = own.common.clone()
+    common[:, places[None]] = changed.common[:, places[None]]
+    return replace(own, common=common, groups=new)
 
 
 # ------------------------------------------------------------ rows of frames
 def _of_frames(
-    found: CoefficientDraws, frames: Any, settings: Sequence[Intervention], by: str | None
+    draws: CoefficientDraws, frames: Any, settings: Sequence[Intervention], by: str | None
 ) -> Each:
     """Yield each client of some frames, its rows under each setting, and the group of each row."""
-    formula, declared = found.formula, found.formula.declared
-    data, parts, kinds, labeled = data_of(formula, frames)
-    for name, frame in parts.items():
-        client = found.position(name)
-        own = completed(found, data, data.names.index(name), client)
+    formula, declared = draws.formula, draws.formula.declared
+    data, by_name, kinds, labeled = data_of(formula, frames)
+    for name, frame in by_name.items():
+        client = draws.position(name)
+        own = completed(draws, data, data.names.index(name), client)
         plain = complete(frame, kinds, name, declared.missing)
         own = own if labeled else _weighted(own, plain, declared.parts.additions, name)
-        _check_within(found, own, name)
+        _check_within(draws, own, name)
         groups = _groups(plain, by, name, declared.clients)
         if own.lacking:
             from hierfl.formulas.imputed import with_known
@@ -216,7 +212,7 @@ def _of_frames(
             plain = with_known(plain, declared, name)
         for covariate, of in own.lacking.items():
             plain[covariate] = plain[covariate].mask(of.gone.numpy(), 0.0)
-        sets = [_set_in(own, found.formula, plain, one, name) for one in settings]
+        sets = [_set_in(own, draws.formula, plain, setting, name) for setting in settings]
         yield client, sets, groups
 
 
@@ -232,16 +228,16 @@ def _set_in(
     rows, lacking = made(frame), {}
     for name, of in own.lacking.items():
         if setting.variable != name or setting.step is not None:
-            more = made(frame.assign(**{name: frame[name] + 1.0}))
-            lacking[name] = replace(of, step=_change(rows, more, of.gone))
+            raised = made(frame.assign(**{name: frame[name] + 1.0}))
+            lacking[name] = replace(of, step=_change(rows, raised, of.gone))
     return replace(rows, codes=own.codes, fields=own.fields, lacking=lacking)
 
 
-def _change(rows: DesignRows, more: DesignRows, where: Tensor) -> DesignRows:
+def _change(rows: DesignRows, raised: DesignRows, where: Tensor) -> DesignRows:
     """Return by how much columns are larger in `more`, in some of the rows."""
     factor = where.double()[:, None]
-    groups = {site: (more.groups[site] - value) * factor for site, value in rows.groups.items()}
-    return DesignRows((more.common - rows.common) * factor, torch.zeros_like(rows.offset), groups)
+    groups = {site: (raised.groups[site] - value) * factor for site, value in rows.groups.items()}
+    return DesignRows((raised.common - rows.common) * factor, torch.zeros_like(rows.offset), groups)
 
 
 def _weighted(
@@ -262,10 +258,10 @@ def _weighted(
 
 def _codes(rows: DesignRows) -> dict[str, Tensor]:
     """Return the groups of rows, of all terms."""
-    found = dict(rows.codes)
+    codes = dict(rows.codes)
     for own in rows.of_parameters.values():
-        found |= own.codes
-    return found
+        codes |= own.codes
+    return codes
 
 
 def _groups(frame: pd.DataFrame, by: str | None, client: str, clients: str) -> NDArray[np.str_]:
@@ -278,10 +274,10 @@ def _groups(frame: pd.DataFrame, by: str | None, client: str, clients: str) -> N
     return np.array([level_name(value) for value in frame[by]])
 
 
-def _check_within(found: CoefficientDraws, rows: DesignRows, client: str) -> None:
+def _check_within(draws: CoefficientDraws, rows: DesignRows, client: str) -> None:
     """Refuse rows whose groups within the client, known by index, are not those of the fit."""
-    within = [t for own in found.formula.layouts for t in own.at("within")]
-    fitted = rows_of_client(found.formula, found.data, found.clients.index(client))
+    within = [t for own in draws.formula.layouts for t in own.at("within")]
+    fitted = rows_of_client(draws.formula, draws.data, draws.clients.index(client))
     before, now = _codes(fitted), _codes(rows)
     for term in within:
         if not torch.equal(before[term.site], now[term.site]):

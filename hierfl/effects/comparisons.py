@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from numbers import Real
 from typing import Any, Literal, NamedTuple, Unpack
@@ -14,10 +13,10 @@ from torch import Tensor
 from hierfl.core.arguments import expect, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.answer import Answer, labeled, share_above
-from hierfl.effects.averages import Intervention, NewData, averages
+from hierfl.effects.averages import Intervention, NewData, Responses, averages
 from hierfl.effects.conditional_effects import chosen, listed
 from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
-from hierfl.effects.predictor import Scale, asked, check_scale, on_scale
+from hierfl.effects.predictor import SCALES, Scale, asked, on_scale
 from hierfl.effects.predictor_rows import checked, typical
 from hierfl.formulas.columns import Column
 
@@ -83,31 +82,29 @@ def comparisons(
             typical row, or `at` or `client` for averages; or as in `predictions`.
         RowsNotSaved: `newdata` is "rows", and the rows were not saved with the fit.
     """
-    check_scale(scale)
-    expect(comparison=(comparison, tuple(EDGE)))
-    coefficients = drawn(fit, "comparisons", client=client, **drawing)
+    expect(scale=(scale, SCALES), comparison=(comparison, tuple(EDGE)))
+    draws = drawn(fit, "comparisons", client=client, **drawing)
     contrast = (_slope if comparison == "slope" else _pairs)(
-        coefficients, variable, values, comparison, at if is_typical(newdata) else None
+        draws, variable, values, comparison, at if is_typical(newdata) else None
     )
     if comparison == "slope" and is_typical(newdata) and at:
         at = {name: value for name, value in at.items() if name != variable}
     if comparison == "ratio":
-        _check_ratio(coefficients, scale)
-    responses = respond(
-        coefficients, newdata, contrast.settings, at=at, client=client, by=by, scale=scale
-    )
+        _check_ratio(draws, scale)
+    responses = respond(draws, newdata, contrast.settings, at=at, client=client, by=by, scale=scale)
     before, after = (
         responses.draws[:, :, list(side)] for side in zip(*contrast.pairs, strict=True)
     )
     compared = (after - before) / contrast.width
     if comparison == "ratio":
         compared = torch.exp(after - before) if scale == "link" else after / before
-    response = coefficients.formula.declared.parts.response
+    where = f", averaged over clients' rows{f' by {by}' if by else ''}"
+    response = draws.formula.declared.parts.response
     dims = {**responses.dims, "comparison": contrast.labels, "level": responses.levels}
     return Answer.of(
-        f"{comparison}s of {response} by {variable}, {scale} scale{responses.where}",
+        f"{comparison}s of {response} by {variable}, {scale} scale{'' if is_typical(newdata) else where}",
         labeled(compared, dims, response),
-        coefficients,
+        draws,
         first=["comparison"],
         p=share_above(compared, EDGE[comparison]),
         note=f"p is P({comparison} > {EDGE[comparison]:.0f}).",
@@ -129,7 +126,7 @@ def is_typical(newdata: NewData) -> bool:
 
 
 def _slope(
-    coefficients: CoefficientDraws,
+    draws: CoefficientDraws,
     variable: str,
     values: Any,
     comparison: str,
@@ -138,7 +135,7 @@ def _slope(
     """Return a step to either side of where a slope is taken."""
     if values is not None:
         raise ValueError("values are of differences and ratios: a slope is taken where at= says")
-    (column,) = chosen(coefficients.formula, [variable]).values()
+    (column,) = chosen(draws.formula, [variable]).values()
     if column.kind == "category":
         raise ValueError(
             f"'{variable}' is a category, which has no slope: take fit.comparisons('{variable}')"
@@ -150,14 +147,14 @@ def _slope(
 
 
 def _pairs(
-    coefficients: CoefficientDraws,
+    draws: CoefficientDraws,
     variable: str,
     values: Any,
     comparison: str,
     at: Mapping[str, Any] | None,
 ) -> Contrast:
     """Return every two values of a column, or a step of it."""
-    (column,) = chosen(coefficients.formula, [variable], at).values()
+    (column,) = chosen(draws.formula, [variable], at).values()
     if isinstance(values, Real) and not isinstance(values, bool):
         step = float(values)
         if column.kind == "category" or not abs(step) < float("inf") or step == 0.0:
@@ -175,18 +172,8 @@ def _pairs(
     return Contrast([Intervention(variable, value) for value in compared], pairs, labels)
 
 
-@dataclass(frozen=True, eq=False)
-class Responses:
-    """Responses, (S, clients or groups, settings, levels), their first dimension by name, and of which rows."""
-
-    draws: Tensor
-    dims: Mapping[str, Sequence[str]]
-    levels: tuple[str, ...]
-    where: str
-
-
 def respond(
-    coefficients: CoefficientDraws,
+    draws: CoefficientDraws,
     newdata: NewData,
     settings: Sequence[Intervention],
     *,
@@ -196,28 +183,22 @@ def respond(
     scale: Scale,
 ) -> Responses:
     """Return the response under each setting, on a typical row of some clients or averaged over rows."""
-    if not is_typical(newdata):
-        if at or client is not None:
-            raise ValueError(
-                "at and client are of a typical row, newdata='mean': averages over rows take by="
-            )
-        mean = averages(coefficients, newdata, settings, by, scale)
-        where = f", averaged over clients' rows{f' by {by}' if by else ''}"
-        return Responses(mean.draws, {by: mean.groups} if by else {}, mean.levels, where)
-    if by is not None:
+    if by is not None if is_typical(newdata) else at or client is not None:
         raise ValueError(
-            f"by is '{by}', and newdata is 'mean', a typical row: average over rows, "
-            "newdata='rows', or frames"
+            "at and client are of a typical row, newdata='mean', and by is of averages over rows, "
+            "newdata='rows', or frames: leave out what is of the other"
         )
+    if not is_typical(newdata):
+        return averages(draws, newdata, settings, by, scale)
     variable = str(settings[0].variable)
-    (column,) = chosen(coefficients.formula, [variable], at).values()
+    (column,) = chosen(draws.formula, [variable], at).values()
     grid = [s.value if s.step is None else column.mean + s.step for s in settings]
-    rows = typical(coefficients.formula, at, {variable: grid})
-    draws: dict[str, Tensor] = {}
+    rows = typical(draws.formula, at, {variable: grid})
+    by_client: dict[str, Tensor] = {}
     levels: tuple[str, ...] = ("",)
-    for name, who in asked(coefficients, client):
-        draws[name], levels = on_scale(coefficients, rows, who, scale)
-    return Responses(torch.stack([*draws.values()], 1), {"client": [*draws]}, levels, "")
+    for name, who in asked(draws, client):
+        by_client[name], levels = on_scale(draws, rows, who, scale)
+    return Responses(torch.stack([*by_client.values()], 1), {"client": [*by_client]}, levels)
 
 
 def several(
@@ -235,16 +216,14 @@ def several(
     return compared
 
 
-def _check_ratio(coefficients: CoefficientDraws, scale: Scale) -> None:
+def _check_ratio(draws: CoefficientDraws, scale: Scale) -> None:
     """Refuse ratios of what may be negative."""
-    family = coefficients.family
+    family, reason = draws.family, ""
     if scale == "link" and family.link not in LOGARITHMS and family.name != "lognormal":
+        reason = f"the link of {family.name} is '{family.link}', not a logarithm"
+    elif scale == "response" and family.kind == "real" and family.link != "log":
+        reason = f"responses of {family.name} may be negative"
+    if reason:
         raise ValueError(
-            f"comparison is 'ratio', and the link of {family.name} is '{family.link}', no "
-            "logarithm: take comparison='difference', or scale='response'"
-        )
-    if scale == "response" and family.kind == "real" and family.link != "log":
-        raise ValueError(
-            f"comparison is 'ratio', and responses of {family.name} may be negative: take "
-            "comparison='difference'"
+            f"comparison is 'ratio', and {reason}: take comparison='difference', or the other scale"
         )

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 import torch
 
-from hierfl.core.arguments import shown, spelled
+from hierfl.core.arguments import expect, expect_kind, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.answer import STATISTICS, Answer, labeled
 from hierfl.effects.drawn import Drawing, Fitted, drawn
-from hierfl.effects.predictor import Scale, asked, check_scale, on_scale
+from hierfl.effects.predictor import SCALES, Scale, asked, on_scale
 from hierfl.effects.predictor_rows import predictors, typical
 from hierfl.formulas.columns import Column
 from hierfl.formulas.formula import Formula
@@ -46,10 +46,13 @@ class ConditionalEffects(Answer):
         """Draw the effects: lines with bands along a number, points with intervals at levels.
 
         Args:
-            ax: axes to draw on. Default None: new ones.
+            ax: axes to draw on. Default None: new ones. With `by` and several clients, a panel for
+                each client; the axes of the first are returned.
         """
-        from hierfl.plots.effects import conditional_effect, new_axes
+        from hierfl.plots.effects import PANELS, client_panels, conditional_effect, new_axes
 
+        if ax is None and self.by and 1 < self.frame["client"].nunique() <= PANELS:
+            return client_panels(self.frame, self.variable, self.by, self.label)
         axes = new_axes(ax)
         return conditional_effect(axes, self.frame, self.variable, by=self.by, label=self.label)
 
@@ -99,27 +102,27 @@ def effects(
         KeyError: the formula reads no such column; or a client was not fitted.
         ValueError: a value is no level; or `scale` is another word.
     """
-    check_scale(scale)
-    found = drawn(fit, "effects", client=client, **drawing)
-    formula = found.formula
+    expect(scale=(scale, SCALES))
+    draws = drawn(fit, "effects", client=client, **drawing)
+    formula = draws.formula
     columns = chosen(formula, [variable] if by is None else [variable, by], at)
     values = along(formula, variable, columns[variable]) if grid is None else listed(grid, "grid")
     if not values:
         raise ValueError("grid is empty: give one value or more")
     asked_for, dims = crossed({variable: values} | ({} if by is None else {by: few(columns[by])}))
     rows = typical(formula, at, asked_for)
-    names, parts = [], []
+    names, curves = [], []
     levels: tuple[str, ...] = ("",)
-    for name, who in asked(found, client):
-        at_draws, levels = on_scale(found, rows, who, scale)
+    for name, who in asked(draws, client):
+        at_draws, levels = on_scale(draws, rows, who, scale)
         names.append(name)
-        parts.append(at_draws)
+        curves.append(at_draws)
     response = formula.declared.parts.response
     label = response if scale == "response" else f"linear predictor of {response}"
     return ConditionalEffects.of(
         f"{response} along {variable}{fixed(formula, asked_for, at)}",
-        labeled(torch.stack(parts, 1), {"client": names, **dims, "level": levels}, response),
-        found,
+        labeled(torch.stack(curves, 1), {"client": names, **dims, "level": levels}, response),
+        draws,
         first=[*asked_for],
         variable=variable,
         by=by,
@@ -140,32 +143,32 @@ def crossed(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, list[Any]], di
     if not others:
         return {variable: list(values)}, {variable: list(values)}
     ((by, second),) = others
-    both = {variable: list(values) * len(second), by: [v for v in second for _ in values]}
-    return both, {by: list(second), variable: list(values)}
+    varied = {variable: list(values) * len(second), by: [v for v in second for _ in values]}
+    return varied, {by: list(second), variable: list(values)}
 
 
 def chosen(
     formula: Formula, names: Sequence[str], at: Mapping[str, Any] | None = None
 ) -> dict[str, Column]:
     """Return what was agreed about the columns that a user asks for, or refuse them."""
-    known = predictors(formula)
+    columns = predictors(formula)
     for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"a column is {shown(name)}: give the name of one, such as 'age'")
-        if name in TAKEN and name in known:
-            raise ValueError(
-                f"'{name}' is the name of a column or a dimension of the answer: rename the column"
-            )
-        if name not in known:
+        expect_kind(name, str, "a column", "give the name of one, such as 'age'")
+        if name not in columns:
             raise KeyError(
                 f"'{name}' is no column that the formula's terms read: they read "
-                f"{', '.join(known) or 'none'}"
+                f"{', '.join(columns) or 'none'}"
             )
-        if name in (at or {}):
-            raise ValueError(f"at holds '{name}' fixed, which is to vary: leave it out of at")
-    if len(set(names)) < len(names):
-        raise ValueError(f"by is '{names[0]}', the column itself: give another one")
-    return {name: known[name] for name in names}
+        reason = None
+        if name in TAKEN:
+            reason = "is the name of a column or a dimension of the answer: rename the column"
+        elif name in (at or {}):
+            reason = "is to vary, and at holds it fixed: leave it out of at"
+        elif names.count(name) > 1:
+            reason = "is the column itself, and by too: give another by"
+        if reason is not None:
+            raise ValueError(f"'{name}' {reason}")
+    return {name: columns[name] for name in names}
 
 
 def along(formula: Formula, name: str, column: Column) -> list[Any]:
@@ -173,8 +176,8 @@ def along(formula: Formula, name: str, column: Column) -> list[Any]:
     if column.kind == "category":
         return list(column.levels)
     low, high = column.mean - REACH * column.sd, column.mean + REACH * column.sd
-    for found in formula.declared.described:
-        for call in calls(found):
+    for terms in formula.declared.described:
+        for call in calls(terms):
             constants = formula.agreed.transforms.get(str(call))
             knots = constants.knots if constants else ()
             if knots and getattr(call.args[0], "name", None) == name:
@@ -199,5 +202,5 @@ def fixed(
         for name, column in predictors(formula).items()
         if name not in varied
     }
-    both = {**held, **(at or {})}
-    return f", at {', '.join(f'{name} {value}' for name, value in both.items())}" if both else ""
+    held = {**held, **(at or {})}
+    return f", at {', '.join(f'{name} {value}' for name, value in held.items())}" if held else ""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from hierfl.core.arguments import expect_count, shown, spelled
+from hierfl.core.arguments import expect_count, expect_kind, spelled
 from hierfl.core.tables import Shown, cell, shown_as
 from hierfl.data.frames import is_column
 from hierfl.effects.pooled_rows import (
@@ -69,7 +69,7 @@ class Description:
 @spelled
 def describe(
     rows: Any,
-    formula: Formula | None = None,
+    formula: Any = None,
     *,
     by: str | None = None,
     columns: Sequence[str] | None = None,
@@ -103,27 +103,24 @@ def describe(
     over, least = least_of(rows, least_count)
     left_out: Mapping[str, str] = {}
     if over:
-        if not isinstance(formula, Formula):
-            raise TypeError(
-                "nodes describe the columns that a formula reads: give it, describe(nodes, formula)"
-            )
-        wanted = _wanted(columns, formula.declared.columns_read, by)
-        each = None if by == formula.clients else by
-        answers, left_out = rows.ask_about_rows(formula, "table", wanted, each, least)
+        expect_kind(formula, Formula, "formula", "give the one whose columns nodes describe")
+        described = _wanted(columns, formula.declared.columns_read, by)
+        grouping = None if by == formula.clients else by
+        answers, left_out = rows.ask_about_rows(formula, "table", described, grouping, least)
         is_client = by == formula.clients
     else:
-        answers, wanted, is_client = _here(rows, formula, by, columns, least)
+        answers, described, is_client = _here(rows, formula, by, columns, least)
     if is_client:
         answers = {client: _renamed(table, client) for client, table in answers.items()}
-    return _made(answers, wanted, by, least, left_out)
+    return _made(answers, described, by, least, left_out)
 
 
-def least_of(rows: Any, given: int | None) -> tuple[bool, int]:
+def least_of(rows: Any, count: int | None) -> tuple[bool, int]:
     """Return whether rows are at nodes, and the rows that each number must rest on."""
     over = callable(getattr(rows, "ask_about_rows", None))
-    if given is None:
+    if count is None:
         return over, LEAST_COUNT if over else 1
-    return over, expect_count(given, "least_count")
+    return over, expect_count(count, "least_count")
 
 
 def _here(
@@ -133,34 +130,33 @@ def _here(
     if formula is None and isinstance(rows, pd.DataFrame):
         if not len(rows):
             raise ValueError("the frame has no rows: give at least one")
-        parts = {"": rows}
-    elif not isinstance(rows, pd.DataFrame | Mapping):
-        raise TypeError(f"rows is {shown(rows)}: give a frame, {{client: frame}}, or nodes")
+        frames = {"": rows}
     else:
-        parts = by_client(rows, "" if formula is None else formula.clients)
-    first = next(iter(parts.values()))
-    wanted = _wanted(columns, formula.declared.columns_read if formula else first.columns, by)
+        expect_kind(rows, pd.DataFrame | Mapping, "rows", "give a frame, {client: frame}, or nodes")
+        frames = by_client(rows, "" if formula is None else formula.clients)
+    first = next(iter(frames.values()))
+    described = _wanted(columns, formula.declared.columns_read if formula else first.columns, by)
     is_client = by is not None and by == (formula.clients if formula else CLIENT)
     if formula is None:  # a column comes first
-        is_client &= "" not in parts and not any(is_column(of, by) for of in parts.values())
-    each = None if is_client else by
-    found = {}
-    for client, frame in parts.items():
+        is_client &= "" not in frames and not any(is_column(of, by) for of in frames.values())
+    grouping = None if is_client else by
+    answers = {}
+    for client, frame in frames.items():
         whole = None
         if formula is not None and least > 1:
             whole = ~incomplete(frame, formula.declared.rows_of, client, "drop")
-        found[client] = table_answer(frame, wanted, each, client, least, whole)
-    return found, wanted, is_client
+        answers[client] = table_answer(frame, described, grouping, client, least, whole)
+    return answers, described, is_client
 
 
-def _wanted(columns: Sequence[str] | None, known: Iterable[Any], by: str | None) -> list[str]:
+def _wanted(columns: Sequence[str] | None, read: Iterable[Any], by: str | None) -> list[str]:
     """Return the different columns of the table."""
     if isinstance(columns, str):
         raise TypeError(f"columns is '{columns}': give a list of columns, ['{columns}']")
-    found = [name for name in dict.fromkeys(known if columns is None else columns) if name != by]
-    if other := [name for name in found if not isinstance(name, str)]:
-        raise TypeError(f"column {other[0]!r} is named by no string: frame.rename(columns=str)")
-    return found
+    names = [name for name in dict.fromkeys(read if columns is None else columns) if name != by]
+    for name in names:
+        expect_kind(name, str, "the name of a column", "rename it, frame.rename(columns=str)")
+    return names
 
 
 def _renamed(table: TableAnswer, client: str) -> TableAnswer:
@@ -187,21 +183,20 @@ def _made(
     groups = tuple(sorted(groups, key=lambda name: name == MISSING))
     if not groups:
         raise ValueError(f"no client has a group of {least} rows or more: nothing may leave")
-    every = f"({ALL})" if ALL in groups else ALL
-    shown = [(every, groups)]
-    if by is not None:
-        shown = [*((name, (name,)) for name in groups), *shown]
+    alone = [(name, (name,)) for name in groups if by is not None]
     lines, words = [], {}
     forms = {column: _form(column, answers, least) for column in columns}
-    for name, some in shown:
-        tables = [(one, group) for one in answers.values() for group in some if group in one.rows]
-        rows = sum(one.rows[group] for one, group in tables)
+    for name, some in [*alone, (f"({ALL})" if ALL in groups else ALL, groups)]:
+        tables = [
+            (answer, group) for answer in answers.values() for group in some if group in answer.rows
+        ]
+        rows = sum(answer.rows[group] for answer, group in tables)
         own = {"rows": f"{rows:,}"}
         for column in columns:
-            parts = [one.groups[group][column] for one, group in tables]
-            found = _lines(column, forms[column], parts, least)
-            lines += [{"variable": column, **line, "group": name} for line in found]
-            own |= _in_words(column, found, least)
+            variables = [answer.groups[group][column] for answer, group in tables]
+            rows_of_frame = _lines(column, forms[column], variables, least)
+            lines += [{"variable": column, **line, "group": name} for line in rows_of_frame]
+            own |= _in_words(column, rows_of_frame, least)
         words[name] = own
     frame = pd.DataFrame(lines, columns=[*FRAME])
     labels = _labels(columns, words)
@@ -227,46 +222,51 @@ FRAME = (
 def _form(column: str, answers: Mapping[str, TableAnswer], least: int) -> Form:
     """Return what a column is in all groups of all clients."""
     every = [of[column].found for table in answers.values() for of in table.groups.values()]
-    return form_of(column, [one for one in every if one is not None], least)
+    return form_of(column, [answer for answer in every if answer is not None], least)
 
 
-def _lines(column: str, form: Form, parts: Parts, least: int) -> list[dict[str, Any]]:
+def _lines(column: str, form: Form, variables: Parts, least: int) -> list[dict[str, Any]]:
     """Return the rows of a column's frame, of one group."""
-    lost = [one.missing for one in parts]
+    lost = [variable.missing for variable in variables]
     missing = FEW if any(lost) and max(lost) == FEW else sum(max(n, 0) for n in lost)
-    given = [one.found for one in parts if one.found is not None]
-    n, partly = sum(one.rows for one in given), len(given) < len(parts)
+    answers = [variable.found for variable in variables if variable.found is not None]
+    n, partly = sum(variable.rows for variable in answers), len(answers) < len(variables)
     about = {"level": "", "n": n, "missing": missing, "partly": partly}
     if form.kind == "counted":
-        return [counted(given, about)]
+        return [counted(answers, about)]
     if form.kind == "levels":
-        return pooled_levels(form.levels, [as_levels(one) for one in given], about)
-    return [about | pooled_numbers([one for one in given if isinstance(one, NumbersAnswer)], least)]
+        return pooled_levels(form.levels, [as_levels(variable) for variable in answers], about)
+    return [
+        about
+        | pooled_numbers(
+            [variable for variable in answers if isinstance(variable, NumbersAnswer)], least
+        )
+    ]
 
 
 # ------------------------------------------------------------ in words
 def _in_words(column: str, lines: Sequence[Mapping[str, Any]], least: int) -> dict[str, str]:
     """Return the cells of a column of the table, by their labels."""
-    found = {}
+    cells = {}
     for line in lines:
         if line["level"] == DIFFERENT:
-            found[f"{column}, different values"] = f"{line['count']:,}"
+            cells[f"{column}, different values"] = f"{line['count']:,}"
         elif line["level"]:
             label = f"{column}: {line['level']}, n (%)"
-            found[label] = _count(line["count"], least)
+            cells[label] = _count(line["count"], least)
             if not math.isnan(line["share"]):
-                found[label] += f" ({100.0 * line['share']:.0f} %)"
+                cells[label] += f" ({100.0 * line['share']:.0f} %)"
         elif "mean" in line:
-            found[f"{column}, mean (sd)"] = f"{cell(line['mean'])} ({cell(line['sd'])})"
+            cells[f"{column}, mean (sd)"] = f"{cell(line['mean'])} ({cell(line['sd'])})"
             low, at, high = (cell(line[name]) or "-" for name in ("q25", "median", "q75"))
-            found[f"{column}, median [quartiles]"] = f"{at} [{low}, {high}]"
+            cells[f"{column}, median [quartiles]"] = f"{at} [{low}, {high}]"
         else:
-            found[f"{column}, mean (sd)"] = ""
+            cells[f"{column}, mean (sd)"] = ""
     if not lines[0]["n"]:
-        found = dict.fromkeys(found, "")
+        cells = dict.fromkeys(cells, "")
     elif lines[0]["partly"]:
-        found = {label: f"{text} of {lines[0]['n']:,}" for label, text in found.items() if text}
-    return found | {f"{column}, missing": _count(lines[0]["missing"], least)}
+        cells = {label: f"{text} of {lines[0]['n']:,}" for label, text in cells.items() if text}
+    return cells | {f"{column}, missing": _count(lines[0]["missing"], least)}
 
 
 def _count(count: int, least: int) -> str:
@@ -275,22 +275,19 @@ def _count(count: int, least: int) -> str:
 
 def _labels(columns: Sequence[str], words: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Return the labels of the table in the order of its columns; missing values come last, where there are some."""
-    found = ["rows"]
+    labels = ["rows"]
     for column in columns:
         own = [
             k for of in words.values() for k in of if k.startswith((f"{column}: ", f"{column}, "))
         ]
         last = f"{column}, missing"
-        found += [label for label in dict.fromkeys(own) if label not in (*found, last)]
-        found += [last] if any(of[last] != "0" for of in words.values()) else []
-    return found
+        labels += [label for label in dict.fromkeys(own) if label not in (*labels, last)]
+        labels += [last] if any(of[last] != "0" for of in words.values()) else []
+    return labels
 
 
 def _note(
-    answers: Mapping[str, TableAnswer],
-    ids: Sequence[str],
-    least: int,
-    left_out: Mapping[str, str],
+    answers: Mapping[str, TableAnswer], ids: Sequence[str], least: int, left_out: Mapping[str, str]
 ) -> str:
     """Return how the numbers are to be read, and what is not in them."""
     lines = []

@@ -15,7 +15,7 @@ from hierfl.core.intervals import PROB, check_prob, least_draws, percent
 from hierfl.data.absent import Sites
 from hierfl.data.clients import ClientData
 from hierfl.formulas.declaration import response_of
-from hierfl.formulas.design_terms import Term
+from hierfl.formulas.design_terms import DesignTerm
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.parameter_layouts import Parameter
@@ -79,32 +79,32 @@ class CoefficientDraws:
     def parameters(self) -> dict[str, Tensor]:
         """The family's parameters, (S, 1, *event), beside predictors (S, n)."""
         own = self.family.parameters(self.response)
-        found = {name: self.shared[name][:, None] for name in own if name in self.shared}
+        values = {name: self.shared[name][:, None] for name in own if name in self.shared}
         if self.layout.threshold_means and not self.layout.steps:
-            found[THRESHOLDS] = self.thresholds(torch.zeros(1, len(self.layout.common.columns)))
-        return found
+            values[THRESHOLDS] = self.thresholds(torch.zeros(1, len(self.layout.common.columns)))
+        return values
 
     @cached_property
     def with_terms(self) -> dict[str, CoefficientDraws]:
         """The coefficients of each parameter that has terms."""
-        found = self.formula.parameters
+        parameters = self.formula.parameters
         return {
             name: replace(self, parameter=parameter)
-            for name, parameter in found.items()
+            for name, parameter in parameters.items()
             if not parameter.is_covariate  # whose values rows have
         }
 
     @cached_property
     def common(self) -> Tensor:
         """Coefficients of the common columns, (S, P, O)."""
-        parts = [
+        coefficients = [
             self._of(term).reshape(self.count, len(term.columns), self.outputs)
             for term in self.layout.common.terms
         ]
         empty = torch.zeros(self.count, 0, self.outputs, dtype=torch.float64)
-        return torch.cat(parts, 1) if parts else empty
+        return torch.cat(coefficients, 1) if coefficients else empty
 
-    def _of(self, term: Term) -> Tensor:
+    def _of(self, term: DesignTerm) -> Tensor:
         """Return the coefficients of a common term, (S, *shape)."""
         if term.by_step:  # it moves thresholds, and not the predictor
             return torch.zeros(self.count, len(term.columns), dtype=torch.float64)
@@ -131,12 +131,12 @@ class CoefficientDraws:
     @cached_property
     def base(self) -> Tensor:
         """The predictor of a row whose common columns are all zero, (S, O)."""
-        found = torch.zeros(self.count, self.outputs, dtype=torch.float64)
+        predictor = torch.zeros(self.count, self.outputs, dtype=torch.float64)
         if self.layout.has_intercept:
             site = self.layout.sampled_intercept
-            found = found + self.shared[site].reshape(self.count, self.outputs)
+            predictor = predictor + self.shared[site].reshape(self.count, self.outputs)
         means = [self.layout.means.get(name, 0.0) for name in self.layout.common.columns]
-        return found - (torch.tensor(means).double()[:, None] * self.common).sum(1)
+        return predictor - (torch.tensor(means).double()[:, None] * self.common).sum(1)
 
     def groups(self, term: GroupTerm, client: int | None = None) -> Tensor:
         """Return the deviations of a term's groups, (S, groups, q, O), of those within `client` if it is given."""
@@ -154,19 +154,19 @@ class CoefficientDraws:
 
     def _mean(self, term: GroupTerm, name: str, client: int) -> Tensor:
         """Return the mean of one of a client's own coefficients, (S, O), as in the program."""
-        found = torch.zeros(self.count, self.outputs, dtype=torch.float64)
+        mean = torch.zeros(self.count, self.outputs, dtype=torch.float64)
         if self.layout.own.get(name) is not term:
-            return found
+            return mean
         columns = self.layout.common.columns
         if name == INTERCEPT:
-            found = found + self.base
+            mean = mean + self.base
         elif name in columns:
-            found = found + self.common[:, columns.index(name)]
+            mean = mean + self.common[:, columns.index(name)]
         for group in self.layout.at("above"):
             if name in group.columns:
                 place = self.group_above(group, client)
-                found = found + self.groups(group)[:, place, group.columns.index(name)]
-        return found
+                mean = mean + self.groups(group)[:, place, group.columns.index(name)]
+        return mean
 
     def group_above(self, term: GroupTerm, client: int) -> int:
         """Return the index of the group above a client in which it lies."""
@@ -185,7 +185,7 @@ class CoefficientDraws:
                 f"a new group is none of the matrix '{term.group.cov}' of '{term.group.text}', so that nothing is "
                 f"known of it: name one, at={{'{term.group.name}': ...}}, or give client=None or the names of clients"
             )
-        place = [one.site for one in self.layout.groups].index(term.site)
+        place = [group.site for group in self.layout.groups].index(term.site)
         if self.parameter is not None:  # apart from the groups of the response's terms
             place += 1000 * (1 + list(self.formula.parameters).index(self.parameter.name))
         generator = torch.Generator().manual_seed(1_000_003 * (place + 1) + self.seed)
@@ -193,8 +193,8 @@ class CoefficientDraws:
         unit = torch.randn(self.count, size, generator=generator, dtype=torch.float64)
         if term.cor:
             unit = (self.shared[term.cholesky] @ unit[..., None])[..., 0]
-        found = unit * self.spread(term)
-        return found.reshape(self.count, len(term.columns), self.outputs)
+        deviations = unit * self.spread(term)
+        return deviations.reshape(self.count, len(term.columns), self.outputs)
 
 
 NEW, EACH = "new", "each"  # of an argument `client`: not names
@@ -254,9 +254,7 @@ def drawn(
     over = getattr(fit, "here", None)  # of a run over nodes
     whole: Any = fit if over is None else over
     expect_fit(whole)
-    least = least_draws(prob)
-    if expect_count(draws, "draws") < least:
-        raise ValueError(f"draws is {draws}: a {percent(prob)} interval needs {least} or more")
+    _check_draws(draws, prob)
     model = whole.method.model
     if not isinstance(model, Formula):
         raise TypeError(
@@ -268,22 +266,24 @@ def drawn(
     else:
         keep = global_sites(whole.program) if over is not None else known_sites(whole)
         sites = posterior_draws(whole, draws=draws, seed=seed, keep=keep)
-    own = {name: value.detach().double() for name, value in sites.own.items()}
-    coefficients = CoefficientDraws(
-        model,
-        whole.clients if over is None else (),  # own coefficients are at the nodes
-        whole.federation.data,
-        {name: value.detach().double() for name, value in sites.shared.items()},
-        Sites(own) if over is None and lacks_rows(whole) else own,
-        seed=seed,
-        prob=prob,
+    shared, own = (
+        {name: value.detach().double() for name, value in of.items()}
+        for of in (sites.shared, sites.own)
     )
+    own = Sites(own) if over is None and lacks_rows(whole) else own
+    clients = whole.clients if over is None else ()  # own coefficients are at the nodes
+    data = whole.federation.data
+    coefficients = CoefficientDraws(model, clients, data, shared, own, seed=seed, prob=prob)
     if over is None or client is None or client == NEW:
         return coefficients
-    over_nodes: Any = fit
+    at_nodes: Any = fit
     names = None if client == EACH else [client] if isinstance(client, str) else client
-    with_own: CoefficientDraws = over_nodes.with_own(coefficients, what, names)
-    return with_own
+    return at_nodes.with_own(coefficients, what, names)
+
+
+def _check_draws(draws: int, prob: float) -> None:
+    if expect_count(draws, "draws") < (least := least_draws(prob)):
+        raise ValueError(f"draws is {draws}: a {percent(prob)} interval needs {least} or more")
 
 
 def _name(model: Any) -> str:

@@ -37,24 +37,24 @@ def funnel_limits(expected: ArrayLike, rate: float | None, prob: float) -> tuple
     """Return limits (n,) of observed / expected at ratio 1: binomial, or Poisson for rate None."""
     at = np.asarray(expected, dtype=np.float64)
     fn = _counts(at, rate)
-    found = []
+    limits = []
     for p in (0.5 - prob / 2, 0.5 + prob / 2):
         count = fn.ppf(p)
         above, below = fn.cdf(count), fn.cdf(count - 1)
         share = (above - p) / np.maximum(above - below, 1e-300)
-        found.append(np.maximum(count - share, 0.0) / at)
-    return found[0], found[1]
+        limits.append(np.maximum(count - share, 0.0) / at)
+    return limits[0], limits[1]
 
 
 def funnel_curves(expected: ArrayLike, rate: float | None) -> pd.DataFrame:
     """Return the limits of a funnel plot as curves: `limits`, `expected`, `low` and `high`."""
     events = np.asarray(expected, dtype=np.float64)
     at = np.geomspace(0.8 * events.min(), 1.1 * events.max(), 200)
-    parts = []
+    curves = []
     for prob, name in LIMITS.items():
         low, high = funnel_limits(at, rate, prob)
-        parts.append(pd.DataFrame({"limits": name, "expected": at, "low": low, "high": high}))
-    return pd.concat(parts, ignore_index=True)
+        curves.append(pd.DataFrame({"limits": name, "expected": at, "low": low, "high": high}))
+    return pd.concat(curves, ignore_index=True)
 
 
 def _counts(expected: Floats, rate: float | None) -> Any:
@@ -66,9 +66,9 @@ def _counts(expected: Floats, rate: float | None) -> Any:
 
 def beyond(observed: float, expected: float, rate: float | None) -> str:
     """Return the widest limits that observed / expected exceeds, or "inside"."""
-    found = "inside"
+    widest = "inside"
     for prob, name in LIMITS.items():
         low, high = funnel_limits([expected], rate, prob)
         if not low[0] <= observed / expected <= high[0]:
-            found = name
-    return found
+            widest = name
+    return widest

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect_kind, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.answer import Answer, labeled, share_above
 from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
@@ -37,11 +37,7 @@ OPERATORS: dict[type[ast.operator], Callable[[Tensor, Tensor], Tensor]] = {
 
 @one_at_a_time
 @spelled
-def hypotheses(
-    fit: Fitted,
-    hypothesis: str | Sequence[str],
-    **drawing: Unpack[Drawing],
-) -> Answer:
+def hypotheses(fit: Fitted, hypothesis: str | Sequence[str], **drawing: Unpack[Drawing]) -> Answer:
     """Compare two sides of an equation of parameters, at each draw.
 
         fit.hypotheses("sex[male] = 0")
@@ -67,15 +63,15 @@ def hypotheses(
         ValueError: a hypothesis cannot be read to its end, or names what is no parameter; or a
             difference is not finite.
     """
-    found = drawn(fit, "hypotheses", **drawing)
+    draws = drawn(fit, "hypotheses", **drawing)
     several = isinstance(hypothesis, Iterable) and not isinstance(hypothesis, str)
     texts = list(hypothesis) if several else [hypothesis]
-    known = parameters(found)
+    values = parameters(draws)
     differences, shares = [], []
     for text in texts:
-        left, sign, right = _sides(text)
-        sides = [_value(side, known, found.count) for side in (left, right)]
-        differences.append(sides[0] - sides[1])
+        first, sign, second = _sides(text)
+        before, after = (_value(side, values, draws.count) for side in (first, second))
+        differences.append(before - after)
         if not differences[-1].isfinite().all():
             raise ValueError(
                 f"the hypothesis '{text}' is not finite at some draws: check its signs"
@@ -87,39 +83,38 @@ def hypotheses(
     return Answer.of(
         "Hypotheses, left side minus right side",
         labeled(torch.stack(differences, 1), {"hypothesis": texts}, "difference"),
-        found,
+        draws,
         p=shares,
         note="p is P(left > right); of a hypothesis with '<', P(left < right).",
     )
 
 
-def parameters(found: CoefficientDraws) -> dict[str, Tensor]:
+def parameters(draws: CoefficientDraws) -> dict[str, Tensor]:
     """Return the draws of every parameter, (S,), by its name in a summary."""
-    known: dict[str, Tensor] = {}
-    dims = found.formula.dims
-    for site, value in found.shared.items():
-        _add(known, site, [labels for _, labels in dims.get(site, ())], value)
-    for site, value in found.own.items():
-        labels = [found.clients, *(labels for _, labels in dims.get(site, ()))]
-        _add(known, site, labels, value)
-    return known
+    values: dict[str, Tensor] = {}
+    dims = draws.formula.dims
+    for site, value in draws.shared.items():
+        _add(values, site, [labels for _, labels in dims.get(site, ())], value)
+    for site, value in draws.own.items():
+        labels = [draws.clients, *(labels for _, labels in dims.get(site, ()))]
+        _add(values, site, labels, value)
+    return values
 
 
 def _add(
-    known: dict[str, Tensor], site: str, labels: Sequence[Sequence[str]], value: Tensor
+    values: dict[str, Tensor], site: str, labels: Sequence[Sequence[str]], value: Tensor
 ) -> None:
     shape = value.shape[1:]
-    if [len(each) for each in labels] != list(shape):
+    if [len(names) for names in labels] != list(shape):
         labels = [[str(i) for i in range(size)] for size in shape]
     flat = value.reshape(len(value), -1)
     for place, entry in enumerate(product(*labels)):
-        known[f"{site}[{', '.join(entry)}]" if entry else site] = flat[:, place]
+        values[f"{site}[{', '.join(entry)}]" if entry else site] = flat[:, place]
 
 
 def _sides(text: Any) -> tuple[str, str, str]:
     """Return both sides of a hypothesis and its sign, outside of backticks and brackets."""
-    if not isinstance(text, str):
-        raise TypeError(f"a hypothesis is {text!r}: give a text, such as 'sex[male] = 0'")
+    expect_kind(text, str, "a hypothesis", "give a text, such as 'sex[male] = 0'")
     quoted, depth, at = False, 0, []
     for place, letter in enumerate(text):
         quoted ^= letter == "`"
@@ -134,16 +129,16 @@ def _sides(text: Any) -> tuple[str, str, str]:
     return text[: at[0]], text[at[0]], text[at[0] + 1 :]
 
 
-def _value(text: str, known: Mapping[str, Tensor], count: int) -> Tensor:
+def _value(text: str, values: Mapping[str, Tensor], count: int) -> Tensor:
     """Return one side at each draw, (S,): sums of products of powers of names, numbers, functions."""
-    there = sorted((name for name in known if name in text), key=len, reverse=True)
+    there = sorted((name for name in values if name in text), key=len, reverse=True)
     names = "|".join(re.escape(name) for name in there)
     places: dict[str, str] = {}
 
     def place(match: re.Match[str]) -> str:
         name = match[1] or match[0]
-        if name not in known:
-            raise _unknown(name, known)
+        if name not in values:
+            raise _unknown(name, values)
         word = f"p{'_' * len(text)}{len(places)}"  # longer than the text, so not in it
         places[word] = name
         return f" {word} "
@@ -156,14 +151,14 @@ def _value(text: str, known: Mapping[str, Tensor], count: int) -> Tensor:
         tree = ast.parse(" ".join(words), mode="eval").body
     except SyntaxError:
         raise _refused(text) from None
-    return _Side(text, known, count, places).value(tree)
+    return _Side(text, values, count, places).value(tree)
 
 
 class _Side(NamedTuple):
     """A side of a hypothesis: the draws (S,) of each name, S, and the name that each word of `places` stands for."""
 
     text: str
-    known: Mapping[str, Tensor]
+    values: Mapping[str, Tensor]
     size: int
     places: Mapping[str, str]
 
@@ -173,7 +168,7 @@ class _Side(NamedTuple):
             case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
                 return torch.full((self.size,), float(number), dtype=torch.float64)
             case ast.Name(id=word) if word in self.places:
-                return self.known[self.places[word]]
+                return self.values[self.places[word]]
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self.value(operand)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
@@ -183,12 +178,12 @@ class _Side(NamedTuple):
             ):
                 return FUNCTIONS[word](self.value(argument))
             case ast.Call(func=ast.Name(id=word)) if word not in FUNCTIONS:
-                raise _unknown(word, self.known)
+                raise _unknown(word, self.values)
             case ast.Name() | ast.Subscript():
                 name = ast.unparse(node)
                 for word in self.places:
                     name = name.replace(word, self.places[word])
-                raise _unknown(name, self.known)
+                raise _unknown(name, self.values)
         raise _refused(self.text)
 
 
@@ -198,9 +193,9 @@ def _refused(text: str) -> ValueError:
     )
 
 
-def _unknown(name: str, known: Mapping[str, Tensor]) -> ValueError:
-    longer = [entry for entry in known if entry.startswith(name.removesuffix("]") + ", ")]
-    near = longer or get_close_matches(name, known, n=1)
+def _unknown(name: str, parameters: Mapping[str, Tensor]) -> ValueError:
+    longer = [entry for entry in parameters if entry.startswith(name.removesuffix("]") + ", ")]
+    near = longer or get_close_matches(name, parameters, n=1)
     meant = f"did you mean '{near[0]}'? " if near else ""
-    some = ", ".join(list(known)[:12]) + (", ..." if len(known) > 12 else "")
+    some = ", ".join(list(parameters)[:12]) + (", ..." if len(parameters) > 12 else "")
     return ValueError(f"'{name}' is no parameter of the fit: {meant}the parameters are {some}")

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Unpack
 
-import pandas as pd
 import torch
 from torch import Tensor
 
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.effects.answer import Answer, labeled, statistics
+from hierfl.effects.answer import Answer, labeled
 from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
 from hierfl.effects.predictor_rows import DesignRows, typical
 from hierfl.formulas.layout import GroupTerm
 
 LOGISTIC, GUMBEL = math.pi**2 / 3.0, math.pi**2 / 6.0
+IDENTITY = ("gaussian", "lognormal")  # of this link alone
+LATENT = {
+    *IDENTITY,
+    *"bernoulli binomial cumulative student poisson negative_binomial gamma weibull".split(),
+    *"exponential piecewise_exponential".split(),
+}
 # Variance of the latent response around the linear predictor, by link of a threshold.
 THRESHOLDS = {"logit": LOGISTIC, "probit": 1.0, "cloglog": GUMBEL}
 
 
 @one_at_a_time
 @spelled
-def icc(
-    fit: Fitted,
-    *,
-    at: Mapping[str, Any] | None = None,
-    **drawing: Unpack[Drawing],
-) -> Answer:
+def icc(fit: Fitted, *, at: Mapping[str, Any] | None = None, **drawing: Unpack[Drawing]) -> Answer:
     """Return the intraclass correlation of each kind of group, on the linear predictor's scale.
 
         ICC_g = s_g^2 / (sum over groups of s^2 + e^2)
@@ -58,87 +58,78 @@ def icc(
         TypeError: the fit is of another model.
         ValueError: the formula has no groups; or the family has no such variance.
     """
-    found = drawn(fit, "icc", **drawing)
-    if not found.layout.groups:
-        raise ValueError(
-            f"the formula has no groups: add some, such as (1 | {found.formula.clients})"
-        )
-    row = typical(found.formula, at, {})
+    draws = drawn(fit, "icc", **drawing)
+    for reason in _why_not(draws):
+        raise ValueError(reason)
+    row = typical(draws.formula, at, {})
     variances: dict[str, Tensor] = {}
-    for term in found.layout.groups:
-        own = _between(found, term, row)
+    for term in draws.layout.groups:
+        own = _between(draws, term, row)
         variances[term.group.name] = variances.get(term.group.name, torch.zeros(())) + own
     between = torch.stack([*variances.values()], 1)
-    left = residual(found, row, between.sum(1)).expand(found.count)[:, None]
-    total = between.sum(1, keepdim=True) + left
+    noise = residual(draws, row, between.sum(1)).expand(draws.count)[:, None]
+    total = between.sum(1, keepdim=True) + noise
     # where the residual variance is infinite, nothing lies between groups
-    shares = torch.where(left.isinf(), 0.0, between / total)
-    both = torch.cat([shares, 1.0 - shares.sum(1, keepdim=True)], 1)
+    shares = torch.where(noise.isinf(), 0.0, between / total)
+    shares_of_all = torch.cat([shares, 1.0 - shares.sum(1, keepdim=True)], 1)
     groups = [*variances, "residual"]
-    response = found.formula.declared.parts.response
-    return Answer(
-        f"Shares of the latent variance of {response}",
-        pd.DataFrame(statistics(both, found.prob), index=groups),
-        labeled(both, {"group": groups}, "icc"),
-        found.prob,
-        found.seed,
+    return Answer.of(
+        f"Shares of the latent variance of {draws.formula.declared.parts.response}",
+        labeled(shares_of_all, {"group": groups}, "icc"),
+        draws,
+        index="group",
     )
 
 
-def _between(found: CoefficientDraws, term: GroupTerm, row: DesignRows) -> Tensor:
-    """Return the variance between groups of a row, z' Sigma z, (S,)."""
-    if found.outputs > 1:
-        raise _refused(found)
-    if term.group.kind:
-        raise ValueError(
-            f"the groups of '{term.group.text}' have no common variance: take fit.r2(), or the "
-            "standard deviations of groups in fit.summary()"
+def _why_not(draws: CoefficientDraws) -> Iterator[str]:
+    """Yield why there is no intraclass correlation, each with what to do."""
+    family, others = draws.family, "take fit.r2(), or the standard deviations in fit.summary()"
+    if not draws.layout.groups:
+        yield f"the formula has no groups: add some, such as (1 | {draws.formula.clients})"
+    for name in draws.with_terms:
+        yield (
+            f"{name} of {family.name} has terms, so that no variance is that of all rows: {others}"
         )
-    scaled = found.spread(term) * row.groups[term.site][0]
+    for term in draws.layout.groups:
+        if term.group.kind:
+            yield f"the groups of '{term.group.text}' have no common variance: {others}"
+    is_known = family.name in LATENT and (family.name not in IDENTITY or family.link == "identity")
+    if draws.outputs > 1 or not is_known:
+        yield f"family {family.name} with link {family.link} has no agreed latent variance: {others}"
+
+
+def _between(draws: CoefficientDraws, term: GroupTerm, row: DesignRows) -> Tensor:
+    """Return the variance between groups of a row, z' Sigma z, (S,)."""
+    scaled = draws.spread(term) * row.groups[term.site][0]
     if not term.cor:
         return (scaled**2).sum(1)
-    lower = found.shared[term.cholesky]
+    lower = draws.shared[term.cholesky]
     return ((lower.mT @ scaled[..., None])[..., 0] ** 2).sum(1)
 
 
-def residual(found: CoefficientDraws, row: DesignRows, between: Tensor) -> Tensor:
+def residual(draws: CoefficientDraws, row: DesignRows, between: Tensor) -> Tensor:
     """Return the family's variance on the linear predictor's scale, (S,) or (), given that between groups, (S,)."""
-    family, shared = found.family, found.shared
-    if found.with_terms:
-        raise ValueError(
-            f"{', '.join(found.with_terms)} of {family.name} has terms, so that no variance is that "
-            "of all rows: take fit.r2(), or the standard deviations of groups in fit.summary()"
-        )
+    family, shared = draws.family, draws.shared
     name, link = family.name, family.link
     if name in ("bernoulli", "binomial", "cumulative"):
         return torch.tensor(THRESHOLDS[link], dtype=torch.float64)
-    if link == "identity" and name in ("gaussian", "lognormal"):
+    if name in IDENTITY:
         return shared["sigma"] ** 2
     if name == "student":
         nu = shared["nu"]
         return torch.where(nu > 2.0, shared["sigma"] ** 2 * nu / (nu - 2.0), torch.inf)
     if name in ("poisson", "negative_binomial"):
         over = 1.0 / shared["shape"] if name == "negative_binomial" else torch.zeros(())
-        return torch.log1p(1.0 / _mean_count(found, row, between) + over)
+        return torch.log1p(1.0 / _mean_count(draws, row, between) + over)
     if name == "gamma":
         return torch.log1p(1.0 / shared["shape"])
     if name in ("exponential", "piecewise_exponential"):
         return torch.tensor(GUMBEL, dtype=torch.float64)
-    if name == "weibull":
-        return GUMBEL / shared["shape"] ** 2
-    raise _refused(found)
+    return GUMBEL / shared["shape"] ** 2  # weibull
 
 
-def _mean_count(found: CoefficientDraws, row: DesignRows, between: Tensor) -> Tensor:
-    design = found.formula.agreed.design
-    means = torch.tensor([design[n].mean for n in found.layout.common.columns]).double()
-    eta = found.base[:, 0] + (means * found.common[..., 0]).sum(1) + row.offset[0]
+def _mean_count(draws: CoefficientDraws, row: DesignRows, between: Tensor) -> Tensor:
+    design = draws.formula.agreed.design
+    means = torch.tensor([design[n].mean for n in draws.layout.common.columns]).double()
+    eta = draws.base[:, 0] + (means * draws.common[..., 0]).sum(1) + row.offset[0]
     return torch.exp(eta + 0.5 * between)
-
-
-def _refused(found: CoefficientDraws) -> ValueError:
-    family = found.family
-    return ValueError(
-        f"family {family.name} with link {family.link} has no agreed latent variance: take "
-        "fit.r2(), or the standard deviations of groups in fit.summary()"
-    )

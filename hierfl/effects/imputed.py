@@ -73,41 +73,41 @@ def imputed(
         ValueError: the formula has no `mi()`; or no row lacks a value.
         RowsNotSaved: `newdata` is "rows", and the rows were not saved with the fit.
     """
-    found = drawn(fit, "imputed", **drawing)
-    formula, names = found.formula, found.formula.declared.imputed
+    draws = drawn(fit, "imputed", **drawing)
+    formula, names = draws.formula, draws.formula.declared.imputed
     if not names:
         raise ValueError(
             f"the formula '{formula.text}' imputes nothing: write mi(x) for a covariate x that rows "
             "lack, and 'x | mi() ~ z' for what it depends on"
         )
-    data = found.data
+    data = draws.data
     if not isinstance(newdata, str):
         data = data_of(formula, newdata)[0]
     elif newdata != "rows":
         raise ValueError(f"newdata is {newdata!r}: give 'rows', of the fit, or frames of clients")
-    parts: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in names}
+    values: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in names}
     for place, client in enumerate(data.names):
-        rows = completed(found, data, place, found.position(client))
+        rows = completed(draws, data, place, draws.position(client))
         for name, of in rows.lacking.items():
             at = of.gone.nonzero()[:, 0]
-            parts[name].append((at + data.offsets[place], of.values[:, at]))
-    return _tabled(found, data, {name: some for name, some in parts.items() if some})
+            values[name].append((at + data.offsets[place], of.values[:, at]))
+    return _tabled(draws, data, {name: some for name, some in values.items() if some})
 
 
 def _tabled(
-    found: CoefficientDraws,
+    draws: CoefficientDraws,
     data: ClientData,
-    parts: Mapping[str, list[tuple[Tensor, Tensor]]],
+    drawn_values: Mapping[str, list[tuple[Tensor, Tensor]]],
 ) -> Answer:
-    names = found.formula.declared.imputed
-    if not parts:
+    names = draws.formula.declared.imputed
+    if not drawn_values:
         raise NothingMissing(f"all rows have {' and '.join(names)}: there is nothing to impute")
     rows = data.frame_rows
     order = torch.arange(data.num_rows) if rows is None else rows.order.argsort()
     labels: Any = np.arange(data.num_rows) if rows is None else np.array(rows.labels, dtype=object)
     at, values, columns = [], [], []
-    for name, some in parts.items():
-        place = torch.cat([one for one, _ in some])
+    for name, some in drawn_values.items():
+        place = torch.cat([rows_of_client for rows_of_client, _ in some])
         by_frame = order[place].argsort()
         at.append(place[by_frame])
         values.append(torch.cat([value for _, value in some], 1)[:, by_frame])
@@ -118,24 +118,24 @@ def _tabled(
             "row": labels[order[place].numpy()].tolist(),
             "client": np.array(data.names)[data.row_client[place].numpy()],
             "column": columns,
-            **statistics(every, found.prob),
+            **statistics(every, draws.prob),
         }
     )
-    given = labeled(every, {"value": range(len(frame))}, "imputed")
+    by_value = labeled(every, {"value": range(len(frame))}, "imputed")
     about = {n: ("value", frame[n].to_numpy()) for n in ("row", "client", "column")}
     return Answer(
-        f"Missing values of {', '.join(parts)}, given what else is known",
+        f"Missing values of {', '.join(drawn_values)}, given what else is known",
         frame,
-        given.assign_coords(about),
-        found.prob,
-        found.seed,
+        by_value.assign_coords(about),
+        draws.prob,
+        draws.seed,
     )
 
 
 # ------------------------------------------------------------ a client's rows
-def completed(found: CoefficientDraws, data: ClientData, place: int, client: int) -> DesignRows:
+def completed(draws: CoefficientDraws, data: ClientData, place: int, client: int) -> DesignRows:
     """Return a client's rows, those at `place` of some data, with draws of the covariates that they lack."""
-    formula = found.formula
+    formula = draws.formula
     rows = rows_of_client(formula, data, place)
     lost = {}
     for name in formula.declared.imputed:
@@ -143,48 +143,48 @@ def completed(found: CoefficientDraws, data: ClientData, place: int, client: int
         gone = has[int(data.offsets[place]) : int(data.offsets[place + 1])] == 0.0
         if bool(gone.any()):
             step = step_of_client(formula, data, place, name)
-            lost[name] = Lacking(gone, step, torch.zeros(found.count, len(gone)).double())
+            lost[name] = Lacking(gone, step, torch.zeros(draws.count, len(gone)).double())
     if not lost:
         return rows
     rows = replace(rows, lacking=lost)
     some = torch.stack([of.gone for of in lost.values()]).any(0).nonzero()[:, 0]
-    start = fold(root_key(found.seed), word("imputed"))
+    start = fold(root_key(draws.seed), word("imputed"))
     keys = fold(start, *client_keys([data.names[place]])[0])
     noise = [
-        normals(fold(keys, word(name)), (found.count, len(some)), torch.float64) for name in lost
+        normals(fold(keys, word(name)), (draws.count, len(some)), torch.float64) for name in lost
     ]
-    unit = uniforms(fold(keys, word("")), (2, found.count, len(some)), torch.float64)
+    unit = uniforms(fold(keys, word("")), (2, draws.count, len(some)), torch.float64)
     first = 0
-    for block in in_turn(rows.at(some), FINE * found.count, IN_CACHE):
+    for block in in_turn(rows.at(some), FINE * draws.count, IN_CACHE):
         at = slice(first, first + block.count)
         first += block.count
-        drawn_here = _given_response(found, block, client, [z[:, at] for z in noise], unit[..., at])
+        drawn_here = _given_response(draws, block, client, [z[:, at] for z in noise], unit[..., at])
         for of, value in zip(lost.values(), drawn_here, strict=True):
             of.values[:, some[at]] = value * of.gone[some[at]]
     return rows
 
 
 def _given_response(
-    found: CoefficientDraws, rows: DesignRows, client: int, noise: list[Tensor], unit: Tensor
+    draws: CoefficientDraws, rows: DesignRows, client: int, noise: list[Tensor], unit: Tensor
 ) -> list[Tensor]:
     """Return draws of each covariate given the response, (S, n), from draws given the other covariates.
 
     x_k = eta_k + sigma_k (e_k + u_k (z - sum_j u_j e_j)), u_k = step_k sigma_k / sd of the predictor,
     z the standardized predictor given the response.
     """
-    loc = predictor(found, replace(rows, lacking={}), client)
+    loc = predictor(draws, replace(rows, lacking={}), client)
     means, sds, shares = [], [], []
     for name, of in rows.lacking.items():
-        own = replace(found, parameter=found.formula.parameters[name])
+        own = replace(draws, parameter=draws.formula.parameters[name])
         means.append(predictor(own, rows.of_parameters[name], client))
-        sds.append(found.shared[f"sigma_{name}"][:, None])
-        step = step_of(found, of.step, rows, client)
+        sds.append(draws.shared[f"sigma_{name}"][:, None])
+        step = step_of(draws, of.step, rows, client)
         loc = loc + step * means[-1]
         shares.append(step * sds[-1])
     sd = torch.stack(shares).square().sum(0).sqrt()
     shares = [(share / sd).nan_to_num(0.0) for share in shares]
     before = sum(u * e for u, e in zip(shares, noise, strict=True))
-    z = _standardized(found, rows, client, loc, sd, unit) if "y" in rows.fields else before
+    z = _standardized(draws, rows, client, loc, sd, unit) if "y" in rows.fields else before
     return [
         mean + scale * (e + u * (z - before))
         for mean, scale, e, u in zip(means, sds, noise, shares, strict=True)
@@ -192,11 +192,11 @@ def _given_response(
 
 
 def _standardized(
-    found: CoefficientDraws, rows: DesignRows, client: int, loc: Tensor, sd: Tensor, unit: Tensor
+    draws: CoefficientDraws, rows: DesignRows, client: int, loc: Tensor, sd: Tensor, unit: Tensor
 ) -> Tensor:
     """Return draws of the standardized linear predictor given the responses of rows, (S, n)."""
-    parameters, y = parameters_at(found, rows, client), rows.fields["y"]
-    family = found.family
+    parameters, y = parameters_at(draws, rows, client), rows.fields["y"]
+    family = draws.family
     fields = {name: rows.fields[name] for name in family.additions if name in rows.fields}
     if family.name in ("gaussian", "lognormal") and family.link == "identity" and not fields:
         noise = torch.special.ndtri(unit[0])

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect_kind, spelled
 from hierfl.core.intervals import PROB, check_prob, percent
 from hierfl.core.tables import Shown, shown_as
 from hierfl.effects.describe import least_of
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 
-def _shown(found: KaplanMeier) -> Shown:
-    tables = (("Log-rank tests of equal hazards", found.tests),) if len(found.tests) else ()
-    return Shown(found.title, found.groups, found.note, tables)
+def _shown(curves: KaplanMeier) -> Shown:
+    tables = (("Log-rank tests of equal hazards", curves.tests),) if len(curves.tests) else ()
+    return Shown(curves.title, curves.groups, curves.note, tables)
 
 
 @shown_as(_shown)
@@ -75,9 +75,9 @@ class KaplanMeier:
         """
         from hierfl.plots.effects import new_axes, survival_steps
 
-        found = survival_steps(new_axes(ax), self.frame)
-        found.set(xlabel=self.response)
-        return found
+        axes = survival_steps(new_axes(ax), self.frame)
+        axes.set(xlabel=self.response)
+        return axes
 
 
 @spelled
@@ -115,25 +115,24 @@ def kaplan_meier(
             client has enough rows and events.
         Forbidden, TooFewNodes: no node's policy allows it, or too few nodes answer.
     """
-    if not isinstance(formula, Formula):
-        raise TypeError(
-            "formula is no hierfl.formula: declare one of the times, "
-            "hierfl.formula('time | event(status) ~ 1', 'weibull', clients='hospital')"
-        )
+    declare = "hierfl.formula('time | event(status) ~ 1', 'weibull', clients='hospital')"
+    expect_kind(formula, Formula, "formula", f"declare one of the times, {declare}")
     check_prob(prob)
     over, least = least_of(rows, least_count)
     declared, is_client = formula.declared, by == formula.clients
-    each = None if is_client else by
+    grouping = None if is_client else by
     left_out: Mapping[str, str] = {}
     if over:
-        answers, left_out = rows.ask_about_rows(formula, "times", (), each, least)
+        answers, left_out = rows.ask_about_rows(formula, "times", (), grouping, least)
     else:
         answers = {}
         kinds: dict[str, Any] = dict.fromkeys([declared.parts.response])
-        kinds |= dict.fromkeys([*declared.parts.additions.values(), *([each] if each else [])])
+        kinds |= dict.fromkeys(
+            [*declared.parts.additions.values(), *([grouping] if grouping else [])]
+        )
         for client, frame in by_client(rows, formula.clients).items():
             whole = complete(frame, kinds, client, declared.missing)
-            answers[client] = survival_answer(whole, declared, each, client, least)
+            answers[client] = survival_answer(whole, declared, grouping, client, least)
     return _made(answers, formula, by, least, prob, left_out)
 
 
@@ -146,20 +145,20 @@ def _made(
     left_out: Mapping[str, str],
 ) -> KaplanMeier:
     """Return the curves of clients' answers."""
-    parts: dict[str, list[TimesAnswer]] = {}
-    for client, one in answers.items():
-        for group, times in one.groups.items():
-            parts.setdefault(client if by == formula.clients else group, []).append(times)
-    if not parts:
+    times_of: dict[str, list[TimesAnswer]] = {}
+    for client, answer in answers.items():
+        for group, times in answer.groups.items():
+            times_of.setdefault(client if by == formula.clients else group, []).append(times)
+    if not times_of:
         raise ValueError(f"no client has {least} rows with {least} events: nothing may leave")
-    names = tuple(parts) if by == formula.clients else ordered(parts) if by else tuple(parts)
+    names = tuple(times_of) if by in (None, formula.clients) else ordered(times_of)
     frames, lines = [], []
     for group in names:
-        curve = _exact(parts[group]) if least == 1 else _life_table(parts[group])
+        curve = _exact(times_of[group]) if least == 1 else _life_table(times_of[group])
         curve = with_ends(curve, prob)
         frames.append(curve.assign(group=group))
-        line = {"rows": sum(one.rows for one in parts[group]), "events": curve["events"].sum()}
-        lines.append({"group": group, **line, **_median(curve)})
+        counts = {"rows": sum(of.rows for of in times_of[group]), "events": curve["events"].sum()}
+        lines.append({"group": group, **counts, **_median(curve)})
     response = formula.declared.parts.response
     groups = pd.DataFrame(lines)
     if least == 1 and "weights" not in formula.declared.parts.additions:
@@ -170,7 +169,7 @@ def _made(
         by=by,
         frame=pd.concat(frames, ignore_index=True)[["group", *CURVE, "low", "high"]],
         groups=groups if by else groups.drop(columns="group"),
-        tests=_tests(answers, parts, names, least),
+        tests=_tests(answers, times_of, names, least),
         prob=prob,
         left_out=left_out,
         note=_note(answers, least, prob, left_out),
@@ -180,31 +179,31 @@ def _made(
 CURVE = ["time", "at_risk", "events", "survival"]
 
 
-def _exact(parts: Sequence[TimesAnswer]) -> pd.DataFrame:
+def _exact(answers: Sequence[TimesAnswer]) -> pd.DataFrame:
     """Return the curve of times that are all known."""
-    when = np.array(sorted({end for one in parts for end in one.ends}))
-    gone, happened, risk = counted_at(parts, when)
+    when = np.array(sorted({end for times in answers for end in times.ends}))
+    gone, happened, risk = counted_at(answers, when)
     whole = pd.DataFrame({"time": when, "at_risk": risk, "events": happened, "left": risk})
     return whole[gone > 0.0]  # at others rows enter
 
 
-def _life_table(parts: Sequence[TimesAnswer]) -> pd.DataFrame:
+def _life_table(answers: Sequence[TimesAnswer]) -> pd.DataFrame:
     """Return the actuarial curve: those who are censored in a range, or enter in it, count half of it."""
     first = np.nextafter(0.0, -1.0)  # so that those who leave at time 0 have a range
-    when = np.array(sorted({first, *(end for one in parts for end in one.ends)}))
+    when = np.array(sorted({first, *(end for times in answers for end in times.ends)}))
     risk, happened, lost, joined = (np.zeros(len(when) - 1) for _ in range(4))
-    for one in parts:
-        ends = [first, *one.ends]
+    for times in answers:
+        ends = [first, *times.ends]
         there = when[1:] <= ends[-1]  # later its last rows are censored
-        counts = ([0, *one.exits], [0, *one.events], one.entries or [one.rows] * len(ends))
+        counts = ([0, *times.exits], [0, *times.events], times.entries or [times.rows] * len(ends))
         exits, events, entries = (np.interp(when, ends, of) for of in counts)
         risk += there * (entries[:-1] - exits[:-1])
         happened += there * np.diff(events)
         lost += there * np.maximum(np.diff(exits) - np.diff(events), 0.0)
         joined += there * np.diff(entries)
-    left = risk - 0.5 * lost + 0.5 * joined
-    columns = {"time": when[1:], "at_risk": risk, "events": happened, "left": left}
-    return pd.DataFrame(columns)[left > 0.0]
+    exposed = risk - 0.5 * lost + 0.5 * joined
+    columns = {"time": when[1:], "at_risk": risk, "events": happened, "left": exposed}
+    return pd.DataFrame(columns)[exposed > 0.0]
 
 
 def with_ends(curve: pd.DataFrame, prob: float) -> pd.DataFrame:
@@ -224,36 +223,36 @@ def with_ends(curve: pd.DataFrame, prob: float) -> pd.DataFrame:
 
 def _median(curve: pd.DataFrame) -> dict[str, float]:
     """Return the first time at which the curve is at a half or below, and those of its ends."""
-    found = {}
+    medians = {}
     for name, of in (("median", "survival"), ("median_low", "low"), ("median_high", "high")):
         at = curve.loc[curve[of] <= 0.5 + 1e-12, "time"]  # a half, up to rounding
-        found[name] = float(at.iloc[0]) if len(at) else np.nan
-    return found
+        medians[name] = float(at.iloc[0]) if len(at) else np.nan
+    return medians
 
 
 # ------------------------------------------------------------ log-rank
 def _tests(
     answers: Mapping[str, SurvivalAnswer],
-    parts: Mapping[str, Sequence[TimesAnswer]],
+    times_of: Mapping[str, Sequence[TimesAnswer]],
     names: Sequence[str],
     least: int,
 ) -> pd.DataFrame:
     """Return the log-rank tests that clients' answers allow."""
     lines = {}
     if len(names) > 1 and least == 1:
-        lines["pooled"] = _test(*_pooled(parts, names))
-    own = [one.logrank for one in answers.values() if one.logrank is not None]
+        lines["pooled"] = _test(*_pooled(times_of, names))
+    own = [answer.logrank for answer in answers.values() if answer.logrank is not None]
     if own:
         lines["by client"] = _test(*_summed(own, names))
     return pd.DataFrame(lines, index=["chi2", "df", "p"]).T
 
 
 def _pooled(
-    parts: Mapping[str, Sequence[TimesAnswer]], names: Sequence[str]
+    times_of: Mapping[str, Sequence[TimesAnswer]], names: Sequence[str]
 ) -> tuple[Floats, Floats]:
     """Return O - E and its covariance of all rows together."""
-    when = np.array(sorted({end for of in parts.values() for one in of for end in one.ends}))
-    counts = [counted_at(parts[name], when) for name in names]
+    when = np.array(sorted({end for of in times_of.values() for times in of for end in times.ends}))
+    counts = [counted_at(times_of[name], when) for name in names]
     risk, happened = (np.stack([of[k] for of in counts], 1) for k in (2, 1))
     is_event = happened.sum(1) > 0.0
     risk, happened = risk[is_event], happened[is_event]
@@ -263,10 +262,10 @@ def _pooled(
 def _summed(own: Sequence[LogrankSums], names: Sequence[str]) -> tuple[Floats, Floats]:
     """Return the sums over clients of O - E and its covariance."""
     excess, covariance = np.zeros(len(names)), np.zeros((len(names), len(names)))
-    for one in own:
-        at = [names.index(group) for group in one.groups]
-        excess[at] += one.excess
-        own_covariance = np.array(one.covariance)
+    for sums in own:
+        at = [names.index(group) for group in sums.groups]
+        excess[at] += sums.excess
+        own_covariance = np.array(sums.covariance)
         np.fill_diagonal(own_covariance, 0.0)
         # rows add up to 0 again, which rounding has changed: else there is one df too many
         covariance[np.ix_(at, at)] += own_covariance - np.diag(own_covariance.sum(1))
@@ -287,7 +286,7 @@ def _note(
     lines = [f"median_low and median_high are the ends of the {percent(prob)} interval."]
     if least > 1:
         lines.append(f"Events are to the nearest {least}, and curves those of life tables.")
-    some = [client for client, one in answers.items() if one.left]
+    some = [client for client, answer in answers.items() if answer.left]
     if some:
         lines.append(f"Groups of too few rows or events are left out at {', '.join(some)}.")
     lines += [f"Client '{client}' is not in it: {why}" for client, why in left_out.items()]

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import ordered, refuse_similar
-from hierfl.formulas.levels import MANY_LEVELS, is_identifier, merged
+from hierfl.formulas.identifiers import is_identifier
+from hierfl.formulas.levels import MANY_LEVELS, merged
 from hierfl.formulas.table_answers import OTHERS, LevelsAnswer, NumbersAnswer
 
 DIFFERENT = "(different values)"  # in place of the levels of IDs and dates
@@ -32,7 +33,7 @@ def form_of(column: str, answers: Sequence[ColumnAnswer], least: int) -> Form:
     Numbers that are 0 and 1 are levels. A category of as many levels as rows is an ID or a date, and so
     are numbers that count the rows.
     """
-    are_levels = {isinstance(one, LevelsAnswer) for one in answers}
+    are_levels = {isinstance(answer, LevelsAnswer) for answer in answers}
     if len(are_levels) > 1:
         raise ValueError(
             f"column '{column}' holds numbers at one client and names at another: make it the same "
@@ -41,53 +42,53 @@ def form_of(column: str, answers: Sequence[ColumnAnswer], least: int) -> Form:
     if True not in are_levels and not _are_binary(answers):
         is_id = least == 1 and _are_row_numbers(answers)
         return Form("counted" if is_id else "numbers")
-    levels = [as_levels(one) for one in answers]
-    seen = {level for one in levels for level in one.counts}
+    levels = [as_levels(answer) for answer in answers]
+    seen = {level for answer in levels for level in answer.counts}
     refuse_similar(seen, f"column '{column}'")
-    is_id = is_identifier(len(seen), sum(one.rows for one in levels))
+    is_id = is_identifier(len(seen), sum(answer.rows for answer in levels))
     if least == 1 and (len(seen) > MANY_LEVELS or is_id):
         return Form("counted")
-    orders = {one.declared for one in levels if one.declared}
+    orders = {answer.declared for answer in levels if answer.declared}
     order = merged(orders) or (max(orders, key=len) if orders else ())
     return Form("levels", tuple(dict.fromkeys((*order, *ordered(seen)))))
 
 
 def _are_binary(answers: Sequence[ColumnAnswer]) -> bool:
     """Return whether numbers are all 0 or 1, and both occur."""
-    ones = [None if isinstance(one, LevelsAnswer) else one.ones for one in answers]
+    ones = [None if isinstance(answer, LevelsAnswer) else answer.ones for answer in answers]
     total = sum(count or 0 for count in ones)
-    return None not in ones and 0 < total < sum(one.rows for one in answers)
+    return None not in ones and 0 < total < sum(answer.rows for answer in answers)
 
 
-def as_levels(one: ColumnAnswer) -> LevelsAnswer:
+def as_levels(answer: ColumnAnswer) -> LevelsAnswer:
     """Return numbers that are all 0 or 1 as two levels, and levels as they are."""
-    if isinstance(one, LevelsAnswer):
-        return one
-    ones = one.ones or 0
-    return LevelsAnswer(one.rows, {"0": one.rows - ones, "1": ones})
+    if isinstance(answer, LevelsAnswer):
+        return answer
+    ones = answer.ones or 0
+    return LevelsAnswer(answer.rows, {"0": answer.rows - ones, "1": ones})
 
 
 def _are_row_numbers(answers: Sequence[ColumnAnswer]) -> bool:
     """Return whether numbers, all of them known, count rows from one to the next."""
-    values = np.sort(np.concatenate([[], *(values_of(one) for one in answers)]))
+    values = np.sort(np.concatenate([[], *(values_of(answer) for answer in answers)]))
     return len(values) >= MANY_LEVELS and bool((np.diff(values) == 1.0).all())
 
 
-def values_of(one: ColumnAnswer) -> Floats:
+def values_of(answer: ColumnAnswer) -> Floats:
     """Return all values of numbers, (n,); of an answer with a `least` of 1."""
-    if isinstance(one, LevelsAnswer):
+    if isinstance(answer, LevelsAnswer):
         return np.zeros(0)
-    return np.repeat(one.ends, np.diff([0, *one.below]))
+    return np.repeat(answer.ends, np.diff([0, *answer.below]))
 
 
 def pooled_levels(
-    levels: Sequence[str], parts: Sequence[LevelsAnswer], about: Mapping[str, Any]
+    levels: Sequence[str], answers: Sequence[LevelsAnswer], about: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Return a row per level: how many rows have it, and their share; 0 unless it is among those not named."""
-    hidden = [one.others for one in parts if one.others]
+    hidden = [answer.others for answer in answers if answer.others]
     lines = []
     for level in levels:
-        count = sum(one.counts.get(level, 0) for one in parts)
+        count = sum(answer.counts.get(level, 0) for answer in answers)
         if count or not hidden:
             lines.append({**about, "level": level, "count": count})
     if hidden:
@@ -99,56 +100,60 @@ def pooled_levels(
     return lines
 
 
-def counted(parts: Sequence[ColumnAnswer], about: Mapping[str, Any]) -> dict[str, Any]:
+def counted(answers: Sequence[ColumnAnswer], about: Mapping[str, Any]) -> dict[str, Any]:
     """Return one row for a column of IDs or dates: how many different values it has."""
-    names = {level for one in parts if isinstance(one, LevelsAnswer) for level in one.counts}
-    numbers = {value for one in parts for value in values_of(one).tolist()}
+    names = {
+        level for answer in answers if isinstance(answer, LevelsAnswer) for level in answer.counts
+    }
+    numbers = {value for answer in answers for value in values_of(answer).tolist()}
     return {**about, "level": DIFFERENT, "count": len(names | numbers), "share": math.nan}
 
 
-def pooled_numbers(parts: Sequence[NumbersAnswer], least: int) -> dict[str, float]:
+def pooled_numbers(answers: Sequence[NumbersAnswer], least: int) -> dict[str, float]:
     """Return mean, sd and quartiles of all clients' values, with bounds of the quartiles."""
-    rows = np.array([one.rows for one in parts], dtype=np.float64)
+    rows = np.array([answer.rows for answer in answers], dtype=np.float64)
     total = rows.sum()
     if not total:
         return {}
-    means, sds = (np.array([getattr(one, of) for one in parts]) for of in ("mean", "sd"))
+    means, sds = (np.array([getattr(answer, of) for answer in answers]) for of in ("mean", "sd"))
     mean = float(rows @ means / total)
     squares = (rows - 1.0) @ sds**2 + rows @ (means - mean) ** 2
-    found = {"mean": mean, "sd": math.sqrt(squares / (total - 1.0)) if total > 1.0 else math.nan}
+    summary = {"mean": mean, "sd": math.sqrt(squares / (total - 1.0)) if total > 1.0 else math.nan}
     for name, share in QUARTILES.items():
-        at = _exact(parts, share) if least == 1 else _bounded(parts, share, least)
-        found |= dict(zip((name, f"{name}_low", f"{name}_high"), at, strict=True))
-    return found
+        at = _exact(answers, share) if least == 1 else _bounded(answers, share, least)
+        summary |= dict(zip((name, f"{name}_low", f"{name}_high"), at, strict=True))
+    return summary
 
 
 # ------------------------------------------------------------ quantiles
-def _exact(parts: Sequence[NumbersAnswer], share: float) -> tuple[float, float, float]:
+def _exact(answers: Sequence[NumbersAnswer], share: float) -> tuple[float, float, float]:
     """Return a quantile of values that are all known, as pandas has it."""
-    every = np.concatenate([values_of(one) for one in parts])
+    every = np.concatenate([values_of(answer) for answer in answers])
     at = float(np.quantile(every, share))
     return at, at, at
 
 
 def _bounded(
-    parts: Sequence[NumbersAnswer], share: float, least: int
+    answers: Sequence[NumbersAnswer], share: float, least: int
 ) -> tuple[float, float, float]:
     """Return a quantile by interpolation, and the ends between which it lies whatever the values are."""
-    points = np.array(sorted({end for one in parts for end in one.ends}))
+    points = np.array(sorted({end for answer in answers for end in answer.ends}))
     if not len(points):
         return math.nan, -math.inf, math.inf
     middle, low, high = np.zeros(len(points)), np.zeros(len(points)), np.zeros(len(points))
-    for one in parts:
-        below = np.array([0, *one.below, one.rows], dtype=np.float64)
+    for answer in answers:
+        below = np.array([0, *answer.below, answer.rows], dtype=np.float64)
         outside = 0.5 * (below[:-1] + below[1:])  # the middle of the open ranges
         inside = {"left": outside[0], "right": outside[-1]}
-        middle += np.interp(points, one.ends, one.below, **inside) if one.ends else outside[0]
-        low += below[np.searchsorted(one.ends, points, side="right")]
-        high += below[np.searchsorted(one.ends, points, side="left") + 1]
-    wanted = share * sum(one.rows for one in parts)
-    slack = 0.5 * least * len(parts)  # by which counts are rounded
-    upper = points[low - slack >= wanted + share * slack]
-    lower = points[high + slack < wanted - share * slack]
+        middle += (
+            np.interp(points, answer.ends, answer.below, **inside) if answer.ends else outside[0]
+        )
+        low += below[np.searchsorted(answer.ends, points, side="right")]
+        high += below[np.searchsorted(answer.ends, points, side="left") + 1]
+    rank = share * sum(answer.rows for answer in answers)
+    slack = 0.5 * least * len(answers)  # by which counts are rounded
+    upper = points[low - slack >= rank + share * slack]
+    lower = points[high + slack < rank - share * slack]
     ends = float(lower.max(initial=-math.inf)), float(upper.min(initial=math.inf))
-    at = float(np.interp(wanted, middle, points)) if np.isfinite(ends).all() else math.nan
+    at = float(np.interp(rank, middle, points)) if np.isfinite(ends).all() else math.nan
     return at, *ends

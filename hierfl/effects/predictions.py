@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.answer import Answer, labeled
 from hierfl.effects.averages import Intervention, NewData, averages
 from hierfl.effects.comparisons import several
 from hierfl.effects.conditional_effects import chosen, few
 from hierfl.effects.drawn import CoefficientDraws, Drawing, drawn
-from hierfl.effects.predictor import Scale, check_scale
+from hierfl.effects.predictor import SCALES, Scale
 from hierfl.posterior.snapshot import Snapshot
 
 
@@ -61,24 +61,22 @@ def predictions(
             `newdata` are not those of the fit.
         RowsNotSaved: `newdata` is "rows", and the rows were not saved with the fit.
     """
-    check_scale(scale)
-    coefficients = drawn(fit, "predictions", **drawing)
+    expect(scale=(scale, SCALES))
+    draws = drawn(fit, "predictions", **drawing)
     settings, dims, what = [Intervention()], dict[str, Any](), "rows as they are"
     if variable is None and values is not None:
         raise ValueError("values is given without variable: name the column that they are of")
     if variable is not None:
-        (column,) = chosen(coefficients.formula, [variable]).values()
+        (column,) = chosen(draws.formula, [variable]).values()
         grid = few(column) if values is None else several(variable, column, values, least=1)
         settings = [Intervention(variable, value) for value in grid]
         dims, what = {variable: grid}, f"{variable} set in all rows"
         if by == variable:
             raise ValueError(f"by is '{by}', which is set in all rows: leave out one of the two")
-    mean = averages(coefficients, newdata, settings, by, scale)
-    if by is not None:
-        dims = {by: mean.groups, **dims}
-    response = coefficients.formula.declared.parts.response
+    mean = averages(draws, newdata, settings, by, scale)
+    response = draws.formula.declared.parts.response
     return Answer.of(
         f"{response}, averaged over clients' rows{f' by {by}' if by else ''}, {what}",
-        labeled(mean.draws, {**dims, "level": mean.levels}, response),
-        coefficients,
+        labeled(mean.draws, {**mean.dims, **dims, "level": mean.levels}, response),
+        draws,
     )

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect_kind
 from hierfl.effects.drawn import EACH, NEW, CoefficientDraws
 from hierfl.effects.predictor_rows import DesignRows
 from hierfl.formulas.layout import GroupTerm
 
 Who = int | Literal["new"] | None
 Scale = Literal["response", "link"]
+SCALES = get_args(Scale)
 
 
-def predictor(drawn: CoefficientDraws, rows: DesignRows, who: Who) -> Tensor:
+def predictor(draws: CoefficientDraws, rows: DesignRows, who: Who) -> Tensor:
     """Return the linear predictor at each draw, (S, n), or (S, n, O) of several.
 
         eta = base + offset + x . b + sum over terms with a bar of z . (deviations of its group)
@@ -26,138 +28,126 @@ def predictor(drawn: CoefficientDraws, rows: DesignRows, who: Who) -> Tensor:
     `who` is a client's position; "new": a new client per draw, with new groups where `rows` leaves
     them open; None: only the deviations of groups that `rows` names.
     """
-    eta = drawn.base[:, None] + rows.offset[:, None]
-    eta = eta + torch.einsum("np,spo->sno", rows.common, drawn.common)
-    for term in drawn.layout.groups:
-        deviations = _deviations(drawn, rows, term, who)
+    eta = draws.base[:, None] + rows.offset[:, None]
+    eta = eta + torch.einsum("np,spo->sno", rows.common, draws.common)
+    for term in draws.layout.groups:
+        deviations = _deviations(draws, rows, term, who)
         if deviations is not None:
             eta = eta + torch.einsum("nq,snqo->sno", rows.groups[term.site], deviations)
     for own in rows.lacking.values():
-        step = step_of(drawn, own.step, rows, who)
+        step = step_of(draws, own.step, rows, who)
         eta = eta + (own.values * step)[..., None]  # families with mi() have one predictor
-    return eta[..., 0] if drawn.outputs == 1 else eta
+    return eta[..., 0] if draws.outputs == 1 else eta
 
 
-def step_of(drawn: CoefficientDraws, step: DesignRows, rows: DesignRows, who: Who) -> Tensor:
+def step_of(draws: CoefficientDraws, step: DesignRows, rows: DesignRows, who: Who) -> Tensor:
     """Return what a unit of a covariate adds to the linear predictor of rows, (S, n), from what it adds to columns."""
-    return predictor(drawn, replace(step, codes=rows.codes), who) - drawn.base
+    return predictor(draws, replace(step, codes=rows.codes), who) - draws.base
 
 
 def _deviations(
-    drawn: CoefficientDraws, rows: DesignRows, term: GroupTerm, who: Who
+    draws: CoefficientDraws, rows: DesignRows, term: GroupTerm, who: Who
 ) -> Tensor | None:
     """Return the deviations of each row's group, (S, n, q, O); None where they are zero."""
     codes = rows.codes.get(term.site)
-    known = isinstance(who, int)
-    one: Tensor | None = None
+    deviations: Tensor | None = None
     if term.place in ("above", "crossed") and codes is not None:
-        return drawn.groups(term)[:, codes]
+        return draws.groups(term)[:, codes]
     if term.place == "within" and isinstance(who, int) and codes is not None:
-        return drawn.groups(term, who)[:, codes]
+        return draws.groups(term, who)[:, codes]
     if term.place == "clients" and isinstance(who, int):
-        one = drawn.of_client(term, who)
+        deviations = draws.of_client(term, who)
     elif term.place == "above" and isinstance(who, int):
-        one = drawn.groups(term)[:, drawn.group_above(term, who)]
-    elif who == NEW and not known:
-        one = drawn.of_new(term)
-    return None if one is None else one[:, None].expand(-1, rows.count, -1, -1)
+        deviations = draws.groups(term)[:, draws.group_above(term, who)]
+    elif who == NEW:
+        deviations = draws.of_new(term)
+    return None if deviations is None else deviations[:, None].expand(-1, rows.count, -1, -1)
 
 
-def parameters_at(drawn: CoefficientDraws, rows: DesignRows, who: Who) -> dict[str, Tensor]:
+def parameters_at(draws: CoefficientDraws, rows: DesignRows, who: Who) -> dict[str, Tensor]:
     """Return the family's parameters at each draw: (S, 1, *event), or (S, n) of one with terms."""
-    found = dict(drawn.parameters)
-    for name, own in drawn.with_terms.items():
+    values = dict(draws.parameters)
+    for name, own in draws.with_terms.items():
         eta = predictor(own, rows.of_parameters[name], who)
-        found[name] = eta.exp() if own.family.link == "log" else eta.sigmoid()
-    if drawn.layout.steps:
-        found["thresholds"] = drawn.thresholds(rows.common)
-    return found
+        values[name] = eta.exp() if own.family.link == "log" else eta.sigmoid()
+    if draws.layout.steps:
+        values["thresholds"] = draws.thresholds(rows.common)
+    return values
 
 
 def distribution(
-    drawn: CoefficientDraws,
+    draws: CoefficientDraws,
     eta: Tensor,
     parameters: Mapping[str, Tensor],
     rows: DesignRows | None = None,
 ) -> Any:
     """Return the distribution of responses at each draw, uncensored; by default of one trial."""
     needs = {}
-    one = eta if drawn.outputs == 1 else eta[..., 0]
-    for name in drawn.family.required:
-        given = None if rows is None else rows.fields.get(name)
-        needs[name] = (torch.ones_like(one[0]) if given is None else given).expand(one.shape)
-    return drawn.family.of(eta, **parameters, **needs)
+    predictors = eta if draws.outputs == 1 else eta[..., 0]
+    for name in draws.family.required:
+        values = None if rows is None else rows.fields.get(name)
+        needs[name] = (torch.ones_like(predictors[0]) if values is None else values).expand(
+            predictors.shape
+        )
+    return draws.family.of(eta, **parameters, **needs)
 
 
 def mean_response(
-    drawn: CoefficientDraws,
+    draws: CoefficientDraws,
     eta: Tensor,
     parameters: Mapping[str, Tensor],
     rows: DesignRows | None = None,
 ) -> Tensor:
     """Return the expected response (of a Student t its location), (S, n), or its levels' probabilities, (S, n, K)."""
-    if drawn.family.name == "student":
+    if draws.family.name == "student":
         return eta
-    fn = distribution(drawn, eta, parameters, rows)
-    found: Tensor = fn.probs if drawn.family.kind in ("category", "ordered") else fn.mean
-    return found
+    fn = distribution(draws, eta, parameters, rows)
+    mean: Tensor = fn.probs if draws.family.kind in ("category", "ordered") else fn.mean
+    return mean
 
 
 def on_scale(
-    drawn: CoefficientDraws, rows: DesignRows, who: Who, scale: Scale
+    draws: CoefficientDraws, rows: DesignRows, who: Who, scale: Scale
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return predictors or mean responses of rows, (S, n, L), and their L levels, ("",) of a number."""
-    found = predictor(drawn, rows, who)
-    if scale == "link" and drawn.layout.steps:
+    value = predictor(draws, rows, who)
+    if scale == "link" and draws.layout.steps:
         raise ValueError(
             "the formula has cs(), so that a row has a predictor for each threshold: take "
             "scale='response'"
         )
     if scale == "response":
-        found = mean_response(drawn, found, parameters_at(drawn, rows, who))
-    if found.dim() == 2:
-        return found[..., None], ("",)
-    levels = drawn.response.levels
-    return found, levels[len(levels) - found.shape[-1] :]
+        value = mean_response(draws, value, parameters_at(draws, rows, who))
+    if value.dim() == 2:
+        return value[..., None], ("",)
+    levels = draws.response.levels
+    return value, levels[len(levels) - value.shape[-1] :]
 
 
-def check_scale(scale: object) -> None:
-    """Refuse a scale that is neither "response" nor "link"."""
-    if scale not in ("response", "link"):
-        raise ValueError(f"scale is {scale!r}: it must be 'response' or 'link'")
-
-
-def asked(drawn: CoefficientDraws, client: Any) -> Iterator[tuple[str, Who]]:
+def asked(draws: CoefficientDraws, client: Any) -> Iterator[tuple[str, Who]]:
     """Yield, once each, the clients that a user asks for: name and position, "new", or None (the average)."""
     if client is None:
         yield "", None
         return
     if isinstance(client, str):
-        if client in (NEW, EACH) and client in drawn.clients:
+        if client in (NEW, EACH) and client in draws.clients:
             raise ValueError(
                 f"client is {client!r}, which is also the name of a client: for that one give "
                 f"client=[{client!r}]"
             )
         if client == EACH:
-            yield from ((name, k) for k, name in enumerate(drawn.clients))
+            yield from ((name, k) for k, name in enumerate(draws.clients))
         if client in (NEW, EACH):
             yield NEW, "new"
             return
         client = [client]
-    if not isinstance(client, Iterable):
-        raise TypeError(
-            f"client is {client!r}: give a name or a list of names, 'new', 'each' or None"
-        )
+    names = "a name or a list of names, 'new', 'each' or None"
+    expect_kind(client, Iterable, "client", f"give {names}")
     for name in dict.fromkeys(map(str, client)):
-        if not drawn.clients:
+        if name not in draws.clients:
+            there = ", ".join(draws.clients[:8]) + (", ..." if len(draws.clients) > 8 else "")
             raise KeyError(
-                f"client is {name!r}, and clients' own coefficients are at their nodes: give 'new' "
-                "or None"
+                f"client '{name}' was not fitted here, where own coefficients are those of "
+                f"{there or 'nobody: they are at the nodes'}; give {names}"
             )
-        if name not in drawn.clients:
-            few = ", ".join(drawn.clients[:8]) + (", ..." if len(drawn.clients) > 8 else "")
-            raise KeyError(
-                f"client '{name}' was not fitted: the clients are {few}; or give 'new', 'each' or "
-                "None"
-            )
-        yield name, drawn.clients.index(name)
+        yield name, draws.clients.index(name)

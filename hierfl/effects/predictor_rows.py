@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect, expect_kind
 from hierfl.data.clients import ClientData
 from hierfl.formulas.columns import Column, Kind, by_client, level_name, prepared
 from hierfl.formulas.formula import Formula, Frames
@@ -73,9 +73,9 @@ class Lacking:
     values: Tensor
 
 
-def in_turn(rows: DesignRows, draws: int, most: int = AT_ONCE) -> Iterator[DesignRows]:
+def in_turn(rows: DesignRows, draws: int, at_once: int = AT_ONCE) -> Iterator[DesignRows]:
     """Yield a client's rows in blocks whose responses at all draws fit into memory."""
-    size = max(1, most // draws)
+    size = max(1, at_once // draws)
     for first in range(0, rows.count, size):
         yield rows.at(slice(first, first + size))
 
@@ -83,7 +83,7 @@ def in_turn(rows: DesignRows, draws: int, most: int = AT_ONCE) -> Iterator[Desig
 # ------------------------------------------------------------ rows that are made up
 def predictors(formula: Formula) -> dict[str, Column]:
     """Return the columns that the terms read, and what was agreed about each."""
-    read = {name for found in formula.declared.described for name in columns_of(found)}
+    read = {name for terms in formula.declared.described for name in columns_of(terms)}
     return {name: formula.agreed.columns[name] for name in formula.declared.columns if name in read}
 
 
@@ -91,25 +91,26 @@ def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any
     """Return rows at typical values (means, reference levels), or at those of `at`; `grid` has n values a column."""
     columns = predictors(formula)
     count = len(next(iter(grid.values()))) if grid else 1
-    groups = [term for found in formula.layouts for term in found.groups]
+    groups = [term for layout in formula.layouts for term in layout.groups]
     of_groups = {t.group.name: t for t in groups if t.place in ("above", "crossed")}
-    if not isinstance(at or {}, Mapping):
-        raise TypeError(f"at is {at!r}: give a dict, column -> value, {{'age': 60}}")
-    given = dict(at or {})
-    _check_names(formula, given, columns, of_groups)
+    expect_kind(at or {}, Mapping, "at", "give a dict, column -> value, {'age': 60}")
+    held = dict(at or {})
+    _check_names(formula, held, columns, of_groups)
     frame: dict[str, Any] = {}
     for name, column in columns.items():
         if name in grid:
             values = [checked(name, column, value) for value in grid[name]]
-        elif name in given:
-            values = [checked(name, column, given[name])] * count
+        elif name in held:
+            values = [checked(name, column, held[name])] * count
         else:
             values = [column.levels[0] if column.kind == "category" else column.mean] * count
         frame[name] = values
     codes = {
-        term.site: torch.full((count,), _code(term, given[term.group.name]))
+        term.site: torch.full(
+            (count,), _place(term.group.name, "group", term.levels, held[term.group.name])
+        )
         for term in groups
-        if term.group.name in given and term.group.name in of_groups
+        if term.group.name in held and term.group.name in of_groups
     }
     made = pd.DataFrame(frame, index=range(count))
     try:
@@ -127,40 +128,29 @@ def _check_names(
     formula: Formula, at: Values, columns: Mapping[str, Column], groups: Mapping[str, GroupTerm]
 ) -> None:
     for name in at:
-        if name == formula.clients and name not in columns:
-            raise KeyError(f"at has '{name}', which names the clients: choose one by client=")
         if name not in columns and name not in groups:
-            raise KeyError(
-                f"at has '{name}', which the formula does not read: it reads "
-                f"{', '.join([*columns, *groups]) or 'no columns'}"
-            )
+            reads = f"it reads {', '.join([*columns, *groups]) or 'no columns'}"
+            fix = "choose a client by client=" if name == formula.clients else reads
+            raise KeyError(f"at has '{name}', which is no column that the formula reads: {fix}")
 
 
 def checked(name: str, column: Column, value: Any) -> Any:
     """Return a user's value of a column: a finite number, or the name of a level."""
     if column.kind == "category":
-        text = level_name(value)
-        if text not in column.levels:
-            raise ValueError(
-                f"'{name}' has no level {text!r}: its levels are {', '.join(column.levels)}"
-            )
-        return text
-    if not isinstance(value, Real):
-        raise TypeError(f"'{name}' is {value!r}, and the column holds numbers: give a number")
-    number = float(value)
-    if not np.isfinite(number):
-        raise ValueError(f"'{name}' is {number}: give a finite number")
-    return number
+        return column.levels[_place(name, "level", column.levels, value)]
+    expect_kind(value, Real, f"'{name}'", "the column holds numbers, so give a number")
+    expect(**{name: (float(value), "(-inf, inf)")})
+    return float(value)
 
 
-def _code(term: GroupTerm, value: Any) -> int:
-    name = level_name(value)
-    if name not in term.levels:
+def _place(name: str, what: str, levels: Sequence[str], value: Any) -> int:
+    """Return the place of a level or a group among those of a column."""
+    text = level_name(value)
+    if text not in levels:
         raise ValueError(
-            f"'{term.group.name}' has no group {name!r}: its groups are "
-            f"{', '.join(term.levels[:8])}"
+            f"'{name}' has no {what} {text!r}: its {what}s are {', '.join(levels[:8])}"
         )
-    return term.levels.index(name)
+    return levels.index(text)
 
 
 def evaluated(
@@ -168,9 +158,11 @@ def evaluated(
 ) -> DesignRows:
     """Return rows from a client's `prepared` columns."""
     made = []
-    for found in formula.layouts:
-        common, offset = found.common.evaluate(ready, client)
-        groups = {term.site: torch.as_tensor(term.evaluate(ready, client)) for term in found.groups}
+    for layout in formula.layouts:
+        common, offset = layout.common.evaluate(ready, client)
+        groups = {
+            term.site: torch.as_tensor(term.evaluate(ready, client)) for term in layout.groups
+        }
         made.append(DesignRows(torch.as_tensor(common), torch.as_tensor(offset), groups, codes))
     return _together(formula, made)
 
@@ -189,11 +181,11 @@ def data_of(
     """Return frames as data, by client, the kinds of the columns that are read, and whether they have responses."""
     declared = formula.declared
     labels = declared.parts.labels
-    parts = by_client(frames, declared.clients)
-    labeled = all({*labels} <= {*frame.columns} for frame in parts.values())
+    by_name = by_client(frames, declared.clients)
+    labeled = all({*labels} <= {*frame.columns} for frame in by_name.values())
     unseen = () if labeled else (*labels, *declared.parts.additions.values())
     kinds = {name: kind for name, kind in declared.rows_of.items() if name not in unseen}
-    return formula.data(frames, labeled=labeled), parts, kinds, labeled
+    return formula.data(frames, labeled=labeled), by_name, kinds, labeled
 
 
 def rows_of_client(formula: Formula, data: ClientData, client: int) -> DesignRows:
@@ -201,7 +193,7 @@ def rows_of_client(formula: Formula, data: ClientData, client: int) -> DesignRow
 
     What they lack and mi() imputes is 0: `effects.imputed.completed` adds draws of it.
     """
-    return _together(formula, [_of_layout(found, data, client) for found in formula.layouts])
+    return _together(formula, [_of_layout(layout, data, client) for layout in formula.layouts])
 
 
 def step_of_client(formula: Formula, data: ClientData, client: int, name: str) -> DesignRows:
@@ -214,7 +206,7 @@ def has_covariate(data: ClientData, name: str) -> Tensor:
     return data.fields[f"has_{NO_NAME.sub('_', name)}"]
 
 
-def _of_layout(found: Layout, data: ClientData, client: int, *, by: str = "") -> DesignRows:
+def _of_layout(layout: Layout, data: ClientData, client: int, *, by: str = "") -> DesignRows:
     place = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
     count = place.stop - place.start
     fields = {name: value[place] for name, value in data.fields.items()}
@@ -228,24 +220,24 @@ def _of_layout(found: Layout, data: ClientData, client: int, *, by: str = "") ->
 
     groups = {
         term.site: ones if term.is_single else of_rows(term.field, len(term.columns))
-        for term in found.groups
+        for term in layout.groups
         if term.place != "above"
     }
     columns: dict[str, Tensor] = {INTERCEPT: ones[:, 0]}
-    for start, names in ((f"x{found.suffix}", found.read), ("steps", found.steps)):
+    for start, names in ((f"x{layout.suffix}", layout.read), ("steps", layout.steps)):
         for j, name in enumerate(names):
             columns[name] = of_rows(start, len(names))[:, j]
-    for name, term in found.own.items():
+    for name, term in layout.own.items():
         columns[name] = groups[term.site][:, term.columns.index(name)]
     codes = {}
-    for term in found.groups:
+    for term in layout.groups:
         if term.place == "above":
             groups[term.site] = _columns_above(term, columns, fields.get(f"{term.field}{by}"))
             codes[term.site] = above[term.index].long().expand(count)
         elif term.place != "clients":
             codes[term.site] = fields[term.index].long()
-    common = [columns[name] for name in found.common.columns]
-    offset = fields["offset"].double() if found.common.offsets else torch.zeros_like(ones[:, 0])
+    common = [columns[name] for name in layout.common.columns]
+    offset = fields["offset"].double() if layout.common.offsets else torch.zeros_like(ones[:, 0])
     return DesignRows(
         torch.stack(common, 1) if common else ones[:, :0],
         torch.zeros_like(offset) if by else offset,
@@ -255,10 +247,12 @@ def _of_layout(found: Layout, data: ClientData, client: int, *, by: str = "") ->
     )
 
 
-def _columns_above(term: GroupTerm, known: Mapping[str, Tensor], left: Tensor | None) -> Tensor:
+def _columns_above(
+    term: GroupTerm, columns: Mapping[str, Tensor], own_field: Tensor | None
+) -> Tensor:
     """Return a term's columns, (n, q), where its own field `left` lacks those that other terms have."""
-    found = [
-        known[name] if name in known or left is None else left[:, j].double()
+    values = [
+        columns[name] if name in columns or own_field is None else own_field[:, j].double()
         for j, name in enumerate(term.columns)
     ]
-    return torch.stack(found, 1)
+    return torch.stack(values, 1)

@@ -5,7 +5,6 @@ Sources: Spiegelhalter 2005, Stat. Med. 24:1185; Goldstein and Spiegelhalter 199
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -14,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect, spelled
 from hierfl.core.intervals import percent, tails
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown
@@ -28,7 +27,6 @@ from hierfl.effects.predictor_rows import in_turn, typical
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from xarray import Dataset
 
 RATIOS = tuple("observed expected smr smr_low smr_high ratio ratio_low ratio_high funnel".split())
 COUNTED = ("bernoulli", "binomial", "poisson")  # families with a standardized ratio
@@ -126,11 +124,12 @@ def profile(
         KeyError: clients have no coefficient of that column.
         ValueError: the formula has no groups by client; or `best` is another word.
     """
-    if best not in ("low", "high"):
-        raise ValueError(f"best is {best!r}: it must be 'low' or 'high'")
-    found = drawn(fit, "profile", client=getattr(fit, "clients", None), **drawing)
-    effects, prob = own_effects(found, column), found.prob
-    frame = pd.DataFrame({"client": list(found.clients)})
+    import xarray  # slow to import
+
+    expect(best=(best, ("low", "high")))
+    draws = drawn(fit, "profile", client=getattr(fit, "clients", None), **drawing)
+    effects, prob = own_effects(draws, column), draws.prob
+    frame = pd.DataFrame({"client": list(draws.clients)})
     numbers = statistics(effects, prob)
     frame["effect"] = numbers.pop("mean")
     frame = frame.assign(**{f"effect_{name}": value for name, value in numbers.items()})
@@ -138,11 +137,11 @@ def profile(
     frame = frame.assign(**_ranked(ranks, prob))
     of_each, rate = {"effect": effects, "rank": ranks}, None
     note = f"Rank 1 has the {'lowest' if best == 'low' else 'highest'} effect."
-    counted = column == "Intercept" and found.family.name in COUNTED
-    if counted and is_absent(found.data):
+    counted = column == "Intercept" and draws.family.name in COUNTED
+    if counted and is_absent(draws.data):
         note += " Standardized ratios are left out: they need the clients' rows."
     elif counted:
-        frame, rate, of_each["ratio"] = _with_ratios(found, frame, prob)
+        frame, rate, of_each["ratio"] = _with_ratios(draws, frame, prob)
         note += " smr is observed / expected under the average client; ratio predicted / expected."
     what = (
         "own effect on a typical row" if column == "Intercept" else f"own coefficient of {column}"
@@ -150,51 +149,44 @@ def profile(
     return Profile(
         f"Clients' {what}, {percent(prob)} intervals",
         frame,
-        _together(of_each, found.clients),
+        xarray.Dataset({n: labeled(v, {"client": draws.clients}, n) for n, v in of_each.items()}),
         prob,
-        found.seed,
+        draws.seed,
         note,
         rate,
     )
 
 
-def _together(of_each: Mapping[str, Tensor], clients: Sequence[str]) -> Dataset:
-    import xarray  # slow to import
-
-    dims = {"client": clients}
-    return xarray.Dataset({name: labeled(v, dims, name) for name, v in of_each.items()})
-
-
-def own_effects(found: CoefficientDraws, column: str) -> Tensor:
+def own_effects(draws: CoefficientDraws, column: str) -> Tensor:
     """Return how far each client lies from the average one at each draw, (S, N), by `column`."""
-    terms = found.layout.at("clients")
+    terms = draws.layout.at("clients")
     if not terms:
         raise ValueError(
             f"the formula has no groups by client, so that clients do not differ: add "
-            f"(1 | {found.formula.clients})"
+            f"(1 | {draws.formula.clients})"
         )
-    if found.outputs > 1:
+    if draws.outputs > 1:
         raise ValueError(
-            f"a response of {found.family.name} has {found.outputs} effects a client: profile one "
+            f"a response of {draws.family.name} has {draws.outputs} effects a client: profile one "
             "level as a bernoulli response"
         )
-    known = [name for term in terms for name in term.columns]
-    if column != "Intercept" and column not in known:
+    columns = [name for term in terms for name in term.columns]
+    if column != "Intercept" and column not in columns:
         raise KeyError(
-            f"clients have no own coefficient of '{column}': they have {', '.join(known)}"
+            f"clients have no own coefficient of '{column}': they have {', '.join(columns)}"
         )
-    rows = typical(found.formula, None, {})
-    parts = []
-    for client in range(len(found.clients)):
-        effect = torch.zeros(found.count, dtype=torch.float64)
+    rows = typical(draws.formula, None, {})
+    effects = []
+    for client in range(len(draws.clients)):
+        effect = torch.zeros(draws.count, dtype=torch.float64)
         for term in terms:
-            own = found.of_client(term, client)[..., 0]
+            own = draws.of_client(term, client)[..., 0]
             if column == "Intercept":
                 effect = effect + own @ rows.groups[term.site][0]
             elif column in term.columns:
                 effect = effect + own[:, term.columns.index(column)]
-        parts.append(effect)
-    return torch.stack(parts, 1)
+        effects.append(effect)
+    return torch.stack(effects, 1)
 
 
 def _ranked(ranks: Tensor, prob: float) -> dict[str, Any]:
@@ -210,47 +202,37 @@ def _ranked(ranks: Tensor, prob: float) -> dict[str, Any]:
 
 
 def _with_ratios(
-    found: CoefficientDraws, frame: pd.DataFrame, prob: float
+    draws: CoefficientDraws, frame: pd.DataFrame, prob: float
 ) -> tuple[pd.DataFrame, float | None, Tensor]:
     """Add observed and expected events and their ratios; return the rate a trial too, and draws of ratios, (S, N)."""
     records, ratios = [], []
     events = trials = 0.0
-    for client in range(len(found.clients)):
-        observed, size, expected, predicted = sums_of_client(found, client)
+    for client in range(len(draws.clients)):
+        observed, size, expected, predicted = sums_of_client(draws, client)
         mean = float(expected.mean())
-        bounded = found.family.name != "poisson"
+        bounded = draws.family.name != "poisson"
         low, high = ratio_interval(observed, mean, size if bounded else None, prob=prob)
         ratios.append(predicted / expected)
-        shrunk = {n: v[0] for n, v in statistics(ratios[-1][:, None], prob).items()}
-        records.append(
-            {
-                "observed": observed,
-                "expected": mean,
-                "smr": observed / mean,
-                "smr_low": low,
-                "smr_high": high,
-                "ratio": shrunk["mean"],
-                "ratio_low": shrunk["low"],
-                "ratio_high": shrunk["high"],
-            }
-        )
+        shrunk = statistics(ratios[-1][:, None], prob)
+        of_model = [float(shrunk[name][0]) for name in ("mean", "low", "high")]
+        records.append((observed, mean, observed / mean, low, high, *of_model))
         events, trials = events + mean, trials + size
-    rate = None if found.family.name == "poisson" else events / trials
-    table = pd.DataFrame(records)
+    rate = None if draws.family.name == "poisson" else events / trials
+    table = pd.DataFrame(records, columns=RATIOS[:-1])
     table["funnel"] = [beyond(row.observed, row.expected, rate) for row in table.itertuples()]
     return pd.concat([frame, table], axis=1), rate, torch.stack(ratios, 1)
 
 
-def sums_of_client(found: CoefficientDraws, client: int) -> tuple[float, float, Tensor, Tensor]:
+def sums_of_client(draws: CoefficientDraws, client: int) -> tuple[float, float, Tensor, Tensor]:
     """Return a client's events, trials or rows, and events expected at each draw, (S,): average client's, own."""
-    rows = completed(found, found.data, client, client)
+    rows = completed(draws, draws.data, client, client)
     # deviations of groups within the client are its own too, and those of groups above it are not
-    expected = torch.zeros(found.count, dtype=torch.float64)
-    predicted = torch.zeros(found.count, dtype=torch.float64)
-    for some in in_turn(rows, found.count):
+    expected = torch.zeros(draws.count, dtype=torch.float64)
+    predicted = torch.zeros(draws.count, dtype=torch.float64)
+    for some in in_turn(rows, draws.count):
         for who, total in ((None, expected), (client, predicted)):
-            values = parameters_at(found, some, who)
-            mean = mean_response(found, predictor(found, some, who), values, some)
+            values = parameters_at(draws, some, who)
+            mean = mean_response(draws, predictor(draws, some, who), values, some)
             total += mean @ some.weights
     trials = rows.fields.get("trials", torch.ones_like(rows.weights))
     observed = float((rows.weights * rows.fields["y"]).sum())

@@ -5,6 +5,7 @@ Source: Grambsch and Therneau 1994, Biometrika 81:515, doi:10.1093/biomet/81.3.5
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.effects.drawn import CoefficientDraws, drawn
@@ -66,8 +67,8 @@ class ProportionalHazards:
         from hierfl.plots.effects import hazard_ratio_course, new_axes
 
         if term not in self.residuals or term == "time":
-            known = ", ".join(self.residuals.columns[1:])
-            raise KeyError(f"term is {term!r}: the columns are {known}")
+            columns = ", ".join(self.residuals.columns[1:])
+            raise KeyError(f"term is {term!r}: the columns are {columns}")
         return hazard_ratio_course(new_axes(ax), self.residuals["time"], self.residuals[term], term)
 
 
@@ -105,21 +106,25 @@ def proportional_hazards(
             fewer than two events; or `transform` is another word.
         RowsNotSaved: the rows were not saved with the fit.
     """
-    if transform not in get_args(Transform):
-        raise ValueError(f"transform is {transform!r}: it must be one of {get_args(Transform)}")
-    found = drawn(fit, "proportional_hazards", draws=draws, seed=seed)
-    _check(found)
-    names = list(found.layout.common.columns)
-    factor = _factor(found)
-    parts = [_of_client(found, client, factor) for client in range(len(found.clients))]
-    time, event, entry, weight, eta, x = (np.concatenate(of) for of in zip(*parts, strict=True))
+    expect(transform=(transform, get_args(Transform)))
+    coefficients = drawn(fit, "proportional_hazards", draws=draws, seed=seed)
+    for reason in _why_not(coefficients):
+        raise ValueError(reason)
+    names = list(coefficients.layout.common.columns)
+    factor = _factor(coefficients)
+    rows_of_clients = [
+        _of_client(coefficients, client, factor) for client in range(len(coefficients.clients))
+    ]
+    time, event, entry, weight, eta, x = (
+        np.concatenate(of) for of in zip(*rows_of_clients, strict=True)
+    )
     course = course_of(time, event, entry, weight * np.exp(eta - eta.mean()), x, weight)
     lines, residuals = score_tests(
-        course, transform, (factor * found.common[..., 0]).mean(0).numpy()
+        course, transform, (factor * coefficients.common[..., 0]).mean(0).numpy()
     )
     frame = pd.DataFrame(lines, index=[*names, ALL])
     table = pd.DataFrame(np.column_stack([course.time, residuals]), columns=["time", *names])
-    response = found.formula.declared.parts.response
+    response = coefficients.formula.declared.parts.response
     return ProportionalHazards(
         f"Proportional hazards of {response}, {len(course.time)} events, by {transform} of time",
         frame,
@@ -128,57 +133,51 @@ def proportional_hazards(
     )
 
 
-def _check(found: CoefficientDraws) -> None:
-    family, additions = found.family.name, found.formula.declared.parts.additions
+def _why_not(draws: CoefficientDraws) -> Iterator[str]:
+    """Yield why hazards cannot be checked, each with what to do."""
+    family = draws.family.name
     if family not in PROPORTIONAL:
-        raise ValueError(
+        yield (
             f"the response is {family}, whose hazards are not proportional: the check is for "
             f"{', '.join(PROPORTIONAL)}"
         )
-    if found.with_terms:
-        raise ValueError(
-            f"'{next(iter(found.with_terms))}' has terms, so that hazards are not proportional: check "
-            "a fit without them"
-        )
-    if not found.clients:
-        raise ValueError("clients' rows are at their nodes: the check is for rows in one process")
-    if not found.layout.common.columns:
-        raise ValueError("the formula has no common columns, whose effects could be checked")
-    for name in found.formula.declared.imputed:
-        if not bool(has_covariate(found.data, name).all()):
-            raise ValueError(
+    for name in draws.with_terms:
+        yield f"'{name}' has terms, so that hazards are not proportional: check a fit without them"
+    if not draws.clients:
+        yield "clients' rows are at their nodes: the check is for rows in one process"
+    if not draws.layout.common.columns:
+        yield "the formula has no common columns, whose effects could be checked"
+    for name in draws.formula.declared.imputed:
+        if not bool(has_covariate(draws.data, name).all()):
+            yield (
                 f"rows lack '{name}', which mi() imputes from their times: check a fit of the rows "
                 "that have it"
             )
-    if "upper" in additions:
-        raise ValueError(
-            "times are censored in intervals: the check is for exact and right-censored"
-        )
 
 
-def _factor(found: CoefficientDraws) -> Tensor:
+def _factor(draws: CoefficientDraws) -> Tensor:
     """Return what takes a linear predictor to the log hazard at each draw, (S, 1): -shape of a Weibull."""
-    eta = torch.tensor([0.0, 1.0], dtype=torch.float64).expand(found.count, 2)
-    fn, one = hazards(distribution(found, eta, found.parameters)), torch.ones_like(eta)
-    log_hazard = fn.log_density(one) + fn.cumulative_hazard(one)
+    eta = torch.tensor([0.0, 1.0], dtype=torch.float64).expand(draws.count, 2)
+    fn, ones = hazards(distribution(draws, eta, draws.parameters)), torch.ones_like(eta)
+    log_hazard = fn.log_density(ones) + fn.cumulative_hazard(ones)
     return (log_hazard[:, 1] - log_hazard[:, 0])[:, None]
 
 
-def _of_client(found: CoefficientDraws, client: int, factor: Tensor) -> tuple[Any, ...]:
+def _of_client(draws: CoefficientDraws, client: int, factor: Tensor) -> tuple[Any, ...]:
     """Return a client's times, events, entries, weights, mean log hazards, (n,), and columns, (n, P)."""
-    rows = rows_of_client(found.formula, found.data, client)
-    place = slice(int(found.data.offsets[client]), int(found.data.offsets[client + 1]))
-    fields = {n: v[place].double().numpy() for n, v in found.data.fields.items() if v.dim() == 1}
+    rows = rows_of_client(draws.formula, draws.data, client)
+    place = slice(int(draws.data.offsets[client]), int(draws.data.offsets[client + 1]))
+    fields = {n: v[place].double().numpy() for n, v in draws.data.fields.items() if v.dim() == 1}
     zeros = np.zeros(rows.count)
     censored = fields.get("cens", zeros)
     if (censored < 0.0).any() or (censored > 1.0).any():
         raise ValueError(
             "times are censored on the left or in intervals: the check is for the right"
         )
-    each = [
-        (factor * predictor(found, some, client)).mean(0) for some in in_turn(rows, found.count)
+    blocks = [
+        (factor * predictor(draws, some, client)).mean(0) for some in in_turn(rows, draws.count)
     ]
-    eta = torch.cat(each).numpy()
+    eta = torch.cat(blocks).numpy()
     return (
         rows.fields["y"].numpy(), censored == 0.0, fields.get("entry", zeros),
         rows.weights.numpy(), eta, rows.common.numpy(),
@@ -201,8 +200,8 @@ def course_of(
     time: Floats, event: Any, entry: Floats, risk: Floats, x: Floats, weight: Floats
 ) -> HazardCourse:
     """Return what Schoenfeld's residuals are made of; `risk` is the weight of each row times its exp(eta)."""
-    if event.sum() < 2:
-        raise ValueError("there are fewer than two events: nothing can be seen to change with time")
+    if len(np.unique(time[event])) < 2:
+        raise ValueError("events are at fewer than two times: nothing can be seen to change")
     order = np.argsort(time[event], kind="stable")
     when, own, counted = time[event][order], x[event][order], weight[event][order]
     different, at = np.unique(when, return_inverse=True)
@@ -253,10 +252,8 @@ def _transformed(course: HazardCourse, transform: Transform) -> Floats:
         g = stats.rankdata(course.time)
     elif transform == "log":
         g = np.log(course.time)
-    if np.ptp(g) == 0.0:
-        raise ValueError("all events are at one time: nothing can be seen to change with time")
-    found: Floats = (g - g.min()) / np.ptp(g)
-    return found
+    course_of_time: Floats = (g - g.min()) / np.ptp(g)
+    return course_of_time
 
 
 def verdict(frame: pd.DataFrame) -> str:

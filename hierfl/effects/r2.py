@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-import pandas as pd
 import torch
 from torch import Tensor
 
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.effects.answer import Answer, labeled, statistics
+from hierfl.effects.answer import Answer, labeled
 from hierfl.effects.drawn import CoefficientDraws, Drawing, drawn
 from hierfl.effects.imputed import completed
 from hierfl.effects.predictor import distribution, mean_response, parameters_at, predictor
@@ -54,27 +53,25 @@ def r2(fit: Snapshot | CoefficientDraws, **drawing: Unpack[Drawing]) -> Answer:
         ValueError: the response is in categories, in several columns, or angles.
         RowsNotSaved: the rows were not saved with the fit.
     """
-    found = drawn(fit, "r2", **drawing)
-    what = WITHOUT_VARIANCE.get(found.family.kind)
+    draws = drawn(fit, "r2", **drawing)
+    what = WITHOUT_VARIANCE.get(draws.family.kind)
     if what is not None:
         raise ValueError(
-            f"a response of {found.family.name} is {what}, which have no variance of one number: "
+            f"a response of {draws.family.name} is {what}, which have no variance of one number: "
             "score its predictions, fit.predict(rows).scores()"
         )
-    total = torch.zeros(6, found.count, dtype=torch.float64)
-    for client in range(len(found.clients)):
-        total = total + sums_of_client(found, client)
+    total = torch.zeros(6, draws.count, dtype=torch.float64)
+    for client in range(len(draws.clients)):
+        total = total + sums_of_client(draws, client)
     rows, mu, mu_square, plain, plain_square, noise = total
     fitted = mu_square / rows - (mu / rows) ** 2
     common = plain_square / rows - (plain / rows) ** 2
-    both = torch.stack([fitted, common], 1) / (fitted + noise / rows)[:, None]
-    response = found.formula.declared.parts.response
-    return Answer(
-        f"Share of the variance of {response} that is explained",
-        pd.DataFrame(statistics(both, found.prob), index=list(SHARES)),
-        labeled(both, {"share": SHARES}, "r2"),
-        found.prob,
-        found.seed,
+    shares = torch.stack([fitted, common], 1) / (fitted + noise / rows)[:, None]
+    return Answer.of(
+        f"Share of the variance of {draws.formula.declared.parts.response} that is explained",
+        labeled(shares, {"share": SHARES}, "r2"),
+        draws,
+        index="share",
     )
 
 
@@ -84,19 +81,19 @@ def _without_groups(rows: DesignRows) -> DesignRows:
     return replace(rows, codes={}, of_parameters=others)
 
 
-def sums_of_client(found: CoefficientDraws, client: int) -> Tensor:
+def sums_of_client(draws: CoefficientDraws, client: int) -> Tensor:
     """Return a client's sums at each draw, (6, S): rows, mu, mu^2, mu_0, mu_0^2, variance of the response."""
-    total = torch.zeros(6, found.count, dtype=torch.float64)
-    for some in in_turn(completed(found, found.data, client, client), found.count):
-        eta = predictor(found, some, client)
-        values, bare = parameters_at(found, some, client), _without_groups(some)
-        mu = mean_response(found, eta, values, some)
-        typical = parameters_at(found, bare, None)
-        plain = mean_response(found, predictor(found, bare, None), typical, some)
+    total = torch.zeros(6, draws.count, dtype=torch.float64)
+    for some in in_turn(completed(draws, draws.data, client, client), draws.count):
+        eta = predictor(draws, some, client)
+        values, bare = parameters_at(draws, some, client), _without_groups(some)
+        mu = mean_response(draws, eta, values, some)
+        typical = parameters_at(draws, bare, None)
+        plain = mean_response(draws, predictor(draws, bare, None), typical, some)
         # a Student t with nu <= 2 has an infinite variance, and torch's is nan where nu <= 1
-        noise = distribution(found, eta, values, some).variance.nan_to_num(
+        noise = distribution(draws, eta, values, some).variance.nan_to_num(
             nan=torch.inf, posinf=torch.inf
         )
-        each = torch.stack([torch.ones_like(mu), mu, mu**2, plain, plain**2, noise])
-        total = total + (each * some.weights).sum(-1)
+        moments = torch.stack([torch.ones_like(mu), mu, mu**2, plain, plain**2, noise])
+        total = total + (moments * some.weights).sum(-1)
     return total

@@ -45,11 +45,11 @@ class Survival(Answer):
         """
         from hierfl.plots.effects import conditional_effect, new_axes
 
-        found = conditional_effect(
+        axes = conditional_effect(
             new_axes(ax), self.frame, "time", by=self.by, label="share beyond"
         )
-        found.set(xlabel=self.response, ylim=(0.0, 1.02))
-        return found
+        axes.set(xlabel=self.response, ylim=(0.0, 1.02))
+        return axes
 
 
 @one_at_a_time
@@ -89,42 +89,42 @@ def survival(
         KeyError: the formula reads no such column; or a client was not fitted.
         ValueError: the response is no time; or a time is below 0 or not finite.
     """
-    found = drawn(fit, "survival", client=client, **drawing)
-    if found.family.kind != "time":
+    draws = drawn(fit, "survival", client=client, **drawing)
+    if draws.family.kind != "time":
         raise ValueError(
-            f"the response is {found.family.name}, no time: survival curves are for exponential, "
+            f"the response is {draws.family.name}, no time: survival curves are for exponential, "
             "weibull, lognormal and piecewise_exponential"
         )
-    when = _checked(found, times)
-    apart = {} if by is None else {by: few(chosen(found.formula, [by], at)[by])}
-    rows = typical(found.formula, at, apart)
-    names, parts = [], []
-    for name, who in asked(found, client):
-        eta = predictor(found, rows, who)[..., None].expand(-1, -1, len(when))
-        flat = eta.reshape(found.count, -1)
+    when = _checked(draws, times)
+    levels = {} if by is None else {by: few(chosen(draws.formula, [by], at)[by])}
+    rows = typical(draws.formula, at, levels)
+    names, curves = [], []
+    for name, who in asked(draws, client):
+        eta = predictor(draws, rows, who)[..., None].expand(-1, -1, len(when))
+        flat = eta.reshape(draws.count, -1)
         every = when.repeat(rows.count).expand_as(flat)
         values = {}
-        for one, value in parameters_at(found, rows, who).items():
-            of_rows = one in found.with_terms and value.shape[1] > 1
-            values[one] = value.repeat_interleave(len(when), 1) if of_rows else value
-        hazard: Tensor = hazards(distribution(found, flat, values)).cumulative_hazard(every)
+        for parameter, value in parameters_at(draws, rows, who).items():
+            of_rows = parameter in draws.with_terms and value.shape[1] > 1
+            values[parameter] = value.repeat_interleave(len(when), 1) if of_rows else value
+        hazard: Tensor = hazards(distribution(draws, flat, values)).cumulative_hazard(every)
         names.append(name)
-        parts.append(torch.exp(-hazard).reshape(eta.shape))
-    response = found.formula.declared.parts.response
-    dims = {"client": names, **apart, "time": when.tolist()}
+        curves.append(torch.exp(-hazard).reshape(eta.shape))
+    response = draws.formula.declared.parts.response
+    dims = {"client": names, **levels, "time": when.tolist()}
     return Survival.of(
-        f"{response}: share beyond{fixed(found.formula, apart, at)}",
-        labeled(torch.stack(parts, 1), dims, response),
-        found,
+        f"{response}: share beyond{fixed(draws.formula, levels, at)}",
+        labeled(torch.stack(curves, 1), dims, response),
+        draws,
         response=response,
         by=by,
     )
 
 
-def _checked(found: CoefficientDraws, times: Sequence[float] | None) -> Tensor:
+def _checked(draws: CoefficientDraws, times: Sequence[float] | None) -> Tensor:
     """Return the times, float64; refuse one below 0 or not finite, and none at all."""
     if times is None:
-        return torch.linspace(0.0, 2.0 * found.response.mean, POINTS, dtype=torch.float64)
+        return torch.linspace(0.0, 2.0 * draws.response.mean, POINTS, dtype=torch.float64)
     values = np.asarray(times, dtype=np.float64).reshape(-1)
     if not len(values) or not (np.isfinite(values) & (values >= 0.0)).all():
         raise ValueError(

@@ -39,18 +39,20 @@ def summed(shares: Share | LogShare) -> Share | LogSum:
 
 
 def added(
-    one: Share | LogSum | Reports, other: Share | LogSum | Reports
+    share: Share | LogSum | Reports, other: Share | LogSum | Reports
 ) -> Share | LogSum | Reports:
     """Return the sum of two sums of shares of the same kind, or the reports of both groups."""
-    if isinstance(one, Reports) and isinstance(other, Reports):
-        both = tree_map(lambda a, b: torch.cat([a, b]), one.value, other.value)
-        return Reports(both, torch.cat([one.ids, other.ids]))
-    if isinstance(one, LogSum) and isinstance(other, LogSum):
-        both = torch.logaddexp(one.log_weight, other.log_weight)
-        square = torch.logaddexp(one.log_square, other.log_square)
-        return LogSum(lerp(one.value, other.value, (other.log_weight - both).exp()), both, square)
-    if isinstance(one, Share) and isinstance(other, Share):
-        return Share(add(one.value, other.value), one.weight + other.weight)
+    if isinstance(share, Reports) and isinstance(other, Reports):
+        joined = tree_map(lambda a, b: torch.cat([a, b]), share.value, other.value)
+        return Reports(joined, torch.cat([share.ids, other.ids]))
+    if isinstance(share, LogSum) and isinstance(other, LogSum):
+        joined = torch.logaddexp(share.log_weight, other.log_weight)
+        square = torch.logaddexp(share.log_square, other.log_square)
+        return LogSum(
+            lerp(share.value, other.value, (other.log_weight - joined).exp()), joined, square
+        )
+    if isinstance(share, Share) and isinstance(other, Share):
+        return Share(add(share.value, other.value), share.weight + other.weight)
     raise TypeError(
         "a Share, a LogShare and an Each cannot be summed: a client must send the same kinds in "
         "every round"
@@ -82,11 +84,11 @@ COMPARED, CONFLICTS = "compared", "conflicts"  # columns of the history
 
 def not_finite(ups: Up, own: Tree, before: Tree) -> dict[int, str]:
     """Return, by place, why a client must not be counted: its update or state is not finite."""
-    found: dict[int, str] = {}
+    faults: dict[int, str] = {}
 
     def note(bad: Tensor, why: str) -> None:
         places = bad.reshape(len(bad), -1).any(1).nonzero()[:, 0].tolist()
-        found.update({k: why for k in places if k not in found})
+        faults.update({k: why for k in places if k not in faults})
 
     for path, leaf in named_leaves(ups).items():
         if not bool(leaf.sum().isfinite()):
@@ -94,7 +96,7 @@ def not_finite(ups: Up, own: Tree, before: Tree) -> dict[int, str]:
     for (path, leaf), old in zip(named_leaves(own).items(), tree_leaves(before), strict=True):
         if leaf.is_floating_point() and bool(leaf.sum().isnan()):
             note(leaf.isnan() & ~old.isnan(), f"its state is NaN after the round ({path})")
-    return found
+    return faults
 
 
 def update_norms(share: Share | LogShare | Each) -> Tensor:
@@ -120,7 +122,7 @@ def far_out(norms: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     Far out is z_k > 5 and r_k above ten medians: 1 to 2 of 100 honest rounds of 8 to 20 clients.
     Source: modified z-scores, Iglewicz and Hoaglin 1993. `norms` are (C,) by share, or (0,).
     """
-    found = []
+    faults = []
     for name, norm in norms.items():
         if len(norm) < FEWEST:
             continue
@@ -128,8 +130,8 @@ def far_out(norms: Mapping[str, Tensor]) -> list[dict[str, Any]]:
         above = size - size.quantile(0.5)
         z = TO_SD * above / above.abs().quantile(0.5)
         for k in ((z > FAR) & (above.exp() > TIMES)).nonzero()[:, 0].tolist():
-            found.append({"place": k, "share": name, "times": float(above[k].exp())})
-    return found
+            faults.append({"place": k, "share": name, "times": float(above[k].exp())})
+    return faults
 
 
 def said_of_conflicts(found: Surprise, names: Sequence[str]) -> dict[str, Any]:

@@ -28,8 +28,8 @@ def over_clients(one: Callable[..., Tree], at_once: bool, *trees: Tree, count: i
     if at_once:
         index = torch.arange(count)  # vmap needs a tensor to map over; trees may have none
         return torch.vmap(lambda _, *t: tree_map(_tensor, one(*t)))(index, *trees)
-    each = [one(*(tree_map(lambda v, i=i: v[i], t) for t in trees)) for i in range(count)]
-    return tree_map(lambda *v: torch.stack(v), *each)
+    trees_of = [one(*(tree_map(lambda v, i=i: v[i], t) for t in trees)) for i in range(count)]
+    return tree_map(lambda *v: torch.stack(v), *trees_of)
 
 
 def over_batch(
@@ -174,9 +174,9 @@ def _skipping(
 
     while len(task.ids):
         # a compiled step may overwrite the states that it is given
-        given = task._replace(own=tree_map(torch.clone, task.own))
+        copied = task._replace(own=tree_map(torch.clone, task.own))
         try:
-            ups, own = _ups(federation, phases, given)
+            ups, own = _ups(federation, phases, copied)
         except FAILURES as error:
             failing = dict(_failing(federation, phases, task))
             if not failing:
@@ -240,14 +240,14 @@ def _after_phase(
     step = local_step(phase, federation.at_once)
     # a step that reads no rows is taken once a round: compiling it would take longer than it saves
     graphs = federation.graphs if federation.at_once and phase.scores_rows else None
-    few = graphs is not None
-    each = steps(federation.rows, ids, phase, seed=federation.seed, at=at, few_widths=few)
+    narrow = graphs is not None
+    batches = steps(federation.rows, ids, phase, seed=federation.seed, at=at, few_widths=narrow)
     if graphs is None:
-        for tensors, active in each:
+        for tensors, active in batches:
             work = step(work, message, tensors, active)
         return work
     loop = Loop(graphs, (at[1], phase.step), step, work, message)
-    for step_of, later in pairwise(chain(each, (None,))):
+    for step_of, later in pairwise(chain(batches, (None,))):
         assert step_of is not None
         loop.step(*step_of, last=later is None)
     return loop.value()
@@ -275,15 +275,15 @@ def local_step(phase: Phase, at_once: bool) -> Callable[[Tree, Tree, Tree, Activ
 def _weighted(up: Up) -> dict[str, Share | LogShare | Each]:
     """Return shares with their values times their weights; log weights are applied in the sum."""
     as_float = partial(torch.as_tensor, dtype=torch.get_default_dtype())
-    found: dict[str, Share | LogShare | Each] = {}
+    shares: dict[str, Share | LogShare | Each] = {}
     for name, share in up.items():
         if isinstance(share, Share):
             weight = as_float(share.weight)
             share = Share(times(share.value, weight), weight)
         elif isinstance(share, LogShare):
             share = LogShare(share.value, as_float(share.log_weight))
-        found[name] = share
-    return found
+        shares[name] = share
+    return shares
 
 
 def _failing(

@@ -71,13 +71,13 @@ class Stored:
         return _unpacked(rows, self.start)
 
     def _read(self, client: int, place: int) -> Any:
-        found = os.pread(self.file, self.row_bytes, place * self.row_bytes)
-        if len(found) != self.row_bytes or zlib.crc32(found) != int(self.sums[client]):
+        row = os.pread(self.file, self.row_bytes, place * self.row_bytes)
+        if len(row) != self.row_bytes or zlib.crc32(row) != int(self.sums[client]):
             raise DamagedRow(
                 f"'{self.path}' is truncated or changed: the row of client number {client} is not "
                 "what was written"
             )
-        return np.frombuffer(found, np.uint8)
+        return np.frombuffer(row, np.uint8)
 
     def put(self, ids: Tensor, rows: Tree) -> None:
         """Write the rows of clients at positions `ids` (C,), (C, ...) each leaf, in place."""
@@ -187,9 +187,9 @@ def _packed(rows: Tree) -> Any:
 
 def _unpacked(rows: Any, like: Tree) -> Tree:
     """Return the rows, (C, ...) each leaf, of their bytes; the inverse of `_packed`."""
-    found, at = {}, 0
+    tensors, at = {}, 0
     for name, leaf in named_leaves(like).items():
         part = np.ascontiguousarray(rows[:, at : at + leaf.nbytes])
-        found[name] = torch.from_numpy(part).view(leaf.dtype).reshape(len(rows), *leaf.shape)
+        tensors[name] = torch.from_numpy(part).view(leaf.dtype).reshape(len(rows), *leaf.shape)
         at += leaf.nbytes
-    return with_leaves(like, found)
+    return with_leaves(like, tensors)

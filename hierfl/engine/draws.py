@@ -73,10 +73,10 @@ def _draw(noise: fx.Node) -> Draw | None:
     return None
 
 
-def _other(node: fx.Node, one: fx.Node) -> Any:
+def _other(node: fx.Node, argument: fx.Node) -> Any:
     """Return the second argument of a large node besides `one`; None: there is none."""
     own = [same_numbers(arg) for arg in node.all_input_nodes] if is_large_entrywise(node) else []
-    return own[1 - own.index(one)] if len(own) == 2 and one in own else None
+    return own[1 - own.index(argument)] if len(own) == 2 and argument in own else None
 
 
 def _readers(node: fx.Node) -> set[fx.Node]:

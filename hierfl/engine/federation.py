@@ -99,11 +99,11 @@ class Federation:
             return max(1, TOGETHER_BYTES // (row_bytes * most + 1))
         for phase in phases:
             rows = max(rows, phase.batch_size or most)
-        one = row_bytes * max(rows, 1) + state_bytes + 1
+        slot_bytes = row_bytes * max(rows, 1) + state_bytes + 1
         if self.device.type != "cpu":
-            return max(1, ACCELERATOR_BYTES // one)
+            return max(1, ACCELERATOR_BYTES // slot_bytes)
         # an eager step starts its operations one by one, which pays only for several clients at once
-        return max(1 if self.graphs else 8, min(4096, CHUNK_BYTES // one))
+        return max(1 if self.graphs else 8, min(4096, CHUNK_BYTES // slot_bytes))
 
     @property
     def cores(self) -> int:
@@ -125,8 +125,8 @@ class Federation:
         if self.together and len(ids) > self.slots:  # as the largest client lets few be carried
             counts = self.data.counts[ids].clamp(min=1)
             kind = (counts.log2() / 4.0).ceil()
-            each = [ids[kind == k] for k in kind.unique()]
-            split = [own.split(self.slots_of(int(self.data.counts[own].max()))) for own in each]
+            kinds = [ids[kind == k] for k in kind.unique()]
+            split = [own.split(self.slots_of(int(self.data.counts[own].max()))) for own in kinds]
             return self.cut([part for own in split for part in own])
         cores = min(self.cores, len(ids))
         fewest = -(-len(ids) // (self.slots * cores)) * cores  # as many for each core
@@ -143,11 +143,11 @@ class Federation:
         else:
             return tuple(parts)
         row_bytes, state_bytes = self._bytes
-        most = CHUNK_BYTES // (row_bytes + state_bytes)
+        limit = CHUNK_BYTES // (row_bytes + state_bytes)
         return cut_ragged(
             parts,
             self.data.counts,
-            most=self.settings.chunk or max(1, min(4096, most)),
+            most=self.settings.chunk or max(1, min(4096, limit)),
             few=CHUNK_BYTES // max(1, row_bytes),
             padding=PADDING_BYTES // max(1, row_bytes),
         )

@@ -74,12 +74,12 @@ def drop_ones_and_zeros(graph: fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         for op, idle in ((aten.mul.Tensor, 1.0), (aten.add.Tensor, 0.0)):
             if is_call(node, op) and not node.kwargs and idle in node.args and len(node.args) == 2:
-                [kept] = [arg for arg in node.args if arg != idle]
+                [operand] = [arg for arg in node.args if arg != idle]
                 if (
-                    kept.meta["val"].shape == node.meta["val"].shape
-                    and kept.meta["val"].dtype == node.meta["val"].dtype
+                    operand.meta["val"].shape == node.meta["val"].shape
+                    and operand.meta["val"].dtype == node.meta["val"].dtype
                 ):
-                    node.replace_all_uses_with(kept)
+                    node.replace_all_uses_with(operand)
 
 
 def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
@@ -93,15 +93,15 @@ def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
             continue
         terms = _terms(node, node.meta["val"].shape, inside)
         fused = [term for term in terms if term.product is not None and term.factor != 1.0]
-        rest = [term for term in terms if term not in fused]
+        unfused = [term for term in terms if term not in fused]
         if not fused or not any(
-            term.node.meta["val"].shape == node.meta["val"].shape for term in rest
+            term.node.meta["val"].shape == node.meta["val"].shape for term in unfused
         ):
             continue
         operands = {origin_of(arg) for term in fused for arg in term.product.args}  # type: ignore[union-attr]
         origin, at_end = None, False
-        if len(rest) == 1 and rest[0].factor == 1.0:
-            origin = origin_of(rest[0].node)
+        if len(unfused) == 1 and unfused[0].factor == 1.0:
+            origin = origin_of(unfused[0].node)
             at_end = (
                 origin in free
                 and not overwritable & operands
@@ -112,7 +112,9 @@ def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
             )
             free -= {origin}
         with graph.graph.inserting_before(end if at_end else node):
-            moved = rest[0].node if origin is not None else _summed(graph, rest, node.meta["val"])
+            moved = (
+                unfused[0].node if origin is not None else _summed(graph, unfused, node.meta["val"])
+            )
             if origin is not None and not at_end and not _is_read_once(moved):
                 moved = graph.graph.call_function(
                     aten.clone.default, (moved,), {"memory_format": torch.contiguous_format}
@@ -120,8 +122,8 @@ def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
                 moved.meta["val"] = node.meta["val"].contiguous()
             # on the tensor itself: inductor would copy a view of it first
             for term in fused:
-                left, right = term.product.args  # type: ignore[union-attr]
-                graph.graph.call_function(add_product, (_viewed(moved), left, right, term.factor))
+                first, right = term.product.args  # type: ignore[union-attr]
+                graph.graph.call_function(add_product, (_viewed(moved), first, right, term.factor))
         node.replace_all_uses_with(moved)
 
 
@@ -191,29 +193,29 @@ def _read_by_products(origin: fx.Node, node: fx.Node) -> bool:
     for reader in reaches(origin, (*VIEWS, *RESHAPED)) - {node}:
         if not is_call(reader, aten.bmm.default):
             return False
-        left, right = (arg.meta["val"].shape for arg in reader.args)  # type: ignore[union-attr]
-        if 1 in (*left[1:], right[2]):
+        first, right = (arg.meta["val"].shape for arg in reader.args)  # type: ignore[union-attr]
+        if 1 in (*first[1:], right[2]):
             return False
     return True
 
 
 def reaches(node: fx.Node, through: tuple[object, ...]) -> set[fx.Node]:
     """Return the nodes that read a node or a view of it, made by the operations `through`."""
-    found = set()
+    nodes = set()
     for user in node.users:
-        found |= reaches(user, through) if any(is_call(user, op) for op in through) else {user}
-    return found
+        nodes |= reaches(user, through) if any(is_call(user, op) for op in through) else {user}
+    return nodes
 
 
 def behind_of(nodes: list[fx.Node]) -> set[fx.Node]:
     """Return all nodes that some nodes are computed from, and these."""
-    found, left = set(), list(nodes)
-    while left:
-        node = left.pop()
-        if node not in found:
-            found.add(node)
-            left += node.all_input_nodes
-    return found
+    ancestors, stack = set(), list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in ancestors:
+            ancestors.add(node)
+            stack += node.all_input_nodes
+    return ancestors
 
 
 def _is_read_once(weight: fx.Node) -> bool:

@@ -34,16 +34,16 @@ def absent_from(history: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 def with_absent(record: Mapping[str, Any], absent: Mapping[str, str]) -> dict[str, Any]:
     """Return the record of a round that names, beside those left out of it, who takes no part in the run."""
     others = [out for out in record.get("left_out", ()) if out.get(TAKES_PART, True)]
-    named = [{"client": c, "reason": why, TAKES_PART: False} for c, why in absent.items()]
-    return {**record, "left_out": [*others, *named]}
+    absentees = [{"client": c, "reason": why, TAKES_PART: False} for c, why in absent.items()]
+    return {**record, "left_out": [*others, *absentees]}
 
 
 def records_of(
     history: Iterable[Mapping[str, Any]], column: str
 ) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
     """Return a column of the history ("left_out", "far_out") by client, with the rounds."""
-    found: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    records: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
     for record in history:
         for entry in record.get(column) or ():
-            found.setdefault(entry["client"], []).append((record["round"], entry))
-    return found
+            records.setdefault(entry["client"], []).append((record["round"], entry))
+    return records

@@ -63,8 +63,8 @@ class Orders:
     @staticmethod
     def of(keys: Tensor, counts: Tensor) -> Orders:
         """Return the orders of clients, in tables of similar lengths unless all are short."""
-        few = len(counts) * int(counts.max()) <= FEW_PLACES
-        kind = torch.zeros_like(counts) if few else counts.double().log2().floor().long()
+        in_table = len(counts) * int(counts.max()) <= FEW_PLACES
+        kind = torch.zeros_like(counts) if in_table else counts.double().log2().floor().long()
         tables = []
         for k in kind.unique():
             members = (kind == k).nonzero()[:, 0]
@@ -77,10 +77,10 @@ class Orders:
             return place
         if len(self.tables) == 1:
             return self.tables[0].at(epoch, place)
-        found = torch.empty_like(place)
+        at_place = torch.empty_like(place)
         for table in self.tables:
-            found[:, table.members] = table.at(epoch[:, table.members], place[:, table.members])
-        return found
+            at_place[:, table.members] = table.at(epoch[:, table.members], place[:, table.members])
+        return at_place
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,12 +161,12 @@ def _all_rows(
 ) -> Iterator[tuple[Iterable[Rows], list[Active]]]:
     """Yield all rows of the clients, or a half, gathered once, for each of `count` steps."""
     counts = data.counts[ids] if half is None else half.counts
-    most = int(counts.max())
+    longest = int(counts.max())
     if few_widths:
         # to the next number with three bits, at most a quarter more
-        every, unit = int(data.counts.max()), 1 << max(0, most.bit_length() - 3)
-        most = min(-(-most // unit) * unit, every if half is None else (every + 1) // 2)
-    place = torch.arange(most, device=ids.device)[None].expand(len(ids), -1)
+        every, unit = int(data.counts.max()), 1 << max(0, longest.bit_length() - 3)
+        longest = min(-(-longest // unit) * unit, every if half is None else (every + 1) // 2)
+    place = torch.arange(longest, device=ids.device)[None].expand(len(ids), -1)
     inside = place < counts[:, None]
     within = torch.where(inside, place, 0)
     if half is not None:

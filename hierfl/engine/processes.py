@@ -42,20 +42,20 @@ def crew(task: Callable[[Item], Result], cores: int) -> Iterator[RunAll[Item, Re
     """Make a `run_all(items)` of a pure `task`: the first call runs here, the next in copies, `cores` at once."""
     copies: list[Copy] = []
     latest: list[Generator[Result, None, None]] = []
-    wanted, ready = cores - 1, False
+    count, ready = cores - 1, False
 
     def run_all(items: Iterable[Item]) -> Iterator[Result]:
         latest[:] = [results(items)]
         return latest[0]
 
     def results(items: Iterable[Item]) -> Generator[Result, None, None]:
-        nonlocal wanted, ready
+        nonlocal count, ready
         if cores < 2 or not CAN_COPY:
             yield from map(task, items)
             return
-        if ready and len(copies) < wanted:
+        if ready and len(copies) < count:
             try:
-                while len(copies) < wanted:
+                while len(copies) < count:
                     copies.append(copied(task))
             except OSError as error:
                 warnings.warn(
@@ -63,10 +63,10 @@ def crew(task: Callable[[Item], Result], cores: int) -> Iterator[RunAll[Item, Re
                     f"start more ({error})",
                     stacklevel=2,
                 )
-                wanted = len(copies)
-        rest = iter(items)
+                count = len(copies)
+        remaining = iter(items)
         with one_core():
-            while some := list(islice(rest, len(copies) + 1)):
+            while some := list(islice(remaining, len(copies) + 1)):
                 for copy, item in zip(copies, some[1:], strict=False):
                     copy.send(item)
                 yield task(some[0])
@@ -236,14 +236,14 @@ def receive(line: socket.socket) -> Any:
 
 def _taken(line: socket.socket, size: int) -> Any:
     # torch aligns its memory for vector instructions
-    found: Any = torch.empty(size, dtype=torch.uint8).numpy()
-    rest = memoryview(found)
-    while rest:
-        got = line.recv_into(rest)
+    content: Any = torch.empty(size, dtype=torch.uint8).numpy()
+    view = memoryview(content)
+    while view:
+        got = line.recv_into(view)
         if not got:
             raise EOFError("the other end is closed")
-        rest = rest[got:]
-    return found
+        view = view[got:]
+    return content
 
 
 class _Pickler(pickle.Pickler):

@@ -44,10 +44,10 @@ def cancel_quotients(graph: fx.Graph, deviations: Deviations) -> None:
     for node in graph.nodes:
         if node in noises:
             drawn = {**drawn, noises[node]: deviations[noises[node]]}
-        found = _terms(node, terms) if is_large_entrywise(node) else None
+        factors = _terms(node, terms) if is_large_entrywise(node) else None
         # of a constant alone no node would have the shape
-        if found and any(found) and len(found) <= MOST and 0.0 not in found.values():
-            terms[node] = found
+        if factors and any(factors) and len(factors) <= MOST and 0.0 not in factors.values():
+            terms[node] = factors
             if is_call(node, aten.mul.Tensor) and _is_shorter(node, terms, drawn):
                 shorter.append((node, drawn))
     for node, before in reversed(shorter):
@@ -68,9 +68,9 @@ def _erase(node: fx.Node) -> None:
             _erase(each)
 
 
-def _terms(node: fx.Node, known: Mapping[fx.Node, Terms]) -> Terms | None:
+def _terms(node: fx.Node, terms: Mapping[fx.Node, Terms]) -> Terms | None:
     """Return a node as a sum of products of earlier nodes; None: it is a factor itself."""
-    of = partial(_of, known=known)
+    of = partial(_of, terms=terms)
     match node.target:
         case aten.neg.default:
             return _product(of(node.args[0]), {frozenset(): -1.0})
@@ -91,19 +91,19 @@ def _terms(node: fx.Node, known: Mapping[fx.Node, Terms]) -> Terms | None:
     return None
 
 
-def _of(arg: Any, known: Mapping[fx.Node, Terms]) -> Terms:
+def _of(arg: Any, terms: Mapping[fx.Node, Terms]) -> Terms:
     if not isinstance(arg, fx.Node):
         return {frozenset(): float(arg)}
     own = same_numbers(arg)
-    return known.get(own, {frozenset({(own, 1)}): 1.0})
+    return terms.get(own, {frozenset({(own, 1)}): 1.0})
 
 
-def _product(one: Terms, other: Terms | None) -> Terms | None:
-    if other is None or min(len(one), len(other)) > 1:
+def _product(first: Terms, other: Terms | None) -> Terms | None:
+    if other is None or min(len(first), len(other)) > 1:
         return None
     total: dict[Powers, float] = {}
-    for (left, a), (right, b) in product(one.items(), other.items()):
-        powers = dict(left)
+    for (a_node, a), (right, b) in product(first.items(), other.items()):
+        powers = dict(a_node)
         for node, power in right:
             powers[node] = powers.get(node, 0) + power
         key = frozenset((node, power) for node, power in powers.items() if power)
@@ -118,16 +118,16 @@ def _inverse(terms: Terms) -> Terms | None:
     return {frozenset((node, -power) for node, power in powers): 1.0 / factor} if factor else None
 
 
-def _is_shorter(node: fx.Node, known: Mapping[fx.Node, Terms], deviations: Deviations) -> bool:
+def _is_shorter(node: fx.Node, terms: Mapping[fx.Node, Terms], deviations: Deviations) -> bool:
     """Return whether a factor of a product cancels a divisor in the other, or scales noise in it."""
     if len(node.all_input_nodes) < 2:
         return False
-    first, second = (_of(arg, known) for arg in node.args)
-    for left, right in product(map(dict, first), map(dict, second)):
-        if any(left[n] * right[n] < 0 for n in left.keys() & right.keys()):
+    first, second = (_of(arg, terms) for arg in node.args)
+    for above, right in product(map(dict, first), map(dict, second)):
+        if any(above[n] * right[n] < 0 for n in above.keys() & right.keys()):
             return True
         for noise, (scale, own, _) in deviations.items():
-            scaled = (noise in left and scale in right) or (noise in right and scale in left)
+            scaled = (noise in above and scale in right) or (noise in right and scale in above)
             if scaled and node is not own:
                 return True
     return False
@@ -142,8 +142,8 @@ class _Sum(Writer):
             own = _with_deviations(dict(powers), deviations)
             term = self._product(own, factor) if own else factor
             total = term if total is None else self.made(aten.add.Tensor, total, term)
-        found: fx.Node = total
-        return found
+        node: fx.Node = total
+        return node
 
     def _product(self, powers: dict[fx.Node, int], factor: float) -> fx.Node:
         """Return a product; a ratio is raised to its power, since powers could overflow."""
@@ -152,14 +152,14 @@ class _Sum(Writer):
             own = [self._factor(n, power > 0) for n, power in powers.items() if abs(power) == size]
             # one node reads the base: inductor stores an exponential that two read
             factors.append(self._multiplied([self._multiplied(own)] * size))
-        found = self._multiplied(factors)
-        return found if factor == 1.0 else self.made(aten.mul.Tensor, found, factor)
+        node = self._multiplied(factors)
+        return node if factor == 1.0 else self.made(aten.mul.Tensor, node, factor)
 
     def _multiplied(self, factors: list[fx.Node]) -> fx.Node:
-        found, *others = factors
+        node, *others = factors
         for other in others:
-            found = self.made(aten.mul.Tensor, found, other)
-        return found
+            node = self.made(aten.mul.Tensor, node, other)
+        return node
 
     def _factor(self, node: fx.Node, multiplies: bool) -> fx.Node:
         own = self.shaped(node)

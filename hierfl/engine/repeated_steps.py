@@ -25,10 +25,10 @@ def cut_end(graph: fx.GraphModule, given: int) -> fx.GraphModule | None:
     if any(node.target in MUTATING for node in nodes):
         return None
     _read_shapes_alone(graph)
-    both = list(zip(inputs, outputs, strict=False))
-    if len(outputs) != given or not all(_are_alike(old, new) for old, new in both):
+    pairs = list(zip(inputs, outputs, strict=False))
+    if len(outputs) != given or not all(_are_alike(old, new) for old, new in pairs):
         return None  # the next step may have another graph, which reads other inputs
-    needed = behind_of([new for old, new in both if old.users or new is old])
+    needed = behind_of([new for old, new in pairs if old.users or new is old])
     sums = [node for node in nodes if _sums_many(node) and node not in needed]
     return _end_of(graph, sums) if sums else None
 
@@ -42,9 +42,9 @@ def _end_of(graph: fx.GraphModule, sums: list[fx.Node]) -> fx.GraphModule:
     last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
     for place, node in reversed(list(enumerate(sums))):
         with graph.graph.inserting_after(last):
-            given = graph.graph.placeholder(f"sum_{place}")
-        given.meta = dict(node.meta)
-        node.replace_all_uses_with(given)
+            placeholder = graph.graph.placeholder(f"sum_{place}")
+        placeholder.meta = dict(node.meta)
+        node.replace_all_uses_with(placeholder)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return fx.GraphModule(graph, own)

@@ -34,7 +34,6 @@ NAMED = 5  # clients in a message
 CLIENT = attrgetter("client")
 DELIVERED_AT_ONCE = 1024  # clients whose states are in memory together
 TABLE_FILE = "local-table.bin"  # client states too large for memory, in the folder of a run
-ENDED = "ended"  # in the history's last round: what ended the run in the place of rounds, and why
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +49,7 @@ class Progress:
         chosen: the method that was chosen for a model, and why; None: it was named.
         verdict: whether a chosen method has converged, in words; None: not known.
         corrected: whether draws are corrected by importance weights.
+        ended: what ended the run in place of rounds, and why; None: its rounds did.
     """
 
     server: Tree
@@ -60,6 +60,7 @@ class Progress:
     chosen: str | None = None
     verdict: str | None = None
     corrected: bool = False
+    ended: str | None = None
 
     def advanced(
         self, server: Tree, table: Table, records: Sequence[dict[str, Any]], rounds: int = 1
@@ -67,7 +68,7 @@ class Progress:
         """Return the progress after more rounds, which no verdict is of yet."""
         history = (*self.history, *records)
         where = replace(self, server=server, table=table, history=history, verdict=None)
-        return replace(where, round=self.round + rounds, corrected=False)
+        return replace(where, round=self.round + rounds, corrected=False, ended=None)
 
     def __repr__(self) -> str:
         """The rounds done, and the size of the server's state."""
@@ -143,8 +144,8 @@ def one_round(
     state = server.update(progress.server, means, at)
     mailed = _deliver(federation, state, progress.table) if server.mail else 0
     record |= {**server.logged(state), **_said(federation, cohort)}
-    if found := server.surprise(state):
-        record |= said_of_conflicts(found, data.names)
+    if surprise := server.surprise(state):
+        record |= said_of_conflicts(surprise, data.names)
     record["bytes_down"] = (nbytes(message) + mailed) * len(ids)
     record |= {"bytes_up": cohort.sent, "seconds": time.perf_counter() - began}
     return progress.advanced(state, progress.table, [record])
@@ -174,7 +175,7 @@ class Cohort(NamedTuple):
 def _summed(chunks: Iterable[Done]) -> Cohort:
     total: Sums = {}
     ids = [torch.zeros(0, dtype=torch.long)]
-    parts: dict[str, list[Tensor]] = {}
+    tensors: dict[str, list[Tensor]] = {}
     norms: dict[str, Tensor] = {}
     left_out: list[LeftOut] = []
     sent = 0
@@ -184,11 +185,11 @@ def _summed(chunks: Iterable[Done]) -> Cohort:
         for name, up in done.sums.items():
             total[name] = added(total[name], up) if name in total else up
         for name, norm in done.norms.items():  # masked updates have none
-            parts.setdefault(name, []).append(norm)
+            tensors.setdefault(name, []).append(norm)
         if done.sums:
             ids.append(done.ids)
-    for name, each in parts.items():
-        norms[name] = torch.cat(each)
+    for name, reports in tensors.items():
+        norms[name] = torch.cat(reports)
     return Cohort(total, torch.cat(ids), norms, left_out, sent)
 
 
@@ -210,9 +211,9 @@ def _all_left_out(federation: Federation, clock: Clock, left_out: list[LeftOut])
     some = "; ".join(
         f"'{federation.data.names[one.client]}': {one.reason}" for one in left_out[:NAMED]
     )
-    more = f"; and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
+    others = f"; and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
     return ClientError(
-        f"round {clock.round}: all {len(left_out)} clients are left out ({some}{more}): lower the "
+        f"round {clock.round}: all {len(left_out)} clients are left out ({some}{others}): lower the "
         "learning rate, or see what the model does with their rows"
     )
 
@@ -254,11 +255,11 @@ def _in_chunks(
     ids: Tensor,
     clock: Clock,
 ) -> Iterator[Done]:
-    parts = federation.parts(ids, message)
-    slots = federation.slots_to_fill(parts, message)
+    cuts = federation.parts(ids, message)
+    slots = federation.slots_to_fill(cuts, message)
     tasks = (
         Task(message, None if table is None else taken(table, part), part, clock.round, slots)
-        for part in parts
+        for part in cuts
     )
     for done in run_all(tasks):
         if table is not None:
@@ -279,20 +280,20 @@ ROWS_AT_ONCE = 1 << 12  # of clients carried at once, padded ones included
 
 def settle(federation: Federation, last: Tree, table: Table) -> None:
     """Let every client find what predictions need of its rows, and put it into the table."""
-    one = federation.client.settle
-    if one is None:
+    function = federation.client.settle
+    if function is None:
         return
     data, without = federation.data, []
-    most = max(1, min(CLIENTS_AT_ONCE, ROWS_AT_ONCE // max(1, int(data.counts.max()))))
-    for ids in cut_ragged(torch.arange(data.num_clients).split(most), data.counts, most=most):
+    at_once = max(1, min(CLIENTS_AT_ONCE, ROWS_AT_ONCE // max(1, int(data.counts.max()))))
+    for ids in cut_ragged(torch.arange(data.num_clients).split(at_once), data.counts, most=at_once):
         with on(federation.device), unchecked(), torch.no_grad():
             message, own = moved((last, taken(table, ids)), federation.device)
             batch = full_batch(federation.rows, ids.to(federation.device), seed=federation.seed)
-            found = over_batch(partial(one, message), federation.at_once, own, batch)
-            found = moved(found, CPU)
-        put(table, ids, found)
+            settled = over_batch(partial(function, message), federation.at_once, own, batch)
+            settled = moved(settled, CPU)
+        put(table, ids, settled)
         bad = torch.zeros(len(ids), dtype=torch.bool)
-        for leaf in tree_leaves(found):
+        for leaf in tree_leaves(settled):
             if leaf.is_floating_point():
                 bad |= leaf.isnan().reshape(len(ids), -1).any(1)
         without += [data.names[int(i)] for i in ids[bad]]

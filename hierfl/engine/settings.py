@@ -67,8 +67,8 @@ class Settings:
         for name, words in WORDS.items():
             value = getattr(self, name)
             if value not in words:
-                *most, last = map(repr, words)
-                raise ValueError(f"{name} is {value!r}: it must be {', '.join(most)} or {last}")
+                *others, last = map(repr, words)
+                raise ValueError(f"{name} is {value!r}: it must be {', '.join(others)} or {last}")
         if self.chunk is not None:
             expect_count(self.chunk, "chunk")
         expect_count(self.min_rows, "min_rows")

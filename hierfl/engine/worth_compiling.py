@@ -70,9 +70,9 @@ class _Counter(TorchDispatchMode):
 def _operations(
     federation: Federation, phase: Phase, work: Tree, message: Tree, ids: Tensor
 ) -> int:
-    step, one = local_step(phase, at_once=True), replace(phase, count=min(phase.count, 1))
+    step, phase_of_one = local_step(phase, at_once=True), replace(phase, count=min(phase.count, 1))
     with _Counter() as counter:  # type: ignore[no-untyped-call]
-        for tensors, _ in islice(steps(federation.rows, ids, one, seed=0, at=(0, 0)), 1):
+        for tensors, _ in islice(steps(federation.rows, ids, phase_of_one, seed=0, at=(0, 0)), 1):
             counter.count = 0  # what fetched the rows is no part of the step
             step(work, message, tensors, ())
     return counter.count

@@ -16,23 +16,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
 from hierfl.data.clients import ClientData
 from hierfl.engine.settings import Disclose
+from hierfl.flower.at_node import Clients
 from hierfl.method import Method
 from hierfl.nodes.call import FitCall
 from hierfl.nodes.messages import Refused
 from hierfl.program.sites import Model
-
-try:
-    from flwr.app import Context
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import Grid, ServerApp
-
-    from hierfl.flower.at_node import Clients
-except ImportError as error:
-    raise ImportError(
-        "hierfl.flower needs flwr: install it with pip install 'hierfl[flower]'"
-    ) from error
 
 if TYPE_CHECKING:
     import pandas as pd

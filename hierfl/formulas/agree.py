@@ -6,18 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from hierfl.formulas.answers import OfDesign
 from hierfl.formulas.columns import CENSORED, level_name, ordered, refuse_similar
 from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design, every_design_of
 from hierfl.formulas.functions import SMOOTHS
+from hierfl.formulas.identifiers import refuse_identifier
 from hierfl.formulas.levels import (
     Rare,
     agreed_column,
     name_unused,
     refuse_decimals,
-    refuse_identifier,
     two_levels,
     with_rare,
 )
@@ -47,7 +49,7 @@ def agreed(
 
     Without `declared` the schema is of columns alone, and `start` is one to begin with.
     """
-    levels_of = _known_levels(levels, units, kinds, declared) if levels or units else {}
+    levels_of = _known_levels(levels, units, kinds, declared, clients)
     is_ordinal = declared is not None and declared.family.kind == "ordered"
     ordinal = {declared.parts.response} if declared is not None and is_ordinal else set[str]()
     if declared is not None:
@@ -79,18 +81,15 @@ def _known_levels(
     units: Mapping[str, str],
     kinds: Kinds,
     declared: Declaration | None,
+    clients: str,
 ) -> dict[str, tuple[str, ...]]:
     """Return the names of levels that are agreed beforehand; refuse what nothing would use."""
-    groups = (
-        [] if declared is None else [b for b in declared.groupings if declared.clients not in b]
-    )
-    usable = {*kinds, *map(grouping_name, groups)}
+    groupings = () if declared is None else declared.groupings
+    usable = {*kinds, *(grouping_name(by) for by in groupings if clients not in by)}
     for argument, names_of in (("levels", levels), ("units", units)):
         if unused := sorted({*names_of} - usable):
-            fix = "correct its name, or leave it out"
-            raise ValueError(
-                f"{argument} has '{unused[0]}', none of {', '.join(sorted(usable))}: {fix}"
-            )
+            what = f"{argument} has '{unused[0]}', none of {', '.join(sorted(usable))}"
+            raise ValueError(f"{what}: correct its name, or leave it out")
     names = {name: tuple(map(level_name, of)) for name, of in levels.items()}
     for name, of in names.items():
         refuse_similar({*of}, f"levels of '{name}'")
@@ -136,10 +135,8 @@ def agree_on_formula(
     every = margins if response is None else {**margins, declared.parts.response: response}
     for name, of in every.items():
         if 0.0 < of.sd < FAR * abs(of.mean):
-            what = (
-                f"the mean {of.mean:.9g} and the sd {of.sd:.3g}, too far apart for single precision"
-            )
-            raise ValueError(f"'{name}' has {what}: subtract a round number first")
+            what = f"'{name}' has the mean {of.mean:.9g} and the sd {of.sd:.3g}, too far apart"
+            raise ValueError(f"{what} for single precision: subtract a round number first")
     return replace(schema, design=margins, response=response)
 
 
@@ -153,9 +150,7 @@ def _margins(
     for name in answers[0].columns:
         own = [answer.columns[name] for answer in answers]
         if not any(sums.count for sums in own) and name not in imputed:
-            margins[name] = Margin(
-                0.0, 1.0
-            )  # no client may tell, and curves are of about that size
+            margins[name] = Margin(0.0, 1.0)  # no client may tell; curves are of about that size
             continue
         mean, sd = moments(own)
         if name in imputed:
@@ -200,18 +195,16 @@ def _grouping(
     level: Level = "above" if largest == 1 else "crossed"
     if not agreed_levels and largest > 1 and not hidden and len(set(seen)) == len(seen):
         return Grouping("within", most=largest)
-    groups = agreed_levels or ordered(seen)
+    groups, how = agreed_levels or ordered(seen), f"schema(..., levels={{'{name}': [...]}})"
     if hidden and (agreed_levels or largest == 1):
         outside = ask(Question("outside", by=by, levels=groups))
-        if lost := [client for client in hidden if outside[client]]:
-            fix = f"add it to schema(..., levels={{'{name}': [...]}})"
-            what = f"a group of '{name}' that is not among {', '.join(groups)}"
-            raise ValueError(f"client '{lost[0]}' has {what}: {fix}")
-    if hidden and not agreed_levels and largest > 1:
-        what = f"groups of '{name}' with fewer than {least} rows, which it does not name"
-        inside = f"write ({schema.clients}:{name}) if no others have them"
-        shared = f"schema(..., levels={{'{name}': [...]}}) if others do"
-        raise ValueError(f"client '{hidden[0]}' has {what}: {inside}, or {shared}")
+        hidden = [client for client in hidden if outside[client]]
+        what = f"a group of '{name}' that is not among {', '.join(groups)}: add it to {how}"
+    else:
+        what = f"groups of '{name}' with fewer than {least} rows, which it does not name: write "
+        what += f"({schema.clients}:{name}) if no others have them, or {how} if others do"
+    if hidden:
+        raise ValueError(f"client '{hidden[0]}' has {what}")
     return Grouping(level, groups)
 
 
@@ -223,16 +216,13 @@ def _constants(declared: Declaration, schema: Schema, ask: Ask, text: str) -> Co
     if sd == 0.0:
         fix = "take it out of the formula, or subtract a round number first"
         raise ValueError(f"the argument of '{text}' has one value, {mean:.6g}, or nearly so: {fix}")
-    needs = STATEFUL[call.callee].needs
+    needs, options = STATEFUL[call.callee].needs, options_of(call)
     if not needs:
         return Constants(mean, sd)
-    options = options_of(call)
-    second = [answer.more for answer in ask(replace(about, at=(mean, sd))).values()]
+    more = [answer.more for answer in ask(replace(about, at=(mean, sd))).values()]
+    if needs == "powers":
+        return polynomials_of(text, mean, sd, more, options["degree"])
+    counts = np.sum(more, axis=0)
     if call.callee in SMOOTHS:
-        counts = [[int(n) for n in second_sums] for second_sums in second]
         return smooth_of(call.callee, text, (mean, sd), counts, options)
-    if needs == "counts":
-        return spline_of(
-            text, mean, sd, [[int(n) for n in second_sums] for second_sums in second], options
-        )
-    return polynomials_of(text, mean, sd, second, options["degree"])
+    return spline_of(text, mean, sd, counts, options)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hierfl.core.typed_json import Count
-from hierfl.data.faults import RowsFault
 from hierfl.formulas.columns import (
     Kind,
     check_column,
@@ -32,7 +32,7 @@ from hierfl.formulas.expressions import Call, value_of
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.table_answers import rounded_count
 from hierfl.formulas.terms import options_of
-from hierfl.formulas.transforms import Sums, counted, powers, sums
+from hierfl.formulas.transforms import ColumnSums, counted, powers, sums
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class OfColumn:
 
     kind: Kind
     unit: str = ""
-    sums: Sums | None = None
+    sums: ColumnSums | None = None
     counts: Mapping[str, Count] | None = None
     declared: tuple[str, ...] = ()
     is_ordered: bool = False
@@ -59,62 +59,75 @@ class OfGroups:
     counts: Mapping[str, Count]
 
 
+Slices = Callable[[slice], Any]  # of one client's rows among all -> its answer
+
+
 def of_columns(
     frame: pd.DataFrame,
     kinds: Mapping[str, Kind | None],
     client: str,
     least: int,
     agreed: frozenset[str],
-) -> dict[str, OfColumn]:
-    """Return a client's counts and sums of its columns, and no level of the `known` ones."""
-    answers = {}
-    for name, kind_read in kinds.items():
-        unit = str(frame.attrs.get("units", {}).get(name, ""))
-        if name in agreed:
-            answers[name] = OfColumn("category", unit, None, {})
-            continue
-        check_column(frame, name, client)  # a frame of one client may lack the column of clients
-        kind = kind_read or kind_of(frame[name], name, client)
-        if kind_read is None and pd.api.types.infer_dtype(frame[name]) == "boolean":
-            kind = "category"
-        if kind == "number":
-            values = number_column(frame[name], name, client)  # mi() allows missing ones
-            answers[name] = OfColumn("number", unit, told(values[np.isfinite(values)], least))
-            continue
-        counts = Counter(named(frame[name], name, client).tolist())
+) -> Slices:
+    """Return clients' counts and sums of their columns, and no level of the `agreed` ones."""
+    columns = {
+        name: _of_column(frame, name, kind, client, least, name in agreed)
+        for name, kind in kinds.items()
+    }
+    return lambda rows: {name: of(rows) for name, of in columns.items()}
+
+
+def _of_column(
+    frame: pd.DataFrame, name: str, kind: Kind | None, client: str, least: int, is_agreed: bool
+) -> Slices:
+    unit = str(frame.attrs.get("units", {}).get(name, ""))
+    if is_agreed:
+        return lambda rows: OfColumn("category", unit, None, {})
+    check_column(frame, name, client)  # a frame of one client may lack that of clients
+    is_boolean = kind is None and pd.api.types.infer_dtype(frame[name]) == "boolean"
+    if not is_boolean and (kind or kind_of(frame[name], name, client)) == "number":
+        values = number_column(frame[name], name, client)  # mi() allows missing ones
+
+        def of_numbers(rows: slice) -> OfColumn:
+            own = values[rows]
+            return OfColumn("number", unit, told(own[np.isfinite(own)], least))
+
+        return of_numbers
+    names, declared, is_ordered = named(frame[name], name, client), list[str](), False
+    if hasattr(frame[name], "cat"):
+        is_ordered = bool(frame[name].cat.ordered)
+        declared = [level_name(value) for value in frame[name].cat.categories]
+
+    def of_levels(rows: slice) -> OfColumn:
+        counts = Counter(names[rows].tolist())
         seen = {level: rounded_count(n, least) for level, n in counts.items() if n >= least}
-        declared, is_ordered = list[str](), False
-        if hasattr(frame[name], "cat"):
-            is_ordered = bool(frame[name].cat.ordered)
-            declared = [level_name(value) for value in frame[name].cat.categories]
-            if not is_ordered and least > 1:  # the name of a rare level stays here
-                declared = [level for level in declared if level in seen]
-        answers[name] = OfColumn("category", unit, None, seen, tuple(declared), is_ordered)
-    return answers
+        # the name of a rare level stays here
+        listed = [n for n in declared if is_ordered or least == 1 or n in seen]
+        return OfColumn("category", unit, None, seen, tuple(listed), is_ordered)
+
+    return of_levels
 
 
 def of_groups(
     frame: pd.DataFrame, by: tuple[str, ...], clients: str, client: str, least: int
-) -> OfGroups:
-    """Return a client's counts of groups; names of groups within clients stay there."""
+) -> Slices:
+    """Return clients' counts of groups; names of groups within clients stay there."""
     own = tuple(name for name in by if name != clients)
     for name in own:
         values = numbers(frame[name]) if frame[name].dtype.kind == "f" else np.zeros(0)
         if (decimals := values[values % 1.0 != 0.0]).size:
-            raise column_fault(
-                f"holds the number {decimals[0]:.6g}, and stands behind a bar, where groups do: write "
-                f"({name} | {clients}), or make it a category",
-                "holds a number with decimals, and stands behind a bar",
-                name,
-                client,
-            )
+            fix = f"write ({name} | {clients}), or make it a category"
+            what = f"holds the number {decimals[0]:.6g}, and stands behind a bar, where groups do"
+            public = "holds a number with decimals, and stands behind a bar"
+            raise column_fault(f"{what}: {fix}", public, name, client)
     names = group_names(frame, own, client)
-    counts = Counter(names.tolist())
-    if clients in by:
-        return OfGroups(len(counts), {})
-    return OfGroups(
-        len(counts), {n: rounded_count(rows, least) for n, rows in counts.items() if rows >= least}
-    )
+
+    def counted_groups(rows: slice) -> OfGroups:
+        counts = Counter(names[rows].tolist())
+        large = {} if clients in by else {n: k for n, k in counts.items() if k >= least}
+        return OfGroups(len(counts), {n: rounded_count(k, least) for n, k in large.items()})
+
+    return counted_groups
 
 
 def group_names(frame: pd.DataFrame, by: tuple[str, ...], client: str) -> Any:
@@ -124,10 +137,7 @@ def group_names(frame: pd.DataFrame, by: tuple[str, ...], client: str) -> Any:
         return np.full(len(frame), "", dtype=np.str_)
     if len(names) > 1:
         names = [np.char.replace(np.char.replace(p, "\\", "\\\\"), ":", "\\:") for p in names]
-    joined = names[0]
-    for part in names[1:]:
-        joined = np.char.add(np.char.add(joined, ":"), part)
-    return joined
+    return reduce(lambda joined, part: np.char.add(np.char.add(joined, ":"), part), names)
 
 
 # ------------------------------------------------------------ the formula's parts
@@ -135,7 +145,7 @@ def group_names(frame: pd.DataFrame, by: tuple[str, ...], client: str) -> Any:
 class OfCall:
     """A client's sums of a transform's argument; `more`: counts of `bs`, powers of `poly`."""
 
-    sums: Sums
+    sums: ColumnSums
     more: tuple[float, ...] = ()
 
 
@@ -144,39 +154,44 @@ def argument_of(call: Call, schema: Schema, frame: pd.DataFrame, client: str) ->
     ready = prepared(frame, schema.columns, client)
     with np.errstate(all="ignore"):  # what is not finite is refused by name below
         read = value_of(call.args[0], ready, schema.transforms)
+    fault = ""
     if hasattr(read, "cat") or getattr(read, "ndim", 0) != 1:
-        fix = "make a column of it first"
-        raise ValueError(f"'{call}' needs one column of numbers, not '{call.args[0]}': {fix}")
-    values = np.asarray(read, dtype=np.float64)
-    if not np.isfinite(values).all():
-        row = int((~np.isfinite(values)).argmax())
-        raise ValueError(
-            f"'{call}' is not finite in row {row} of client '{client}': correct the row"
+        fault = f"needs one column of numbers, not '{call.args[0]}': make a column of it first"
+    elif not (finite := np.isfinite(values := np.asarray(read, dtype=np.float64))).all():
+        fault = (
+            f"is not finite in row {int((~finite).argmax())} of client '{client}': correct the row"
         )
+    if fault:
+        raise ValueError(f"'{call}' {fault}")
     return values
 
 
 def of_call(
     call: Call, schema: Schema, frame: pd.DataFrame, client: str, at: tuple[float, float] | None
-) -> OfCall:
-    """Return a client's sums of a transform's argument, and more once mean and sd are agreed."""
-    values = argument_of(call, schema, frame, client)
-    if at is None:
-        return OfCall(told(values, schema.min_count))
-    if STATEFUL[call.callee].needs == "counts":
-        return OfCall(told(values, schema.min_count), counted(values, *at, schema.min_count))
-    degree = int(options_of(call)["degree"])
-    values = coarse(values, schema.min_count, 2 * degree)
-    return OfCall(sums(values), powers(values, *at, degree))
+) -> Slices:
+    """Return clients' sums of a transform's argument, and more once mean and sd are agreed."""
+    every, least = argument_of(call, schema, frame, client), schema.min_count
+
+    def answer(rows: slice) -> OfCall:
+        values = every[rows]
+        if at is None:
+            return OfCall(told(values, least))
+        if STATEFUL[call.callee].needs == "counts":
+            return OfCall(told(values, least), counted(values, *at, least))
+        degree = int(options_of(call)["degree"])
+        values = coarse(values, least, 2 * degree)
+        return OfCall(sums(values), powers(values, *at, degree))
+
+    return answer
 
 
 @dataclass(frozen=True)
 class OfDesign:
     """Sums of the columns of all terms, and of a numeric response; `constant` columns have one value in all rows."""
 
-    columns: Mapping[str, Sums]
+    columns: Mapping[str, ColumnSums]
     constant: frozenset[str]
-    response: Sums | None
+    response: ColumnSums | None
 
 
 def of_design(
@@ -185,44 +200,49 @@ def of_design(
     schema: Schema,
     frame: pd.DataFrame,
     client: str,
-) -> OfDesign:
-    """Return a client's sums of the columns of all terms, the common ones first, and of the response."""
-    rows, rows_known = prepared(frame, schema.columns, client), dict[str, Any]()
+) -> Slices:
+    """Return clients' sums of the columns of all terms, the common ones first, and of the response."""
+    ready, rows_known = prepared(frame, schema.columns, client), dict[str, Any]()
     if declared.imputed:
         from hierfl.formulas.imputed import filled, known_values
 
-        rows, gone = filled(declared.imputed, rows)
-        rows_known = known_values(designs, rows, gone, client)
+        ready, gone = filled(declared.imputed, ready)
+        rows_known = known_values(designs, ready, gone, client)
     columns: dict[str, NDArray[np.float64]] = {}
     for design in designs:
-        matrix, offset = design.evaluate(rows, client)
+        matrix, offset = design.evaluate(ready, client)
         for name, values in zip(design.columns, matrix.T, strict=True):
             columns.setdefault(name, values)
         if design is designs[0] and design.offsets:
             columns[OFFSET] = offset
     for name in rows_known.keys() & columns.keys():
         columns[name] = columns[name][rows_known[name]]
-    constant = {
-        name
-        for name, values in columns.items()
-        if len(np.unique(coarse(values, schema.min_count))) < 2
-    }
     curves: dict[Any, list[str]] = {}
     for term in (term for design in designs for term in design.terms):
-        curves.setdefault(term.parts, []).extend(term.columns)
+        curves.setdefault(term.factors, []).extend(term.columns)
     several = [names for names in curves.values() if len(names) > 1]
-    found_sums = told_together(columns, several, schema.min_count, rows_known.keys())
-    labels, total = declared.parts.labels, None
-    if len(labels) == 1 and schema.columns[labels[0]].kind == "number":
-        values = rows[labels[0]].to_numpy()
-        if "trials" in declared.parts.additions:
-            trials = rows[declared.parts.additions["trials"]].to_numpy()
-            if (trials <= 0.0).any():
-                raise RowsFault(
-                    f"column '{declared.parts.additions['trials']}' of client '{client}' has no "
-                    f"trials in row {int((trials <= 0.0).argmax())}: leave the row out",
-                    f"column '{declared.parts.additions['trials']}' has a row without trials",
-                )
-            values = values / trials
-        total = told(values, schema.min_count)
-    return OfDesign(found_sums, frozenset(constant), total)
+    least, response = schema.min_count, _response(declared, schema, ready, client)
+
+    def answer(rows: slice) -> OfDesign:
+        own = {name: values[rows] for name, values in columns.items()}
+        constant = {n for n, values in own.items() if len(np.unique(coarse(values, least))) < 2}
+        together = told_together(own, several, least, rows_known.keys())
+        total = None if response is None else told(response[rows], least)
+        return OfDesign(together, frozenset(constant), total)
+
+    return answer
+
+
+def _response(declared: Declaration, schema: Schema, ready: pd.DataFrame, client: str) -> Any:
+    """Return a response of one number, (n,), of trials its share; None of another."""
+    labels, trials_column = declared.parts.labels, declared.parts.additions.get("trials")
+    if len(labels) > 1 or schema.columns[labels[0]].kind != "number":
+        return None
+    values = ready[labels[0]].to_numpy()
+    if trials_column is None:
+        return values
+    trials = ready[trials_column].to_numpy()
+    if (trials <= 0.0).any():
+        what = f"has no trials in row {int((trials <= 0.0).argmax())}: leave the row out"
+        raise column_fault(what, "has a row without trials", trials_column, client)
+    return values / trials

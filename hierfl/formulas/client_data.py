@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,19 +19,11 @@ from hierfl.data.faults import RowsFault
 from hierfl.data.frames import FrameRows
 from hierfl.data.grouping import offsets_of
 from hierfl.formulas.answers import group_names
-from hierfl.formulas.columns import (
-    CENSORED,
-    by_client,
-    check_column,
-    column_fault,
-    complete,
-    incomplete,
-    index_in,
-    number_column,
-    prepared,
-)
+from hierfl.formulas.columns import by_client, complete, incomplete, index_in, prepared
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.far_values import warn_of_far_values
+from hierfl.formulas.identifiers import warn_of_identifiers
+from hierfl.formulas.labels import labels_of
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
 from hierfl.formulas.terms import columns_of
 
@@ -42,48 +36,100 @@ def client_data(
     formula: Any, frames: Any, inside: Inside, *, labeled: bool, asked: bool = False
 ) -> ClientData:
     """Return clients' rows as the program reads them, `asked` ones perhaps unlabeled; add their groups to `inside`."""
-    declared, schema = formula.declared, formula.agreed
+    declared = formula.declared
     by_name, index = _placed(frames, declared.clients)
     has_label: dict[str, NDArray[np.bool_]] = {}
     if labeled and asked and declared.missing == "drop":
         by_name, has_label = _with_labels(declared, by_name)
         labeled = any(of.any() for of in has_label.values())
-    of_response = () if labeled else (*declared.parts.labels, *_of_response(declared))
-    kinds = {n: kind for n, kind in declared.rows_of.items() if n not in of_response}
-    read = {n: schema.columns[n] for n in declared.columns if n not in of_response}
-    judged = {*declared.parts.labels, *chain.from_iterable(map(columns_of, declared.described))}
-    rows, above = dict[str, list[NDArray[Any]]](), dict[str, list[NDArray[Any]]]()
-    places: list[NDArray[np.int64]] = []
-    for client, frame in by_name.items():
-        own = complete(frame, kinds, client, declared.missing)
-        places.append(own.index.to_numpy())
-        if declared.imputed:
-            from hierfl.formulas.imputed import fields_of, filled, with_known
-
-            least = schema.min_count if labeled and not asked else 1
-            own = with_known(own, declared, client, least)
-        ready, rows_here = prepared(own, read, client), {}
-        warn_of_far_values(ready, schema, read.keys() & judged, client)
-        if declared.imputed:
-            ready, gone = filled(declared.imputed, ready)
-            rows_here = fields_of(formula.layout, declared.imputed, ready, gone, client)
-        of_rows, of_client = _of_client(formula, own, ready, client, inside, labeled)
-        for name, values in (of_rows | rows_here).items():
-            rows.setdefault(name, []).append(values)
-        for name, values in of_client.items():
-            above.setdefault(name, []).append(values)
-    is_labeled = np.concatenate([*has_label.values()]) if has_label and labeled else None
+    read = partial(_read, formula, inside, labeled=labeled, asked=asked)
+    pieces = list[RowsRead]()
+    if isinstance(frames, pd.DataFrame) and not has_label and not declared.imputed:
+        with suppress(KeyError, TypeError, ValueError):  # of which client is found out below
+            pieces = [read(by_name)]
+    if not pieces:
+        pieces = [read({client: frame}) for client, frame in by_name.items()]
+    numbers = {n: _joined([of.numbers[n] for of in pieces]) for n in pieces[0].numbers}
+    if labeled and not asked:
+        labels = declared.parts.labels
+        predictors = {name: values for name, values in numbers.items() if name not in labels}
+        warn_of_identifiers(predictors, len(by_name))
+    counts = np.concatenate([of.counts for of in pieces])
+    warn_of_far_values(numbers, formula.agreed, [*by_name], counts)
+    is_labeled = _joined([*has_label.values()]) if has_label and labeled else None
     return ClientData(
-        fields={name: _tensor(np.concatenate(values)) for name, values in rows.items()},
-        offsets=offsets_of(torch.tensor(list(map(len, places)))),
+        fields={n: _tensor(_joined([of.fields[n] for of in pieces])) for n in pieces[0].fields},
+        offsets=offsets_of(torch.as_tensor(counts)),
         names=tuple(by_name),
-        client_fields={name: _tensor(np.stack(values)) for name, values in above.items()},
+        client_fields={n: _tensor(_joined([of.own[n] for of in pieces])) for n in pieces[0].own},
         frame_rows=FrameRows(
-            torch.as_tensor(np.concatenate(places)),
+            torch.tensor(_joined([of.places for of in pieces])),
             index,
             None if is_labeled is None else torch.as_tensor(is_labeled),
         ),
     )
+
+
+class RowsRead(NamedTuple):
+    """Rows of K clients: their fields, those of clients, rows a client (K,), their places and their numbers."""
+
+    fields: Fields
+    own: Fields
+    counts: NDArray[np.int64]
+    places: NDArray[np.int64]
+    numbers: Fields
+
+
+def _read(
+    formula: Any, inside: Inside, frames: Mapping[str, pd.DataFrame], *, labeled: bool, asked: bool
+) -> RowsRead:
+    """Return the rows of some clients as the program reads them; a fault is named of the first."""
+    declared, schema, client = formula.declared, formula.agreed, next(iter(frames))
+    of_response = () if labeled else (*declared.parts.labels, *_of_response(declared))
+    kinds = {n: kind for n, kind in declared.rows_of.items() if n not in of_response}
+    read = {n: schema.columns[n] for n in declared.columns if n not in of_response}
+    frame = pd.concat(frames.values()) if len(frames) > 1 else frames[client]
+    whole = complete(frame, kinds, client, declared.missing)
+    ends = np.cumsum([*map(len, frames.values())])
+    owner = np.searchsorted(ends, frame.index.get_indexer(whole.index), side="right")
+    counts = np.bincount(owner, minlength=len(frames))
+    if not counts.all():
+        raise RowsFault("a client has no rows that are complete")
+    if declared.imputed:
+        from hierfl.formulas.imputed import fields_of, filled, with_known
+
+        whole = with_known(
+            whole, declared, client, schema.min_count if labeled and not asked else 1
+        )
+    ready, imputed_fields = prepared(whole, read, client), {}
+    judged = {*declared.parts.labels, *chain.from_iterable(map(columns_of, declared.described))}
+    numbers = {n: ready[n].to_numpy() for n in read.keys() & judged if read[n].kind == "number"}
+    if declared.imputed:
+        ready, gone = filled(declared.imputed, ready)
+        imputed_fields = fields_of(formula.layout, declared.imputed, ready, gone, client)
+    fields = Fields()
+    for layout in formula.layouts:
+        fields |= _of_layout(layout, ready, client)
+        for term in layout.at("crossed"):
+            fields[term.index] = _groups_of(term, whole, client)
+        for term in layout.at("within"):
+            by = tuple(name for name in term.group.by if name != declared.clients)
+            names = np.split(group_names(whole, by, client), counts.cumsum()[:-1])
+            pairs = zip(frames, names, strict=True)
+            fields[term.index] = _joined([_inside(term, of, name, inside) for name, of in pairs])
+    if labeled:
+        fields |= labels_of(declared, ready, whole, client)
+    else:
+        fields |= _unlabeled(declared, ready)
+    if not fields | imputed_fields:
+        fields["ones"] = np.ones(len(ready))
+    above = chain.from_iterable(layout.at("above") for layout in formula.layouts)
+    own = {term.index: _one_group(term, whole, client, counts) for term in above}
+    return RowsRead(fields | imputed_fields, own, counts, whole.index.to_numpy(), numbers)
+
+
+def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _placed(frames: Any, clients: str) -> tuple[dict[str, pd.DataFrame], pd.Index[Any]]:
@@ -117,11 +163,8 @@ def _with_labels(
     if not whole:
         raise ValueError("every row misses a value of a predictor: there is nothing to predict")
     if lost_rows:
-        warnings.warn(
-            f"{lost_rows} rows miss a value of a predictor, and are not predicted: their answers are "
-            "NaN",
-            stacklevel=2,
-        )
+        what = f"{lost_rows} rows miss a value of a predictor, and are not predicted"
+        warnings.warn(f"{what}: their answers are NaN", stacklevel=2)
     if filler is not None:
         for client, own in whole.items():
             filled = {name: own[name].where(has_label[client], filler[name]) for name in of_label}
@@ -144,56 +187,25 @@ def _of_response(declared: Declaration) -> tuple[str, ...]:
     )
 
 
-def _of_client(
-    formula: Any,
-    frame: pd.DataFrame,
-    ready: pd.DataFrame,
-    client: str,
-    inside: Inside,
-    labeled: bool,
-) -> tuple[Fields, Fields]:
-    """Return the fields of a client's rows, and those of the client itself."""
-    declared, fields, of_client = formula.declared, Fields(), Fields()
-    for layout in formula.layouts:
-        matrix, offset = layout.common.evaluate(ready, client)
-        if layout.read:
-            fields[f"x{layout.suffix}"] = matrix[:, np.isin(layout.common.columns, layout.read)]
-        if layout.steps:
-            fields["steps"] = matrix[:, np.isin(layout.common.columns, layout.steps)]
-        if layout.common.offsets:
-            fields["offset"] = offset
-        for term in layout.groups:
-            fields.update(_of_group(term, layout, ready, frame, client))
-            if term.place == "within":
-                by = tuple(name for name in term.group.by if name != declared.clients)
-                fields[term.index] = _inside(term, group_names(frame, by, client), client, inside)
-        for term in layout.at("above"):
-            of_client[term.index] = _groups_of(term, frame, client)[0]
-    if labeled:
-        fields.update(_labels(declared, ready, frame, client))
-    else:
-        fields.update(_unlabeled(declared, ready))
-    if not fields:
-        fields["ones"] = np.ones(len(ready))
-    return fields, of_client
-
-
-def _of_group(
-    term: GroupTerm, layout: Layout, ready: pd.DataFrame, frame: pd.DataFrame, client: str
-) -> Fields:
-    """Return the columns of a term with a bar, and the index of each row's group."""
-    fields: Fields = {}
-    matrix = term.evaluate(ready, client)
-    if term.place == "above":
-        columns = rows_of_above(layout, term)
-        # The own coefficients take up the others.
-        matrix = matrix * np.array([name in columns for name in term.columns])
-        if not columns:
-            return fields
-    if not term.is_single:
-        fields[term.field] = matrix
-    if term.place == "crossed":
-        fields[term.index] = _groups_of(term, frame, client)
+def _of_layout(layout: Layout, ready: pd.DataFrame, client: str) -> Fields:
+    """Return the columns of a layout's terms, of those with a bar each."""
+    fields, common = Fields(), layout.common
+    matrix, offset = common.evaluate(ready, client)
+    if layout.read:
+        fields[f"x{layout.suffix}"] = matrix[:, np.isin(common.columns, layout.read)]
+    if layout.steps:
+        fields["steps"] = matrix[:, np.isin(common.columns, layout.steps)]
+    if common.offsets:
+        fields["offset"] = offset
+    for term in layout.groups:
+        own = term.evaluate(ready, client)
+        if term.place == "above":  # own coefficients take up the other columns
+            columns = rows_of_above(layout, term)
+            own = own * np.isin(term.columns, columns)
+            if not columns:
+                continue
+        if not term.is_single:
+            fields[term.field] = own
     return fields
 
 
@@ -213,72 +225,44 @@ def _inside(
     if (codes < 0).any():
         row = int((codes < 0).argmax())
         what = f"the group '{names[row]}' of '{term.group.name}' in row {row}, which no fit saw"
-        raise ValueError(
-            f"client '{client}' has {what}: correct it, leave the row out, or give these rows a client "
-            "of their own, for fit.personalize or hierfl.predict_from_prior"
-        )
+        fix = "correct it, leave the row out, or give these rows a client of their own, for "
+        fix += "fit.personalize or hierfl.predict_from_prior"
+        raise ValueError(f"client '{client}' has {what}: {fix}")
     return codes
+
+
+def _names_of(term: GroupTerm, frame: pd.DataFrame, client: str) -> NDArray[np.str_]:
+    if term.group.kind and {*term.group.by}.isdisjoint(frame.columns):
+        return np.full(len(frame), client)  # its groups are the clients
+    names: NDArray[np.str_] = group_names(frame, term.group.by, client)
+    return names
 
 
 def _groups_of(term: GroupTerm, frame: pd.DataFrame, client: str) -> NDArray[np.int64]:
     """Return the index of each row's group among the agreed ones, (n,); refuse other groups."""
-    if term.group.kind and {*term.group.by}.isdisjoint(frame.columns):
-        names = np.full(len(frame), client)  # its groups are the clients
-    else:
-        names = group_names(frame, term.group.by, client)
-    if term.place == "above" and len(set(names.tolist())) > 1:
-        pair = ", ".join(sorted(set(names.tolist()))[:2])
-        fix = "correct the rows, or give those of another group a client of their own"
-        raise ValueError(
-            f"client '{client}' lies in the groups {pair} of '{term.group.name}', not in one: {fix}"
-        )
+    names = _names_of(term, frame, client)
     codes = index_in(term.levels, names)
     if (codes < 0).any():
         row = int((codes < 0).argmax())
         what = f"the group '{names[row]}' of '{term.group.name}' in row {row}"
         fix = f"fit with it, levels={{'{term.group.name}': [...]}} of hierfl.schema"
-        raise ValueError(
-            f"client '{client}' has {what}, none of {', '.join(term.levels)}: correct it, or {fix}"
-        )
+        what = f"client '{client}' has {what}, none of {', '.join(term.levels)}"
+        raise ValueError(f"{what}: correct it, or {fix}")
     return codes
 
 
-def _labels(declared: Declaration, ready: pd.DataFrame, frame: pd.DataFrame, client: str) -> Fields:
-    """Return the response and its additions, checked by the family."""
-    names = declared.parts.labels
-    column = ready[names[0]] if len(names) == 1 else ready[[*names]]
-    labels = column.cat.codes.to_numpy() if hasattr(column, "cat") else column.to_numpy()
-    fields: Fields = {"y": np.asarray(labels, dtype=np.float64)}
-    for addition, name in declared.parts.additions.items():
-        if addition == "cens":
-            fields["cens"] = _codes(ready[name], name, client)
-        elif addition == "event":
-            fields["cens"] = _of_events(ready[name], name, client)
-        elif addition == "upper":
-            check_column(frame, name, client)
-            fields["upper"] = number_column(frame[name], name, client)  # NaN where there is none
-        else:
-            fields[addition] = ready[name].to_numpy(dtype=np.float64)
-    if "upper" in fields:  # it is read of intervals alone, and may be missing elsewhere
-        interval = fields.get("cens", np.zeros(len(frame))) == CENSORED["interval"]
-        fields["upper"] = np.where(interval, fields["upper"], fields["y"])
-    if "weights" in fields and not (fields["weights"] > 0.0).all():
-        row = int((fields["weights"] <= 0.0).argmax())
-        raise RowsFault(
-            f"the weight in row {row} of client '{client}' is {fields['weights'][row]:g}: it must "
-            "be above 0; leave out rows that do not count",
-            "a weight is not above 0",
-        )
-    read = dict(fields)
-    read.pop("weights", None)  # which count in the likelihood alone
-    try:
-        declared.family.check(read.pop("y"), read)
-    except ValueError as error:
-        raise RowsFault(
-            f"column '{declared.parts.response}' of client '{client}': {error}",
-            f"column '{declared.parts.response}' has a value that its family does not have",
-        ) from error
-    return fields
+def _one_group(
+    term: GroupTerm, frame: pd.DataFrame, client: str, counts: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the index of each client's group, (K,); refuse a client that lies in several."""
+    names = _names_of(term, frame, client)
+    first = names[counts.cumsum() - counts]
+    if (lies := names != np.repeat(first, counts)).any():
+        pair = ", ".join(sorted([first[0], names[lies.argmax()]]))
+        what = f"client '{client}' lies in the groups {pair} of '{term.group.name}', not in one"
+        fix = "correct the rows, or give those of another group a client of their own"
+        raise ValueError(f"{what}: {fix}")
+    return _groups_of(term, frame, client)[counts.cumsum() - counts]
 
 
 def _unlabeled(declared: Declaration, ready: pd.DataFrame) -> Fields:
@@ -292,27 +276,3 @@ def _unlabeled(declared: Declaration, ready: pd.DataFrame) -> Fields:
         else:
             fields[field] = np.full(len(ready), plain[addition])
     return fields
-
-
-def _codes(values: Any, name: str, client: str) -> NDArray[np.float64]:
-    """Return brms's codes of censoring, from codes or from its words."""
-    if hasattr(values, "cat"):
-        words = values.astype(str).tolist()
-        word = next((w for w in words if w not in CENSORED), None)
-        if word is not None:
-            fix = "censoring is none, right, left or interval"
-            public = "has a word that is none of censoring"
-            raise column_fault(f"has the value '{word}': {fix}", public, name, client)
-        return np.array([CENSORED[w] for w in words], dtype=np.float64)
-    return values.to_numpy(dtype=np.float64)
-
-
-def _of_events(values: Any, name: str, client: str) -> NDArray[np.float64]:
-    """Return codes of censoring from events: 1 for an observed time, 0 for a right-censored one."""
-    events = values.to_numpy(dtype=np.float64)
-    if not np.isin(events, (0.0, 1.0)).all():
-        row = int((~np.isin(events, (0.0, 1.0))).argmax())
-        what = f"has the value {events[row]:g} in row {row}"
-        fix = "event() is 1 for an observed time and 0 for a right-censored one"
-        raise column_fault(f"{what}: {fix}", "of event() is not 0 or 1", name, client)
-    return 1.0 - events

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numbers as numbers_of
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from itertools import pairwise
@@ -14,9 +15,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hierfl.data.consistency import look_alike
-from hierfl.data.expected import as_frame
-from hierfl.data.faults import KindFault, RowsFault
-from hierfl.data.frames import is_column, is_number
+from hierfl.data.expected import as_frame, is_frame
+from hierfl.data.faults import RowsFault
+from hierfl.data.frames import check_has, is_number
 
 # brms's words for its codes of censoring
 CENSORED = {"none": 0, "right": 1, "left": -1, "interval": 2, "False": 0, "True": 1}
@@ -47,53 +48,60 @@ class Column:
 
 def column_fault(detail: str, public: str, name: str, client: str) -> RowsFault:
     """Return a fault of a client's column: `detail` stays at the client, and `public` may leave it."""
-    return RowsFault(f"column '{name}' of client '{client}' {detail}", f"column '{name}' {public}")
+    where = f" of client '{client}'" if client else ""
+    return RowsFault(f"column '{name}'{where} {detail}", f"column '{name}' {public}")
 
 
 def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
     """Return each client's rows by its name, from one frame or from {client: frame}."""
     if isinstance(frames, pd.DataFrame):
-        if not is_column(frames, clients):
-            columns = list(map(str, frames.columns))
-            raise KeyError(f"the frame has no column '{clients}', for the clients, only {columns}")
-        names = named(frames[clients], clients, "the frame")
-        if (names == "").any():
-            row = int((names == "").argmax())
-            fix = f"name it, or leave such rows out, frame.dropna(subset=['{clients}'])"
-            raise ValueError(f"column '{clients}' has no client in row {row}: {fix}")
-        if not len(names):
-            raise ValueError("the frame has no rows: give at least one row of one client")
-        clients_here, code = np.unique(names, return_inverse=True)
-        ends = np.bincount(code).cumsum()
-        places = [slice(first, last) for first, last in pairwise([0, *ends.tolist()])]
-        rows = dict(zip(clients_here.tolist(), places, strict=True))
-        sorted_rows = frames.take(code.argsort(kind="stable"))  # a slice of it is no copy
-        if hasattr(frames[clients], "cat"):
-            ranks = {level_name(of): i for i, of in enumerate(frames[clients].cat.categories)}
-            order = sorted(rows, key=ranks.__getitem__)
-        else:
-            order = sorted(rows, key=float if frames[clients].dtype.kind in "iuf" else str)
-        return {name: sorted_rows.iloc[rows[name]] for name in order}
-    if not isinstance(frames, Mapping) or not all(
-        isinstance(frame, pd.DataFrame) for frame in frames.values()
-    ):
-        raise TypeError(
-            f"frames is a {type(frames).__name__}: give one pandas frame with the column "
-            f"'{clients}', or a frame for each client, {{name: frame}}{as_frame(frames)}"
-        )
-    if not frames:
-        raise ValueError("frames is empty: give the frame of at least one client")
+        return _split(frames, clients)
+    is_frames = isinstance(frames, Mapping) and all(map(is_frame, frames.values()))
+    if not is_frames:
+        what = f"give one pandas frame with the column '{clients}', or a frame for each client, "
+        fix = f"{{name: frame}}; {as_frame(frames)}".removesuffix("; ")
+        raise TypeError(f"frames is a {type(frames).__name__}: {what}{fix}")
     _refuse_one_name(frames, "the names of the frames")
     refuse_similar(list(map(str, frames)), "the names of the frames")
-    by_name = {}
+    if fault := next(_faults_of_frames(frames, clients), ""):
+        raise ValueError(fault)
+    return {level_name(name): frame for name, frame in frames.items()}
+
+
+def _faults_of_frames(frames: Mapping[Any, pd.DataFrame], clients: str) -> Iterator[str]:
+    if not frames:
+        yield "frames is empty: give the frame of at least one client"
     for name, frame in frames.items():
         if not len(frame):
-            raise ValueError(f"client '{name}' has no rows: leave it out, or give it at least one")
+            yield f"client '{name}' has no rows: leave it out, or give it at least one"
         if clients in frame and frame[clients].nunique() > 1:
             what = f"{frame[clients].nunique()} clients in its column '{clients}'"
-            raise ValueError(f"the frame of client '{name}' has {what}: give the frame itself")
-        by_name[level_name(name)] = frame
-    return by_name
+            yield f"the frame of client '{name}' has {what}: give the frame itself"
+
+
+def _split(frame: pd.DataFrame, clients: str) -> dict[str, pd.DataFrame]:
+    """Return the rows of each client of one frame; numbers and categories are in their order."""
+    check_has(frame, clients, "for the clients, the frame")
+    names, fault = named(frame[clients], clients, "the frame"), ""
+    if (names == "").any():
+        row = int((names == "").argmax())
+        fix = f"name it, or leave such rows out, frame.dropna(subset=['{clients}'])"
+        fault = f"column '{clients}' has no client in row {row}: {fix}"
+    elif not len(names):
+        fault = "the frame has no rows: give at least one row of one client"
+    if fault:
+        raise ValueError(fault)
+    clients_here, code = np.unique(names, return_inverse=True)
+    ends = np.bincount(code).cumsum().tolist()
+    rows = {
+        n: slice(*of) for n, of in zip(clients_here.tolist(), pairwise([0, *ends]), strict=True)
+    }
+    sorted_rows = frame.take(code.argsort(kind="stable"))  # a slice of it is no copy
+    order: Any = float if frame[clients].dtype.kind in "iuf" else str
+    if hasattr(frame[clients], "cat"):
+        ranks = {level_name(of): i for i, of in enumerate(frame[clients].cat.categories)}
+        order = ranks.__getitem__
+    return {name: sorted_rows.iloc[rows[name]] for name in sorted(rows, key=order)}
 
 
 def kind_of(series: Any, name: str, client: str) -> Kind:
@@ -107,21 +115,20 @@ def kind_of(series: Any, name: str, client: str) -> Kind:
     others = [v for v in values if not isinstance(v, str)]
     if not words and all(isinstance(v, numbers_of.Real | np.bool_) for v in others):
         return "number"  # of dtype object
-    if others:
-        where = f" of client '{client}'" if client else ""
-        if all(isinstance(v, date) for v in values):
-            fix = "make it numbers, such as the days since a day, (column - day).dt.days"
-            what = f"column '{name}'{where} holds dates: {fix}, or leave it out"
-            raise KindFault(what, f"column '{name}' holds dates")
-        value, fix = (words or others)[0], "make it numbers, strings or categories, or leave it out"
-        public = f"column '{name}' holds neither numbers nor strings alone"
-        raise KindFault(f"column '{name}'{where} holds {value!r}: {fix}", public)
-    digits = next((v for v in values if isinstance(v, str) and is_number(v)), None)
-    if digits is not None:
-        fix = "convert it with pandas.to_numeric, or make the column a category if it holds names"
-        what = f"holds the number '{digits}' as a string: {fix}"
-        raise column_fault(what, "holds numbers as strings", name, client)
-    return "category"
+    digits = next(filter(is_number, words), None)
+    if not others and digits is None:
+        return "category"
+    public, what = "holds numbers as strings", f"holds the number '{digits}' as a string"
+    fix = "convert it with pandas.to_numeric, or make the column a category if it holds names"
+    if all(isinstance(v, date) for v in values):
+        public = what = "holds dates"
+        fix = (
+            "make it numbers, such as the days since a day, (column - day).dt.days, or leave it out"
+        )
+    elif others:
+        public, what = "holds neither numbers nor strings alone", f"holds {(words or others)[0]!r}"
+        fix = "make it numbers, strings or categories, or leave it out"
+    raise column_fault(f"{what}: {fix}", public, name, client)
 
 
 def numbers(series: Any) -> NDArray[np.float64]:
@@ -156,14 +163,16 @@ def named(series: Any, name: str, client: str) -> Names:
 
 def refuse_similar(names: Collection[str], where: str) -> None:
     """Refuse names that differ only in case, spaces or Unicode form."""
-    if similar := look_alike(sorted(names), "".join(sorted(names))) if names else None:
-        raise RowsFault(
-            f"values {similar[0]!r} and {similar[1]!r} of {where} differ only in case, spaces "
-            "or Unicode form: make them one",
-            f"two values of {where} differ only in case, spaces or Unicode form",
-        )
-    if {"True", "False"} & {*names} and {"0", "1"} & {*names}:
-        raise ValueError(f"{where} holds True or False here and 1 or 0 there: make them one")
+    listed, public = sorted(names), ""
+    if similar := look_alike(listed, "".join(listed)):
+        public = f"two values of {where} differ only in case, spaces or Unicode form"
+        what = f"values {similar[0]!r} and {similar[1]!r} of {where} differ only in case, spaces"
+        fault = f"{what} or Unicode form: make them one"
+    elif {"True", "False"} & {*names} and {"0", "1"} & {*names}:
+        public = f"{where} holds True or False here and 1 or 0 there"
+        fault = f"{public}: make them one"
+    if public:
+        raise RowsFault(fault, public)
 
 
 def _refuse_one_name(values: Iterable[Any], where: str) -> None:
@@ -172,10 +181,8 @@ def _refuse_one_name(values: Iterable[Any], where: str) -> None:
     for value in values:
         name = level_name(value)
         if first.setdefault(name, value) != value:
-            fix = "make them one, or rename one"
-            raise ValueError(
-                f"values {first[name]!r} and {value!r} of {where} are both '{name}': {fix}"
-            )
+            what = f"values {first[name]!r} and {value!r} of {where} are both '{name}'"
+            raise ValueError(f"{what}: make them one, or rename one")
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
@@ -205,11 +212,22 @@ def complete(
     """Return a client's rows without those that miss a value; "refuse" refuses them."""
     gone = incomplete(frame, columns, client, missing)
     if gone.all():
-        raise RowsFault(
-            f"every row of client '{client}' misses a value: leave the client out, or fill them",
-            "every row misses a value of the formula's columns",
-        )
+        what = f"every row of client '{client}' misses a value: leave the client out, or fill them"
+        raise RowsFault(what, "every row misses a value of the formula's columns")
     return frame[~gone] if gone.any() else frame
+
+
+def complete_rows(
+    frames: Mapping[str, pd.DataFrame], columns: Mapping[str, Kind | None], missing: str
+) -> dict[str, pd.DataFrame]:
+    """Return each client's rows without those that miss a value; "refuse" refuses them."""
+    with suppress(KeyError, TypeError, ValueError):  # of which client is found out below
+        if (
+            len(frames) > 1
+            and not incomplete(pd.concat(frames.values()), columns, "", missing).any()
+        ):
+            return dict(frames)
+    return {name: complete(frame, columns, name, missing) for name, frame in frames.items()}
 
 
 def incomplete(
@@ -220,29 +238,27 @@ def incomplete(
     for name in columns:
         check_column(frame, name, client)
         lost = missing_in(frame[name])
+        infinite = frame[name].dtype.kind == "f" and np.isinf(frame[name].to_numpy())
+        what = ""
         if lost.any() and missing == "refuse":
-            raise RowsFault(
-                f"column '{name}' of client '{client}' has {int(lost.sum())} missing values, the "
-                f"first in row {int(lost.argmax())}: fill them, or leave their rows out with "
-                "formula(..., missing='drop')",
-                f"column '{name}' has missing values",
+            what, fix = (
+                "has missing values",
+                "leave their rows out with formula(..., missing='drop')",
             )
+            count, row = int(lost.sum()), int(lost.argmax())
+            detail = f"has {count} missing values, the first in row {row}: fill them, or {fix}"
+        elif np.any(infinite):
+            what = "has an infinite value"
+            detail = f"is infinite in row {int(np.argmax(infinite))}: fix the value"
+        if what:
+            raise column_fault(detail, what, name, client)
         gone |= lost
-        if frame[name].dtype.kind == "f" and np.isinf(frame[name].to_numpy()).any():
-            row = int(np.isinf(frame[name].to_numpy()).argmax())
-            what = f"is infinite in row {row}: fix the value"
-            raise column_fault(what, "has an infinite value", name, client)
     return gone
 
 
 def check_column(frame: pd.DataFrame, name: str, client: str) -> None:
     """Refuse a client's frame without a column, or with two of its name."""
-    if not is_column(frame, name):
-        where, names = (
-            f"client '{client}'" if client else "the frame",
-            list(map(str, frame.columns)),
-        )
-        raise KeyError(f"{where} has no column '{name}': its columns are {names}")
+    check_has(frame, name, f"client '{client}'" if client else "the frame")
 
 
 def index_in(levels: Sequence[str], names: Any) -> NDArray[np.int64]:
@@ -259,12 +275,10 @@ def coded(series: Any, name: str, client: str, column: Column) -> NDArray[np.int
     if (codes < 0).any():
         row = int((codes < 0).argmax())
         fix = f"correct it, or fit with it, levels={{'{name}': [...]}} of hierfl.schema"
-        raise column_fault(
-            f"has the value '{names[row]}' in row {row}, none of {', '.join(column.levels)}: {fix}",
-            "has a value that is none of the agreed levels",
-            name,
-            client,
+        what = (
+            f"has the value '{names[row]}' in row {row}, none of {', '.join(column.levels)}: {fix}"
         )
+        raise column_fault(what, "has a value that is none of the agreed levels", name, client)
     return codes
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hierfl.formulas.transforms import EDGES, Constants, Sums
+from hierfl.formulas.transforms import EDGES, ColumnSums, Constants
 
 CLIENTS = 400  # of how many clients a node believes that it may be one, by rows
 NEAR = 1e-6
@@ -135,7 +135,7 @@ STATEFUL = {
 
 
 def check_moments(
-    text: str, mean: float, sd: float, own: Sums, rows: int, *, constant: bool = False
+    text: str, mean: float, sd: float, own: ColumnSums, rows: int, *, constant: bool = False
 ) -> None:
     """Refuse a mean and an sd of `rows` rows that these cannot have with a client's own among them.
 

@@ -17,7 +17,7 @@ from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.plausible import stateful_calls
 from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.transforms import EDGES, Sums
+from hierfl.formulas.transforms import EDGES, ColumnSums
 
 MOST_ROWS = 1 << 26  # of a client
 NEAR = 1e-6
@@ -29,7 +29,7 @@ class Heard:
     """What a client has answered: its rows, sums of arguments by their text, and counts of levels by column."""
 
     rows: int | None = None
-    sums: dict[str, Sums] = field(default_factory=dict)
+    sums: dict[str, ColumnSums] = field(default_factory=dict)
     counts: dict[str, Mapping[str, int]] = field(default_factory=dict)
 
     def check(self, question: Question, answer: Any, declared: Declaration) -> None:
@@ -77,7 +77,7 @@ class Heard:
         for counts in self.counts.values():
             yield from _wrong_counts(counts, question.least, MOST_ROWS)
 
-    def _agrees(self, text: str, sums: Sums, mean: float = 0.0) -> bool:
+    def _agrees(self, text: str, sums: ColumnSums, mean: float = 0.0) -> bool:
         """Return whether sums are those of the same values before, to rounding about a mean; none tell nothing."""
         before = self.sums.setdefault(text, sums)
         if not sums.count or not before.count:
@@ -131,7 +131,7 @@ class Heard:
         if not self._agrees(declared.parts.labels[0], answer.response):
             yield "by sums of the response that differ from those before"
 
-    def _wrong_level(self, name: str, sums: Sums, schema: Schema) -> Iterator[str]:
+    def _wrong_level(self, name: str, sums: ColumnSums, schema: Schema) -> Iterator[str]:
         """Yield why sums of the rows of a level are not of its count: both are rounded, and few others may be added."""
         column, _, level = name.removesuffix("]").partition("[")
         if column not in self.counts or level not in schema.columns[column].levels:
@@ -141,7 +141,7 @@ class Heard:
             yield f"by another number of rows of '{name}' than before"
 
     def _wrong_number(
-        self, name: str, sums: Sums, schema: Schema, declared: Declaration
+        self, name: str, sums: ColumnSums, schema: Schema, declared: Declaration
     ) -> Iterator[str]:
         """Yield why sums of a number, or of a line of it, are not those of its values before."""
         text, mean = name, 0.0
@@ -154,19 +154,19 @@ class Heard:
             mean = constants.mean
             total = sd * sums.total + mean * sums.count
             squares = sd**2 * sums.squares + 2.0 * mean * total - mean**2 * sums.count
-            sums, binary = Sums(sums.count, total, max(squares, 0.0)), False
+            sums, binary = ColumnSums(sums.count, total, max(squares, 0.0)), False
         if text in self.sums and not binary and not self._agrees(text, sums, mean):
             yield f"by sums of '{name}' that differ from those before"
 
 
-def is_possible(sums: Sums) -> bool:
+def is_possible(sums: ColumnSums) -> bool:
     """Return whether some rows have these sums: (sum of x)^2 <= n (sum of x^2)."""
     if not (0 <= sums.count < MOST_ROWS and 0.0 <= sums.squares <= sums.count * LARGEST**2):
         return False
     return abs(sums.total) <= math.sqrt(sums.count * sums.squares) * (1.0 + NEAR) + 1e-150
 
 
-def _spread(sums: Sums) -> float:
+def _spread(sums: ColumnSums) -> float:
     return sums.count * sums.squares - sums.total**2
 
 
@@ -175,11 +175,11 @@ def _calls(declared: Declaration) -> dict[str, tuple[str, str]]:
     return {str(call): (call.callee, str(call.args[0])) for call in stateful_calls(declared)}
 
 
-def _scaled(sums: Sums, mean: float, sd: float) -> Sums:
+def _scaled(sums: ColumnSums, mean: float, sd: float) -> ColumnSums:
     """Return the sums of (x - mean) / sd."""
     total = (sums.total - sums.count * mean) / sd
     squares = (sums.squares - 2.0 * mean * sums.total + sums.count * mean**2) / sd**2
-    return Sums(sums.count, total, max(squares, 0.0))
+    return ColumnSums(sums.count, total, max(squares, 0.0))
 
 
 def _wrong_counts(counts: Mapping[str, int], least: int, rows: int) -> Iterator[str]:
@@ -190,7 +190,7 @@ def _wrong_counts(counts: Mapping[str, int], least: int, rows: int) -> Iterator[
         yield "by more rows than it has"
 
 
-def _are_powers(powers: Any, scaled: Sums) -> bool:
+def _are_powers(powers: Any, scaled: ColumnSums) -> bool:
     """Return whether sums of u^0 to u^2d are of values with these sums: no eigenvalue of their Hankel matrix is < 0."""
     degree = (len(powers) - 1) // 2
     size = NEAR * (scaled.count + scaled.squares)
@@ -202,25 +202,25 @@ def _are_powers(powers: Any, scaled: Sums) -> bool:
     return bool(np.linalg.eigvalsh(hankel / np.outer(scale, scale))[0] > -NEAR)
 
 
-def _are_counts(counts: Any, scaled: Sums, least: int) -> bool:
+def _are_counts(counts: Any, scaled: ColumnSums, least: int) -> bool:
     """Return whether counts of values up to `EDGES`, rounded down, are of values with this sum.
 
     sum of u = 6 n - integral of N(t) over (-6, 6), N(t) the values up to t, and the part of values
     beyond is at most sqrt(k sum of u^2), for k of them.
     """
-    most = np.minimum(counts + least - 1, scaled.count)
+    highest = np.minimum(counts + least - 1, scaled.count)
     right = len(counts) == len(EDGES) and (np.diff(counts) >= 0.0).all() and counts[0] >= 0.0
     if not right or (counts % least).any() or counts[-1] > scaled.count:
         return False
     width, n = EDGES[1] - EDGES[0], scaled.count
-    beyond = most[0] + n - counts[-1]
+    beyond = highest[0] + n - counts[-1]
     slack = math.sqrt(beyond * scaled.squares) + EDGES[-1] * beyond + NEAR * n
-    low = EDGES[-1] * n - width * most[1:].sum() - slack
+    low = EDGES[-1] * n - width * highest[1:].sum() - slack
     high = EDGES[-1] * n - width * counts[:-1].sum() + slack
     return bool(low <= scaled.total <= high)
 
 
-def sums_in(answer: Any) -> dict[str, Sums]:
+def sums_in(answer: Any) -> dict[str, ColumnSums]:
     """Return the sums of an answer about a schema, by their names."""
     if isinstance(answer, OfDesign):
         every = {**answer.columns, "the response": answer.response}

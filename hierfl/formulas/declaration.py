@@ -11,9 +11,9 @@ from typing import Any, Literal
 from hierfl.formulas.columns import Kind
 from hierfl.formulas.functions import CODINGS
 from hierfl.formulas.parameters import covariate_family, family_of_parameter
-from hierfl.formulas.parse import Formulas, Group, Parts
+from hierfl.formulas.parse import Formulas, FormulaTree, Group
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import Terms, bare_columns, calls, column_of, columns_of
+from hierfl.formulas.terms import TermSum, bare_columns, calls, column_of, columns_of
 from hierfl.models.families import Response, ResponseFamily
 
 Missing = Literal["refuse", "drop"]
@@ -35,7 +35,7 @@ class Declaration:
         return self.formulas.text
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> FormulaTree:
         """The formula of the response."""
         return self.formulas.main
 
@@ -43,28 +43,28 @@ class Declaration:
     def of_parameters(self) -> dict[str, Declaration]:
         """Parameter or covariate that has terms -> their declaration; refuse what cannot have some."""
         declared = {}
-        for name, parts in self.formulas.others.items():
+        for name, tree in self.formulas.others.items():
             if name in self.imputed:
                 family = covariate_family(name, 0.0, 1.0)
             else:
                 family = family_of_parameter(name, self.family, self.parts.response)
-            declared[name] = replace(self, formulas=Formulas("", parts), family=family)
+            declared[name] = replace(self, formulas=Formulas("", tree), family=family)
         return declared
 
     @property
-    def every_parts(self) -> tuple[Parts, ...]:
+    def every_parts(self) -> tuple[FormulaTree, ...]:
         """The formula of the response, and those of parameters."""
         return (self.parts, *self.formulas.others.values())
 
     @cached_property
-    def described(self) -> tuple[Terms, ...]:
+    def described(self) -> tuple[TermSum, ...]:
         """The common terms, those of each group, then those of parameters."""
-        return tuple(chain.from_iterable(parts.terms for parts in self.every_parts))
+        return tuple(chain.from_iterable(tree.terms for tree in self.every_parts))
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """The groups of all formulas."""
-        return tuple(chain.from_iterable(parts.groups for parts in self.every_parts))
+        return tuple(chain.from_iterable(tree.groups for tree in self.every_parts))
 
     @cached_property
     def groupings(self) -> tuple[tuple[str, ...], ...]:

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from hierfl.formulas.columns import Column, level_name
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.design_terms import Term
+from hierfl.formulas.design_terms import DesignTerm
 from hierfl.formulas.expressions import Call, value_of
 from hierfl.formulas.functions import CODINGS, SMOOTHS
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import Factor, Product, Terms, columns_of, options_of
+from hierfl.formulas.terms import Factor, Product, TermSum, columns_of, options_of
 from hierfl.formulas.transforms import BeyondKnots, Constants
 
 Matrix = NDArray[np.float64]
@@ -35,7 +35,7 @@ class Coded(NamedTuple):
     codes: Matrix | None = None
 
 
-class Block(NamedTuple):
+class TermColumns(NamedTuple):
     """The columns of one term: products of those of its factors, (n, p), which may have another `order`."""
 
     name: str
@@ -48,9 +48,9 @@ class Design:
     """The terms of a sum, and how their columns and the offsets are evaluated."""
 
     has_intercept: bool
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[TermColumns, ...] = ()
     offsets: tuple[Product, ...] = ()
-    terms: tuple[Term, ...] = ()
+    terms: tuple[DesignTerm, ...] = ()
     columns: tuple[str, ...] = ()
     constants: Mapping[str, Constants] = field(default_factory=dict)
 
@@ -137,7 +137,7 @@ def every_design_of(declared: Declaration, schema: Schema) -> list[Design]:
     return [_design(terms, schema) for terms in declared.described]
 
 
-def _design(terms: Terms, schema: Schema) -> Design:
+def _design(terms: TermSum, schema: Schema) -> Design:
     """Return the design of some terms, evaluated on a frame made of the schema alone."""
     columns = schema.columns
     if not terms.slopes:
@@ -154,10 +154,10 @@ def _design(terms: Terms, schema: Schema) -> Design:
             raise ValueError(
                 f"the terms {terms} cannot be evaluated ({error}): check the kinds of their columns"
             ) from error
-    blocks, made = [], list[Term]()
+    blocks, made = [], list[DesignTerm]()
     for term, factors in coded:
         own, order = _named(term.name, factors, schema)
-        blocks.append(Block(term.name, factors, order))
+        blocks.append(TermColumns(term.name, factors, order))
         made += own
     if any(term.smooth for term in made):
         from hierfl.formulas.smooths import check_constants
@@ -173,7 +173,7 @@ def _design(terms: Terms, schema: Schema) -> Design:
     )
 
 
-def _coded(terms: Terms, values: _Values) -> Iterator[tuple[Product, tuple[Coded, ...]]]:
+def _coded(terms: TermSum, values: _Values) -> Iterator[tuple[Product, tuple[Coded, ...]]]:
     """Yield the terms with the codes of their categories, so that no column is in the span of others.
 
     As in R: a category is coded in full where no other term has what its first level lacks. A term with
@@ -286,7 +286,7 @@ def _typical(columns: Mapping[str, Column]) -> pd.DataFrame:
 # ------------------------------------------------------------ names
 def _named(
     name: str, factors: Sequence[Coded], schema: Schema
-) -> tuple[tuple[Term, ...], tuple[int, ...] | None]:
+) -> tuple[tuple[DesignTerm, ...], tuple[int, ...] | None]:
     """Return a term with the names of its columns, two of s(x), and the order of its columns."""
     made_of = frozenset(coded.factor for coded in factors)
     callees = [coded.factor.callee for coded in factors if isinstance(coded.factor, Call)]
@@ -299,16 +299,16 @@ def _named(
     labels = tuple(":".join(some) for some in combined(*(coded.labels for coded in factors)))
     by_step = "cs" in callees
     if len(labels) == 1 and all(coded.codes is None for coded in factors):
-        return (Term(name, (name,), (), made_of, by_step=by_step),), None
+        return (DesignTerm(name, (name,), (), made_of, by_step=by_step),), None
     if "mo" in callees:
         term, order = _monotone(name, factors, made_of)
         return (term,), order
-    return (Term(name, labels, _coords(name, labels), made_of, by_step=by_step),), None
+    return (DesignTerm(name, labels, _coords(name, labels), made_of, by_step=by_step),), None
 
 
 def _monotone(
     name: str, factors: Sequence[Coded], made_of: frozenset[Factor]
-) -> tuple[Term, tuple[int, ...]]:
+) -> tuple[DesignTerm, tuple[int, ...]]:
     """Return mo(x), or a product with it, whose steps of a curve follow each other."""
     place = next(
         k for k, coded in enumerate(factors) if getattr(coded.factor, "callee", "") == "mo"
@@ -321,7 +321,7 @@ def _monotone(
     columns = tuple(every[i] for i in order)
     curves = tuple(":".join(curve) for curve in combined(*labels)) if labels else ()
     steps = _coords(factors[place].factor.label, own)
-    return Term(name, columns, _coords(name, columns), made_of, steps, curves), tuple(order)
+    return DesignTerm(name, columns, _coords(name, columns), made_of, steps, curves), tuple(order)
 
 
 def _coords(name: str, labels: Sequence[str]) -> tuple[str, ...]:

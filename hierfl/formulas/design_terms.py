@@ -47,16 +47,16 @@ class Smooth:
 
 
 @dataclass(frozen=True)
-class Term:
+class DesignTerm:
     """A term and the names of its columns, such as "sex[male]"; `coords` has those in brackets, "male".
 
-    `parts` says what it is made of: a column called "x:z" is not the product of x and z.
+    `factors` says what it is made of: a column called "x:z" is not the product of x and z.
     """
 
     name: str
     columns: tuple[str, ...]
     coords: tuple[str, ...]
-    parts: frozenset[Factor]
+    factors: frozenset[Factor]
     steps: tuple[str, ...] = ()  # of mo(x): the levels up to which each of its columns is a step
     curves: tuple[str, ...] = ()  # what mo(x) is multiplied by: each has steps of its own, in a row
     smooth: Smooth | None = None  # of curves, whose coefficients share a scale
@@ -69,7 +69,7 @@ class Term:
 
     def calls(self, callee: str) -> bool:
         """Return whether a factor of it is a call of this function."""
-        return any(getattr(factor, "callee", "") == callee for factor in self.parts)
+        return any(getattr(factor, "callee", "") == callee for factor in self.factors)
 
     def of_curves(self, site: str) -> tuple[str, ...]:
         """Return what the entries of a site of curves are called: the site itself where there is one curve."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hierfl.formulas.columns import numbers
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.terms import calls, options_of
-from hierfl.formulas.transforms import Sums, sums
+from hierfl.formulas.transforms import ColumnSums, sums
 
 Floats = NDArray[np.float64]
 SHARE = 0.99  # of the squares of a combination, from which on it is of a few rows
@@ -25,7 +25,7 @@ EXACT = 1.0 - 1e-6  # the same, of columns of zeros and ones
 NEARLY = 1e-4  # of the squares of all other rows
 MOST_CHECKED = 500  # rows of high leverage
 TIMES = 50  # that rows are moved, after which nothing is told
-NOTHING = Sums(0, 0.0, 0.0)
+NOTHING = ColumnSums(0, 0.0, 0.0)
 
 
 def few_differ(values: Floats, least: int) -> bool:
@@ -37,9 +37,9 @@ def few_differ(values: Floats, least: int) -> bool:
 
 def few_dominate(values: Floats, least: int) -> bool:
     """Return whether fewer than `least` rows have nearly all squares about the mean: sums are theirs to 1e-4."""
-    few = min(least - 1, len(values) // 4)
-    squares = np.sort((values - values.mean()) ** 2) if few > 0 else values[:0]
-    return bool(squares[:-few].sum() < NEARLY * squares.sum()) if few > 0 else False
+    count = min(least - 1, len(values) // 4)
+    squares = np.sort((values - values.mean()) ** 2) if count > 0 else values[:0]
+    return bool(squares[:-count].sum() < NEARLY * squares.sum()) if count > 0 else False
 
 
 def isolated(columns: Floats, least: int, share: float = SHARE) -> NDArray[np.int64]:
@@ -119,7 +119,7 @@ def _few_of_powers(scaled: Floats, least: int, powers: int) -> NDArray[np.int64]
     return next((rows for rows in every_few if len(rows)), np.zeros(0, np.int64))
 
 
-def told(values: Floats, least: int) -> Sums:
+def told(values: Floats, least: int) -> ColumnSums:
     """Return the sums of values that may leave."""
     return sums(coarse(values, least))
 
@@ -148,13 +148,13 @@ def told_together(
     columns: Mapping[str, Floats],
     curves: Iterable[Collection[str]],
     least: int,
-    apart: Collection[str] = (),
-) -> dict[str, Sums]:
+    elsewhere: Collection[str] = (),
+) -> dict[str, ColumnSums]:
     """Return the sums of the columns of a design that may leave together.
 
     Of `curves` that together are of a few rows there are none; sums of zeros and ones are rounded to
-    multiples of `least` where others would tell about a few rows beside them. Columns `apart` are of
-    other rows.
+    multiples of `least` where others would tell about a few rows beside them. Columns `elsewhere`
+    are of other rows.
     """
     ready = {name: coarse(values, least) for name, values in columns.items()}
     told_sums = {name: sums(values) for name, values in ready.items()}
@@ -162,9 +162,9 @@ def told_together(
         return told_sums
     rows = max(map(len, columns.values()), default=0)
     binary = {name for name, values in ready.items() if np.isin(values, (0.0, 1.0)).all()}
-    hidden = {name for name, values in ready.items() if name in apart or len(values) < rows}
+    hidden = {name for name, values in ready.items() if name in elsewhere or len(values) < rows}
     for names in curves:
-        if not {*apart}.isdisjoint(names):
+        if not {*elsewhere}.isdisjoint(names):
             continue
         matrix = np.stack([columns[name] for name in names], axis=1)
         if not binary.issuperset(names) and len(isolated(matrix, least)):
@@ -173,7 +173,7 @@ def told_together(
     whole = {name: values for name, values in ready.items() if name not in hidden}
     for name in _of_few(whole, least):
         count = min(least * round(told_sums[name].total / least), rows)
-        told_sums[name] = Sums(rows, count, count) if name in binary else NOTHING
+        told_sums[name] = ColumnSums(rows, count, count) if name in binary else NOTHING
     return told_sums
 
 

@@ -78,7 +78,7 @@ class Literal:
 
 
 @dataclass(frozen=True)
-class Operation:
+class Operator:
     """A sign and its one or two operands; `wrapped`: it was written in parentheses."""
 
     sign: str
@@ -105,13 +105,11 @@ class Operation:
         """Return the operation as text, with the parentheses that its value needs."""
         if len(self.args) == 1:
             inner = self.args[0]
-            return (
-                f"{self.sign}({inner})" if isinstance(inner, Operation) else f"{self.sign}{inner}"
-            )
+            return f"{self.sign}({inner})" if isinstance(inner, Operator) else f"{self.sign}{inner}"
         own, texts = BINDING[self.sign], list[str]()
         for place, arg in enumerate(self.args):
             other = own + 1
-            if isinstance(arg, Operation):
+            if isinstance(arg, Operator):
                 other = UNARY if len(arg.args) == 1 else BINDING[arg.sign]
             again = place == 1 or own in (2, 7)  # of equal binding: the second, or either
             texts.append(f"({arg})" if other < own or (other == own and again) else str(arg))
@@ -153,12 +151,12 @@ class Dot:
         return "."
 
 
-Expression = Name | Literal | Operation | Call | Dot
+Expression = Name | Literal | Operator | Call | Dot
 
 
 def within(expression: Expression) -> Iterator[Expression]:
     """Yield all expressions inside an expression, and then itself."""
-    if isinstance(expression, Operation | Call):
+    if isinstance(expression, Operator | Call):
         for arg in expression.args:
             yield from within(arg)
     if isinstance(expression, Call):
@@ -180,7 +178,7 @@ def names_in(expression: Expression) -> Iterator[str]:
 def summands(expression: Expression) -> list[tuple[str, Expression]]:
     """Return the terms of a sum with their signs; what is in parentheses is one term."""
     terms = []
-    while isinstance(expression, Operation) and expression.is_sum and not expression.wrapped:
+    while isinstance(expression, Operator) and expression.is_sum and not expression.wrapped:
         terms.append((expression.sign, expression.args[-1]))
         if len(expression.args) == 1:
             return terms[::-1]
@@ -199,7 +197,7 @@ def value_of(
         return expression.value
     if isinstance(expression, Call):
         return _value_of_call(expression, frame, constants)
-    assert isinstance(expression, Operation)
+    assert isinstance(expression, Operator)
     values = [value_of(arg, frame, constants) for arg in expression.args]
     if expression.sign in COMPARISONS:
         return np.asarray(COMPARISONS[expression.sign](*values), dtype=np.float64)

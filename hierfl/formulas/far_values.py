@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import Column
 from hierfl.formulas.schema import Schema
 
+Floats = NDArray[np.float64]
 FAR = 8.0  # sds of the other rows, from their mean
 FAR_LOGS = (
     5.0  # of a client's values above 0, if none is below it, whose logarithms must be far out too
@@ -21,29 +21,30 @@ SOME_ROWS = 10  # of a client, which tell of two values, and of a long tail
 
 
 def warn_of_far_values(
-    ready: pd.DataFrame, schema: Schema, names: Collection[str], client: str
+    columns: Mapping[str, Floats], schema: Schema, clients: Sequence[str], counts: NDArray[np.int64]
 ) -> None:
-    """Warn of numbers of a client's `prepared` rows that are far from those of all, without their values."""
-    for name in sorted(names):
+    """Warn of numbers of clients' rows, one client after another, that are far from all, without their values."""
+    owner = np.repeat(np.arange(len(clients)), counts)
+    for name, every in sorted(columns.items()):
         column = schema.columns[name]
-        if column.kind != "number":
-            continue
-        values = ready[name].dropna().to_numpy()
-        if _has_two_values(column, values):
-            continue
-        far = is_far(values, column.mean, column.sd, schema.rows, FAR)
-        if far.any() and values.min() >= 0.0 and (values > 0.0).sum() >= SOME_ROWS:
-            # incomes and counts have long tails; far values are above 0
-            logs = np.log(values[values > 0.0])
-            far[values > 0.0] &= is_far(logs, logs.mean(), logs.std(), len(logs), FAR_LOGS)
-        count = int(far.sum())
-        if count:
-            warnings.warn(
-                f"column '{name}' of client '{client}' has {count} "
-                f"value{'s' if count > 1 else ''} more than {FAR:g} sds from the mean of all other "
-                "rows: check the unit, and for typing errors",
-                stacklevel=4,
-            )
+        far_rows = is_far(every, column.mean, column.sd, schema.rows, FAR)
+        for place in np.unique(owner[far_rows]).tolist():
+            values = every[owner == place]
+            values = values[~np.isnan(values)]
+            if _has_two_values(column, values):
+                continue
+            far = is_far(values, column.mean, column.sd, schema.rows, FAR)
+            if values.min() >= 0.0 and (values > 0.0).sum() >= SOME_ROWS:
+                # incomes and counts have long tails; far values are above 0
+                logs = np.log(values[values > 0.0])
+                far[values > 0.0] &= is_far(logs, logs.mean(), logs.std(), len(logs), FAR_LOGS)
+            if count := int(far.sum()):
+                many = f"{count} value{'s' if count > 1 else ''} more than {FAR:g} sds"
+                what = (
+                    f"column '{name}' of client '{clients[place]}' has {many} from the mean of all"
+                )
+                fix = "check the unit, and for typing errors"
+                warnings.warn(f"{what} other rows: {fix}", stacklevel=4)
 
 
 def is_far(

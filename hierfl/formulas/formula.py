@@ -6,23 +6,24 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import pandas as pd
 
-from hierfl.core.arguments import check_names, expect_count, spelled
+from hierfl.core.arguments import check_names, expect, expect_count, shown, spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
+from hierfl.data.expected import is_frame, read_frame
 from hierfl.formulas.agree import agreed, has_columns
 from hierfl.formulas.checked import check_declared, given, with_bounds
 from hierfl.formulas.client_data import Inside, client_data
-from hierfl.formulas.columns import by_client, complete
+from hierfl.formulas.columns import by_client, complete_rows
 from hierfl.formulas.declaration import Declaration, Missing
 from hierfl.formulas.layout import Dims, Layout, dims, layout_of
 from hierfl.formulas.levels import Rare
 from hierfl.formulas.parameter_layouts import Parameter, parameters_of, priors_with_parameters
 from hierfl.formulas.parse import parse
-from hierfl.formulas.questions import Kinds, Question, answering
+from hierfl.formulas.questions import Kinds, answers_of
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.shown import prior_table, text_of, updated
 from hierfl.formulas.source import source
@@ -32,6 +33,15 @@ from hierfl.models.priors import Prior
 Frames = pd.DataFrame | Mapping[str, pd.DataFrame]
 M = TypeVar("M")
 OPTIONS = ("family", "priors", "missing")  # that an update may change
+
+
+class SchemaOptions(TypedDict, total=False):
+    """What clients agree on beforehand, and which levels they may name; as in `hierfl.schema`."""
+
+    units: Mapping[str, str] | None
+    levels: Mapping[str, Sequence[Any]] | None
+    min_count: int | None
+    rare: Rare
 
 
 @spelled
@@ -114,39 +124,20 @@ class Formula:
             self.declared, self.agreed, self.layout, self.parameters, self.priors
         )
 
-    def on(
-        self,
-        frames: Any,
-        *,
-        units: Mapping[str, str] | None = None,
-        levels: Mapping[str, Sequence[Any]] | None = None,
-        min_count: int | None = None,
-        rare: Rare = "refuse",
-    ) -> Formula:
+    def on(self, frames: Any, **options: Unpack[SchemaOptions]) -> Formula:
         """Return the formula with the schema that some frames agree on, or itself where it has one.
 
         Args:
             frames: one frame with the column of clients, or {client: frame}.
-            units: as in `hierfl.schema`.
-            levels: as in `hierfl.schema`.
-            min_count: as in `hierfl.schema`.
-            rare: as in `hierfl.schema`.
+            **options: `units`, `levels`, `min_count` and `rare`, as in `hierfl.schema`.
 
         Raises:
             KeyError, TypeError, ValueError: as `hierfl.schema`.
         """
+        check_names("on", options, tuple(SchemaOptions.__annotations__))
         if self.has_schema:
             return self
-        agreed_on = schema(
-            frames,
-            self,
-            units=units,
-            levels=levels,
-            min_count=min_count,
-            rare=rare,
-            start=self.schema,
-        )
-        return replace(self, schema=agreed_on)
+        return replace(self, schema=schema(frames, self, start=self.schema, **options))
 
     def update(self, text: str, **options: Any) -> Formula:
         """Return a formula with other terms, `"~ . + age"`, as `update` of R has it.
@@ -255,31 +246,25 @@ def schema(
             it; the message names the client, the column and the value.
     """
     if formula is None and clients is None:
-        raise TypeError(
-            "schema needs clients='hospital', the column that names the clients, or a formula"
-        )
+        what = "schema needs clients='hospital', the column that names the clients"
+        raise TypeError(f"{what}, or a formula")
+    expect(rare=(rare, ("refuse", "merge")))
     least = 1 if rare == "refuse" else 5
     if min_count is not None:
         least = expect_count(min_count, "min_count")
-    if rare not in ("refuse", "merge"):
-        raise ValueError(f"rare is {rare!r}: it must be 'refuse' or 'merge'")
     by = formula.clients if formula is not None else str(clients)
     by_name, declared = by_client(frames, by), None if formula is None else formula.declared
     kinds: Kinds = {str(n): None for n in next(iter(by_name.values())).columns if n != by}
     needs, missing = (kinds, "drop") if declared is None else (declared.rows_of, declared.missing)
-    rows = {client: complete(frame, needs, client, missing) for client, frame in by_name.items()}
+    rows = complete_rows(by_name, needs, missing)
     if declared is not None and declared.imputed:
         from hierfl.formulas.imputed import with_known
 
         rows = {name: with_known(frame, declared, name, least) for name, frame in rows.items()}
     read = kinds if declared is None else declared.columns
 
-    def ask(question: Question) -> dict[str, Any]:
-        answer = answering(question, by, read, declared)
-        return {client: answer(frame, client) for client, frame in rows.items()}
-
     return agreed(
-        ask,
+        lambda question: answers_of(question, by, read, declared, rows),
         by,
         read,
         declared,
@@ -292,18 +277,31 @@ def schema(
 
 
 # ------------------------------------------------------------ frames in place of `ClientData`
-def of_frames(model: M, data: Any, validation: Any) -> tuple[M, Any, Any]:
-    """Return a formula with its schema, and its rows, as `hierfl.fit` runs them; others as they are."""
-    within = None if isinstance(model, Formula) else getattr(model, "model", None)  # of a method
-    if isinstance(within, Formula) and not isinstance(data, ClientData):
-        if not within.has_schema:
-            fix = "give the method formula.on(frame), and fit it to the frame"
-            raise ValueError(f"the method's formula '{within.text}' has no schema: {fix}")
-        return model, rows_of(within, data), rows_of(within, validation)
-    if not isinstance(model, Formula):
-        return model, data, validation
-    ready: Any = model if isinstance(data, ClientData) else model.on(data)
-    return ready, rows_of(ready, data), rows_of(ready, validation)
+def of_frames(
+    model: M, data: Any, validation: Any, clients: str | None = None
+) -> tuple[M, Any, Any]:
+    """Return a formula with its schema, and its rows, as `hierfl.fit` runs them; others as they are.
+
+    Of another program each column of a frame with a column of `clients` is a field.
+    """
+    formula = model if isinstance(model, Formula) else getattr(model, "model", None)  # of a method
+    is_read, fault = isinstance(data, ClientData), ""
+    if clients is not None and not is_frame(data):
+        fault = f"clients={clients!r} names a column of a frame, and data is {shown(data)}"
+    elif clients is not None and isinstance(formula, Formula) and clients != formula.clients:
+        fault = f"clients is {clients!r}, and '{formula.clients}' of the formula"
+    if fault:
+        raise ValueError(f"{fault}: leave clients= out")
+    if not isinstance(formula, Formula):
+        rows = data if clients is None else read_frame(data, clients)
+        return model, rows, validation if clients is None else read_frame(validation, clients, rows)
+    if isinstance(model, Formula):
+        ready: Any = model if is_read else model.on(data)
+        return ready, rows_of(ready, data), rows_of(ready, validation)
+    if not is_read and not formula.has_schema:
+        fix = "give the method formula.on(frame), and fit it to the frame"
+        raise ValueError(f"the method's formula '{formula.text}' has no schema: {fix}")
+    return model, rows_of(formula, data), rows_of(formula, validation)
 
 
 def rows_of(model: object, rows: Any, fitted: Collection[str] = (), *, asked: bool = False) -> Any:
@@ -313,10 +311,11 @@ def rows_of(model: object, rows: Any, fitted: Collection[str] = (), *, asked: bo
     for term in chain.from_iterable(layout.at("within") for layout in model.layouts):
         names = [name for name in by_client(rows, model.clients) if name in fitted]
         if lost := [name for name in names if (name, term.group.name) not in model._inside]:
-            fix = "call formula.data(the rows it was fitted to) of fit.method.model first"
-            raise ValueError(
-                f"a loaded fit does not know the groups '{term.group.name}' of client '{lost[0]}': {fix}"
+            what = (
+                f"a loaded fit does not know the groups '{term.group.name}' of client '{lost[0]}'"
             )
+            fix = "call formula.data(the rows it was fitted to) of fit.method.model first"
+            raise ValueError(f"{what}: {fix}")
     frames = list(rows.values()) if isinstance(rows, Mapping) else [rows]
     labels = {*model.declared.parts.labels}
     labeled = all(labels <= {*getattr(frame, "columns", ())} for frame in frames)

@@ -1,4 +1,4 @@
-"""The functions that formulas know, their options, and what those of other packages are called here."""
+"""The functions that formulas know, and their options."""
 
 from __future__ import annotations
 
@@ -56,25 +56,6 @@ OPTIONS: dict[str, dict[str, Option]] = {
     },
     "S": {"omit": Option(None)},
     "T": {"ref": Option(None)},
-}
-# What other packages call functions, responses and additions -> what to write here.
-ELSEWHERE = {
-    **dict.fromkeys(("t2", "te", "ti"), "write s(x) of each"),
-    **dict.fromkeys(("cr", "cc", "tp", "rcs"), "write s(x)"),
-    **dict.fromkeys(("factor", "as.factor"), "write C(x)"),
-    **dict.fromkeys(("B", "binary"), "write a column of 0 and 1"),
-    **dict.fromkeys(("p", "prop", "proportion"), "write successes | trials(n)"),
-    **dict.fromkeys(("me", "se"), "take a Pyro program with the known error (docs/recipes.md)"),
-    "ns": "write s(x), or bs(x, df=5)",
-    "hsgp": "write gp(x)",
-    "bf": "write a list in place of bf(), ['y ~ x', 'sigma ~ x']",
-    "mvbind": "write a formula of each response",
-    "c": "write cbind(a, b, c)",
-    "Surv": "write time | event(status)",
-    "censored": "write time | cens(status)",
-    "truncated": "write y | trunc(lb=0)",
-    "rate": "write count ~ offset(log(exposure))",
-    "mi": "write ['y ~ mi(x) + z', 'x | mi() ~ z'], that of the response first",
 }
 # Scales between SHORT c S / k and LONG (c - 1) S, of a half range S, at which sines give a Gaussian
 # process with its covariance within 1.5% of the variance, beside an intercept.

@@ -27,7 +27,7 @@ from hierfl.formulas.expressions import (
     Expression,
     Literal,
     Name,
-    Operation,
+    Operator,
 )
 
 CLOSE = {"(": ")", "{": "}"}
@@ -50,6 +50,7 @@ FIXES = {
     "'": "close the quote",
     ")": "remove the parenthesis without its partner",
 }
+WRITE = "write 'response ~ terms'"
 FIX = "write a sum of columns, products a * b, and functions of columns"
 
 
@@ -98,29 +99,23 @@ class Reader:
         """The next token."""
         return self.tokens[self.place]
 
+    def error(self, at: int, message: str) -> ValueError:
+        """Return an error that points at a place of the text."""
+        return refused(self.text, at, message)
+
     def formulas(self) -> Iterator[Sides]:
         """Yield the formulas of the text, which stand between semicolons."""
         if not self.text.strip():
-            raise refused(
-                self.text, 0, "the formula is empty: write 'response ~ terms', as in 'y ~ x'"
-            )
+            raise self.error(0, f"the formula is empty: {WRITE}, as in 'y ~ x'")
         while True:
             start = self.token.at
             target = None if self.token.text in ("~", ";") else self._expression()
-            if self.token.kind == "end" or self.token.text == ";":
-                raise refused(
-                    self.text,
-                    self.token.at,
-                    "the formula has no sign '~': write 'response ~ terms'",
-                )
+            if self._is_end:
+                raise self.error(self.token.at, f"the formula has no sign '~': {WRITE}")
             tilde = self._take("~")
-            if self.token.kind == "end" or self.token.text == ";":
-                raise refused(
-                    self.text,
-                    tilde.at,
-                    "the formula has nothing on one side of '~': write 'response ~ terms', '1' for "
-                    "no terms",
-                )
+            if self._is_end:
+                what = "the formula has nothing on one side of '~'"
+                raise self.error(tilde.at, f"{what}: {WRITE}, '1' for no terms")
             right = self._expression()
             end = self.token
             yield Sides(target, right, self.text[start : end.at].strip(), start)
@@ -136,13 +131,10 @@ class Reader:
             sign = self._next()
             right = self._expression(own - 1 if sign.text == "**" else own)
             if sign.text in COMPARISONS and any(map(_compares, (expression, right))):
-                raise refused(
-                    self.text,
-                    sign.at,
-                    f"'{expression} {sign.text} {right}' compares twice: write a product of two "
-                    "comparisons, (0 < x) * (x < 1)",
-                )
-            expression = Operation(sign.text, (expression, right), sign.at)
+                what = f"'{expression} {sign.text} {right}' compares twice"
+                fix = "write a product of two comparisons, (0 < x) * (x < 1)"
+                raise self.error(sign.at, f"{what}: {fix}")
+            expression = Operator(sign.text, (expression, right), sign.at)
         return expression
 
     def _operand(self) -> Expression:
@@ -160,13 +152,13 @@ class Reader:
         if token.text == "+":
             return self._expression(UNARY)
         if token.text == "-":
-            return Operation("-", (self._expression(UNARY),), token.at)
+            return Operator("-", (self._expression(UNARY),), token.at)
         if token.text in CLOSE:
             inner = self._expression()
             self._close(token)
             if token.text == "{":
                 return Call("I", (inner,), at=token.at)
-            return replace(inner, wrapped=True) if isinstance(inner, Operation) else inner
+            return replace(inner, wrapped=True) if isinstance(inner, Operator) else inner
         if token.text == "." and self.dots:
             return Dot(token.at)
         raise self._unexpected(token)
@@ -179,12 +171,10 @@ class Reader:
             if name.kind == "name" and self.tokens[self.place + 1].text == "=":
                 self.place += 2
                 if name.text in dict(options):
-                    raise refused(self.text, name.at, f"'{name.text}' is given twice: remove one")
+                    raise self.error(name.at, f"'{name.text}' is given twice: remove one")
                 options.append((name.text, self._expression()))
             elif options:
-                raise refused(
-                    self.text, name.at, "an argument without a name stands behind one by name"
-                )
+                raise self.error(name.at, "an argument without a name stands behind one by name")
             else:
                 args.append(self._expression())
             if self.token.text != ",":
@@ -194,6 +184,10 @@ class Reader:
         return Call(callee.text, tuple(args), tuple(options), callee.at)
 
     # -------------------------------------------------------- tokens
+    @property
+    def _is_end(self) -> bool:
+        return self.token.kind == "end" or self.token.text == ";"
+
     def _next(self) -> Token:
         token = self.token
         self.place += token.kind != "end"
@@ -206,9 +200,8 @@ class Reader:
 
     def _close(self, opening: Token) -> None:
         if self.token.kind == "end":
-            raise refused(
-                self.text, opening.at, "the formula has a parenthesis without its partner: add it"
-            )
+            what = "the formula has a parenthesis without its partner"
+            raise self.error(opening.at, f"{what}: add it")
         self._take(CLOSE[opening.text])
 
     def _unexpected(self, token: Token) -> ValueError:
@@ -217,19 +210,15 @@ class Reader:
         if "|" in (token.text[:1], before[:1]):
             message = "a bar lacks a side: write (1 | hospital)"
         elif token.kind == "end":
-            message = (
-                f"the formula cannot be read, since it ends with '{before}': remove it, or write a "
-                "term after it"
-            )
+            message = f"the formula cannot be read, since it ends with '{before}'"
+            message += ": remove it, or write a term after it"
         else:
             fix = FIXES.get(token.text, FIX)
             message = f"the formula cannot be read from '{token.text}' on: {fix}"
-        return refused(self.text, token.at, message)
+        return self.error(token.at, message)
 
 
 def _compares(expression: Expression) -> bool:
-    return (
-        isinstance(expression, Operation)
-        and expression.sign in COMPARISONS
-        and not expression.wrapped
-    )
+    if not isinstance(expression, Operator) or expression.wrapped:
+        return False
+    return expression.sign in COMPARISONS

@@ -9,7 +9,7 @@ over it. In the other rows x has its density.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -18,20 +18,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hierfl.formulas.columns import check_column, missing_in, numbers
+from hierfl.formulas.columns import check_column, column_fault, missing_in, numbers
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
 from hierfl.formulas.expressions import Call, Name, calls_within, names_in
 from hierfl.formulas.layout import Layout, rows_of_above
 from hierfl.formulas.parameters import LINKS, covariate_family
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import calls, column_of, columns_of
-from hierfl.formulas.writer import INTERCEPT, NO_NAME, Writer
+from hierfl.formulas.terms import TermSum, callee_of, calls, column_of, columns_of
+from hierfl.formulas.writer import INTERCEPT, NO_NAME, ProgramWriter
 
-NOT_AVERAGED = (
-    "student",
-    "von_mises",
-)  # a mean or variance of theirs need not exist, or is no integral
+PROGRAM = "take a Pyro program (docs/recipes.md)"
+# a mean or variance of theirs need not exist, or is no integral
+NOT_AVERAGED = ("student", "von_mises")
 Gone = Mapping[str, NDArray[np.bool_]]  # covariate -> which rows of a client lack it
 
 
@@ -47,93 +46,84 @@ def scaled(own: Declaration, schema: Schema) -> Declaration:
 # ------------------------------------------------------------ what is supported
 def check_imputed(declared: Declaration) -> None:
     """Refuse mi() where it could not be integrated out, and a covariate without a formula of its own."""
+    main = declared.described[: 1 + len(declared.parts.groups)]
+    faults = chain(chain.from_iterable(map(_faults_of_terms, main)), _faults(declared, main))
+    if fault := next(faults, ""):
+        raise ValueError(fault)
+
+
+def _faults(declared: Declaration, main: Sequence[TermSum]) -> Iterator[str]:
+    """Yield why covariates cannot be imputed, of which `main` are the response's terms."""
     names, family = declared.imputed, declared.family
     words = [NO_NAME.sub("_", name) for name in names]
     if len({*words}) < len(words) or {*words} & LINKS.keys():
-        raise ValueError(
-            f"the covariates {', '.join(names)} have like names: rename one of the columns"
-        )
-    main = declared.described[: 1 + len(declared.parts.groups)]
-    read = {name for found in main for name in _imputed_in(found)}
+        yield f"the covariates {', '.join(names)} have like names: rename one of the columns"
     for own in declared.of_parameters.values():
-        if other := [
-            call for found in own.described for call in calls(found) if call.callee == "mi"
-        ]:
-            raise ValueError(
-                f"'{other[0]}' stands in the formula of '{own.parts.response}', and may stand in that of "
-                "the response alone: leave it out, or take a Pyro program (docs/recipes.md)"
-            )
-    for name in sorted(read.symmetric_difference(names)):
-        if name in read:
-            raise ValueError(
-                f"mi({name}) needs a formula of '{name}': write "
-                f"['{declared.parts.response} ~ mi({name}) + ...', '{name} | mi() ~ z']"
-            )
-        raise ValueError(f"'{name}' has a formula and no term: write mi({name}) for {name}")
-    additions = declared.parts.additions.values()
-    own_columns = (columns_of(found) for found in declared.described[len(main) :])
-    plain = {*chain(*own_columns, *map(_plain, main), *declared.groupings, additions)}
-    if twice := plain & {*names}:
+        every = chain.from_iterable(map(calls, own.described))
+        for call in (call for call in every if call.callee == "mi"):
+            what = f"'{call}' stands in the formula of '{own.parts.response}', and may stand in that of"
+            yield f"{what} the response alone: leave it out, or {PROGRAM}"
+    read = {column_of(factor) for terms in main for factor in _imputed_factors(terms)}
+    for name in sorted(read - {*names}):
+        fix = f"['{declared.parts.response} ~ mi({name}) + ...', '{name} | mi() ~ z']"
+        yield f"mi({name}) needs a formula of '{name}': write {fix}"
+    for name in sorted({*names} - read):
+        yield f"'{name}' has a formula and no term: write mi({name}) for {name}"
+    own_columns = (columns_of(terms) for terms in declared.described[len(main) :])
+    plain = chain(*own_columns, *map(_plain, main), *declared.groupings)
+    if twice := {*plain, *declared.parts.additions.values()} & {*names}:
         name = min(twice)
-        raise ValueError(
-            f"'{name}' is read as mi({name}) and in another place, where it would be missing: take it "
-            "out there"
-        )
+        what = f"'{name}' is read as mi({name}) and in another place, where it would be missing"
+        yield f"{what}: take it out there"
     if family.kind in ("category", "counts", "shares") or family.name in NOT_AVERAGED:
-        raise ValueError(
-            f"mi() is for families with one linear predictor, and not for '{family.name}': take "
-            "a Pyro program (docs/recipes.md)"
-        )
+        what = f"mi() is for families with one linear predictor, and not for '{family.name}'"
+        yield f"{what}: {PROGRAM}"
 
 
 def check_known(name: str, mean: float, sd: float, *, above: bool) -> None:
     """Refuse a column of mi() with one value at each client; warn of one that is 0 or 1."""
     if above:
-        raise ValueError(
-            f"the column '{name}' has one value at each client, and a missing one is missing in all "
-            "its rows: mi() is for values of rows; take a Pyro program with a site of each client"
+        what = (
+            f"the column '{name}' has one value at each client, and a missing one is missing in all"
         )
+        fix = "take a Pyro program with a site of each client"
+        raise ValueError(f"{what} its rows: mi() is for values of rows; {fix}")
     if ":" not in name and 0.0 < mean < 1.0 and abs(sd**2 - mean * (1.0 - mean)) < 1e-9:
-        warnings.warn(
-            f"the column of '{name}' is 0 or 1, and mi() takes it for Normal: its missing values lie "
-            "between and beyond; for probabilities take a Pyro program that sums over both values",
-            stacklevel=2,
-        )
+        what = f"the column of '{name}' is 0 or 1, and mi() takes it for Normal: its missing values lie"
+        fix = "for probabilities take a Pyro program that sums over both values"
+        warnings.warn(f"{what} between and beyond; {fix}", stacklevel=2)
 
 
-def _imputed_in(found: Any) -> set[str]:
-    """Return the columns of mi(x) among the terms; refuse mi() in a function, or twice in a product."""
-    names = set()
-    for term in found.products:
-        own = [column_of(f) for f in term.factors if isinstance(f, Call) and f.callee == "mi"]
-        if len(own) > 1:
-            raise ValueError(
-                f"the term '{term.name}' is a product of two covariates that may both be missing: "
-                "multiply mi() by columns that are not"
+def _imputed_factors(terms: TermSum) -> list[Call]:
+    """Return the factors mi(x) of some terms."""
+    factors = chain.from_iterable(product.factors for product in terms.products)
+    return [f for f in factors if isinstance(f, Call) and f.callee == "mi"]
+
+
+def _faults_of_terms(terms: TermSum) -> Iterator[str]:
+    """Yield a product of two covariates, and functions of mi()."""
+    for product in terms.products:
+        if len(_imputed_factors(TermSum((product,)))) > 1:
+            what = (
+                f"the term '{product.name}' is a product of two covariates that may both be missing"
             )
-        names |= {*own}
-    inner = [call for call in calls(found) if call.callee == "mi" and column_of(call) not in names]
+            yield f"{what}: multiply mi() by columns that are not"
+    names = {*map(column_of, _imputed_factors(terms))}
+    inner = [call for call in calls(terms) if call.callee == "mi" and column_of(call) not in names]
     wrapped = [
         call
-        for call in calls(found)
-        if call.callee != "mi" and any(inner.callee == "mi" for inner in calls_within(call))
+        for call in calls(terms)
+        if call.callee != "mi" and any(inside.callee == "mi" for inside in calls_within(call))
     ]
-    if inner or wrapped:
-        raise ValueError(
-            f"'{(wrapped or inner)[0]}' is a function of mi(): make a column of it first, and impute "
-            "that column"
-        )
-    return names
+    for call in (wrapped or inner)[:1]:
+        fix = "make a column of it first, and impute that column"
+        yield f"'{call}' is a function of mi(): {fix}"
 
 
-def _plain(found: Any) -> set[str]:
+def _plain(terms: TermSum) -> set[str]:
     """Return the columns that terms read outside of mi()."""
-    names: set[str] = set()
-    for term in found.products:
-        for factor in term.factors:
-            if not (isinstance(factor, Call) and factor.callee == "mi"):
-                names |= {*names_in(factor)}
-    return names
+    factors = chain.from_iterable(product.factors for product in terms.products)
+    return {name for f in factors if callee_of(f) != "mi" for name in names_in(f)}
 
 
 # ------------------------------------------------------------ rows
@@ -141,30 +131,27 @@ def with_known(
     frame: pd.DataFrame, declared: Declaration, client: str, least: int = 1
 ) -> pd.DataFrame:
     """Return a client's rows, their covariates numbers or NaN; fewer known values than `least` are not read."""
-    found = {}
+    covariates = {}
     for name in declared.imputed:
         check_column(frame, name, client)
         values = frame[name].mask(missing_in(frame[name]))
-        if values.dtype.kind not in "iufbO":
-            raise TypeError(
-                f"column '{name}' of client '{client}' holds {values.tolist()[0]!r}, and mi() imputes "
-                "numbers: convert it"
-            )
+        row_values, what = np.zeros(0), ""
         try:
-            known = numbers(values)
+            if values.dtype.kind in "iufbO":
+                row_values = numbers(values)
+            else:
+                what = f"holds {values.tolist()[0]!r}, and mi() imputes numbers: convert it"
         except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"column '{name}' of client '{client}' holds words, and mi() imputes numbers ({error}): "
-                "convert it"
-            ) from error
-        if np.isinf(known).any():
-            row = int(np.isinf(known).argmax())
-            raise ValueError(
-                f"column '{name}' of client '{client}' is infinite in row {row}: fix the value"
+            what = f"holds words, and mi() imputes numbers ({error}): convert it"
+        if np.isinf(row_values).any():
+            what = f"is infinite in row {int(np.isinf(row_values).argmax())}: fix the value"
+        if what:
+            raise column_fault(
+                what, "is imputed, and holds other values than numbers", name, client
             )
-        few = np.isfinite(known).sum() < least
-        found[name] = np.full(len(known), np.nan) if few else known
-    return frame.assign(**found)
+        is_few = np.isfinite(row_values).sum() < least
+        covariates[name] = np.full(len(row_values), np.nan) if is_few else row_values
+    return frame.assign(**covariates)
 
 
 def filled(names: Sequence[str], ready: pd.DataFrame) -> tuple[pd.DataFrame, Gone]:
@@ -177,74 +164,70 @@ def known_values(
     designs: Sequence[Design], ready: pd.DataFrame, gone: Gone, client: str
 ) -> dict[str, NDArray[np.bool_]]:
     """Return the rows of a client in which a column that reads a covariate is known, (n,)."""
-    known: dict[str, NDArray[np.bool_]] = {}
+    is_known: dict[str, NDArray[np.bool_]] = {}
     for name, lost in gone.items():
         other = ready.assign(**{name: ready[name] + 1.0})
         for design in designs:
             for column in _columns(design, name):
                 change = design.evaluate(other, client)[0] - design.evaluate(ready, client)[0]
                 moved = change[:, design.columns.index(column)] != 0.0
-                known[column] = ~(lost & moved)
-    return known
+                is_known[column] = ~(lost & moved)
+    return is_known
 
 
 def _columns(design: Design, name: str) -> list[str]:
     """Return the columns of a design that read mi(name)."""
-    terms = [term for term in design.terms if Call("mi", (Name(name),)) in term.parts]
+    terms = [term for term in design.terms if Call("mi", (Name(name),)) in term.factors]
     return [column for term in terms for column in term.columns]
 
 
-def stepped(found: Layout, name: str) -> Layout:
+def stepped(layout: Layout, name: str) -> Layout:
     """Return the terms that read mi(name), as a predictor without an intercept: what a unit of it adds."""
     suffix = f"_by_{NO_NAME.sub('_', name)}"
     groups = tuple(
         replace(term, field=f"{term.field}{suffix}")
-        for term in found.groups
+        for term in layout.groups
         if _columns(term.design, name)
     )
-    reads = {*_columns(found.common, name)} & {*found.read}
+    reads = {*_columns(layout.common, name)} & {*layout.read}
     again = {term.site: term for term in groups}
-    own = {column: again.get(term.site, term) for column, term in found.own.items()}
+    own = {column: again.get(term.site, term) for column, term in layout.own.items()}
     if groups or reads:
         own.setdefault(INTERCEPT, next(iter(groups), None))  # type: ignore[arg-type]
     return replace(
-        found,
-        common=replace(found.common, offsets=()),
+        layout,
+        common=replace(layout.common, offsets=()),
         groups=groups,
         own=own,
-        read=found.read if reads else (),
+        read=layout.read if reads else (),
         steps=(),
         suffix=suffix,
     )
 
 
 def fields_of(
-    found: Layout, names: Sequence[str], ready: pd.DataFrame, gone: Gone, client: str
+    layout: Layout, names: Sequence[str], ready: pd.DataFrame, gone: Gone, client: str
 ) -> dict[str, NDArray[Any]]:
     """Return each covariate, whether a row has it, and by how much a unit of a missing one moves columns."""
     fields: dict[str, NDArray[Any]] = {}
     for name in names:
         word, lost = NO_NAME.sub("_", name), gone[name]
         fields[f"mi_{word}"], fields[f"has_{word}"] = ready[name].to_numpy(), 1.0 - lost
-        step, other = stepped(found, name), ready.assign(**{name: ready[name] + 1.0})
+        step, other = stepped(layout, name), ready.assign(**{name: ready[name] + 1.0})
         if step.read:
-            change = (
-                found.common.evaluate(other, client)[0] - found.common.evaluate(ready, client)[0]
-            )
-            fields[f"x{step.suffix}"] = (change * lost[:, None])[
-                :, np.isin(found.common.columns, found.read)
-            ]
+            here, moved = (layout.common.evaluate(rows, client)[0] for rows in (ready, other))
+            change = (moved - here) * lost[:, None]
+            fields[f"x{step.suffix}"] = change[:, np.isin(layout.common.columns, layout.read)]
         for term in step.groups:
             change = (term.evaluate(other, client) - term.evaluate(ready, client)) * lost[:, None]
             if term.place == "above":
-                left = rows_of_above(found, term)
-                change = change * np.array([column in left for column in term.columns])
+                change = change * np.isin(term.columns, rows_of_above(layout, term))
             fields[term.field] = change
     return fields
 
 
 # ------------------------------------------------------------ the program
-def write_imputed(out: Writer, declared: Declaration, likelihood: str) -> str:
+def write_imputed(out: ProgramWriter, declared: Declaration, likelihood: str) -> str:
     """Write the densities of covariates, and the predictor of rows that lack some; return their likelihood."""
     variances = []
     for name in declared.imputed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -98,6 +99,11 @@ class Layout:
         """The site of the intercept at the columns' means; `intercept` where all means are 0."""
         return f"{self.intercept}{CENTERED}" if self.means else self.intercept
 
+    @property
+    def designs(self) -> tuple[Design, ...]:
+        """The designs of the common terms and of each term with a bar."""
+        return (self.common, *(term.design for term in self.groups))
+
     def at(self, place: Place) -> tuple[GroupTerm, ...]:
         """Return the terms with a bar whose groups lie at a place."""
         return tuple(term for term in self.groups if term.place == place)
@@ -138,16 +144,16 @@ def _group_terms(
     index = unique_names("g_", [group.name for group in declared.parts.groups])
     designs: dict[str, tuple[Group, Design, tuple[str, ...]]] = {}
     for group, terms in zip(declared.parts.groups, of_groups, strict=True):
+        columns, fault = ((INTERCEPT,) if terms.has_intercept else ()) + terms.columns, ""
         if terms.offsets:
-            raise ValueError(
-                f"the term '{group.text}' has an offset: put it among the common terms"
-            )
-        if lost := [term.name for term in terms.terms if term.monotone or term.by_step]:
+            fault = "has an offset: put it among the common terms"
+        elif lost := [term.name for term in terms.terms if term.monotone or term.by_step]:
             fix = "among the common terms only: take C(x), or x as a number"
-            raise ValueError(f"the term '{group.text}' has '{lost[0]}', which may stand {fix}")
-        columns = ((INTERCEPT,) if terms.has_intercept else ()) + terms.columns
-        if not columns:
-            raise ValueError(f"the term '{group.text}' has no columns: write (1 | {group.name})")
+            fault = f"has '{lost[0]}', which may stand {fix}"
+        elif not columns:
+            fault = f"has no columns: write (1 | {group.name})"
+        if fault:
+            raise ValueError(f"the term '{group.text}' {fault}")
         is_taken = group.name in designs or group.name in RESERVED
         site = unique(f"{group.name}.{columns[0]}", designs) if is_taken else group.name
         designs[site] = group, terms, columns
@@ -193,9 +199,14 @@ def _check_names(layout: Layout, declared: Declaration, response: Response) -> N
         if name in reserved:
             raise ValueError(f"'{name}' has the name of {reserved[name]}: rename the column")
         reserved[name] = "the response" if name == names[0] else "another term"
+    check_columns(layout)
+
+
+def check_columns(*layouts: Layout) -> None:
+    """Refuse two terms, or two layouts, in which a column of one name is made of other factors."""
     made_of: dict[str, frozenset[Factor]] = {}
-    for design in (layout.common, *(term.design for term in layout.groups)):
-        for name, made in ((name, term.parts) for term in design.terms for name in term.columns):
+    for design in chain.from_iterable(layout.designs for layout in layouts):
+        for name, made in ((name, term.factors) for term in design.terms for name in term.columns):
             if design.columns.count(name) > 1 or made_of.setdefault(name, made) != made:
                 raise ValueError(f"two terms have a column '{name}': rename one of their columns")
 

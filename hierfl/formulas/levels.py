@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,13 +14,11 @@ from hierfl.formulas.answers import OfColumn
 from hierfl.formulas.columns import Column, ordered, refuse_similar
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.questions import Ask, Question
-from hierfl.formulas.transforms import Sums, moments
+from hierfl.formulas.transforms import moments
 
 Rare = Literal["refuse", "merge"]
 OTHER = "other"  # the level that rare ones are merged into
 MANY_LEVELS = 50  # of a category, beyond which numbers with decimals were meant as numbers
-SOME_LEVELS = 10  # from which on as many levels as rows are names of the rows
-DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?:[T ].*)?")
 
 
 def merged(orders: Iterable[Sequence[str]]) -> tuple[str, ...] | None:
@@ -54,18 +51,18 @@ def levels_of(answers: list[OfColumn], name: str, *, whole: bool) -> tuple[str, 
     """Return the levels in declared, numerical or alphabetical order; `whole` keeps declared ones without rows."""
     seen: set[str] = {level for answer in answers for level in (answer.counts or {})}
     refuse_similar(seen, f"column '{name}'")
-    orders = {answer.declared for answer in answers if answer.is_ordered}
+    orders = sorted({answer.declared for answer in answers if answer.is_ordered})
+    how, fault = f"schema(..., levels={{'{name}': [...]}})", ""
     if len(orders) > 1:
-        first, other = sorted(orders)[:2]
-        what = f"the levels {', '.join(first)} at one client and {', '.join(other)} at another"
-        fix = f"give all the same, or schema(..., levels={{'{name}': [...]}})"
-        raise ValueError(f"column '{name}' has {what}: {fix}")
-    if whole and not (orders or all(is_number(n) or n in ("False", "True") for n in seen)):
+        pair = f"{', '.join(orders[0])} at one client and {', '.join(orders[1])} at another"
+        fault = f"column '{name}' has the levels {pair}: give all the same, or {how}"
+    elif whole and not orders and not all(is_number(n) or n in ("False", "True") for n in seen):
         what = f"the levels {', '.join(ordered(seen)[:4])} of the ordinal column '{name}' have no order"
-        fix = f"make it numbers, an ordered category, or schema(..., levels={{'{name}': [...]}})"
-        raise ValueError(f"{what}: {fix} from the lowest on")
+        fault = f"{what}: make it numbers, an ordered category, or {how} from the lowest on"
+    if fault:
+        raise ValueError(fault)
     if orders:
-        return tuple(level for level in next(iter(orders)) if level in seen or whole)
+        return tuple(level for level in orders[0] if level in seen or whole)
     return ordered(seen) if whole else _listed(answers, name, seen)
 
 
@@ -94,56 +91,32 @@ def agreed_column(
     ordinal: Collection[str],
 ) -> Column:
     """Return what clients agree on about one column; levels and unit may be known beforehand."""
-    first = next(iter(answers))
-    for client, answer in answers.items():
-        if answer.kind != answers[first].kind:
-            kinds = {"number": "numbers", "category": "names"}
-            what = f"{kinds[answers[first].kind]} at client '{first}' and {kinds[answer.kind]}"
-            fix = f"make it the same everywhere, or write C({name})"
-            raise ValueError(f"column '{name}' holds {what} at client '{client}': {fix}")
-    units, sums = {unit: "the declaration"} if unit else {}, list[Sums]()
+    first, fault = next(iter(answers)), ""
+    kinds = {answer.kind: client for client, answer in reversed([*answers.items()])}
+    units = {unit: "the declaration"} if unit else {}
     for client, answer in answers.items():
         if answer.unit:
             units.setdefault(answer.unit, client)
-        if answer.sums is not None:
-            sums.append(answer.sums)
-    if len(units) > 1:
-        (unit_here, at), (other, elsewhere) = list(units.items())[:2]
-        what = f"{unit_here} at '{at}' and in {other} at '{elsewhere}'"
-        raise ValueError(f"column '{name}' is in {what}: convert one of them")
+    if len(kinds) > 1:
+        words = {"number": "numbers", "category": "names"}
+        here, other = sorted(kinds.items(), key=lambda item: item[1] != first)
+        what = f"{words[here[0]]} at client '{first}' and {words[other[0]]} at client '{other[1]}'"
+        fault = f"holds {what}: make it the same everywhere, or write C({name})"
+    elif len(units) > 1:
+        (unit_here, at), (unit_there, elsewhere) = list(units.items())[:2]
+        what = f"{unit_here} at '{at}' and in {unit_there} at '{elsewhere}'"
+        fault = f"is in {what}: convert one of them"
+    if fault:
+        raise ValueError(f"column '{name}' {fault}")
     unit = next(iter(units), "")
     if answers[first].kind == "category":
         if levels is None:
             levels = levels_of(list(answers.values()), name, whole=name in ordinal)
         return Column("category", unit, levels=levels)
-    return Column("number", unit, *moments(sums))
+    return Column("number", unit, *moments([of.sums for of in answers.values() if of.sums]))
 
 
 # ------------------------------------------------------------ what is no level, and what has no rows
-def is_identifier(levels: int, rows: int) -> bool:
-    """Return whether a category names its rows, as an ID or a date does, rather than kinds of rows.
-
-    >>> is_identifier(448, 448), is_identifier(12, 448), is_identifier(4, 4)
-    (True, False, False)
-    """
-    return levels >= SOME_LEVELS and 2 * levels > rows
-
-
-def refuse_identifier(name: str, answers: Collection[OfColumn], least: int) -> None:
-    """Refuse a category that names rows, such as an ID, and one of dates."""
-    levels = dict.fromkeys(level for answer in answers for level in (answer.counts or {}))
-    rows = sum(sum((answer.counts or {}).values()) for answer in answers)
-    if least > 1 and not levels and all(answer.counts == {} for answer in answers):
-        return  # agreed beforehand, or named by no client: `with_rare` refuses it
-    many = f"column '{name}' has {len(levels)} levels in {rows} rows"
-    if len(levels) >= SOME_LEVELS and all(map(DATE.fullmatch, levels)):
-        fix = f"days since a day, (pandas.to_datetime(frame['{name}']) - day).dt.days, or the year"
-        raise ValueError(f"{many}, which are dates, read as categories: make it numbers, {fix}")
-    if is_identifier(len(levels), rows):
-        fix = f"take it out, or write (1 | {name}) if several rows share a value"
-        raise ValueError(f"{many}, as an ID has, each with a coefficient: {fix}")
-
-
 def refuse_decimals(name: str, levels: Sequence[str]) -> None:
     """Refuse a category whose many levels are numbers with decimals."""
     decimals = [level for level in levels if is_number(level) and not float(level).is_integer()]
@@ -169,16 +142,17 @@ def name_unused(name: str, column: Column, answers: Collection[OfColumn], least:
 
 def two_levels(declared: Declaration, column: Column) -> Column:
     """Return a response of yes and no with its two levels; refuse others."""
-    if declared.family.kind == "category" and len(column.levels) == 2:
+    is_pair, kind, fault = len(column.levels) == 2, declared.family.kind, ""
+    if kind == "category" and is_pair:
         pair = " and ".join(column.levels)
-        raise ValueError(f"the response has two levels, {pair}: take family='bernoulli'")
-    if declared.family.kind != "binary" or len(column.levels) == 2:
+        fault = f"the response has two levels, {pair}: take family='bernoulli'"
+    elif kind != "binary" or is_pair:
         return column
-    if set(column.levels) <= {"False", "True"}:
+    elif set(column.levels) <= {"False", "True"}:
         return replace(column, levels=("False", "True"))
     name, levels = declared.parts.response, ", ".join(column.levels[:4])
     fix = f"agree on them, schema(..., levels={{'{name}': ['no', 'yes']}}), or make it 0 and 1"
-    raise ValueError(f"the response '{name}' has the levels {levels}, and not two: {fix}")
+    raise ValueError(fault or f"the response '{name}' has the levels {levels}, and not two: {fix}")
 
 
 def with_rare(
@@ -189,26 +163,26 @@ def with_rare(
     lacking = [client for client, rows in outside.items() if rows]
     if not lacking:
         return column
-    if rare == "merge" and is_ordinal:
-        raise ValueError(
-            f"column '{name}' of client '{lacking[0]}' has rare levels, and they are ordered: they "
-            "cannot be merged into one beyond all others; agree on them beforehand, "
-            f"schema(..., levels={{'{name}': [...]}})"
+    if rare == "merge" and not is_ordinal:
+        return replace(
+            column, levels=(*(n for n in column.levels if n != OTHER), OTHER), rare=OTHER
         )
-    if rare == "refuse" and not column.levels:
-        raise ValueError(
-            f"column '{name}' of client '{lacking[0]}' has no value that {least} rows share, as an ID or a "
-            "date has none, and the formula reads it as categories: take it out"
+    how = f"schema(..., levels={{'{name}': [...]}})"
+    why = f"values that no client has {least} rows of: agree on them beforehand, {how}, or merge "
+    why += "them, rare='merge'"
+    if rare == "merge":
+        why = (
+            "rare levels, and they are ordered: they cannot be merged into one beyond all others; "
         )
-    if rare == "refuse" and least == 1:
-        raise ValueError(
-            f"column '{name}' of client '{lacking[0]}' has values that are none of the levels "
-            f"{', '.join(column.levels)}: correct them, or name them all in levels={{...}}"
+        why += f"agree on them beforehand, {how}"
+    elif not column.levels:
+        why = (
+            f"no value that {least} rows share, as an ID or a date has none, and the formula reads "
         )
-    if rare == "refuse":
-        raise ValueError(
-            f"column '{name}' of client '{lacking[0]}' has values that no client has {least} rows "
-            f"of: agree on them beforehand, schema(..., levels={{'{name}': [...]}}), or merge "
-            "them, rare='merge'"
+        why += "it as categories: take it out"
+    elif least == 1:
+        why = (
+            f"values that are none of the levels {', '.join(column.levels)}: correct them, or name "
         )
-    return replace(column, levels=(*(n for n in column.levels if n != OTHER), OTHER), rare=OTHER)
+        why += "them all in levels={...}"
+    raise ValueError(f"column '{name}' of client '{lacking[0]}' has {why}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.layout import Layout, layout_of
+from hierfl.formulas.layout import Layout, check_columns, layout_of
 from hierfl.formulas.parameters import LINKS, SOME
 from hierfl.formulas.priors import all_priors, is_of
 from hierfl.formulas.schema import OFFSET, Schema
@@ -70,12 +70,10 @@ def parameters_of(declared: Declaration, schema: Schema, main: Layout) -> dict[s
         if plain.common.offsets:
             raise ValueError(f"'{name} ~ ...' has an offset: only the response's terms may")
         made = Parameter(name, own, _of_parameter(name, plain))
-        _check_columns(name, main, plain)
-        for site in _sites(made.layout):
-            if site in taken:
-                raise ValueError(
-                    f"'{site}' is a term of the response and one of '{name}': rename the column"
-                )
+        check_columns(main, plain)
+        if twice := sorted(_sites(made.layout) & taken):
+            what = f"'{twice[0]}' is a term of the response and one of '{name}'"
+            raise ValueError(f"{what}: rename the column")
         taken |= _sites(made.layout)
         parameters[name] = made
     return parameters
@@ -86,18 +84,6 @@ def _sites(layout: Layout) -> set[str]:
     scales = {site for group in layout.groups for site in (group.sd, group.cholesky)}
     own |= scales | {f"{site}{CENTERED}" for site in scales}
     return own | {group.site for group in layout.groups}
-
-
-def _check_columns(name: str, main: Layout, own: Layout) -> None:
-    """Refuse a column that is not what it is among the response's terms."""
-    made_of: dict[str, object] = {}
-    for layout in (main, own):
-        for design in (layout.common, *(term.design for term in layout.groups)):
-            for term in design.terms:
-                for column in term.columns:
-                    if made_of.setdefault(column, term.parts) != term.parts:
-                        what = f"two terms, one of them of '{name}', have a column '{column}'"
-                        raise ValueError(f"{what}: rename one of their columns")
 
 
 def _of_parameter(name: str, layout: Layout) -> Layout:

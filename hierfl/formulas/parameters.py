@@ -10,14 +10,14 @@ from typing import NamedTuple
 from hierfl.models.families import Response, ResponseFamily, gaussian
 
 
-class Link(NamedTuple):
+class PredictorLink(NamedTuple):
     """The link of a parameter's linear predictor, and the code that takes the predictor to the parameter."""
 
     name: str
     inverse: str
 
 
-LOG, LOGIT = Link("log", ".exp()"), Link("logit", ".sigmoid()")
+LOG, LOGIT = PredictorLink("log", ".exp()"), PredictorLink("logit", ".sigmoid()")
 LINKS = {"sigma": LOG, "shape": LOG, "phi": LOG, "zi": LOGIT, "hu": LOGIT}
 SOME = Response(1.0, 1.0, ("a", "b", "c"))  # of which every family has its parameters
 

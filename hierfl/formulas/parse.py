@@ -12,15 +12,14 @@ from hierfl.formulas.expressions import (
     Expression,
     Literal,
     Name,
-    Operation,
+    Operator,
     calls_within,
     summands,
     within,
 )
-from hierfl.formulas.functions import ELSEWHERE
 from hierfl.formulas.grammar import Reader, Sides, refused
-from hierfl.formulas.term_reader import TermReader
-from hierfl.formulas.terms import Terms, constant_of
+from hierfl.formulas.term_reader import Fault, TermReader
+from hierfl.formulas.terms import TermSum, callee_of, constant_of, is_constant
 
 # Addition to the response -> what its column holds.
 ADDITIONS = {
@@ -49,7 +48,7 @@ class Group:
     `kind`: "gr", "escar" or "esicar" of groups with the matrix `cov`; "": they are independent.
     """
 
-    terms: Terms
+    terms: TermSum
     by: tuple[str, ...]
     correlated: bool
     kind: str = ""
@@ -71,7 +70,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Parts:
+class FormulaTree:
     """One formula: its response, the common terms and the groups.
 
     `labels` are the columns of the response; an addition has its column, {"trials": "n"}; `bounds` are
@@ -80,13 +79,13 @@ class Parts:
 
     response: str
     labels: tuple[str, ...]
-    common: Terms
+    common: TermSum
     groups: tuple[Group, ...]
     additions: Mapping[str, str] = field(default_factory=dict)
     bounds: tuple[float, float] | None = None
 
     @property
-    def terms(self) -> tuple[Terms, ...]:
+    def terms(self) -> tuple[TermSum, ...]:
         """The common terms, and then those of each group."""
         return (self.common, *(group.terms for group in self.groups))
 
@@ -96,8 +95,8 @@ class Formulas:
     """The formula of the response, and those of parameters and of `covariates`, by name, with their texts."""
 
     text: str
-    main: Parts
-    others: Mapping[str, Parts] = field(default_factory=dict)
+    main: FormulaTree
+    others: Mapping[str, FormulaTree] = field(default_factory=dict)
     covariates: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
 
@@ -120,114 +119,75 @@ def _parsed(text: str) -> Formulas:
     main = reader.main(first)
     every_call = chain.from_iterable(calls_within(term) for _, term in summands(first.right))
     imputed = {call.args[0] for call in every_call if call.callee == "mi"}
-    parts: dict[str, Parts] = {}
+    others_by_name: dict[str, FormulaTree] = {}
     covariates = []
     for sides in others:
         name, is_covariate = reader.name_of(sides, imputed)
-        if name in parts:
+        if name in others_by_name:
             raise refused(text, sides.at, f"'{name}' has two formulas: write one")
-        common, groups = reader.right(sides.right)
-        of_main = Parts(main.response, main.labels, common, groups)
-        parts[name] = Parts(name, (name,), common, groups) if is_covariate else of_main
+        labels = (name, (name,)) if is_covariate else (main.response, main.labels)
+        others_by_name[name] = FormulaTree(*labels, *reader.right(sides.right))
         covariates += [name] if is_covariate else []
     texts = (first.text, *(sides.text for sides in others))
-    return Formulas(text, main, parts, tuple(covariates), texts)
+    return Formulas(text, main, others_by_name, tuple(covariates), texts)
 
 
 class FormulaReader(TermReader):
     """Reads the two sides of the formulas of one text."""
 
-    def main(self, sides: Sides) -> Parts:
+    def main(self, sides: Sides) -> FormulaTree:
         """Return the formula of the response."""
         target, additions, bounds = sides.target, dict[str, str](), None
         if target is None:
             raise refused(self.text, sides.at, "nothing on one side of '~': name the response")
-        if isinstance(target, Operation) and target.sign == "|":
+        if isinstance(target, Operator) and target.sign == "|":
             target, right = target.args
             for sign, addition in summands(right):
-                if sign == "-":
-                    raise self.error(addition, "additions are joined by '+', not '-'")
-                if isinstance(addition, Call) and addition.callee == "trunc" and bounds is None:
-                    bounds = self._bounds(addition)
-                    continue
-                for name, column in self._addition(addition):
-                    if additions.setdefault(name, column) is not column:
-                        raise self.error(
-                            addition, f"the addition '{name}' stands twice: remove one"
-                        )
+                callee = addition.callee if isinstance(addition, Call) else str(addition)
+                columns = _addition(callee, addition)
+                is_twice = bounds if callee == "trunc" else not columns.keys().isdisjoint(additions)
+                self.refuse(_faults_of_addition(sign, callee, addition, columns, bool(is_twice)))
+                bounds = _bounds(addition) if callee == "trunc" else bounds
+                additions |= columns
         if {"cens", "event"} <= additions.keys():
             raise self.error(target, "the response has both cens() and event(): keep one")
-        return Parts(*self._response(target), *self.right(sides.right), additions, bounds)
+        return FormulaTree(*self._response(target), *self.right(sides.right), additions, bounds)
 
     def name_of(self, sides: Sides, imputed: Collection[Expression]) -> tuple[str, bool]:
         """Return what "sigma ~ x" or "x | mi() ~ z" is of, and whether it is a covariate."""
         target = column = sides.target
-        if isinstance(target, Operation) and target.sign == "|":
+        if isinstance(target, Operator) and target.sign == "|":
             column, addition = target.args
             if isinstance(column, Name) and addition == Call("mi", ()):
                 return column.name, True
+        if isinstance(target, Name) and column not in imputed:
+            return target.name, False
+        fix = "is no formula of a parameter: write 'sigma ~ x', or leave it out"
         if column in imputed:
-            fix = f"write '{column} | mi() ~ {sides.right}'"
+            fix = f"imputes '{column}': write '{column} | mi() ~ {sides.right}'"
             if target is not column:
                 fix += "; a known error of measurement needs a Pyro program (docs/recipes.md)"
-            raise refused(self.text, sides.at, f"'{sides.text}' imputes '{column}': {fix}")
-        if not isinstance(target, Name):
-            fix = "write 'sigma ~ x', or leave it out"
-            raise refused(
-                self.text, sides.at, f"'{sides.text}' is no formula of a parameter: {fix}"
-            )
-        return target.name, False
+        raise refused(self.text, sides.at, f"'{sides.text}' {fix}")
 
-    # -------------------------------------------------------- the response
     def _response(self, target: Expression) -> tuple[str, tuple[str, ...]]:
         """Return the name and the columns of a column or of cbind(a, b, c)."""
         if isinstance(target, Name):
             return target.name, (target.name,)
-        called = target.callee if isinstance(target, Call) else ""
-        called = "p" if isinstance(target, Operation) and target.sign == "/" else called
         names = tuple(arg.name for arg in getattr(target, "args", ()) if isinstance(arg, Name))
-        if not isinstance(target, Call) or called != "cbind" or len(names) < len(target.args):
-            fix = (
-                f"write {ELSEWHERE[called]}" if called in ELSEWHERE else "make a column of it first"
-            )
+        if callee_of(target) != "cbind" or len(names) < len(getattr(target, "args", ())):
+            fix = "write cbind(a, b, c), successes | trials(n) or time | event(status), or make a column"
             raise self.error(target, f"the response is no column: {fix}")
         if len({*names}) < max(len(names), 2):
             raise self.error(target, "cbind() must name two different columns or more")
         return str(target), names
 
-    def _addition(self, addition: Expression) -> Iterator[tuple[str, str]]:
-        """Yield an addition and its column; brms's cens(status, upper) is two."""
-        called = addition.callee if isinstance(addition, Call) else str(addition)
-        if called not in ADDITIONS:
-            fix = ELSEWHERE.get(called, f"the additions are {', '.join(ADDITIONS)}")
-            raise self.error(addition, f"there is no addition '{called}': {fix}")
-        args = addition.args if isinstance(addition, Call) and not addition.options else ()
-        columns = [arg.name for arg in args if isinstance(arg, Name)]
-        if not columns or len(columns) < len(args) or len(columns) > 1 + (called == "cens"):
-            fix = f"{ADDITIONS[called]}: write {called}(column)"
-            raise self.error(addition, f"the addition needs one column, {fix}")
-        yield from zip((called, "upper"), columns, strict=False)
-
-    def _bounds(self, addition: Call) -> tuple[float, float]:
-        """Return the numbers of trunc(lb=0, ub=10)."""
-        values = [*zip(IN_TRUNC, addition.args, strict=False), *addition.options]
-        try:
-            bounds = {name: float(constant_of(value)) for name, value in values}
-        except (TypeError, ValueError):
-            bounds = {}
-        is_whole = len(bounds) == len(addition.args) + len(addition.options)
-        if not bounds or not is_whole or not bounds.keys() <= {*IN_TRUNC}:
-            fix = "write trunc(lb=0), trunc(ub=10) or trunc(lb=0, ub=10)"
-            raise self.error(addition, f"trunc() needs one or two numbers: {fix}")
-        return bounds.get("lb", -math.inf), bounds.get("ub", math.inf)
-
     # -------------------------------------------------------- terms
-    def right(self, right: Expression) -> tuple[Terms, tuple[Group, ...]]:
+    def right(self, right: Expression) -> tuple[TermSum, tuple[Group, ...]]:
         """Return the common terms of a right side, and its groups, each once."""
         common: list[tuple[str, Expression]] = []
-        groups: dict[tuple[str, Terms], Group] = {}
+        groups: dict[tuple[str, TermSum], Group] = {}
         curves: list[tuple[Call, str]] = []
-        if isinstance(right, Operation) and right.is_bar and not right.wrapped:
+        if isinstance(right, Operator) and right.is_bar and not right.wrapped:
             fix = f"write ({right}), with all terms that vary by group inside of them"
             raise self.error(right, f"a bar without parentheses: {fix}")
         for sign, term in summands(right):
@@ -241,10 +201,7 @@ class FormulaReader(TermReader):
                 for group in self._groups(term):
                     if groups.setdefault((group.name, group.terms), group) is not group:
                         raise self.error(term, f"the term '{group.text}' stands twice: remove one")
-        for (
-            call,
-            column,
-        ) in curves:  # their intercept is that of another term of these groups, if any
+        for call, column in curves:  # whose intercept is another term of these groups, if any
             same = [group for group in groups.values() if group.by == (column,) and not group.kind]
             has_other = any(group.terms.has_intercept for group in same)
             terms = self.terms([("+", Literal("0" if has_other else "1")), ("+", call)])
@@ -257,9 +214,9 @@ class FormulaReader(TermReader):
         if isinstance(term, Call):
             yield self._matrix_group(term)
             return
-        assert isinstance(term, Operation)
+        assert isinstance(term, Operator)
         terms_side, right = term.args
-        if any(isinstance(part, Operation) and part.is_bar for part in within(terms_side)):
+        if any(isinstance(inner, Operator) and inner.is_bar for inner in within(terms_side)):
             raise self.error(term, "a term has several bars: write one term for each")
         if isinstance(right, Call) and right.callee == "gr":
             if str(terms_side) != "1":
@@ -267,14 +224,13 @@ class FormulaReader(TermReader):
             yield self._matrix_group(right)
             return
         terms = self.terms(summands(terms_side))
-        for by in self._columns(right):
-            yield Group(terms, by, term.sign == "|")
+        yield from (Group(terms, by, term.sign == "|") for by in self._columns(right))
 
     def _columns(self, by: Expression) -> list[tuple[str, ...]]:
         """Return the columns of each kind of group that stands behind a bar."""
         if isinstance(by, Name):
             return [(by.name,)]
-        if isinstance(by, Operation) and by.sign in (":", "/"):
+        if isinstance(by, Operator) and by.sign in (":", "/"):
             first, second = map(self._columns, by.args)
             if len(second) == 1 and (by.sign == "/" or len(first) == 1):
                 return [*(first if by.sign == "/" else []), first[-1] + second[0]]
@@ -298,10 +254,49 @@ class FormulaReader(TermReader):
         return Group(self.terms([]), self._columns(groups)[-1], False, str(kind.value), str(matrix))
 
 
+# ------------------------------------------------------------ additions to the response
+def _addition(callee: str, addition: Expression) -> dict[str, str]:
+    """Return an addition and its column; brms's cens(status, upper) is two; {} of another expression."""
+    args = addition.args if isinstance(addition, Call) and not addition.options else ()
+    columns = [arg.name for arg in args if isinstance(arg, Name)]
+    if callee == "trunc" or len(columns) < len(args) or len(columns) > 1 + (callee == "cens"):
+        return {}
+    return dict(zip((callee, "upper"), columns, strict=False))
+
+
+def _bounds(addition: Expression) -> tuple[float, float] | None:
+    """Return the numbers of trunc(lb=0, ub=10); None of something else."""
+    args, options = (addition.args, addition.options) if isinstance(addition, Call) else ((), ())
+    values = [*zip(IN_TRUNC, args, strict=False), *options]
+    bounds = {name: constant_of(value) for name, value in values if is_constant(value)}
+    is_whole = len(bounds) == len(args) + len(options) and bounds.keys() <= {*IN_TRUNC}
+    if not bounds or not is_whole or not all(isinstance(v, int | float) for v in bounds.values()):
+        return None
+    return float(bounds.get("lb", -math.inf)), float(bounds.get("ub", math.inf))
+
+
+def _faults_of_addition(
+    sign: str, callee: str, addition: Expression, columns: Mapping[str, str], is_twice: bool
+) -> Iterator[Fault]:
+    if sign == "-":
+        yield addition, "additions are joined by '+', not '-'"
+    if callee not in ADDITIONS:
+        there = f"the additions are {', '.join(ADDITIONS)}"
+        yield addition, f"there is no addition '{callee}': {there}"
+    if callee == "trunc" and _bounds(addition) is None:
+        fix = "write trunc(lb=0), trunc(ub=10) or trunc(lb=0, ub=10)"
+        yield addition, f"trunc() needs one or two numbers: {fix}"
+    if callee != "trunc" and not columns:
+        fix = f"{ADDITIONS[callee]}: write {callee}(column)"
+        yield addition, f"the addition needs one column, {fix}"
+    if is_twice:
+        yield addition, f"the addition '{callee}' stands twice: remove one"
+
+
 def _is_group(term: Expression) -> bool:
     if isinstance(term, Call):
         return term.callee == "car"
-    return isinstance(term, Operation) and term.is_bar
+    return isinstance(term, Operator) and term.is_bar
 
 
 def _factor_smooth(term: Expression) -> tuple[Call, str] | None:

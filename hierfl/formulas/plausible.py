@@ -91,12 +91,12 @@ def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> 
     """
     declared, schema = formula.declared, formula.agreed
     ready = prepared(frame, schema.columns, client)
-    known: dict[str, Any] = {}
+    rows_known: dict[str, Any] = {}
     if declared.imputed:
         from hierfl.formulas.imputed import filled, known_values
 
         ready, gone = filled(declared.imputed, ready)
-        known = known_values(every_design_of(declared, schema), ready, gone, client)
+        rows_known = known_values(every_design_of(declared, schema), ready, gone, client)
     columns: dict[str, Any] = {}
     for layout in formula.layouts:
         matrix, offset = layout.common.evaluate(ready, client)
@@ -115,13 +115,13 @@ def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> 
         if schema.columns[label].kind == "number":
             columns[label] = ready[label].to_numpy(np.float64)
     for name, values in columns.items():
-        own = values[known[name]] if name in known else values
+        own = values[rows_known[name]] if name in rows_known else values
         if few_differ(own, least):
             raise Implausible(FEW.format(f"the column '{name}' is the same in all but", least))
         if few_dominate(own, least):
             raise Implausible(
                 FEW.format(f"nearly all squares of the column '{name}' are of", least)
             )
-    whole = [values for name, values in columns.items() if name not in known]
+    whole = [values for name, values in columns.items() if name not in rows_known]
     if whole and len(isolated(np.stack(whole, axis=1), least, EXACT)):
         raise Implausible(FEW.format("a combination of its columns is the same in all but", least))

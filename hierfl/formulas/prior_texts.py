@@ -10,6 +10,7 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 
+from hierfl.data.frames import is_number
 from hierfl.models.priors import Prior
 
 Builder = Callable[..., Any]
@@ -70,11 +71,10 @@ def of_text(name: str, text: str, default: Prior) -> Any:
     if word not in SYMMETRIC or not _is_positive(default):
         return fn
     if values[-2] != 0.0:
-        raise ValueError(
-            f"the prior of '{name}' is '{text}', of which brms takes the part above 0: give one "
-            f"about 0, such as '{word}({', '.join(f'{v:g}' for v in (*values[:-2], 0.0, values[-1]))})'"
-            ", or one of positive numbers, such as 'gamma(2, 0.1)'"
-        )
+        other = f"{word}({', '.join(f'{v:g}' for v in (*values[:-2], 0.0, values[-1]))})"
+        fix = f"give one about 0, such as '{other}', or one of positive numbers, such as 'gamma(2, 0.1)'"
+        what = f"the prior of '{name}' is '{text}', of which brms takes the part above 0"
+        raise ValueError(f"{what}: {fix}")
     return dist.FoldedDistribution(fn)
 
 
@@ -88,43 +88,38 @@ def _is_positive(default: Any) -> bool:
 def _parsed(name: str, text: str) -> tuple[str, tuple[float, ...]]:
     """Return the word and the numbers of a prior, read to its last sign."""
     match = CALL.fullmatch(text)
+    word = match[1] if match else ""
+    texts = match[2].split(",") if match else []
+    values = tuple(float(number) for number in texts if is_number(number))
+    count, fault = WORDS.get(word, (0,))[0], ""
     if match is None or not match[2].strip():
-        raise ValueError(
-            f"the prior of '{name}' is '{text}': write it as in brms, such as 'normal(0, 1)'"
-        )
-    word, count = match[1], WORDS.get(match[1], (0,))[0]
-    if word not in WORDS:
+        fault = ": write it as in brms, such as 'normal(0, 1)'"
+    elif word not in WORDS:
         near = difflib.get_close_matches(word, WORDS, 1)
         advice = f"did you mean '{near[0]}'? " if near else ""
-        fix = f"{advice}there are {', '.join(WORDS)}"
-        raise ValueError(f"the prior of '{name}' is '{text}', which is not known: {fix}")
-    try:
-        values = tuple(float(part) for part in match[2].split(","))
-    except ValueError as error:
-        raise ValueError(
-            f"the prior of '{name}' is '{text}': its arguments must be numbers"
-        ) from error
-    if len(values) != count:
-        count_of = f"{word} has {count} argument{'s' * (count > 1)}, as in Stan"
-        raise ValueError(f"the prior of '{name}' is '{text}': {count_of}")
-    try:
-        WORDS[word][1](*values)
-    except ValueError as error:
-        raise ValueError(f"the prior of '{name}' is '{text}', which is none: {error}") from error
+        fault = f", which is not known: {advice}there are {', '.join(WORDS)}"
+    elif len(values) < len(texts):
+        fault = ": its arguments must be numbers"
+    elif len(values) != count:
+        fault = f": {word} has {count} argument{'s' * (count > 1)}, as in Stan"
+    else:
+        try:
+            WORDS[word][1](*values)
+        except ValueError as error:
+            fault = f", which is none: {error}"
+    if fault:
+        raise ValueError(f"the prior of '{name}' is '{text}'{fault}")
     return word, values
 
 
 def _of_preliz(name: str, prior: Any) -> Any:
     """Return the distribution of an object of PreliZ."""
     kind = type(prior).__name__
-    if kind not in PRELIZ:
-        fix = f"give one of {', '.join(PRELIZ)}, or a distribution of Pyro"
-        raise TypeError(f"the prior of '{name}' is PreliZ's {kind}, which is not read: {fix}")
-    names, builder = PRELIZ[kind]
+    names, builder = PRELIZ.get(kind, ((), None))
     values = [getattr(prior, parameter, None) for parameter in names]
-    if any(value is None for value in values):
-        fix = "give it numbers, or fit it to an expert's answers first"
-        raise ValueError(
-            f"the prior of '{name}' is PreliZ's {kind} without {', '.join(names)}: {fix}"
-        )
+    if builder is None or None in values:
+        fix = f"without {', '.join(names)}: give it numbers, or fit it to an expert's answers first"
+        if builder is None:
+            fix = f"which is not read: give one of {', '.join(PRELIZ)}, or a distribution of Pyro"
+        raise ValueError(f"the prior of '{name}' is PreliZ's {kind}, {fix}")
     return builder(*(float(str(value)) for value in values))

@@ -13,7 +13,7 @@ import torch
 from torch.distributions import Distribution
 
 from hierfl.formulas.declaration import Declaration, response_of
-from hierfl.formulas.design_terms import Term
+from hierfl.formulas.design_terms import DesignTerm
 from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.prior_texts import of_text
 from hierfl.formulas.schema import OFFSET, Schema
@@ -78,7 +78,7 @@ def all_priors(
         priors[name] = dist.Normal(0.0, float(f"{SLOPE * ratio:.6g}"))
     for term in layout.common.terms:
         if term.by_step and len(response.levels) < 3:
-            fix = f"write {', '.join(str(factor) for factor in term.parts)} without cs()"
+            fix = f"write {', '.join(str(factor) for factor in term.factors)} without cs()"
             raise ValueError(f"'{term.name}' is for several thresholds, and one is there: {fix}")
         if term.monotone or term.smooth:
             priors = {name: prior for name, prior in priors.items() if name not in term.columns}
@@ -102,7 +102,7 @@ def _with_own(priors: Priors, layout: Layout, own: Priors) -> dict[str, Prior]:
     return {name: _chosen(name, prior, layout, own) for name, prior in priors.items()}
 
 
-def _of_steps(term: Term, step: float, schema: Schema) -> dict[str, Prior]:
+def _of_steps(term: DesignTerm, step: float, schema: Schema) -> dict[str, Prior]:
     """Return the priors of a monotonic effect: of the mean step of levels, and of their shares, by curve.
 
     The step of a curve is divided by the root mean square of its first column, which has the scale
@@ -110,9 +110,8 @@ def _of_steps(term: Term, step: float, schema: Schema) -> dict[str, Prior]:
     """
     size = len(term.steps)
     if size < 2:
-        raise ValueError(
-            f"'{term.name}' has {size + 1} levels, of which no order is needed: take C(x)"
-        )
+        what = f"'{term.name}' has {size + 1} levels, of which no order is needed"
+        raise ValueError(f"{what}: take C(x)")
     sd = math.sqrt(((size + 1) ** 2 - 1) / 12.0)  # of the levels' numbers, if all are as frequent
     priors: dict[str, Prior] = {}
     mean, shares = (term.of_curves(f"{kind}_{term.name}") for kind in ("b", "simplex"))
@@ -127,8 +126,8 @@ def _of_steps(term: Term, step: float, schema: Schema) -> dict[str, Prior]:
 def _of_group(term: GroupTerm, schema: Schema, spread: float, unit: float) -> dict[str, Prior]:
     priors: dict[str, Prior] = {}
     for name in term.entries:
-        curve = name not in term.columns
-        plain = name == INTERCEPT or curve or name in term.design.coded
+        is_curve = name not in term.columns
+        plain = name == INTERCEPT or is_curve or name in term.design.coded
         size = 1.0 if plain else schema.design[name].sd or 1.0
         site = term.sd if term.is_single else f"{term.sd}[{name}]"
         priors[site] = half_student(float(f"{spread / size:.6g}"), float(f"{unit / size:.6g}"))
@@ -153,22 +152,18 @@ def keys_of(name: str, layout: Layout) -> list[str]:
     keys += [term.name for term in layout.common.terms if name in term.columns]
     if name in layout.common.columns:
         keys.append("b")
-    for one in layout.common.terms:
-        for kind, shared in (("b", [one.name, "b"]), ("simplex", [])) if one.monotone else ():
-            site = f"{kind}_{one.name}"
-            keys += [site, *shared] if name in one.of_curves(site) else []
-        for kind in one.smooth.kinds if one.smooth else ():
-            site = f"{kind}_{one.name}"
+    for term in layout.common.terms:
+        for kind, shared in (("b", [term.name, "b"]), ("simplex", [])) if term.monotone else ():
+            site = f"{kind}_{term.name}"
+            keys += [site, *shared] if name in term.of_curves(site) else []
+        for kind in term.smooth.kinds if term.smooth else ():
+            site = f"{kind}_{term.name}"
             keys += [site, kind] if is_of(name, site) else []
-    for term in layout.groups:
-        if is_of(name, term.sd):
-            keys += [term.sd, "sd"]
-        if name == term.cor:
-            keys.append("cor")
-        if name.startswith(f"lscale_{term.site}_"):
-            keys.append("lscale")
-        if name == f"rho_{term.site}":
-            keys.append("rho")
+    for group in layout.groups:
+        keys += [group.sd, "sd"] if is_of(name, group.sd) else []
+        keys += ["cor"] if name == group.cor else []
+        keys += ["lscale"] if name.startswith(f"lscale_{group.site}_") else []
+        keys += ["rho"] if name == f"rho_{group.site}" else []
     return keys
 
 
@@ -180,9 +175,8 @@ def _chosen(name: str, default: Prior, layout: Layout, own: Priors) -> Prior:
         prior = of_text(name, prior, default)
     if "cor" in keys:
         if isinstance(prior, Distribution) or not float(prior) > 0.0:
-            raise ValueError(
-                f"the prior of '{name}' is {prior}: give the concentration of an LKJ, a number > 0"
-            )
+            fix = "give the concentration of an LKJ, a number > 0"
+            raise ValueError(f"the prior of '{name}' is {prior}: {fix}")
         return float(prior)
     if not is_distribution(prior):
         fix = "give a distribution of Pyro, such as dist.Normal(0, 1), or 'normal(0, 1)'"
@@ -204,26 +198,27 @@ def _of_each(prior: Any, default: Any) -> Any:
 
 def _check_values(name: str, default: Any, prior: Any, sizes: Sequence[int]) -> None:
     """Refuse a prior of another shape, or of values that the site cannot have."""
-    shape = tuple(prior.shape())
-    if shape != tuple(default.shape()) and not (len(shape) == 1 and shape[0] in sizes):
-        raise ValueError(
-            f"the prior of '{name}' has shape {shape}: it must be {tuple(default.shape())}"
-        )
-    for value in (-1.0, 2.0):
+    shape, usual, fault = tuple(prior.shape()), tuple(default.shape()), ""
+    if shape != usual and not (len(shape) == 1 and shape[0] in sizes):
+        fault = f"has shape {shape}: it must be {usual}"
+    for value in () if fault else (-1.0, 2.0):
         at = torch.full(shape, value)
         if prior.support.check(at).any() and not default.support.check(at).all():
             fix = f"it must have the values of its default, {as_source(default)}"
-            raise ValueError(f"the prior of '{name}' is {prior}, which allows {value:g}: {fix}")
+            fault = f"is {prior}, which allows {value:g}: {fix}"
+    if fault:
+        raise ValueError(f"the prior of '{name}' {fault}")
 
 
 def _check_keys(own: Priors, sites: set[str]) -> None:
     keys = {*sites, "b", "sd", "cor"}
     for key in own:
+        fault = ""
         if key in ("b", "sd", "cor") and key in sites:
-            what = "which is a column and stands for many priors too"
-            raise ValueError(f"priors has '{key}', {what}: rename the column")
-        if key not in keys:
+            fault = "which is a column and stands for many priors too: rename the column"
+        elif key not in keys:
             near = difflib.get_close_matches(key, keys, 1)
             advice = f"did you mean '{near[0]}'? " if near else ""
-            fix = f"{advice}it has {', '.join(sorted(keys))}"
-            raise ValueError(f"priors has '{key}', which the formula does not have: {fix}")
+            fault = f"which the formula does not have: {advice}it has {', '.join(sorted(keys))}"
+        if fault:
+            raise ValueError(f"priors has '{key}', {fault}")

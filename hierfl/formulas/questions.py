@@ -13,7 +13,9 @@ A client answers by `hierfl.formulas.answers`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -26,6 +28,7 @@ from hierfl.formulas.answers import (
     OfColumn,
     OfDesign,
     OfGroups,
+    Slices,
     group_names,
     of_call,
     of_columns,
@@ -68,41 +71,72 @@ class Question:
 
 
 Ask = Callable[[Question], Mapping[str, Any]]  # -> client: its answer
-Answering = Callable[[pd.DataFrame, str], Any]
+Frames = Mapping[str, pd.DataFrame]
 
 
-def answering(
-    question: Question, clients: str, kinds: Kinds, declared: Declaration | None
-) -> Answering:
-    """Return the function of a client's frame and name that answers a question of this formula."""
-    least, by, schema = question.least, question.by, question.schema
+def answers_of(
+    question: Question, clients: str, kinds: Kinds, declared: Declaration | None, frames: Frames
+) -> dict[str, Any]:
+    """Return each client's answer; columns of one frame, in which clients follow each other, are read once."""
+    least = question.least if question.schema is None else question.schema.min_count
+    answer, names = _answering(question, clients, kinds, declared, least), [*frames]
+    is_apart = least > 1 or (declared is not None and declared.imputed)  # what rows reveal
+    if len(names) > 1 and not is_apart and _has_one_source(frames):
+        whole = pd.concat(frames.values())
+        whole.attrs = frames[names[0]].attrs
+        ends = np.cumsum([*map(len, frames.values())]).tolist()
+        with suppress(KeyError, TypeError, ValueError):  # of which client is found out below
+            of_rows = answer(whole, names[0])
+            pairs = zip(names, pairwise([0, *ends]), strict=True)
+            return {name: of_rows(slice(*rows)) for name, rows in pairs}
+    return {name: answer(frame, name)(slice(None)) for name, frame in frames.items()}
+
+
+def _has_one_source(frames: Frames) -> bool:
+    """Return whether all frames have the same columns, whose values of one kind are read alike."""
+    first, *others = frames.values()
+    columns, dtypes = first.columns, first.dtypes.tolist()
+    if any(of.attrs != first.attrs for of in others):  # units
+        return False
+    return not any(dtype.kind == "O" and dtype.name == "object" for dtype in dtypes) and all(
+        of.columns is columns or (of.columns.equals(columns) and of.dtypes.tolist() == dtypes)
+        for of in others
+    )
+
+
+def _answering(
+    question: Question, clients: str, kinds: Kinds, declared: Declaration | None, least: int
+) -> Callable[[pd.DataFrame, str], Slices]:
+    """Return the function of rows that answers a question of this formula for slices of them."""
+    by, schema = question.by, question.schema
     if question.kind == "rows":
-        return lambda frame, client: len(frame)
+        return lambda frame, client: lambda rows: len(range(len(frame))[rows])
     if question.kind == "columns":
         agreed_levels = frozenset(question.known)
         return lambda frame, client: of_columns(
             coarse_frame(frame, kinds, declared, least), kinds, client, least, agreed_levels
         )
-    allowed = {*kinds, *(declared.rows_of if declared else ())}
     if question.kind in ("outside", "groups"):
-        if not set(by) <= {*allowed, clients}:
+        if not set(by) <= {*kinds, *(declared.rows_of if declared else ()), clients}:
             raise ValueError(f"the question reads {', '.join(by)}, which the formula does not")
-        if question.kind == "outside":
-            agreed = question.levels  # whether there are others; how many is not needed
-            return lambda frame, client: int(
-                not np.isin(group_names(frame, by, client), agreed).all()
-            )
-        return lambda frame, client: of_groups(frame, by, clients, client, least)
+        if question.kind == "groups":
+            return lambda frame, client: of_groups(frame, by, clients, client, least)
+
+        def is_outside(frame: pd.DataFrame, client: str) -> Slices:
+            is_agreed = np.isin(group_names(frame, by, client), question.levels)
+            return lambda rows: int(not is_agreed[rows].all())  # how many is not needed
+
+        return is_outside
     assert declared is not None and schema is not None
-
-    def coarsely(frame: pd.DataFrame) -> Any:
-        return coarse_frame(frame, kinds, declared, schema.min_count)
-
     if question.kind == "call":
         call = call_of(declared, question.text)
-        return lambda frame, client: of_call(call, schema, coarsely(frame), client, question.at)
+        return lambda frame, client: of_call(
+            call, schema, coarse_frame(frame, kinds, declared, least), client, question.at
+        )
     designs = every_design_of(declared, schema)
-    return lambda frame, client: of_design(designs, declared, schema, coarsely(frame), client)
+    return lambda frame, client: of_design(
+        designs, declared, schema, coarse_frame(frame, kinds, declared, least), client
+    )
 
 
 def call_of(declared: Declaration, text: str) -> Call:
@@ -149,8 +183,8 @@ def own_answer(
             text=question.text,
             at=question.at,
         )
-    answer = answering(question, declared.clients, declared.columns, declared)(whole, client)
-    return answer
+    frames = {client: whole}
+    return answers_of(question, declared.clients, declared.columns, declared, frames)[client]
 
 
 ANSWERS: dict[Kind, Any] = {

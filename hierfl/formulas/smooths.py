@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pyro.distributions as dist
 from torch import Tensor
 
-from hierfl.formulas.design_terms import FLOOR, Smooth, Term
+from hierfl.formulas.design_terms import FLOOR, DesignTerm, Smooth
 from hierfl.formulas.expressions import Call, Name
 from hierfl.formulas.functions import LONG, SHORT
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.writer import Writer, independent
+from hierfl.formulas.writer import ProgramWriter, check_one, independent
 from hierfl.models.families import as_source, half_student
 from hierfl.models.priors import Prior
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TAIL = 0.01  # prior probability beyond each end of the length scales that sines can have
 
 
-def named_smooth(call: Call, schema: Schema) -> tuple[Term, ...]:
+def named_smooth(call: Call, schema: Schema) -> tuple[DesignTerm, ...]:
     """Return the terms of a smooth, lines first."""
     name, constants = str(call), schema.transforms[str(call)]
     is_spline = call.callee == "s"
@@ -36,15 +36,15 @@ def named_smooth(call: Call, schema: Schema) -> tuple[Term, ...]:
     numbers = tuple(map(str, range(1, size + 1)))
     coords = tuple(f"{level}:{n}" for level in levels for n in numbers) or numbers
     smooth = Smooth(call.callee, size, levels, constants, by is not None)
-    curves = Term(name, labels(name, coords), coords, made_of, smooth=smooth)
+    curves = DesignTerm(name, labels(name, coords), coords, made_of, smooth=smooth)
     if not is_spline:
         return (curves,)
     line = f"linear_{name}"
     coords = levels or ((by.name, f"{by.name}:{call.args[0]}") if isinstance(by, Name) else ())
-    return Term(line, labels(line, coords) or (line,), coords, made_of), curves
+    return DesignTerm(line, labels(line, coords) or (line,), coords, made_of), curves
 
 
-def check_constants(terms: Sequence[Term]) -> None:
+def check_constants(terms: Sequence[DesignTerm]) -> None:
     """Refuse a column beside a smooth by that column, of which it is a part already."""
     every = {column for term in terms for column in term.columns}
     for line, curves in pairwise(terms):
@@ -59,13 +59,13 @@ def labels(name: str, coords: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{name}[{label}]" for label in coords)
 
 
-def sites_of(term: Term) -> dict[str, str]:
+def sites_of(term: DesignTerm) -> dict[str, str]:
     """Return the sites of a term's scales: "sds" -> "sds_s(x)"; none of other terms."""
     return {kind: f"{kind}_{term.name}" for kind in term.smooth.kinds} if term.smooth else {}
 
 
 # ------------------------------------------------------------ priors
-def scale_priors(term: Term, spread: float, unit: float) -> dict[str, Prior]:
+def scale_priors(term: DesignTerm, spread: float, unit: float) -> dict[str, Prior]:
     """Return the priors of a common smooth's scales, by level."""
     assert term.smooth is not None
     priors: dict[str, Prior] = {}
@@ -104,7 +104,7 @@ def _inverse_gamma(low: float, high: float) -> tuple[float, float]:
 
 # ------------------------------------------------------------ groups
 def entries_of(
-    group: Group, terms: Sequence[Term], columns: tuple[str, ...]
+    group: Group, terms: Sequence[DesignTerm], columns: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return what has a standard deviation of its own in a group, and the place of each column's."""
     owner = {c: t.name for t in terms if t.smooth for c in t.columns}
@@ -112,19 +112,20 @@ def entries_of(
         curve, fix = next(iter(owner.values())), f"write ({group.terms} || {group.name})"
         raise ValueError(f"the term '{group.text}' has '{curve}', which has no correlations: {fix}")
     if lost := [t.name for t in terms if t.smooth and t.smooth.has_by]:
-        raise ValueError(
-            f"the term '{group.text}' has '{lost[0]}': leave by= out, or let it stand alone"
-        )
+        fix = "leave by= out, or let it stand alone"
+        raise ValueError(f"the term '{group.text}' has '{lost[0]}': {fix}")
     names = [owner.get(column, column) for column in columns]
     entries = tuple(dict.fromkeys(names))
     return entries, tuple(map(entries.index, names))
 
 
 # ------------------------------------------------------------ the program
-def write_smooth(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: int) -> None:
+def write_smooth(
+    out: ProgramWriter, term: DesignTerm, priors: Mapping[str, Prior], outputs: int
+) -> None:
     """Write the scales of a common smooth, and its coefficients."""
     assert term.smooth is not None
-    check_one(term.name, outputs)
+    check_one(term.name, outputs, "take bs(x, df=5)")
     levels, sites = term.smooth.levels, sites_of(term)
     for site in sites.values():
         shape = [len(levels)] if levels else []
@@ -140,15 +141,7 @@ def write_smooth(out: Writer, term: Term, priors: Mapping[str, Prior], outputs: 
     out.sample(term.name, f"dist.Normal(torch.zeros({len(term.columns)}), {scale}).to_event(1)")
 
 
-def check_one(name: str, outputs: int) -> None:
-    """Refuse a smooth in several predictors."""
-    if outputs > 1:
-        raise ValueError(
-            f"'{name}' is for one predictor, and the response has {outputs}: take bs(x, df=5)"
-        )
-
-
-def _shape(out: Writer, smooth: Smooth, site: str) -> str:
+def _shape(out: ProgramWriter, smooth: Smooth, site: str) -> str:
     """Write the relative sds of sines, and return their name."""
     length = out.named(site) + ("[:, None]" if smooth.levels else "")
     waves = f"{smooth.step:.9g} * torch.arange(1.0, {smooth.size + 1}.0)"
@@ -161,7 +154,7 @@ def _shape(out: Writer, smooth: Smooth, site: str) -> str:
     return name
 
 
-def vector(out: Writer, terms: Sequence[Term], names: Sequence[str]) -> str:
+def vector(out: ProgramWriter, terms: Sequence[DesignTerm], names: Sequence[str]) -> str:
     """Return the coefficients of some common columns as one vector, where some are those of curves."""
     pieces = []
     for term in terms:
@@ -174,7 +167,7 @@ def vector(out: Writer, terms: Sequence[Term], names: Sequence[str]) -> str:
     return pieces[0] if len(pieces) == 1 else f"torch.cat([{', '.join(pieces)}])"
 
 
-def lengths_of(group: Any) -> dict[str, Term]:
+def lengths_of(group: Any) -> dict[str, DesignTerm]:
     """Return the site of the length scale of each `gp` of a group, and its term."""
     return {
         f"lscale_{group.site}_{term.name}": term
@@ -183,9 +176,9 @@ def lengths_of(group: Any) -> dict[str, Term]:
     }
 
 
-def write_spread(out: Writer, group: Any, priors: Mapping[str, Prior], outputs: int) -> str:
+def write_spread(out: ProgramWriter, group: Any, priors: Mapping[str, Prior], outputs: int) -> str:
     """Write the length scales of a group; return the standard deviation of each column, as code."""
-    check_one(group.group.text, outputs)
+    check_one(group.group.text, outputs, "take bs(x, df=5)")
     scale, shapes = f"{out.named(group.sd)}[{list(group.places)}]", {}
     for site, term in lengths_of(group).items():
         assert term.smooth is not None

@@ -13,7 +13,7 @@ D^-1/2 M D^-1/2; of `esicar` T = U+ L+^-1/2, of the eigenvectors of D - M with e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +26,14 @@ from hierfl.formulas.columns import level_name, refuse_similar
 from hierfl.formulas.parse import HOW, Group
 from hierfl.formulas.questions import Ask, Question
 from hierfl.formulas.schema import Grouping, Schema
+from hierfl.formulas.writer import check_one
 from hierfl.models.families import as_source
 from hierfl.models.priors import Prior
 
 if TYPE_CHECKING:
     from hierfl.formulas.declaration import Declaration
     from hierfl.formulas.layout import GroupTerm
-    from hierfl.formulas.writer import Writer
+    from hierfl.formulas.writer import ProgramWriter
 
 Known = tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]  # names, and rows of a matrix
 NEAR_ONE = 1.0 - 1e-7  # of w: the precision has no zero at rho = 1
@@ -41,53 +42,64 @@ NEAR_ONE = 1.0 - 1e-7  # of w: the precision has no zero at rho = 1
 def matrix_of(name: str, frame: Any) -> Known:
     """Return a user's matrix with the names of its groups, checked to be symmetric."""
     if not isinstance(frame, pd.DataFrame):
-        fix = (
-            "give a frame with the groups' names, pd.DataFrame(matrix, index=names, columns=names)"
-        )
-        raise TypeError(f"data2 has '{name}', a {type(frame).__name__}: {fix}")
+        fix = "pd.DataFrame(matrix, index=names, columns=names)"
+        what = f"data2 has '{name}', a {type(frame).__name__}"
+        raise TypeError(f"{what}: give a frame with the groups' names, {fix}")
     rows, columns = ([level_name(v) for v in of] for of in (frame.index, frame.columns))
+    is_numeric = all(dtype.kind in "iufb" for dtype in frame.dtypes)
+    values = frame.to_numpy(dtype=np.float64) if is_numeric else np.full(frame.shape, np.nan)
+    fault = ""
     if len({*rows}) < len(rows) or rows != columns:
         what = f"of which the first are {', '.join(rows[:3])} and {', '.join(columns[:3])}"
-        raise ValueError(f"index and columns of '{name}' in data2 are not the same names, {what}")
+        fault = f"index and columns of '{name}' in data2 are not the same names, {what}"
+    elif not np.isfinite(values).all():
+        fault = f"'{name}' in data2 holds other values than finite numbers: correct it"
+    elif not np.allclose(values, values.T, rtol=1e-8, atol=0.0):
+        fault = f"'{name}' in data2 is not symmetric: correct it"
+    if fault:
+        raise ValueError(fault)
     refuse_similar({*rows}, f"the groups of '{name}'")
-    if not all(dtype.kind in "iufb" for dtype in frame.dtypes):
-        raise TypeError(f"'{name}' in data2 holds other values than numbers: correct it")
-    values = frame.to_numpy(dtype=np.float64)
-    if not np.isfinite(values).all() or not np.allclose(values, values.T, rtol=1e-8, atol=0.0):
-        raise ValueError(f"'{name}' in data2 is not symmetric, or not finite: correct it")
     return tuple(rows), tuple(tuple(map(float, row)) for row in (values + values.T) / 2.0)
 
 
 def basis_of(group: Group, matrix: Known) -> tuple[Any, Any]:
     """Return T (N, M) and w (M,), () if there are none; refuse a matrix that gives none."""
-    values, name = np.array(matrix[1]), group.cov
+    values = np.array(matrix[1])
+    if fault := _fault_of_matrix(group, values, matrix[0]):
+        raise ValueError(fault)
     if group.kind == "gr":
         try:
             return np.linalg.cholesky(values), ()
         except np.linalg.LinAlgError as error:
             fix = "add a small number to its diagonal"
-            raise ValueError(f"'{name}' in data2 is not positive definite: {fix}") from error
-    if not np.isin(values, (0.0, 1.0)).all() or values.diagonal().any():
-        raise ValueError(
-            f"'{name}' in data2 must be 1 for neighbors, and 0 for others and on its diagonal"
-        )
+            raise ValueError(f"'{group.cov}' in data2 is not positive definite: {fix}") from error
     degree = values.sum(0)
-    if not degree.all():
-        lone = matrix[0][int((degree == 0.0).argmax())]
-        raise ValueError(f"'{lone}' has no neighbor in '{name}': leave it out, or give it one")
     if group.kind == "escar":
         root = degree**-0.5
         w, vectors = np.linalg.eigh(root[:, None] * values * root)
         return root[:, None] * vectors, np.minimum(w, NEAR_ONE)
+    w, vectors = np.linalg.eigh(np.diag(degree) - values)
+    return vectors[:, 1:] / np.sqrt(w[1:]), ()
+
+
+def _fault_of_matrix(group: Group, values: Any, names: Sequence[str]) -> str:
+    """Return why a matrix is no covariance, or no neighborhood; "" if it is one."""
+    name, degree = group.cov, values.sum(0)
+    if group.kind == "gr":
+        return ""
+    if not np.isin(values, (0.0, 1.0)).all() or values.diagonal().any():
+        return f"'{name}' in data2 must be 1 for neighbors, and 0 for others and on its diagonal"
+    if not degree.all():
+        lone = names[int((degree == 0.0).argmax())]
+        return f"'{lone}' has no neighbor in '{name}': leave it out, or give it one"
     from scipy.sparse.csgraph import connected_components  # slow to import
 
     count, label = connected_components(values)
-    if count > 1:
-        first, other = (matrix[0][int((label == part).argmax())] for part in (0, 1))
-        what = f"no chain of neighbors joins '{first}' and '{other}' in '{name}'"
-        raise ValueError(f"{what}, as a type 'esicar' needs: take type='escar'")
-    w, vectors = np.linalg.eigh(np.diag(degree) - values)
-    return vectors[:, 1:] / np.sqrt(w[1:]), ()
+    if group.kind == "escar" or count == 1:
+        return ""
+    first, other = (names[int((label == which).argmax())] for which in (0, 1))
+    what = f"no chain of neighbors joins '{first}' and '{other}' in '{name}'"
+    return f"{what}, as a type 'esicar' needs: take type='escar'"
 
 
 def structures(
@@ -97,27 +109,27 @@ def structures(
     clients = [*ask(Question("rows"))]
     groupings: dict[str, Grouping] = {}
     for group in declared.structured:
-        if group.cov not in declared.data2:
+        matrix = declared.data2.get(group.cov)
+        is_of_clients, fault = group.by == (schema.clients,), ""
+        if matrix is None:
             fix = f"data2={{'{group.cov}': frame}}, with the groups' names as index and columns"
             raise ValueError(f"'{group.text}' needs the matrix '{group.cov}': give {fix}")
-        matrix = declared.data2[group.cov]
-        if group.by == (schema.clients,):
+        there = f"'{group.cov}' in data2, which has {', '.join(matrix[0][:6])}"
+        if is_of_clients:
             if lost := [name for name in clients if name not in matrix[0]]:
-                raise ValueError(
-                    f"client '{lost[0]}' is no group of '{group.cov}' in data2, which has "
-                    f"{', '.join(matrix[0][:6])}: add it, or leave its rows out"
-                )
+                fix = "add it, or leave its rows out"
+                fault = f"client '{lost[0]}' is no group of {there}: {fix}"
             lies = Grouping("above", matrix[0])
         else:
             outside = ask(Question("outside", by=group.by, levels=matrix[0]))
             if lost := [client for client, has in outside.items() if has]:
-                raise ValueError(
-                    f"client '{lost[0]}' has a group of '{':'.join(group.by)}' that is none of "
-                    f"'{group.cov}' in data2, which has {', '.join(matrix[0][:6])}: add it"
-                )
+                what = f"client '{lost[0]}' has a group of '{':'.join(group.by)}' that is none of"
+                raise ValueError(f"{what} {there}: add it")
             lies = place(group.by, matrix[0])
             if lies.level == "within":
-                raise ValueError(f"'{group.text}' has groups within clients: {HOW}")
+                fault = f"'{group.text}' has groups within clients: {HOW}"
+        if fault:
+            raise ValueError(fault)
         basis, weights = basis_of(group, matrix)
         rows = tuple(tuple(map(float, row)) for row in basis)
         groupings[group.name] = replace(lies, basis=rows, weights=tuple(map(float, weights)))
@@ -126,13 +138,10 @@ def structures(
 
 # ------------------------------------------------------------ the program
 def write_structure(
-    out: Writer, group: GroupTerm, schema: Schema, priors: Mapping[str, Prior], outputs: int
+    out: ProgramWriter, group: GroupTerm, schema: Schema, priors: Mapping[str, Prior], outputs: int
 ) -> None:
     """Write the values of groups with a structure, whose sd stands above."""
-    if outputs > 1:
-        raise ValueError(
-            f"'{group.group.text}' is for one predictor, and the response has {outputs}"
-        )
+    check_one(group.group.text, outputs, f"take (1 | {group.group.name})")
     agreed, scale = schema.groups[group.group.name], out.scales[group.site]
     if agreed.weights:
         rho = f"rho_{group.site}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -262,36 +263,40 @@ MOST_LEVELS, MOST_ENDS = 1000, 10_000
 def table_from_json(document: Any, columns: Collection[str]) -> TableAnswer:
     """Return the answer of some JSON that `table_answer` was written as, or raise ValueError."""
     made: TableAnswer = made_of(TableAnswer, document)
-    check_names({*made.rows, *made.groups}, MOST_LEVELS)
-    if made.rows.keys() != made.groups.keys():
-        raise ValueError("its groups are not those of its rows")
-    for answers in made.groups.values():
-        if answers.keys() != {*columns}:
-            raise ValueError("it tells of other columns than were asked for")
-        for part in answers.values():
-            _check_variable(part)
+    if fault := next(_faults_of_table(made, columns), ""):
+        raise ValueError(fault)
     return made
 
 
-def _check_variable(part: VariableAnswer) -> None:
-    if part.numbers and part.levels:
-        raise ValueError("a column is both of numbers and of levels")
-    answer = part.found
+def _faults_of_table(made: TableAnswer, columns: Collection[str]) -> Iterator[str]:
+    yield from faults_of_names({*made.rows, *made.groups}, MOST_LEVELS)
+    if made.rows.keys() != made.groups.keys():
+        yield "its groups are not those of its rows"
+    for answers in made.groups.values():
+        if answers.keys() != {*columns}:
+            yield "it tells of other columns than were asked for"
+        yield from chain.from_iterable(map(_faults_of_variable, answers.values()))
+
+
+def _faults_of_variable(variable: VariableAnswer) -> Iterator[str]:
+    if variable.numbers and variable.levels:
+        yield "a column is both of numbers and of levels"
+    answer = variable.found
     if isinstance(answer, LevelsAnswer):
-        check_names({*answer.counts, *answer.declared}, MOST_LEVELS)
+        yield from faults_of_names({*answer.counts, *answer.declared}, MOST_LEVELS)
         if answer.declared and {*answer.declared} != {*answer.counts}:
-            raise ValueError("the order of its levels is of other levels")
+            yield "the order of its levels is of other levels"
     if isinstance(answer, NumbersAnswer):
         ends, counts = [*answer.ends], [*answer.below, answer.rows]
         right = len(ends) == len(answer.below) <= MOST_ENDS and (answer.ones or 0) <= answer.rows
         if not right or ends != sorted({*ends}) or counts != sorted(counts) or answer.sd < 0.0:
-            raise ValueError("its counts do not rise with its values, or its sd is below 0")
+            yield "its counts do not rise with its values, or its sd is below 0"
 
 
-def check_names(names: Collection[str], limit: int) -> None:
-    """Refuse too many names of groups or levels, and those that cannot be printed."""
+def faults_of_names(names: Collection[str], limit: int) -> Iterator[str]:
+    """Yield why names of groups or levels are too many, or cannot be printed."""
     if len(names) > limit:
-        raise ValueError(f"it names more than {limit} groups or levels")
+        yield f"it names more than {limit} groups or levels"
     for name in names:
         if len(name) > 200 or not name.isprintable():
-            raise ValueError(f"a group or level is named {name[:40]!r}")
+            yield f"a group or level is named {name[:40]!r}"

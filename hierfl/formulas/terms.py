@@ -12,14 +12,11 @@ from hierfl.formulas.expressions import (
     Expression,
     Literal,
     Name,
-    Operation,
+    Operator,
     calls_within,
     names_in,
 )
-from hierfl.formulas.functions import (
-    CODINGS,
-    OPTIONS,
-)
+from hierfl.formulas.functions import CODINGS, OPTIONS
 
 Factor = Name | Call
 
@@ -51,7 +48,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Terms:
+class TermSum:
     """The terms of one sum, in order."""
 
     products: tuple[Product, ...]
@@ -71,18 +68,18 @@ class Terms:
         return " + ".join([str(int(self.has_intercept)), *map(str, self.slopes)])
 
 
-def calls(terms: Terms) -> Iterator[Call]:
+def calls(terms: TermSum) -> Iterator[Call]:
     """Yield every call in some terms, inner ones first."""
     for product in terms.products:
         yield from chain.from_iterable(map(calls_within, product.factors))
 
 
-def columns_of(terms: Terms) -> tuple[str, ...]:
+def columns_of(terms: TermSum) -> tuple[str, ...]:
     """Return the columns that some terms read."""
     return tuple(sorted({name for product in terms.products for name in product.columns}))
 
 
-def bare_columns(terms: Terms) -> frozenset[str]:
+def bare_columns(terms: TermSum) -> frozenset[str]:
     """Return the columns that are read outside of C(), S() and T(), as the frame has them."""
     factors = chain.from_iterable(product.factors for product in terms.products)
     return frozenset(chain.from_iterable(map(_bare, factors)))
@@ -91,12 +88,12 @@ def bare_columns(terms: Terms) -> frozenset[str]:
 def _bare(expression: Expression) -> Iterator[str]:
     if isinstance(expression, Name):
         yield expression.name
-    elif isinstance(expression, Operation | Call) and callee_of(expression) not in CODINGS:
+    elif isinstance(expression, Operator | Call) and callee_of(expression) not in CODINGS:
         options = [value for _, value in getattr(expression, "options", ())]
         yield from chain.from_iterable(map(_bare, (*expression.args, *options)))
 
 
-def monotone_columns(terms: Terms) -> set[str]:
+def monotone_columns(terms: TermSum) -> set[str]:
     """Return the columns of the monotonic effects among some terms."""
     return {name for call in calls(terms) if call.callee == "mo" for name in names_in(call)}
 
@@ -115,12 +112,19 @@ def options_of(call: Call) -> dict[str, Any]:
     return {name: option.default for name, option in options.items()} | values
 
 
+def is_constant(expression: Expression) -> bool:
+    """Return whether an expression is a literal, with a minus or without."""
+    if isinstance(expression, Operator) and expression.is_minus:
+        number = expression.args[0]
+        return isinstance(number, Literal) and isinstance(number.value, int | float)
+    return isinstance(expression, Literal)
+
+
 def constant_of(expression: Expression) -> Any:
-    """Return the value of a literal, with a minus or without."""
-    if isinstance(expression, Operation) and expression.is_minus:
+    """Return the value of a constant."""
+    if isinstance(expression, Operator):
         return -constant_of(expression.args[0])
-    if not isinstance(expression, Literal):
-        raise TypeError(f"'{expression}' is no number")
+    assert isinstance(expression, Literal)
     return expression.value
 
 

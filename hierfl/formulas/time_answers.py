@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,12 +11,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hierfl.core.typed_json import Count, CountOrFew, Number, made_of
-from hierfl.data.faults import RowsFault
-from hierfl.formulas.columns import CENSORED, level_name, named, number_column
+from hierfl.formulas.columns import CENSORED, column_fault, level_name, named, number_column
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.table_answers import (
     MOST_ENDS,
-    check_names,
+    faults_of_names,
     on_grid,
     rounded_count,
     rows_by_group,
@@ -79,12 +78,18 @@ def observed_times(frame: pd.DataFrame, declared: Declaration, client: str, leas
     """Return a client's times; refuse what no Kaplan-Meier curve is of."""
     response, additions = declared.parts.response, declared.parts.additions
     others = sorted(additions.keys() - {"event", "cens", "entry", "weights"})
-    if others or declared.parts.bounds:
-        name = others[0] if others else "trunc"
-        raise ValueError(
-            f"'{response}' has {name}({additions.get(name, '...')}), of which no Kaplan-Meier curve is "
-            "made: times may be censored on the right alone, event(status) or cens(status)"
-        )
+    others += ["trunc"] if declared.parts.bounds else []
+    fault = ""
+    if others:
+        what = f"{others[0]}({additions.get(others[0], '...')}), of which no Kaplan-Meier curve is made"
+        fix = "times may be censored on the right alone, event(status) or cens(status)"
+        fault = f"'{response}' has {what}: {fix}"
+    elif "weights" in additions and least > 1:
+        fix = "leave them out of the formula, or take least_count=1 where the rows are"
+        what = f"has weights({additions['weights']}), which could be solved for"
+        fault = f"'{response}' {what}: {fix}"
+    if fault:
+        raise ValueError(fault)
 
     def column(addition: str, default: float) -> Floats:
         name = additions.get(addition)
@@ -93,41 +98,34 @@ def observed_times(frame: pd.DataFrame, declared: Declaration, client: str, leas
         return number_column(frame[name], name, client)
 
     end = number_column(frame[response], response, client)
-    if not (np.isfinite(end) & (end >= 0.0)).all():
-        words = "must be finite and not below 0"
-        raise RowsFault(f"times '{response}' of client '{client}' {words}", f"'{response}' {words}")
     start, weight = column("entry", -np.inf), column("weights", 1.0)
-    if not (start < end).all():
-        raise RowsFault(
-            f"column '{additions['entry']}' of client '{client}' must be below '{response}': a row is "
-            "observed from its entry to its time",
-            f"column '{additions['entry']}' must be below '{response}'",
-        )
-    if not ((weight > 0.0) & np.isfinite(weight)).all():
-        raise ValueError(f"column '{additions['weights']}' of client '{client}' must be above 0")
-    if "weights" in additions and least > 1:
-        fix = "leave them out of the formula, or take least_count=1 where the rows are"
-        what = f"has weights({additions['weights']}), which could be solved for"
-        raise ValueError(f"'{response}' {what}: {fix}")
+    public, detail, name = "", "", response
+    if not (np.isfinite(end) & (end >= 0.0)).all():
+        public = "must be finite and not below 0"
+    elif not (start < end).all():
+        public, name = f"must be below '{response}'", additions["entry"]
+        detail = ": a row is observed from its entry to its time"
+    elif not ((weight > 0.0) & np.isfinite(weight)).all():
+        public, name = "must be above 0", additions["weights"]
+    if public:
+        raise column_fault(public + detail, public, name, client)
     return Observed(end, _events(frame, additions, client), start, weight)
 
 
 def _events(frame: pd.DataFrame, additions: Mapping[str, str], client: str) -> NDArray[np.bool_]:
     """Return whether each time ended in an event."""
-    if "event" in additions:
-        status = number_column(frame[additions["event"]], additions["event"], client)
-        if not np.isin(status, (0.0, 1.0)).all():
-            raise ValueError(f"column '{additions['event']}' of client '{client}' must be 0 or 1")
-        return status == 1.0
-    if "cens" not in additions:
+    if not {"event", "cens"} & additions.keys():
         return np.ones(len(frame), dtype=bool)
-    words = [level_name(value) for value in frame[additions["cens"]]]
-    codes = [str(CENSORED.get(word, word)) for word in words]
-    if not {*codes} <= {"0", "1"}:
-        raise ValueError(
-            f"column '{additions['cens']}' of client '{client}' must be 0 (none) or 1 (right)"
-        )
-    return np.array(codes) == "0"
+    of_event = "event" in additions
+    name, public = additions["event" if of_event else "cens"], "must be 0 (none) or 1 (right)"
+    if of_event:
+        codes, public = number_column(frame[name], name, client).astype(str), "must be 0 or 1"
+    else:
+        words = [level_name(value) for value in frame[name]]
+        codes = np.array([str(float(CENSORED.get(word, 9))) for word in words])
+    if not np.isin(codes, ("0.0", "1.0")).all():
+        raise column_fault(public, public, name, client)
+    return codes == ("1.0" if of_event else "0.0")
 
 
 def survival_answer(
@@ -267,15 +265,29 @@ def logrank_sums(risk: Floats, happened: Floats) -> tuple[Floats, Floats]:
 def survival_from_json(document: Any) -> SurvivalAnswer:
     """Return the answer of some JSON that `survival_answer` was written as, or raise ValueError."""
     made: SurvivalAnswer = made_of(SurvivalAnswer, document)
-    check_names({*made.groups}, MOST_GROUPS)
-    for times in made.groups.values():
-        _check_times(times)
-    if made.logrank is not None:
-        _check_logrank(made.logrank, {*made.groups})
+    if fault := next(_faults(made), ""):
+        raise ValueError(fault)
     return made
 
 
-def _check_times(answer: TimesAnswer) -> None:
+def _faults(made: SurvivalAnswer) -> Iterator[str]:
+    yield from faults_of_names({*made.groups}, MOST_GROUPS)
+    if not all(map(_rises, made.groups.values())):
+        yield "its counts do not rise with its times, or it has more events than exits"
+    if made.logrank is None:
+        return
+    sums, names = made.logrank, {*made.logrank.groups}
+    sizes = {len(sums.groups), len(sums.excess), len(sums.covariance)}
+    sizes |= {*map(len, sums.covariance)}
+    if len(sizes) > 1 or not names or not names <= {*made.groups} or len(names) < len(sums.groups):
+        yield "its log-rank sums are of other groups"
+    least = np.linalg.eigvalsh(np.array(sums.covariance)).min()
+    if not least > -1e-3 * max(map(abs, np.ravel(sums.covariance)), default=0.0):
+        yield "its log-rank covariance has a negative eigenvalue"
+
+
+def _rises(answer: TimesAnswer) -> bool:
+    """Return whether counts rise with their times, and no time has more events than exits."""
     ends, exits, events = [*answer.ends], [*answer.exits], [*answer.events]
     counts = [*exits, *events, *answer.entries]
     right = all(count >= 0 and count == int(count) for count in counts)
@@ -284,17 +296,4 @@ def _check_times(answer: TimesAnswer) -> None:
     right &= ends == sorted({*ends}) and all(end >= 0.0 for end in ends)
     right &= all([*of, answer.rows] == sorted([*of, answer.rows]) for of in (exits, answer.entries))
     right &= events == sorted(events)
-    right &= all(event <= gone for gone, event in zip(exits, events, strict=False))
-    if not right:
-        raise ValueError("its counts do not rise with its times, or it has more events than exits")
-
-
-def _check_logrank(sums: LogrankSums, groups: set[str]) -> None:
-    sizes = {len(sums.groups), len(sums.excess), len(sums.covariance)}
-    sizes |= {*map(len, sums.covariance)}
-    names = {*sums.groups}
-    if len(sizes) > 1 or not names or not names <= groups or len(names) < len(sums.groups):
-        raise ValueError("its log-rank sums are of other groups")
-    least = np.linalg.eigvalsh(np.array(sums.covariance)).min()
-    if not least > -1e-3 * max(map(abs, np.ravel(sums.covariance)), default=0.0):
-        raise ValueError("its log-rank covariance has a negative eigenvalue")
+    return right and all(event <= gone for gone, event in zip(exits, events, strict=True))

@@ -79,7 +79,7 @@ def warn_far(text: str, values: Values, low: float, high: float) -> None:
 
 
 @dataclass(frozen=True)
-class Sums:
+class ColumnSums:
     """A client's count, sum and sum of squares of one argument."""
 
     count: Count
@@ -87,20 +87,19 @@ class Sums:
     squares: float
 
 
-def sums(values: Values) -> Sums:
+def sums(values: Values) -> ColumnSums:
     """Return a client's count, sum and sum of squares."""
-    return Sums(len(values), float(values.sum()), float((values**2).sum()))
+    return ColumnSums(len(values), float(values.sum()), float((values**2).sum()))
 
 
-def moments(sums_of_clients: Sequence[Sums]) -> tuple[float, float]:
+def moments(sums_of_clients: Sequence[ColumnSums]) -> tuple[float, float]:
     """Return mean and sd over all clients, the sd with n in the denominator."""
     count, total, squares = 0, 0.0, 0.0
-    for part in sums_of_clients:
-        count, total, squares = count + part.count, total + part.total, squares + part.squares
+    for own in sums_of_clients:
+        count, total, squares = count + own.count, total + own.total, squares + own.squares
     if not count:
-        raise ValueError(
-            "no client has enough values of a column of mi(): take it out of the formula"
-        )
+        fix = "take it out of the formula"
+        raise ValueError(f"no client has enough values of a column of mi(): {fix}")
     mean = total / count
     variance = squares / count - mean**2
     # The rounding error of a difference of two large sums may exceed a small variance.
@@ -121,11 +120,10 @@ def powers(values: Values, mean: float, sd: float, degree: int) -> tuple[float, 
 
 
 def spline_of(
-    name: str, mean: float, sd: float, counts: Sequence[Sequence[int]], options: Mapping[str, Any]
+    name: str, mean: float, sd: float, total: Values, options: Mapping[str, Any]
 ) -> Constants:
     """Return the knots of the `bs` call `name`, at quantiles of the counts of all clients."""
     degree, df = options["degree"], options["df"]
-    total = np.sum(np.array(counts, dtype=np.float64), axis=0)
     at = mean + sd * EDGES
     inside = np.flatnonzero((total > 0) & (total < total[-1]))
     ends = (at[max(inside[0] - 1, 0)], at[inside[-1] + 1]) if len(inside) else (at[0], at[-1])
@@ -136,8 +134,9 @@ def spline_of(
     ranks = np.linspace(0, 1, df - degree + 2)[1:-1] * total[-1]
     inner = np.interp(ranks, total, at)
     if not low < high or np.any(inner <= low) or np.any(inner >= high):
-        what = f"knots {inner.round(4).tolist()} that are not between its bounds {low:.4g} and {high:.4g}"
-        raise ValueError(f"'{name}' has {what}: give lower_bound and upper_bound around them")
+        what = f"knots {inner.round(4).tolist()} that are not between its bounds {low:.4g} and"
+        fix = "give lower_bound and upper_bound around them"
+        raise ValueError(f"'{name}' has {what} {high:.4g}: {fix}")
     knots = np.concatenate([[low] * (degree + 1), inner, [high] * (degree + 1)])
     return Constants(mean, sd, tuple(map(float, knots)), degree)
 
@@ -156,9 +155,8 @@ def polynomials_of(
         lower = np.linalg.cholesky(hankel)
         rows = np.tril(np.linalg.inv(lower))[1:]  # whose rounding errors above are not 0
     except np.linalg.LinAlgError as error:
-        raise ValueError(
-            f"'{name}' has too few different values for degree {degree}: lower the degree"
-        ) from error
+        what = f"'{name}' has too few different values for degree {degree}"
+        raise ValueError(f"{what}: lower the degree") from error
     return Constants(mean, sd, (), degree, tuple(tuple(map(float, row)) for row in rows))
 
 
@@ -172,13 +170,11 @@ def smooth_columns(constants: Constants, name: str, text: str, x: Values, by: An
         low, high = constants.knots
         far = abs(x - (low + high) / 2.0) >= constants.boundary
         if far.any():
-            raise ValueError(
-                f"'{text}' is {x[far][0]:.6g} in row {int(far.argmax())}, where its sines end: "
-                f"they describe it from {low:.4g} to {high:.4g}; leave the row out, or fit with "
-                "a larger c="
-            )
+            what = f"'{text}' is {x[far][0]:.6g} in row {int(far.argmax())}, where its sines end"
+            fix = "leave the row out, or fit with a larger c="
+            raise ValueError(f"{what}: they describe it from {low:.4g} to {high:.4g}; {fix}")
     warn_far(text, x, *constants.knots[:: len(constants.knots) - 1])
-    free, curves = _parts(constants, name, x)
+    free, curves = _free_and_shared(constants, name, x)
     if by is None:
         return np.concatenate([free, curves], 1)
     if not hasattr(by, "cat") and not hasattr(by, "codes"):
@@ -192,7 +188,7 @@ def smooth_columns(constants: Constants, name: str, text: str, x: Values, by: An
     return np.concatenate(blocks, 1)
 
 
-def _parts(constants: Constants, name: str, x: Values) -> tuple[Values, Values]:
+def _free_and_shared(constants: Constants, name: str, x: Values) -> tuple[Values, Values]:
     """Return the columns with priors of their own, and those that share a scale."""
     if name == "s":
         line = ((x - constants.mean) / constants.sd)[:, None]
@@ -241,24 +237,22 @@ def _natural(knots: tuple[float, ...]) -> tuple[CubicSpline, Values]:
 
 # ------------------------------------------------------------ what clients agree on
 def smooth_of(
-    name: str, text: str, at: tuple[float, float], counts: Sequence[Sequence[int]], options: Any
+    name: str, text: str, at: tuple[float, float], total: Values, options: Any
 ) -> Constants:
     """Return the constants of a smooth, from the counts of values below `EDGES` of all clients."""
     mean, sd = at
-    size = options["k"]
-    total = np.sum(np.array(counts, dtype=np.float64), axis=0)
+    size, fault = options["k"], ""
     rows_between = np.diff(total, prepend=0.0)[1:]  # rows between two edges
     edges = mean + sd * EDGES
     filled = np.flatnonzero(rows_between > 0.0)
     if name == "s" and len(filled) < size:
-        raise ValueError(
-            f"'{text}' has values in {len(filled)} places only, a place being 0.05 sd wide, and "
-            f"{size} knots: write s({text[2:-1].split(',')[0]}, k={max(3, len(filled))}), or C(...)"
-        )
-    if not len(filled):
-        raise ValueError(
-            f"'{text}' has too few rows at each client for its range to be told: lower min_count"
-        )
+        fix = f"write s({text[2:-1].split(',')[0]}, k={max(3, len(filled))}), or C(...)"
+        what = f"values in {len(filled)} places only, a place being 0.05 sd wide, and {size} knots"
+        fault = f"{what}: {fix}"
+    elif not len(filled):
+        fault = "too few rows at each client for its range to be told: lower min_count"
+    if fault:
+        raise ValueError(f"'{text}' has {fault}")
     low, high = float(edges[filled[0]]), float(edges[filled[-1] + 1])
     if name == "gp":
         return Constants(mean, sd, (low, high), size, boundary=options["c"] * (high - low) / 2.0)

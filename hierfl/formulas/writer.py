@@ -47,7 +47,7 @@ def unique_names(prefix: str, texts: Iterable[str]) -> dict[str, str]:
 
 
 @dataclass
-class Writer:
+class ProgramWriter:
     """Lines of a program so far, the Python names of its sites' values, and the next line's indent."""
 
     taken = TAKEN  # names that are no site's
@@ -136,8 +136,14 @@ def origins(model: Any) -> dict[str, list[float]]:
     }
 
 
+def check_one(name: str, outputs: int, fix: str) -> None:
+    """Refuse a term in several predictors."""
+    if outputs > 1:
+        raise ValueError(f"'{name}' is for one predictor, and the response has {outputs}: {fix}")
+
+
 def write_moved(
-    out: Writer, group: Any, priors: Mapping[str, Prior], means: Mapping[str, float]
+    out: ProgramWriter, group: Any, priors: Mapping[str, Prior], means: Mapping[str, float]
 ) -> None:
     """Write sds and correlations at the means of a term's columns, and those at 0 that follow."""
     columns = group.columns
@@ -159,7 +165,7 @@ def write_moved(
     out.add(f"pyro.deterministic({group.cor!r}, {factor} @ {factor}.mT)")
 
 
-def write_origin(out: Writer, layout: Any, vector: Vector) -> None:
+def write_origin(out: ProgramWriter, layout: Any, vector: Vector) -> None:
     """Write the thresholds at 0, as they are reported, from those at the columns' means."""
     moved, means = out.named(f"{THRESHOLDS}{CENTERED}"), layout.threshold_means
     plain = [name for name in means if name not in layout.steps]
@@ -171,7 +177,7 @@ def write_origin(out: Writer, layout: Any, vector: Vector) -> None:
     out.add(f"{out.named(THRESHOLDS)} = pyro.deterministic({THRESHOLDS!r}, {moved})")
 
 
-def write_thresholds(out: Writer, vector: str) -> None:
+def write_thresholds(out: ProgramWriter, vector: str) -> None:
     """Write the thresholds of each row, moved by its columns of cs() times coefficients, a `vector`."""
     moves = f"(batch.steps[..., None] * {vector}).sum(-2)"
     before = out.named(THRESHOLDS)

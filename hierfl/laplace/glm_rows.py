@@ -70,8 +70,8 @@ class Parts:
 
     def density(self, w: Tensor) -> Tensor:
         """Return h(z, w), ()."""
-        log_rest = self.rest(w)
-        return log_rest if self.rows is None else log_rest + self.rows.total(self.rows.predictor(w))
+        rest = self.rest(w)
+        return rest if self.rows is None else rest + self.rows.total(self.rows.predictor(w))
 
     def slope(self, w: Tensor) -> Tensor:
         """Return the gradient of h in w, (D,)."""
@@ -102,11 +102,11 @@ UNKNOWN = Linear()  # no site is taken to have a linear predictor
 def parts(program: Program, linear: Linear, shared: Values, batch: ClientBatch) -> Parts:
     """Return the parts of the log joint of one client, given the values of the global sites."""
     own = program.latents.local_block
-    rows_read = first_row(batch) if linear.prior_alone else batch
+    prior_batch = first_row(batch) if linear.prior_alone else batch
 
     def rest(w: Tensor) -> Tensor:
         values, jacobians = own.unflatten(w[None, None])
-        nodes = sites_at(program, {**shared, **values}, rows_read)
+        nodes = sites_at(program, {**shared, **values}, prior_batch)
         total = sum((per_client(j)[0] for j in jacobians.values()), torch.zeros(()))
         for name, site in nodes.items():
             if in_clients(site) and name not in linear.sites:
@@ -145,14 +145,14 @@ def seen_linear(program: Program) -> Linear:
                 for shared, w in _points(program, g)
             )
 
-        linear_names = frozenset(name for name in names if _try(partial(linear, name)))
-        if not linear_names:
+        linear_sites = frozenset(name for name in names if _try(partial(linear, name)))
+        if not linear_sites:
             return UNKNOWN
-        fixed = _try(partial(_is_fixed, program, linear_names, batch, g))
-        alone = linear_names == names and _try(
-            partial(_reads_no_rows, program, linear_names, batch, g)
+        fixed = _try(partial(_is_fixed, program, linear_sites, batch, g))
+        alone = linear_sites == names and _try(
+            partial(_reads_no_rows, program, linear_sites, batch, g)
         )
-    return Linear(linear_names, fixed, alone)
+    return Linear(linear_sites, fixed, alone)
 
 
 def _try(question: Callable[[], bool]) -> bool:
@@ -176,10 +176,10 @@ def _reads_no_rows(
     program: Program, names: frozenset[str], batch: ClientBatch, g: torch.Generator
 ) -> bool:
     """Return whether the log joint without these sites is equal on one row and on all rows."""
-    prior_alone, all_rows = Linear(names, prior_alone=True), Linear(names)
+    prior_only, all_rows = Linear(names, prior_alone=True), Linear(names)
     return batch.num_rows > 1 and all(
         torch.allclose(
-            parts(program, prior_alone, shared, batch).rest(w),
+            parts(program, prior_only, shared, batch).rest(w),
             parts(program, all_rows, shared, batch).rest(w),
             rtol=1e-12,
         )

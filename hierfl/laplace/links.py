@@ -203,29 +203,29 @@ def all_linked(terms: Mapping[str, Site]) -> bool:
 
 def predictors(terms: Mapping[str, Site]) -> Tensor:
     """Return the predictors of all rows, site after site, (n,)."""
-    etas = []
+    values = []
     for site in terms.values():
         link = link_of(site)
         assert link is not None
-        etas.append(link.predictor(site["fn"]).flatten())
-    return torch.cat(etas)
+        values.append(link.predictor(site["fn"]).flatten())
+    return torch.cat(values)
 
 
 def log_likelihoods(terms: Mapping[str, Site]) -> Tensor:
     """Return each row's log likelihood by the sites' own distributions, site after site, (n,)."""
-    values = []
+    densities = []
     for site in terms.values():
-        values.append(scored(site, site["fn"].log_prob(site["value"])).flatten())
-    return torch.cat(values)
+        densities.append(scored(site, site["fn"].log_prob(site["value"])).flatten())
+    return torch.cat(densities)
 
 
 def scores(terms: Mapping[str, Site], eta: Tensor) -> Tensor:
     """Return the log likelihood of each row at other predictors eta (n,), (n,)."""
-    pieces, at = [], 0
+    slopes, at = [], 0
     for site in terms.values():
         fn, link = site["fn"], link_of(site)
         assert link is not None
         part, at = eta[at : at + fn.batch_shape.numel()], at + fn.batch_shape.numel()
         term = link.score(fn, site["value"], part.view(fn.batch_shape))
-        pieces.append(scored(site, term).flatten())
-    return torch.cat(pieces)
+        slopes.append(scored(site, term).flatten())
+    return torch.cat(slopes)

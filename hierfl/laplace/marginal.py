@@ -107,14 +107,14 @@ class Marginal:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mode w^ (D,), its precision (D, D), and failure (), from the guess or the prior's center."""
         h = self.at(z, batch)
-        at = _climb(h, _better(h, guess, self.start(z, batch)), steps)
-        at = at + newton_step(*h.curved(at), cap=1.0)
-        _, precision = h.curved(at)
+        peak = _climb(h, _better(h, guess, self.start(z, batch)), steps)
+        peak = peak + newton_step(*h.curved(peak), cap=1.0)
+        _, precision = h.curved(peak)
         # The gradient of the program itself, not of its parts, so that wrong parts are found out.
-        slope = grad(lambda w: self.density(z, batch)(w[None, None])[0])(at)
+        slope = grad(lambda w: self.density(z, batch)(w[None, None])[0])(peak)
         # The length of a Newton step from here, in standard deviations.
         size = (newton_step(slope, precision, cap=1.0) * slope).sum().abs().sqrt()
-        return at, precision, ~(_is_positive_definite(precision) & (size < MODE))
+        return peak, precision, ~(_is_positive_definite(precision) & (size < MODE))
 
     def value(
         self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int = 1
@@ -123,16 +123,16 @@ class Marginal:
         if not self.own.size:
             return self.density(z, batch)(torch.zeros(1, 1, 0))[0], torch.zeros(())
         h = self.at(z, batch)
-        mode = _climb(h, _better(h, guess, self.start(z, batch)), steps)
-        values, vectors = torch.linalg.eigh(h.curved(mode)[1])
+        w = _climb(h, _better(h, guess, self.start(z, batch)), steps)
+        values, vectors = torch.linalg.eigh(h.curved(w)[1])
         root = vectors * values.abs().clamp(min=1e-12).rsqrt()
         for _ in range(CHORDS):
-            step = root @ (root.T @ h.slope(mode))
-            mode = mode + step * (1.0 / (step.norm() + 1e-12)).clamp(max=1.0)
-        slope, precision = h.curved(mode)
+            step = root @ (root.T @ h.slope(w))
+            w = w + step * (1.0 / (step.norm() + 1e-12)).clamp(max=1.0)
+        slope, precision = h.curved(w)
         decrement = newton_step(slope, precision, cap=1.0) @ slope
         good = _is_positive_definite(precision) & (decrement.abs() < NEAR**2)
-        return h.density(mode) + 0.5 * decrement + _volume(precision), ~good
+        return h.density(w) + 0.5 * decrement + _volume(precision), ~good
 
     def expand(
         self, z: Tensor, guess: Tensor, batch: ClientBatch, steps: int

@@ -104,9 +104,9 @@ def is_linear(terms: Terms, w: Tensor) -> bool:
     there = terms(w)
     if not all_linked(there):
         return False
-    read, at_there = predictors_of(terms, len(w)), log_likelihoods(there)
+    read, expected = predictors_of(terms, len(w)), log_likelihoods(there)
     at_linear = scores(read.terms, read.base + read.design @ w)
-    return bool(at_there.isfinite().all()) and nearly_equal(at_linear, at_there)
+    return bool(expected.isfinite().all()) and nearly_equal(at_linear, expected)
 
 
 def nearness(terms: Callable[[float], Mapping[str, Site]]) -> float:

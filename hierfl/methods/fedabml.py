@@ -33,9 +33,9 @@ from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Phase, Server, Share, Up, over_draws, slope
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import Descent, averaging_server, plain_average
-from hierfl.methods.parts.prior_params import at_prior, moments_of
+from hierfl.methods.parts.prior_params import at_prior, learned_hierarchy, moments_of
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
-from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.program import Params, Program
 from hierfl.program.sites import Family, Guide, Model
 
 
@@ -202,12 +202,7 @@ class Losses:
 
 def client_of(how: FedABMLSetting, program: Program) -> Client:
     """Return the client of one program."""
-    above, mine = program.start()
-    if not mine or not above:
-        raise ProgramError(
-            "fedabml needs local sites, and a learned prior above them: a pyro.param outside the "
-            "clients plate"
-        )
+    above, mine = learned_hierarchy(program, "fedabml")
     of, moments = Losses(program, how), moments_of(program) if how.exact else None
     of.prior(above)  # refuses a guide that cannot start at the prior before the first round
 

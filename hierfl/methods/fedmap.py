@@ -35,7 +35,7 @@ from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import Descent
-from hierfl.methods.parts.prior_params import at_prior, mean_params
+from hierfl.methods.parts.prior_params import at_prior, learned_hierarchy, mean_params
 from hierfl.optimizers import SGD, Adam, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Model
@@ -158,12 +158,7 @@ class FedMAPSetting:
 
 
 def _client(how: FedMAPSetting, program: Program) -> Client:
-    above, mine = program.start()
-    if not mine or not above:
-        raise ProgramError(
-            "fedmap needs local sites and a learned prior above them: a pyro.param outside the "
-            "clients plate"
-        )
+    above, mine = learned_hierarchy(program, "fedmap")
     pairs = _pairs(program, how.rule) if how.averages else {}
     sloped = () if callable(how.rule) else _sloped(above, pairs, every=how.rule == "gradient")
     looks = bool(how.by_fit or sloped or how.alone)
@@ -221,8 +216,8 @@ def _client(how: FedMAPSetting, program: Program) -> Client:
 
     fitting = how.descent.phase(lambda w, work, message, batch: loss(w, message, batch))
     # a prior reads no rows: where omega needs none, one row is enough
-    few = None if how.by_fit else 1
-    looking = Phase(look, int(looks), batch_size=few, scores_rows=how.by_fit)
+    looked_rows = None if how.by_fit else 1
+    looking = Phase(look, int(looks), batch_size=looked_rows, scores_rows=how.by_fit)
     return Client(
         own={"w": mine, "begun": torch.zeros(())},
         start=start,
@@ -236,10 +231,12 @@ def _client(how: FedMAPSetting, program: Program) -> Client:
 def _pairs(program: Program, rule: object) -> dict[str, str]:
     """Return, for each global param that is a prior's mean, the local param of its site."""
     pairs = {param: f"{site}.at" for site, param in mean_params(program).items()}
-    odd = [mine for theta, mine in pairs.items() if mine != f"w.{theta.removeprefix('theta.')}.at"]
-    if callable(rule) and odd:
+    unpaired = [
+        mine for theta, mine in pairs.items() if mine != f"w.{theta.removeprefix('theta.')}.at"
+    ]
+    if callable(rule) and unpaired:
         raise ProgramError(
-            f"the exact step of a prior moves 'theta.<name>' by site 'w.<name>', and '{odd[0]}' "
+            f"the exact step of a prior moves 'theta.<name>' by site 'w.<name>', and '{unpaired[0]}' "
             "has no such name: use hierfl.models.learned_prior_network, or server='average'"
         )
     return pairs
@@ -272,7 +269,7 @@ def _server(how: FedMAPSetting, optimizer: Optimizer, program: Program) -> Serve
     above = program.start()[0]
 
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        found, gamma, memory = means["clients"], state["gamma"], state["memory"]
+        moments, gamma, memory = means["clients"], state["gamma"], state["memory"]
         first = bool(state["alone"] > 0.0)
         if (
             how.by_fit
@@ -285,13 +282,13 @@ def _server(how: FedMAPSetting, optimizer: Optimizer, program: Program) -> Serve
                 "weights='rows'",
                 stacklevel=2,
             )
-        averaged = {name: gamma[name] + away for name, away in found.get("away", {}).items()}
+        averaged = {name: gamma[name] + away for name, away in moments.get("away", {}).items()}
         if first:
             gamma = {**gamma, **averaged}
         elif callable(how.rule):
-            gamma = {**gamma, **_best(how.rule, gamma, found)}
+            gamma = {**gamma, **_best(how.rule, gamma, moments)}
         else:
-            slopes = {**tree_map(torch.zeros_like, gamma), **found["slope"]}
+            slopes = {**tree_map(torch.zeros_like, gamma), **moments["slope"]}
             gamma, memory = step(optimizer, slopes, Stepped(gamma, memory))
             gamma = {**gamma, **averaged} if how.rule == "average" else gamma
         return {"gamma": gamma, "memory": memory, "alone": torch.zeros(())}
@@ -307,17 +304,17 @@ def _server(how: FedMAPSetting, optimizer: Optimizer, program: Program) -> Serve
     )
 
 
-def _best(best: Best, gamma: Params, found: Tree) -> Params:
+def _best(best: Best, gamma: Params, moments: Tree) -> Params:
     """Return params after a prior's exact step; those of a tensor are `<part>.<tensor>`."""
     new: Params = {}
-    for theta, away in found["away"].items():
+    for theta, away in moments["away"].items():
         tensor = theta.removeprefix("theta.")
         mine = {
             name.partition(".")[0]: value
             for name, value in gamma.items()
             if name.partition(".")[2] == tensor
         }
-        spread = (found["square"][theta] - away.square()).clamp(min=0.0)
+        spread = (moments["square"][theta] - away.square()).clamp(min=0.0)
         new |= {
             f"{part}.{tensor}": value
             for part, value in best(mine, mine["theta"] + away, spread).items()

@@ -135,14 +135,14 @@ def fedvi(
 
 def every_other(batch: ClientBatch) -> tuple[ClientBatch, ClientBatch]:
     """Return a support set of every other row, and a query set of the others, not scaled up."""
-    parts = []
+    halves = []
     for first in (0, 1):
         alone = first and batch.num_rows == 1  # no row is left to score: take a padded one
         where = slice(0, 1) if alone else slice(first, None, 2)
         fields = {name: v[:, where] for name, v in batch.fields.items()}
         rows = batch.mask()[:, where] & (not alone)
-        parts.append(replace(batch, fields=fields, rows=rows, is_mini_batch=False))
-    return parts[0], parts[1]
+        halves.append(replace(batch, fields=fields, rows=rows, is_mini_batch=False))
+    return halves[0], halves[1]
 
 
 def queried(batch: ClientBatch) -> Tensor:

@@ -12,10 +12,10 @@ Said = TypeVar("Said")
 
 def described(kind: type[Said]) -> dict[str, Said]:
     """Return what methods (`About`) or wrappers (`Wrapper`) say, those with posteriors first."""
-    said: dict[str, Any] = {n: getattr(methods, n).__about__ for n in methods.__all__}
-    found = {name: about for name, about in sorted(said.items()) if isinstance(about, kind)}
-    points = {n for n, about in found.items() if getattr(about, "guide", "").startswith("points")}
-    return {name: found[name] for name in sorted(found, key=lambda n: (n in points, n))}
+    abouts: dict[str, Any] = {n: getattr(methods, n).__about__ for n in methods.__all__}
+    of_kind = {name: about for name, about in sorted(abouts.items()) if isinstance(about, kind)}
+    points = {n for n, about in of_kind.items() if getattr(about, "guide", "").startswith("points")}
+    return {name: of_kind[name] for name in sorted(of_kind, key=lambda n: (n in points, n))}
 
 
 def names() -> list[str]:

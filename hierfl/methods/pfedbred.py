@@ -214,7 +214,7 @@ def _client(how: PFedBreDSetting, program: Program) -> Client:
         def remembered(at: Params) -> Params:
             return twins.moved(at, sub(work["last"], work["v"]), how.memory_step_size)
 
-        place = Place(middle, partial(descended, first), partial(descended, second), remembered)
+        place = MetaPoint(middle, partial(descended, first), partial(descended, second), remembered)
         return how.strategy.put(place)
 
     def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
@@ -237,17 +237,17 @@ def _client(how: PFedBreDSetting, program: Program) -> Client:
         return {**work, **new}
 
     def start(message: Tree, own: Tree) -> Tree:
-        kept = {name: own[name] for name in ("v", "last") if name in own}
+        before = {name: own[name] for name in ("v", "last") if name in own}
         new = twins.local(message)
-        work = {name: chosen(own["seen"], value, new) for name, value in kept.items()}
+        work = {name: chosen(own["seen"], value, new) for name, value in before.items()}
         if how.inner_start == "global":
             work["v"] = new
         return {**work, "w": message, "loss": torch.zeros(())}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        kept = {**work, "last": twins.local(work["w"]), "seen": torch.ones(())}
+        after = {**work, "last": twins.local(work["w"]), "seen": torch.ones(())}
         up = {"theta": Share(work["w"]), "loss": Share(work["loss"])}
-        return up, {name: kept[name] for name in own}
+        return up, {name: after[name] for name in own}
 
     def params(message: Tree, own: Tree) -> Params:
         return {**message, **chosen(own["seen"], own["v"], twins.local(message))}
@@ -265,7 +265,7 @@ def _client(how: PFedBreDSetting, program: Program) -> Client:
     )
 
 
-class Place(NamedTuple):
+class MetaPoint(NamedTuple):
     """Params `w`; `ahead` and `descended` step on two batches; `remembered` adds - m (last - v)."""
 
     w: Params
@@ -285,7 +285,7 @@ class Put(NamedTuple):
 class Strategy:
     """A way to choose mu; where it `moves_w`, w takes the gradient step, and mu has no Jacobian in w."""
 
-    put: Callable[[Place], Put]
+    put: Callable[[MetaPoint], Put]
     remembers: bool = False
     moves_w: bool = False
 
@@ -293,7 +293,7 @@ class Strategy:
 def _strategy(gradients: int, *, memory: bool, moves_w: bool = False) -> Strategy:
     """Return the strategy of 0 to 2 gradients, the first of two one step ahead, and of memory."""
 
-    def put(at: Place) -> Put:
+    def put(at: MetaPoint) -> Put:
         ahead = at.ahead(at.w) if gradients == 2 else at.w
         near = at.descended(ahead) if gradients else at.w
         return Put(at.remembered(near) if memory else near, near)

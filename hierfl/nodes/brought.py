@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hierfl.formulas.constants import STATEFUL
-from hierfl.formulas.expressions import Operation, within
+from hierfl.formulas.expressions import Operator, within
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.functions import CODINGS
 from hierfl.formulas.terms import calls
@@ -61,6 +61,6 @@ def _beyond(formula: Formula, columns: frozenset[str], transforms: frozenset[str
     for call in (call for found in declared.described for call in calls(found)):
         if (name := str(call.callee)) not in transforms:
             return f"it has {name}(), which the policy's transforms do not list"
-        if any(isinstance(part, Operation) for part in within(call)):
+        if any(isinstance(part, Operator) for part in within(call)):
             return f"'{call}' calculates with columns"
     return ""

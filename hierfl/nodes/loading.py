@@ -46,7 +46,7 @@ def load(
     """
     fit = of_fits.load(folder, method=method, model=model, guide=guide)
     newest, record = saved.newest_record(checkpoints(Path(folder)))
-    if NODES not in record["hashes"] or not state.is_whole(newest / NODES, record["hashes"][NODES]):
+    if NODES not in record.hashes or not state.is_whole(newest / NODES, record.hashes[NODES]):
         raise CheckpointError(f"'{folder}' holds no fit over nodes: read it by hierfl.load")
     said = read_json(newest / NODES)
     joined = said.get("joined") if isinstance(said, dict) else None

@@ -98,8 +98,8 @@ def answering(folder: Path, run: str | None = None, *, of_owner: bool = False) -
 
 def may_tell(error: Exception) -> str:
     """Return what may leave of an error in the rows or at the node: of a fault of the rows, the column and the kind."""
-    told = error.told if isinstance(error, RowsFault) else ""
-    return f"{told}: the node's own log says where" if told else FAILS
+    public = error.public if isinstance(error, RowsFault) else ""
+    return f"{public}: the node's own log says where" if public else FAILS
 
 
 @contextmanager

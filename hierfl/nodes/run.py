@@ -309,7 +309,8 @@ def other_starts(federation: Federation, starts: Mapping[str, str]) -> dict[str,
     if differ and 2 * len(differ) >= len(starts):
         raise ValueError(
             f"client '{differ[0]}' does not start from what the server starts from: run the same "
-            "model, method and hierfl at both, whose starting values do not depend on rows"
+            "model, method and hierfl at both, in one precision (a node by files takes "
+            "torch.float64), whose starting values do not depend on rows"
         )
     why = "it does not start from what the server starts from"
     for client in differ:

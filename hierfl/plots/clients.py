@@ -10,8 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import gaussian_kde
 
-from hierfl.core.arguments import shown
-from hierfl.plots.style import BAND, COLORS, GRAY, MARKERS, NAMED, POINTS, mark_areas, plain
+from hierfl.plots.style import BAND, COLORS, GRAY, MARKERS, NAMED, POINTS, arrays, mark_areas, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +51,7 @@ def client_forest(
     Raises:
         ValueError: `draws` does not have the shape (S, N) for N names.
     """
-    values = _draws(draws, names)
+    (values,) = arrays(draws=(draws, ("S", len(names))))
     count = np.ones(len(names)) if rows is None else np.asarray(rows, dtype=float)
     order = np.argsort(-count, kind="stable")
     tails = [0.5 - prob / 2, 0.25, 0.5, 0.75, 0.5 + prob / 2]
@@ -76,10 +75,10 @@ def client_forest(
 def _prior_band(ax: Axes, band: Floats, order: NDArray[np.intp], tails: list[float]) -> None:
     at = np.arange(len(order), dtype=float)
     ends = np.quantile(band, tails, axis=0)
-    left, center, right = (np.broadcast_to(ends[i], len(order)) for i in (0, 2, 4))
+    low, center, high = (np.broadcast_to(ends[i], len(order)) for i in (0, 2, 4))
     if band.ndim == 2:
-        left, center, right = left[order], center[order], right[order]
-    ax.barh(at, right - left, left=left, height=1.0, color=BAND, label="global prior", zorder=1)
+        low, center, high = low[order], center[order], high[order]
+    ax.barh(at, high - low, left=low, height=1.0, color=BAND, label="global prior", zorder=1)
     ax.vlines(center, at - 0.5, at + 0.5, color=GRAY, linewidth=1.0, zorder=2)
 
 
@@ -118,11 +117,7 @@ def shrinkage(
     Raises:
         ValueError: `local_only` and `together` are not both (N,), or are empty.
     """
-    x, y = np.asarray(local_only, dtype=float), np.asarray(together, dtype=float)
-    if x.shape != y.shape or x.ndim != 1 or not len(x):
-        raise ValueError(
-            f"estimates have the shapes {x.shape} and {y.shape}: both must be (N,), N > 0"
-        )
+    x, y = arrays(local_only=(local_only, ("N",)), together=(together, ("N",)))
     count = np.ones(len(x)) if rows is None else np.asarray(rows, dtype=float)
     span = np.array([min(x.min(), y.min()), max(x.max(), y.max())])
     span += 0.06 * max(float(np.ptp(span)), 1e-9) * np.array([-1.0, 1.0])
@@ -154,43 +149,39 @@ def prior_and_clients(ax: Axes, prior: ArrayLike, draws: ArrayLike, names: Seque
     Raises:
         ValueError: `draws` does not have the shape (S, N) for N names.
     """
-    values, prior = _draws(draws, names), np.asarray(prior, dtype=float).ravel()
+    (values,), prior = (
+        arrays(draws=(draws, ("S", len(names)))),
+        np.asarray(prior, dtype=float).ravel(),
+    )
     ends = np.quantile(np.concatenate([prior, values.ravel()]), [0.003, 0.997])
     margin = 0.05 * float(np.ptp(ends))
     grid = np.linspace(float(ends[0]) - margin, float(ends[1]) + margin, 300)
     height = _kde(prior, grid)
     ax.fill_between(grid, height, color=BAND, linewidth=0.0, zorder=1)
     ax.plot(grid, height, color="black", linewidth=2.2, label="global prior", zorder=3)
-    few = len(names) <= len(COLORS)
+    colored = len(names) <= len(COLORS)
     for k, name in enumerate(names):
-        style: dict[str, Any] = {"color": COLORS[k if few else 0], "linewidth": 1.4 if few else 0.7}
-        style |= {
-            "alpha": 1.0 if few else 0.55,
-            "linestyle": ("-", "--", "-.", (0, (1, 1)))[k % 4] if few else "-",
+        style: dict[str, Any] = {
+            "color": COLORS[k if colored else 0],
+            "linewidth": 1.4 if colored else 0.7,
         }
-        label = name if few else ("a client" if k == 0 else None)
+        style |= {
+            "alpha": 1.0 if colored else 0.55,
+            "linestyle": ("-", "--", "-.", (0, (1, 1)))[k % 4] if colored else "-",
+        }
+        label = name if colored else ("a client" if k == 0 else None)
         ax.plot(grid, _kde(values[:, k], grid), label=label, zorder=2, **style)
     ax.set(xlim=(grid[0], grid[-1]), ylim=(0.0, None), ylabel="density")
     ax.set_yticks([])
     return plain(ax)
 
 
-def _draws(draws: ArrayLike, names: Sequence[str]) -> Floats:
-    """Return draws as an array (S, N); raise ValueError unless there is one column per name."""
-    values = np.asarray(draws, dtype=float)
-    if values.ndim != 2 or values.shape[1] != len(names):
-        raise ValueError(
-            f"draws have shape {values.shape}: it must be (S, {len(names)}), one column per client"
-        )
-    return values
-
-
 def _kde(values: Floats, grid: Floats) -> Floats:
     """Return a Gaussian kernel density estimate at `grid`; zero where all values are equal."""
     if float(values.std()) < 1e-12 * max(1.0, float(np.abs(values).max())):
         return np.zeros_like(grid)  # a point mass has no density
-    found: Floats = gaussian_kde(values)(grid)
-    return found
+    density: Floats = gaussian_kde(values)(grid)
+    return density
 
 
 def client_map(
@@ -224,13 +215,13 @@ def client_map(
             f"in {int((sd > 0).sum())} columns"
         )
     scale = sd if unit is None else np.asarray(unit, dtype=float)
-    apart = (values - values.mean(0))[:, sd > 0.0] / scale[sd > 0.0]
-    left, singular, _ = np.linalg.svd(apart, full_matrices=False)  # principal components
-    at, share, kept = np.zeros((len(names), 2)), np.zeros(2), min(2, len(singular))
-    at[:, :kept] = left[:, :kept] * singular[:kept]
+    scaled = (values - values.mean(0))[:, sd > 0.0] / scale[sd > 0.0]
+    scores, singular, _ = np.linalg.svd(scaled, full_matrices=False)  # principal components
+    at, share, rank = np.zeros((len(names), 2)), np.zeros(2), min(2, len(singular))
+    at[:, :rank] = scores[:, :rank] * singular[:rank]
     # the sign of a component is arbitrary: make its largest entry positive
     at *= np.where(np.abs(at).max(0) == at.max(0), 1.0, -1.0)
-    share[:kept] = (singular**2 / (singular**2).sum())[:kept]
+    share[:rank] = (singular**2 / (singular**2).sum())[:rank]
     count = np.ones(len(names)) if rows is None else np.asarray(rows, dtype=float)
     size = mark_areas(count, largest=110.0)
     ax.axhline(0.0, color=BAND, linewidth=0.8, zorder=0)
@@ -276,8 +267,8 @@ def forest(
         labels: coefficient -> text on the y axis; default: its name.
 
     Raises:
-        TypeError: `local` or `prior` is no xarray array.
-        ValueError: `local` has no dimension `client`, or several of coefficients.
+        ValueError: `local` or `prior` is no xarray array; `local` has no dimension `client`, or several of
+            coefficients.
     """
     local, prior, dim = _with_coefficients(local, prior)
     names = [str(name) for name in local.coords[dim].values]
@@ -302,18 +293,14 @@ def forest(
 
 def _with_coefficients(local: DataArray, prior: DataArray) -> tuple[DataArray, DataArray, str]:
     """Return draws and prior with one dimension of coefficients, and its name."""
-    for name, value in (("local", local), ("prior", prior)):
-        if not hasattr(value, "dims"):
-            raise TypeError(
-                f"{name} is {shown(value)}: give an array of fit.posterior().posterior or, for "
-                "prior, of fit.prior().prior"
-            )
-    dims = [str(d) for d in local.dims if d not in ("chain", "draw", "client")]
-    if "client" not in local.dims or len(dims) > 1:
+    there = [getattr(value, "dims", ()) for value in (local, prior)]
+    dims = [str(d) for d in there[0] if d not in ("chain", "draw", "client")]
+    if not all(there) or "client" not in there[0] or len(dims) > 1:
         raise ValueError(
-            f"local has the dimensions {', '.join(map(str, local.dims))}: it must have 'client' "
-            "(a global site is drawn by arviz.plot_forest) and one of coefficients at most "
-            "(choose by local.sel)"
+            f"local has the dimensions ({', '.join(map(str, there[0]))}), prior "
+            f"({', '.join(map(str, there[1]))}): give arrays of fit.posterior().posterior and "
+            "fit.prior().prior; local must have 'client' (a global site is drawn by "
+            "arviz.plot_forest) and one of coefficients at most (choose by local.sel)"
         )
     if not dims:
         of_scalar = {"coefficient": [str(local.name)]}

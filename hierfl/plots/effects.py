@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BANDS = 6  # most lines that have a band each; twice as many have a color and a dash each
+PANELS = 12  # most clients that have a panel each
 
 
 def new_axes(ax: Axes | None, *, lines: int = 0) -> Axes:
@@ -35,24 +36,17 @@ def conditional_effect(
     levels = None
     if frame[variable].dtype.kind not in "iuf":
         levels = list(dict.fromkeys(frame[variable]))
-    for k, (name, part) in enumerate(lines):
-        told_apart = len(lines) <= 2 * BANDS  # others are one color and one entry of the legend
-        style: dict[str, Any] = {
-            "color": COLORS[k % len(COLORS)] if told_apart else COLORS[0],
-            "linestyle": "-." if told_apart and k >= BANDS else "-",
-            "label": (name or None) if told_apart else ("a client" if k == 0 else None),
-        }
-        if "new client" in name:
-            style |= {"color": GRAY, "linestyle": "--", "label": name}
+    for k, (name, values) in enumerate(lines):
+        style = _line_style(k, name, len(lines))
         if levels is None:
             filled = len(lines) <= BANDS or "new client" in name
-            _band(ax, part[variable].to_numpy(), part, style, filled=filled)
+            _band(ax, values[variable].to_numpy(), values, style, filled=filled)
         else:
-            x = np.array([levels.index(value) for value in part[variable]], dtype=float)
-            shift = 0.0 if len(lines) == 1 else 0.5 * (k / (len(lines) - 1) - 0.5)
-            ax.vlines(x + shift, part["low"], part["high"], color=style["color"], linewidth=1.2)
+            x = np.array([levels.index(value) for value in values[variable]], dtype=float)
+            x += 0.0 if len(lines) == 1 else 0.5 * (k / (len(lines) - 1) - 0.5)
+            ax.vlines(x, values["low"], values["high"], color=style["color"], linewidth=1.2)
             style |= {"linestyle": "", "marker": MARKERS[(k + k // BANDS) % len(MARKERS)]}
-            ax.plot(x + shift, part["mean"].to_numpy(), markersize=5, **style)
+            ax.plot(x, values["mean"].to_numpy(), markersize=5, **style)
     if levels is not None:
         ax.set_xticks(range(len(levels)), levels)
         ax.set_xlim(-0.6, len(levels) - 0.4)
@@ -65,23 +59,63 @@ def conditional_effect(
     return plain(ax)
 
 
+def _line_style(k: int, name: str, lines: int) -> dict[str, Any]:
+    """Return color, dash and label of a line: many lines have one color and one entry of the legend."""
+    if "new client" in name:
+        return {"color": GRAY, "linestyle": "--", "label": name}
+    if lines > 2 * BANDS:
+        return {"color": COLORS[0], "linestyle": "-", "label": "a client" if k == 0 else None}
+    dash = "-." if k >= BANDS else "-"
+    return {"color": COLORS[k % len(COLORS)], "linestyle": dash, "label": name or None}
+
+
+def client_panels(frame: pd.DataFrame, variable: str, by: str, label: str) -> Axes:
+    """Draw a panel for each client, with a color for each value of `by`; return the first panel."""
+    from matplotlib import pyplot  # only here: it chooses a way to show figures
+
+    clients = list(dict.fromkeys(frame["client"]))
+    across = min(3, len(clients))
+    down = -(-len(clients) // across)
+    figure, grid = pyplot.subplots(
+        down,
+        across,
+        figsize=(0.8 + 2.3 * across, 0.6 + 2.1 * down),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for ax, client in zip(grid.flat, clients, strict=False):
+        of_client = frame[frame["client"] == client].drop(columns="client")
+        conditional_effect(ax, of_client, variable, by=by)
+        ax.set_title("new client" if client == "new" else str(client), fontsize=9)
+        ax.label_outer()
+        if client != clients[across - 1] and ax.get_legend():
+            ax.get_legend().remove()
+    for ax in list(grid.flat)[len(clients) :]:
+        ax.remove()
+    figure.supylabel(label, fontsize="medium")
+    first: Axes = grid[0, 0]
+    return first
+
+
 def _lines(frame: pd.DataFrame, by: str | None) -> list[tuple[str, pd.DataFrame]]:
     """Return the name and the rows of each line."""
-    apart = [name for name in ("client", by, "level") if name is not None and name in frame]
-    found = []
-    for values in product(*(list(dict.fromkeys(frame[name])) for name in apart)):
-        part = frame
+    labels = [name for name in ("client", by, "level") if name is not None and name in frame]
+    lines = []
+    for values in product(*(list(dict.fromkeys(frame[name])) for name in labels)):
+        rows = frame
         words = []
-        for name, value in zip(apart, values, strict=True):
-            part = part[part[name] == value]
+        for name, value in zip(labels, values, strict=True):
+            rows = rows[rows[name] == value]
             if name == "client":
                 words += ["new client" if value == "new" else str(value)] if value else []
             else:
                 shown = f"{value:.3g}" if isinstance(value, float) else str(value)
                 words.append(f"{name} {shown}" if name == by else shown)
-        if len(part):
-            found.append((", ".join(words), part))
-    return found
+        if len(rows):
+            lines.append((", ".join(words), rows))
+    return lines
 
 
 def _band(
@@ -134,17 +168,17 @@ def funnel(ax: Axes, frame: pd.DataFrame, curves: pd.DataFrame) -> Axes:
 
 def survival_steps(ax: Axes, frame: pd.DataFrame) -> Axes:
     """Draw a frame of Kaplan-Meier curves as steps, with bands, a color for each group."""
-    parts = list(frame.groupby("group", sort=False))
-    for k, (name, part) in enumerate(parts):
+    groups = list(frame.groupby("group", sort=False))
+    for k, (name, rows) in enumerate(groups):
         color, dashes = COLORS[k % len(COLORS)], "-." if k >= len(COLORS) else "-"
         time, *lines = (
-            np.concatenate([[first], part[of]])
+            np.concatenate([[first], rows[of]])
             for of, first in (("time", 0.0), ("survival", 1.0), ("low", 1.0), ("high", 1.0))
         )
         ax.step(time, lines[0], where="post", color=color, linestyle=dashes, label=name or None)
-        if len(parts) <= BANDS:
+        if len(groups) <= BANDS:
             ax.fill_between(time, lines[1], lines[2], step="post", color=color, alpha=0.18, lw=0)
-    if len(parts) > 1:
+    if len(groups) > 1:
         ax.legend(frameon=False)
     ax.set(ylabel="share beyond", ylim=(0.0, 1.02), xlim=(0.0, None))
     return plain(ax)
@@ -156,10 +190,10 @@ def hazard_ratio_course(ax: Axes, time: Any, values: Any, name: str) -> Axes:
     ax.plot(time, values, "o", color=GRAY, markersize=2.5, alpha=0.6)
     ax.axhline(0.0, color=GRAY, linewidth=0.8, linestyle=":", zorder=0)
     ax.axhline(values.mean(), color=COLORS[0], linewidth=0.8, linestyle="--", zorder=0)
-    parts = np.array_split(np.argsort(time, kind="stable"), min(10, max(1, len(time) // 10)))
-    at = np.array([np.median(time[part]) for part in parts])
-    mean = np.array([values[part].mean() for part in parts])
-    wide = np.array([1.645 * values[part].std(ddof=1) / len(part) ** 0.5 for part in parts])
+    tenths = np.array_split(np.argsort(time, kind="stable"), min(10, max(1, len(time) // 10)))
+    at = np.array([np.median(time[rows]) for rows in tenths])
+    mean = np.array([values[rows].mean() for rows in tenths])
+    wide = np.array([1.645 * values[rows].std(ddof=1) / len(rows) ** 0.5 for rows in tenths])
     ax.vlines(at, mean - wide, mean + wide, color=COLORS[0], linewidth=1.4, zorder=3)
     ax.plot(at, mean, "o-", color=COLORS[0], markersize=5, linewidth=1.0, zorder=3)
     ax.set(xlabel="time", ylabel=f"log hazard ratio of {name}")

@@ -13,7 +13,7 @@ from scipy.stats import beta, binom
 
 from hierfl.diagnostics.calibration import equal_mass
 from hierfl.diagnostics.ood import entropy_density
-from hierfl.plots.style import BAND, COLORS, GRAY, MARKERS, plain
+from hierfl.plots.style import BAND, COLORS, GRAY, MARKERS, NAMED, arrays, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +80,7 @@ def coverage(ax: Axes, replicates: ArrayLike, labels: ArrayLike, *, prob: float 
     Raises:
         ValueError: `replicates` and `labels` do not have the shapes (S, n) and (n,).
     """
-    draws, y = _replicated(replicates, labels)
+    draws, y = arrays(replicates=(replicates, ("S", "n")), labels=(labels, ("n",)))
     nominal = np.linspace(0.05, 0.95, 19)
     ends = np.quantile(draws, [0.5 - nominal / 2, 0.5 + nominal / 2], axis=0, method="inverted_cdf")
     hits = ((ends[0] <= y) & (y <= ends[1])).sum(-1)
@@ -114,7 +114,7 @@ def pit(
     Raises:
         ValueError: `replicates` and `labels` do not have the shapes (S, n) and (n,).
     """
-    draws, y = _replicated(replicates, labels)
+    draws, y = arrays(replicates=(replicates, ("S", "n")), labels=(labels, ("n",)))
     at = ((draws < y) + 0.5 * (draws == y)).mean(0)
     ax.hist(at, bins=bins, range=(0.0, 1.0), color=COLORS[0], edgecolor="white", alpha=0.75)
     low, high = binom.interval(prob, len(y), 1.0 / bins)
@@ -123,35 +123,24 @@ def pit(
     return plain(ax)
 
 
-def _replicated(replicates: ArrayLike, labels: ArrayLike) -> tuple[Floats, Floats]:
-    """Return replicates (S, n) and labels (n,), or raise ValueError."""
-    draws, y = np.asarray(replicates, dtype=float), np.asarray(labels, dtype=float)
-    if draws.ndim != 2 or draws.shape[1:] != y.shape:
-        raise ValueError(
-            f"replicates have shape {draws.shape}, labels {y.shape}: they must be (S, n) and (n,)"
-        )
-    return draws, y
-
-
-def rates(ax: Axes, table: pd.DataFrame, *, most: int = 40) -> Axes:
+def rates(ax: Axes, table: pd.DataFrame) -> Axes:
     """Draw each client's observed mean label over its predictive interval.
 
     Args:
         ax: axes to draw on.
-        table: result of `hierfl.diagnostics.client_rates`, one row per client.
-        most: up to this many clients have a line and a name each. More clients are unnamed and
-            sorted along the x axis by their expected mean.
+        table: result of `hierfl.diagnostics.client_rates`, one row per client. Up to 40 have a line
+            and a name each; more are unnamed, and sorted along the x axis by their expected mean.
     """
-    at, few = np.arange(len(table), dtype=float), len(table) <= most
-    table = table if few else table.sort_values("expected")
+    at, with_names = np.arange(len(table), dtype=float), len(table) <= NAMED
+    table = table if with_names else table.sort_values("expected")
     x, y = table["observed"].to_numpy(), at
-    style: dict[str, Any] = {"color": BAND, "linewidth": 7.0 if few else 2.2, "zorder": 1}
-    draw = ax.hlines if few else ax.vlines
+    style: dict[str, Any] = {"color": BAND, "linewidth": 7.0 if with_names else 2.2, "zorder": 1}
+    draw = ax.hlines if with_names else ax.vlines
     draw(at, table["low"], table["high"], label="predictive interval", **style)
-    if few:
+    if with_names:
         ax.plot(table["expected"], at, "|", color=GRAY, markersize=9.0, zorder=2)
-        each = zip(table.index, table["rows"], strict=True)
-        ax.set_yticks(at, [f"{name} ({rows})" for name, rows in each])
+        clients = zip(table.index, table["rows"], strict=True)
+        ax.set_yticks(at, [f"{name} ({rows})" for name, rows in clients])
         ax.set_ylim(len(table) - 0.4, -0.6)
         ax.tick_params(axis="y", length=0)
     else:
@@ -170,8 +159,8 @@ def rates(ax: Axes, table: pd.DataFrame, *, most: int = 40) -> Axes:
 
 def _of_clients(values: ArrayLike | Sequence[ArrayLike]) -> list[Floats]:
     """Return an array for each client, or one of all rows."""
-    each = [np.asarray(client, dtype=float) for client in values]  # type: ignore[union-attr]
-    return each if each[0].ndim else [np.array(each)]
+    arrays = [np.asarray(client, dtype=float) for client in values]  # type: ignore[union-attr]
+    return arrays if arrays[0].ndim else [np.array(arrays)]
 
 
 def entropies(

@@ -48,10 +48,11 @@ def convergence(
     Raises:
         ValueError: a history has no such column.
     """
-    named = histories if isinstance(histories, Mapping) else {column: histories}
+    by_name = histories if isinstance(histories, Mapping) else {column: histories}
     late, whole = [], []
-    for k, (name, each) in enumerate(named.items()):
-        table = _by_round([each] if isinstance(each, pd.DataFrame) else list(each), column)
+    for k, (name, of_seeds) in enumerate(by_name.items()):
+        tables = [of_seeds] if isinstance(of_seeds, pd.DataFrame) else list(of_seeds)
+        table = _by_round(tables, column)
         middle = table.median(axis=1)
         many = table.shape[1] >= 10
         low, high = (
@@ -210,26 +211,26 @@ def _titled(ax: Axes, site: str) -> Axes:
     return plain(ax)
 
 
-def sensitivity(ax: Axes, found: Sensitivity, *, what: str = "left_out") -> Axes:
+def sensitivity(ax: Axes, result: Sensitivity, *, what: str = "left_out") -> Axes:
     """Draw by how many posterior sds each parameter moves with each part of a model, as a map.
 
     Blue cells move down, orange ones up; each has its number, and "?" where a k-hat is high.
 
     Args:
         ax: axes to draw on.
-        found: from `hierfl.diagnostics.sensitivity`.
+        result: from `hierfl.diagnostics.sensitivity`.
         what: a column of its table: "left_out" (without a client), "per_percent", "at_0.8",
             "at_1.25".
 
     Raises:
         KeyError: there is no such column.
     """
-    table = found.table[what]
+    table = result.table[what]
     moves = table.unstack("part", sort=False).reindex(table.index.unique("parameter"))
     moves = moves.drop(columns="prior") if what == "left_out" else moves
     values = moves.to_numpy(dtype=float)
-    known = values[np.isfinite(values)]
-    largest = float(np.abs(known).max()) if len(known) else 1.0
+    finite = values[np.isfinite(values)]
+    largest = float(np.abs(finite).max()) if len(finite) else 1.0
     ends = [COLORS[0], "white", COLORS[1]]
     shades = LinearSegmentedColormap.from_list("moves", ends).with_extremes(bad=BAND)
     drawn = ax.imshow(values, cmap=shades, vmin=-largest, vmax=largest, aspect="auto")

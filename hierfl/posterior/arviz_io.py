@@ -12,6 +12,8 @@ import numpy as np
 
 Arrays = Mapping[str, Any]  # variable -> array
 SAMPLE = ("chain", "draw")
+CHAINS = 4  # blocks of independent draws, which ArviZ's R-hat compares
+LEAST_DRAWS = 100  # that are in blocks; fewer, and numbers that blocks do not divide, are one chain
 WITHOUT_DRAWS = ("observed_data", "constant_data")
 # `hasattr(arviz, "InferenceData")` holds for 1.x as well, with a warning.
 DATA_TREE = int(version("arviz").split(".")[0]) >= 1
@@ -31,7 +33,7 @@ def arviz_of(
     coords: Mapping[str, Any],
     attributes: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return arrays as ArviZ holds them: InferenceData, or with ArviZ 1 a DataTree, of one chain.
+    """Return arrays as ArviZ holds them: InferenceData, or with ArviZ 1 a DataTree.
 
     `groups`: group -> variable -> (S, *shape), or (*shape) in "observed_data"; `dims`: variable or
     "group/variable" -> names of *shape; `coords`: dimension -> labels, or name -> both.
@@ -66,20 +68,20 @@ def _dataset(
     taken = {*SAMPLE, *coords}
     variables = {}
     for name, value in arrays.items():
-        names_of_dims = (*lead, *dims.get(f"{group}/{name}", dims.get(name, ())))
-        array = np.asarray(value)[None] if lead else np.asarray(value)
+        named = (*lead, *dims.get(f"{group}/{name}", dims.get(name, ())))
+        array = _in_chains(np.asarray(value)) if lead else np.asarray(value)
         if name in taken:
             raise ValueError(f"site '{name}' has the name of a dimension: rename the site")
-        if array.ndim != len(names_of_dims):
+        if array.ndim != len(named):
             raise ValueError(
-                f"'{name}' of {group} has shape {array.shape}, and dimensions {', '.join(names_of_dims)}: "
+                f"'{name}' of {group} has shape {array.shape}, and dimensions {', '.join(named)}: "
                 f"one name each"
             )
-        variables[name] = (names_of_dims, array)
+        variables[name] = (named, array)
     used = {
         dim: size
-        for names_of_dims, array in variables.values()
-        for dim, size in zip(names_of_dims, array.shape, strict=True)
+        for named, array in variables.values()
+        for dim, size in zip(named, array.shape, strict=True)
     }
     labels: dict[str, Any] = {dim: np.arange(size) for dim, size in used.items()}
     for name, values in coords.items():
@@ -87,6 +89,12 @@ def _dataset(
         if (values[0] if beside else name) in used:
             labels[name] = (values[0], np.asarray(values[1])) if beside else np.asarray(values)
     return xr.Dataset(variables, coords=labels, attrs=dict(attributes))
+
+
+def _in_chains(draws: Any) -> Any:
+    """Return draws (S, *shape) as (chain, draw, *shape): independent ones in blocks, in their order."""
+    blocks = CHAINS if len(draws) >= LEAST_DRAWS and len(draws) % CHAINS == 0 else 1
+    return draws.reshape(blocks, -1, *draws.shape[1:])
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,24 +126,24 @@ def elpd_of(each: Any, *, p: Any, k_hat: Any, draws: int) -> Elpd:
     tree = arviz_of(groups | {"log_likelihood": {"y": np.zeros((draws, 1))}}, {"y": ["i"]}, {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        estimate = arviz().loo(tree, pointwise=True, reff=1.0)
+        one = arviz().loo(tree, pointwise=True, reff=1.0)
     total, effective = float(np.sum(each)), float(np.sum(p))
     se = float((len(each) * np.var(each)) ** 0.5)
     for name, value in zip((*_NAMES[1:], "se"), (total, effective, se), strict=True):
-        setattr(estimate, name, value)
+        setattr(one, name, value)
     for name, values in ((_NAMES[0], each), ("pareto_k", k_hat)):
-        setattr(estimate, name, xr.DataArray(np.asarray(values), {"i": range(len(each))}))
-    estimate.n_data_points = len(each)
-    estimate.warning = bool(np.any(np.asarray(k_hat) > estimate.good_k))
-    return Elpd(total, se, effective, np.asarray(each), np.asarray(k_hat), estimate)
+        setattr(one, name, xr.DataArray(np.asarray(values), {"i": range(len(each))}))
+    one.n_data_points = len(each)
+    one.warning = bool(np.any(np.asarray(k_hat) > one.good_k))
+    return Elpd(total, se, effective, np.asarray(each), np.asarray(k_hat), one)
 
 
-def compared(estimates: Mapping[str, Elpd]) -> Any:
+def compared(found: Mapping[str, Elpd]) -> Any:
     """`az.compare` as a frame, the best first."""
     az = arviz()
-    trees = {name: estimate.arviz for name, estimate in estimates.items()}
+    given = {name: one.arviz for name, one in found.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        table = az.compare(trees, round_to="none") if DATA_TREE else az.compare(trees)
+        table = az.compare(given, round_to="none") if DATA_TREE else az.compare(given)
     table = table.rename(columns={"elpd_loo": "elpd", "p_loo": "p"})
     return table[["rank", "elpd", "p", "elpd_diff", "weight", "se", "dse"]]

@@ -38,7 +38,7 @@ def site_at(
 
 def known_of(rows: ClientData) -> Tensor | None:
     """Return which rows have a label of their own, (n,); None: all."""
-    return None if rows.frame_rows is None else rows.frame_rows.known
+    return None if rows.frame_rows is None else rows.frame_rows.labeled
 
 
 def without_unknown(rows: ClientData, label: Tensor) -> Tensor:

@@ -51,14 +51,14 @@ def measure(
     """Draw, predict and compare. The arguments are those of `Fit.report`."""
     latents, clients = fit.program.latents, fit.federation.data.num_clients
     size = latents.global_block.size + clients * latents.local_block.size
-    few = min(draws, NUMBERS // max(size, 1))
-    drawn = _drawn(fit, few, seed) if few >= LEAST_DRAWS else None
-    asked = _Asked(fit, drawn if size else None, site, draws, seed)
+    affordable = min(draws, NUMBERS // max(size, 1))
+    drawn = _drawn(fit, affordable, seed) if affordable >= LEAST_DRAWS else None
+    predictor = _Predictor(fit, drawn if size else None, site, draws, seed)
     rows = fit.federation.data if held_out is None else held_out
     has_rows = bool(fit.program.sites_of_rows) and not (
         rows is fit.federation.data and lacks_rows(fit)
     )
-    prediction = asked.predicted(rows) if has_rows else None
+    prediction = predictor.predicted(rows) if has_rows else None
     if prediction is not None and prediction.label is None and held_out is not None:
         raise ValueError(
             f"the held-out rows have no labels for site '{prediction.site}': pass labeled "
@@ -66,13 +66,13 @@ def measure(
         )
     strange = None
     if foreign is not None and prediction is not None:
-        strange = out_of_distribution(prediction, asked.predicted(foreign))
+        strange = out_of_distribution(prediction, predictor.predicted(foreign))
     if prediction is not None and (prediction.label is None or not len(prediction.counted)):
         prediction = None
     replicates = None
     if prediction is not None:
         if prediction.kind != "categorical":
-            replicates = prediction.of_counted(asked.replicates(rows))
+            replicates = prediction.of_counted(predictor.replicates(rows))
         prediction = prediction.by_client()
     scored = Scored(
         fit=fit,
@@ -98,7 +98,7 @@ def _drawn(fit: Snapshot, draws: int, seed: int) -> Draws:
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
+class _Predictor:
     """Predictions of rows, at draws that are held already where there are any."""
 
     fit: Snapshot
@@ -120,9 +120,9 @@ class _Asked:
         return sampled(*self._restricted(self.drawn, rows), rows, self.seed)[name]
 
     def _restricted(self, drawn: Draws, rows: ClientData) -> tuple[Snapshot, Draws]:
-        few = restricted(self.fit, rows)
-        ids = self.fit.federation.data.index(few.clients)
-        return few, Draws(drawn.shared, {n: value[:, ids] for n, value in drawn.own.items()})
+        fit = restricted(self.fit, rows)
+        ids = self.fit.federation.data.index(fit.clients)
+        return fit, Draws(drawn.shared, {n: value[:, ids] for n, value in drawn.own.items()})
 
 
 def _evidence(
@@ -144,17 +144,17 @@ def _local_means(fit: Snapshot, local_only: Snapshot, seed: int) -> dict[str, Te
     """Return the posterior means of the local sites in a local-only fit, site -> (N, *shape)."""
     expect_fit(local_only, "local_only")
     place = local_only.federation.data.index(fit.clients)
-    found = {
+    means = {
         name: value.mean(0)[place]
         for name, value in posterior_draws(local_only, draws=200, seed=seed).own.items()
     }
-    known = {site.name for site in fit.program.latents.local_block.sites} | set(fit.program.derived)
-    if not known & set(found):
+    local = {site.name for site in fit.program.latents.local_block.sites} | set(fit.program.derived)
+    if not local & set(means):
         raise ValueError(
-            f"the local-only fit has the local sites {sorted(found)}, this fit has "
-            f"{sorted(known)}: at least one must be in both"
+            f"the local-only fit has the local sites {sorted(means)}, this fit has "
+            f"{sorted(local)}: at least one must be in both"
         )
-    return found
+    return means
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +217,7 @@ class Measured:
         """Every scalar that clients share of the local sites, without `x_offset` where there is `x`."""
         if self.draws is None:
             return []
-        found, inside = [], {term.site for term in self._groups if term.place == "within"}
+        entries, inside = [], {term.site for term in self._groups if term.place == "within"}
         for name in named_own(self.draws):
             if name in inside:
                 continue
@@ -229,10 +229,10 @@ class Measured:
             local_only = self.local_only.get(name)
             if local_only is not None and local_only.shape == self.draws.own[name].shape[1:]:
                 lone = [v[0] for _, v in self._columns(name, local_only[None], 2)]
-            found += [
+            entries += [
                 SiteEntry(*column, p, a) for column, p, a in zip(columns, prior, lone, strict=True)
             ]
-        return found
+        return entries
 
     @cached_property
     def scores(self) -> pd.DataFrame | None:

@@ -38,8 +38,8 @@ def counted(checks: Sequence[Check]) -> str:
 
 
 def _shown(report: Report) -> Shown:
-    each = [(c.question, c.verdict.replace("asked", "checked")) for c in report.checks]
-    frame = pd.DataFrame(each, columns=["question", "verdict"])
+    rows = [(c.question, c.verdict.replace("asked", "checked")) for c in report.checks]
+    frame = pd.DataFrame(rows, columns=["question", "verdict"])
     title = f"Report in {report.path}. {counted(report.checks)}."
     return Shown(title, frame, "\n".join(report.warnings))
 
@@ -81,7 +81,7 @@ def write(
     """Measure a fit and write the report. The arguments and errors are those of `Fit.report`."""
     where = expect_path(path, "path", "report.html")
     _check_place(where)
-    found = measure(
+    measured = measure(
         fit,
         held_out=held_out,
         foreign=foreign,
@@ -90,19 +90,19 @@ def write(
         draws=draws,
         seed=seed,
     )
-    of_fit = checks_of_fit(found.evidence)
-    asked, judged = [*of_fit, *checks_of_predictions(found.scored)], verdict(of_fit)
+    of_fit = checks_of_fit(measured.evidence)
+    checks, judged = (*of_fit, *checks_of_predictions(measured.scored)), verdict(of_fit)
     names = fit.federation.data.num_clients
     text = page(
         title or f"{fit.method.name}: {names} clients",
         f"{fit.method.name}, {names} clients, {fit.federation.data.num_rows} training rows, "
         f"{len(fit.history)} round{'s' * (len(fit.history) != 1)}",
         judged.lead,
-        sections(found),
-        asked,
+        sections(measured),
+        checks,
     )
     replace_text(where, text)
-    return Report(where, tuple(asked), judged.trustworthy)
+    return Report(where, checks, judged.trustworthy)
 
 
 def _check_place(where: Path) -> None:
@@ -114,7 +114,9 @@ def _check_place(where: Path) -> None:
         )
 
 
-def page(title: str, subtitle: str, lead: str, parts: list[Section], asked: list[Check]) -> str:
+def page(
+    title: str, subtitle: str, lead: str, content: list[Section], checks: Sequence[Check]
+) -> str:
     """Return the page as HTML."""
     source = files("hierfl.report").joinpath("page.html").read_text(encoding="utf-8")
     now = datetime.now().astimezone()
@@ -123,10 +125,10 @@ def page(title: str, subtitle: str, lead: str, parts: list[Section], asked: list
         title=title,
         subtitle=subtitle,
         lead=lead,
-        sections=parts,
-        checks=asked,
-        warnings=[check for check in asked if check.verdict == "warning"],
-        counted=counted(asked),
+        sections=content,
+        checks=checks,
+        warnings=[check for check in checks if check.verdict == "warning"],
+        counted=counted(checks),
         version=version("hierfl"),
         footer=f"Written by hierfl {version('hierfl')} on {now:%Y-%m-%d %H:%M %Z}.",
     )

@@ -36,9 +36,9 @@ def _legend(figure: Figure, ax: Axes, columns: int = 3) -> None:
         figure.legend(handles, names, ncols=columns, **_LEGEND)
 
 
-def run(found: Measured) -> Picture | None:
+def run(measured: Measured) -> Picture | None:
     """Draw the ELBO or loss of each round; None without either, or with one round."""
-    history = found.fit.history
+    history = measured.fit.history
     column = next((name for name in ("elbo", "loss") if name in history), None)
     if column is None or len(history) < 2:
         return None
@@ -55,14 +55,14 @@ def run(found: Measured) -> Picture | None:
         return picture(figure, alt, f"The {what} in each round, as estimated by the clients.")
 
 
-def forest(found: Measured, entry: SiteEntry) -> Picture:
+def forest(measured: Measured, entry: SiteEntry) -> Picture:
     """Draw one scalar of every client."""
-    names, rows = list(found.fit.clients), found.fit.federation.data.counts.numpy()
-    named = len(names) <= 40
+    names, rows = list(measured.fit.clients), measured.fit.federation.data.counts.numpy()
+    with_names = len(names) <= 40
     with style():
-        figure, ax = _figure(NARROW, min(7.0, 1.1 + (0.3 if named else 0.075) * len(names)))
+        figure, ax = _figure(NARROW, min(7.0, 1.1 + (0.3 if with_names else 0.075) * len(names)))
         expected = entry.expected
-        if expected is not None and same_for_all(found.fit):
+        if expected is not None and same_for_all(measured.fit):
             expected = expected.ravel()  # the same for every client
         plots.client_forest(
             ax, entry.draws, names, rows=rows, local_only=entry.local_only, prior=expected
@@ -70,15 +70,13 @@ def forest(found: Measured, entry: SiteEntry) -> Picture:
         ax.set_xlabel(entry.label)
         _legend(figure, ax)
         ends = np.quantile(entry.draws, [0.05, 0.5, 0.95], axis=0)
-        each = [
+        intervals = [
             f"{n} {number(m)} ({number(a)} to {number(b)})"
             for n, a, m, b in zip(names, *ends, strict=True)
         ]
-        alt = (
-            f"Forest plot of {entry.label}, posterior median and 90 % interval: {listed(each, 12)}."
-        )
+        alt = f"Forest plot of {entry.label}, posterior median and 90 % interval: {listed(intervals, 12)}."
         caption = (
-            f"{entry.label} of each client{' (number of rows in brackets)' if named else ''}: "
+            f"{entry.label} of each client{' (number of rows in brackets)' if with_names else ''}: "
             "posterior median, 50 % and 90 % intervals. Gray band: 90 % interval of the global "
             "prior, which is what the global level alone predicts for a client."
         )
@@ -87,12 +85,12 @@ def forest(found: Measured, entry: SiteEntry) -> Picture:
         return picture(figure, alt, caption)
 
 
-def shrinkage(found: Measured, entry: SiteEntry) -> Picture:
+def shrinkage(measured: Measured, entry: SiteEntry) -> Picture:
     """Draw the hierarchical estimates of one scalar against the local-only estimates."""
     assert entry.local_only is not None
     with style():
         figure, ax = _figure(NARROW, 4.6)
-        rows = found.fit.federation.data.counts.numpy()
+        rows = measured.fit.federation.data.counts.numpy()
         alone, together = entry.local_only, entry.draws.mean(0)
         plots.shrinkage(ax, alone, together, rows=rows, center=entry.middle)
         ax.set_title(entry.label, fontsize=9)
@@ -108,10 +106,10 @@ def shrinkage(found: Measured, entry: SiteEntry) -> Picture:
         return picture(figure, f"Scatter plot of clients, {words}", words)
 
 
-def densities(found: Measured, entry: SiteEntry) -> Picture:
+def densities(measured: Measured, entry: SiteEntry) -> Picture:
     """Draw the densities of the global prior and of every client's posterior, for one scalar."""
     assert entry.expected is not None
-    names = list(found.fit.clients)
+    names = list(measured.fit.clients)
     with style():
         figure, ax = _figure(NARROW, 3.0)
         plots.prior_and_clients(ax, entry.expected, entry.draws, names)
@@ -126,18 +124,20 @@ def densities(found: Measured, entry: SiteEntry) -> Picture:
         return picture(figure, alt, words)
 
 
-def clients(found: Measured) -> Picture | None:
+def clients(measured: Measured) -> Picture | None:
     """Draw a map of clients; None for few clients or scalars, or if all are equal."""
-    names = list(found.fit.clients)
-    if len(names) < 3 or len(found.own) < 2:
+    names = list(measured.fit.clients)
+    if len(names) < 3 or len(measured.own) < 2:
         return None
-    means = np.stack([e.draws.mean(0) for e in found.own], 1)
-    unit = np.array([max(float(np.sqrt(e.draws.var(0).mean())), 1e-12) for e in found.own])
+    means = np.stack([e.draws.mean(0) for e in measured.own], 1)
+    unit = np.array([max(float(np.sqrt(e.draws.var(0).mean())), 1e-12) for e in measured.own])
     if not (means.std(0) > 0.0).any():
         return None
     with style():
         figure, ax = _figure(NARROW, 3.6)
-        plots.client_map(ax, means, names, rows=found.fit.federation.data.counts.numpy(), unit=unit)
+        plots.client_map(
+            ax, means, names, rows=measured.fit.federation.data.counts.numpy(), unit=unit
+        )
         alt = (
             f"Map of {len(names)} clients: first two principal components of the posterior means "
             f"of their {means.shape[1]} parameters."
@@ -149,18 +149,18 @@ def clients(found: Measured) -> Picture | None:
         return picture(figure, alt, words)
 
 
-def calibration(found: Measured) -> Picture | None:
+def calibration(measured: Measured) -> Picture | None:
     """Draw the calibration of probabilities or intervals; None without predictions."""
-    prediction = found.scored.prediction
+    prediction = measured.scored.prediction
     numeric = prediction is not None and prediction.kind in ("numeric", "angle", "other")
-    if prediction is None or (numeric and found.scored.replicates is None):
+    if prediction is None or (numeric and measured.scored.replicates is None):
         return None
     with style():
         figure, ax = _figure(NARROW, 4.3)
         if numeric:
-            assert found.scored.replicates is not None
+            assert measured.scored.replicates is not None
             label = prediction.known()[0].flatten()
-            plots.coverage(ax, found.scored.replicates.flatten(1), label)
+            plots.coverage(ax, measured.scored.replicates.flatten(1), label)
             words = "hare of rows whose label lies in its central predictive interval, by the "
             words += "probability of the interval. On the diagonal, intervals are calibrated."
             return picture(figure, f"Line chart: s{words}", f"S{words}")
@@ -171,11 +171,11 @@ def calibration(found: Measured) -> Picture | None:
         ax.set_xlabel("predicted probability" if binary else "probability of the predicted class")
         ax.set_ylabel("observed event rate" if binary else "share of correct predictions")
         mean, observed, _, _ = equal_mass(p, came_true, bins=bins)
-        each = "; ".join(
+        pairs = "; ".join(
             f"{number(a, 2)} predicted, {number(b, 2)} observed"
             for a, b in zip(mean, observed, strict=True)
         )
-        alt = f"Reliability diagram of {len(mean)} bins: {each}."
+        alt = f"Reliability diagram of {len(mean)} bins: {pairs}."
         words = (
             f"{len(mean)} bins with equal numbers of rows, with 90 % intervals. On the diagonal, "
             "predictions are calibrated."
@@ -183,19 +183,19 @@ def calibration(found: Measured) -> Picture | None:
         return picture(figure, alt, words)
 
 
-def rates(found: Measured) -> Picture | None:
+def rates(measured: Measured) -> Picture | None:
     """Draw each client's mean label over its predictive interval; None without one."""
-    table = found.scored.rates
-    if table is None or found.scored.prediction is None:
+    table = measured.scored.rates
+    if table is None or measured.scored.prediction is None:
         return None
-    prediction = found.scored.prediction
+    prediction = measured.scored.prediction
     what = "event rate" if prediction.kind == "binary" else f"mean {prediction.site}"
-    few = len(table) <= 40
-    ticks = ", with a tick at the predicted mean (number of rows in brackets)" if few else ""
+    with_names = len(table) <= 40
+    ticks = ", with a tick at the predicted mean (number of rows in brackets)" if with_names else ""
     with style():
-        figure, ax = _figure(NARROW, 1.1 + 0.3 * len(table)) if few else _figure(WIDE, 3.2)
+        figure, ax = _figure(NARROW, 1.1 + 0.3 * len(table)) if with_names else _figure(WIDE, 3.2)
         plots.rates(ax, table)
-        (ax.set_xlabel if few else ax.set_ylabel)(what)
+        (ax.set_xlabel if with_names else ax.set_ylabel)(what)
         _legend(figure, ax)
         alt = (
             f"Predictive intervals of clients' {what}s: {int(table['covered'].sum())} of "
@@ -205,15 +205,15 @@ def rates(found: Measured) -> Picture | None:
         return picture(figure, alt, words)
 
 
-def strangers(found: Measured) -> Picture | None:
+def strangers(measured: Measured) -> Picture | None:
     """Draw the predictive entropies of own and of foreign rows; None without foreign rows."""
-    if found.scored.foreign is None:
+    if measured.scored.foreign is None:
         return None
     with style():
         figure, ax = _figure(NARROW, 3.0)
-        plots.entropies(ax, *found.scored.foreign.entropies)
+        plots.entropies(ax, *measured.scored.foreign.entropies)
         _legend(figure, ax)
-        own, foreign = (number(float(v.mean())) for v in found.scored.foreign.entropies)
+        own, foreign = (number(float(v.mean())) for v in measured.scored.foreign.entropies)
         alt = (
             f"Densities of predictive entropy, nats: own rows, mean {own}; foreign rows, {foreign}."
         )

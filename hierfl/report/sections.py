@@ -28,21 +28,21 @@ GUIDES = {
 }
 
 
-def sections(found: Measured) -> list[Section]:
+def sections(measured: Measured) -> list[Section]:
     """Return the sections of the page, leaving out those without content."""
     made = (
-        _run(found),
-        _convergence(found),
-        _shared(found),
-        *_own(found),
-        _predictions(found),
-        _strangers(found),
+        _run(measured),
+        _convergence(measured),
+        _shared(measured),
+        *_own(measured),
+        _predictions(measured),
+        _strangers(measured),
     )
     return [section for section in made if section]
 
 
-def _run(found: Measured) -> Section:
-    fit, data = found.fit, found.fit.federation.data
+def _run(measured: Measured) -> Section:
+    fit, data = measured.fit, measured.fit.federation.data
     history, counts = fit.history, data.counts
     latents, model = fit.program.latents, fit.method.model
     name = getattr(model, "__name__", type(model).__name__)
@@ -50,7 +50,7 @@ def _run(found: Measured) -> Section:
         name = titled(model)
     guide: str = getattr(fit.method.guide, "__name__", type(fit.method.guide).__name__)
     finished = fit.federation.server.finished(fit.progress.server)
-    most = int(history["clients"].max()) if "clients" in history else data.num_clients
+    cohort = int(history["clients"].max()) if "clients" in history else data.num_clients
     stopped = ", after which the method stopped automatically" if finished else ""
     software = {"hierfl": "hierfl", "torch": "torch", "pyro-ppl": "Pyro", "arviz": "ArviZ"}
     facts = {
@@ -61,7 +61,7 @@ def _run(found: Measured) -> Section:
         f"(median {int(counts.median())})",
         "Parameters": f"{latents.global_block.size:,} global, {latents.local_block.size:,} for "
         "each client",
-        "Rounds": f"{len(history)}{stopped}, with at most {most} clients in each",
+        "Rounds": f"{len(history)}{stopped}, with at most {cohort} clients in each",
         "Communication": _bytes(history),
         "Time": f"{number(float(history['seconds'].sum()))} s"
         if "seconds" in history
@@ -83,26 +83,28 @@ def _bytes(history: pd.DataFrame) -> str:
 
 
 def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000.0 or unit == "GB":
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000.0:
             return f"{number(count)} {unit}"
         count /= 1000.0
-    raise AssertionError
+    return f"{number(count)} GB"
 
 
-def _convergence(found: Measured) -> Section | None:
-    drawn = pictures.run(found) or table_of_rounds(found.fit.history)
-    verdict = [] if isinstance(found.evidence.run, str) else [Text(found.evidence.run.verdict)]
+def _convergence(measured: Measured) -> Section | None:
+    drawn = pictures.run(measured) or table_of_rounds(measured.fit.history)
+    verdict = (
+        [] if isinstance(measured.evidence.run, str) else [Text(measured.evidence.run.verdict)]
+    )
     return None if drawn is None else Section("convergence", "Convergence", (*verdict, drawn))
 
 
-def _shared(found: Measured) -> Section | None:
-    if not found.shared:
+def _shared(measured: Measured) -> Section | None:
+    if not measured.shared:
         return None
     head, ends = ("Parameter", "Mean", "SD", "5 %", "Median", "95 %"), [0.05, 0.5, 0.95]
     rows = [
         (e.label, *map(number, (e.draws.mean(), e.draws.std(), *np.quantile(e.draws, ends))))
-        for e in found.shared
+        for e in measured.shared
     ]
     table = ReportTable(
         "Posterior of the global parameters, which all clients share: mean, standard deviation "
@@ -114,8 +116,8 @@ def _shared(found: Measured) -> Section | None:
     return Section("global", "The global level", (table,))
 
 
-def _own(found: Measured) -> list[Section]:
-    entries = found.own
+def _own(measured: Measured) -> list[Section]:
+    entries = measured.own
     if not entries:
         return []
     shown = sorted(entries, key=lambda e: -e.apart)[:SHOWN]
@@ -126,19 +128,19 @@ def _own(found: Measured) -> list[Section]:
             "which clients differ most"
         )
         blocks.append(Text(f"{words}, relative to their uncertainty."))
-    blocks += [pictures.forest(found, e) for e in shown]
+    blocks += [pictures.forest(measured, e) for e in shown]
     if shown[0].expected is not None:
-        blocks.append(pictures.densities(found, shown[0]))
-    map_ = pictures.clients(found)
-    blocks += [*([map_] if map_ else []), _client_table(found, shown[:2])]
-    shrunk = _shrinkage(found, [e for e in shown if e.local_only is not None])
+        blocks.append(pictures.densities(measured, shown[0]))
+    map_ = pictures.clients(measured)
+    blocks += [*([map_] if map_ else []), _client_table(measured, shown[:2])]
+    shrunk = _shrinkage(measured, [e for e in shown if e.local_only is not None])
     return [Section("clients", "The clients", tuple(blocks)), shrunk]
 
 
-def _client_table(found: Measured, shown: list[SiteEntry]) -> ReportTable:
-    data = found.fit.federation.data
+def _client_table(measured: Measured, shown: list[SiteEntry]) -> ReportTable:
+    data = measured.fit.federation.data
     head = ["Client", "Rows", *(f"{e.label}, mean (SD)" for e in shown)]
-    extra = _client_columns(found)
+    extra = _client_columns(measured)
     order, rows = np.argsort(-data.counts.numpy(), kind="stable"), []
     for i in order[:ROWS]:
         cells = [data.names[i], str(int(data.counts[i]))]
@@ -156,12 +158,12 @@ def _client_table(found: Measured, shown: list[SiteEntry]) -> ReportTable:
     )
 
 
-def _client_columns(found: Measured) -> list[tuple[str, pd.Series, str]]:
+def _client_columns(measured: Measured) -> list[tuple[str, pd.Series, str]]:
     """Return further columns of the table of clients: header, value of each client, explanation."""
-    k_hat = found.evidence.k_hats
+    k_hat = measured.evidence.k_hats
     extra: list[tuple[str, pd.Series, str]] = []
-    if found.evidence.information is not None:
-        nats, narrower = (found.evidence.information[name] for name in ("nats", "narrower"))
+    if measured.evidence.information is not None:
+        nats, narrower = (measured.evidence.information[name] for name in ("nats", "narrower"))
         words = "what the client's own rows add to the global prior (Kullback-Leibler divergence)"
         extra.append(("Information, nats", nats, f"Information: {words}."))
         words = "from the global prior to the client's posterior, mean over its parameters"
@@ -172,19 +174,21 @@ def _client_columns(found: Measured) -> list[tuple[str, pd.Series, str]]:
     return extra
 
 
-def _shrinkage(found: Measured, shown: list[SiteEntry]) -> Section:
+def _shrinkage(measured: Measured, shown: list[SiteEntry]) -> Section:
     blocks: list[Text | Picture] = []
-    if found.evidence.information is not None:
-        narrower = found.evidence.information["narrower"].sort_values()
-        least, most = (f"{narrower.index[k]} ({share(float(narrower.iloc[k]))})" for k in (0, -1))
+    if measured.evidence.information is not None:
+        narrower = measured.evidence.information["narrower"].sort_values()
+        least, greatest = (
+            f"{narrower.index[k]} ({share(float(narrower.iloc[k]))})" for k in (0, -1)
+        )
         words = (
             "On average, a client's own rows reduce the variance of its parameters by "
             f"{share(float(narrower.mean()))}, compared with the global prior: least for {least}, "
-            f"most for {most}."
+            f"most for {greatest}."
         )
         blocks.append(Text(words))
     if shown:
-        blocks += [pictures.shrinkage(found, e) for e in shown]
+        blocks += [pictures.shrinkage(measured, e) for e in shown]
     else:
         blocks.append(Text("No local-only fit was given (local_only=) to compare with."))
     return Section("shrinkage", "Shrinkage", tuple(blocks))
@@ -204,12 +208,14 @@ SCORES = {
 }
 
 
-def _predictions(found: Measured) -> Section | None:
-    if found.scores is None:
+def _predictions(measured: Measured) -> Section | None:
+    if measured.scores is None:
         return None
-    rows = "held-out" if found.scored.held_out else "training"
-    drawn = [figure for figure in (pictures.calibration(found), pictures.rates(found)) if figure]
-    tables = (_score_summary(found.scores), _score_table(found.scores, rows))
+    rows = "held-out" if measured.scored.held_out else "training"
+    drawn = [
+        figure for figure in (pictures.calibration(measured), pictures.rates(measured)) if figure
+    ]
+    tables = (_score_summary(measured.scores), _score_table(measured.scores, rows))
     return Section("predictions", "Predictions and calibration", (*drawn, *tables))
 
 
@@ -232,7 +238,7 @@ def _score_summary(scores: pd.DataFrame) -> ReportTable:
 
 def _score_table(scores: pd.DataFrame, rows: str) -> ReportTable:
     columns = [name for name in SCORES if name in scores]
-    each = [
+    lines = [
         (str(name), *(str(int(row[c])) if c == "rows" else number(float(row[c])) for c in columns))
         for name, row in scores.iterrows()
     ]
@@ -246,14 +252,14 @@ def _score_table(scores: pd.DataFrame, rows: str) -> ReportTable:
     return ReportTable(
         f"Scores of each client on {rows} rows",
         ("Client", *(SCORES[c] for c in columns)),
-        tuple(each[:ROWS]),
-        note=f"{note} {_left_out(len(each), 'clients')}".strip(),
+        tuple(lines[:ROWS]),
+        note=f"{note} {_left_out(len(lines), 'clients')}".strip(),
     )
 
 
-def _strangers(found: Measured) -> Section | None:
-    drawn = pictures.strangers(found)
-    if drawn is None or found.scored.foreign is None:
+def _strangers(measured: Measured) -> Section | None:
+    drawn = pictures.strangers(measured)
+    if drawn is None or measured.scored.foreign is None:
         return None
     names = {
         "auroc": "AUROC, entropy",
@@ -261,9 +267,9 @@ def _strangers(found: Measured) -> Section | None:
         "mi_auroc": "AUROC, mutual information",
         "mi_fpr95": "FPR95, mutual information",
     }
-    columns = [c for c in names if c in found.scored.foreign.clients]
-    each = [("All", found.scored.foreign.overall), *found.scored.foreign.clients.iterrows()]
-    rows = [(str(name), *(number(float(row[c])) for c in columns)) for name, row in each]
+    columns = [c for c in names if c in measured.scored.foreign.clients]
+    groups = [("All", measured.scored.foreign.overall), *measured.scored.foreign.clients.iterrows()]
+    rows = [(str(name), *(number(float(row[c])) for c in columns)) for name, row in groups]
     note = (
         "AUROC: the probability that a foreign row has a higher entropy (or mutual information), "
         "and so a less certain prediction, than an own row; 0.5 is chance. FPR95: the share of "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hierfl import methods, models
-from hierfl.core.arguments import expect, expect_integer, shown
+from hierfl.core.arguments import expect, expect_integer, expect_kind, shown
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 from hierfl.engine.settings import Settings
@@ -54,12 +54,10 @@ class FitArguments:
             check_count(name, getattr(self, name))
         if self.time_limit is not None:
             expect(time_limit=(self.time_limit, "(0, inf]"))
-        if self.callback is not None and not callable(self.callback):
-            raise TypeError(
-                f"callback is {self.callback!r}: it must be a function of the fit, or None"
-            )
-        if not isinstance(self.settings, Settings):
-            raise TypeError(f"settings is {self.settings!r}: give hierfl.Settings(...)")
+        expect_kind(
+            self.callback, Callable | None, "callback", "give a function of the fit, or None"
+        )
+        expect_kind(self.settings, Settings, "settings", "give hierfl.Settings(...)")
         if self.patience is not None and self.validation is None:
             raise ValueError("patience needs rows to score: pass validation=")
         for name in ("rounds", "checkpoint_every", "eval_every"):
@@ -82,21 +80,21 @@ def with_rows(data: ClientData, call: FitArguments) -> tuple[ClientData, FitArgu
     lacking = (data.counts < least).nonzero()[:, 0].tolist()
     if not lacking:
         return data, call
-    few = list(map(data.names.__getitem__, lacking))
-    if len(few) == data.num_clients:
+    small = list(map(data.names.__getitem__, lacking))
+    if len(small) == data.num_clients:
         raise ValueError(
             f"min_rows is {least}, and no client has as many rows: the most are "
             f"{int(data.counts.max())}"
         )
-    more = f" and {len(few) - NAMED} more" if len(few) > NAMED else ""
+    others = f" and {len(small) - NAMED} more" if len(small) > NAMED else ""
     warnings.warn(
-        f"{len(few)} of {data.num_clients} clients have fewer than {least} rows and take no part: "
-        f"{', '.join(few[:NAMED])}{more}; fit.personalize(rows) fits their own parameters locally",
+        f"{len(small)} of {data.num_clients} clients have fewer than {least} rows and take no part: "
+        f"{', '.join(small[:NAMED])}{others}; fit.personalize(rows) fits their own parameters locally",
         stacklevel=3,
     )
     if validation is not None:
-        call = replace(call, validation=_without(validation, few))
-    return _without(data, few), call
+        call = replace(call, validation=_without(validation, small))
+    return _without(data, small), call
 
 
 def _without(data: ClientData, names: list[str]) -> ClientData:
@@ -147,5 +145,4 @@ def _check_optimizers(method: Method) -> None:
                     "Adam(0.01)"
                 )
             name, rate = f"{name}.lr", getattr(value, "lr", 1.0)
-        if not isinstance(rate, numbers.Real | Tensor):
-            raise TypeError(f"{name} is {rate!r}: it must be a number above 0")
+        expect_kind(rate, numbers.Real | Tensor, name, "it must be a number above 0")

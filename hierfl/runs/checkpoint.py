@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,12 +29,20 @@ from hierfl.core.trees import Tree, named_leaves, nbytes, with_leaves
 from hierfl.engine.client_store import NONE, Stored, Table
 from hierfl.engine.client_store import CheckpointError as CheckpointError
 from hierfl.engine.rounds import TABLE_FILE, Progress
-from hierfl.runs.records import check_record, compared, digest, is_of, read_json, sealed
+from hierfl.runs.records import Record, compared, digest, is_of, read_json, sealed, typed
 from hierfl.runs.run_folder import RECORD, clear, draft_of, prune, put, round_of, sync
 from hierfl.runs.run_folder import checkpoints as checkpoints
 
-FORMAT, VERSION = "hierfl-run", 3
-PROGRESS = ("round", "compiled", "history", "chosen", "verdict", "corrected")  # in the record
+FORMAT, VERSION = "hierfl-run", 4
+PROGRESS = (
+    "round",
+    "compiled",
+    "history",
+    "chosen",
+    "verdict",
+    "corrected",
+    "ended",
+)  # in the record
 
 
 def save(
@@ -97,7 +105,7 @@ def _write_draft(
 def is_of_run(path: Path, about: Mapping[str, Any]) -> bool:
     """Return whether a checkpoint is of a run, as far as its record can be read."""
     try:
-        return is_of(read_record(path)["about"], about)
+        return is_of(read_record(path).about, about)
     except CheckpointError:
         return False
 
@@ -117,14 +125,15 @@ def load(
     for path in reversed(checkpoints(folder)):
         try:
             record = read_record(path)
-            if round_of(path) != record["round"]:
-                raise CheckpointError(f"it holds round {record['round']}: it was renamed")
         except CheckpointError as error:
             reasons.append(f"{path.name}: {error}")
             continue
+        if round_of(path) != record.round:
+            reasons.append(f"{path.name}: it holds round {record.round}, so it was renamed")
+            continue
         # before the files of another method are read
-        unknown = check_same(path, record["about"], about or {})
-        hashes = record["hashes"]
+        unknown = check_same(path, record.about, about or {})
+        hashes = record.hashes
         try:
             server = _read(path / "global.safetensors", hashes["global"], template.server, grows)
             table = _read_table(path, hashes["local"], template.table)
@@ -137,39 +146,38 @@ def load(
         if reasons:
             damaged = "; ".join(reasons)
             warnings.warn(f"passed over damaged checkpoints of '{folder}': {damaged}", stacklevel=2)
-        fields = {name: record[name] for name in PROGRESS}
-        return Progress(server, table, **fields | {"history": tuple(record["history"])})
-    found = "; ".join(reasons) or "there is none"
+        return Progress(server, table, **{name: getattr(record, name) for name in PROGRESS})
+    damage = "; ".join(reasons) or "there is none"
     raise CheckpointError(
-        f"no undamaged checkpoint in '{folder}' ({found}): name another folder, or remove this one "
+        f"no undamaged checkpoint in '{folder}' ({damage}): name another folder, or remove this one "
         "and start again"
     )
 
 
-def read_record(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> Record:
     """Read the state.json of a checkpoint, refusing what `save` cannot have written."""
     record = read_json(path / "state.json")
+    reason = None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise CheckpointError("state.json is not of a hierfl run")
-    if record.get("version") != VERSION:
-        raise CheckpointError(
-            f"it was written in format {record.get('version')}; this hierfl reads {VERSION}"
-        )
-    if record.pop("sha256", None) != digest(record):
-        raise CheckpointError("state.json is truncated or changed")
-    check_record(record)
-    return dict(record)
+        reason = "is not of a hierfl run"
+    elif record.get("version") != VERSION:
+        reason = f"was written in format {record.get('version')}; this hierfl reads {VERSION}"
+    elif record.pop("sha256", None) != digest(record):
+        reason = "is truncated or changed"
+    if reason is not None:
+        raise CheckpointError(f"state.json {reason}")
+    return typed(Record, record, "state.json")
 
 
-def check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+def check_same(path: Path, record: Mapping[str, Any], about: Mapping[str, Any]) -> list[str]:
     """Refuse a checkpoint of another run; return what cannot be compared, in words."""
-    both = compared(found, wanted)
-    if both.differs:
+    difference = compared(record, about)
+    if difference.differs:
         raise CheckpointError(
-            f"'{path}' is of another run: it differs in {both.difference}; resume with the same "
+            f"'{path}' is of another run: it differs in {difference.in_words}; resume with the same "
             "call, or name another folder"
         )
-    return both.unknown
+    return difference.unknown
 
 
 def _write(path: Path, tree: Tree) -> str:
@@ -195,27 +203,25 @@ def _read_table(path: Path, expected: str, template: Table) -> Table:
     places = index["places"]
     if len(places) and int(places.min()) < NONE:
         raise CheckpointError("local.safetensors points before the beginning of the table")
-    if not rows.exists():
-        raise CheckpointError(f"{TABLE_FILE} is truncated or missing")
     try:
-        found = template.at(rows, index)
+        table = template.at(rows, index) if rows.exists() else None
     except OSError as error:
         raise CheckpointError(f"{TABLE_FILE} cannot be opened ({error.strerror})") from error
-    if os.fstat(found.file).st_size < found.used * found.row_bytes:
+    if table is None or os.fstat(table.file).st_size < table.used * table.row_bytes:
         raise CheckpointError(f"{TABLE_FILE} is truncated or missing")
-    found.pin(_indices(path.parent))
-    return found
+    table.pin(_indices(path.parent))
+    return table
 
 
 def _indices(root: Path) -> list[Tree]:
-    found = []
+    indices = []
     for path in checkpoints(root):
         with suppress(CheckpointError):  # a damaged one points to nothing
             tensors = read_tensors(path / "local.safetensors")
             leaves = {name.strip("[]'"): v for name, v in tensors.items()}
             if "places" in leaves:
-                found.append(leaves)
-    return found
+                indices.append(leaves)
+    return indices
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -232,23 +238,32 @@ def _read(path: Path, expected: str, template: Tree, grows: Collection[str] = ()
     """Read a tree of the structure of `template` from a file whose hash must be as expected."""
     if path.is_file() and _hash(path) != expected:
         raise CheckpointError(f"{path.name} is truncated or changed")
-    found = read_tensors(path)
-    wanted = named_leaves(template)
-    for name, leaf in wanted.items():
-        if name not in found:
-            raise CheckpointError(f"{path.name} lacks {name}")
+    tensors, leaves = read_tensors(path), named_leaves(template)
+    for difference in _differences(tensors, leaves, grows):
+        raise CheckpointError(f"{path.name} {difference}")
+    # copies lie where torch aligns memory; products of float32 in a file's bytes round otherwise
+    return with_leaves(template, {name: tensors[name].clone() for name in leaves})
+
+
+def _differences(
+    tensors: Mapping[str, Tensor], leaves: Mapping[str, Tensor], grows: Collection[str]
+) -> Iterator[str]:
+    """Yield how tensors of a file differ from those that a method has; `grows` may have other first sizes."""
+    for name, leaf in leaves.items():
+        if name not in tensors:
+            yield f"lacks {name}"
+            continue
         first = int(name.rpartition("['")[2].removesuffix("']") in grows)
-        same = found[name].dim() == leaf.dim() and found[name].shape[first:] == leaf.shape[first:]
-        if not same or found[name].dtype != leaf.dtype:
-            raise CheckpointError(
-                f"{path.name}: {name} is {found[name].dtype} {tuple(found[name].shape)}, not "
+        same = (
+            tensors[name].dim() == leaf.dim() and tensors[name].shape[first:] == leaf.shape[first:]
+        )
+        if not same or tensors[name].dtype != leaf.dtype:
+            yield (
+                f"has {name} of {tensors[name].dtype} {tuple(tensors[name].shape)}, not "
                 f"{leaf.dtype} {tuple(leaf.shape)}"
             )
-    foreign = found.keys() - wanted.keys() - {"nothing"}
-    if foreign:
-        raise CheckpointError(f"{path.name} holds {min(foreign)}, which the method does not have")
-    # copies lie where torch aligns memory; products of float32 in a file's bytes round otherwise
-    return with_leaves(template, {name: found[name].clone() for name in wanted})
+    for name in sorted(tensors.keys() - leaves.keys() - {"nothing"}):
+        yield f"holds {name}, which the method does not have"
 
 
 def is_whole(path: Path, expected: str) -> bool:

@@ -43,7 +43,7 @@ class Choice:
     method: Method
     why: str
     program: Program | None
-    said: tuple[warnings.WarningMessage, ...] = ()
+    caught: tuple[warnings.WarningMessage, ...] = ()
 
 
 @one_at_a_time
@@ -59,41 +59,41 @@ def choose(
     """Choose a model's method by the rule of docs/methods.md, with what nodes `agreed` on, if they did."""
     whole = cohort_size(cohort, data.num_clients) == data.num_clients
     everyone = whole and settings.on_client_error != "skip"
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         read = read_model(model, data, seed=seed)
         if agreed is not None:
             read = replace(read, program=agreed(read.program))
         latents, recipe = read.program.latents, recipe_of(model)
         ours = recipe is not None and recipe.factory.__module__.startswith("hierfl.models")
-        given = _ReadModel(
+        facts = _ModelFacts(
             model=model,
             read=read,
-            said=said,
+            caught=caught,
             shared=latents.global_block.size,
             own=latents.local_block.size,
             made_by=recipe.factory.__name__ if recipe is not None and ours else "",
         )
-        choice = _chosen(given, settings.disclose, everyone=everyone)
-    return replace(choice, said=tuple(said))
+        choice = _chosen(facts, settings.disclose, everyone=everyone)
+    return replace(choice, caught=tuple(caught))
 
 
-def _chosen(given: _ReadModel, disclose: Disclose, *, everyone: bool) -> Choice:
-    model = given.model
-    if given.read.program.params:
-        return _of_params(given)
-    if (unknowns := given.shared + given.own) > MANY:
+def _chosen(facts: _ModelFacts, disclose: Disclose, *, everyone: bool) -> Choice:
+    model = facts.model
+    if facts.read.program.params:
+        return _of_params(facts)
+    if (unknowns := facts.shared + facts.own) > MANY:
         if hasattr(model, "declared"):
-            raise too_large(given)
+            raise too_large(facts)
         why = f"{unknowns:,} unknowns are too many for covariances"
-        return given.chosen(methods.fedsvi(model, mean_field), why)
-    if given.made_by in NETWORKS:
-        return given.chosen(methods.fedsvi(model, mean_field), "the model is a Bayesian network")
-    if not given.shared:
-        return given.structured("no site is global, so that clients have nothing in common")
+        return facts.chosen(methods.fedsvi(model, mean_field), why)
+    if facts.made_by in NETWORKS:
+        return facts.chosen(methods.fedsvi(model, mean_field), "the model is a Bayesian network")
+    if not facts.shared:
+        return facts.structured("no site is global, so that clients have nothing in common")
     if disclose == "summaries":
-        return _two_stage(given)
-    return _of_sums(given, everyone=everyone)
+        return _two_stage(facts)
+    return _of_sums(facts, everyone=everyone)
 
 
 def too_much(method: Method, data: ClientData) -> ValueError:
@@ -105,13 +105,13 @@ def too_much(method: Method, data: ClientData) -> ValueError:
     )
 
 
-def too_large(given: _ReadModel) -> ProgramError:
+def too_large(facts: _ModelFacts) -> ProgramError:
     """Return the error of a formula with more coefficients than any method has covariances for."""
-    sites = given.read.program.latents.sites
+    sites = facts.read.program.latents.sites
     largest = max(sites, key=lambda site: site.size)
     where = "a client's own" if largest.is_local else "for all clients"
     return ProgramError(
-        f"the formula has {given.shared:,} global parameters and {given.own:,} of each client, of which "
+        f"the formula has {facts.shared:,} global parameters and {facts.own:,} of each client, of which "
         f"'{largest.name}' has {largest.size:,} {where}: hierfl.fit takes {MANY:,} in all. The posterior "
         f"is exact if a client's rows read up to {MOST_OF_GAUSSIAN} of them and the response is normal, "
         f"and fast up to {MOST_READ} otherwise. Make the groups with most levels the clients, or "
@@ -122,12 +122,12 @@ def too_large(given: _ReadModel) -> ProgramError:
 
 # ------------------------------------------------------------------ what the model declares
 @dataclass(frozen=True, eq=False)
-class _ReadModel:
+class _ModelFacts:
     """A model, what was read of it, warnings, and counts of its `shared` and `own` unknowns."""
 
     model: Model
     read: ModelRead
-    said: list[warnings.WarningMessage]
+    caught: list[warnings.WarningMessage]
     shared: int
     own: int
     made_by: str
@@ -142,81 +142,81 @@ class _ReadModel:
 
 
 # ------------------------------------------------------------------ rows of the table
-def _of_params(given: _ReadModel) -> Choice:
-    model, params, made = given.model, given.read.program.params, given.made_by
+def _of_params(facts: _ModelFacts) -> Choice:
+    model, params, made = facts.model, facts.read.program.params, facts.made_by
     what = f"param '{min(p.name for p in params)}' is learned, without a prior"
     if isinstance(model, PersonalHeads):
         why = "the model is PersonalHeads, whose params are learned"
-        return given.chosen(methods.fedvi(model), why)
+        return facts.chosen(methods.fedvi(model), why)
     if made in ("learned_prior_network", "bregman_network"):
         method = methods.fedmap if made == "learned_prior_network" else methods.pfedbred
-        return given.chosen(method(model), f"the model is {made}, whose prior is learned")
-    if not given.read.program.latents.sites:
+        return facts.chosen(method(model), f"the model is {made}, whose prior is learned")
+    if not facts.read.program.latents.sites:
         if any(spec.is_local for spec in params):
             why = f"{what}, some at each client, and no site is latent"
-            return given.chosen(methods.fedbn(model), why)
-        return given.chosen(methods.fedavg(model), f"{what}, and no site is latent")
-    if given.shared + given.own > MANY or made in NETWORKS:
+            return facts.chosen(methods.fedbn(model), why)
+        return facts.chosen(methods.fedavg(model), f"{what}, and no site is latent")
+    if facts.shared + facts.own > MANY or made in NETWORKS:
         why = f"{what}, and the model is a network"
-        return given.chosen(methods.fedsvi(model, mean_field), why)
-    return given.structured(what)
+        return facts.chosen(methods.fedsvi(model, mean_field), why)
+    return facts.structured(what)
 
 
-def _two_stage(given: _ReadModel) -> Choice:
+def _two_stage(facts: _ModelFacts) -> Choice:
     """Return two_stage where it takes the model and is fast, else fedsvi."""
-    if given.shared > MOST_SHARED:
-        return given.structured(f"{given.shared} global parameters are too many for two_stage")
-    method = methods.two_stage(given.model)
+    if facts.shared > MOST_SHARED:
+        return facts.structured(f"{facts.shared} global parameters are too many for two_stage")
+    method = methods.two_stage(facts.model)
     try:
-        program = given.read.under(method.guide)
+        program = facts.read.under(method.guide)
         if program.unmapped_line:
             raise _SlowDraws(program.unmapped_line)
         reading = read_likelihood(program)
-        size, clients = reading.size, given.read.data.num_clients
-        small = size**3 + clients * given.own**3 <= MOST_OF_GAUSSIAN**3 or size <= MOST_READ
+        size, clients = reading.size, facts.read.data.num_clients
+        small = size**3 + clients * facts.own**3 <= MOST_OF_GAUSSIAN**3 or size <= MOST_READ
         exact = small and seen_in(program).spread is not None
-        most = MOST_OF_GAUSSIAN if exact else MOST_READ
-        curved = exact or size > most or is_curved(reading)
+        largest = MOST_OF_GAUSSIAN if exact else MOST_READ
+        curved = exact or size > largest or is_curved(reading)
     except _SlowDraws as error:
         raise ProgramError(
             f"the model fails {error}; or name a method, hierfl.fit(hierfl.methods.fedsvi(model), data, "
             f"rounds=200), which then takes one client and one draw at a time"
         ) from None
     except FAILS as error:
-        given.said.clear()
-        return given.structured(f"two_stage does not take the model ({_first(error)})")
+        facts.caught.clear()
+        return facts.structured(f"two_stage does not take the model ({_first(error)})")
     read = f"a client's likelihood reads {size} parameter" + "s" * (size != 1)
-    if size > most:
-        return given.structured(f"{read}, too many for two_stage")
+    if size > largest:
+        return facts.structured(f"{read}, too many for two_stage")
     if not curved:  # as of quantiles (asymmetric Laplace)
-        return given.structured("the likelihood has no curvature, which two_stage's factors are of")
+        return facts.structured("the likelihood has no curvature, which two_stage's factors are of")
     why = f"every unknown has a prior, and {read} only"
     why += ", and is Gaussian: one exact round" if exact else ""
-    return given.chosen(method, why, program)
+    return facts.chosen(method, why, program)
 
 
 class _SlowDraws(Exception):
     """A line of the model by which draws cannot be carried together."""
 
 
-def _of_sums(given: _ReadModel, *, everyone: bool) -> Choice:
+def _of_sums(facts: _ModelFacts, *, everyone: bool) -> Choice:
     """Return fedlaplace where it takes the model and is fast, else fedsvi."""
     only = "only sums may cross, and"
     if not everyone:
-        return given.structured(f"{only} fedlaplace needs all clients each round")
-    if given.shared * given.own > SLOW:
-        sizes = f"{given.shared} x {given.own}"
-        return given.structured(f"{only} {sizes} unknowns are too many for fedlaplace")
-    method = methods.fedlaplace(given.model)
+        return facts.structured(f"{only} fedlaplace needs all clients each round")
+    if facts.shared * facts.own > SLOW:
+        sizes = f"{facts.shared} x {facts.own}"
+        return facts.structured(f"{only} {sizes} unknowns are too many for fedlaplace")
+    method = methods.fedlaplace(facts.model)
     try:
-        program = given.read.under(method.guide)
+        program = facts.read.under(method.guide)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the run says them
-            federate(method, given.read.data, program=program)
+            federate(method, facts.read.data, program=program)
     except FAILS as error:
-        given.said.clear()
-        return given.structured(f"{only} fedlaplace does not take the model ({_first(error)})")
-    return given.chosen(method, "every unknown has a prior, and only sums may cross", program)
+        facts.caught.clear()
+        return facts.structured(f"{only} fedlaplace does not take the model ({_first(error)})")
+    return facts.chosen(method, "every unknown has a prior, and only sums may cross", program)
 
 
 def _first(error: Exception) -> str:

@@ -35,12 +35,12 @@ WORK = 1e8  # rows x unknowns above which the last gradient is not estimated: it
 def run_chosen(choice: Choice, data: ClientData, call: FitArguments) -> Fit:
     """Run a chosen method, until it stops itself or its posterior is good where rounds is None."""
     method = choice.method
-    repeat_warnings(choice.said)
+    repeat_warnings(choice.caught)
     if call.progress:
         print(f"hierfl.fit chose {choice.why}", file=sys.stderr)
         if call.rounds is None and method.most_rounds is None:
-            first, *more = ATTEMPTS
-            print(f"{first} rounds, and {more[0]} or {more[1]} where needed", file=sys.stderr)
+            first, *longer = ATTEMPTS
+            print(f"{first} rounds, and {longer[0]} or {longer[1]} where needed", file=sys.stderr)
     if call.rounds is None and method.most_rounds is None:
         return _until_good(choice, data, call, ATTEMPTS)
     try:
@@ -61,29 +61,29 @@ def _until_good(
 ) -> Fit:
     """Run a method for more and more rounds, until it is good or more rounds will not help."""
     done = _recorded(call.checkpoint) if call.resume else 0
-    left = [rounds for rounds in attempts if rounds >= done] or [attempts[-1]]
-    for rounds in left:
+    remaining = [rounds for rounds in attempts if rounds >= done] or [attempts[-1]]
+    for rounds in remaining:
         fitted = run(choice.method, data, replace(call, rounds=rounds), choice)
         draws = _draws(fitted)
-        found = _judged(fitted, draws, call.seed)
+        judgment = _judged(fitted, draws, call.seed)
         stopped = fitted.progress.round < rounds and is_over(fitted, call.patience)
-        if stopped or found.converged or rounds == left[-1]:
+        if stopped or judgment.converged or rounds == remaining[-1]:
             break
         if course_of(fitted, draws=draws, seed=call.seed).state == "level":
             break  # more rounds will not help
         if call.progress:
-            print(f"{rounds} rounds are not enough: {found.verdict}", file=sys.stderr)
+            print(f"{rounds} rounds are not enough: {judgment.verdict}", file=sys.stderr)
         if call.checkpoint is not None:  # so that the next attempt can begin
             who = about(fitted.method, fitted.federation, fitted.rounds)
             with held(call.checkpoint):
                 discard(call.checkpoint, partial(state.is_of_run, about=who))
-    _warn(fitted, found)
-    return _with_verdict(fitted, found)
+    _warn(fitted, judgment)
+    return _with_verdict(fitted, judgment)
 
 
-def _warn(fitted: Fit, found: Convergence) -> None:
+def _warn(fitted: Fit, judgment: Convergence) -> None:
     """Say what makes the posterior of a chosen method one not to trust."""
-    why = [] if found.converged else [found.verdict]
+    why = [] if judgment.converged else [judgment.verdict]
     learned = [spec.name for spec in learned_params(fitted)]
     if learned and fitted.program.latents.sites:
         why.append(
@@ -107,9 +107,9 @@ def _draws(fitted: Fit) -> int:
     return 0 if size * fitted.federation.data.num_rows > WORK else DRAWS
 
 
-def _with_verdict(fitted: Fit, found: Convergence) -> Fit:
-    corrected = found.k_hat < K_HAT and found.effective >= LEAST_EFFECTIVE
-    where = replace(fitted.progress, verdict=found.verdict, corrected=corrected)
+def _with_verdict(fitted: Fit, judgment: Convergence) -> Fit:
+    corrected = judgment.k_hat < K_HAT and judgment.effective >= LEAST_EFFECTIVE
+    where = replace(fitted.progress, verdict=judgment.verdict, corrected=corrected)
     return replace(fitted, progress=where)
 
 
@@ -117,7 +117,7 @@ def _recorded(folder: Path | None) -> int:
     """Return the rounds planned by the newest readable run in a folder; 0: there is none."""
     for path in reversed(state.checkpoints(folder) if folder is not None else []):
         try:
-            return int(state.read_record(path)["about"]["rounds"])
+            return state.read_record(path).about["rounds"]
         except state.CheckpointError:
             continue
     return 0

@@ -20,7 +20,7 @@ from hierfl.data.batch import full_batch
 from hierfl.diagnostics.check import LEAST_EFFECTIVE
 from hierfl.engine.chunks import ClientError
 from hierfl.engine.federation import Federation
-from hierfl.engine.rounds import ENDED, Progress, one_round
+from hierfl.engine.rounds import Progress, one_round
 from hierfl.method import Method
 from hierfl.methods.stages.checks import DONE, GATHER, STILL, STILL_SD
 from hierfl.methods.stages.exact import Chains, chained, closed
@@ -117,7 +117,7 @@ def chains_of(federation: Federation) -> Chains:
 
 
 def by_chains(federation: Federation, where: Progress, call: FitArguments, why: str) -> Progress:
-    """Return the progress of a run that chains have ended; its last record says why."""
+    """Return the progress of a run that chains have ended; `ended` says why."""
     chains, say = chains_of(federation), line_of(call)
     seconds = chains.seconds()
     if seconds > LONGEST:
@@ -136,8 +136,7 @@ def by_chains(federation: Federation, where: Progress, call: FitArguments, why: 
     if len(where.history) == before:
         record = {"round": where.round, **federation.server.logged(where.server)}
         where = where.advanced(where.server, where.table, [record])
-    where.history[-1][ENDED] = f"{chains.count} chains on all clients' rows, since {why}"
-    return where
+    return replace(where, ended=f"{chains.count} chains on all clients' rows, since {why}")
 
 
 def rounds_of(federation: Federation) -> Rounds:

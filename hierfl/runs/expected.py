@@ -35,7 +35,7 @@ def seconds_expected(federation: Federation, where: Progress, rounds: int) -> fl
     """Return about how long so many rounds take, by the work of a few clients, timed."""
     data, cohort = federation.data, federation.cohort
     message = federation.server.down(where.server, Clock(where.round, rounds, cohort))
-    few = min(FEW, cohort)
+    sample = min(FEW, cohort)
 
     def timed(count: int) -> float:
         places = torch.linspace(0, data.num_clients - 1, count).long()
@@ -45,9 +45,9 @@ def seconds_expected(federation: Federation, where: Progress, rounds: int) -> fl
         return time.perf_counter() - began
 
     timed(1)  # the first call reads the program
-    one, several = timed(1), timed(few)
-    each = max(0.0, several - one) / max(1, few - 1)
-    clients = (one + each * (cohort - 1)) / federation.cores
+    first, several = timed(1), timed(sample)
+    per_client = max(0.0, several - first) / max(1, sample - 1)
+    clients = (first + per_client * (cohort - 1)) / federation.cores
     if not federation.server.stops_itself:
         return rounds * clients
     numbers = federation.program.latents.global_block.size / MANY_NUMBERS

@@ -29,6 +29,7 @@ def fit(
     model: Method | Model,
     data: ClientData | Frames,
     *,
+    clients: str | None = None,
     rounds: int | None = None,
     seed: int = 0,
     cohort: int | float | None = None,
@@ -52,8 +53,10 @@ def fit(
             more, it runs again from scratch for 600, then 2,000 rounds, and `Fit.posterior`
             corrects its draws by importance weights where these can be trusted. Or a method: one of
             `hierfl.methods`, or one's own `Method`.
-        data: the clients' training rows; of a formula one frame with the column of clients, or
-            {client: frame}.
+        data: the clients' training rows; or one frame with the column of clients; of a formula
+            also {client: frame}.
+        clients: the column of a frame that names the clients, each other column of which a program
+            reads as a field, `batch.age`. A formula names it itself. Default None.
         rounds: exchanges between server and clients, at most: a method that stops itself may
             take fewer. None: until the method stops itself, after `method.most_rounds` at the
             latest, which is the same run as with that number; a named method that does not stop by
@@ -98,10 +101,11 @@ def fit(
     shown = sys.stderr.isatty() if progress is None else progress
     if shown:
         print("hierfl.fit reads the rows and the model", file=sys.stderr)
-    if not (isinstance(data, ClientData) and isinstance(validation, ClientData | None)):
+    read = isinstance(data, ClientData) and isinstance(validation, ClientData | None)
+    if not read or clients is not None:
         from hierfl.formulas.formula import of_frames  # with pandas and scipy, 0.8 s
 
-        model, data, validation = of_frames(model, data, validation)
+        model, data, validation = of_frames(model, data, validation, clients)
     check_model(model, data)
     call = FitArguments(
         rounds=rounds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,12 +26,29 @@ from hierfl.posterior.snapshot import check_rows
 from hierfl.program.check_padding import check_labels_given
 from hierfl.runs.saved import HAND_IN, Fitted
 
+if TYPE_CHECKING:
+    from hierfl.formulas.formula import Frames
+
 WHAT = "the posterior with new clients"
 
 
 @one_at_a_time
-def updated(fit: Fitted, rows: ClientData, rounds: int | None = None) -> Fitted:
-    """Return the fit with new clients, or new rows of some; `Fit.updated` describes it."""
+def updated(fit: Fitted, rows: ClientData | Frames, *, rounds: int | None = None) -> Fitted:
+    """Return the fit with new clients, or new rows of some, from what two_stage has kept.
+
+    The new clients send a factor, then log ratios at new draws; the others' are carried over as
+    in `without`. Where these do not suffice, by k-hat, the others are asked, and a warning says so.
+
+    Args:
+        fit: of two_stage.
+        rows: of each new or changed client, all of them.
+        rounds: at most so many; 2 asks nobody but the new clients. None: until it is done.
+
+    Raises:
+        ValueError: the fit is not of two_stage, is not done, or has row noise; or bad rows.
+        RowsNotSaved: the fit was loaded without its clients' rows.
+    """
+    rows = fit._rows(rows, matched=False)
     planned = fit.method.most_rounds if rounds is None else expect_count(rounds, "rounds")
     old = fit.federation
     _check(fit, rows)
@@ -56,8 +73,8 @@ def updated(fit: Fitted, rows: ClientData, rounds: int | None = None) -> Fitted:
     ids, until = data.index(rows.names), where.round + planned
     where = one_round(federation, where, until, ids=ids)
     where = replace(where, server=carried(before, after, where.server, *places))
-    known = bool(where.server["weighted"][places[1]].all())
-    if known and where.round < until and not federation.server.finished(where.server):
+    all_weighted = bool(where.server["weighted"][places[1]].all())
+    if all_weighted and where.round < until and not federation.server.finished(where.server):
         where = one_round(federation, where, until, ids=ids)
     alone = where.round
     for done in run_rounds(federation, where, until):
@@ -77,23 +94,26 @@ def _check(fit: Fitted, rows: ClientData) -> None:
     if is_absent(fit.federation.data):
         raise RowsNotSaved(f"the rows of the other clients were not saved: {HAND_IN}")
     check_rows(fit, rows, fit.program.reads.model)
-    given = {**rows.fields, **rows.client_fields}
+    fields = {**rows.fields, **rows.client_fields}
     for name in fit.program.labels.values():
-        if name not in given:
+        if name not in fields:
             raise ValueError(f"the rows have no field '{name}': new clients are fitted to labels")
     check_labels_given(fit.program, rows)
 
 
-def together(one: ClientData, other: ClientData) -> ClientData:
+def together(clients: ClientData, other: ClientData) -> ClientData:
     """Return the clients of both, with the fields of the first."""
 
     def joint(a: Tree, b: Tree) -> dict[str, Any]:
         return {name: torch.cat([v, b[name].to(v.dtype)]) for name, v in a.items()}
 
-    counts = torch.cat([one.counts, other.counts])
-    fields, own = joint(one.fields, other.fields), joint(one.client_fields, other.client_fields)
-    names = (*one.names, *other.names)
-    return ClientData(fields, offsets_of(counts), names, own, one.features, one.levels)
+    counts = torch.cat([clients.counts, other.counts])
+    fields, own = (
+        joint(clients.fields, other.fields),
+        joint(clients.client_fields, other.client_fields),
+    )
+    names = (*clients.names, *other.names)
+    return ClientData(fields, offsets_of(counts), names, own, clients.features, clients.levels)
 
 
 def _say(where: Progress, first: int, alone: int, others: int) -> None:

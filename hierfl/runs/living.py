@@ -44,26 +44,47 @@ KEPT_STILL = (
 
 
 @one_at_a_time
-def without(fit: Fitted, client: str, rounds: int, folder: str | Path | None) -> Fitted:
-    """Return the fit without one of its clients; `Fit.without` describes it."""
+def without(
+    fit: Fitted, client: str, *, rounds: int = 0, folder: str | Path | None = None
+) -> Fitted:
+    """Return the fit without one of its clients, from what the server of two_stage has kept.
+
+    No round is run and nobody is asked. Of a Gaussian likelihood the posterior of the others'
+    sums is drawn; else draws are weighted by the others' log ratios, carried over to new draws
+    by a polynomial of the global parameters. k-hat and the error are in the last row of the
+    history. Nothing of the client is in what is returned; `certificates` says what was removed.
+
+    Args:
+        fit: of two_stage.
+        client: its name.
+        rounds: in which the others may weight new draws where what is kept does not suffice.
+        folder: in which the fit was saved, to be replaced by the one without the client and
+            `withdrawn.json`, the certificates. Backups are not reached. None: it stays.
+
+    Raises:
+        KeyError: the client was not fitted.
+        ValueError: the fit is not of two_stage, is not done, or has no other client.
+        AnotherRound: what is kept does not suffice (k-hat, or an error above 0.1 nats).
+        CheckpointError: the folder does not hold this fit.
+    """
     expect_count(rounds, "rounds", least=0)
     out = leaving(fit.federation, client)
     data = fit.federation.data
     if folder is not None:
         _check_can_be_rewritten(fit, Path(folder))
-    rest = data.select((~out).nonzero()[:, 0])
+    others = data.select((~out).nonzero()[:, 0])
     old = fit.federation
     if is_absent(data):
         federation = restricted_to(old, out)
     else:
         how = {"seed": old.seed, "settings": old.settings}
-        federation = federate(fit.method, rest, **how)
-        federation = replace(federation, cohort=min(old.cohort, rest.num_clients))
+        federation = federate(fit.method, others, **how)
+        federation = replace(federation, cohort=min(old.cohort, others.num_clients))
     progress = left_by(fit.federation, fit.progress, federation, out, rounds)
-    found = replace(fit, federation=federation, progress=progress)
+    fitted = replace(fit, federation=federation, progress=progress)
     if folder is not None:
-        _rewrite(fit, found, Path(folder))
-    return found
+        _rewrite(fit, fitted, Path(folder))
+    return fitted
 
 
 def leaving(federation: Federation, client: str) -> Tensor:
@@ -104,7 +125,7 @@ def left_by(
     before = Kept(rounds_of(old.method, old.program, what), where.server)
     after: Rounds = rounds_of(new.method, new.program, what)
     table = subset(where.table, (~out).nonzero()[:, 0])
-    asked: tuple[dict[str, Any], ...] = ()
+    records: tuple[dict[str, Any], ...] = ()
     try:
         server = before.without(out[data.by_name], after)
     except AnotherRound:
@@ -112,10 +133,10 @@ def left_by(
             raise
         begun = Progress(before.asking(out[data.by_name], after), table, (), where.round)
         done = [begun, *run_rounds(new, begun, where.round + rounds)][-1]
-        server, table, asked = done.server, done.table, done.history
+        server, table, records = done.server, done.table, done.history
     names = {data.names[i] for i in out.nonzero()[:, 0].tolist()}
     record = {
-        "round": where.round + len(asked),
+        "round": where.round + len(records),
         "clients": new.data.num_clients,
         **new.server.logged(server),
         LEFT: [
@@ -134,30 +155,32 @@ def left_by(
         "seconds": time.perf_counter() - began,
     }
     unnamed = replace(where, history=tuple(_unnamed(row, names) for row in where.history))
-    return unnamed.advanced(server, table, [*asked, record], len(asked) + 1)
+    return unnamed.advanced(server, table, [*records, record], len(records) + 1)
 
 
 def digest_of(tree: Tree) -> str:
     """Return the SHA-256 of all that a server has."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, value in named_leaves(tree).items():
         flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
-        found.update(name.encode() + flat.numpy().tobytes())
-    return found.hexdigest()
+        digest.update(name.encode() + flat.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _unnamed(record: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
     """Return a row of the history without what it says of some clients."""
     lists = {key: record[key] for key in BY_CLIENT if record.get(key)}
-    kept = {k: [one for one in v if one.get("client") not in names] for k, v in lists.items()}
-    return {**record, **kept}
+    others = {
+        k: [entry for entry in v if entry.get("client") not in names] for k, v in lists.items()
+    }
+    return {**record, **others}
 
 
 def certificates(history: tuple[dict[str, Any], ...]) -> pd.DataFrame:
     """Return what was removed when clients left, one row a client."""
-    found = [{**one, "round": row["round"]} for row in history for one in row.get(LEFT) or ()]
+    rows = [{**entry, "round": row["round"]} for row in history for entry in row.get(LEFT) or ()]
     columns = ["client", "rows", "when", "before", "after", "kept", "round"]
-    return pd.DataFrame(found, columns=columns)
+    return pd.DataFrame(rows, columns=columns)
 
 
 # ---------------------------------------------------------------------------------------- on disk
@@ -165,23 +188,22 @@ def _check_can_be_rewritten(fit: Fitted, folder: Path) -> None:
     who = about(fit.method, fit.federation, fit.rounds)
     if is_absent(fit.federation.data):
         raise RowsNotSaved(f"a fit without its clients' rows is not saved again: {saved.HAND_IN}")
-    if not any(state_files.is_of_run(path, who) for path in checkpoints(folder)):
-        raise CheckpointError(f"'{folder}' does not hold this fit: name the folder it was saved in")
-    if isinstance(fit.progress.table, Stored):
+    is_there = any(state_files.is_of_run(path, who) for path in checkpoints(folder))
+    if not is_there or isinstance(fit.progress.table, Stored):
         raise CheckpointError(
-            "client states of this fit are in a file of their own, which is not rewritten: save the "
-            "fit without the client to another folder, and remove this one"
+            f"'{folder}' does not hold this fit, or client states in a file of their own, which is "
+            "not rewritten: save the fit without the client to another folder, and remove the old one"
         )
 
 
-def _rewrite(fit: Fitted, found: Fitted, folder: Path) -> None:
+def _rewrite(fit: Fitted, smaller: Fitted, folder: Path) -> None:
     """Put the fit without a client in the place of that with it."""
     old = about(fit.method, fit.federation, fit.rounds)
     with_data = any((path / ROWS).exists() for path in checkpoints(folder))
-    new = about(found.method, found.federation, found.rounds)
-    beside = saved.beside(found.federation, with_data=with_data)
+    new = about(smaller.method, smaller.federation, smaller.rounds)
+    beside = saved.beside(smaller.federation, with_data=with_data)
     with held(folder):
-        rewritten(folder, old, found.progress, new, beside)
+        rewritten(folder, old, smaller.progress, new, beside)
 
 
 def rewritten(
@@ -194,10 +216,10 @@ def rewritten(
     """Write a run of fewer clients, then remove every checkpoint of the run of all."""
     state_files.save(folder, progress, new, beside=beside)
     discard(folder, lambda path: state_files.is_of_run(path, old))
-    left = [path.name for path in checkpoints(folder) if state_files.is_of_run(path, old)]
-    if left:
+    remaining = [path.name for path in checkpoints(folder) if state_files.is_of_run(path, old)]
+    if remaining:
         raise CheckpointError(
-            f"'{folder}/{left[0]}' holds files that are not hierfl's, and was not removed: what the "
+            f"'{folder}/{remaining[0]}' holds files that are not hierfl's, and was not removed: what the "
             "client had sent is in it; remove it"
         )
     if aside := sorted(path.name for path in folder.glob("*.aside-*")):

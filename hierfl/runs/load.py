@@ -70,8 +70,6 @@ def guarded(who: Mapping[str, Any], work: Callable[[], T]) -> T:
             return work()
     except (CannotRemake, CheckpointError, RowsNotSaved):
         raise
-    except RecursionError as error:
-        raise CannotRemake(f"the record's method is nested too deep: {HAND_IN}") from error
     except Exception as error:
         raise CannotRemake(
             f"the method of the record does not run on these rows ({str(error)[:500]}): {HAND_IN}"
@@ -93,9 +91,9 @@ def _sizes(description: Any) -> Iterator[int]:
             yield from _sizes(value)
     elif isinstance(description, dict):
         options = description.get("with")
-        parts = options if isinstance(options, dict) else description
+        options_of = options if isinstance(options, dict) else description
         free = FREE if "made_by" in description else frozenset({"tensor", "code"})
-        for key, value in parts.items():
+        for key, value in options_of.items():
             if key not in free:
                 yield from _sizes(value)
     elif isinstance(description, int) and not isinstance(description, bool) and description > 1:
@@ -144,17 +142,12 @@ def load(
     handed = {k: v for k, v in (("model", model), ("guide", guide)) if v is not None}
     if method is not None and handed:
         raise ValueError("a method has its model and guide: leave model= and guide= out")
-    if isinstance(folder, Fit):
-        raise TypeError(
-            "folder is a Fit, which needs no loading: use it as it is, or name the folder it was "
-            "saved in"
-        )
     root = expect_path(folder, "folder", "run")
-    found = state.checkpoints(root)
-    if not found:
+    checkpoints = state.checkpoints(root)
+    if not checkpoints:
         raise state.CheckpointError(f"'{folder}' holds no hierfl run")
-    newest, record = saved.newest_record(found)
-    who = record["about"]
+    newest, record = saved.newest_record(checkpoints)
+    who = record.about
     same = {"method": who["method"] if method is None else describe(method)}
     state.check_same(newest, who, same)  # before anything runs on the rows
     made = remade(who, handed) if method is None else method
@@ -190,19 +183,19 @@ def _rows_in(method: Method, data: Any) -> ClientData:
 
 
 def _without_rows(
-    found: saved.SavedData, folder: str, federated: Callable[[ClientData], Federation]
+    saved_data: saved.SavedData, folder: str, federated: Callable[[ClientData], Federation]
 ) -> Federation:
-    if found.schema is None:
+    schema = saved_data.schema
+    if schema is None:
         raise RowsNotSaved(f"'{folder}' was saved without the clients' rows: {saved.HAND_IN}")
-    dtype = str(torch.get_default_dtype())
-    if found.schema["dtype"] != dtype:
+    dtype, starts = str(torch.get_default_dtype()), set[str]()
+    if schema["dtype"] != dtype:
         raise state.CheckpointError(
-            f"'{folder}' is of a fit in {found.schema['dtype']}, and torch's default is {dtype}: "
-            f"call torch.set_default_dtype({found.schema['dtype']}) first"
+            f"'{folder}' is of a fit in {schema['dtype']}, and torch's default is {dtype}: call "
+            f"torch.set_default_dtype({schema['dtype']}) first"
         )
-    starts = set[str]()
     for fills in FILLS:
-        data = found.without_rows(fills)
+        data = saved_data.without_rows(fills)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of the fit itself, said when it was made
@@ -211,11 +204,11 @@ def _without_rows(
             continue
         unfilled = replace(federation, data=data)
         starts.add(saved.start_of(federation))
-        if found.schema["start"] in starts:
+        if schema["start"] in starts:
             return unfilled
         sites = saved.sites_of(federation.program)
     if len(starts) > 1:  # by a client field, which is not there: the saved state has what it gave
-        _check_sites(found.schema["sites"], sites, folder)
+        _check_sites(schema["sites"], sites, folder)
         return unfilled
     raise RowsNotSaved(
         f"'{folder}' was saved without the clients' rows, and its program cannot be read without "

@@ -63,15 +63,15 @@ def run(method: Method, data: ClientData, call: FitArguments, choice: Choice | N
         fitted = Fit(method, federation, where, planned)
         if call.progress and where.round < planned:
             _say(eager, where, call.rounds, planned)
-        left = _each_round(fitted, call, chosen=choice is not None)
-        with _bar(call.progress, method.name, where.round, call.rounds) as tick, closing(left):
-            for fitted in left:
+        rounds = _each_round(fitted, call, chosen=choice is not None)
+        with _bar(call.progress, method.name, where.round, call.rounds) as tick, closing(rounds):
+            for fitted in rounds:
                 tick(where := fitted.progress)
                 last = where.round == planned or is_over(fitted, call.patience)
-                kept = folder is not None and where.round % call.checkpoint_every == 0
-                if federation.client.settle and (last or kept or call.callback is not None):
+                saves = folder is not None and where.round % call.checkpoint_every == 0
+                if federation.client.settle and (last or saves or call.callback is not None):
                     settle(federation, fitted.message, where.table)
-                if folder and (last or kept):
+                if folder and (last or saves):
                     state.save(folder, where, who)
                 if call.callback is not None:
                     call.callback(fitted)
@@ -82,8 +82,8 @@ def _say(eager: Federation, where: Progress, rounds: int | None, planned: int) -
     """Print what is going to be done, and about how long it takes."""
     usual = eager.server.usual_rounds
     what = expected(eager.method, eager.data, rounds, usual)
-    left = min(usual or planned, planned) - where.round
-    took = in_words(seconds_expected(eager, where, max(1, left)))
+    remaining = min(usual or planned, planned) - where.round
+    took = in_words(seconds_expected(eager, where, max(1, remaining)))
     print(f"{what}; {took}{' at most' if where.compiled else ''}", file=sys.stderr)
 
 

@@ -41,33 +41,9 @@ def personalize(
             or `from_scratch` is False, and a client is new.
     """
     of: Any = fit
-    rows = of._rows(data, asked=False)
+    rows = of._rows(data, matched=False)
     federation, progress = personalized(fit, rows, rounds, from_scratch=from_scratch)
     return cast(F, replace(of, federation=federation, progress=progress))
-
-
-def update(fit: F, formula: str, data: Frames, *, rounds: int | None = None, **options: Any) -> F:
-    """Refit with other terms, `fit.update("~ . + age", frames)`, as `update` of R does.
-
-    The schema is kept where terms allow: levels, units and the least number of rows. So are the
-    method (chosen again where it was chosen), the seed, the cohort and the settings.
-
-    Args:
-        fit: of a `hierfl.formula`.
-        formula: the new terms; a dot stands for all that is on its side of the old ones.
-        data: the frames that it was fitted to, with the columns of new terms. A fit keeps the columns
-            of its own terms alone.
-        rounds: as in `hierfl.fit`. Default None: as many as the fit has planned, if its method was
-            named and does not stop itself.
-        **options: `family`, `priors` and `missing`, as in `Formula.update`.
-
-    Raises:
-        TypeError: the fit is of another model, or an option is another.
-        ValueError: the frames have other rows than the fit's; or as `Formula.update` and `hierfl.fit`.
-    """
-    from hierfl.runs.updating import refitted  # few fits need it
-
-    return cast(F, refitted(fit, formula, data, rounds, options))
 
 
 @one_at_a_time
@@ -81,8 +57,8 @@ def personalized(
     _check_labels(fit, federation)
     start = None
     if not from_scratch:
-        known = set(fit.federation.data.names)
-        if new := [name for name in data.names if name not in known]:
+        fitted = set(fit.federation.data.names)
+        if new := [name for name in data.names if name not in fitted]:
             raise ValueError(
                 f"client '{new[0]}' is new, and has no state to go on from: take from_scratch=True"
             )
@@ -94,8 +70,8 @@ def personalized(
 
 def _check_labels(fit: Snapshot, federation: Federation) -> None:
     """Refuse unlabeled new clients where their client states or their guide depend on labels."""
-    given = {**federation.data.fields, **federation.data.client_fields}
-    missing = [name for name in fit.program.labels.values() if name not in given]
+    fields = {**federation.data.fields, **federation.data.client_fields}
+    missing = [name for name in fit.program.labels.values() if name not in fields]
     if not missing:
         return
     own = federation.client.own
@@ -104,14 +80,11 @@ def _check_labels(fit: Snapshot, federation: Federation) -> None:
             params = federation.client.params(fit.message, own)
             fit.program.draw(params, full_batch(federation.data, torch.tensor([0])))
             return
+        error_of_labels: Exception | None = None
     except (AttributeError, RuntimeError, ValueError) as error:
-        raise _needs(missing[0]) from error
-    raise _needs(missing[0])
-
-
-def _needs(label: str) -> ValueError:
-    return ValueError(
-        f"new clients are inferred from their labels, and the rows have no field '{label}': give "
-        "it, or fit with a guide that does without, guides.amortized(fields=...); before any "
+        error_of_labels = error
+    raise ValueError(
+        f"new clients are inferred from their labels, and the rows have no field '{missing[0]}': "
+        "give it, or fit with a guide that does without, guides.amortized(fields=...); before any "
         "label, predict_from_prior(fit, rows)"
-    )
+    ) from error_of_labels

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from hierfl.core.arguments import expect_count, expect_integer, shown, spelled
+from hierfl.core.arguments import expect_count, expect_integer, expect_kind, spelled
+from hierfl.core.intervals import check_prob
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import full_batch
@@ -73,7 +74,7 @@ def simulate(
         seed: of the draws.
 
     Raises:
-        TypeError: `model` is neither; or `rows` is a string.
+        TypeError: `model` is neither; or `rows` are no integers.
         KeyError: `columns` lacks one that the formula reads.
         ValueError: the response is of words, censored or weighted; or numbers of rows are not as
             many as clients.
@@ -87,50 +88,55 @@ def simulate(
     program = read(formula, delta, data, seed=seed)
     (field,) = program.labels.values()
     batch = full_batch(data, torch.arange(data.num_clients), seed=seed)
-    found = []
-    for one, given in enumerate(_global_values(model, count, seed)):
-        with poutine.condition(data=given) if given else nullcontext():
-            values, labels = drawn(program, batch, count=1, seed=seed + 7919 * one)
+    federations = []
+    for number, values_of_sites in enumerate(_global_values(model, count, seed)):
+        with poutine.condition(data=values_of_sites) if values_of_sites else nullcontext():
+            values, labels = drawn(program, batch, count=1, seed=seed + 7919 * number)
         response = labels[field][0]
-        parts = {
+        drawn_frames = {
             name: frame.assign(
                 **{formula.declared.parts.response: response[k, : len(frame)].numpy()}
             )
             for k, (name, frame) in enumerate(frames.items())
         }
-        found.append(Simulated(parts, {name: value[0] for name, value in values.items()}))
-    return found
+        federations.append(
+            Simulated(drawn_frames, {name: value[0] for name, value in values.items()})
+        )
+    return federations
 
 
 def _formula_of(model: Any) -> Formula:
-    made = model.method.model if isinstance(model, Fit) else model
-    if not isinstance(made, Formula):
-        raise TypeError(f"model is {shown(model)}: give a hierfl.formula, or a fit of one")
-    if made.declared.family.bounds is not None:
-        raise ValueError("a response with trunc() cannot be drawn: leave trunc() out")
-    if made.declared.imputed:
-        raise ValueError(
-            f"the formula imputes '{made.declared.imputed[0]}', and a drawn row has all its columns: "
-            f"simulate the formula with '{made.declared.imputed[0]}' in place of mi()"
+    made: Any = model.method.model if isinstance(model, Fit) else model
+    expect_kind(made, Formula, "model", "give a hierfl.formula, or a fit of one")
+    for reason in _why_not(made):
+        raise ValueError(reason)
+    return made
+
+
+def _why_not(formula: Formula) -> Iterator[str]:
+    """Yield why a response cannot be drawn, each with what to do."""
+    if formula.declared.family.bounds is not None:
+        yield "a response with trunc() cannot be drawn: leave trunc() out"
+    for name in formula.declared.imputed:
+        yield (
+            f"the formula imputes '{name}', and a drawn row has all its columns: simulate the formula "
+            f"with '{name}' in place of mi()"
         )
-    if made.declared.family.kind in ("category", "ordered", "counts", "shares"):
-        raise ValueError(
+    if formula.declared.family.kind in ("category", "ordered", "counts", "shares"):
+        yield (
             "a response of words or of several columns cannot be drawn: give its program and "
             "ClientData"
         )
-    if odd := sorted(made.declared.parts.additions.keys() - DRAWN):
-        raise ValueError(
-            f"the response has {odd[0]}(), and a drawn response is neither censored nor weighted: "
+    for addition in sorted(formula.declared.parts.additions.keys() - DRAWN):
+        yield (
+            f"the response has {addition}(), and a drawn response is neither censored nor weighted: "
             "simulate the formula without it"
         )
-    return made
 
 
 def _sizes(clients: int, rows: int | Sequence[int]) -> list[int]:
     expect_count(clients, "clients")
-    if isinstance(rows, str):
-        raise TypeError(f"rows is {rows!r}: give a number, or one for each client")
-    sizes = [rows] * clients if isinstance(rows, int | np.integer) else list(rows)
+    sizes = [rows] * clients if isinstance(rows, int | np.integer | str) else list(rows)
     if len(sizes) != clients:
         raise ValueError(f"rows has {len(sizes)} numbers, and there are {clients} clients")
     return [expect_count(size, "rows") for size in sizes]
@@ -174,15 +180,15 @@ def _global_values(model: Formula | Fit, count: int, seed: int) -> Iterator[Valu
         return
     shared = model.draws(count, seed=seed).shared
     names = [site.name for site in model.program.latents.global_block.sites]
-    for one in range(count):
-        yield {name: shared[name][one] for name in names}
+    for number in range(count):
+        yield {name: shared[name][number] for name in names}
 
 
 # ------------------------------------------------------------------------------------ precision
-def _shown(found: Precision) -> Shown:
+def _shown(result: Precision) -> Shown:
     note = "Medians over replications; low and high are their quartiles."
-    title = f"Width of the {found.prob:.0%} interval of {found.parameter}"
-    return Shown(title, found.table.reset_index(), note)
+    title = f"Width of the {result.prob:.0%} interval of {result.parameter}"
+    return Shown(title, result.table.reset_index(), note)
 
 
 @shown_as(_shown)
@@ -239,23 +245,22 @@ def precision(
         KeyError: there is no such parameter; the message names those that there are.
         ValueError: as `simulate`; or `prob` is not between 0 and 1.
     """
-    if not 0.0 < prob < 1.0:
-        raise ValueError(f"prob is {prob}: it must be between 0 and 1")
+    check_prob(prob)
     sizes = list(product(clients, rows))
     items = [
-        _Item(size, _formula_of(model), one, parameter, prob)
+        _Item(size, _formula_of(model), federation, parameter, prob)
         for size in sizes
-        for one in simulate(
+        for federation in simulate(
             model, columns, clients=size[0], rows=size[1], count=replications, seed=seed
         )
     ]
-    found: list[tuple[float, bool, bool]] = []
+    intervals: list[tuple[float, bool, bool]] = []
     show = sys.stderr.isatty() if progress is None else progress
     with crew(_interval, expect_count(workers, "workers")) as run_all:
         console = Console(force_jupyter=False, stderr=True)
-        each = track(run_all(items), "fits", len(items), console=console, disable=not show)
-        found.extend(each)
-    table = pd.DataFrame(found, columns=["width", "covered", "excludes_zero"])
+        fits = track(run_all(items), "fits", len(items), console=console, disable=not show)
+        intervals.extend(fits)
+    table = pd.DataFrame(intervals, columns=["width", "covered", "excludes_zero"])
     table["clients"], table["rows"] = np.array([item.size for item in items]).T
     grouped = table.groupby(["clients", "rows"])
     low, middle, high = (grouped["width"].quantile(q) for q in (0.25, 0.5, 0.75))
@@ -277,9 +282,9 @@ def _interval(item: _Item) -> tuple[float, bool, bool]:
     """Fit a federation: the width of an interval, and whether it holds the truth, and not 0."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of single fits: coverage says what they are worth
-        found = run_fit(item.formula, item.data.frames, progress=False)
-    site, place = _place(found, item.parameter)
-    values = found.draws(DRAWS).shared[site].reshape(DRAWS, -1)[:, place].double()
+        fitted = run_fit(item.formula, item.data.frames, progress=False)
+    site, place = _place(fitted, item.parameter)
+    values = fitted.draws(DRAWS).shared[site].reshape(DRAWS, -1)[:, place].double()
     truth = float(item.data.truth[site].reshape(-1)[place])
     tails = torch.tensor([0.5 - item.prob / 2.0, 0.5 + item.prob / 2.0], dtype=torch.float64)
     low, high = values.quantile(tails).tolist()

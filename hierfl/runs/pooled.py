@@ -8,7 +8,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import expect, expect_count, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch, full_batch
@@ -47,8 +47,7 @@ def fit_pooled(method: Method, data: ClientData, *, rounds: int, seed: int = 0) 
             on each other.
     """
     how = _setting(method)
-    if rounds < 1:
-        raise ValueError(f"rounds is {rounds}: it must be 1 or more")
+    expect_count(rounds, "rounds")
     federation = federate(method, data, seed=seed)
     program = federation.program
     check_apart(program, data)
@@ -73,13 +72,11 @@ def _setting(method: Method) -> FedSVISetting:
         )
     own = {field.name for field in fields(FedSVISetting)} & recipe.options.keys()
     how = FedSVISetting(**{name: recipe.options[name] for name in own})
-    if how.merge != "gradient":
-        raise ValueError(f"fit_pooled steps along a gradient, and merge is {how.merge!r}: leave it")
-    if (how.local_steps, how.global_steps) != (0, 1):
-        raise ValueError(
-            f"fit_pooled takes one joint step a round: local_steps is {how.local_steps} and must "
-            f"be 0, global_steps is {how.global_steps} and must be 1"
-        )
+    expect(  # one joint step a round, along a gradient
+        merge=(how.merge, ("gradient",)),
+        local_steps=(how.local_steps, (0,)),
+        global_steps=(how.global_steps, (1,)),
+    )
     return how
 
 

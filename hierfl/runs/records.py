@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 
+import msgspec
 import torch
 
 from hierfl.data.absent import is_absent
@@ -19,6 +20,7 @@ from hierfl.method import Method
 from hierfl.program.differences import differences
 from hierfl.program.recipes import describe
 
+T = TypeVar("T")
 LARGEST = 1 << 30  # bytes of a JSON file that is read: a million rounds, or ten million clients
 DEEPEST = 100  # levels of nested lists and objects; a description of a method has about 20
 
@@ -30,24 +32,72 @@ def read_json(path: Path) -> Any:
             raise OSError("there is no such file")
         if path.stat().st_size > LARGEST:
             raise OSError(f"it has more than {LARGEST} bytes")
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not _is_shallow(found, DEEPEST):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not _is_shallow(value, DEEPEST):
             raise ValueError(f"it is nested deeper than {DEEPEST} levels")
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name} cannot be read ({error})") from error
-    return found
+    return value
 
 
-def check_record(record: Mapping[str, Any]) -> None:
-    """Refuse the record of a checkpoint with an entry missing, or not as `save` writes it."""
-    _check(record, "state.json", RECORD)
-    _check(record["about"], "state.json", ABOUT)
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Scalar = bool | int | float | str | None
 
 
-def checked_schema(schema: Any) -> dict[str, Any]:
-    """Return what `fit.json` says of the data of a saved fit, if `save` can have written it."""
-    _check(schema if isinstance(schema, dict) else {}, "fit.json", SCHEMA)
-    return dict(schema)
+class About(TypedDict):
+    """What identifies a run; the hashes of its clients and rows are salted on disk."""
+
+    method: dict[str, Any]
+    rounds: Count
+    seed: int
+    cohort: Count
+    clients: str
+    rows: NotRequired[str]
+    fields: dict[str, list[Any]]
+    engine: NotRequired[Literal["vectorized", "sequential"]]
+    device: NotRequired[str]
+    salt: NotRequired[str]
+
+
+class Record(msgspec.Struct, frozen=True):
+    """The `state.json` of a checkpoint: where a run stands, hashes of its other files, and what run it is."""
+
+    round: Count
+    compiled: bool
+    history: tuple[dict[str, Scalar | list[dict[str, Scalar]]], ...]
+    chosen: str | None
+    verdict: str | None
+    corrected: bool
+    ended: str | None
+    hashes: dict[str, str]
+    about: About
+
+    def __post_init__(self) -> None:
+        """Refuse a record without the hashes of its two files."""
+        if not {"global", "local"} <= self.hashes.keys() or "rows" not in self.about:
+            raise ValueError("a hash is missing")
+
+
+class Schema(TypedDict):
+    """The `fit.json` of a saved fit: what its data look like, and what its program starts from."""
+
+    names: list[str]
+    counts: list[Count]
+    fields: dict[str, list[Any]]
+    client_fields: dict[str, list[Any]]
+    features: dict[str, list[str]]
+    levels: dict[str, list[str]]
+    start: str
+    dtype: str
+    sites: dict[str, str]
+
+
+def typed(kind: type[T], value: Any, file: str) -> T:
+    """Return what a file holds as a `Record` or a `Schema`, if `save` can have written it."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{file} is not of a hierfl run: {error}") from error
 
 
 def digest(record: Mapping[str, Any]) -> str:
@@ -55,67 +105,10 @@ def digest(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
 
-def _are_words(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(word, str) for word in value)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
-
-
-def _is_history(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(row, dict) and all(map(_is_entry, row.values())) for row in value
-    )
-
-
-def _is_entry(value: Any) -> bool:
-    """Return whether a value is a scalar or words, or a list of records of such."""
-    if isinstance(value, list):
-        return all(isinstance(one, dict) and _is_history([one]) for one in value)
-    return isinstance(value, int | float | str | None)
-
-
-def _is(kind: Any) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-
-
-_is_text = _is(str)
-RECORD: dict[str, Callable[[Any], bool]] = {
-    "round": _is_count,
-    "compiled": _is(bool),
-    "chosen": _is(str | None),
-    "verdict": _is(str | None),
-    "corrected": _is(bool),
-    "hashes": lambda value: (
-        isinstance(value, dict) and all(_is_text(value.get(key)) for key in ("global", "local"))
-    ),
-    "about": _is(dict),
-    "history": _is_history,
-}
-ABOUT = {"method": _is(dict), "rounds": _is_count, "seed": _is(int), "cohort": _is_count}
-ABOUT |= {"clients": _is_text, "rows": _is_text, "fields": _is(dict)}
-SCHEMA: dict[str, Callable[[Any], bool]] = {
-    "names": _are_words,
-    "features": lambda value: isinstance(value, dict) and all(map(_are_words, value.values())),
-}
-SCHEMA["levels"] = SCHEMA["features"]
-SCHEMA["sites"] = lambda value: isinstance(value, dict) and all(map(_is_text, value.values()))
-
-
-def _check(
-    record: Mapping[str, Any], file: str, entries: Mapping[str, Callable[[Any], bool]]
-) -> None:
-    for name, is_right in entries.items():
-        if name not in record or not is_right(record[name]):
-            found = json.dumps(record[name])[:80] if name in record else "missing"
-            raise CheckpointError(f"{file} is not of a hierfl run: its entry '{name}' is {found}")
-
-
-def _is_shallow(value: Any, left: int) -> bool:
-    """Return whether a value is nested at most `left` levels deep."""
+def _is_shallow(value: Any, levels: int) -> bool:
+    """Return whether a value is nested at most so many levels deep."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return not inner or (left > 0 and all(_is_shallow(v, left - 1) for v in inner))
+    return not inner or (levels > 0 and all(_is_shallow(v, levels - 1) for v in inner))
 
 
 # hashes of the clients' names and rows: whoever has a guess can confirm it by an unsalted hash
@@ -136,16 +129,16 @@ def about(method: Method, federation: Federation, rounds: int) -> dict[str, Any]
 def about_data(data: ClientData) -> dict[str, Any]:
     """Return what identifies the data of a run; rows that are not there are left out."""
     names = hashlib.sha256("\n".join(data.names).encode()).hexdigest()
-    known = {**data.fields, **data.client_fields}
-    forms = {name: [str(v.dtype), *v.shape[1:]] for name, v in known.items()}
-    found = {"clients": names, "fields": forms}
+    fields = {**data.fields, **data.client_fields}
+    forms = {name: [str(v.dtype), *v.shape[1:]] for name, v in fields.items()}
+    described = {"clients": names, "fields": forms}
     if is_absent(data):
-        return found
+        return described
     hashed = hashlib.sha256()  # of the contents, which tell two splits of the same rows apart
     own = [of[name] for of in (data.fields, data.client_fields) for name in sorted(of)]
     for values in (data.counts, *own):
         hashed.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return {**found, "rows": hashed.hexdigest()}
+    return {**described, "rows": hashed.hexdigest()}
 
 
 def sealed(about: Mapping[str, Any]) -> dict[str, JSON]:
@@ -154,13 +147,13 @@ def sealed(about: Mapping[str, Any]) -> dict[str, JSON]:
 
 
 def _sealed(about: Mapping[str, Any], salt: str | None) -> dict[str, JSON]:
-    found: dict[str, JSON] = json.loads(json.dumps(about))
+    run: dict[str, JSON] = json.loads(json.dumps(about))
     if not salt:
-        return found
+        return run
     private = {
-        k: hashlib.sha256(f"{salt}{found[k]}".encode()).hexdigest() for k in PRIVATE if k in found
+        k: hashlib.sha256(f"{salt}{run[k]}".encode()).hexdigest() for k in PRIVATE if k in run
     }
-    return {**found, **private, "salt": salt}
+    return {**run, **private, "salt": salt}
 
 
 class Difference(NamedTuple):
@@ -170,7 +163,7 @@ class Difference(NamedTuple):
     unknown: list[str]
 
     @property
-    def difference(self) -> str:
+    def in_words(self) -> str:
         """The first three things in which they differ, in words; "" where they are the same run."""
         return "; ".join([*self.differs.values()][:3])
 
@@ -185,8 +178,8 @@ def compared(record: Mapping[str, Any], about: Mapping[str, Any]) -> Difference:
         there = record.get(key)
         if there == here[key]:
             continue
-        both = f"{_short(there)} there, {_short(here[key])} here"
-        differs[key] = f"{key} ({key}: {'others there than here' if key in PRIVATE else both})"
+        values = f"{_short(there)} there, {_short(here[key])} here"
+        differs[key] = f"{key} ({key}: {'others there than here' if key in PRIVATE else values})"
     return Difference(differs, method.unknown)
 
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 from torch import Tensor
 
+from hierfl.core.late_methods import late_methods
 from hierfl.core.process import unpickled
 from hierfl.core.tables import shown_as
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
-from hierfl.diagnostics.summary import Summary, brief, summary
-from hierfl.effects import with_effects
+from hierfl.data.expected import read_frame
+from hierfl.diagnostics.summary import brief, summary
+from hierfl.effects import METHODS
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.method import Clock, Method
@@ -42,13 +44,22 @@ if TYPE_CHECKING:
         survival_curves,
     )
     from hierfl.formulas.formula import Frames
-    from hierfl.posterior.row_values import RowValues
+    from hierfl.posterior import row_values
     from hierfl.report import Report
+    from hierfl.runs import joining, living, updating
+
+# Methods that few fits need -> the module of the function.
+OF_FEW = {
+    "infer_rows": "hierfl.posterior.row_values",
+    "without": "hierfl.runs.living",
+    "updated": "hierfl.runs.joining",
+    "update": "hierfl.runs.updating",
+}
 
 
 @unpickled("write it by fit.save(folder), and read it by hierfl.load(folder)")
 @shown_as(brief)
-@with_effects
+@late_methods({**METHODS, **OF_FEW})
 @dataclass(frozen=True, eq=False)
 class Fit:
     """A method, fitted to a federation.
@@ -95,13 +106,16 @@ class Fit:
         clock = Clock(self.progress.round, max(self.rounds, 1))
         return self.federation.server.last(self.progress.server, clock)
 
-    def _rows(self, rows: ClientData | Frames, *, asked: bool = True) -> Any:
-        """Return rows as the program reads them: frames are for a fit of a `hierfl.formula`."""
+    def _rows(self, rows: ClientData | Frames, *, matched: bool = True) -> Any:
+        """Return rows as the program reads them; frames are read as those that were fitted."""
         if isinstance(rows, ClientData):
             return rows
+        fitted = self.federation.data
+        if fitted.frame_rows is not None and fitted.frame_rows.clients:
+            return read_frame(rows, fitted.frame_rows.clients, fitted)
         from hierfl.formulas.formula import rows_of  # with pandas
 
-        return rows_of(self.method.model, rows, self.clients, asked=asked)
+        return rows_of(self.method.model, rows, self.clients, asked=matched)
 
     def draws(self, draws: int = 1000, *, seed: int = 0) -> Draws:
         """Draw the latent sites: `shared` site -> (S, *shape), `own` site -> (S, N, *shape)."""
@@ -160,8 +174,8 @@ class Fit:
             KeyError: a client was not fitted.
             ValueError: a field is missing or holds NaN; `draws` is below 1.
         """
-        asked = None if rows is None else self._rows(rows)
-        return predictive_data(self, draws, rows=asked, seed=seed)
+        data = None if rows is None else self._rows(rows)
+        return predictive_data(self, draws, rows=data, seed=seed)
 
     def prior(
         self,
@@ -205,8 +219,8 @@ class Fit:
             ValueError: a field is missing or holds NaN; or `site` is None, and there are several.
         """
         data = self._rows(rows)
-        found = predict(self, data, site=site, draws=draws, seed=seed)
-        return found if data is rows else in_frame_order(found)
+        prediction = predict(self, data, site=site, draws=draws, seed=seed)
+        return prediction if data is rows else in_frame_order(prediction)
 
     def replicate(
         self, rows: ClientData | Frames, *, site: str | None = None, draws: int = 200, seed: int = 0
@@ -220,30 +234,6 @@ class Fit:
         drawn = replicate(self, data, site=site, draws=draws, seed=seed)
         return drawn if data is rows else data.frame_rows.arranged(drawn, 1)
 
-    def without(self, client: str, *, rounds: int = 0, folder: str | Path | None = None) -> Fit:
-        """Return the fit without one of its clients, from what the server of two_stage has kept.
-
-        No round is run and nobody is asked. Of a Gaussian likelihood the posterior of the others'
-        sums is drawn; else draws are weighted by the others' log ratios, carried over to new draws
-        by a polynomial of the global parameters. k-hat and the error are in the last row of the
-        history. Nothing of the client is in what is returned; `certificates` says what was removed.
-
-        Args:
-            client: its name.
-            rounds: in which the others may weight new draws where what is kept does not suffice.
-            folder: in which the fit was saved, to be replaced by the one without the client and
-                `withdrawn.json`, the certificates. Backups are not reached. None: it stays.
-
-        Raises:
-            KeyError: the client was not fitted.
-            ValueError: the fit is not of two_stage, is not done, or has no other client.
-            AnotherRound: what is kept does not suffice (k-hat, or an error above 0.1 nats).
-            CheckpointError: the folder does not hold this fit.
-        """
-        from hierfl.runs.living import without  # few fits need it
-
-        return without(self, client, rounds, folder)
-
     @property
     def certificates(self) -> pd.DataFrame:
         """What was removed when clients left, with hashes before and after: one row a client."""
@@ -251,57 +241,14 @@ class Fit:
 
         return certificates(self.progress.history)
 
-    def updated(self, rows: ClientData | Frames, *, rounds: int | None = None) -> Fit:
-        """Return the fit with new clients, or new rows of some, from what two_stage has kept.
+    personalize, save = personalize.personalize, saved.save
+    infer_discrete, summary = infer_discrete, summary
 
-        The new clients send a factor, then log ratios at new draws; the others' are carried over as
-        in `without`. Where these do not suffice, by k-hat, the others are asked, and a warning says so.
-
-        Args:
-            rows: of each new or changed client, all of them.
-            rounds: at most so many; 2 asks nobody but the new clients. None: until it is done.
-
-        Raises:
-            ValueError: the fit is not of two_stage, is not done, or has row noise; or bad rows.
-            RowsNotSaved: the fit was loaded without its clients' rows.
-        """
-        from hierfl.runs.joining import updated  # few fits need it
-
-        return updated(self, self._rows(rows, asked=False), rounds)
-
-    personalize, update = personalize.personalize, personalize.update
-    infer_discrete = infer_discrete
-
-    def infer_rows(self, *, draws: int = 200, prob: float = 0.9, seed: int = 0) -> RowValues:
-        """Draw the continuous latent sites of rows, which were integrated out (`hierfl.posterior.row_values`).
-
-        Args:
-            draws: S, of the posterior.
-            prob: of the intervals.
-            seed: of the draws.
-
-        Raises:
-            ValueError: the program has no such site.
-            RowsNotSaved: the fit was loaded without its clients' rows.
-        """
-        from hierfl.posterior.row_values import infer_rows  # few programs need it
-
-        return infer_rows(self, draws=draws, prob=prob, seed=seed)
-
-    def summary(self, *, prob: float = 0.9, draws: int | None = None, seed: int = 0) -> Summary:
-        """Summarize every site as a table, local ones by client, and say whether to trust the fit.
-
-        Args:
-            prob: of the intervals, whose ends are quantiles of the draws.
-            draws: S, 20 or more; None: 1000, and down to 100 where they would take minutes.
-            seed: of the draws.
-
-        Raises:
-            ValueError: `draws` is too small for `prob` (20 of 90 %, 40 of 95 %), which is in (0, 1).
-        """
-        return summary(self, prob=prob, draws=draws, seed=seed)
-
-    if TYPE_CHECKING:  # what a fit of a formula says, by `with_effects`
+    if TYPE_CHECKING:  # by `late_methods`
+        infer_rows = row_values.infer_rows
+        without = living.without
+        updated = joining.updated
+        update = updating.update
         effects = conditional_effects.effects
         predictions = predictions.predictions
         comparisons = comparisons.comparisons
@@ -311,7 +258,6 @@ class Fit:
         r2 = r2.r2
         icc = icc.icc
         imputed = imputed.imputed
-    save = saved.save  # written beside what reads it
 
     def report(
         self,

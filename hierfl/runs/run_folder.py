@@ -100,9 +100,9 @@ def _in_use(root: Path) -> FolderInUse:
             who = json.loads((root / LOCK_FILE).read_text())
             break
         time.sleep(0.01)
-    known = isinstance(who, dict) and {"pid", "host", "since"} <= set(who)
+    is_known = isinstance(who, dict) and {"pid", "host", "since"} <= set(who)
     holder = "another process is writing to it"
-    if known:
+    if is_known:
         where = f"process {who['pid']} on host {who['host']}"
         holder = f"{where} has been writing to it since {who['since']}"
     return FolderInUse(
@@ -144,7 +144,7 @@ IsOfThisRun = Callable[[Path], bool]
 
 def checkpoints(folder: str | Path) -> list[Path]:
     """Return the folders of a run's checkpoints, oldest first."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for pattern in (
         REPLACED,
         CHECKPOINT,
@@ -152,8 +152,8 @@ def checkpoints(folder: str | Path) -> list[Path]:
         for path in Path(folder).glob("*"):
             name = pattern.fullmatch(path.name)
             if name and any((path / file).is_file() for file in FILES):
-                found[name[1]] = path
-    return [path for _, path in sorted(found.items())]
+                paths[name[1]] = path
+    return [path for _, path in sorted(paths.items())]
 
 
 def round_of(path: Path) -> int:

@@ -24,7 +24,7 @@ from hierfl.laplace.trials import FAILS, sites_at, trial
 from hierfl.program.few_rows import in_double
 from hierfl.program.program import Program
 from hierfl.runs import checkpoint as state
-from hierfl.runs.records import about, checked_schema, compared, is_of, read_json
+from hierfl.runs.records import Record, Schema, about, compared, is_of, read_json, typed
 from hierfl.runs.run_folder import ROWS, SCHEMA, held
 
 Fitted = Any  # a `hierfl.Fit`, whose module imports this one
@@ -81,14 +81,14 @@ def beside(federation: Federation, *, with_data: bool) -> dict[str, bytes | dict
     schema = {"names": list(data.names), "counts": data.counts.tolist(), **form_of(data)}
     schema |= {"start": start_of(federation), "dtype": str(torch.get_default_dtype())}
     schema |= {"sites": sites_of(federation.program)}
-    found: dict[str, bytes | dict[str, Tensor]] = {SCHEMA: json.dumps(schema).encode()}
+    files: dict[str, bytes | dict[str, Tensor]] = {SCHEMA: json.dumps(schema).encode()}
     if with_data:
         tensors = {f"field.{k}": v for k, v in data.fields.items()}
         tensors |= {f"client_field.{k}": v for k, v in data.client_fields.items()}
         if data.frame_rows is not None:
             tensors |= data.frame_rows.tensors()
-        found[ROWS] = {**tensors, "offsets": data.offsets}
-    return found
+        files[ROWS] = {**tensors, "offsets": data.offsets}
+    return files
 
 
 def check_may_write(folder: str | Path, about: Mapping[str, Any], round: int) -> None:
@@ -98,16 +98,15 @@ def check_may_write(folder: str | Path, about: Mapping[str, Any], round: int) ->
             record = state.read_record(path)
         except state.CheckpointError:
             continue  # it is left as it is
-        if not is_of(record["about"], about):
+        reason = None
+        if not is_of(record.about, about):
+            difference = compared(record.about, about).in_words
+            reason = f"another run ({path.name}): it differs in {difference}"
+        elif record.round > round:
+            reason = f"this run after {record.round} rounds, and this fit has done {round}"
+        if reason is not None:
             raise state.CheckpointError(
-                f"'{folder}' holds another run ({path.name}): it differs in "
-                f"{compared(record['about'], about).difference}; name another folder, or remove "
-                "that run first"
-            )
-        if record["round"] > round:
-            raise state.CheckpointError(
-                f"'{folder}' holds this run after {record['round']} rounds, and this fit has done "
-                f"{round}: name another folder"
+                f"'{folder}' holds {reason}; name another folder, or remove that run first"
             )
 
 
@@ -116,19 +115,19 @@ def start_of(federation: Federation) -> str:
 
     What is read off made-up rows, as a non-centered program's effects are, differs by rounding.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     program = federation.program
     sites = {site.name: site.start for site in program.latents.sites}
     start = [list(program.start()), sites, federation.client.own, federation.server.state]
     for name, value in named_leaves(start).items():
-        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         flat = torch.cat([value.detach().cpu().reshape(-1)])  # `view` needs its own, dense memory
         if flat.is_floating_point():
             flat = flat.double()
             largest = flat[flat.isfinite()].abs().max() if bool(flat.isfinite().any()) else 1.0
             flat = (flat / torch.as_tensor(largest).log2().floor().sub(DIGITS).exp2()).round()
-        found.update(flat.view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def sites_of(program: Program) -> dict[str, str]:
@@ -136,10 +135,10 @@ def sites_of(program: Program) -> dict[str, str]:
 
     It reads no row, so that a fit whose start depends on clients' fields is known without them.
     """
-    found = {}
+    words = {}
     for site in program.latents.sites:
         place = "local" if site.is_local else "global"
-        found[site.name] = f"{place}, {tuple(site.free_start.shape)}, {type(site.support).__name__}"
+        words[site.name] = f"{place}, {tuple(site.free_start.shape)}, {type(site.support).__name__}"
     block = program.latents.global_block
     with suppress(*FAILS, RowsNotSaved), trial():  # else it is known by its sites alone
         for away in PLACES:
@@ -147,8 +146,8 @@ def sites_of(program: Program) -> dict[str, str]:
             nodes = sites_at(program, at, in_double(program.prototype))
             for name, value in at.items():
                 density = float(nodes[name]["fn"].log_prob(value).sum())
-                found[name] += f", log density {density:.5g}"
-    return found
+                words[name] += f", log density {density:.5g}"
+    return words
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,11 +155,11 @@ class SavedData:
     """What a saved fit holds of its data: rows (None: not saved), schema (None: a checkpoint)."""
 
     data: ClientData | None
-    schema: dict[str, Any] | None
+    schema: Schema | None
 
     def without_rows(self, fills: tuple[float, float]) -> ClientData:
         """Return the clients without rows; two numbers may stand in for their values."""
-        schema = self.schema or {}
+        schema: Any = self.schema or {}
         try:
             return rows_absent(schema["names"], schema["counts"], schema, fills)
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -169,10 +168,10 @@ class SavedData:
             ) from error
 
 
-def newest_record(found: list[Path]) -> tuple[Path, dict[str, Any]]:
+def newest_record(paths: list[Path]) -> tuple[Path, Record]:
     """Return the newest checkpoint whose record can be read, and the record."""
     reasons = []
-    for path in reversed(found):
+    for path in reversed(paths):
         try:
             return path, state.read_record(path)
         except state.CheckpointError as error:
@@ -180,9 +179,9 @@ def newest_record(found: list[Path]) -> tuple[Path, dict[str, Any]]:
     raise state.CheckpointError(f"no checkpoint can be read: {'; '.join(reasons)}")
 
 
-def read(checkpoint: Path, record: Mapping[str, Any]) -> SavedData:
+def read(checkpoint: Path, record: Record) -> SavedData:
     """Read what a saved fit holds of its data, from the checkpoint that is loaded."""
-    hashes, rows = record["hashes"], None
+    hashes, rows = record.hashes, None
     for name in (SCHEMA, ROWS):
         if name in hashes and not state.is_whole(checkpoint / name, hashes[name]):
             raise state.CheckpointError(
@@ -191,23 +190,17 @@ def read(checkpoint: Path, record: Mapping[str, Any]) -> SavedData:
     if SCHEMA not in hashes:
         return SavedData(None, None)
     try:
-        schema = checked_schema(read_json(checkpoint / SCHEMA))
-    except state.CheckpointError as error:
+        schema = typed(Schema, read_json(checkpoint / SCHEMA), SCHEMA)
+        if ROWS in hashes:
+            rows = _client_data(schema, state.read_tensors(checkpoint / ROWS))
+    except Exception as error:  # `ClientData` or torch raises at what does not fit
         raise state.CheckpointError(
-            f"'{checkpoint / SCHEMA}' cannot be read ({error}): {HAND_IN}"
+            f"'{checkpoint / SCHEMA}' or {ROWS} beside it cannot be read ({error}): {HAND_IN}"
         ) from error
-    if ROWS in hashes:
-        path = checkpoint / ROWS
-        try:
-            rows = _client_data(schema, state.read_tensors(path))
-        except Exception as error:  # `ClientData` or torch raises at what does not fit
-            raise state.CheckpointError(
-                f"'{path}' or {SCHEMA} beside it is truncated or changed ({error}): {HAND_IN}"
-            ) from error
     return SavedData(rows, schema)
 
 
-def _client_data(schema: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ClientData:
+def _client_data(schema: Any, tensors: Mapping[str, Tensor]) -> ClientData:
     part: dict[str, dict[str, Tensor]] = {"field": {}, "client_field": {}, "frame": {}}
     for name, value in tensors.items():
         kind, _, key = name.partition(".")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 import hierfl
+from hierfl.core.arguments import expect_kind
 from hierfl.data.absent import HAND_IN, NOT_SAVED, RowsNotSaved, is_absent
 from hierfl.data.clients import ClientData
 from hierfl.formulas.formula import Formula, Frames
@@ -17,33 +17,49 @@ from hierfl.posterior.snapshot import expect_fit
 from hierfl.program.recipes import Recipe, recipe_of
 
 
-def refitted(
-    fit: Any, text: str, frames: Frames, rounds: int | None, options: Mapping[str, Any]
+def update(
+    fit: Any, formula: str, data: Frames, *, rounds: int | None = None, **options: Any
 ) -> Any:  # a Fit, whose module imports this one
-    """Return the fit of the same rows with other terms; `Fit.update` describes it."""
+    """Refit with other terms, `fit.update("~ . + age", frames)`, as `update` of R does.
+
+    The schema is kept where terms allow: levels, units and the least number of rows. So are the
+    method (chosen again where it was chosen), the seed, the cohort and the settings.
+
+    Args:
+        fit: of a `hierfl.formula`.
+        formula: the new terms; a dot stands for all that is on its side of the old ones.
+        data: the frames that it was fitted to, with the columns of new terms. A fit keeps the columns
+            of its own terms alone.
+        rounds: as in `hierfl.fit`. Default None: as many as the fit has planned, if its method was
+            named and does not stop itself.
+        **options: `family`, `priors` and `missing`, as in `Formula.update`.
+
+    Raises:
+        TypeError: the fit is of another model, or an option is another.
+        ValueError: the frames have other rows than the fit's; or as `Formula.update` and `hierfl.fit`.
+    """
     expect_fit(fit)
     old, federation = fit.method.model, fit.federation
-    if not isinstance(old, Formula):
-        raise TypeError("fit.update is for fits of a hierfl.formula: fit the other model")
-    new = old.update(text, **options)
-    _check_same_rows(old, federation.data, frames)
-    made = _with_schema(new, old, frames)
-    data = made.data(frames)
-    if is_fewer := federation.data.num_rows - data.num_rows:
+    expect_kind(old, Formula, "the model", "fit.update is for fits of a hierfl.formula")
+    new = old.update(formula, **options)
+    _check_same_rows(old, federation.data, data)
+    made = _with_schema(new, old, data)
+    rows = made.data(data)
+    if is_fewer := federation.data.num_rows - rows.num_rows:
         warnings.warn(
             f"{is_fewer} rows miss a value of the new terms and are left out: fits of other rows are "
             "not compared by their scores",
-            stacklevel=4,
+            stacklevel=2,
         )
     how: dict[str, Any] = {"seed": federation.seed, "settings": federation.settings}
     if federation.cohort < federation.data.num_clients:
         how["cohort"] = federation.cohort
     if fit.chosen is not None:
-        return hierfl.fit(made, data, rounds=rounds, **how)
+        return hierfl.fit(made, rows, rounds=rounds, **how)
     method = with_model(fit.method, made)
     if rounds is None and method.most_rounds is None:
         rounds = fit.rounds
-    return hierfl.fit(method, data, rounds=rounds, **how)
+    return hierfl.fit(method, rows, rounds=rounds, **how)
 
 
 def _with_schema(made: Formula, old: Formula, frames: Frames) -> Formula:
@@ -70,11 +86,11 @@ def _check_same_rows(old: Formula, fitted: ClientData, frames: Frames) -> None:
     """Refuse frames whose columns of the old terms are not those of the fit."""
     if is_absent(fitted):
         raise RowsNotSaved(f"{NOT_SAVED}, to compare them with those of the update: {HAND_IN}")
-    given = old.data(frames)
-    same = set(fitted.names) <= set(given.names)
-    given = given.select(list(fitted.names)) if same else given
+    handed = old.data(frames)
+    same = set(fitted.names) <= set(handed.names)
+    handed = handed.select(list(fitted.names)) if same else handed
     for name, values in fitted.fields.items() if same else ():
-        other = given.fields.get(name)
+        other = handed.fields.get(name)
         if other is None or other.shape != values.shape:
             same = False
             break

@@ -91,15 +91,15 @@ def head_of(net: nn.Sequential) -> tuple[str]:
     return (f"theta.{last_of(net)}.",)
 
 
-def shares(total: int, one: int, other: int) -> tuple[int, int]:
+def shares(total: int, first_part: int, other: int) -> tuple[int, int]:
     """Split a number of steps in two by their proportion, with 1 or more for each."""
-    first = min(max(1, round(total * one / (one + other))), max(1, total - 1))
+    first = min(max(1, round(total * first_part / (first_part + other))), max(1, total - 1))
     return first, max(1, total - first)
 
 
-def nearest(total: int, each: int) -> int:
+def nearest(total: int, evaluations: int) -> int:
     """Return how many steps of `each` evaluations come nearest to a total, 1 or more."""
-    return max(1, round(total / each))
+    return max(1, round(total / evaluations))
 
 
 def local(b: Budget, each: int = 1, **more: Any) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def tuning(method: Method, lr: float, b: Budget, *, own_steps: bool = True) -> M
 
 def descending(
     method: Callable[..., Method],
-    each: int = 1,
+    evaluations: int = 1,
     *,
     momentum: float = 0.0,
     more: Callable[[nn.Sequential, Budget], dict[str, Any]] = lambda net, b: {},
@@ -124,8 +124,8 @@ def descending(
     """Return the builder of a method that descends with SGD, `each` gradients a step."""
 
     def made(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
-        given = local(b, each, optimizer=SGD(lr, momentum=momentum)) | more(net, b)
-        return method(model(net, likelihood=b.likelihood), **given | settings)
+        options = local(b, evaluations, optimizer=SGD(lr, momentum=momentum)) | more(net, b)
+        return method(model(net, likelihood=b.likelihood), **options | settings)
 
     return made
 
@@ -171,16 +171,16 @@ a_knn_per = descending(knn_per, model=with_memory)
 
 def a_per_fedavg(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return first-order Per-FedAvg, of two gradients a step."""
-    given: dict[str, Any] = {"inner_optimizer": SGD(lr), "optimizer": SGD(lr)}
-    given |= {"steps": b.steps(2), "batch_size": b.rows}
-    return per_fedavg(network(net, likelihood=b.likelihood), **given | settings)
+    options: dict[str, Any] = {"inner_optimizer": SGD(lr), "optimizer": SGD(lr)}
+    options |= {"steps": b.steps(2), "batch_size": b.rows}
+    return per_fedavg(network(net, likelihood=b.likelihood), **options | settings)
 
 
 def a_fedpa(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedPA."""
-    given: dict[str, Any] = {"epochs": b.passes, "batch_size": b.rows}
-    given |= {"burn_in": min(1, b.passes - 1), "optimizer": SGD(lr, momentum=0.9)}
-    return fedpa(network(net, likelihood=b.likelihood), **given | settings)
+    options: dict[str, Any] = {"epochs": b.passes, "batch_size": b.rows}
+    options |= {"burn_in": min(1, b.passes - 1), "optimizer": SGD(lr, momentum=0.9)}
+    return fedpa(network(net, likelihood=b.likelihood), **options | settings)
 
 
 # -------------------------------------------------------------------------------- a body and a head
@@ -193,25 +193,29 @@ def in_two(b: Budget, head: int, body: int) -> dict[str, Any]:
 
 def a_fedrep(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedRep, with ten steps on the head for each on the body."""
-    given = in_two(b, 10, 1) | {"head": head_of(net), "optimizer": SGD(lr, momentum=0.5)}
-    return fedrep(network(net, likelihood=b.likelihood), **given | settings)
+    options = in_two(b, 10, 1) | {"head": head_of(net), "optimizer": SGD(lr, momentum=0.5)}
+    return fedrep(network(net, likelihood=b.likelihood), **options | settings)
 
 
 def a_fedper(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedPer; a client that joins later fits its head alone, by as many steps."""
-    each: dict[str, Any] = {"head_steps": b.evaluations, "body_steps": b.evaluations, "joint": True}
-    return a_fedrep(net, lr, b, **each | settings)
+    steps: dict[str, Any] = {
+        "head_steps": b.evaluations,
+        "body_steps": b.evaluations,
+        "joint": True,
+    }
+    return a_fedrep(net, lr, b, **steps | settings)
 
 
 def a_fedrecon(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedRecon; its body moves five times as fast as its head, as the authors' does."""
-    given = in_two(b, 5, 1) | {"head": head_of(net)}
-    given |= {"head_optimizer": SGD(lr), "body_optimizer": SGD(5.0 * lr)}
-    return fedrecon(network(net, likelihood=b.likelihood), **given | settings)
+    options = in_two(b, 5, 1) | {"head": head_of(net)}
+    options |= {"head_optimizer": SGD(lr), "body_optimizer": SGD(5.0 * lr)}
+    return fedrecon(network(net, likelihood=b.likelihood), **options | settings)
 
 
 def a_fedpac(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return FedPAC; its head moves ten times as fast as its body, as the authors' does."""
-    given = in_two(b, 1, 5)
-    given |= {"head_optimizer": SGD(lr, momentum=0.5), "optimizer": SGD(lr / 10.0, momentum=0.5)}
-    return fedpac(HeadedNetwork(net, head=last_of(net)), **given | settings)
+    options = in_two(b, 1, 5)
+    options |= {"head_optimizer": SGD(lr, momentum=0.5), "optimizer": SGD(lr / 10.0, momentum=0.5)}
+    return fedpac(HeadedNetwork(net, head=last_of(net)), **options | settings)

@@ -48,9 +48,9 @@ class Baseline:
     everyone: bool = False
 
 
-def _times(each: int) -> Callable[[int], int]:
+def _times(evaluations: int) -> Callable[[int], int]:
     """Return what is spent by steps of `each` evaluations."""
-    return lambda total: each * build.nearest(total, each)
+    return lambda total: evaluations * build.nearest(total, evaluations)
 
 
 def fine_tuning(plain: Baseline) -> Baseline:
@@ -84,10 +84,10 @@ def baseline(name: str) -> Baseline:
             f"there is no method '{name}'; choose from {', '.join(BASELINES)}, with "
             f"{' or '.join(f'+{suffix}' for suffix in SUFFIXES)} behind it or not"
         )
-    found = BASELINES[plain]
+    method = BASELINES[plain]
     for suffix in suffixes:
-        found = SUFFIXES[suffix](found)
-    return found
+        method = SUFFIXES[suffix](method)
+    return method
 
 
 BASELINES: dict[str, Baseline] = {

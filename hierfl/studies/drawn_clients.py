@@ -61,29 +61,29 @@ def probes_of(rows: ClientData) -> ClientData:
 
 def served_weights(prediction: Prediction, *, bias: bool) -> Tensor:
     """Return each client's weights by its predictions of `probes_of`, (clients, weights)."""
-    each = prediction.mean.double().unflatten(0, (prediction.data.num_clients, -1))
-    slopes, intercept = each[:, 1:] - each[:, :1], each[:, :1]
+    by_probe = prediction.mean.double().unflatten(0, (prediction.data.num_clients, -1))
+    slopes, intercept = by_probe[:, 1:] - by_probe[:, :1], by_probe[:, :1]
     return torch.cat([slopes, intercept], 1) if bias else slopes
 
 
 def _fedabml(rows: tuple[int, ...], seed: int) -> ClientData:
-    generator, parts = torch.Generator().manual_seed(seed), {}
+    generator, clients = torch.Generator().manual_seed(seed), {}
     rotation = torch.tensor([[0.8, -0.6], [0.6, 0.8]], dtype=torch.float64)
     for k, n in enumerate(rows):
         sds = torch.tensor((WIDE, NARROW) if k == 0 else (NARROW, WIDE), dtype=torch.float64)
         x = torch.randn(n, 2, generator=generator, dtype=torch.float64) * sds @ rotation
         noise = torch.randn(n, generator=generator, dtype=torch.float64)
-        parts[f"client {k + 1}"] = {"x": x, "y": x[:, 0] - x[:, 1] + noise}
-    return ClientData.from_clients(parts)
+        clients[f"client {k + 1}"] = {"x": x, "y": x[:, 0] - x[:, 1] + noise}
+    return ClientData.from_clients(clients)
 
 
 def _fedmap(rows: tuple[int, ...], seed: int) -> ClientData:
-    generator, parts = torch.Generator().manual_seed(seed), {}
+    generator, clients = torch.Generator().manual_seed(seed), {}
     for k, n in enumerate(rows):
         x = k + torch.randn(n, generator=generator, dtype=torch.float64)
         noise = math.sqrt(0.8) * torch.randn(n, generator=generator, dtype=torch.float64)
-        parts[f"client {k + 1}"] = {"x": x[:, None], "y": -x + 4.0 * k + noise}
-    return ClientData.from_clients(parts)
+        clients[f"client {k + 1}"] = {"x": x[:, None], "y": -x + 4.0 * k + noise}
+    return ClientData.from_clients(clients)
 
 
 Skew = Literal["feature", "quantity", "label"]

@@ -54,32 +54,32 @@ def a_fedpop(
     hierarchy = bayesian_network(
         net, local=(f"{last_of(net)}.",), prior_scale=prior_scale, likelihood=b.likelihood
     )
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "step_size": lr / b.client_rows,
         "steps": b.evaluations,
         "burn_in": b.evaluations // 2,
     }
-    given |= {"batch_size": b.rows, "kept_draws": 20, "server_optimizer": Adam(0.1 * lr)}
-    return fedpop(hierarchy, **given | settings)
+    options |= {"batch_size": b.rows, "kept_draws": 20, "server_optimizer": Adam(0.1 * lr)}
+    return fedpop(hierarchy, **options | settings)
 
 
 def a_pfedme(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return pFedMe, with K = 5."""
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "optimizer": SGD(lr),
         "inner_steps": 5,
         "steps": b.steps(5),
         "batch_size": b.rows,
     }
     return pfedme(
-        bayesian_network(net, prior_scale=1.0, likelihood=b.likelihood), **given | settings
+        bayesian_network(net, prior_scale=1.0, likelihood=b.likelihood), **options | settings
     )
 
 
 def a_pfedbred(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
     """Return pFedBreD, mh unless the setting `strategy` says otherwise, with K = 5."""
     steps = b.steps(6)  # 5 of the client's model, and one that moves the mean
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "optimizer": SGD(lr),
         "inner_steps": 5,
         "steps": steps,
@@ -87,7 +87,7 @@ def a_pfedbred(net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Met
         "strategy": "mh",
     }
     return pfedbred(
-        bayesian_network(net, prior_scale=1.0, likelihood=b.likelihood), **given | settings
+        bayesian_network(net, prior_scale=1.0, likelihood=b.likelihood), **options | settings
     )
 
 
@@ -138,10 +138,10 @@ def a_pfedbayes(
     net: nn.Sequential, lr: float, b: Budget, *, scale: float = 0.0, **settings: Any
 ) -> Method:
     """Return pFedBayes, with K = 5."""
-    given: dict[str, Any] = {"inner_steps": 5, "batch_size": b.rows}
-    given |= {"optimizer": Adam(lr), "global_optimizer": Adam(lr)}
-    given |= {"steps": b.steps(5)}
-    return pfedbayes(hierarchy(net, b, scale), **given | settings)
+    options: dict[str, Any] = {"inner_steps": 5, "batch_size": b.rows}
+    options |= {"optimizer": Adam(lr), "global_optimizer": Adam(lr)}
+    options |= {"steps": b.steps(5)}
+    return pfedbayes(hierarchy(net, b, scale), **options | settings)
 
 
 def a_fedabml(
@@ -154,8 +154,8 @@ def a_fedabml(
     **settings: Any,
 ) -> Method:
     """Return FedABML with K = 5, one draw, and a validated KL weight; `by_rows` weights clients."""
-    given = local(b, 5, kl_weight=0.05, optimizer=SGD(lr), inner_steps=5, draws=1)
-    made = fedabml(hierarchy(net, b, scale), **given | settings)
+    options = local(b, 5, kl_weight=0.05, optimizer=SGD(lr), inner_steps=5, draws=1)
+    made = fedabml(hierarchy(net, b, scale), **options | settings)
     return weighted_by_rows(made) if by_rows else made
 
 
@@ -184,14 +184,14 @@ def a_fedsvi(
     net: nn.Sequential, lr: float, b: Budget, *, scale: float = 0.0, **settings: Any
 ) -> Method:
     """Return FedSVI by mean field; all steps but the last one are of a client's own posterior."""
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "optimizer": Adam(lr),
         "local_optimizer": Adam(lr),
         "batch_size": b.rows,
     }
-    given |= {"local_steps": b.evaluations - 1}
+    options |= {"local_steps": b.evaluations - 1}
     return fedsvi(
-        hierarchy(net, b, scale), mean_field(init_scale=scale or b.scale), **given | settings
+        hierarchy(net, b, scale), mean_field(init_scale=scale or b.scale), **options | settings
     )
 
 
@@ -206,9 +206,9 @@ def a_fola(
 ) -> Method:
     """Return FOLA, whose pass that squares gradients counts as its mini-batches."""
     passed = math.ceil(b.client_rows / b.rows)
-    given = local(b, optimizer=SGD(lr), fisher_rows=b.rows)
-    given["steps"] = max(1, b.evaluations - passed)
-    return fola(a_common(net, b, prior_scale), **given | settings)
+    options = local(b, optimizer=SGD(lr), fisher_rows=b.rows)
+    options["steps"] = max(1, b.evaluations - passed)
+    return fola(a_common(net, b, prior_scale), **options | settings)
 
 
 def a_fedivon(
@@ -222,9 +222,9 @@ def a_fedhb(
     net: nn.Sequential, lr: float, b: Budget, *, scale: float = 0.0, **settings: Any
 ) -> Method:
     """Return FedHB, of one draw, whose prior's spread over clients is the study's."""
-    given = local(b, optimizer=SGD(lr), draws=1)
-    given["prior_spread"] = 3.0 * (scale or b.scale) ** 2
-    return fedhb(hierarchy(net, b, scale), **given | settings)
+    options = local(b, optimizer=SGD(lr), draws=1)
+    options["prior_spread"] = 3.0 * (scale or b.scale) ** 2
+    return fedhb(hierarchy(net, b, scale), **options | settings)
 
 
 def a_pfedvem(
@@ -239,21 +239,21 @@ def a_pfedvem(
         likelihood=b.likelihood,
     )
     base = b.evaluations // 2 if last_of(net) != first_of(net) else 0
-    given: dict[str, Any] = {"optimizer": SGD(lr), "base_optimizer": SGD(lr), "draws": 1}
-    given |= {"head_steps": b.evaluations - base, "steps": base}
-    given |= {"head_batch_size": b.rows, "batch_size": b.rows}
-    return pfedvem(model, **given | settings)
+    options: dict[str, Any] = {"optimizer": SGD(lr), "base_optimizer": SGD(lr), "draws": 1}
+    options |= {"head_steps": b.evaluations - base, "steps": base}
+    options |= {"head_batch_size": b.rows, "batch_size": b.rows}
+    return pfedvem(model, **options | settings)
 
 
 def a_fedwba(
     net: nn.Sequential, lr: float, b: Budget, *, scale: float = 0.0, **settings: Any
 ) -> Method:
     """Return FedWBA of five particles, drawn about the network's weights with the study's scale."""
-    given = local(b, PARTICLES, optimizer=Adam(lr), particles=PARTICLES)
+    options = local(b, PARTICLES, optimizer=Adam(lr), particles=PARTICLES)
     model = bayesian_network(
         net, prior_loc="module", prior_scale=scale or b.scale, likelihood=b.likelihood
     )
-    return fedwba(model, **given | settings)
+    return fedwba(model, **options | settings)
 
 
 def a_pfedgp(
@@ -272,8 +272,8 @@ def a_qlsd(
 ) -> Method:
     """Return QLSD, one gradient of all rows a round, whose step size is lr over the pooled rows."""
     step_size = lr / (b.client_rows * b.clients)
-    given: dict[str, Any] = {"step_size": step_size, "draws": 20}
-    return qlsd(a_common(net, b, prior_scale), **given | settings)
+    options: dict[str, Any] = {"step_size": step_size, "draws": 20}
+    return qlsd(a_common(net, b, prior_scale), **options | settings)
 
 
 def a_fald(
@@ -281,8 +281,8 @@ def a_fald(
 ) -> Method:
     """Return FALD, whose step size is lr over the pooled rows."""
     step_size = lr / (b.client_rows * b.clients)
-    given: dict[str, Any] = {"step_size": step_size, "steps": b.steps(1), "batch_size": b.rows}
-    return fald(a_common(net, b, prior_scale), **given | {"draws": 20} | settings)
+    options: dict[str, Any] = {"step_size": step_size, "steps": b.steps(1), "batch_size": b.rows}
+    return fald(a_common(net, b, prior_scale), **options | {"draws": 20} | settings)
 
 
 def a_pfedhb(

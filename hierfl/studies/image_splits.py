@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hierfl import datasets
+from hierfl.core.extras import extras_for
 from hierfl.data.clients import ClientData
 from hierfl.data.preprocess import Scaling, fit_scaling
 from hierfl.datasets import Labeled
@@ -42,12 +43,8 @@ def labeled(name: str) -> Labeled:
 
 def digits() -> Labeled:
     """Return scikit-learn's digits, x (1797, 64) in [0, 1]."""
-    try:
+    with extras_for("digits"):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ImportError(
-            "scikit-learn's digits need scikit-learn: pip install 'hierfl[data]'"
-        ) from error
     x, y = load_digits(return_X_y=True)
     return Labeled(
         torch.tensor(x / 16.0, dtype=torch.float32), torch.tensor(y).long(), tuple("0123456789")
@@ -70,14 +67,14 @@ def dealt(images: Labeled, train: list[Ids], test: list[Ids]) -> tuple[ClientDat
 
 def scaling_of(train: ClientData, kind: Literal["pixel", "one", "none"]) -> Scaling:
     """Return the scaling: "pixel" by each column's mean and sd, "one" by those of all, "none"."""
-    found = fit_scaling(train)
+    scaling = fit_scaling(train)
     if kind == "none":
-        return Scaling("x", torch.zeros_like(found.mean), torch.ones_like(found.sd))
+        return Scaling("x", torch.zeros_like(scaling.mean), torch.ones_like(scaling.sd))
     if kind == "one":
-        middle = found.mean.mean()
-        total = (found.sd.square() + (found.mean - middle).square()).mean().sqrt()
-        return Scaling("x", middle.expand_as(found.mean), total.expand_as(found.sd))
-    return found
+        middle = scaling.mean.mean()
+        total = (scaling.sd.square() + (scaling.mean - middle).square()).mean().sqrt()
+        return Scaling("x", middle.expand_as(scaling.mean), total.expand_as(scaling.sd))
+    return scaling
 
 
 def equal_classes(
@@ -95,15 +92,15 @@ def equal_classes(
             "clients: use fewer clients, or fewer rows of a class"
         )
     taken = [0] * every
-    found: tuple[list[Ids], list[Ids]] = [], []
+    dealt_rows: tuple[list[Ids], list[Ids]] = [], []
     for own in client_classes:
-        parts = []
+        blocks = []
         for c in own:
-            parts.append(rows[c][taken[c] : taken[c] + train + test])
+            blocks.append(rows[c][taken[c] : taken[c] + train + test])
             taken[c] += train + test
-        found[0].append(np.concatenate([p[:train] for p in parts]))
-        found[1].append(np.concatenate([p[train:] for p in parts]))
-    return found
+        dealt_rows[0].append(np.concatenate([p[:train] for p in blocks]))
+        dealt_rows[1].append(np.concatenate([p[train:] for p in blocks]))
+    return dealt_rows
 
 
 def shared_classes(
@@ -114,23 +111,25 @@ def shared_classes(
     every = int(labels.max()) + 1
     client_classes = _classes_of_clients(every, clients, classes, generator)
     holders = np.bincount(client_classes.flatten(), minlength=every)
-    left: list[list[Ids]] = []
+    class_shares: list[list[Ids]] = []
     for c in range(every):
         rows = generator.permutation(np.flatnonzero(labels.numpy() == c))
-        each = int(share * len(rows) / max(1, holders[c]))
-        if holders[c] and each < 7:
+        share_rows = int(share * len(rows) / max(1, holders[c]))
+        if holders[c] and share_rows < 7:
             raise ValueError(
                 f"class {c} has {len(rows)} rows, and {holders[c]} clients share {share:g} of "
                 "them: 7 are needed for each, so use fewer clients, or more of the rows"
             )
-        left.append([rows[k * each : (k + 1) * each] for k in range(holders[c])])
-    found: tuple[list[Ids], list[Ids]] = [], []
+        class_shares.append(
+            [rows[k * share_rows : (k + 1) * share_rows] for k in range(holders[c])]
+        )
+    dealt_rows: tuple[list[Ids], list[Ids]] = [], []
     for own in client_classes:
-        parts = [left[c].pop() for c in own]
-        cuts = [len(part) // 7 for part in parts]
-        found[0].append(np.concatenate([p[cut:] for p, cut in zip(parts, cuts, strict=True)]))
-        found[1].append(np.concatenate([p[:cut] for p, cut in zip(parts, cuts, strict=True)]))
-    return found
+        blocks = [class_shares[c].pop() for c in own]
+        cuts = [len(part) // 7 for part in blocks]
+        dealt_rows[0].append(np.concatenate([p[cut:] for p, cut in zip(blocks, cuts, strict=True)]))
+        dealt_rows[1].append(np.concatenate([p[:cut] for p, cut in zip(blocks, cuts, strict=True)]))
+    return dealt_rows
 
 
 def _classes_of_clients(
@@ -140,21 +139,21 @@ def _classes_of_clients(
     if classes > every:
         raise ValueError(f"classes is {classes}, and the labels have {every}: use at most {every}")
     deck = generator.permutation(np.resize(np.arange(every), clients * classes))
-    found, passes = deck.reshape(clients, classes), 0
-    while repeating := [k for k, own in enumerate(found) if len(set(own)) < classes]:
+    hands, passes = deck.reshape(clients, classes), 0
+    while repeating := [k for k, own in enumerate(hands) if len(set(own)) < classes]:
         passes += 1
         for k in repeating:
             here, there = (
                 (k, generator.integers(classes)),
                 (generator.integers(clients), generator.integers(classes)),
             )
-            both = [k, int(there[0])]
-            before = found.copy() if passes > BLIND else None
-            found[here], found[there] = found[there], found[here]
+            swapped = [k, int(there[0])]
+            before = hands.copy() if passes > BLIND else None
+            hands[here], hands[there] = hands[there], hands[here]
             # with half of all classes or more at each client, blind swaps never end
-            if before is not None and _different(found[both]) < _different(before[both]):
-                found = before
-    return found
+            if before is not None and _different(hands[swapped]) < _different(before[swapped]):
+                hands = before
+    return hands
 
 
 def _different(clients: Ids) -> int:
@@ -185,8 +184,8 @@ def power_law(
             take(u, (u + j) % every, FIRST)
     owners = -(-clients // every)
     weights = generator.lognormal(0.0, 2.0, (every, owners, classes))
-    left = np.array([len(r) - t for r, t in zip(rows, taken, strict=True)])
-    shares = left[:, None, None] * weights / weights.sum((1, 2), keepdims=True)
+    remaining = np.array([len(r) - t for r, t in zip(rows, taken, strict=True)])
+    shares = remaining[:, None, None] * weights / weights.sum((1, 2), keepdims=True)
     for u in range(clients):
         for j in range(classes):
             c = (u + j) % every
@@ -204,14 +203,14 @@ def power_law(
 
 def authors_labels(labels: Tensor, *, clients: int, classes: int, seed: int) -> Tensor:
     """Return PRIOR's wrong MNIST labels: the first 10 rows of a client's class (u + j) mod 10 have label j."""
-    rows, found = _by_class(labels, np.random.Generator(np.random.Philox(seed))), labels.clone()
+    rows, wrong = _by_class(labels, np.random.Generator(np.random.Philox(seed))), labels.clone()
     taken = [0] * len(rows)
     for u in range(clients):
         for j in range(classes):
             c = (u + j) % len(rows)
-            found[rows[c][taken[c] : taken[c] + FIRST]] = j
+            wrong[rows[c][taken[c] : taken[c] + FIRST]] = j
             taken[c] += FIRST
-    return found
+    return wrong
 
 
 def _by_class(labels: Tensor, generator: np.random.Generator) -> list[Ids]:

@@ -37,103 +37,104 @@ Own = Callable[[int, Tensor], Tensor]  # what the i-th client's ratio depends on
 class Carried(NamedTuple):
     """Log ratios of n clients at S other draws."""
 
-    each: Tensor  # (S, n)
+    ratios: Tensor  # (S, n)
     error: float  # sd of the error of their sum, in nats; infinite where it is not known
 
 
 class _Fit(NamedTuple):
     """Polynomials that are fitted to the log ratios of n clients at A known draws."""
 
-    each: Tensor  # (S, n), at the new draws
-    left: Tensor  # (A, n), what they miss at the known ones
+    ratios: Tensor  # (S, n), at the new draws
+    missed: Tensor  # (A, n), what they miss at the known ones
     share: Tensor  # (A,), weights that make the known draws those of the target
     times: Tensor  # (n,), by how much the error's variance is larger at the new draws
     far: Tensor  # (S, n), terms of the highest degree where new draws lie beyond the known ones
 
     def variances(self) -> Tensor:
         """Return the variance of each client's error, (n,)."""
-        return self._at_new(self.share @ self.left.square()) + self.far.var(0)
+        return self._at_new(self.share @ self.missed.square()) + self.far.var(0)
 
     def error(self) -> float:
         """Return the sd of the error of the sum of all clients."""
-        variance = self.share @ self.left.square()
-        times = self._at_new(variance).sum() / variance.sum().clamp(min=1e-300)
-        together = self.share @ self.left.sum(1).square()
-        together_error = torch.where(together > 0.0, times * together, 0.0) + self.far.sum(1).var()
-        return math.sqrt(float(together_error))
+        variances = self.share @ self.missed.square()
+        times = self._at_new(variances).sum() / variances.sum().clamp(min=1e-300)
+        together = self.share @ self.missed.sum(1).square()
+        variance = torch.where(together > 0.0, times * together, 0.0) + self.far.sum(1).var()
+        return math.sqrt(float(variance))
 
-    def _at_new(self, known: Tensor) -> Tensor:
-        return torch.where(known > 0.0, self.times * known, 0.0)  # infinity times zero is zero
+    def _at_new(self, variances: Tensor) -> Tensor:
+        # infinity times zero is zero
+        return torch.where(variances > 0.0, self.times * variances, 0.0)
 
-    def with_client(self, i: int, one: _Fit) -> _Fit:
+    def with_client(self, i: int, other: _Fit) -> _Fit:
         """Return the fit with another one of the i-th client."""
-        here = torch.arange(self.each.shape[1]) == i
+        here = torch.arange(self.ratios.shape[1]) == i
 
         def put(name: str) -> Tensor:
-            return torch.where(here, getattr(one, name), getattr(self, name))
+            return torch.where(here, getattr(other, name), getattr(self, name))
 
-        return _Fit(put("each"), put("left"), self.share, put("times"), put("far"))
+        return _Fit(put("ratios"), put("missed"), self.share, put("times"), put("far"))
 
 
 def carried_over(
-    each: Tensor, z: Tensor, log_base: Tensor, to: Tensor, own: Own | None = None
+    ratios: Tensor, z: Tensor, log_base: Tensor, to: Tensor, own: Own | None = None
 ) -> Carried:
     """Return log ratios (A, n) at draws z (A, K) as they are at draws `to` (S, K).
 
     `log_base` (A,) + the sum of the ratios are the log weights that make z draws of the target.
     """
-    if float((each - each.mean(0)).abs().max()) == 0.0:
-        return Carried(each.mean(0).expand(len(to), -1), 0.0)
-    log_target = each.sum(1) + log_base
-    fitted = _fitted(each, z, to, log_target)
+    if float((ratios - ratios.mean(0)).abs().max()) == 0.0:
+        return Carried(ratios.mean(0).expand(len(to), -1), 0.0)
+    log_target = ratios.sum(1) + log_base
+    fit = _fitted(ratios, z, to, log_target)
     if own is None:
-        return Carried(fitted.each, fitted.error())
-    variances = fitted.variances()
+        return Carried(fit.ratios, fit.error())
+    variances = fit.variances()
     largest, order = variances.sort(descending=True)
-    rest = largest.flip(0).cumsum(0).flip(0)  # of each client and those after it
-    for i, unexplained in zip(order[:MOST_OWN].tolist(), rest.tolist(), strict=False):
-        if unexplained <= SMALL**2:
+    unexplained = largest.flip(0).cumsum(0).flip(0)  # of each client and those after it
+    for i, variance in zip(order[:MOST_OWN].tolist(), unexplained.tolist(), strict=False):
+        if variance <= SMALL**2:
             break
-        of_client = _fitted(each[:, i, None], own(i, z), own(i, to), log_target)
-        if float(of_client.variances()) < float(variances[i]):
-            fitted = fitted.with_client(i, of_client)
-    return Carried(fitted.each, fitted.error())
+        own_fit = _fitted(ratios[:, i, None], own(i, z), own(i, to), log_target)
+        if float(own_fit.variances()) < float(variances[i]):
+            fit = fit.with_client(i, own_fit)
+    return Carried(fit.ratios, fit.error())
 
 
-def _fitted(each: Tensor, z: Tensor, to: Tensor, log_target: Tensor) -> _Fit:
+def _fitted(ratios: Tensor, z: Tensor, to: Tensor, log_target: Tensor) -> _Fit:
     """Fit a polynomial of z (A, K) to log ratios (A, n), of the degree with the least error."""
     x, new = ((of - z.mean(0)) / (z.std(0) + 1e-300) for of in (z, to))
-    mean, none = each.mean(0).expand(len(to), -1), torch.zeros(len(to), each.shape[1])
-    share, unknown = tempered(log_target, LEAST_SHARE), torch.full(each.shape[1:], math.inf)
-    best, lower, beyond = _Fit(mean, each - mean[0], share, unknown, none), mean, _is_beyond(x, new)
+    lower, none = ratios.mean(0).expand(len(to), -1), torch.zeros(len(to), ratios.shape[1])
+    share, unknown = tempered(log_target, LEAST_SHARE), torch.full(ratios.shape[1:], math.inf)
+    best, beyond = _Fit(lower, ratios - lower[0], share, unknown, none), _is_beyond(x, new)
     for degree in (1, 2, 3):
         terms = _terms(x, degree)
         if TIMES * terms.shape[1] > len(x):
             continue
-        candidate = _of_degree(each, terms, log_target, _terms(new, degree))
+        fit = _of_degree(ratios, terms, log_target, _terms(new, degree))
         if beyond:  # a lower degree that fits the known draws tells nothing of the others
-            best = candidate._replace(far=candidate.each - lower)
-        elif candidate.error() < best.error():
-            best = candidate
-        lower = candidate.each
+            best = fit._replace(far=fit.ratios - lower)
+        elif fit.error() < best.error():
+            best = fit
+        lower = fit.ratios
     return best
 
 
-def _of_degree(each: Tensor, known: Tensor, log_target: Tensor, new: Tensor) -> _Fit:
+def _of_degree(ratios: Tensor, terms: Tensor, log_target: Tensor, new: Tensor) -> _Fit:
     """Fit terms (A, P) to log ratios where the target is."""
     share = tempered(log_target, LEAST_SHARE)
     for _ in range(PASSES):
         root = share.sqrt()[:, None]
-        solution = torch.linalg.lstsq(root * known, root * each).solution
-        residuals = each - known @ solution
+        coefficients = torch.linalg.lstsq(root * terms, root * ratios).solution
+        residuals = ratios - terms @ coefficients
         share = tempered(log_target - residuals.sum(1), LEAST_SHARE)
-    degrees = max(1e-3, 1.0 - known.shape[1] * float(share.square().sum()))
+    degrees = max(1e-3, 1.0 - terms.shape[1] * float(share.square().sum()))
     # the sandwich: how well the coefficients are known, at the new draws
-    back = torch.linalg.pinv(known.mT @ (share[:, None] * known), hermitian=True)
-    spread = new @ (back @ (known.mT @ (share.square()[:, None] * known)) @ back)
+    back = torch.linalg.pinv(terms.mT @ (share[:, None] * terms), hermitian=True)
+    spread = new @ (back @ (terms.mT @ (share.square()[:, None] * terms)) @ back)
     times = (1.0 + float((spread * new).sum(1).mean())) / degrees
-    none = torch.zeros(len(new), each.shape[1])
-    return _Fit(new @ solution, residuals, share, torch.full(each.shape[1:], times), none)
+    none = torch.zeros(len(new), ratios.shape[1])
+    return _Fit(new @ coefficients, residuals, share, torch.full(ratios.shape[1:], times), none)
 
 
 def _is_beyond(x: Tensor, new: Tensor) -> bool:

@@ -173,7 +173,7 @@ def sides_of(count: int, hierarchy: Hierarchy) -> Tensor:
 
 
 def proposals_of(
-    hierarchy: Hierarchy, few: Tensor, fields: Values, factor: tuple[Tensor, Tensor]
+    hierarchy: Hierarchy, draws_z: Tensor, fields: Values, factor: tuple[Tensor, Tensor]
 ) -> Proposal:
     """Return clients' proposals (C, 2, M), with the factor and without, by draws of z, (F, K)."""
     points, sides = normal_points(POINTS, hierarchy.mixing_size), torch.tensor([1.0, 0.0])
@@ -183,19 +183,19 @@ def proposals_of(
 
         def of_side(by: Tensor) -> Proposal:
             return _proposal_of(
-                hierarchy, few, row, (by * precision[None], by * shift[None]), points
+                hierarchy, draws_z, row, (by * precision[None], by * shift[None]), points
             )
 
-        proposals: Proposal = torch.vmap(of_side)(sides)
-        return proposals
+        proposal: Proposal = torch.vmap(of_side)(sides)
+        return proposal
 
-    proposals: Proposal = torch.vmap(of_client)(*factor, fields)
-    return proposals
+    found: Proposal = torch.vmap(of_client)(*factor, fields)
+    return found
 
 
 def _proposal_of(
     hierarchy: Hierarchy,
-    few: Tensor,
+    draws_z: Tensor,
     row: ClientBatch,
     factor: tuple[Tensor, Tensor],
     points: Tensor,
@@ -206,14 +206,14 @@ def _proposal_of(
 
     def density(t: Tensor, z: Tensor) -> Tensor:
         t = t[None]
-        proposal = hierarchy.given(z, row, t)
-        of_w = given(hierarchy, hierarchy.local(z, row, t, proposal), z, *factor, t)
-        return (hierarchy.log_mixing(proposal, t) + of_w.log_integral()[0])[0]
+        sites = hierarchy.given(z, row, t)
+        of_w = given(hierarchy, hierarchy.local(z, row, t, sites), z, *factor, t)
+        return (hierarchy.log_mixing(sites, t) + of_w.log_integral()[0])[0]
 
     def each(t: Tensor) -> Tensor:  # (F, 1, M) -> (F,)
-        return torch.vmap(density)(t[:, 0], few)
+        return torch.vmap(density)(t[:, 0], draws_z)
 
-    modes = climb(each, mixing.center.to(few.dtype).expand(len(few), 1, -1), steps=CLIMB)
+    modes = climb(each, mixing.center.to(draws_z.dtype).expand(len(draws_z), 1, -1), steps=CLIMB)
     values, vectors = torch.linalg.eigh(curvature(each, modes)[1][:, 0])
     values = values.nan_to_num(nan=LEAST).clamp(min=LEAST)
     modes, within = modes[:, 0], (vectors / values[:, None]) @ vectors.mT
@@ -223,7 +223,7 @@ def _proposal_of(
         proposal = Proposal(mean, torch.linalg.cholesky_ex(covariance).L)
         t = proposal.at(points)
         log_q = proposal.log_prob(t)
-        at = torch.vmap(lambda z, t=t: torch.vmap(lambda t: density(t, z))(t))(few)
+        at = torch.vmap(lambda z, t=t: torch.vmap(lambda t: density(t, z))(t))(draws_z)
         share = (at - log_q).nan_to_num(nan=-torch.inf).softmax(1).mean(0)
         mean = share @ t
         away = t - mean

@@ -154,10 +154,10 @@ Pair = tuple[Tensor, Tensor]
 
 def _scales(program: Program, z: Pair, e: Pair, batch: ClientBatch) -> bool:
     """Return whether predictors at two e are differently far apart at two z."""
-    one, other = (
+    scale, other = (
         torch.stack([predictors(_terms(program, at, w, batch)) for w in e]).diff(dim=0) for at in z
     )
-    return not nearly_equal(one, other)
+    return not nearly_equal(scale, other)
 
 
 def _is_absorbed(program: Program, z: Pair, batch: ClientBatch, across: Tensor) -> bool:

@@ -61,22 +61,22 @@ class Spread:
         reading = self.line.reading
         return self.of(z[reading.shared][self.line.rest - reading.own_size])
 
-    def of(self, rest: Tensor) -> Tensor:
+    def of(self, s: Tensor) -> Tensor:
         """Return g at s (S,), ()."""
-        if not len(rest):
-            return rest.new_ones(())
-        return self._scale(rest) / self.first.to(rest.dtype)
+        if not len(s):
+            return s.new_ones(())
+        return self._scale(s) / self.first.to(s.dtype)
 
     @cached_property
     def first(self) -> Tensor:
         """The scale of the first made-up row at the program's start, ()."""
         return self._scale(start_of(self.line.reading).double()[self.line.rest])
 
-    def _scale(self, rest: Tensor) -> Tensor:
+    def _scale(self, s: Tensor) -> Tensor:
         """Return the scale of the first made-up row, ()."""
         batch = self.line.reading.program.prototype
-        batch = in_double(batch) if rest.dtype == torch.float64 else batch
-        terms = self.line.terms(rest.new_zeros(len(self.line.inside)), rest, batch)
+        batch = in_double(batch) if s.dtype == torch.float64 else batch
+        terms = self.line.terms(s.new_zeros(len(self.line.inside)), s, batch)
         scale: Tensor = next(iter(terms.values()))["fn"].scale
         return scale.flatten()[0]
 
@@ -94,8 +94,8 @@ def seen_spread(score: UnitScore) -> Spread | None:
                 return None
             spread = Spread(line)
             scales = torch.stack([spread.of(score.start[line.rest] + by) for by in AWAY])
-            varies = len(line.rest) == 0 or bool(scales.diff().abs().min() > 1e-3)
-            right = varies and not bool(sums_of(packed(score, batch), spread).wrong.any())
+            distinct = len(line.rest) == 0 or bool(scales.diff().abs().min() > 1e-3)
+            right = distinct and not bool(sums_of(packed(score, batch), spread).wrong.any())
             return spread if right else None
         except FAILS:
             return None

@@ -72,15 +72,15 @@ def factor_of(
     belief: tuple[Tensor, Tensor],
     nodes: Nodes,
     before: Factor,
-    known: Tensor,
+    seen: Tensor,
     *,
     steps: int = LATER,
 ) -> Factor:
     """Return clients' factors by `belief`, m (V,) and C (V, V), and `before` where `known` (C,)."""
     loc, prior = belief[0], _symmetric(torch.linalg.inv_ex(belief[1]).inverse)
     mean, precision = _start(rows, loc, prior, before)
-    if bool(known.all()):
-        return settled(rows, (loc, prior), nodes, mean, precision, known, steps)
+    if bool(seen.all()):
+        return settled(rows, (loc, prior), nodes, mean, precision, seen, steps)
     assert isinstance(rows, PackedRows)  # a polynomial is known from the start
     mode, curvature, raised, slope = climbed(rows, loc, prior)
     # points of a wide belief are too far out: the mode's curvature, this once
@@ -88,11 +88,11 @@ def factor_of(
         first = Factor(curvature, slope + times(curvature, mode), raised)
     else:
         start = prior + curvature
-        first = settled(rows, (loc, prior), nodes, mode, start, torch.zeros_like(known), FIRST)
-    if not bool(known.any()):
+        first = settled(rows, (loc, prior), nodes, mode, start, torch.zeros_like(seen), FIRST)
+    if not bool(seen.any()):
         return first
-    later = settled(rows, (loc, prior), nodes, mean, precision, known, LATER)
-    return Factor(*(_where(known, a, b) for a, b in zip(later, first, strict=True)))
+    later = settled(rows, (loc, prior), nodes, mean, precision, seen, LATER)
+    return Factor(*(_where(seen, a, b) for a, b in zip(later, first, strict=True)))
 
 
 def q_of(belief: tuple[Tensor, Tensor], factor: Factor) -> tuple[Tensor, Tensor]:
@@ -121,7 +121,7 @@ def settled(
     nodes: Nodes,
     mean: Tensor,
     precision: Tensor,
-    known: Tensor,
+    seen: Tensor,
     steps: int = LATER,
 ) -> Factor:
     """Take variational steps from q, a mean (C, V) and precision (C, V, V), until all are still."""
@@ -132,7 +132,7 @@ def settled(
     for turn in range(steps):
         now, wide = _evaluated(rows, belief, nodes, mean, precision)
         if before is None:
-            done = wide & ~known  # at the mode of a first round: the curvature there has to do
+            done = wide & ~seen  # at the mode of a first round: the curvature there has to do
         else:  # where the ELBO fell, go back and take a shorter step
             fell = now.elbo < before.elbo - 1e-9 * before.elbo.abs().clamp(min=1.0)
             worse = ~now.elbo.isfinite() | (fell & ~wide & ~was_wide) | done
@@ -196,9 +196,9 @@ def climbed(rows: PackedRows, loc: Tensor, prior: Tensor) -> tuple[Tensor, ...]:
     precision = prior.expand(rows.clients, -1, -1)
     done = torch.zeros(rows.clients, dtype=torch.bool)
     for turn in range(CLIMB + 1):
-        expansion = rows.at_mean(mean, precision)
-        curvature, raised = positive(expansion.curvature)
-        pull = expansion.slope - (mean - loc) @ prior
+        expected = rows.at_mean(mean, precision)
+        curvature, raised = positive(expected.curvature)
+        pull = expected.slope - (mean - loc) @ prior
         step = step_of(pull, prior + curvature)
         done = done | ((step * pull).sum(1).abs() < UPHILL)
         if turn == CLIMB or bool(done.all()):
@@ -208,7 +208,7 @@ def climbed(rows: PackedRows, loc: Tensor, prior: Tensor) -> tuple[Tensor, ...]:
         density = rows.values(tried) - 0.5 * (away * (away @ prior)).sum(-1)
         best = shares[density.nan_to_num(nan=-torch.inf).argmax(1)]
         mean = _where(done, mean, mean + best[:, None] * step)
-    return mean, curvature, raised, expansion.slope
+    return mean, curvature, raised, expected.slope
 
 
 def positive(curvature: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,11 +232,13 @@ def rounded(factor: Factor) -> Factor:
     """Return factors rounded to about 32 binary digits: engines differ by the last few of 53."""
     size = factor.precision.diagonal(dim1=-2, dim2=-1).abs().sqrt()
     size = size.maximum(LEAST * size.amax(-1, keepdim=True)).clamp(min=NOTHING)
-    step = size.log2().floor().exp2()
-    whole = (factor.shift / step).abs().amax(-1, keepdim=True).clamp(min=1.0).log2().floor().exp2()
+    powers = size.log2().floor().exp2()
+    whole = (
+        (factor.shift / powers).abs().amax(-1, keepdim=True).clamp(min=1.0).log2().floor().exp2()
+    )
     return Factor(
-        _on_grid(factor.precision, step[..., :, None] * step[..., None, :] * GRID),
-        _on_grid(factor.shift, whole * step * GRID),
+        _on_grid(factor.precision, powers[..., :, None] * powers[..., None, :] * GRID),
+        _on_grid(factor.shift, whole * powers * GRID),
         factor.raised,
     )
 
@@ -263,5 +265,5 @@ def _largest(matrix: Tensor) -> Tensor:
     return matrix.abs().amax((1, 2))
 
 
-def _where(flag: Tensor, chosen: Tensor, other: Tensor) -> Tensor:
-    return torch.where(flag.view(-1, *[1] * (chosen.dim() - 1)), chosen, other)
+def _where(flag: Tensor, value: Tensor, other: Tensor) -> Tensor:
+    return torch.where(flag.view(-1, *[1] * (value.dim() - 1)), value, other)

@@ -240,28 +240,28 @@ class Hierarchy:
 
     def log_local(self, z: Tensor, vectors: Tensor, batch: ClientBatch) -> Tensor:
         """Return the log prior density of the program's local sites at vectors (C, D), (C,)."""
-        found, own = self.sites(z, vectors, batch), self.program.latents.local_block
+        sites, own = self.sites(z, vectors, batch), self.program.latents.local_block
         jacobians = own.unflatten(vectors[:, None])[1]
-        each = [
-            scored(found[s.name], found[s.name]["fn"].log_prob(found[s.name]["value"]))
+        densities = [
+            scored(sites[s.name], sites[s.name]["fn"].log_prob(sites[s.name]["value"]))
             for s in own.sites
         ]
-        return torch.stack([per_client(term) for term in (*each, *jacobians.values())]).sum(0)
+        return torch.stack([per_client(term) for term in (*densities, *jacobians.values())]).sum(0)
 
     def at_scale(self, factors: Factors, z: Tensor) -> tuple[Factors, Tensor, Tensor]:
         """Return the factors at z, a power of them, (), and their log constants, (N,) or (1,)."""
-        constant, one = factors.shift.new_zeros(1), factors.shift.new_ones(())
+        constant, unit = factors.shift.new_zeros(1), factors.shift.new_ones(())
         if self.spread is None:
-            return factors, one, constant
+            return factors, unit, constant
         if self.noise is not None:
             here, constant = self.noise.at(factors, self.spread.at(z))
-            return here, one, constant
+            return here, unit, constant
         power = self.spread.at(z) ** -2
         if factors.num_rows is not None and factors.square is not None:
             constant = 0.5 * (factors.num_rows * power.log() - power * factors.square)
         return factors, power, constant
 
-    def means(self, scales: Tensor, found: dict[str, Site]) -> Normal:
+    def means(self, scales: Tensor, values: dict[str, Site]) -> Normal:
         """Return p(m | s), (1, Km), by the sites at m = 0."""
         zero = torch.zeros(self.reading.own_size, dtype=scales.dtype)
         sites = self.linear_sites
@@ -269,7 +269,7 @@ class Hierarchy:
         def means(m: Tensor) -> Tensor:
             return means_of(sites, self.sites(self.whole(m, scales), zero, self.row))
 
-        normal = Normal(means_of(sites, found), *precision_of(sites, found))
+        normal = Normal(means_of(sites, values), *precision_of(sites, values))
         return normal.unchained(means) if self.chained[1] else normal
 
     def slopes_at(self, z: Tensor, batch: ClientBatch, t: Tensor | None = None) -> Tensor:
@@ -330,21 +330,21 @@ def of_means(
     count = len(hierarchy.inside)
     batch = hierarchy.batch(factors.fields, 1 if t is None else len(t))
     z = hierarchy.whole(torch.zeros(count, dtype=scales.dtype), scales)
-    found = hierarchy.given(z, batch, t)
-    own, rest = hierarchy.local(z, batch, t, found), rest_of(hierarchy, z, t)
+    sites = hierarchy.given(z, batch, t)
+    own, others = hierarchy.local(z, batch, t, sites), rest_of(hierarchy, z, t)
     factors, power, constant_of_rows = hierarchy.at_scale(factors, z)
     precision, shift = arranged(hierarchy, factors.precision, factors.shift)
-    summed = len(own.mean) == len(own.precision) == 1 and rest.dim() == 1
-    each = without_own(own, precision, shift, power, summed=summed)
-    clients = max(len(own.mean), len(rest) if rest.dim() == 2 else 1)
-    parts = [v.expand(clients, v.shape[-1]) for v in (own.mean, rest)]
+    summed = len(own.mean) == len(own.precision) == 1 and others.dim() == 1
+    marginals = without_own(own, precision, shift, power, summed=summed)
+    clients = max(len(own.mean), len(others) if others.dim() == 2 else 1)
+    vectors = [v.expand(clients, v.shape[-1]) for v in (own.mean, others)]
     slopes = hierarchy.slopes_at(z, batch, t) if slopes is None else slopes
-    whole = each.along(torch.cat(parts, 1), slopes)  # m = 0 there
-    log_p = hierarchy.log_global(z, found, without=hierarchy.linear)
-    log_p = log_p + hierarchy.log_mixing(found, t).sum() + constant_of_rows.sum()
+    whole = marginals.along(torch.cat(vectors, 1), slopes)  # m = 0 there
+    log_p = hierarchy.log_global(z, sites, without=hierarchy.linear)
+    log_p = log_p + hierarchy.log_mixing(sites, t).sum() + constant_of_rows.sum()
     if not count:
         return whole._replace(constant=whole.constant + log_p)
-    prior = hierarchy.means(scales, found)
+    prior = hierarchy.means(scales, sites)
     pull = (prior.precision @ prior.mean[..., None])[0, :, 0]
     constant = log_p + prior.log_prob(torch.zeros_like(pull))[0] + whole.constant
     return Quadratic(prior.precision[0] + whole.precision, pull + whole.shift, constant)

@@ -32,14 +32,14 @@ class NotNormal(Exception):
     """A site whose distribution is not Normal on the unconstrained scale."""
 
 
-def means_of(sites: tuple[LatentSite, ...], found: dict[str, Site]) -> Tensor:
+def means_of(sites: tuple[LatentSite, ...], values: dict[str, Site]) -> Tensor:
     """Return the means of sites, unconstrained: (C, D) of local sites, (1, K) of global ones."""
-    normals = [(site, normal_of(found[site.name]["fn"])) for site in sites]
+    normals = [(site, normal_of(values[site.name]["fn"])) for site in sites]
     return torch.cat([_flat(site, fn.loc / _unit(site)) for site, fn in normals], -1)
 
 
 def precision_of(
-    sites: tuple[LatentSite, ...], found: dict[str, Site]
+    sites: tuple[LatentSite, ...], values: dict[str, Site]
 ) -> tuple[Tensor, Tensor, bool]:
     """Return the precision (C, D, D) of sites, given what their means read, its log det, and whether it is diagonal."""
     is_diagonal = True
@@ -47,7 +47,7 @@ def precision_of(
     before = [sum(sizes[:i]) for i in range(len(sizes))]
     total, log_det = torch.zeros(()), torch.zeros(())
     for site, start in zip(sites, before, strict=True):
-        fn = normal_of(found[site.name]["fn"])
+        fn = normal_of(values[site.name]["fn"])
         if isinstance(fn, torch.distributions.MultivariateNormal):
             unit, is_diagonal = _unit(site), False
             across = unit[..., :, None] * unit[..., None, :] if unit.dim() else 1.0
@@ -189,8 +189,8 @@ class Mixing:
             total = total + per_client(scored(site, site["fn"].log_prob(site["value"])))
             total = total + per_client(jacobians[name])
         for site, part in self._parts(t):
-            each = _log_density(unwrapped(sites[site.name]["fn"]), _shaped(site, part))
-            total = total + _flat(site, each).sum(1)
+            densities = _log_density(unwrapped(sites[site.name]["fn"]), _shaped(site, part))
+            total = total + _flat(site, densities).sum(1)
         return total
 
     def _parts(self, t: Tensor) -> list[tuple[LatentSite, Tensor]]:
@@ -203,8 +203,8 @@ class Mixing:
 def _shaped(site: LatentSite, part: Tensor) -> Tensor:
     """Return values (C, size) in the shape of a site's value, (*inner, C, 1, *event)."""
     inner = site.batch_shape[:-2]
-    apart = part.reshape(len(part), 1, *inner, *site.event_shape)
-    return apart.movedim((0, 1), (len(inner), len(inner) + 1))
+    shaped = part.reshape(len(part), 1, *inner, *site.event_shape)
+    return shaped.movedim((0, 1), (len(inner), len(inner) + 1))
 
 
 def _normal(site: LatentSite, fn: Any, part: Tensor) -> Any:
@@ -214,8 +214,8 @@ def _normal(site: LatentSite, fn: Any, part: Tensor) -> Any:
 
 
 def _half_freedom(fn: Any) -> Tensor:
-    found: Tensor = fn.df if isinstance(fn, torch.distributions.StudentT) else torch.ones(())
-    return 0.5 * found.to(torch.get_default_dtype())
+    df: Tensor = fn.df if isinstance(fn, torch.distributions.StudentT) else torch.ones(())
+    return 0.5 * df.to(torch.get_default_dtype())
 
 
 def _log_density(fn: Any, e: Tensor) -> Tensor:

@@ -82,8 +82,8 @@ class NoisySums:
     def noise_of_entries(self, count: Tensor) -> Tensor:
         """Return the variance of the noise of the entries of A / n, (N, L, L)."""
         size = len(self.spread.line.inside)
-        each = 0.5 * (torch.ones(size, size) + torch.eye(size)).to(count)
-        return (self.row**2 * self.sd / count.clamp(min=1.0))[:, None, None] ** 2 * each
+        variances = 0.5 * (torch.ones(size, size) + torch.eye(size)).to(count)
+        return (self.row**2 * self.sd / count.clamp(min=1.0))[:, None, None] ** 2 * variances
 
     # ------------------------------------------------------------------------------ the design
     def designs(self, factors: Factors) -> Designs:
@@ -91,21 +91,21 @@ class NoisySums:
         count, noisy = _rows_of(factors), self.block(factors.precision)
         some = count > 0.0
         count, noise = count[some], self.noise_of_entries(count[some])
-        each = noisy[some] / count[:, None, None]
+        means = noisy[some] / count[:, None, None]
         weight = 1.0 / noise
-        mean = (weight * each).sum(0) / weight.sum(0)
+        mean = (weight * means).sum(0) / weight.sum(0)
         spare = weight.sum(0) - weight.square().sum(0) / weight.sum(0)
-        found = ((weight * (each - mean).square()).sum(0) - (len(each) - 1)) / spare
+        found = ((weight * (means - mean).square()).sum(0) - (len(means) - 1)) / spare
         between = (found - self.by_chance(mean[None], count).mean(0)).clamp(min=0.0)
-        if len(each) == 1:  # nothing to learn it from
+        if len(means) == 1:  # nothing to learn it from
             between = torch.full_like(mean, WIDE) * noise[0]
-        known = self.constant[:, None] * self.constant
-        between = torch.where(known == 0.0, between, 0.0)
-        sure = torch.where(known == 0.0, 0.0, (SHORTENED * known) ** -2)
+        constant = self.constant[:, None] * self.constant
+        between = torch.where(constant == 0.0, between, 0.0)
+        sure = torch.where(constant == 0.0, 0.0, (SHORTENED * constant) ** -2)
         for _ in range(2):
             weight = 1.0 / (between + self.by_chance(mean[None], count) + noise)
             whole = weight.sum(0) + sure
-            found = ((weight * each).sum(0) + sure * known) / whole
+            found = ((weight * means).sum(0) + sure * constant) / whole
             designs = Designs(found, between, 1.0 / whole, self.row**2)
             mean = designs.drawn(None)
         return designs
@@ -113,10 +113,10 @@ class NoisySums:
     def by_chance(self, mean: Tensor, count: Tensor) -> Tensor:
         """Return the variance of entries of A / n for Normal x with second moments (N, L, L)."""
         diagonal, constant = mean.diagonal(dim1=-2, dim2=-1), self.constant.to(mean)
-        known = constant[:, None] * constant
-        found = diagonal[..., None] * diagonal[..., None, :] + mean.square()
-        found = found / count.clamp(min=1.0)[:, None, None]
-        return torch.where(known == 0.0, found, (SHORTENED * known) ** 2)
+        product = constant[:, None] * constant
+        variance = diagonal[..., None] * diagonal[..., None, :] + mean.square()
+        variance = variance / count.clamp(min=1.0)[:, None, None]
+        return torch.where(product == 0.0, variance, (SHORTENED * product) ** 2)
 
     def given_design(self, factors: Factors) -> tuple[Tensor, Tensor]:
         """Return mean and variance of the entries of A given its noisy one, (N, L, L) both."""
@@ -146,11 +146,11 @@ class NoisySums:
         total = scale.square() * values + 1.0
         along = (vectors.mT @ (b / root)[..., None])[..., 0]
         outer = root[..., None] * vectors
-        known = (outer * (values.square() / total)[:, None]) @ outer.mT
+        precision = (outer * (values.square() / total)[:, None]) @ outer.mT
         shift = (outer @ (values / total * along)[..., None])[..., 0]
         constant = -0.5 * (total.log() + along.square() / total).sum(-1)
         here = factors._replace(
-            precision=self.whole(known),
+            precision=self.whole(precision),
             shift=torch.zeros_like(factors.shift).index_copy(1, inside, shift),
         )
         if factors.noisy_square is not None and len(self.spread.line.rest):
@@ -159,9 +159,9 @@ class NoisySums:
             constant = constant + self._of_square(factors, sums, scale)
         return here, constant
 
-    def _of_square(self, factors: Factors, known: _Known, scale: Tensor) -> Tensor:
+    def _of_square(self, factors: Factors, sums: _Known, scale: Tensor) -> Tensor:
         """Return the log density of q given b at noise scale g (), (N,)."""
-        a, unsure, b, noise, loc, within, common = known
+        a, unsure, b, noise, loc, within, common = sums
         power, count = scale.square(), _rows_of(factors)
         eye = torch.eye(a.shape[-1], dtype=a.dtype)
         k = torch.linalg.inv_ex(a @ within @ a + torch.diag_embed(noise) + power * a).inverse
@@ -185,8 +185,8 @@ class NoisySums:
         variance = self.sd**2 * self.response**4 + of_a + of_b + in_common
         assert factors.noisy_square is not None
         degrees = degrees.clamp(min=LEAST_DEGREES)
-        found = log_of_sum(factors.noisy_square - explained, degrees, scale, variance)
-        return torch.where(count > 0.0, found, 0.0)
+        density = log_of_sum(factors.noisy_square - explained, degrees, scale, variance)
+        return torch.where(count > 0.0, density, 0.0)
 
 
 class _Known(NamedTuple):
@@ -227,12 +227,12 @@ class Designs(NamedTuple):
         normal = torch.special.ndtri((low + u * (high - low)).clamp(1e-12, 1.0 - 1e-12))
         diagonal = (at + by * normal).clamp(TINY * self.most, self.most).mean(0)
         root = diagonal.sqrt()
-        apart = (self.found + sd * (e + e.mT)) / (root[:, None] * root)
-        apart = apart - torch.diag(apart.diagonal())
+        correlations = (self.found + sd * (e + e.mT)) / (root[:, None] * root)
+        correlations = correlations - torch.diag(correlations.diagonal())
         # correlations, shrunk together until they are ones of some design
-        least = -float(torch.linalg.eigvalsh(apart)[0])
-        apart = apart * min(1.0, (1.0 - TINY) / max(least, TINY))
-        return (apart + torch.eye(size)) * root[:, None] * root
+        least = -float(torch.linalg.eigvalsh(correlations)[0])
+        correlations = correlations * min(1.0, (1.0 - TINY) / max(least, TINY))
+        return (correlations + torch.eye(size)) * root[:, None] * root
 
 
 def _trace(matrix: Tensor) -> Tensor:
@@ -321,7 +321,7 @@ def _by_row(rows: PackedRows) -> tuple[Tensor, Tensor]:
 
 
 def noisy_sums(
-    rows: PackedRows, counts: Tensor, known: NoisySums, keys: Tensor
+    rows: PackedRows, counts: Tensor, noisy: NoisySums, keys: Tensor
 ) -> dict[str, Tensor]:
     """Return clients' sums with noise, by `keys` (C, 2)."""
     if not rows.score.by_row or rows.design.shape[1] != 1:
@@ -329,21 +329,21 @@ def noisy_sums(
     slope, curvature = _by_row(rows)
     weight = curvature.sqrt()[:, None]  # one over the row's noise scale
     x, y = rows.design[:, 0] * weight, slope[:, None] / weight
-    u = torch.cat([x / known.row, y / known.response], 1)
+    u = torch.cat([x / noisy.row, y / noisy.response], 1)
     # a row that overflows must not show in a sum that is not finite
     u = torch.where(u.isfinite().all(1, keepdim=True), u, 0.0)
     length = u.norm(dim=1, keepdim=True)
     u = u * (math.sqrt(LONGEST) / length.clamp(min=math.sqrt(LONGEST)))
     u = torch.where(u.isfinite(), u, 0.0)
     size = u.shape[1]
-    drawn = normals_at(keys, size * size, known.key).to(u)
+    drawn = normals_at(keys, size * size, noisy.key).to(u)
     square = drawn.view(-1, size, size)
-    total = rows.by_client(u[:, :, None] * u[:, None]) + 0.5 * known.sd * (square + square.mT)
+    total = rows.by_client(u[:, :, None] * u[:, None]) + 0.5 * noisy.sd * (square + square.mT)
     inside, width = rows.line.inside, len(rows.score.start)
     shift = torch.zeros(rows.clients, width)
-    shift = shift.index_copy(1, inside, known.row * known.response * total[:, :-1, -1])
-    precision = known.whole(known.row**2 * total[:, :-1, :-1])
+    shift = shift.index_copy(1, inside, noisy.row * noisy.response * total[:, :-1, -1])
+    precision = noisy.whole(noisy.row**2 * total[:, :-1, :-1])
     precision, shift, _ = rounded(Factor(precision, shift, torch.zeros(rows.clients)))
-    square = known.response**2 * total[:, -1, -1]
+    square = noisy.response**2 * total[:, -1, -1]
     sums = {"precision": precision, "shift": shift, "noisy_square": square}
     return {**sums, "num_rows": counts.to(shift)}

@@ -60,36 +60,36 @@ def drawn(
     normals: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return own numbers w (C, D) by standard normals (C, D), and their log density (C,)."""
-    rest, size = spread.line.rest, hierarchy.reading.own_size
+    others_at, size = spread.line.rest, hierarchy.reading.own_size
     every = torch.arange(size)
-    at, others = rest[:1], every[every != rest[0]]
+    at, others = others_at[:1], every[every != others_at[0]]
     u = z[hierarchy.reading.shared]
-    known = _given(hierarchy, z, own, row, at, others)
+    law = _given(hierarchy, z, own, row, at, others)
 
     def precision_at(t: Tensor) -> Tensor:
-        more = u[rest[1:] - size]
-        scale = torch.vmap(lambda one: spread.of(torch.cat([one[None], more])))(t.flatten())
+        own_u = u[others_at[1:] - size]
+        scale = torch.vmap(lambda s: spread.of(torch.cat([s[None], own_u])))(t.flatten())
         return scale.view(t.shape) ** -2
 
     def log_p(t: Tensor) -> Tensor:
         """Return the log density of t (C, G), up to a constant."""
-        away, k = t - known.mean[:, at], precision_at(t)
-        e = known.e[0][:, None] + away * (known.e[1][:, None] + away * known.e[2][:, None])
-        ahead = known.c[0][:, None] + away[..., None] * known.c[1][:, None]
-        share = k[..., None] * ahead.square() / (1.0 + k[..., None] * known.a[:, None])
+        away, k = t - law.mean[:, at], precision_at(t)
+        e = law.e[0][:, None] + away * (law.e[1][:, None] + away * law.e[2][:, None])
+        ahead = law.c[0][:, None] + away[..., None] * law.c[1][:, None]
+        share = k[..., None] * ahead.square() / (1.0 + k[..., None] * law.a[:, None])
         fit = 0.5 * k * (share.sum(-1) - e)
-        log_det = 0.5 * torch.log1p(k[..., None] * known.a[:, None]).sum(-1)
-        prior = -0.5 * (away / known.sd[:, None]).square()
+        log_det = 0.5 * torch.log1p(k[..., None] * law.a[:, None]).sum(-1)
+        prior = -0.5 * (away / law.sd[:, None]).square()
         return prior + 0.5 * own["num_rows"][:, None] * k.log() + fit - log_det
 
-    center, reach = known.mean[:, at], FAR * known.sd[:, None]
+    center, reach = law.mean[:, at], FAR * law.sd[:, None]
     t, log_q = _inverted(log_p, center - reach, center + reach, torch.special.ndtr(normals[:, :1]))
-    away, k = t - known.mean[:, at], precision_at(t)
-    narrow = 1.0 + k * known.a
+    away, k = t - law.mean[:, at], precision_at(t)
+    narrow = 1.0 + k * law.a
     e = normals[:, 1:]
-    x = k * (known.c[0] + away * known.c[1]) / narrow + e * narrow.rsqrt()
-    b = known.mean[:, others] + away * known.slope + times(known.back, x)
-    log_q = log_q + known.log_root + 0.5 * (narrow.log() - e.square() - LOG_2_PI).sum(-1)
+    x = k * (law.c[0] + away * law.c[1]) / narrow + e * narrow.rsqrt()
+    b = law.mean[:, others] + away * law.slope + times(law.back, x)
+    log_q = log_q + law.log_root + 0.5 * (narrow.log() - e.square() - LOG_2_PI).sum(-1)
     place = torch.argsort(torch.cat([at, others]))
     return torch.cat([t, b], 1)[:, place], log_q
 
@@ -116,7 +116,7 @@ def _given(
     here = torch.cat([mean, z[hierarchy.reading.shared].expand(len(shift), -1)], 1)
     over = shift - times(precision, best)  # the slope in directions that are not solved for
     turned = times(precision, best - here)  # no large numbers cancel
-    left = turned + over
+    lower = turned + over
     block = precision[:, others][:, :, others]
     a, turn = torch.linalg.eigh(product(back, product(back, block).mT))
     inward = turn.mT @ back
@@ -129,8 +129,8 @@ def _given(
         root.diagonal(dim1=-2, dim2=-1).log().sum(-1),
         inverse(prior.precision)[0][:, at[0], at[0]].sqrt().expand(len(shift)),
         a.clamp(min=0.0),
-        (times(inward, left[:, others]), -times(inward, along)),
-        (e, -2.0 * dot(left[:, others], slope), dot(along, slope)),
+        (times(inward, lower[:, others]), -times(inward, along)),
+        (e, -2.0 * dot(lower[:, others], slope), dot(along, slope)),
     )
 
 
@@ -155,13 +155,13 @@ def _inverted(
     height = (at - at.amax(1, keepdim=True)).exp()
     cell = (height[:, 1:] + height[:, :-1]) / 2
     reached = cell.cumsum(1)
-    wanted = uniform * reached[:, -1:]
-    i = (reached < wanted).sum(1, keepdim=True).clamp(max=FINE - 2)
+    target = uniform * reached[:, -1:]
+    i = (reached < target).sum(1, keepdim=True).clamp(max=FINE - 2)
     mass = cell.gather(1, i)
-    share = ((wanted - reached.gather(1, i) + mass) / mass).clamp(0.0, 1.0)
-    one, two = height.gather(1, i), height.gather(1, i + 1)
-    now = (one.square() + share * (two.square() - one.square())).sqrt()
-    part = share * (one + two) / (one + now)
+    share = ((target - reached.gather(1, i) + mass) / mass).clamp(0.0, 1.0)
+    below, above = height.gather(1, i), height.gather(1, i + 1)
+    now = (below.square() + share * (above.square() - below.square())).sqrt()
+    part = share * (below + above) / (below + now)
     width = (high - low) / (FINE - 1)
-    found = t.gather(1, i) + part * width
-    return found, (now / (reached[:, -1:] * width)).log()[:, 0]
+    root = t.gather(1, i) + part * width
+    return root, (now / (reached[:, -1:] * width)).log()[:, 0]

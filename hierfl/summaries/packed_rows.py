@@ -85,11 +85,11 @@ class PackedRows:
             return torch.vmap(function, in_dims=in_dims)(*trees)
         dims = in_dims if isinstance(in_dims, tuple) else (0,) * len(trees)
         count = next(len(t) for t, d in zip(trees, dims, strict=True) if d == 0)
-        each = [
+        results = [
             function(*(t if d is None else t[i] for t, d in zip(trees, dims, strict=True)))
             for i in range(count)
         ]
-        return torch.stack(each)
+        return torch.stack(results)
 
     def by_client(
         self, of_units: Tensor, total: Tensor | None = None, part: Tensor | slice = slice(None)
@@ -114,8 +114,8 @@ class PackedRows:
             at = torch.vmap(lambda along: line(along, batch))(points)
             return (at[1:] - at[0]).mT
 
-        found: Tensor = self.over_units(of_unit, *self.tensors)
-        return found
+        design: Tensor = self.over_units(of_unit, *self.tensors)
+        return design
 
     # ------------------------------------------------------------------------------ expectations
     def expected(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> Expected:
@@ -125,8 +125,8 @@ class PackedRows:
         width = max(1, size * max(1, self.design.shape[1]))
         total: Tensor | None = None
         for p in torch.arange(n).split(max(1, AT_ONCE // width)):
-            found = self._derivatives(shift[p], spread[p], points[self.client[p]], nodes, p)
-            total = self._added(total, found, p)
+            derivatives = self._derivatives(shift[p], spread[p], points[self.client[p]], nodes, p)
+            total = self._added(total, derivatives, p)
         assert total is not None
         return self._of_clients(total)
 
@@ -180,9 +180,9 @@ class PackedRows:
             torch.stack(rest_second, 1) if rest_second else value.new_zeros(n, 0, 0),
         ]
 
-    def _added(self, total: Tensor | None, found: list[Tensor], part: Tensor) -> Tensor:
+    def _added(self, total: Tensor | None, terms: list[Tensor], part: Tensor) -> Tensor:
         """Add what `_derivatives` gives of some units to sums over clients, one row each."""
-        value, slope, second, rest_slope, cross, rest_second = found
+        value, slope, second, rest_slope, cross, rest_second = terms
         x = self.design[part]
         top = (x.mT * second[:, None]) @ x
         of_units = [value[:, None], (slope[:, None] @ x)[:, 0], rest_slope]
@@ -247,12 +247,12 @@ class PackedRows:
         x, count = self.design, line.shape[1]
         if len(x) < MANY * self.clients or line.requires_grad:
             return product(line[self.client], x.mT)
-        found = x.new_empty(len(x) * x.shape[1], count)
+        eta = x.new_empty(len(x) * x.shape[1], count)
         ends = [0, *(self._ends() * x.shape[1]).tolist()]
         flat = x.flatten(0, 1)
         for k, (first, last) in enumerate(pairwise(ends)):
-            torch.mm(flat[first:last], line[k].mT, out=found[first:last])
-        return found.view(len(x), x.shape[1], count).mT
+            torch.mm(flat[first:last], line[k].mT, out=eta[first:last])
+        return eta.view(len(x), x.shape[1], count).mT
 
 
 def gradients(
@@ -261,11 +261,11 @@ def gradients(
     """Return the derivatives of a weighted sum in the inputs, zeros where it has none in one."""
     if not of.requires_grad:
         return [torch.zeros_like(v) for v in inputs]
-    each = None if weights is None else weights.expand_as(of)
-    found = torch.autograd.grad(
-        of, inputs, each, retain_graph=True, create_graph=create, allow_unused=True
+    grad_outputs = None if weights is None else weights.expand_as(of)
+    grads = torch.autograd.grad(
+        of, inputs, grad_outputs, retain_graph=True, create_graph=create, allow_unused=True
     )
-    return [torch.zeros_like(v) if g is None else g for g, v in zip(found, inputs, strict=True)]
+    return [torch.zeros_like(v) if g is None else g for g, v in zip(grads, inputs, strict=True)]
 
 
 def packed(score: UnitScore, batch: ClientBatch, *, distinct: bool = False) -> PackedRows:
@@ -286,14 +286,14 @@ def misread(rows: PackedRows, batch: ClientBatch, points: tuple[Tensor, Tensor])
     """Return 1 for a client whose rows have another log likelihood than was read, else 0, (C,)."""
     reading = rows.line.reading
     whole = Reading(reading.program, torch.arange(len(reading.origin)), reading.origin)
-    found = []
+    flags = []
     for z, w in zip(*points, strict=True):
-        values = whole.log_likelihoods(torch.cat([w, z]), batch)
+        expected = whole.log_likelihoods(torch.cat([w, z]), batch)
         own = w
         if reading.effects is not None:
             shift, scale = reading.effects.at(z)
             own = shift + scale @ w
         read = rows.values(torch.cat([own, z[reading.shared]]).expand(rows.clients, 1, -1))[:, 0]
-        differs = (read - values).abs() > NATS + RELATIVE * values.abs()
-        found.append(differs | (values.isfinite() & ~read.isfinite()))
-    return torch.stack(found).any(0).to(values.dtype)
+        differs = (read - expected).abs() > NATS + RELATIVE * expected.abs()
+        flags.append(differs | (expected.isfinite() & ~read.isfinite()))
+    return torch.stack(flags).any(0).to(expected.dtype)

@@ -106,8 +106,8 @@ class Reading:
     def log_likelihood(self, v: Tensor, batch: ClientBatch) -> Tensor:
         """Return log p(y | v) of the rows of one client, ()."""
         terms = self.terms(v, batch).values()
-        terms_of_sites = (scored(site, site["fn"].log_prob(site["value"])) for site in terms)
-        return sum((per_client(term)[0] for term in terms_of_sites), torch.zeros(()))
+        densities = (scored(site, site["fn"].log_prob(site["value"])) for site in terms)
+        return sum((per_client(term)[0] for term in densities), torch.zeros(()))
 
     def log_likelihoods(self, v: Tensor, batch: ClientBatch) -> Tensor:
         """Return log p(y | v) of the rows of C clients, (C,), at one v (D + U,) for all of them."""
@@ -116,8 +116,8 @@ class Reading:
             many = v[: own.size].expand(batch.num_clients, 1, own.size)
             values = {**values, **own.unflatten(many)[0]}
         terms = terms_at(self.program, values, batch).values()
-        by_client = [per_client(scored(site, site["fn"].log_prob(site["value"]))) for site in terms]
-        return torch.stack(by_client).sum(0)
+        densities = [per_client(scored(site, site["fn"].log_prob(site["value"]))) for site in terms]
+        return torch.stack(densities).sum(0)
 
 
 @once_a_program
@@ -228,17 +228,17 @@ def nodes_of(line: Line) -> Nodes:
     """Return the nodes at which expectations are summed."""
     size, dtype = len(line.rest), torch.get_default_dtype()
     if size == 1:
-        rest, rest_weights = gauss_hermite(ALONE, dtype)
-        rest = rest[:, None]
+        s, rest_weights = gauss_hermite(ALONE, dtype)
+        s = s[:, None]
     elif size:
         points = normal_points(FEW if len(line.inside) else MANY, size)
         half = len(points) // 2
-        rest = torch.cat([points[:half], torch.zeros(1, size), points[half:]])
-        rest_weights = torch.full((len(rest),), 1.0 / len(points))
+        s = torch.cat([points[:half], torch.zeros(1, size), points[half:]])
+        rest_weights = torch.full((len(s),), 1.0 / len(points))
         rest_weights[half] = 0.0  # only there to be the middle
     else:
-        rest, rest_weights = torch.zeros(1, 0), torch.ones(1)
-    return Nodes(rest, rest_weights, *gauss_hermite(ALONG_ROW, dtype))
+        s, rest_weights = torch.zeros(1, 0), torch.ones(1)
+    return Nodes(s, rest_weights, *gauss_hermite(ALONG_ROW, dtype))
 
 
 def node_at_mean(line: Line) -> Nodes:
@@ -285,8 +285,8 @@ def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | N
         for j in constant.nonzero()[:, 0].tolist():
             other = v.clone()
             other[j] += 0.7 * near
-            here, two = (scores(reading.terms(at, batch), eta) for at in (v, other))
-            constant[j] &= nearly_equal(here, two)
+            before, two = (scores(reading.terms(at, batch), eta) for at in (v, other))
+            constant[j] &= nearly_equal(before, two)
     line = Line(reading, constant.nonzero()[:, 0])
     for v in points if len(line.inside) else ():
         if not is_linear(partial(line.terms, rest=v[line.rest], batch=batch), v[line.inside]):

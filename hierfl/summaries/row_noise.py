@@ -31,13 +31,12 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.arguments import expect
+from hierfl.core.extras import extras_for
 from hierfl.core.secret_noise import normals_at
 from hierfl.program.program import ProgramError
 from hierfl.summaries.factor import Factor
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.reading import Line, Nodes
-
-NEEDED = "row_noise needs dp-accounting: install it with pip install 'hierfl[privacy]'"
 
 
 @dataclass(frozen=True)
@@ -119,10 +118,8 @@ class RowNoise:
     @staticmethod
     def worth(epsilon: float, delta: float) -> float:
         """Return the largest sum of z^-2 over Gaussian mechanisms that a budget pays for."""
-        try:
+        with extras_for("row_noise"):
             from dp_accounting import get_sigma_gaussian
-        except ImportError as error:
-            raise ImportError(NEEDED) from error
         with np.errstate(divide="ignore"):  # log(0) on the way to a noise of almost none
             return float(get_sigma_gaussian(epsilon, delta)) ** -2
 
@@ -204,6 +201,6 @@ def _with_noise(
     values = values.clamp(min=0.0)
     away = torch.linalg.inv_ex(precision).inverse.diagonal().sum()  # E_q |v - m|^2
     share = values / (values + sd**2 + sd_entry**2 * away)
-    known = (vectors * (share * values)) @ vectors.mT
+    shrunken = (vectors * (share * values)) @ vectors.mT
     shift = vectors @ (share * (vectors.mT @ (slope + sd * drawn[:size])))
-    return known, shift + known @ mean, raised
+    return shrunken, shift + shrunken @ mean, raised

@@ -109,9 +109,9 @@ def sample(
     if not surrogate.mixed:
         least = MOMENTS if len(factors.shift) < MANY_CLIENTS else LEAST_SHARE
         least = -1.0 if rough else least
-        drawn = by_importance(surrogate, factors, count, start, word, final=final, least=least)
-        if drawn is not None:
-            return drawn
+        weighted = by_importance(surrogate, factors, count, start, word, final=final, least=least)
+        if weighted is not None:
+            return weighted
     g = torch.Generator().manual_seed(word)
     normal = torch.randn(count, len(surrogate.hierarchy.inside), generator=g)
     density = Density(surrogate, factors, start.bounds)
@@ -141,8 +141,8 @@ def by_importance(
         _, mean, covariance = (v.expand(count, *v.shape[1:]) for v in density.at(s[:1]))
     else:
         proposal, share = _adapted(density, start, final=final)
-        limit = max(MORE, WORK / (count * len(factors.shift)))
-        many = int(count * min(limit, max(1.0, 1.2 / share))) // 2 * 2 if final else count
+        largest = max(MORE, WORK / (count * len(factors.shift)))
+        many = int(count * min(largest, max(1.0, 1.2 / share))) // 2 * 2 if final else count
         s, log_q = proposal.at(normal_points(many, len(hierarchy.outside) + 1, seed=seed))
         log_p, mean, covariance = density.at(s)
         ratios = (log_p - log_q).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
@@ -174,8 +174,8 @@ def _adapted(density: Density, start: Start, *, final: bool) -> tuple[Proposal, 
     """Fit a proposal to its own weighted points; also return the share that is effective."""
     s = start.draws[:, density.surrogate.hierarchy.outside]
     proposal, size = fitted(s, start.log_weights.exp()), s.shape[1]
-    limit = max(LEAST_PILOT * (size + 1), WORK // len(density.factors.shift))
-    e = normal_points(min(limit, next(n for scales, n in PILOT if size <= scales)), size + 1)
+    largest = max(LEAST_PILOT * (size + 1), WORK // len(density.factors.shift))
+    e = normal_points(min(largest, next(n for scales, n in PILOT if size <= scales)), size + 1)
     least, aim = (0.05, 0.1) if size <= MANY_SCALES else (0.15, 0.2)
     enough = ENOUGH if final or size <= MANY_SCALES else ENOUGH_OF_MANY
     best, stuck, low = 0.0, 0, False
@@ -201,13 +201,15 @@ def _about_peak(y: Tensor, log_p: Tensor, weights: Tensor, e: Tensor) -> Proposa
     size, (loc, scale) = y.shape[1], moments(y, weights.log())
     x, some = (y - loc) / (scale + 1e-300), weights > 0.0
     root, powers = weights[some].sqrt()[:, None], quadratic_in(x[some])
-    solution = torch.linalg.lstsq(root * powers, root * log_p[some, None]).solution[:, 0]
+    coefficients = torch.linalg.lstsq(root * powers, root * log_p[some, None]).solution[:, 0]
     i, j = torch.triu_indices(size, size)
-    curvature = torch.zeros(size, size).index_put((i, j), -solution[1 + size :])
+    curvature = torch.zeros(size, size).index_put((i, j), -coefficients[1 + size :])
     tril, info = torch.linalg.cholesky_ex(curvature + curvature.mT)
-    if bool(info) or not bool(solution.isfinite().all()):
+    if bool(info) or not bool(coefficients.isfinite().all()):
         return None
-    peak = torch.cholesky_solve(solution[1 : 1 + size, None], tril)[:, 0].clamp(-FARTHEST, FARTHEST)
+    peak = torch.cholesky_solve(coefficients[1 : 1 + size, None], tril)[:, 0].clamp(
+        -FARTHEST, FARTHEST
+    )
     away = torch.linalg.solve_triangular(tril.mT, e[:, :size].mT, upper=True).mT
     return fitted(loc + scale * (peak + away), torch.full((len(e),), 1.0 / len(e)))
 
@@ -235,9 +237,9 @@ class Density:
 
         def one(at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             s, t = self.surrogate.parts(at, len(hierarchy.outside))
-            found = of_means(hierarchy, s, self.factors, t, self.slopes)
-            value, covariance = found.log_integral()
-            return value, covariance @ found.shift, covariance
+            normal = of_means(hierarchy, s, self.factors, t, self.slopes)
+            value, covariance = normal.log_integral()
+            return value, covariance @ normal.shift, covariance
 
         alike = not hierarchy.fields and not self.surrogate.mixed  # clients have one prior
         value, mean, covariance = self.surrogate.mapped(one, self.factors, near, narrow=alike)
@@ -267,7 +269,7 @@ def _chains(
         warmup = COLD
     least = 2 * LEAST if final else LEAST
     while True:
-        drawn = sampled(
+        run = sampled(
             density.gradient,
             first,
             whitening,
@@ -277,13 +279,13 @@ def _chains(
             seed=seed,
             dense=len(hierarchy.outside),
         )
-        if not drawn.r_hat > (MIXED_WELL if final else MIXED):
-            return drawn
+        if not run.r_hat > (MIXED_WELL if final else MIXED):
+            return run
         if least >= MOST:
             warnings.warn(
-                f"the server's chains have not mixed (split R-hat {drawn.r_hat:.2f}): do not trust "
+                f"the server's chains have not mixed (split R-hat {run.r_hat:.2f}): do not trust "
                 f"spreads; a prior that keeps scales away from infinity helps",
                 stacklevel=2,
             )
-            return drawn
-        first, whitening, warmup, least = drawn.draws[-chains:], drawn.whitening, WARM, 2 * least
+            return run
+        first, whitening, warmup, least = run.draws[-chains:], run.whitening, WARM, 2 * least

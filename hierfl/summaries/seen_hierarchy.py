@@ -35,7 +35,7 @@ EXACT = 1e-6  # relative differences that are rounding
 FAR = 0.7  # how far a site is moved to see what it changes
 
 
-def seen_hierarchy(reading: Reading, apart: frozenset[str] = frozenset()) -> Hierarchy:
+def seen_hierarchy(reading: Reading, nonlinear: frozenset[str] = frozenset()) -> Hierarchy:
     """Return a program's prior, tested at random points, with sites `apart` from those that are linear.
 
     Refuse local sites that it cannot sample.
@@ -57,9 +57,9 @@ def seen_hierarchy(reading: Reading, apart: frozenset[str] = frozenset()) -> Hie
                     "the local sites as they are, or use fedsvi with guides.structured"
                 )
         hierarchy = replace(plain, reading=reading)
-        hierarchy = _with_linear(hierarchy, points, batch, apart)
+        hierarchy = _with_linear(hierarchy, points, batch, nonlinear)
         slopes = [hierarchy.slopes_at(p.z, batch, p.mixing(hierarchy)) for p in points]
-        return replace(hierarchy, steady=all(alike_here(one, slopes[0]) for one in slopes))
+        return replace(hierarchy, steady=all(alike_here(slope, slopes[0]) for slope in slopes))
 
 
 # ------------------------------------------------------------------------------------ local sites
@@ -67,21 +67,21 @@ def _with_local(
     plain: Hierarchy, points: list[Point], batch: ClientBatch, g: torch.Generator
 ) -> Hierarchy:
     """Return the hierarchy with what was seen of its local sites."""
-    found = _with_mixing(plain, points, batch)
-    if found.normal_size:
-        at = found.arrangement[: found.normal_size]
+    hierarchy = _with_mixing(plain, points, batch)
+    if hierarchy.normal_size:
+        at = hierarchy.arrangement[: hierarchy.normal_size]
         ends = [
-            [_locally(found, p, w, batch)[1] for w in (p.w, p.w.index_fill(0, at, 0.0))]
+            [_locally(hierarchy, p, w, batch)[1] for w in (p.w, p.w.index_fill(0, at, 0.0))]
             for p in points
         ]
-        found = replace(found, chained=(not all(alike_here(*end) for end in ends), False))
+        hierarchy = replace(hierarchy, chained=(not all(alike_here(*end) for end in ends), False))
     for p in points:
-        _check_normal(found, p, batch)
-    _check_reads_no_rows(found, points[0], g)
+        _check_normal(hierarchy, p, batch)
+    _check_reads_no_rows(hierarchy, points[0], g)
     moved = perturbed(batch, names_of_labels=frozenset(), g=g)
-    names = sorted(found.program.reads.model & set(batch.client_fields))
-    fields = tuple(name for name in names if _changes(found, points[0], moved, name))
-    return replace(found, fields=fields)
+    names = sorted(hierarchy.program.reads.model & set(batch.client_fields))
+    fields = tuple(name for name in names if _changes(hierarchy, points[0], moved, name))
+    return replace(hierarchy, fields=fields)
 
 
 def _with_mixing(plain: Hierarchy, points: list[Point], batch: ClientBatch) -> Hierarchy:
@@ -89,9 +89,9 @@ def _with_mixing(plain: Hierarchy, points: list[Point], batch: ClientBatch) -> H
     block = plain.program.latents.local_block
     sites = plain.sites(points[0].z, points[0].w, batch)
     kinds = {site.name: _kind(site, sites[site.name]["fn"]) for site in block.sites}
-    found = _mixed(plain, kinds)
+    hierarchy = _mixed(plain, kinds)
     for site in block.sites:
-        if kinds[site.name] != SAMPLED and any(_bends(found, site, p, batch) for p in points):
+        if kinds[site.name] != SAMPLED and any(_bends(hierarchy, site, p, batch) for p in points):
             kinds[site.name] = SAMPLED
     return _mixed(plain, kinds)
 
@@ -145,10 +145,10 @@ def _check_normal(hierarchy: Hierarchy, p: Point, batch: ClientBatch) -> None:
     sites = hierarchy.normals(hierarchy.given(p.z, batch, t, w), t)
     names = [site.name for site in hierarchy.normal_sites]
     fns = ((sites[name], sites[name]["fn"].log_prob(sites[name]["value"])) for name in names)
-    known = sum((scored(*each).sum() for each in fns), torch.zeros(()))
+    expected = sum((scored(*arguments).sum() for arguments in fns), torch.zeros(()))
     jacobians = own.unflatten(p.w[None, None])[1]
-    known = known + sum(jacobians[name].sum() for name in names)
-    if names and not alike_here(hierarchy.local(p.z, batch, t).log_prob(w)[0], known):
+    expected = expected + sum(jacobians[name].sum() for name in names)
+    if names and not alike_here(hierarchy.local(p.z, batch, t).log_prob(w)[0], expected):
         raise ProgramError(
             f"local site '{names[-1]}' cannot be integrated out by two_stage: its spread depends "
             "on another local site, or its mean is not linear in one. Give it a Normal or LogNormal "
@@ -161,8 +161,10 @@ def _check_reads_no_rows(hierarchy: Hierarchy, p: Point, g: torch.Generator) -> 
     batch = in_double(hierarchy.program.prototype)
     moved = perturbed(batch, names_of_labels=frozenset(), g=g)
     rows = [
-        replace(one, fields={n: v[:, i : i + 1] for n, v in one.fields.items()}, rows=None)
-        for one in (batch, moved)
+        replace(
+            some_batch, fields={n: v[:, i : i + 1] for n, v in some_batch.fields.items()}, rows=None
+        )
+        for some_batch in (batch, moved)
         for i in range(batch.num_rows)
     ]
     rows = [replace(row, client_fields=batch.client_fields) for row in rows]
@@ -211,8 +213,8 @@ class Point(NamedTuple):
         if hierarchy.mixing is None:
             return None
         outside = hierarchy.mixing.outside
-        more = hierarchy.mixing_size - len(outside)
-        return torch.cat([self.w[outside], self.e[:more]])[None]
+        entrywise = hierarchy.mixing_size - len(outside)
+        return torch.cat([self.w[outside], self.e[:entrywise]])[None]
 
 
 def point_of(reading: Reading, g: torch.Generator) -> Point:
@@ -222,21 +224,21 @@ def point_of(reading: Reading, g: torch.Generator) -> Point:
     return Point(z + 0.5 * torch.randn(len(z), generator=g), start + w, 0.5 * e)
 
 
-def alike_here(here: Tensor, other: Tensor) -> bool:
+def alike_here(value: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are equal up to the rounding of a prior."""
-    return nearly_equal(here, other, exact=EXACT)
+    return nearly_equal(value, other, exact=EXACT)
 
 
-def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+def same(values: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     """Return whether tensors are pairwise equal."""
-    return all(alike_here(a, b) for a, b in zip(one, other, strict=True))
+    return all(alike_here(a, b) for a, b in zip(values, other, strict=True))
 
 
 def _with_linear(
-    hierarchy: Hierarchy, points: list[Point], batch: ClientBatch, apart: frozenset[str]
+    hierarchy: Hierarchy, points: list[Point], batch: ClientBatch, nonlinear: frozenset[str]
 ) -> Hierarchy:
     """Return the hierarchy with the global sites that are jointly Normal with the local ones."""
-    sites = [s for s in hierarchy.program.latents.global_block.sites if s.name not in apart]
+    sites = [s for s in hierarchy.program.latents.global_block.sites if s.name not in nonlinear]
     names = [
         s.name for s in sites if all(_is_normal(hierarchy, p.z, s.name, batch) for p in points)
     ]
@@ -274,9 +276,9 @@ def _outside(linear: Hierarchy, z: Tensor, p: Point, batch: ClientBatch) -> list
     """Return what may not change with m: the log densities of all other sites, and all spreads."""
     t = p.mixing(linear)
     sites = linear.given(z, batch, t)
-    rest = linear.log_global(z, sites, without=linear.linear)
+    log_global = linear.log_global(z, sites, without=linear.linear)
     spread, own = precision_of(linear.linear_sites, sites)[0], linear.local(z, batch, t, sites)
-    return [rest, linear.log_mixing(sites, t), spread, own.precision]
+    return [log_global, linear.log_mixing(sites, t), spread, own.precision]
 
 
 def _is_joint(linear: Hierarchy, p: Point, batch: ClientBatch) -> bool:
@@ -287,9 +289,9 @@ def _is_joint(linear: Hierarchy, p: Point, batch: ClientBatch) -> bool:
     here, there = (_outside(linear, at, p, batch) for at in (z, at_zero))
     if not same(here, there):
         return False
-    known = linear.log_global(z, linear.given(z, batch, t), without=()) - here[0]
+    expected = linear.log_global(z, linear.given(z, batch, t), without=()) - here[0]
     moved = (linear.slopes_at(z, batch, t)[:, : linear.normal_size] @ m[:, None])[..., 0]
     mean = linear.local(at_zero, batch, t).mean + moved
     means = linear.means(s, linear.given(at_zero, batch, t))
-    right = alike_here(means.log_prob(m)[0], known)
+    right = alike_here(means.log_prob(m)[0], expected)
     return right and alike_here(mean, linear.local(z, batch, t).mean)

@@ -35,8 +35,8 @@ class SummedRows(PackedRows):
         back = torch.where(above, 1.0 / torch.where(above, root, 1.0), 0.0)
         slope = (vectors.mT @ sums.shift[:, inside, None])[..., 0]
         # a direction that rows hardly say anything of is not solved for: its slope is left
-        left = (vectors @ torch.where(above, 0.0, slope)[..., None]).mT
-        self.design = torch.cat([root[..., None] * vectors.mT, left], 1)  # (C, L + 1, L)
+        remainder = (vectors @ torch.where(above, 0.0, slope)[..., None]).mT
+        self.design = torch.cat([root[..., None] * vectors.mT, remainder], 1)  # (C, L + 1, L)
         best = back * slope
         self.tensors = (best, sums.num_rows, sums.square)
 
@@ -48,8 +48,8 @@ class SummedRows(PackedRows):
         """Return the log likelihood of a client, (), at predictors (L + 1,) and s (S,)."""
         best, num_rows, square = own
         scale = self.spread.of(rest)
-        left = square + (shift[:-1] - best).square().sum() - 2.0 * shift[-1]
-        return -num_rows * scale.log() - 0.5 * left / scale.square()
+        squares = square + (shift[:-1] - best).square().sum() - 2.0 * shift[-1]
+        return -num_rows * scale.log() - 0.5 * squares / scale.square()
 
     def over_units(self, function: Callable[..., Any], *trees: Any, in_dims: Any = 0) -> Any:
         """Map a function over clients."""

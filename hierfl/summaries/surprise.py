@@ -55,62 +55,62 @@ class Known:
     seed: int
 
 
-def surprises(of: Known) -> Surprise:
+def surprises(posterior: Known) -> Surprise:
     """Return each client's tail probability and distance; NaN for a client that cannot be checked.
 
     The others' posterior is that of all, weighted by 1 / the client's marginal likelihood; if these
     weights cannot be trusted, it is resampled, for the most surprising clients.
     """
-    surrogate, factors = of.surrogate, of.factors
+    surrogate, factors = posterior.surrogate, posterior.factors
     count, hierarchy = len(factors.shift), surrogate.hierarchy
-    found = Surprise(*torch.full((2, count), torch.nan))
+    surprise = Surprise(*torch.full((2, count), torch.nan))
     if hierarchy.mixing is not None or not hierarchy.reading.own_size or count > MOST:
-        return found
-    draws = of.draws[:DRAWS]
+        return surprise
+    draws = posterior.draws[:DRAWS]
     marginals = surrogate.log_marginals(draws, factors)[1]
-    moments = _moments(of, draws)
+    moments = _moments(posterior, draws)
     log_weights, k_hats, _ = smoothed_rows(-marginals.mT)
     for k, shares in enumerate(log_weights.exp()):
-        found.p[k], found.away[k] = _tail(of, k, moments, shares)
-    heavy = (k_hats >= K_HAT) & (found.p < LIKELY)
-    for k in sorted(heavy.nonzero()[:, 0].tolist(), key=lambda k: float(found.p[k]))[:AGAIN]:
-        others = _without(of, k)
+        surprise.p[k], surprise.away[k] = _tail(posterior, k, moments, shares)
+    heavy = (k_hats >= K_HAT) & (surprise.p < LIKELY)
+    for k in sorted(heavy.nonzero()[:, 0].tolist(), key=lambda k: float(surprise.p[k]))[:AGAIN]:
+        others = _without(posterior, k)
         if others is None:
-            found.p[k] = found.away[k] = torch.nan
+            surprise.p[k] = surprise.away[k] = torch.nan
             continue
-        moments = _moments(of, others.draws)
-        found.p[k], found.away[k] = _tail(of, k, moments, others.log_weights.exp())
-    return found
+        moments = _moments(posterior, others.draws)
+        surprise.p[k], surprise.away[k] = _tail(posterior, k, moments, others.log_weights.exp())
+    return surprise
 
 
-def _without(of: Known, client: int) -> Draws | None:
+def _without(posterior: Known, client: int) -> Draws | None:
     """Return draws of z given the factors of all clients but one; None where they are not good."""
-    one = torch.tensor(client)
-    rest: list[Any] = [
-        v.index_fill(0, one, 0.0) if isinstance(v, Tensor) else v for v in of.factors
+    at, draws = torch.tensor(client), posterior.draws
+    factors: list[Any] = [
+        v.index_fill(0, at, 0.0) if isinstance(v, Tensor) else v for v in posterior.factors
     ]
-    equal = torch.full((len(of.draws),), -math.log(len(of.draws)))
-    start, count = Start(of.draws, equal, of.bounds, False), min(DRAWS, len(of.draws))
-    seed = noise.word(f"two_stage without {client} {of.seed}") & 0x7FFFFFFF
-    given = of.surrogate, Factors(*rest), count, start, seed
-    return by_importance(*given, final=False, least=LEAST_SHARE)
+    equal = torch.full((len(draws),), -math.log(len(draws)))
+    start, count = Start(draws, equal, posterior.bounds, False), min(DRAWS, len(draws))
+    seed = noise.word(f"two_stage without {client} {posterior.seed}") & 0x7FFFFFFF
+    arguments = posterior.surrogate, Factors(*factors), count, start, seed
+    return by_importance(*arguments, final=False, least=LEAST_SHARE)
 
 
-def _moments(known: Known, draws: Tensor) -> tuple[Tensor, ...]:
+def _moments(posterior: Known, draws: Tensor) -> tuple[Tensor, ...]:
     """Return `Surrogate.moments` at draws, and the variance of noise there, 1 at the start."""
-    surrogate, noise = known.surrogate, torch.ones(1)
+    surrogate, noise = posterior.surrogate, torch.ones(1)
     spread = surrogate.hierarchy.spread
     if spread is not None:
         noise = torch.vmap(spread.at)(draws[:, : len(surrogate.hierarchy.reading.origin)]).square()
-    return *surrogate.moments(draws, draws[:, :0], known.factors), noise
+    return *surrogate.moments(draws, draws[:, :0], posterior.factors), noise
 
 
 def _tail(
-    known: Known, client: int, moments: tuple[Tensor, ...], share: Tensor
+    posterior: Known, client: int, moments: tuple[Tensor, ...], share: Tensor
 ) -> tuple[float, float]:
     """Return a client's tail probability and distance, NaN if its factor says nothing of w."""
-    size = known.surrogate.hierarchy.reading.own_size
-    precision, shift = known.factors.precision[client], known.factors.shift[client]
+    size = posterior.surrogate.hierarchy.reading.own_size
+    precision, shift = posterior.factors.precision[client], posterior.factors.shift[client]
     values, vectors = torch.linalg.eigh(precision[:size, :size])
     above = values > SMALL * values.max().clamp(min=1e-300)
     if not bool(above.any()):
@@ -140,9 +140,9 @@ def _mixture_tail(
 
     square = turned((e - middle)[:, None]).square().sum()
     at = turned(away.mT).mT
-    each = turned(turned(covariances).mT)
-    mean = each.diagonal(dim1=-2, dim2=-1).sum(-1) + at.square().sum(-1)
-    bent = (at * (each @ at[..., None])[..., 0]).sum(-1)
-    variance = 2.0 * each.square().sum((-2, -1)) + 4.0 * bent
+    covariance = turned(turned(covariances).mT)
+    mean = covariance.diagonal(dim1=-2, dim2=-1).sum(-1) + at.square().sum(-1)
+    bent = (at * (covariance @ at[..., None])[..., 0]).sum(-1)
+    variance = 2.0 * covariance.square().sum((-2, -1)) + 4.0 * bent
     tails = torch.special.gammaincc(mean.square() / variance, square * mean / variance)
     return float((share * tails).sum().clamp(0.0, 1.0)), float((square / len(e)).sqrt())

@@ -69,12 +69,12 @@ class Surrogate:
             here, power, constant = self.hierarchy.at_scale(factors, z)
             factor = here.precision, here.shift
             factored = given(self.hierarchy, normal, z, *factor, t, power)
+            log_w = factored.log_integral()[0] + self.hierarchy.log_mixing(sites, t) + constant
             log_z = self.hierarchy.log_global(z, sites, without=())
-            each = factored.log_integral()[0] + self.hierarchy.log_mixing(sites, t) + constant
-            return log_z, each.expand(len(factors.shift))
+            return log_z, log_w.expand(len(factors.shift))
 
-        log_terms: tuple[Tensor, Tensor] = self.mapped(one, factors, draws, narrow=not self.mixed)
-        return log_terms
+        results: tuple[Tensor, Tensor] = self.mapped(one, factors, draws, narrow=not self.mixed)
+        return results
 
     def moments(self, draws: Tensor, t: Tensor, factors: Factors) -> tuple[Tensor, Tensor]:
         """Return prior means (S, C, V) of v given z and t, and covariances (S, C, D, D) of w."""
@@ -92,8 +92,8 @@ class Surrogate:
             others = others.expand(len(normal.mean), others.shape[-1])
             return torch.cat([normal.mean, others], 1)[:, back], covariance
 
-        moments: tuple[Tensor, Tensor] = self.mapped(one, factors, draws, t, narrow=True)
-        return moments
+        results: tuple[Tensor, Tensor] = self.mapped(one, factors, draws, t, narrow=True)
+        return results
 
     def mapped(self, function: Any, factors: Factors, *draws: Tensor, narrow: bool) -> Any:
         """Return a function of one draw at all draws (S, ...), some at once.
@@ -103,8 +103,8 @@ class Surrogate:
         clients, size = factors.shift.shape
         wide, means = (size + 1) ** 2, (len(self.hierarchy.inside) + 1) ** 2
         own = (self.hierarchy.normal_size + 1) * (size + 1)
-        scalars = clients * own + wide if narrow else clients * wide
-        at_once = max(1, AT_ONCE // (scalars + means))
+        width = clients * own + wide if narrow else clients * wide
+        at_once = max(1, AT_ONCE // (width + means))
         with unchecked(), carried(OF_MANY_DRAWS):
             return torch.vmap(function, chunk_size=min(at_once, len(draws[0])))(*draws)
 
@@ -132,16 +132,16 @@ def prior_draws(hierarchy: Hierarchy, seed: int) -> Tensor:
         return block.start.double() + WIDE * away
 
 
-def _drawn(function: Callable[..., Tensor], *each: Tensor) -> Tensor:
+def _drawn(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Return draws by the batch's keys; where torch draws, as from a Gamma, a few one by one."""
     with untouched_store():
         try:
-            return torch.vmap(function)(*each)
+            return torch.vmap(function)(*tensors)
         except (RuntimeError, ValueError, NotImplementedError):
-            few = torch.stack(
-                [function(*(v[d] for v in each)) for d in range(min(FEW, len(each[0])))]
+            checked = torch.stack(
+                [function(*(v[d] for v in tensors)) for d in range(min(FEW, len(tensors[0])))]
             )
-            return few[torch.arange(len(each[0])) % len(few)]
+            return checked[torch.arange(len(tensors[0])) % len(checked)]
 
 
 def _central(draws: Tensor) -> Tensor:
@@ -157,8 +157,8 @@ def _independent(hierarchy: Hierarchy, seed: int) -> Tensor | None:
     there = hierarchy.sites(start + 0.7, zero, hierarchy.row)
     for site in block.sites:
         value = here[site.name]["value"]
-        one = here[site.name]["fn"].log_prob(value)
-        if not torch.equal(one, there[site.name]["fn"].log_prob(value)):
+        density = here[site.name]["fn"].log_prob(value)
+        if not torch.equal(density, there[site.name]["fn"].log_prob(value)):
             return None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed & 0x7FFFFFFF)
@@ -202,8 +202,8 @@ def any_client(
         share = share / share.sum()
     mean = torch.tensordot(share, means.mean(1), 1)
     away = (means - mean).flatten(0, 1)
-    each = share.repeat_interleave(count) / count
-    covariance = away.mT @ (away * each[:, None])
+    share_of_each = share.repeat_interleave(count) / count
+    covariance = away.mT @ (away * share_of_each[:, None])
     within = torch.tensordot(share, covariances.mean(1), 1)
     covariance[:size, :size] += within
     eye = torch.eye(len(mean), dtype=mean.dtype)

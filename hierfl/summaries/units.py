@@ -64,12 +64,12 @@ class Units:
         key = self.client
         for column in (v[:, i] for v in rows for i in range(v.shape[1])):
             values, place = column.unique(return_inverse=True)
-            found, key, times = (key * len(values) + place).unique(
+            unique, key, times = (key * len(values) + place).unique(
                 return_inverse=True, return_counts=True
             )
-            if len(found) > FEW_EQUAL * count:
+            if len(unique) > FEW_EQUAL * count:
                 return self
-        some = torch.full((len(found),), count).scatter_reduce(0, key, torch.arange(count), "amin")
+        some = torch.full((len(unique),), count).scatter_reduce(0, key, torch.arange(count), "amin")
         return replace(self.some(some), times=times.to(self.counts.dtype))
 
     def some(self, at: Tensor) -> Units:

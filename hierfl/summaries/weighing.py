@@ -68,8 +68,8 @@ def ratios_of(
 ) -> Ratios:
     """Return C clients' ratios at z (S, K); `keys` are (C, 2), `proposals` (C, 2, M, ...)."""
     whole = _Clients(hierarchy, rows, factor, fields, keys, proposals)
-    each = [whole.some(who).ratios(draws) for who in rows.blocks()]
-    return Ratios(*(torch.cat(parts) for parts in zip(*each, strict=True)))
+    ratios = [whole.some(who).ratios(draws) for who in rows.blocks()]
+    return Ratios(*(torch.cat(tensors) for tensors in zip(*ratios, strict=True)))
 
 
 def central_variance(error: Tensor) -> Tensor:
@@ -153,13 +153,13 @@ class _Clients:
             return self._at(draws, points @ turns, log_weights)
         some = draws[:: max(1, len(draws) // count)]
         sets = [standard_points(self.hierarchy, times) for times in TIMES]
-        tolerated = ERROR / math.sqrt(self.hierarchy.program.num_clients)
+        tolerance = ERROR / math.sqrt(self.hierarchy.program.num_clients)
         # the first set that agrees with the next; the last one where none does
         needed, who = torch.zeros(len(self.keys), dtype=torch.long), torch.arange(len(self.keys))
         log = self._at(some, sets[0][0] @ turns, sets[0][1]).log
         for e, w in sets[1:]:
             finer = self.some(who)._at(some, e @ turns[who], w).log
-            rough = (finer - log).std(1) >= tolerated
+            rough = (finer - log).std(1) >= tolerance
             who, log = who[rough], finer[rough]
             needed[who] += 1
             if not len(who):
@@ -177,18 +177,18 @@ class _Clients:
         of = self._normal
         if self.proposals is not None:
             at_once, of = max(1, at_once // count), self._mixed
-        each = [of(z, points, log_weights) for z in draws.split(at_once)]
-        return Ratios(*(torch.cat(parts, 1) for parts in zip(*each, strict=True)))
+        ratios = [of(z, points, log_weights) for z in draws.split(at_once)]
+        return Ratios(*(torch.cat(tensors, 1) for tensors in zip(*ratios, strict=True)))
 
     def _normal(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
         mean, tril = normals_of(self.hierarchy, self.fields, self.factor, draws)
-        batches = []
+        ratios = []
         for p in torch.arange(len(draws)).split(self.rows.draws_at_once(points.shape[1])):
             w = mean[:, p, None] + product(points[:, None], tril[:, p].mT)  # (C, s, P, D)
-            batches.append(
+            ratios.append(
                 _summed(self.log_ratio(draws[p], w), log_weights, self.halves(log_weights))
             )
-        return Ratios(*(torch.cat(pair, 1) for pair in zip(*batches, strict=True)))
+        return Ratios(*(torch.cat(tensors, 1) for tensors in zip(*ratios, strict=True)))
 
     def _mixed(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
         """Return the ratios where clients have mixing variables: each point has its own weight."""
@@ -196,8 +196,8 @@ class _Clients:
         e, row = points.movedim(1, 0), h.batch(self.fields, self.rows.clients)  # (P, C, M + Dn)
 
         def at(z: Tensor) -> Any:
-            each = partial(point, h, z, row, self.factor, self.proposals)
-            return torch.vmap(each)(e, sides)
+            at_side = partial(point, h, z, row, self.factor, self.proposals)
+            return torch.vmap(at_side)(e, sides)
 
         own, weight = torch.vmap(at)(draws)  # (S, P, C, D) and (S, P, C)
         log_weights = log_weights + weight.movedim(2, 0)
@@ -223,9 +223,11 @@ class _Clients:
 
 def _summed(log_ratio: Tensor, log_weights: Tensor, halves: tuple[Tensor, Tensor] | None) -> Ratios:
     """Return the ratios, of log ratios (C, S, P) at points with log weights (..., P)."""
-    terms = log_ratio + log_weights
-    whole = terms.logsumexp(-1) - log_weights.logsumexp(-1)
+    log_terms = log_ratio + log_weights
+    whole = log_terms.logsumexp(-1) - log_weights.logsumexp(-1)
     if halves is None:
         return Ratios(whole, torch.zeros_like(whole))
-    half, other = (terms[..., h].logsumexp(-1) - log_weights[..., h].logsumexp(-1) for h in halves)
+    half, other = (
+        log_terms[..., h].logsumexp(-1) - log_weights[..., h].logsumexp(-1) for h in halves
+    )
     return Ratios(whole, 0.5 * (half - other))

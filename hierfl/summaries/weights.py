@@ -61,9 +61,9 @@ def error_of_sds(draws: Tensor, log_weights: Tensor) -> Tensor:
     return 0.5 * (shares - share).square().sum(0).sqrt()
 
 
-def apart(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def apart(moments: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the largest shift of a mean, in sds, and the largest relative change of an sd."""
-    (mean, sd), (new_mean, new_sd) = before, after
+    (mean, sd), (new_mean, new_sd) = moments, other
     ratio = (new_sd / sd).log().abs().max().expm1()
     return ((new_mean - mean).abs() / new_sd).max(), ratio
 
@@ -122,14 +122,14 @@ def everywhere(
         return log_ratios, 0.0
     x = (draws - draws.mean(0)) / (draws.std(0) + 1e-300)
     powers = quadratic_in(x)
-    at_asked, share = powers[at], torch.full((len(at),), 1.0 / len(at))
+    terms, share = powers[at], torch.full((len(at),), 1.0 / len(at))
     for _ in range(PASSES):
         root = share.sqrt()[:, None]
-        fitted = torch.linalg.lstsq(root * at_asked, root * log_ratios[:, None]).solution[:, 0]
+        fitted = torch.linalg.lstsq(root * terms, root * log_ratios[:, None]).solution[:, 0]
         # more effective points than coefficients, or the fit would be to a few of them
-        share = tempered(at_asked @ fitted + log_base[at], LEAST_SHARE)
-    residuals = log_ratios - at_asked @ fitted
-    degrees = max(1e-3, 1.0 - at_asked.shape[1] * float(share.square().sum()))
+        share = tempered(terms @ fitted + log_base[at], LEAST_SHARE)
+    residuals = log_ratios - terms @ fitted
+    degrees = max(1e-3, 1.0 - terms.shape[1] * float(share.square().sum()))
     return powers @ fitted, float(((share * residuals.square()).sum() / degrees).sqrt())
 
 

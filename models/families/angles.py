@@ -30,9 +30,9 @@ class VonMises(dist.VonMises):  # type: ignore[misc]  # Any in Pyro
         if self._validate_args:
             self._validate_sample(value)
         # cos(x) - 1, and log I_0(k) - k, which stay exact for large concentrations
-        apart = -2.0 * (0.5 * (value - self.loc)).sin() ** 2
+        cosine_less_1 = -2.0 * (0.5 * (value - self.loc)).sin() ** 2
         bessel = torch.special.i0e(self.concentration).log()
-        return self.concentration * apart - bessel - math.log(2.0 * math.pi)
+        return self.concentration * cosine_less_1 - bessel - math.log(2.0 * math.pi)
 
     @property
     def variance(self) -> Tensor:
@@ -44,8 +44,8 @@ class VonMises(dist.VonMises):  # type: ignore[misc]  # Any in Pyro
             angle = half * (node + 1.0)
             density = (-2.0 * k * (0.5 * angle).sin() ** 2).exp()
             total = total + weight * half * angle**2 * density
-        found: Tensor = total / (math.pi * torch.special.i0e(k))
-        return found.to(self.concentration.dtype)
+        square: Tensor = total / (math.pi * torch.special.i0e(k))
+        return square.to(self.concentration.dtype)
 
 
 def _kappa(response: Response) -> dict[str, Prior]:

@@ -44,11 +44,8 @@ def check_values(family: str, kind: str, values: ArrayLike) -> None:
             "formula write cbind(a, b, c) ~ ..."
         )
     if column.dtype.kind in "OUS" and kind in ("category", "ordered"):
-        missing = [
-            row for row, value in enumerate(column.tolist()) if value != value or value is None
-        ]
-        if missing:
-            raise _missing("response", missing[0])
+        missing = [value != value or value is None for value in column.tolist()]
+        _refuse_missing(np.array(missing, dtype=bool), "response")
         return
     numbers = _numbers(family, column)
     inside, words = ALLOWED[kind]
@@ -94,16 +91,19 @@ def check_additions(family: str, values: ArrayLike, additions: Mapping[str, Arra
         fix = "it must be above the row's time and finite; a time with no upper end has cens 1"
         _refuse(bad, "upper", rows["upper"], fix)
     elif interval.any():
-        row = int(np.flatnonzero(interval)[0])
-        raise ValueError(
-            f"cens 2 in row {row} is an interval without an upper end: add the row field 'upper'"
-        )
+        fix = "it is an interval without an upper end: add the row field 'upper'"
+        _refuse(interval, "cens", cens, fix)
 
 
 def _refuse(bad: NDArray[np.bool_], name: str, column: Numbers, fix: str) -> None:
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         raise ValueError(f"{name} {column[row]:g} in row {row}: {fix}")
+
+
+def _refuse_missing(missing: NDArray[np.bool_], name: str) -> None:
+    if missing.any():
+        raise ValueError(f"the {name} in row {np.argwhere(missing)[0][0]} is missing: drop the row")
 
 
 def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -> Numbers:
@@ -121,14 +121,9 @@ def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -
         raise ValueError(
             f"the {name} in row {row} is {value!r}, and family '{family}' needs numbers: {fix}"
         ) from error
-    missing = np.argwhere(np.isnan(numbers))
-    if missing.size and name != "upper":
-        raise _missing(name, int(missing[0][0]))
+    if name != "upper":
+        _refuse_missing(np.isnan(numbers), name)
     return numbers
-
-
-def _missing(name: str, row: int) -> ValueError:
-    return ValueError(f"the {name} in row {row} is missing: drop the row")
 
 
 def _fix(kind: str, value: float) -> str:

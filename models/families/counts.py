@@ -107,8 +107,8 @@ def log_rising(start: Tensor, steps: Tensor) -> Tensor:
     """Return log(Gamma(start + steps) / Gamma(start)), where two lgamma of 10,000 are off by 0.01."""
     start, steps = torch.broadcast_tensors(start, steps.to(start.dtype))
     large = start > LARGE
-    few = torch.where(large, torch.ones_like(start), start)
-    by_gamma = torch.lgamma(few + steps) - torch.lgamma(few)
+    small = torch.where(large, torch.ones_like(start), start)
+    by_gamma = torch.lgamma(small + steps) - torch.lgamma(small)
     many = torch.where(large, start, torch.full_like(start, LARGE))
     end = many + steps
     by_series = (

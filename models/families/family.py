@@ -141,8 +141,10 @@ class ResponseFamily:
             eta: as in `of`.
             **names: as in `of`.
         """
-        wanted = {k: v for k, v in names.items() if k not in self.additions or k in self.required}
-        fn = self.of(eta, **wanted)
+        kept_names = {
+            k: v for k, v in names.items() if k not in self.additions or k in self.required
+        }
+        fn = self.of(eta, **kept_names)
         return fn.probs if self.kind in ("category", "ordered") else fn.mean
 
     def check(self, values: ArrayLike, additions: Mapping[str, ArrayLike] | None = None) -> None:
@@ -164,15 +166,21 @@ class ResponseFamily:
             check_additions(self.name, values, rows)
 
     def _check_present(self, present: Collection[str]) -> None:
-        for name in present:
-            if name not in self.additions:
-                takes = " and ".join(self.additions) if self.additions else "no row fields"
-                raise ValueError(f"family '{self.name}' takes {takes}, not '{name}': leave it out")
+        takes = " and ".join(self.additions) if self.additions else "no row fields"
+        problems = [
+            f"family '{self.name}' takes {takes}, not '{name}': leave it out"
+            for name in present
+            if name not in self.additions
+        ]
         if "upper" in present and "cens" not in present:
-            raise ValueError("'upper' is read where the row field 'cens' is 2 alone: add 'cens'")
-        for name in self.required:
-            if name not in present:
-                raise ValueError(f"family '{self.name}' needs the row field '{name}': add it")
+            problems.append("'upper' is read where the row field 'cens' is 2 alone: add 'cens'")
+        problems += [
+            f"family '{self.name}' needs the row field '{name}': add it"
+            for name in self.required
+            if name not in present
+        ]
+        if problems:
+            raise ValueError(problems[0])
 
 
 @lru_cache(maxsize=256)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -13,11 +13,12 @@ from torch.distributions import Distribution
 from hierfl.core.gaussians import log1mexp
 from hierfl.models.families.family import Response, ResponseFamily
 from hierfl.models.families.links import half_student, log_scale, shape_prior
+from hierfl.models.families.rows import RowDistribution
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 
 
-class Hurdle(dist.TorchDistribution):
+class Hurdle(RowDistribution):
     """0 with probability hu, and else a draw of another distribution that is above 0.
 
         p(0) = hu,    p(y) = (1 - hu) p_base(y) / (1 - p_base(0)) for y > 0
@@ -29,7 +30,7 @@ class Hurdle(dist.TorchDistribution):
         validate_args: whether to check values. Default None: Pyro's setting.
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {}
+    FIELDS = ("base", "hu")
 
     def __init__(
         self, base: Distribution, hu: Tensor, *, validate_args: bool | None = None
@@ -50,25 +51,12 @@ class Hurdle(dist.TorchDistribution):
         """Counts, or numbers of 0 or more."""
         return constraints.nonnegative_integer if self.is_count else constraints.nonnegative
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Hurdle:
-        """Return the same distribution with a larger batch shape."""
-        made: Any = self._get_checked_instance  # untyped in torch
-        new: Hurdle = made(Hurdle, _instance)
-        batch_shape = torch.Size(batch_shape)
-        new.base, new.hu = self.base.expand(batch_shape), self.hu.expand(batch_shape)
-        super(Hurdle, new).__init__(batch_shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
-
     @property
     def log_above(self) -> Tensor | float:
         """The log probability of the base above 0."""
         return log1mexp(-self.base.log_prob(torch.zeros_like(self.hu))) if self.is_count else 0.0
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density in nats, of the batch shape."""
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         is_zero = value == 0
         positive = torch.where(is_zero, torch.ones_like(value), value)  # its gradient is finite
         above = torch.log1p(-self.hu) + self.base.log_prob(positive) - self.log_above
@@ -78,39 +66,32 @@ class Hurdle(dist.TorchDistribution):
         above = self.log_above
         return (1.0 - self.hu) * (of_base / above.exp() if isinstance(above, Tensor) else of_base)
 
-    @property
-    def mean(self) -> Tensor:
-        """The mean, zeros among them."""
-        return self._moment(self.base.mean)
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return mean and variance, zeros among the values."""
+        mean, square = self._moment(self.base.mean), self.base.variance + self.base.mean**2
+        return mean, self._moment(square) - mean**2
 
-    @property
-    def variance(self) -> Tensor:
-        """The variance, zeros among them."""
-        return self._moment(self.base.variance + self.base.mean**2) - self.mean**2
+    def _draw(self) -> Tensor:
+        value: Tensor = self._positive() if self.is_count else self.base.sample()
+        return torch.where(torch.rand_like(self.hu) < self.hu, torch.zeros_like(value), value)
 
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Return draws without gradients, (*sample_shape, *batch_shape)."""
-        with torch.no_grad():
-            shape = torch.Size(sample_shape)
-            hu = self.hu.expand(shape + self.batch_shape)
-            value: Tensor = self._positive(shape) if self.is_count else self.base.sample(shape)
-            return torch.where(torch.rand_like(hu) < hu, torch.zeros_like(value), value)
-
-    def _positive(self, shape: torch.Size) -> Tensor:
+    def _positive(self) -> Tensor:
         """Return counts above 0: of a Poisson process on (0, 1) the first event, and those after it.
 
         A negative binomial is a Poisson number of logarithmic counts, which are drawn as by Kemp
         1981, Applied Statistics 30:249.
         """
-        base = self.base.expand(shape + self.batch_shape)
-        rest = -torch.log1p(torch.rand_like(base.mean) * torch.expm1(base.log_prob(0 * base.mean)))
+        base = self.base
+        passed = -torch.log1p(
+            torch.rand_like(base.mean) * torch.expm1(base.log_prob(0 * base.mean))
+        )
         if isinstance(base, torch.distributions.Poisson):
-            return 1.0 + torch.poisson(base.rate - rest)
+            return 1.0 + torch.poisson(base.rate - passed)
         rate = base.total_count * torch.nn.functional.softplus(base.logits)
-        left = base.total_count * (1.0 - rest / rate)
+        remaining = base.total_count * (1.0 - passed / rate)
         failure = torch.nn.functional.softplus(base.logits) * torch.rand_like(rate)
         first = 1.0 + (torch.rand_like(rate).log() / log1mexp(failure)).floor()
-        return first + torch.distributions.NegativeBinomial(left, logits=base.logits).sample()
+        return first + torch.distributions.NegativeBinomial(remaining, logits=base.logits).sample()
 
 
 def _hu(response: Response) -> dict[str, Prior]:

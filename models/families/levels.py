@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -12,20 +12,18 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from hierfl.core.arguments import expect
 from hierfl.core.gaussians import log1mexp, log_normal_between, log_normal_cdf
 from hierfl.models.families.family import Response, ResponseFamily, no_parameters
-from hierfl.models.families.links import check_link, unit_scale
+from hierfl.models.families.links import check_link, count_of, unit_scale
+from hierfl.models.families.rows import RowDistribution
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 
 
 def _outputs(response: Response) -> int:
     """Return the number of levels but the first, which is the reference."""
-    if len(response.levels) < 2:
-        raise ValueError(
-            f"a categorical response has {len(response.levels)} levels: it needs 2 or more"
-        )
-    return len(response.levels) - 1
+    return count_of(response, "a categorical response", "levels") - 1
 
 
 @recorded
@@ -78,11 +76,7 @@ def cumulative_logits(eta: Tensor, thresholds: Tensor, link: str = "logit") -> T
 
 
 def _parameters(response: Response) -> dict[str, Prior]:
-    size = len(response.levels) - 1
-    if size < 1:
-        raise ValueError(
-            f"an ordinal response has {len(response.levels)} levels: it needs 2 or more"
-        )
+    size = count_of(response, "an ordinal response", "levels") - 1
     return {"thresholds": Ordered(dist.StudentT(3.0, 0.0, 2.5), size)}
 
 
@@ -110,7 +104,7 @@ def cumulative(link: str = "logit") -> ResponseFamily:
     )
 
 
-class Ordered(dist.TorchDistribution):
+class Ordered(RowDistribution):
     """The order statistics of independent draws: a prior of thresholds.
 
         log p(v_1 < ... < v_K) = sum_k log p(v_k) + log K!
@@ -124,7 +118,7 @@ class Ordered(dist.TorchDistribution):
         ValueError: base is no distribution of one real number, or size is below 1.
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {}
+    FIELDS = ("base",)
     support = constraints.ordered_vector
 
     def __init__(
@@ -133,8 +127,7 @@ class Ordered(dist.TorchDistribution):
         fn: Any = base
         if fn.event_shape or fn.support is not constraints.real:
             raise ValueError(f"base is {base}: it must be the distribution of one real number")
-        if size < 1:
-            raise ValueError(f"size is {size}: it must be 1 or more")
+        expect(size=(size, "[1, inf)"))
         self.base, self.size = fn, size
         super().__init__(fn.batch_shape, torch.Size((size,)), validate_args=validate_args)
 
@@ -143,26 +136,9 @@ class Ordered(dist.TorchDistribution):
         """Whether the base's draws have gradients, which sorting keeps."""
         return bool(self.base.has_rsample)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Ordered:
-        """Return the same distribution with a larger batch shape."""
-        made: Any = self._get_checked_instance  # untyped in torch
-        new: Ordered = made(Ordered, _instance)
-        batch_shape = torch.Size(batch_shape)
-        new.base, new.size = self.base.expand(batch_shape), self.size
-        super(Ordered, new).__init__(batch_shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density in nats, of the batch shape.
-
-        Args:
-            value: (..., K), increasing.
-        """
-        if self._validate_args:
-            self._validate_sample(value)
-        each: Tensor = self.base.log_prob(value.movedim(-1, 0))
-        return each.sum(0) + math.lgamma(self.size + 1.0)
+    def _log_prob(self, value: Tensor) -> Tensor:
+        log_probs: Tensor = self.base.log_prob(value.movedim(-1, 0))
+        return log_probs.sum(0) + math.lgamma(self.size + 1.0)
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         """Return sorted draws, (*sample_shape, *batch_shape, K)."""

@@ -73,10 +73,18 @@ if TYPE_CHECKING:
     from hierfl.models.families.family import Response
 
 
-def check_link(link: str, known: Sequence[str], family: str) -> None:
+def check_link(link: str, links: Sequence[str], family: str) -> None:
     """Refuse a link that a family does not have."""
-    if link not in known:
-        raise ValueError(f"link is {link!r}: family '{family}' has {', '.join(map(repr, known))}")
+    if link not in links:
+        raise ValueError(f"link is {link!r}: family '{family}' has {', '.join(map(repr, links))}")
+
+
+def count_of(response: Response, what: str, unit: str) -> int:
+    """Return the number of a response's levels or columns; refuse fewer than two."""
+    count = len(response.levels)
+    if count < 2:
+        raise ValueError(f"{what} has {count} {unit}: it needs 2 or more")
+    return count
 
 
 def identity_scale(response: Response) -> tuple[float, float]:

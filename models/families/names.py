@@ -82,20 +82,25 @@ def named(name: str) -> ResponseFamily:
     """
     word = name.strip().lower().replace("-", "_").replace(" ", "_")
     word = ALIASES.get(word, word)
+    if word not in FAMILIES:
+        raise ValueError(_what_to_use(name, word))
+    return FAMILIES[word]()
+
+
+def _what_to_use(name: str, word: str) -> str:
+    """Return what to write in place of a name that no family has."""
     if word in ("piecewise_exponential", "piecewise"):
-        raise ValueError(
+        return (
             "family 'piecewise_exponential' needs its breaks: use "
             "families.piecewise_exponential(breaks=(1.0, 2.0)), in the unit of the response"
         )
-    if word in FAMILIES:
-        return FAMILIES[word]()
     base, _, link = word.rstrip(")").partition("(")
     if link and ALIASES.get(base, base) in FAMILIES:
-        raise ValueError(
+        return (
             f"family is {name!r}: a link is an argument, "
             f"hierfl.models.families.{ALIASES.get(base, base)}(link='{link}')"
         )
     near = get_close_matches(word, [*FAMILIES, *ALIASES], n=3, cutoff=0.6)
-    found = list(dict.fromkeys(ALIASES.get(one, one) for one in near)) or sorted(FAMILIES)
-    words = " or ".join(repr(one) for one in found)
-    raise ValueError(f"family is {name!r}, which hierfl does not have: use {words}")
+    families = dict.fromkeys(ALIASES.get(match, match) for match in near) or sorted(FAMILIES)
+    words = " or ".join(map(repr, families))
+    return f"family is {name!r}, which hierfl does not have: use {words}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -14,11 +14,12 @@ from hierfl.core.gaussians import log1mexp
 from hierfl.models.families.family import Response, ResponseFamily
 from hierfl.models.families.levels import Ordered
 from hierfl.models.families.links import shape_prior, unit_scale
+from hierfl.models.families.rows import RowDistribution
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 
 
-class OrderedBeta(dist.TorchDistribution):
+class OrderedBeta(RowDistribution):
     """Shares from 0 to 1, both of which have a probability (Kubinec 2023, Political Analysis 31:519).
 
         P(0) = 1 - F(eta - c_1),    P(1) = F(eta - c_2),    F(x) = 1 / (1 + exp(-x))
@@ -31,7 +32,7 @@ class OrderedBeta(dist.TorchDistribution):
         validate_args: whether to check values. Default None: Pyro's setting.
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {}
+    FIELDS = ("eta", "low", "high", "phi")
     support = constraints.unit_interval
 
     def __init__(
@@ -40,17 +41,6 @@ class OrderedBeta(dist.TorchDistribution):
         low, high = thresholds[..., 0], thresholds[..., 1]
         self.eta, self.low, self.high, self.phi = torch.broadcast_tensors(eta, low, high, phi)
         super().__init__(self.eta.shape, torch.Size(), validate_args=validate_args)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> OrderedBeta:
-        """Return the same distribution with a larger batch shape."""
-        made: Any = self._get_checked_instance  # untyped in torch
-        new: OrderedBeta = made(OrderedBeta, _instance)
-        batch_shape = torch.Size(batch_shape)
-        for name in ("eta", "low", "high", "phi"):
-            setattr(new, name, getattr(self, name).expand(batch_shape))
-        super(OrderedBeta, new).__init__(batch_shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
 
     @property
     def between(self) -> Any:
@@ -65,38 +55,26 @@ class OrderedBeta(dist.TorchDistribution):
         ends = logsigmoid(self.low - self.eta), logsigmoid(self.eta - self.high)
         return torch.stack([*ends, inside], -1)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density in nats, of the batch shape; of 0 and 1 the log probability."""
-        if self._validate_args:
-            self._validate_sample(value)
-        zero, one, inside = self.logits.unbind(-1)
+    def _log_prob(self, value: Tensor) -> Tensor:
+        at_zero, at_one, inside = self.logits.unbind(-1)
         at_end = (value == 0) | (value == 1)
         safe = torch.where(at_end, torch.full_like(value, 0.5), value)  # its gradient is finite
         density = inside + self.between.log_prob(safe)
-        return torch.where(at_end, torch.where(value == 0, zero, one), density)
+        return torch.where(at_end, torch.where(value == 0, at_zero, at_one), density)
 
-    @property
-    def mean(self) -> Tensor:
-        """The mean, zeros and ones among them."""
-        _, one, inside = self.logits.exp().unbind(-1)
-        return one + inside * self.eta.sigmoid()
-
-    @property
-    def variance(self) -> Tensor:
-        """The variance, zeros and ones among them."""
-        _, one, inside = self.logits.exp().unbind(-1)
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return mean and variance, zeros and ones among the values."""
+        _, at_one, inside = self.logits.exp().unbind(-1)
+        mean = at_one + inside * self.eta.sigmoid()
         square = self.between.variance + self.between.mean**2
-        return one + inside * square - self.mean**2
+        return mean, at_one + inside * square - mean**2
 
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Return draws without gradients, (*sample_shape, *batch_shape)."""
-        with torch.no_grad():
-            shape = torch.Size(sample_shape)
-            value: Tensor = self.between.sample(shape)
-            zero, one, _ = self.logits.exp().unbind(-1)
-            at = torch.rand_like(value)
-            value = torch.where(at < zero, torch.zeros_like(value), value)
-            return torch.where(at > 1.0 - one, torch.ones_like(value), value)
+    def _draw(self) -> Tensor:
+        value: Tensor = self.between.sample()
+        at_zero, at_one, _ = self.logits.exp().unbind(-1)
+        uniform = torch.rand_like(value)
+        value = torch.where(uniform < at_zero, torch.zeros_like(value), value)
+        return torch.where(uniform > 1.0 - at_one, torch.ones_like(value), value)
 
 
 def _parameters(response: Response) -> dict[str, Prior]:

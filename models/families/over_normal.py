@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import pyro.distributions as dist
 import torch
 from torch import Tensor
+
+from hierfl.models.families.rows import RowDistribution
 
 STEP, NODES = 0.75, 15  # of standard normal quantiles for probabilities, from -5.25 to 5.25
 MOMENTS = 31  # for moments, from -9 to 9
@@ -42,8 +44,8 @@ def over_normal(of: Callable[[Tensor], Any], loc: Tensor, variance: Tensor) -> A
     if isinstance(first, dist.Bernoulli | dist.Categorical):
         fn = of(loc + scale * _beside(z, loc))
         if isinstance(first, dist.Bernoulli):
-            one, none = (_log_mean(weight, (each * fn.logits).sigmoid()) for each in (1.0, -1.0))
-            return dist.Bernoulli(logits=one - none)
+            yes, no = (_log_mean(weight, (sign * fn.logits).sigmoid()) for sign in (1.0, -1.0))
+            return dist.Bernoulli(logits=yes - no)
         return dist.Categorical(logits=_log_mean(weight, fn.probs))
     return OverNormal(of, loc, scale)
 
@@ -70,7 +72,7 @@ def _unit(count: int, like: Tensor) -> Tensor:
     return _beside(unit, like)
 
 
-class OverNormal(dist.TorchDistribution):
+class OverNormal(RowDistribution):
     """A response with one value, averaged over a Normal linear predictor; see `over_normal`.
 
     Densities are sums over points about the mass of p(y | eta) Normal(eta), found in a few steps, in
@@ -83,7 +85,7 @@ class OverNormal(dist.TorchDistribution):
         validate_args: whether to check values. Default None: Pyro's setting.
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {}
+    FIELDS = ("loc", "scale")
 
     def __init__(
         self,
@@ -101,24 +103,7 @@ class OverNormal(dist.TorchDistribution):
         """That of the response at any linear predictor."""
         return self.of(self.loc).support
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> OverNormal:
-        """Return the same distribution with a larger batch shape."""
-        made: Any = self._get_checked_instance  # untyped in torch
-        new: OverNormal = made(OverNormal, _instance)
-        new.of = self.of
-        new.loc, new.scale = self.loc.expand(batch_shape), self.scale.expand(batch_shape)
-        super(OverNormal, new).__init__(torch.Size(batch_shape), self.event_shape, False)
-        new._validate_args = self._validate_args
-        return new
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density in nats, of the batch shape.
-
-        Args:
-            value: of the response, of the batch shape.
-        """
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         density, center, half = self._about_the_mass(value)
         z = center + half * _unit(POINTS, center)
         return density(z).logsumexp(0) + (2.0 * half / (POINTS - 1)).log()
@@ -152,8 +137,8 @@ class OverNormal(dist.TorchDistribution):
         at = _unit(POINTS, loc)
 
         def density(z: Tensor) -> Tensor:
-            found: Tensor = self.of(loc + scale * z).log_prob(value)
-            return found - 0.5 * z**2 - 0.5 * math.log(2.0 * math.pi)
+            log_prob: Tensor = self.of(loc + scale * z).log_prob(value)
+            return log_prob - 0.5 * z**2 - 0.5 * math.log(2.0 * math.pi)
 
         center, half = torch.zeros_like(loc), torch.full_like(loc, WIDE)
         with torch.no_grad():
@@ -162,29 +147,15 @@ class OverNormal(dist.TorchDistribution):
                 share = density(z).nan_to_num(-math.inf, neginf=-math.inf).softmax(0)
                 center = (share * z).sum(0)
                 sd = (share * (z - center) ** 2).sum(0).sqrt()
-                apart = 2.0 * half / (POINTS - 1)
-                half = NEAR * torch.maximum(sd, 0.5 * apart)
+                half = NEAR * torch.maximum(sd, half / (POINTS - 1))
         return density, center.detach(), half.detach()
 
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Return draws without gradients, (*sample_shape, *batch_shape)."""
-        with torch.no_grad():
-            shape = torch.Size(sample_shape) + self.batch_shape
-            unit = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
-            found: Tensor = self.of(self.loc + self.scale * unit).sample()
-            return found
+    def _draw(self) -> Tensor:
+        drawn: Tensor = self.of(self.loc + self.scale * torch.randn_like(self.loc)).sample()
+        return drawn
 
-    @property
-    def mean(self) -> Tensor:
-        """The mean, of the batch shape."""
-        return self._moments()[0]
-
-    @property
-    def variance(self) -> Tensor:
-        """The variance, of the batch shape."""
-        return self._moments()[1]
-
-    def _moments(self) -> tuple[Tensor, Tensor]:
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return mean and variance, of the batch shape."""
         z, shares = _normal(MOMENTS, 0.6, self.loc)
         fn = self.of(self.loc + self.scale * _beside(z, self.loc))
         weight = _beside(shares, self.loc)

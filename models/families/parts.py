@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -10,7 +10,8 @@ from pyro.distributions import constraints
 from torch import Tensor
 
 from hierfl.models.families.family import Response, ResponseFamily, no_parameters
-from hierfl.models.families.links import phi, unit_scale
+from hierfl.models.families.links import count_of, phi, unit_scale
+from hierfl.models.families.rows import RowDistribution
 from hierfl.program.recipes import recorded
 
 
@@ -23,7 +24,7 @@ class Dirichlet(dist.Dirichlet):
     support: Any = constraints.independent(constraints.unit_interval, 1)
 
 
-class Multinomial(dist.TorchDistribution):
+class Multinomial(RowDistribution):
     """Counts of K categories, whose sum may be another in each row.
 
     Args:
@@ -32,7 +33,7 @@ class Multinomial(dist.TorchDistribution):
         validate_args: whether to check values. Default None: Pyro's setting.
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {}
+    FIELDS = ("total_count", "logits")
 
     def __init__(
         self, total_count: Tensor, logits: Tensor, *, validate_args: bool | None = None
@@ -52,59 +53,31 @@ class Multinomial(dist.TorchDistribution):
         """The probabilities of the categories, (..., K)."""
         return self.logits.exp()
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Multinomial:
-        """Return the same distribution with a larger batch shape."""
-        made: Any = self._get_checked_instance  # untyped in torch
-        new: Multinomial = made(Multinomial, _instance)
-        batch_shape = torch.Size(batch_shape)
-        new.total_count = self.total_count.expand(batch_shape)
-        new.logits = self.logits.expand(*batch_shape, *self.event_shape)
-        super(Multinomial, new).__init__(batch_shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log probability in nats, of the batch shape.
-
-        Args:
-            value: (..., K) counts.
-        """
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         ways = torch.lgamma(value.sum(-1) + 1.0) - torch.lgamma(value + 1.0).sum(-1)
         return ways + (value * self.logits).sum(-1)
 
-    @property
-    def mean(self) -> Tensor:
-        """Expected counts, (..., K)."""
-        return self.total_count[..., None] * self.probs
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return expected counts and their variances, (..., K)."""
+        mean = self.total_count[..., None] * self.probs
+        return mean, mean * (1.0 - self.probs)
 
-    @property
-    def variance(self) -> Tensor:
-        """Variances of the counts, (..., K)."""
-        return self.mean * (1.0 - self.probs)
-
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Return counts, (*sample_shape, *batch_shape, K): each category's is binomial given those before it."""
-        with torch.no_grad():
-            shape = torch.Size(sample_shape) + self.batch_shape
-            left = self.total_count.to(self.logits.dtype).expand(shape)
-            rest = self.logits.flip(-1).logcumsumexp(-1).flip(-1)  # of this category and later ones
-            counts = []
-            for share in (self.logits - rest).exp().clamp(max=1.0).unbind(-1)[:-1]:
-                counts.append(torch.binomial(left, share.expand(shape)))
-                left = left - counts[-1]
-            return torch.stack([*counts, left], -1)
+    def _draw(self) -> Tensor:
+        """Return counts, (..., K): each category's is binomial given those before it."""
+        remaining = self.total_count.to(self.logits.dtype)
+        from_here = (
+            self.logits.flip(-1).logcumsumexp(-1).flip(-1)
+        )  # of this category and later ones
+        counts = []
+        for share in (self.logits - from_here).exp().clamp(max=1.0).unbind(-1)[:-1]:
+            counts.append(torch.binomial(remaining, share))
+            remaining = remaining - counts[-1]
+        return torch.stack([*counts, remaining], -1)
 
 
 def _outputs(response: Response) -> int:
     """Return the number of columns but the first, which is the reference."""
-    if len(response.levels) < 2:
-        raise ValueError(
-            f"a response in parts has {len(response.levels)} columns: it needs 2 or more, "
-            "cbind(a, b, c)"
-        )
-    return len(response.levels) - 1
+    return count_of(response, "a response in parts, cbind(a, b, c),", "columns") - 1
 
 
 @recorded

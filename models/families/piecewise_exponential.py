@@ -13,6 +13,7 @@ from torch import Tensor
 from hierfl.core.gaussians import log1mexp
 from hierfl.models.families.family import Response, ResponseFamily
 from hierfl.models.families.links import log_scale, unit_scale
+from hierfl.models.families.rows import RowDistribution
 from hierfl.models.families.survival import of_times
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
@@ -37,22 +38,22 @@ def piecewise_exponential(breaks: tuple[float, ...]) -> ResponseFamily:
     >>> piecewise_exponential((1.0, 2.0)).expression()
     'families.PiecewiseExponential(eta, log_hazard, breaks=(1.0, 2.0))'
     """
-    known = tuple(float(one) for one in breaks)
-    check_breaks(known)
-    base = f"families.PiecewiseExponential(eta, log_hazard, breaks={known})"
+    times = tuple(float(time) for time in breaks)
+    check_breaks(times)
+    base = f"families.PiecewiseExponential(eta, log_hazard, breaks={times})"
 
     def parameters(response: Response) -> dict[str, Prior]:
         # one event a unit of follow-up as long as the mean time
         center = -log_scale(response)[0] if math.isfinite(response.mean) else 0.0
-        each = dist.StudentT(3.0, center, 2.5)
-        return {"log_hazard": each.expand([len(known) + 1]).to_event(1)}
+        prior = dist.StudentT(3.0, center, 2.5)
+        return {"log_hazard": prior.expand([len(times) + 1]).to_event(1)}
 
     return of_times(
         "piecewise_exponential", "log", base, parameters, unit_scale, has_intercept=False
     )
 
 
-class PiecewiseExponential(dist.TorchDistribution):
+class PiecewiseExponential(RowDistribution):
     """Times whose hazard is constant between breaks, multiplied by exp(eta).
 
         hazard(t) = exp(eta + log_hazard_j)    for breaks_{j - 1} <= t < breaks_j
@@ -73,6 +74,7 @@ class PiecewiseExponential(dist.TorchDistribution):
         "log_hazard": dist.constraints.real_vector,
     }
     support = dist.constraints.positive
+    FIELDS = ("eta", "log_hazard")
 
     def __init__(
         self,
@@ -93,17 +95,6 @@ class PiecewiseExponential(dist.TorchDistribution):
         self.log_hazard = log_hazard.expand(*shape, log_hazard.shape[-1])
         self.breaks = tuple(breaks)
         super().__init__(shape, torch.Size(), validate_args=validate_args)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> PiecewiseExponential:
-        """Return the same distribution with a larger batch shape."""
-        made: Any = self._get_checked_instance  # untyped in torch
-        new: PiecewiseExponential = made(PiecewiseExponential, _instance)
-        shape = torch.Size(batch_shape)
-        new.eta, new.breaks = self.eta.expand(shape), self.breaks
-        new.log_hazard = self.log_hazard.expand(*shape, self.log_hazard.shape[-1])
-        super(PiecewiseExponential, new).__init__(shape, torch.Size(), validate_args=False)
-        new._validate_args = self._validate_args
-        return new
 
     def _starts(self) -> Tensor:
         return self.eta.new_tensor((0.0, *self.breaks))
@@ -141,14 +132,7 @@ class PiecewiseExponential(dist.TorchDistribution):
         level = torch.where(self._piece(time), self.log_hazard, self.eta.new_zeros(())).sum(-1)
         return self.eta + level - self.cumulative_hazard(time)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density in nats, of the batch shape.
-
-        Args:
-            value: times > 0.
-        """
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         return self.log_density(value)
 
     def time_at(self, hazard: Tensor) -> Tensor:
@@ -162,17 +146,14 @@ class PiecewiseExponential(dist.TorchDistribution):
         )
         return start + (hazard - reached) / rate
 
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Return draws, (*sample_shape, *batch_shape)."""
-        with torch.no_grad():
-            shape = self._extended_shape(torch.Size(sample_shape))
-            return self.time_at(self.eta.new_empty(shape).exponential_())
+    def _draw(self) -> Tensor:
+        return self.time_at(torch.empty_like(self.eta).exponential_())
 
     def moments_beyond(self, entry: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance of the time given that it is beyond entry, piece by piece."""
         starts, rate = self._starts().double(), self._hazard().double()
         entry = entry.double()[..., None]
-        left = (starts - entry).clamp(min=0.0)  # residual time at which each piece is reached
+        waited = (starts - entry).clamp(min=0.0)  # residual time at which each piece is reached
         ends = torch.nn.functional.pad(starts[1:], (0, 1), value=math.inf)
         length = (ends - torch.maximum(starts, entry)).clamp(min=0.0)
         hazard = rate * length
@@ -181,28 +162,22 @@ class PiecewiseExponential(dist.TorchDistribution):
         # integrals of S(t) dt and of residual time x S(t) dt over a piece, given survival
         finite = torch.where(length.isfinite(), length, torch.zeros_like(length))
         area = -torch.expm1(-hazard) / rate
-        moment = (area - finite * lost) / rate + left * area
+        moment = (area - finite * lost) / rate + waited * area
         alive = torch.exp(-before)
         mean = (alive * area).sum(-1)
         second = 2.0 * (alive * moment).sum(-1)
         like = self.eta.dtype
         return (mean + entry[..., 0]).to(like), (second - mean**2).clamp(min=0.0).to(like)
 
-    @property
-    def mean(self) -> Tensor:
-        """Mean, of the batch shape."""
-        return self.moments_beyond(torch.zeros_like(self.eta))[0]
-
-    @property
-    def variance(self) -> Tensor:
-        """Variance, of the batch shape."""
-        return self.moments_beyond(torch.zeros_like(self.eta))[1]
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return mean and variance, of the batch shape."""
+        return self.moments_beyond(torch.zeros_like(self.eta))
 
 
 def check_breaks(breaks: tuple[float, ...]) -> None:
     """Refuse breaks that do not increase from above 0."""
-    known = (0.0, *breaks, math.inf)
-    if not breaks or any(not low < high for low, high in pairwise(known)):
+    ends = pairwise((0.0, *breaks, math.inf))
+    if not breaks or any(not low < high for low, high in ends):
         raise ValueError(
             f"breaks are {tuple(breaks)}: give one or more times above 0 that increase, such as "
             "(1.0, 2.0)"

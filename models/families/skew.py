@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
 
 import pyro.distributions as dist
 import torch
@@ -13,11 +12,12 @@ from torch import Tensor
 from hierfl.core.gaussians import log_normal_cdf
 from hierfl.models.families.family import Response, ResponseFamily
 from hierfl.models.families.links import half_student, identity_scale
+from hierfl.models.families.rows import RowDistribution
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 
 
-class SkewNormal(dist.TorchDistribution):
+class SkewNormal(RowDistribution):
     """The skew normal by its mean and standard deviation, as in brms.
 
         p(y) = 2 / w phi(z) Phi(alpha z),    z = (y - xi) / w
@@ -32,7 +32,7 @@ class SkewNormal(dist.TorchDistribution):
     Reference: Azzalini 1985, Scandinavian Journal of Statistics 12:171.
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {}
+    FIELDS = ("loc", "scale", "alpha")
     support = constraints.real
 
     def __init__(
@@ -41,50 +41,26 @@ class SkewNormal(dist.TorchDistribution):
         self.loc, self.scale, self.alpha = torch.broadcast_tensors(loc, scale, alpha)
         super().__init__(self.loc.shape, torch.Size(), validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> SkewNormal:
-        """Return the same distribution with a larger batch shape."""
-        made: Any = self._get_checked_instance  # untyped in torch
-        new: SkewNormal = made(SkewNormal, _instance)
-        batch_shape = torch.Size(batch_shape)
-        for name in ("loc", "scale", "alpha"):
-            setattr(new, name, getattr(self, name).expand(batch_shape))
-        super(SkewNormal, new).__init__(batch_shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
-
     def _standard(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return d, the scale w and the location xi of the density."""
         delta = self.alpha * torch.rsqrt(1.0 + self.alpha**2)
         width = self.scale * torch.rsqrt(1.0 - 2.0 / math.pi * delta**2)
         return delta, width, self.loc - width * delta * math.sqrt(2.0 / math.pi)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density in nats, of the batch shape."""
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         _, width, start = self._standard()
         z = (value - start) / width
         normal = -0.5 * z**2 - width.log() + 0.5 * math.log(2.0 / math.pi)
         return normal + log_normal_cdf(self.alpha * z)
 
-    @property
-    def mean(self) -> Tensor:
-        """The mean."""
-        return self.loc
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return mean and variance."""
+        return self.loc, self.scale**2
 
-    @property
-    def variance(self) -> Tensor:
-        """The variance."""
-        return self.scale**2
-
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Return draws without gradients, (*sample_shape, *batch_shape)."""
-        with torch.no_grad():
-            delta, width, start = self._standard()
-            shape = torch.Size(sample_shape) + self.batch_shape
-            like = self.loc.expand(shape)
-            both = torch.randn_like(like).abs(), torch.randn_like(like)
-            return start + width * (delta * both[0] + (1.0 - delta**2).sqrt() * both[1])
+    def _draw(self) -> Tensor:
+        delta, width, start = self._standard()
+        half, normal = torch.randn_like(self.loc).abs(), torch.randn_like(self.loc)
+        return start + width * (delta * half + (1.0 - delta**2).sqrt() * normal)
 
 
 def _parameters(response: Response) -> dict[str, Prior]:

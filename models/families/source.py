@@ -48,19 +48,19 @@ def as_source(prior: Prior) -> str:
         raise TypeError(
             f"a {name} cannot be written as an expression: use a distribution of pyro.distributions"
         )
-    given = _given(fn)
+    arguments = _given(fn)
     if not len(fn.batch_shape) or fn.event_shape:
-        return f"dist.{name}({_arguments(fn, given)})"
-    tensors = {key: value for key, value in given.items() if isinstance(value, Tensor)}
+        return f"dist.{name}({_arguments(fn, arguments)})"
+    tensors = {key: value for key, value in arguments.items() if isinstance(value, Tensor)}
     if not all(bool((value == value.flatten()[0]).all()) for value in tensors.values()):
-        return f"dist.{name}({_arguments(fn, given)})"
-    given |= {key: value.flatten()[0] for key, value in tensors.items()}
-    return f"dist.{name}({_arguments(fn, given)}).expand({list(fn.batch_shape)})"
+        return f"dist.{name}({_arguments(fn, arguments)})"
+    arguments |= {key: value.flatten()[0] for key, value in tensors.items()}
+    return f"dist.{name}({_arguments(fn, arguments)}).expand({list(fn.batch_shape)})"
 
 
 def _given(fn: Any) -> dict[str, Any]:
     """Return the constructor's arguments of a distribution, name -> value, without defaults."""
-    found = {}
+    arguments = {}
     for name, parameter in inspect.signature(type(fn).__init__).parameters.items():
         if name in ("self", "validate_args") or parameter.kind is parameter.VAR_KEYWORD:
             continue
@@ -72,24 +72,24 @@ def _given(fn: Any) -> dict[str, Any]:
                 f"a {type(fn).__name__} cannot be written as an expression, since it does not keep "
                 f"its '{name}': use another distribution of pyro.distributions"
             )
-        found[name] = getattr(fn, name)
-    if "covariance_matrix" in found:
-        found.pop("scale_tril", None)
-    return found
+        arguments[name] = getattr(fn, name)
+    if "covariance_matrix" in arguments:
+        arguments.pop("scale_tril", None)
+    return arguments
 
 
-def _arguments(fn: Any, given: dict[str, Any]) -> str:
-    parts, positional = [], True
+def _arguments(fn: Any, values: dict[str, Any]) -> str:
+    texts, positional = [], True
     for name in inspect.signature(type(fn).__init__).parameters:
         if name in ("self", "validate_args"):
             continue
-        if name not in given:
+        if name not in values:
             positional = False
             continue
-        value = given[name]
+        value = values[name]
         text = _value(value) if isinstance(value, Tensor) else repr(value)
-        parts.append(text if positional else f"{name}={text}")
-    return ", ".join(parts)
+        texts.append(text if positional else f"{name}={text}")
+    return ", ".join(texts)
 
 
 def _value(value: Tensor) -> str:

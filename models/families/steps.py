@@ -9,7 +9,7 @@ from torch.nn.functional import logsigmoid
 
 from hierfl.core.gaussians import log_normal_cdf
 from hierfl.models.families.family import Response, ResponseFamily
-from hierfl.models.families.links import check_link, unit_scale
+from hierfl.models.families.links import check_link, count_of, unit_scale
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 
@@ -51,11 +51,7 @@ def acat_logits(eta: Tensor, thresholds: Tensor) -> Tensor:
 
 
 def _parameters(response: Response) -> dict[str, Prior]:
-    size = len(response.levels) - 1
-    if size < 1:
-        raise ValueError(
-            f"an ordinal response has {len(response.levels)} levels: it needs 2 or more"
-        )
+    size = count_of(response, "an ordinal response", "levels") - 1
     return {"thresholds": dist.StudentT(3.0, 0.0, 2.5).expand([size]).to_event(1)}
 
 

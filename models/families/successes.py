@@ -89,8 +89,8 @@ class BetaBinomial(dist.BetaBinomial):
             self._validate_sample(value)
         a, b, n = self.concentration1, self.concentration0, self.total_count
         ways = torch.lgamma(n + 1.0) - torch.lgamma(value + 1.0) - torch.lgamma(n - value + 1.0)
-        both: Tensor = log_rising(a, value) + log_rising(b, n - value)
-        return ways + both - log_rising(a + b, n)
+        rising: Tensor = log_rising(a, value) + log_rising(b, n - value)
+        return ways + rising - log_rising(a + b, n)
 
 
 @recorded

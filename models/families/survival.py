@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import pyro.distributions as dist
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hierfl.core.gaussians import log1mexp, log_normal_between, log_normal_cdf
 from hierfl.models.families.family import Response, ResponseFamily
+from hierfl.models.families.rows import RowDistribution
 from hierfl.models.priors import Prior
 
 FAR = 1e4  # stands for infinity where a logarithm of time 0 is meant
@@ -104,14 +105,14 @@ class WeibullHazards:
         # log 0 is left out before the power, not after it: else the gradient at time 0 is nan
         there = time > 0.0
         log_time = torch.where(there, time, torch.ones_like(time)).log()
-        found = (self.shape * (log_time - self.scale.log())).exp()
-        return torch.where(there, found, torch.zeros_like(found))
+        hazard = (self.shape * (log_time - self.scale.log())).exp()
+        return torch.where(there, hazard, torch.zeros_like(hazard))
 
     def log_between(self, low: Tensor, high: Tensor) -> Tensor:
         """Return -H(low) + log(1 - exp(-(H(high) - H(low)))), by the log of the difference."""
         there = low > 0.0
-        apart = self.shape * (high.log() - torch.where(there, low, 0.5 * high).log())
-        share = torch.where(there, log1mexp(apart), torch.zeros_like(apart))
+        log_ratio = self.shape * (high.log() - torch.where(there, low, 0.5 * high).log())
+        share = torch.where(there, log1mexp(log_ratio), torch.zeros_like(log_ratio))
         log_gap = self.shape * (high.log() - self.scale.log()) + share
         # a small gap may be 0 in single precision, where its logarithm is not
         small = log_gap < -12.0
@@ -208,7 +209,7 @@ def of_times(
     return replace(plain, has_intercept=has_intercept)
 
 
-class Censored(dist.TorchDistribution):
+class Censored(RowDistribution):
     """Times T of which some are censored, or entered late.
 
     With survival S(t) = P(T > t), value v, entry e and upper end u, the density of a row is
@@ -234,7 +235,7 @@ class Censored(dist.TorchDistribution):
         TypeError: no cumulative hazard of the base is known.
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {}
+    FIELDS = ("base", "cens", "upper", "entry")
     support = dist.constraints.positive
 
     def __init__(
@@ -251,73 +252,43 @@ class Censored(dist.TorchDistribution):
         shape = torch.broadcast_shapes(
             base.batch_shape, *(f.shape for f in fields if f is not None)
         )
-        self._set(base, fields, shape)
-        super().__init__(shape, torch.Size(), validate_args=validate_args)
-
-    def _set(self, base: Any, fields: tuple[Tensor | None, ...], shape: torch.Size) -> None:
-        self.base = base.expand(shape)
+        self.base: Any = base.expand(shape)
         self.cens, self.upper, self.entry = (
             None if field is None else field.expand(shape) for field in fields
         )
+        super().__init__(shape, torch.Size(), validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Censored:
-        """Return the same distribution with a larger batch shape."""
-        made: Any = self._get_checked_instance  # untyped in torch
-        new: Censored = made(Censored, _instance)
-        shape = torch.Size(batch_shape)
-        new._set(self.base, (self.cens, self.upper, self.entry), shape)
-        super(Censored, new).__init__(shape, torch.Size(), validate_args=False)
-        new._validate_args = self._validate_args
-        return new
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of each row in nats, of the batch shape.
-
-        Args:
-            value: times > 0: exact ones, or the ends of what is known of a censored one.
-        """
-        if self._validate_args:
-            self._validate_sample(value)
+    def _log_prob(self, value: Tensor) -> Tensor:
         of = hazards(self.base)
         exact = of.log_density(value)
         entry = torch.zeros_like(exact) if self.entry is None else self.entry.to(exact.dtype)
         before = torch.zeros_like(exact) if self.entry is None else of.cumulative_hazard(entry)
         if self.cens is None:
             return exact + before
-        left, between = self.cens == -1, self.cens == 2
+        before_value, between = self.cens == -1, self.cens == 2
         # rows that are no interval get one that is not empty: its unused gradient must be finite
-        low = torch.where(left, entry, torch.where(between, value, 0.5 * value))
+        low = torch.where(before_value, entry, torch.where(between, value, 0.5 * value))
         high = value
         if self.upper is not None:
             high = torch.where(between, self.upper.to(value.dtype), value)
         inside = of.log_between(low, high)
         after = -of.cumulative_hazard(value)
-        known = torch.where(self.cens == 1, after, exact)
-        return torch.where(left | between, inside, known) + before
+        exact_or_after = torch.where(self.cens == 1, after, exact)
+        return torch.where(before_value | between, inside, exact_or_after) + before
 
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Return uncensored times beyond entry, (*sample_shape, *batch_shape)."""
-        with torch.no_grad():
-            of = hazards(self.base)
-            like: Tensor = of.cumulative_hazard(torch.ones(()))
-            passed = like.new_empty(self._extended_shape(torch.Size(sample_shape))).exponential_()
-            if self.entry is None:
-                return of.time_at(passed)
-            entry = self.entry.to(like.dtype)
-            # rounding of the inverse must not put a time before its entry
-            return torch.maximum(of.time_at(of.cumulative_hazard(entry) + passed), entry)
+    def _draw(self) -> Tensor:
+        """Return uncensored times beyond entry, of the batch shape."""
+        of = hazards(self.base)
+        like: Tensor = of.cumulative_hazard(torch.ones(()))
+        passed = like.new_empty(self.batch_shape).exponential_()
+        if self.entry is None:
+            return of.time_at(passed)
+        entry = self.entry.to(like.dtype)
+        # rounding of the inverse must not put a time before its entry
+        return torch.maximum(of.time_at(of.cumulative_hazard(entry) + passed), entry)
 
-    def _moments(self) -> tuple[Tensor, Tensor]:
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of the uncensored time given that it is beyond entry."""
         if self.entry is None:
             return self.base.mean, self.base.variance
         return hazards(self.base).moments_beyond(self.entry.to(torch.get_default_dtype()))
-
-    @property
-    def mean(self) -> Tensor:
-        """Mean of the uncensored time given that it is beyond entry, of the batch shape."""
-        return self._moments()[0]
-
-    @property
-    def variance(self) -> Tensor:
-        """Variance of the uncensored time given that it is beyond entry, of the batch shape."""
-        return self._moments()[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -14,6 +14,7 @@ from torch.nn.functional import logsigmoid
 
 from hierfl.core.gaussians import log1mexp, log_normal_between, log_normal_cdf
 from hierfl.models.families.family import ResponseFamily
+from hierfl.models.families.rows import RowDistribution
 from hierfl.models.families.survival import DEEPEST, hazards
 from hierfl.program.recipes import recorded
 
@@ -61,9 +62,10 @@ def truncated(
     if name in COUNTS:
         low = max(math.ceil(low), 0) or -math.inf if low > -math.inf else low
         high = math.floor(high) if high < math.inf else high
-    _check_bounds(name, float(low), float(high))
-    given = {"low": float(low), "high": float(high)}
-    words = "".join(f", {key}={value!r}" for key, value in given.items() if math.isfinite(value))
+    if problem := _problem_of_bounds(name, float(low), float(high)):
+        raise ValueError(problem)
+    bounds = {"low": float(low), "high": float(high)}
+    words = "".join(f", {key}={value!r}" for key, value in bounds.items() if math.isfinite(value))
     if not words:
         return family
     return replace(
@@ -75,27 +77,28 @@ def truncated(
     )
 
 
-def _check_bounds(name: str, low: float, high: float) -> None:
-    """Refuse bounds between which nothing lies, and too many counts."""
-    if math.isnan(low) or math.isnan(high) or low > high or (low == high and name not in COUNTS):
-        raise ValueError(f"the bounds are {low:g} and {high:g}: the first must be below the second")
+def _problem_of_bounds(name: str, low: float, high: float) -> str | None:
+    """Return what is wrong with bounds: nothing, or too many counts, lie between them; or None."""
+    if not (low < high or (low == high and name in COUNTS)):
+        return f"the bounds are {low:g} and {high:g}: the first must be below the second"
     if name in TIMES and high <= 0.0:
-        raise ValueError(f"the upper bound of family '{name}' is {high:g}: it must be above 0")
+        return f"the upper bound of family '{name}' is {high:g}: it must be above 0"
     if name not in COUNTS:
-        return
+        return None
     if high < 0.0 or (high - max(low, 0.0) >= MOST and high < math.inf):
-        raise ValueError(
+        return (
             f"the upper bound of family '{name}' is {high:g}: it must be 0 or more, and less than "
             f"{MOST} above the lower one; leave it out where no count comes near it"
         )
     if low > HIGHEST and high == math.inf:
-        raise ValueError(
+        return (
             f"the lower bound of family '{name}' is {low:g}: without an upper one it goes up to "
             f"{HIGHEST}; give ub= too, beyond all counts that there may be"
         )
+    return None
 
 
-class Truncated(dist.TorchDistribution):
+class Truncated(RowDistribution):
     """A distribution given that the value lies between two bounds, both included.
 
     Args:
@@ -109,7 +112,7 @@ class Truncated(dist.TorchDistribution):
         TypeError: the base is another.
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {}
+    FIELDS = ("base",)
 
     def __init__(
         self,
@@ -134,26 +137,9 @@ class Truncated(dist.TorchDistribution):
         """That of the base: `ResponseFamily.check` refuses rows beyond the bounds."""
         return self.base.support
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Truncated:
-        """Return the same distribution with a larger batch shape."""
-        made: Any = self._get_checked_instance  # untyped in torch
-        new: Truncated = made(Truncated, _instance)
-        batch_shape = torch.Size(batch_shape)
-        new.base, new.low, new.high = self.base.expand(batch_shape), self.low, self.high
-        super(Truncated, new).__init__(batch_shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density in nats, of the batch shape.
-
-        Args:
-            value: between the bounds, which is not checked.
-        """
-        if self._validate_args:
-            self._validate_sample(value)
-        found: Tensor = self.base.log_prob(value)
-        return found - self.log_mass.to(found.dtype)
+    def _log_prob(self, value: Tensor) -> Tensor:
+        log_prob: Tensor = self.base.log_prob(value)
+        return log_prob - self.log_mass.to(log_prob.dtype)
 
     @property
     def log_mass(self) -> Tensor:
@@ -171,25 +157,13 @@ class Truncated(dist.TorchDistribution):
             return -of.cumulative_hazard(low)
         return of.log_between(low, like + self.high)
 
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Return draws without gradients, (*sample_shape, *batch_shape)."""
-        with torch.no_grad():
-            fn = self.expand(torch.Size(sample_shape) + self.batch_shape)
-            if fn.is_count:
-                return _counts(fn)
-            return _Continuous(fn).at(torch.randn(fn.batch_shape, dtype=torch.float64))
+    def _draw(self) -> Tensor:
+        if self.is_count:
+            return _counts(self)
+        return _Continuous(self).at(torch.randn(self.batch_shape, dtype=torch.float64))
 
-    @property
-    def mean(self) -> Tensor:
-        """The mean of what lies between the bounds."""
-        return self._moments()[0]
-
-    @property
-    def variance(self) -> Tensor:
-        """The variance of what lies between the bounds."""
-        return self._moments()[1]
-
-    def _moments(self) -> tuple[Tensor, Tensor]:
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of what lies between the bounds."""
         if self.is_count:
             mean, variance = _moments_of_counts(_double(self.base), self.low, self.high)
             return mean.to(self.base.mean.dtype), variance.to(self.base.mean.dtype)
@@ -227,13 +201,13 @@ class _Continuous:
         far = -torch.logaddexp(log_normal_cdf(-z), log_normal_cdf(z) - self.gap)
         hazard = self.start + torch.where(self.gap < 1.0, near, far)
         if not self.is_normal:
-            found = self.of.time_at(hazard)
+            value = self.of.time_at(hazard)
         else:
             deep = hazard.clamp(max=DEEPEST)
             low = torch.special.ndtri(-torch.expm1(-deep))
             x = torch.where(deep < 0.5, low, -torch.special.ndtri((-deep).exp()))
-            found = self.loc + self.scale * torch.where(self.flip, -x, x)
-        return found.clamp(self.fn.low, self.fn.high).to(self.fn.base.mean.dtype)
+            value = self.loc + self.scale * torch.where(self.flip, -x, x)
+        return value.clamp(self.fn.low, self.fn.high).to(self.fn.base.mean.dtype)
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Return mean and variance, by sums over normal quantiles."""
@@ -241,8 +215,8 @@ class _Continuous:
         center = self.at(torch.zeros((), dtype=torch.float64)).double()
         for node in range(NODES):
             z = torch.tensor(node * STEP - 8.0, dtype=torch.float64)
-            weight, apart = (-0.5 * z**2).exp(), self.at(z).double() - center
-            first, second = first + weight * apart, second + weight * apart**2
+            weight, away = (-0.5 * z**2).exp(), self.at(z).double() - center
+            first, second = first + weight * away, second + weight * away**2
             total = total + weight
         mean, like = first / total, self.fn.base.mean.dtype
         return (center + mean).to(like), (second / total - mean**2).clamp(min=0.0).to(like)
@@ -301,8 +275,8 @@ def _log_above(base: Any, low: float) -> Tensor:
         for k in range(2 * LEVELS, 0, -1):
             total = 1.0 + rate / (low + k) * total
         return first + total.log()
-    r, most = base.total_count, (low / base.total_count).log()
-    p = torch.minimum(base.logits, most).sigmoid()
+    r = base.total_count
+    p = torch.minimum(base.logits, (low / r).log()).sigmoid()
     for k in range(LEVELS, 0, -1):
         m = k // 2
         numerator = (low + m) * (low + r + m) if k % 2 else m * (m - r)
@@ -310,18 +284,21 @@ def _log_above(base: Any, low: float) -> Tensor:
     return first - total.log()
 
 
+def _moment(base: Any, low: float, high: float, n: int) -> Tensor:
+    """Return the sum of count^n times its probability, over counts from low to high."""
+    count, log_prob = _between(base, low, high)
+    return (count**n * log_prob.exp()).sum(0)
+
+
 def _moments_of_counts(base: Any, low: float, high: float) -> tuple[Tensor, Tensor]:
     mass = _log_mass_of_counts(base, low, high).exp()
 
     def moment(n: int) -> Tensor:
         if high < math.inf:
-            count, each = _between(base, low, high)
-            return (count**n * each.exp()).sum(0) / mass
-        count, each = _between(base, 0, low - 1)
+            return _moment(base, low, high, n) / mass
         whole = base.mean if n == 1 else base.variance + base.mean**2
-        common = (whole - (count**n * each.exp()).sum(0)) / mass
-        count, each = _between(base, low, low + BEYOND)
-        return torch.where(mass < RARE, (count**n * each.exp()).sum(0) / mass, common)
+        common = (whole - _moment(base, 0, low - 1, n)) / mass
+        return torch.where(mass < RARE, _moment(base, low, low + BEYOND, n) / mass, common)
 
     mean = moment(1)
     return mean, (moment(2) - mean**2).clamp(min=0.0)
@@ -330,21 +307,19 @@ def _moments_of_counts(base: Any, low: float, high: float) -> tuple[Tensor, Tens
 def _counts(fn: Truncated) -> Tensor:
     """Draw counts: again and again from the base, and one after another where few lie between the bounds."""
     mass = fn.log_mass.exp()
-    found: Tensor = fn.base.sample()
-    left = (found < fn.low) | (found > fn.high)
+    drawn: Tensor = fn.base.sample()
+    outside = (drawn < fn.low) | (drawn > fn.high)
     often = mass > 1e-3
-    while bool((left & often).any()):
-        more = fn.base.sample()
-        found = torch.where(left & often, more, found)
-        left = left & ~(often & (more >= fn.low) & (more <= fn.high))
-    if not bool(left.any()):
-        return found
+    while bool((outside & often).any()):
+        again = fn.base.sample()
+        drawn = torch.where(outside & often, again, drawn)
+        outside = outside & ~(often & (again >= fn.low) & (again <= fn.high))
     base, count = _double(fn.base), max(fn.low, 0.0)
-    rest = torch.rand_like(mass) * mass
-    while bool(left.any()):
-        rest = rest - base.log_prob(torch.full_like(mass, count)).exp()
-        taken = left & ((rest <= 0.0) | (count >= min(fn.high, max(fn.low, 0.0) + 1000.0)))
-        found = torch.where(taken, torch.full_like(found, count), found)
-        left = left & ~taken
+    remaining = torch.rand_like(mass) * mass if bool(outside.any()) else mass
+    while bool(outside.any()):
+        remaining = remaining - base.log_prob(torch.full_like(mass, count)).exp()
+        taken = outside & ((remaining <= 0.0) | (count >= min(fn.high, max(fn.low, 0.0) + 1000.0)))
+        drawn = torch.where(taken, torch.full_like(drawn, count), drawn)
+        outside = outside & ~taken
         count += 1.0
-    return found
+    return drawn

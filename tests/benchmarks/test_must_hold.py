@@ -2,22 +2,18 @@
 it.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import hierfl
-from benchmarks import bad_starts, many_clients, must_hold, sbc_of_methods
-from benchmarks.course import errors_of_summary, fits
+from benchmarks import bad_starts, many_clients, sbc_of_methods
+from benchmarks.course import errors_of_summary
 from benchmarks.must_hold import ASKED, Asked
-from benchmarks.rounds import best_of, method_of, way_of
+from benchmarks.rounds import best_of, method_of
 from benchmarks.rounds_models import ALL
-from benchmarks.rounds_table import HEADINGS, POOLED, row, section
-from hierfl.datasets import Summary
+from hierfl.datasets import ReferenceSummary
 from hierfl.engine.federation import federate
 
 FOUND: dict[str, Any] = {
@@ -73,58 +69,10 @@ def test_what_is_asked_is_what_the_issue_says() -> None:
     }
 
 
-def test_lines_are_kept_and_not_measured_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs: list[str] = []
-
-    def measured(name: str, problem: str) -> must_hold.Line:
-        runs.append(problem)
-        return must_hold.Line(problem, "much", "little", problem == "radon", {"rounds": 2})
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(must_hold, "accuracy", measured)
-    for again in ([], [], ["--again"]):
-        must_hold.main(["--method", "fedlaplace", "--problem", "radon", *again])
-        must_hold.main(["--method", "fedlaplace", "--problem", "demo", *again])
-    assert runs == ["radon", "demo", "radon", "demo"]
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert last == {"method": "fedlaplace", "bars": {"demo": False}}
-    with pytest.raises(SystemExit):
-        must_hold.main(["nothing"])
-    assert "there is no part nothing" in capsys.readouterr().err
-
-
 # ---------------------------------------------------------------------------------- rounds
-def test_a_row_has_a_cell_for_each_heading() -> None:
-    full = {key: FOUND.get(key, 0.5) for key in HEADINGS.values() if key}
-    cells = row("two_stage", full)
-    assert len(cells) == len(HEADINGS) and cells[1:3] == ("3", "1,000")
-    assert row("two_stage", {**full, "rounds": None})[1] == "never"
-    pooled = row(POOLED, {"seconds": 9.3, "effective": 550})
-    assert pooled[1] == "" and pooled[-2:] == ("550", "9.3")
-    old = row("bfi", {"rounds": 1, "bytes": 5})  # saved before there were k-hat and sd ratios
-    assert len(old) == len(HEADINGS)
-    lines = section("radon", {"two_stage": {**full, "machine": "one"}, POOLED: {"seconds": 9.3}})
-    assert "Measured on one." in lines and sum(line.startswith("| ") for line in lines) == 3
-
-
-def test_seconds_leave_out_what_is_done_between_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("benchmarks.course.time.perf_counter", lambda: clock[0])
-    problem = ALL["eight_schools_centered"]
-    spent = []
-    for _, seconds in fits(way_of(problem, "fedlaplace"), problem, 0):
-        spent.append(seconds)
-        clock[0] += 100.0  # a check of the posterior
-        if len(spent) == 3:
-            break
-    assert spent == [0.0, 0.0, 0.0]
-
-
 def test_errors_of_a_summary() -> None:
-    truth = {"mu": Summary(np.array(1.0), np.array(2.0), None)}
-    found = {"mu": Summary(np.array(2.0), np.array(3.0), None), "tau": truth["mu"]}
+    truth = {"mu": ReferenceSummary(np.array(1.0), np.array(2.0), None)}
+    found = {"mu": ReferenceSummary(np.array(2.0), np.array(3.0), None), "tau": truth["mu"]}
     errors = errors_of_summary(found, truth)
     assert errors.mean["mu"] == 0.5 and errors.sd["mu"] == 1.5 and errors.mean.keys() == {"mu"}
 
@@ -184,34 +132,6 @@ def test_coverage_is_that_of_the_ranks_and_failures_are_counted() -> None:
     assert all(value < 0.7 for value in narrow.values())
     found = sbc_of_methods.summary([*records(False), {"seed": 500, "stops": "no"}])
     assert found["failed"] == 1 and found["replications"] == 501 and found["k_hat_above_0.7"] == 1
-
-
-def test_a_replication_is_ranked_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hierfl, "fit", lambda method, data, **_: Fitted())
-    record = sbc_of_methods.ranked("fedlaplace", 3)
-    truth, _ = sbc_of_methods.replication(3)
-    below = int((torch.linspace(-3.0, 3.0, sbc_of_methods.DRAWS).double() < truth["mu"]).sum())
-    assert record["ranks"]["mu"] == below and len(record["ranks"]["a"]) == 8
-    assert record["k_hat"] == 0.2 and record["rounds"] == 2
-    file = tmp_path / "sbc.jsonl"
-    file.write_text(json.dumps(record) + "\n")
-    assert sbc_of_methods.kept(file) == {3: record}
-
-
-class Fitted:
-    """A fit whose draws are known."""
-
-    def __init__(self) -> None:
-        import pandas as pd
-
-        self.history = pd.DataFrame({"k_hat": [np.nan, 0.2]})
-
-    def draws(self, count: int, *, seed: int) -> Any:
-        from hierfl.posterior.draws import Draws
-
-        values = torch.linspace(-3.0, 3.0, count)
-        own = values[:, None].expand(count, len(sbc_of_methods.COUNTS))
-        return Draws({"mu": values, "tau": values.exp()}, {"a": own})
 
 
 def test_many_clients_cover_where_draws_are_the_posterior() -> None:

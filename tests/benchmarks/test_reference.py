@@ -4,17 +4,15 @@ marked `slow`.
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks import reference as bench
-from benchmarks.reference_models import HOSPITALS, PROBLEMS, RADON, SCHOOLS, Bar, Problem
-from hierfl.datasets import Summary, reference
+from benchmarks.reference_models import HOSPITALS, RADON, SCHOOLS, Bar, Problem
+from hierfl.datasets import ReferenceSummary, reference
 
 needs_files = pytest.mark.skipif(
     not os.environ.get("HIERFL_DATA"),
@@ -93,8 +91,10 @@ def test_importance_weights_reduce_the_hospitals_errors_below_a_fifth_of_an_sd(s
 
 
 # ---------------------------------------------------------------------------------- benchmark
-def summary(mean: float, sd: float, mcse: float | None = None) -> Summary:
-    return Summary(np.array([mean]), np.array([sd]), None if mcse is None else np.array([mcse]))
+def summary(mean: float, sd: float, mcse: float | None = None) -> ReferenceSummary:
+    return ReferenceSummary(
+        np.array([mean]), np.array([sd]), None if mcse is None else np.array([mcse])
+    )
 
 
 def test_errors_report_the_worst_sd_and_the_broken_bars() -> None:
@@ -121,29 +121,6 @@ def test_agreement_combines_both_monte_carlo_errors() -> None:
     assert bench.agreement(one, other)["a"] == pytest.approx([2.0])
 
 
-def test_missing_reference_is_sampled_once_and_cached(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    runs = []
-
-    def sampled(problem: Problem) -> Mapping[str, Summary]:
-        runs.append(problem.name)
-        return {"mu": summary(1.0, 2.0, 0.1), "theta": summary(3.0, 4.0, 0.2)}
-
-    monkeypatch.delenv("HIERFL_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(bench, "pooled_nuts", sampled)
-    for _ in range(2):
-        truth = bench.truth_of(SCHOOLS)
-        assert (
-            truth["theta"].mean == [3.0]
-            and truth["theta"].sd == [4.0]
-            and truth["theta"].mcse == [0.2]
-        )
-    assert runs == ["eight_schools"]
-    assert [file.name for file in (tmp_path / "hierfl").iterdir()] == ["nuts_eight_schools.npz"]
-
-
 def test_the_last_line_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--rounds", "3", "--cohort", "0.2", "--draws", "100"]
     bench.main(["radon", "--guide", "mean_field_centered", "--guide", "structured_centered", *few])
@@ -160,10 +137,3 @@ def test_the_last_line_is_one_json_object(capsys: pytest.CaptureFixture[str]) ->
         and guide["max_mean_error_sd"] > guide["median_mean_error_sd"] > 0
     )
     assert any("mean_field_centered" in line for line in lines[:-1])
-
-
-def test_either_one_reference_or_all_must_be_given(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        bench.main([])
-    assert "give the name of one reference, or --all" in capsys.readouterr().err
-    assert [*PROBLEMS] == ["radon", "radon_uniform", "hospitals", "eight_schools"]

@@ -113,18 +113,6 @@ def test_losses_by_class_are_of_the_first_client() -> None:
     assert all(own_rows[c] == 0.0 for c in own_rows.index if c not in first)
 
 
-@pytest.mark.parametrize(
-    ("evaluation", "message"),
-    [
-        ({"every": 0, "along": ["clients"]}, "there are no curves: put in 'every'"),
-        ({"along": ["new_clients"]}, "there are no new clients"),
-    ],
-)
-def test_curves_that_cannot_be_are_refused(evaluation: Found, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        study(evaluation=evaluation)
-
-
 # -------------------------------------------------------------------------------------------- lines
 LINES: Found = {
     "title": "lines",
@@ -192,45 +180,6 @@ def test_the_smallest_distance_is_the_best(tmp_path: Path) -> None:
     bold = [cell for cell in shown if cell.startswith("**")]
     assert len(bold) == 1
     assert float(bold[0].strip("*")) == min(float(cell.strip("*")) for cell in shown)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"net": {"hidden": [3]}}, "is of lines: leave out 'hidden'"),
-        ({"evaluation": {"metric": "accuracy"}}, "take 'explained'"),
-        (
-            {"evaluation": {"metric": "explained", "by_class": True}},
-            "'by_class' and 'calibration' are of classes",
-        ),
-    ],
-)
-def test_what_lines_do_not_have_is_refused(changes: Found, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        lines({"fedavg": {}}, **changes)
-
-
-def test_fedmap_learns_that_the_slopes_agree() -> None:
-    """Of clients with one to three rows its lines are the best."""
-    methods = {
-        "local_only": {},
-        "ditto": {"settings": {"prox": 0.1}},
-        "learned": {
-            "name": "fedmap",
-            "settings": {"prior": "variance", "server": "best", "newton_steps": 1},
-        },
-    }
-    data = {"name": "fedmap_lines", "scaling": "none", "noise": 0.5**0.5}
-    run: Found = {"rounds": 40, "evaluations": 20, "counts_steps": True, "batch": 64, "lr": 0.02}
-    run["compiled"] = False
-    evaluation = {"metric": "explained", "every": 40, "along": ["clients"]}
-    own = lines(methods, data=data, run=run, evaluation=evaluation, net={})
-    few = {}
-    for entry in own.methods:
-        clients = pd.DataFrame(cells.computed(own, entry, {}, 0)["clients"])
-        served = clients[clients["score"] == "P"].set_index("client")["value"]
-        few[entry.label] = served[["client 2", "client 3", "client 4"]].mean()
-    assert few["learned"] > 10.0 + max(few["local_only"], few["ditto"])
 
 
 # ----------------------------------------------------------------------------------- data, builders

@@ -59,17 +59,45 @@ def three(**changes: Any) -> Study:
     return study(methods=methods, run={"seeds": [0, 1, 2]}, **changes)
 
 
-def test_the_best_and_what_a_paired_test_does_not_tell_from_it_are_bold(tmp_path: Path) -> None:
-    shown = score_table.table_of(written(tmp_path, three(), VALUES))["P, %"]
-    assert shown["best"] == "**91.00 ± 1.00**"  # mean and sd of 90, 92 and 91
-    assert shown["similar"].startswith("**") and not shown["worse"].startswith("**")
-
-
-def test_a_small_difference_of_every_seed_is_significant(tmp_path: Path) -> None:
-    values: dict[str, list[float | None]] = {"best": [90.0, 80.0, 70.0], "similar": [89.0, 79.01, 69.0],
-                                             "worse": [60.0, 50.0, 40.0]}  # fmt: skip
-    shown = score_table.table_of(written(tmp_path, three(), values))["P, %"]
-    assert shown["best"].startswith("**") and not shown["similar"].startswith("**")
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        # mean and sd of 90, 92 and 91; a paired test does not tell the second from it
+        (VALUES, ["**91.00 ± 1.00**", "**90.97 ± 1.16**", "81.03 ± 1.11"]),
+        # a small difference of every seed is significant
+        (
+            {"best": [90.0, 80.0, 70.0], "similar": [89.0, 79.01, 69.0], "worse": [6.0, 5.0, 4.0]},
+            ["**80.00 ± 10.00**", "79.00 ± 10.00", "5.00 ± 1.00"],
+        ),
+        # with two seeds the best alone is bold
+        (
+            {"best": [90.0, 92.0], "similar": [89.9, 92.2], "worse": [80.0, 82.2]},
+            [
+                "91.00 ± 1.41 (of 3 seeds 1 not run)",
+                "**91.05 ± 1.63 (of 3 seeds 1 not run)**",
+                "81.10 ± 1.56 (of 3 seeds 1 not run)",
+            ],
+        ),
+        (
+            {"best": [90.0, 92.0], "similar": [None, 92.0], "worse": [80.0, 80.5, 81.0]},
+            [
+                "91.00 ± 1.41 (of 3 seeds 1 not run)",
+                "92.00 (of 3 seeds 1 diverged, 1 not run)",
+                "**80.50 ± 0.50**",
+            ],
+        ),
+        # a finite score of weights that ran away counts as diverged
+        (
+            {"best": [90.0, -1e34, 92.0], "similar": [-1e34, None, 1e7]},
+            ["91.00 ± 1.41 (of 3 seeds 1 diverged)", "diverged", ""],
+        ),
+    ],
+)
+def test_what_is_shown_and_bold(
+    values: dict[str, list[float | None]], shown: list[str], tmp_path: Path
+) -> None:
+    table = score_table.table_of(written(tmp_path, three(), values))["P, %"]
+    assert [table[name] for name in VALUES] == shown
 
 
 def test_a_caption_says_which_rounds_are_averaged() -> None:
@@ -77,41 +105,6 @@ def test_a_caption_says_which_rounds_are_averaged() -> None:
     assert "the same share of the run" in printed_table.caption(study(names, run={"cohort": 3}))
     assert "the same share" not in printed_table.caption(study(names[:1], run={"cohort": 3}))
     assert "the same share" not in printed_table.caption(study(names))
-
-
-def test_with_two_seeds_the_best_alone_is_bold(tmp_path: Path) -> None:
-    two = {name: each[:2] for name, each in VALUES.items()}
-    shown = score_table.table_of(written(tmp_path, three(), two))["P, %"]
-    assert [text.startswith("**") for text in shown] == [False, True, False]
-
-
-def test_runs_that_diverged_and_methods_that_were_not_run_are_named(tmp_path: Path) -> None:
-    values: dict[str, list[float | None]] = {"best": [90.0, None, 92.0], "similar": [None] * 3}
-    shown = score_table.table_of(written(tmp_path, three(), values))["P, %"]
-    assert shown["best"] == "91.00 ± 1.41 (of 3 seeds 1 diverged)"
-    assert (shown["similar"], shown["worse"]) == ("diverged", "")
-
-
-def test_seeds_that_failed_are_counted(tmp_path: Path) -> None:
-    values: dict[str, list[float | None]] = {
-        "best": [90.0, 92.0],
-        "similar": [None, 92.0],
-        "worse": [80.0, 80.5, 81.0],
-    }
-    shown = score_table.table_of(written(tmp_path, three(), values))["P, %"]
-    assert shown["best"] == "91.00 ± 1.41 (of 3 seeds 1 not run)"
-    assert shown["similar"] == "92.00 (of 3 seeds 1 diverged, 1 not run)"
-    assert shown["worse"] == "**80.50 ± 0.50**"
-
-
-def test_a_finite_score_of_weights_that_ran_away_counts_as_diverged(tmp_path: Path) -> None:
-    values: dict[str, list[float | None]] = {
-        "best": [90.0, -1e34, 92.0],
-        "similar": [-1e34, None, 1e7],
-    }
-    shown = score_table.table_of(written(tmp_path, three(), values))["P, %"]
-    assert shown["best"] == "91.00 ± 1.41 (of 3 seeds 1 diverged)"
-    assert shown["similar"] == "diverged"
 
 
 def test_the_weighting_of_the_study_is_shown(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from pydantic import ValidationError
 
 from hierfl.comparisons import cells
@@ -23,6 +22,14 @@ MINIMAL = """
 title = "t"
 data = { name = "digits", partition = { kind = "equal_classes", clients = 6, train = 16, test = 6 } }
 methods = { one = { name = "fedavg" } }
+"""
+
+
+LINES = """
+title = "t"
+data = { name = "fedabml_lines" }
+methods = { fedavg = {} }
+evaluation = { metric = "explained", by_class = false }
 """
 
 
@@ -71,17 +78,6 @@ def test_a_method_that_is_left_out_is_not_compared(tmp_path: Path) -> None:
     assert [entry.label for entry in read(written(tmp_path, text))[""].methods] == ["fedbn"]
 
 
-def test_a_label_is_the_name_where_none_is_given() -> None:
-    assert [entry.label for entry in study().methods] == ["fedavg", "local_only"]
-
-
-def test_quick_changes_only_what_it_names(tmp_path: Path) -> None:
-    file = written(tmp_path, MINIMAL + "[run]\nrounds = 50\nbatch = 7\n[quick.run]\nrounds = 2\n")
-    full, quick = read(file)[""], read(file, quick=True)[""]
-    assert (full.run.rounds, quick.run.rounds) == (50, 2)
-    assert full.run.batch == quick.run.batch == 7
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -111,6 +107,10 @@ def test_quick_changes_only_what_it_names(tmp_path: Path) -> None:
          ["'radon' has real labels", "'explained'"]),
         ('title = "t"\ndata = { name = "radon" }\nevaluation = { metric = "explained" }\nmethods = { fedpac = {} }',
          ["methods.fedpac", "needs classes"]),
+        (MINIMAL + '[evaluation]\nalong = ["clients"]', ["there are no curves: put in 'every'"]),
+        (MINIMAL + '[evaluation]\nevery = 1\nalong = ["new_clients"]', ["there are no new clients"]),
+        (LINES + "net = { hidden = [3] }", ["is of lines: leave out 'hidden'"]),
+        (LINES.replace("by", "calibration = true, by"), ["'by_class' and 'calibration' are of classes"]),
         ("title = ", ["no TOML"]),
     ],
 )  # fmt: skip
@@ -180,10 +180,3 @@ def test_the_small_study_is_as_a_file_would_give_it(tmp_path: Path) -> None:
     lines += ["[methods.fedavg]", "[methods.local_only]"]
     given: dict[str, Any] = tomllib.loads("\n".join(lines))
     assert given == GIVEN and read(written(tmp_path, "\n".join(lines))) == {"": study()}
-
-
-def test_all_runs_start_from_the_same_weights_where_that_is_asked_for() -> None:
-    own, same = study(), study(run={"start": 5})
-    for seeds, equal in ((own, False), (same, True)):
-        one, two = (cells.net_of(seeds, 4, 3, seed)[0].weight for seed in (0, 1))
-        assert torch.equal(one, two) == equal  # type: ignore[arg-type]

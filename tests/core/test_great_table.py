@@ -61,5 +61,5 @@ def test_what_is_no_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         hierfl.great_table(pd.DataFrame([[1, 2]], columns=["x", "x"]))
     without: Any = None
     monkeypatch.setitem(sys.modules, "great_tables", without)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'hierfl\[tables\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "hierfl\[tables\]"'):
         hierfl.great_table(pd.DataFrame())

@@ -130,14 +130,18 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "length of a client field": (lambda: direct(client_fields={"z": torch.ones(3)}), ValueError, "'z' has 3 values"),
     "features too few": (lambda: direct(features={"x": ("p",)}), ValueError, "features name 1 columns of 'x'"),
-    "features of nothing": (lambda: direct(features={"w": ("p", "q")}), ValueError, "features name 2 columns of 'w'"),
+    "features of nothing": (
+        lambda: direct(features={"w": ("p", "q")}), ValueError, "features name 2 columns of 'w'"
+    ),
     "ids of two dims": (
         lambda: ClientData.from_arrays([[0], [1]], y=[1, 2]), ValueError, r"client_id has shape \(2, 1\)"
     ),
     "floating ids": (
         lambda: ClientData.from_arrays([0.0, np.nan], y=[1, 2]), TypeError, "client_id must be integers or strings"
     ),
-    "too few names": (lambda: ClientData.from_arrays(ROWS, names=["a"], y=ROWS), ValueError, "`names` has 1 entries"),
+    "too few names": (
+        lambda: ClientData.from_arrays(ROWS, names=["a"], y=ROWS), ValueError, "`names` has 1 entries"
+    ),
     "names for strings": (
         lambda: ClientData.from_arrays(["u"], names=["a"], y=[1]), ValueError, "ids must be integers"
     ),
@@ -145,27 +149,27 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: ClientData.from_arrays([0, 2], names=["a", "b", "c"], y=[1, 2]), ValueError, "client 'b' has no rows"
     ),
     "rows of a field": (
-        lambda: ClientData.from_arrays(ROWS, y=[1, 2]), ValueError, r"'y' has shape \(2,\), but client_id"
+        lambda: ClientData.from_arrays(ROWS, y=[1, 2]), ValueError, "'y' has 2 rows, but client_id has 3"
     ),
     "a number for a field": (lambda: ClientData.from_arrays([0], y=1.0), ValueError, "field 'y' is a single number"),
     "words": (lambda: ClientData.from_arrays(["u"], y=["ill"]), TypeError, "field 'y' is not numeric"),
     "complex": (lambda: ClientData.from_arrays([0], y=[1j]), TypeError, "field 'y' is complex"),
     "no clients": (lambda: ClientData.from_clients([]), ValueError, "no clients were given"),
     "a client lacks a field": (
-        lambda: ClientData.from_clients({"u": {"y": [1], "x": [2]}, "v": {"y": [1]}}),
-        ValueError, "client 'v' has the fields",
+        lambda: ClientData.from_clients({"u": {"y": [1], "x": [2]}, "v": {"y": [1]}}), ValueError,
+        "client 'v' has the fields"
     ),
     "lengths within a client": (
-        lambda: ClientData.from_clients({"u": {"y": [1], "x": [2, 3]}}),
-        ValueError, "client 'u' has fields of different lengths",
+        lambda: ClientData.from_clients({"u": {"y": [1], "x": [2, 3]}}), ValueError,
+        "client 'u' has fields of different lengths"
     ),
     "another shape": (
-        lambda: ClientData.from_clients({"u": {"x": np.ones((2, 3))}, "v": {"x": np.ones((2, 4))}}),
-        ValueError, r"client 'v': a row of 'x' has shape \(4,\), but the first client's has \(3,\)",
+        lambda: ClientData.from_clients({"u": {"x": np.ones((2, 3))}, "v": {"x": np.ones((2, 4))}}), ValueError,
+        r"client 'v': a row of 'x' has shape \(4,\), but the first client's has \(3,\)"
     ),
     "an empty client": (
-        lambda: ClientData.from_clients({"u": {"y": [1.0]}, "v": {"y": np.empty(0)}}),
-        ValueError, "client 'v' has no rows",
+        lambda: ClientData.from_clients({"u": {"y": [1.0]}, "v": {"y": np.empty(0)}}), ValueError,
+        "client 'v' has no rows"
     ),
     "no such column": (
         lambda: ClientData.from_frame(pd.DataFrame({"k": [1], "y": [2]}), "k", y="z"), KeyError, "no column 'z'"
@@ -174,7 +178,9 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: direct().index(["a", "nobody"]), KeyError, "unknown client 'nobody': the clients are a, b"
     ),
     "unknown selected": (lambda: direct().select(["nobody"]), KeyError, "unknown client 'nobody'"),
-    "position too large": (lambda: direct().select([2]), KeyError, "client position out of range: there are 2 clients"),
+    "position too large": (
+        lambda: direct().select([2]), KeyError, "client position out of range: there are 2 clients"
+    ),
     "position negative": (lambda: direct().select([-1]), KeyError, "client position out of range"),
     "selected twice": (lambda: direct().select(["a", "a"]), ValueError, "two clients are named 'a'"),
     "field to leave out": (lambda: direct().without("y"), KeyError, "there is no field 'y'"),

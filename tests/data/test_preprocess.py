@@ -6,7 +6,7 @@ import torch
 
 from hierfl.data.clients import ClientData
 from hierfl.data.preprocess import (
-    Moments,
+    FieldMoments,
     client_moments,
     fill_missing,
     fit_scaling,
@@ -48,7 +48,7 @@ def test_moments_are_each_clients_own_and_merge_in_any_order() -> None:
         )
         assert sent.count[k].tolist() == (~np.isnan(own)).sum(0).tolist()
     order = torch.randperm(K, generator=torch.Generator().manual_seed(1))
-    turned = merged(Moments(sent.count[order], sent.mean[order], sent.square[order]))
+    turned = merged(FieldMoments(sent.count[order], sent.mean[order], sent.square[order]))
     total = merged(sent)
     torch.testing.assert_close(turned.mean, total.mean, rtol=0, atol=1e-14)
     torch.testing.assert_close(turned.square, total.square, rtol=1e-13, atol=0)

@@ -38,202 +38,121 @@ def half(**changes: Any) -> Callable[[], object]:
 
 
 CASES: dict[str, tuple[Callable[[], object], str]] = {
-    # names and ids
     "NaN": (rows(np.array([np.nan] * 3, object)), "client_id is nan in row 0: client_id must be"),
     "None": (rows(["a", None, "a"]), "client_id is None in row 1"),
     "pandas NA": (rows(pd.array(["a", None, "b"], dtype="string")), "client_id is <NA> in row 1"),
-    "no date": (
-        rows(np.array(["2020-01-01", "NaT", "NaT"], "datetime64[D]")),
-        "client_id is NaT in row 1",
-    ),
-    "NaN as text": (
-        rows(["a", "nan", "b"]),
-        "a client is named 'nan', the word for a missing value: leave",
-    ),
-    "None among names": (
-        lambda: ClientData.from_arrays([0, 1, 1], names=NO_NAMES, y=Y),
-        "is named 'None'",
-    ),
-    "1 and '1'": (
-        rows([1, "1", "2"]),
-        "client_id holds 1 and '1': client_id must be integers or strings, all",
-    ),
+    "no date": (rows(np.array(["2020-01-01", "NaT", "NaT"], "datetime64[D]")), "client_id is NaT in row 1"),
+    "NaN as text": (rows(["a", "nan", "b"]), "a client is named 'nan', the word for a missing value: leave"),
+    "None among names": (lambda: ClientData.from_arrays([0, 1, 1], names=NO_NAMES, y=Y), "is named 'None'"),
+    "1 and '1'": (rows([1, "1", "2"]), "client_id holds 1 and '1': client_id must be integers or strings, all"),
     "1 and True": (rows([1, True, 0]), "client_id holds 1 and True"),
     "NUL": (rows(["a", "a\0", "b"]), r"client 'a\x00' has a control character"),
     "a line": (rows(["a\nb", "a", "b"]), r"client 'a\nb' has a control character"),
     "half a pair": (rows(["\ud800", "a", "b"]), "half a character in its name: rename it"),
-    "a space": (
-        rows(["a", "a ", "b"]),
-        "clients 'a' and 'a ' differ only in case, spaces or Unicode form: make",
-    ),
-    "two spaces": (
-        rows(["a b", "a  b", "b"]),
-        "clients 'a  b' and 'a b' differ only in case, spaces",
-    ),
+    "a space": (rows(["a", "a ", "b"]), "clients 'a' and 'a ' differ only in case, spaces or Unicode form: make"),
+    "two spaces": (rows(["a b", "a  b", "b"]), "clients 'a  b' and 'a b' differ only in case, spaces"),
     "two forms": (
-        rows(["é", unicodedata.normalize("NFD", "é"), "b"]),
-        "differ only in case, spaces or Unicode form",
+        rows(["é", unicodedata.normalize("NFD", "é"), "b"]), "differ only in case, spaces or Unicode form"
     ),
-    "a byte-order mark": (
-        rows(["a", "\ufeffa", "b"]),
-        "differ only in case, spaces or Unicode form",
-    ),
+    "a byte-order mark": (rows(["a", "\ufeffa", "b"]), "differ only in case, spaces or Unicode form"),
     "empty": (rows(["", "a", "b"]), "a client has an empty name: name it"),
     "bytes": (rows([b"a", b"b", b"a"]), "client_id holds b'a': client_id must be"),
-    "masked ids": (
-        rows(np.ma.array([0, 1, 1], mask=[False, True, False])),
-        "client_id has 1 masked rows: leave",
-    ),
+    "masked ids": (rows(np.ma.array([0, 1, 1], mask=[False, True, False])), "client_id has 1 masked rows: leave"),
     "a number": (rows(5), "client_id is a single int: give one id per row"),
     "no rows": (rows([], y=[]), "client_id has no rows: give at least one row"),
     "one string of names": (
-        lambda: ClientData.from_arrays([0, 1, 1], names="ab", y=Y),
-        "`names` is the string 'ab': give a list",
+        lambda: ClientData.from_arrays([0, 1, 1], names="ab", y=Y), "`names` is the string 'ab': give a list"
     ),
     "another index": (
         rows(pd.Series([0, 1, 1], index=[2, 1, 0]), y=pd.Series(Y)),
-        "field 'y' and client_id are pandas columns with different indices: take both from one "
-        "frame",
+        "field 'y' and client_id are pandas columns with different indices: take both from one frame"
     ),
     # fields
     "masked": (rows([0, 1, 1], y=MASKED), "field 'y' has 1 masked values: fill them"),
     "rows masked": (rows([0, 1, 1], y=[MASKED] * 3), "field 'y' has 3 masked values"),
     "uint64": (
-        rows([0, 1, 1], y=np.array([1, 2, 2**63 + 5], np.uint64)),
-        "field 'y' holds 9223372036854775813, beyond",
+        rows([0, 1, 1], y=np.array([1, 2, 2**63 + 5], np.uint64)), "field 'y' holds 9223372036854775813, beyond"
     ),
     "uint64 of torch": (
-        rows([0, 1, 1], y=torch.tensor([1, 2, 2**63 + 5], dtype=torch.uint64)),
-        "field 'y' holds 9223372036854775813",
+        rows([0, 1, 1], y=torch.tensor([1, 2, 2**63 + 5], dtype=torch.uint64)), "field 'y' holds 9223372036854775813"
     ),
     "integers that NumPy makes floats": (
-        rows([0, 1, 1], y=[2**63 + 1, 2, 3]),
-        "field 'y' holds 9223372036854775809",
+        rows([0, 1, 1], y=[2**63 + 1, 2, 3]), "field 'y' holds 9223372036854775809"
     ),
-    "requires_grad": (
-        rows([0, 1, 1], y=torch.tensor(Y, requires_grad=True)),
-        "field 'y' requires a gradient: give",
-    ),
-    "sparse": (
-        rows([0, 1, 1], y=torch.eye(3).to_sparse()),
-        "field 'y' is sparse: give .to_dense()",
-    ),
-    "without data": (
-        rows([0, 1, 1], y=torch.ones(3, device="meta")),
-        "field 'y' is on the device 'meta'",
-    ),
-    "dates": (
-        rows([0, 1, 1], y=np.array(["2020-01-01"] * 3, "datetime64[D]")),
-        "it holds dates: give numbers",
-    ),
+    "requires_grad": (rows([0, 1, 1], y=torch.tensor(Y, requires_grad=True)), "field 'y' requires a gradient: give"),
+    "sparse": (rows([0, 1, 1], y=torch.eye(3).to_sparse()), "field 'y' is sparse: give .to_dense()"),
+    "without data": (rows([0, 1, 1], y=torch.ones(3, device="meta")), "field 'y' is on the device 'meta'"),
+    "dates": (rows([0, 1, 1], y=np.array(["2020-01-01"] * 3, "datetime64[D]")), "it holds dates: give numbers"),
     "words": (
-        rows([0, 1, 1], y=["u", "v", "u"]),
-        "code it as numbers 0, 1, ..., or read it with ClientData.from_frame",
+        rows([0, 1, 1], y=["u", "v", "u"]), "code it as numbers 0, 1, ..., or read it with ClientData.from_frame"
     ),
     "ragged": (rows([0, 1, 1], y=[[1], [1, 2], [3]]), "give every row the same shape"),
-    "no columns": (
-        rows([0, 1, 1], x=np.zeros((3, 0))),
-        "field 'x' has shape (3, 0), no columns: leave it out",
-    ),
+    "no columns": (rows([0, 1, 1], x=np.zeros((3, 0))), "field 'x' has shape (3, 0), no columns: leave it out"),
     "nothing": (rows([0, 1, 1], y=None), "field 'y' is None: give one value per row"),
     "booleans and numbers": (
         lambda: ClientData.from_clients({"a": {"y": [True]}, "b": {"y": [5]}}),
-        "client 'b': 'y' is int64, but the first client's is bool: give both as numbers",
+        "client 'b': 'y' is int64, but the first client's is bool: give both as numbers"
     ),
-    "a frame of clients": (
-        lambda: ClientData.from_clients(pd.DataFrame({"y": Y})),
-        "clients is a DataFrame: give",
-    ),
+    "a frame of clients": (lambda: ClientData.from_clients(pd.DataFrame({"y": Y})), "clients is a DataFrame: give"),
     "a list for a client": (
-        lambda: ClientData.from_clients(NO_FIELDS),
-        "client 'a' is a list: give its fields by name",
+        lambda: ClientData.from_clients(NO_FIELDS), "client 'a' is a list: give its fields by name"
     ),
     # parts
-    "offsets that skip": (
-        direct(torch.tensor([1, 2, 4])),
-        "offsets start at 1: they must start at 0",
-    ),
+    "offsets that skip": (direct(torch.tensor([1, 2, 4])), "offsets start at 1: they must start at 0"),
     "floating offsets": (
-        direct(torch.tensor([0.0, 2.0, 4.0])),
-        "offsets are float32 of shape (3,): give a tensor of int64",
+        direct(torch.tensor([0.0, 2.0, 4.0])), "offsets are float32 of shape (3,): give a tensor of int64"
     ),
     "a list of offsets": (direct([0, 2, 4]), "offsets are a list: give a tensor"),
-    "no clients": (
-        direct(torch.tensor([0]), (), torch.ones(0)),
-        "there are no clients: give at least one row",
-    ),
-    "an array": (
-        direct(torch.tensor([0, 2, 4]), y=np.ones(4)),
-        "field 'y' is a ndarray: give a tensor",
-    ),
-    "a gradient": (
-        direct(torch.tensor([0, 2, 4]), y=torch.ones(4, requires_grad=True)),
-        "requires a gradient",
-    ),
+    "no clients": (direct(torch.tensor([0]), (), torch.ones(0)), "there are no clients: give at least one row"),
+    "an array": (direct(torch.tensor([0, 2, 4]), y=np.ones(4)), "field 'y' is a ndarray: give a tensor"),
+    "a gradient": (direct(torch.tensor([0, 2, 4]), y=torch.ones(4, requires_grad=True)), "requires a gradient"),
     "a name that is a number": (
-        direct(torch.tensor([0, 2, 4]), (1, "b")),
-        "a client is named 1: names must be strings",
+        direct(torch.tensor([0, 2, 4]), (1, "b")), "a client is named 1: names must be strings"
     ),
     "features of one string": (
         lambda: ClientData.from_arrays([0, 1], x=np.ones((2, 2)), features={"x": "ab"}),
-        "the features of 'x' are the string 'ab': give a list of names",
+        "the features of 'x' are the string 'ab': give a list of names"
     ),
     "two features of one name": (
         lambda: ClientData.from_arrays([0, 1], x=np.ones((2, 2)), features={"x": ["a", "a"]}),
-        "features name two columns of 'x' 'a': give each column its own name",
+        "features name two columns of 'x' 'a': give each column its own name"
     ),
     # selections
     "a mask of numbers": (
-        half(where=torch.tensor([1.0, 0.0, 1.0])),
-        "keep holds float32, no booleans: give a condition",
+        half(where=torch.tensor([1.0, 0.0, 1.0])), "keep holds float32, no booleans: give a condition"
     ),
     "a mask of positions": (half(where=torch.tensor([0, 1, 2])), "keep holds int64, no booleans"),
-    "no row kept": (
-        half(where=torch.zeros(3, dtype=torch.bool)),
-        "no row is kept: a federation needs",
-    ),
+    "no row kept": (half(where=torch.zeros(3, dtype=torch.bool)), "no row is kept: a federation needs"),
     "no client chosen": (half(select=[]), "no clients were chosen: give at least one"),
     "letters of a name": (half(select="01"), "the clients are given as '01': give a list, ['01']"),
-    "a short mask": (
-        half(select=[True]),
-        "the mask has 1 entries for 2 clients: give one for each",
-    ),
+    "a short mask": (half(select=[True]), "the mask has 1 entries for 2 clients: give one for each"),
     "half a position": (half(select=[0.7]), "client position 0.7 is no integer: give names"),
     "names and positions": (half(select=["0", 1]), "given by names and positions: give either"),
     "only single rows": (
         lambda: ClientData.from_arrays([0, 1], y=Y[:2]).split(0.5, seed=0),
-        "every client has a single row, so a split",
+        "every client has a single row, so a split"
     ),
     "fields as a string": (
         lambda: hierfl.standardize(ClientData.from_arrays([0], x=[1.0]), fields="x"),
-        "fields is the string 'x': give a list",
+        "fields is the string 'x': give a list"
     ),
     # partitions
     "nobody gets a row": (
-        lambda: partition.to_clients(torch.tensor([-1, -1]), y=Y[:2]),
-        "gives no row to any client: give",
+        lambda: partition.to_clients(torch.tensor([-1, -1]), y=Y[:2]), "gives no row to any client: give"
     ),
-    "below -1": (
-        lambda: partition.to_clients(torch.tensor([0, -2]), y=Y[:2]),
-        "ids hold -2: a client is 0 or more",
-    ),
+    "below -1": (lambda: partition.to_clients(torch.tensor([0, -2]), y=Y[:2]), "ids hold -2: a client is 0 or more"),
     "masked rows to deal": (
-        lambda: partition.to_clients(torch.tensor([0, 1, 1]), y=MASKED),
-        "'y' has 1 masked values",
+        lambda: partition.to_clients(torch.tensor([0, 1, 1]), y=MASKED), "'y' has 1 masked values"
     ),
     "masked labels": (
-        lambda: partition.label_skew(
-            np.ma.array([0, 1], mask=[True, False]), num_clients=1, share=1.0, seed=0
-        ),
-        "labels are masked",
+        lambda: partition.label_skew(np.ma.array([0, 1], mask=[True, False]), num_clients=1, share=1.0, seed=0),
+        "labels are masked"
     ),
     "missing labels": (
-        lambda: partition.label_skew(
-            np.array(["a", None], object), num_clients=1, share=1.0, seed=0
-        ),
-        "give integers or strings, none missing",
+        lambda: partition.label_skew(np.array(["a", None], object), num_clients=1, share=1.0, seed=0),
+        "give integers or strings, none missing"
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

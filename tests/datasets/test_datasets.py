@@ -1,11 +1,14 @@
 """The data sets agree with their sources; a missing file's error says how to get it."""
 
+import io
 import os
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -13,8 +16,9 @@ from hierfl import datasets
 from hierfl.data.clients import ClientData
 from hierfl.datasets import files as data_files
 from hierfl.datasets import images, tables
-from hierfl.datasets.files import Source
+from hierfl.datasets.files import DataFile
 
+ROOT = Path(__file__).parents[2]
 needs_files = pytest.mark.skipif(
     not os.environ.get("HIERFL_DATA"), reason="HIERFL_DATA is not set: no data set files to read"
 )
@@ -190,11 +194,20 @@ def test_an_unknown_reference_raises() -> None:
         datasets.reference("rats")
 
 
+def test_the_five_hospitals_are_those_that_the_example_simulates() -> None:
+    example = runpy.run_path(str(ROOT / "examples" / "simulate_hospitals.py"))
+    rows = pd.read_csv(io.StringIO(example["simulated"]().to_csv(index=False)))
+    pd.testing.assert_frame_equal(rows, datasets.five_hospitals())
+    assert rows["sex"].str.endswith(" ").sum() == 12 and rows["lactate"].isna().sum() == 40
+    assert rows.groupby("hospital").size().min() == 3
+
+
 # --------------------------------------------------------------------------------------- from files
+SHIPPED = ("heart_disease", "radon", "eight_schools")
 READERS: dict[str, Callable[[], Any]] = {
     name: getattr(datasets, name)
     for name in datasets.__all__
-    if name not in ("Labeled", "Summary", "reference", "heart_disease", "radon", "eight_schools")
+    if name not in ("Labeled", "ReferenceSummary", "reference", "five_hospitals", *SHIPPED)
 }
 
 
@@ -228,7 +241,7 @@ def test_a_file_with_objects_is_not_unpickled(
     np.savez(tmp_path / "a.npz", allow_pickle=True, x=np.array([{}], dtype=object))
     monkeypatch.setenv("HIERFL_DATA", str(tmp_path))
     with pytest.raises(ValueError, match="allow_pickle=False"):
-        data_files.load(data_files.Source("a.npz", "a", {"x": "x"}))
+        data_files.load(data_files.DataFile("a.npz", "a", {"x": "x"}))
 
 
 @needs_files
@@ -366,7 +379,7 @@ def test_references_from_files() -> None:
 
 def test_the_docs_say_what_every_file_holds() -> None:
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    sources = [v for m in (images, tables) for v in vars(m).values() if isinstance(v, Source)]
+    sources = [v for m in (images, tables) for v in vars(m).values() if isinstance(v, DataFile)]
     assert len(sources) == 14
     for source in sources:
         arrays = "; ".join(f"`{name}` {what}" for name, what in source.arrays.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,13 @@ def drawn(
     text: str, family: Any = "gaussian", *, draws: int = 20, **options: Any
 ) -> CoefficientDraws:
     """A formula's coefficients, drawn from their prior by the program itself."""
+    if isinstance(text, str) and isinstance(family, str) and not options:
+        return _drawn(text, family, draws)
+    return _drawn.__wrapped__(text, family, draws, **options)
+
+
+@cache
+def _drawn(text: str, family: Any, draws: int, **options: Any) -> CoefficientDraws:
     rows = frame()
     made = hierfl.formula(text, family, clients="site", **options).on(rows)
     data = made.data(rows)

@@ -67,11 +67,7 @@ def estimated() -> CoefficientDraws:
 ASKED: list[tuple[Any, dict[str, Any], list[float]]] = [
     (predictions, {}, [0.6515151515]),
     (predictions, {"by": "arm"}, [0.7592592593, 0.5909090909, 0.5588235294]),
-    (
-        predictions,
-        {"by": "site"},
-        [0.6882598695, 0.5635441065, 0.6475863047, 0.6730951667],
-    ),
+    (predictions, {"by": "site"}, [0.6882598695, 0.5635441065, 0.6475863047, 0.6730951667]),
     (predictions, {"variable": "sex"}, [0.6091375585, 0.6916138740]),
     (comparisons, {"variable": "sex"}, [0.0824763155]),
     (comparisons, {"variable": "sex", "by": "arm"}, [0.0719467716, 0.0892837295, 0.0903901143]),
@@ -175,12 +171,12 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (
         comparisons,
         {"variable": "age", "comparison": "slope", "by": "arm"},
-        "by is 'arm', and newdata is 'mean'",
+        "by is of averages over rows",
     ),
     (
         comparisons,
         {"variable": "age", "comparison": "slope", "newdata": "all"},
-        "newdata is 'all': give 'rows'",
+        "newdata is 'all': it must be one of 'rows'",
     ),
     (
         comparisons,

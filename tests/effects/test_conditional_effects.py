@@ -98,26 +98,22 @@ def test_a_binomial_response_is_shown_for_one_trial() -> None:
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"variable": "height"}, KeyError, "'height' is no column that the formula's terms read"),
     ({"variable": "y"}, KeyError, "'y' is no column"),
-    ({"variable": "age", "by": "age"}, ValueError, "by is 'age'"),
-    ({"variable": "age", "at": {"age": 3}}, ValueError, "at holds 'age' fixed"),
+    ({"variable": "age", "by": "age"}, ValueError, "'age' is the column itself"),
+    ({"variable": "age", "at": {"age": 3}}, ValueError, "'age' is to vary"),
     (
         {"variable": "age", "at": {"sex": "x"}},
         ValueError,
         "'sex' has no level 'x': its levels are f, m",
     ),
-    (
-        {"variable": "age", "at": {"weight": 3}},
-        KeyError,
-        "at has 'weight', which the formula does not",
-    ),
-    ({"variable": "age", "at": {"site": "west"}}, KeyError, "choose one by client="),
+    ({"variable": "age", "at": {"weight": 3}}, KeyError, "at has 'weight', which is no column"),
+    ({"variable": "age", "at": {"site": "west"}}, KeyError, "choose a client by client="),
     ({"variable": "age", "at": {"region": "hot"}}, ValueError, "'region' has no group 'hot'"),
     (
         {"variable": "age", "grid": ["old"]},
         TypeError,
-        "'age' is 'old', and the column holds numbers",
+        "'age' is 'old': the column holds numbers",
     ),
-    ({"variable": "age", "grid": [float("nan")]}, ValueError, "'age' is nan"),
+    ({"variable": "age", "grid": [float("nan")]}, ValueError, "age is nan"),
     ({"variable": "age", "grid": []}, ValueError, "grid is empty"),
     ({"variable": "age", "client": "center"}, KeyError, "client 'center' was not fitted"),
 ]

@@ -267,7 +267,7 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
         TypeError,
         lambda: hierfl.describe(patients(), columns="age"),
     ),
-    "column 0 is named by no string": (
+    "the name of a column is 0: rename it": (
         TypeError,
         lambda: hierfl.describe(pd.DataFrame([[1.0], [2.0]])),
     ),

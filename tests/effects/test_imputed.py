@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
+from hierfl.effects.answer import Answer
 from hierfl.effects.comparisons import comparisons
 from hierfl.effects.drawn import CoefficientDraws
 from hierfl.effects.imputed import imputed
@@ -121,9 +123,10 @@ OF_ROWS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("what", OF_ROWS)
-def test_averages_are_those_of_frames_that_are_filled_with_the_draws(what: str) -> None:
-    frame, ask = lacking(), OF_ROWS[what]
+@cache
+def three_draws() -> tuple[CoefficientDraws, list[CoefficientDraws], Answer]:
+    """Three draws together, and each alone; and what rows lack."""
+    frame = lacking()
     formula = made(f"visits ~ {TERMS}; {DOSE}", "poisson", frame)
     few = []
     for seed in range(3):
@@ -135,12 +138,18 @@ def test_averages_are_those_of_frames_that_are_filled_with_the_draws(what: str) 
         shared={n: torch.cat([one.shared[n] for one in few]) for n in few[0].shared},
         own={n: torch.cat([one.own[n] for one in few]) for n in few[0].own},
     )
-    every, given = ask(found, frame).to_numpy()[0], imputed(found)
-    rows = given.frame["row"].tolist()
+    return found, few, imputed(found)
+
+
+@pytest.mark.parametrize("what", OF_ROWS)
+def test_averages_are_those_of_frames_that_are_filled_with_the_draws(what: str) -> None:
+    frame, ask = lacking(), OF_ROWS[what]
+    found, few, missing = three_draws()
+    every, rows = ask(found, frame).to_numpy()[0], missing.frame["row"].tolist()
     for k, one in enumerate(few):
         filled = frame.copy()
-        filled.loc[rows, "dose"] = given.draws.to_numpy()[0, k]
-        whole = replace(repeated(one, 2), data=formula.data(filled))
+        filled.loc[rows, "dose"] = missing.draws.to_numpy()[0, k]
+        whole = replace(repeated(one, 2), data=found.formula.data(filled))
         np.testing.assert_allclose(every[k], ask(whole, filled).to_numpy()[0, 0], rtol=1e-5)
 
 

@@ -118,6 +118,7 @@ def test_a_scale_and_too_few_draws_are_refused() -> None:
         bernoulli().effects("age", draws=100, prob=0.99)
 
 
+TEN: Any = "10"
 MISUSED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda f: f.effects(["age", "sex"]), "a column is a list: give the name of one"),
     (lambda f: f.effects(frame()), "a column is a DataFrame"),
@@ -134,7 +135,7 @@ MISUSED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda f: hierfl.diagnostics.sensitivity(f.method.model), "fit is a Formula: hand over"),
     (lambda f: hierfl.describe([frame()]), "rows is a list: give a frame"),
     (lambda f: hierfl.describe(frame()[:0]), "the frame has no rows"),
-    (lambda f: hierfl.simulate(f, frame(), clients=2, rows="10"), "rows is '10': give a number"),  # type: ignore[arg-type]
+    (lambda f: hierfl.simulate(f, frame(), clients=2, rows=TEN), "rows is '10': it must be"),
 ]
 
 

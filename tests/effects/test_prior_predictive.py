@@ -25,7 +25,7 @@ def test_a_formula_has_the_moments_of_its_prior() -> None:
     rows = frame()
     made = hierfl.formula("y ~ dose + (1 | site)", clients="site", priors=priors)
     found = prior_predictive(made, rows, draws=3000)
-    drawn = found["prior_predictive"]["y"].values[0]
+    drawn = np.concatenate(found["prior_predictive"]["y"].values)
     dose = (rows["dose"] - rows["dose"].mean()).to_numpy()
     np.testing.assert_allclose(drawn.mean(0), 5.0, atol=0.25)
     np.testing.assert_allclose(drawn.var(0), 5.25 + dose**2, rtol=0.15)

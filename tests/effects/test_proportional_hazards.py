@@ -14,6 +14,7 @@ import hierfl
 from hierfl.datasets.files import columns as columns_of
 from hierfl.datasets.tables import _LUNG
 from hierfl.effects.proportional_hazards import course_of, score_tests, verdict
+from tests.effects.made import drawn
 
 
 def made(rows: int, turn: float, seed: int = 0) -> pd.DataFrame:
@@ -83,11 +84,9 @@ def test_numbers_are_those_of_lifelines_on_the_lung_data() -> None:
         np.testing.assert_allclose(ours, values, atol=0.45)
 
 
-def fitted(frame: pd.DataFrame, family: str = "weibull", text: str = "") -> hierfl.Fit:
-    made = hierfl.formula(
-        text or "time | event(status) ~ x + z + (1 | site)", family, clients="site"
-    )
-    return hierfl.fit(made, frame)
+def fitted(frame: pd.DataFrame) -> hierfl.Fit:
+    text = "time | event(status) ~ x + z + (1 | site)"
+    return hierfl.fit(hierfl.formula(text, "weibull", clients="site"), frame)
 
 
 def test_a_fit_says_which_effect_changes() -> None:
@@ -117,10 +116,8 @@ def test_a_fit_of_proportional_hazards_is_not_doubted() -> None:
 
 
 REFUSED: dict[str, Callable[[], Any]] = {
-    "whose hazards are not proportional": lambda: fitted(made(90, 0.0), "lognormal"),
-    "has no common columns": lambda: fitted(
-        made(90, 0.0), text="time | event(status) ~ 1 + (1 | site)"
-    ),
+    "whose hazards are not proportional": lambda: drawn("time ~ dose + (1 | site)", "lognormal"),
+    "has no common columns": lambda: drawn("time ~ 1 + (1 | site)", "weibull"),
 }
 
 

@@ -96,5 +96,5 @@ def test_each_value_of_a_column_has_a_curve() -> None:
     np.testing.assert_allclose(doses, rows.mean() + rows.std(ddof=0) * np.array([-1, 0, 1]))
     labels = both.plot().get_legend_handles_labels()[1]
     assert labels[:3] == ["east, arm a", "east, arm b", "east, arm c"]
-    with pytest.raises(ValueError, match="at holds 'arm' fixed, which is to vary"):
+    with pytest.raises(ValueError, match="'arm' is to vary, and at holds it fixed"):
         survival(found, by="arm", at={"arm": "a"})

@@ -26,7 +26,7 @@ from hierfl.engine.rounds import adapt
 from hierfl.optimizers import SGD
 from hierfl.program.program import stacked
 from hierfl.runs.result import Fit
-from tests.methods.cases import METHODS, cohort
+from tests.methods.cases import METHODS, cohort, first_word
 from tests.programs import FAMILIES, federation, fit, read, regression
 from tests.summaries import programs
 from tests.summaries.programs import people
@@ -64,17 +64,16 @@ def assert_same(one: Fit, two: Fit, *, atol: float = 1e-10) -> None:
         )
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_guide_on_every_engine(family: str, way: str) -> None:
+def test_every_guide_on_every_engine(family: str) -> None:
     method, data = hierfl.methods.fedsvi(regression, FAMILIES[family]), federation()
-    together = fit(method, data, rounds=3, seed=4)
-    assert_same(together, fit(method, data, rounds=3, seed=4, **WAYS[way]))
+    together = fit(method, data, rounds=2, seed=4)
+    for how in WAYS.values():
+        assert_same(together, fit(method, data, rounds=2, seed=4, **how))
 
 
-@pytest.mark.parametrize("way", ["in chunks", "sequential"])
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "conditional"])
-def test_mini_batches_local_steps_particles_and_cohorts(family: str, way: str) -> None:
+def test_mini_batches_local_steps_particles_and_cohorts(family: str) -> None:
     method = hierfl.methods.fedsvi(
         regression,
         FAMILIES[family],
@@ -84,9 +83,10 @@ def test_mini_batches_local_steps_particles_and_cohorts(family: str, way: str) -
         draws=2,
         global_optimizer=SGD(0.01),
     )
-    data = federation((5, 3, 7, 1, 2))
-    together = fit(method, data, rounds=3, seed=4, cohort=3)
-    assert_same(together, fit(method, data, rounds=3, seed=4, cohort=3, **WAYS[way]))
+    data, run = federation((5, 3, 7, 1, 2)), {"rounds": 2, "seed": 4, "cohort": 3}
+    together = fit(method, data, **run)
+    for way in ("in chunks", "sequential"):
+        assert_same(together, fit(method, data, **run, **WAYS[way]))
     assert set(together.history["clients"]) == {3}
 
 
@@ -98,30 +98,30 @@ def test_particles_are_pooled_too(family: str) -> None:
 
 SLOW = ("bfi", "fedep", "fedep shared", "fedlaplace", "pvi", "two_stage")
 # quick ones: test_ten_rounds.py, test_fedep.py, test_two_stage.py
+QUICK = {first_word(n): n for n in reversed(METHODS) if n not in SLOW}.values()  # one of each
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in METHODS]
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
 )
 def test_every_method_in_every_way(name: str) -> None:
-    """In chunks, one client after another, and with clients in another order."""
-    few = name in SLOW
+    """One client after another; and in chunks of clients in another order."""
+    few = name in SLOW or "pvi" in name
     one_row = 2 if name == "batch_normed" else 1  # a batch norm needs two rows
     data = federation((5, 3, 2) if few else (5, 3, 7, one_row, 2))
     method = METHODS[name]()
     run: dict[str, Any] = {"rounds": 2, "seed": 4}
     run["cohort"] = cohort(method, 2 if few else 4)
     together = fit(method, data, **run)
-    for way in ("in chunks", "sequential"):
-        assert_same(together, fit(METHODS[name](), data, **run, **WAYS[way]))
-    back = fit(METHODS[name](), data.select(data.names[::-1]), **run)
-    assert_same(together, back, atol=1e-12)
+    assert_same(together, fit(METHODS[name](), data, **run, engine="sequential"))
+    back = fit(METHODS[name](), data.select(data.names[::-1]), **run, chunk=2)
+    assert_same(together, back)
     if name.startswith("clustered_fl"):
         assert together.history["clusters"].iloc[-1] > 1.0
     if together.program.latents.sites:
         there, here = (f.draws(5).own for f in (together, back))
         for site, value in there.items():
-            assert torch.allclose(value, here[site].flip(1), atol=1e-12)
+            assert torch.allclose(value, here[site].flip(1), atol=1e-10)
 
 
 # ------------------------------------------------------------------ names, seeds, threads

@@ -25,10 +25,10 @@ def phase(count: int, size: int | None, unit: Literal["step", "epoch"]) -> Phase
 @pytest.mark.parametrize(
     ("count", "size", "unit", "told"),
     [
-        (-1, 5, "step", "the count must be 0 or more"),
-        (2.5, 5, "step", "the count must be an integer"),
+        (-1, 5, "step", "of a phase is -1: it must be 0 or more"),
+        (2.5, 5, "step", "it must be an integer"),
         (2, 0, "step", "batch_size is 0"),
-        (2, 5, "steps", "unit is 'steps': it must be 'step' or 'epoch'"),
+        (2, 5, "steps", "unit is 'steps': it must be one of 'step', 'epoch'"),
     ],
 )
 def test_a_phase_that_is_none_is_refused(count: Any, size: int, unit: Any, told: str) -> None:
@@ -131,7 +131,9 @@ def test_no_steps_and_all_rows() -> None:
     assert not torch.equal(first.key, second.key), "each step has its own noise"
     with pytest.raises(ValueError, match="no row plan"):
         row_plan(data, EVERYONE, phase(1, None, "step"), seed=0, at=(0,))
-    with pytest.raises(ValueError, match="a phase of -1 steps: the count must be 0 or more"):
+    with pytest.raises(
+        ValueError, match="the number of steps of a phase is -1: it must be 0 or more"
+    ):
         phase(-1, None, "step")
 
 

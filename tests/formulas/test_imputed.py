@@ -197,7 +197,7 @@ def test_a_client_that_knows_few_values_tells_none(tmp_path: Path) -> None:
         (f"y ~ mi(log(dose)); {DOSE}", "gaussian", ["mi(log(dose))", "single column"]),
         (f"kind ~ mi(dose); {DOSE}", "categorical", ["'categorical'", "one linear predictor"]),
         (f"y ~ mi(dose); {DOSE}", "student", ["'student'"]),
-        ("y | mi() ~ age", "gaussian", ["response first"]),
+        ("y | mi() ~ age", "gaussian", ["no addition 'mi'"]),
         ("y ~ mi(dose); dose | mi(w) ~ age", "gaussian", ["'dose | mi() ~ age'", "measurement"]),
     ],
 )  # fmt: skip

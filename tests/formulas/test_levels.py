@@ -282,3 +282,38 @@ def test_groups_and_few_levels_are_no_ids() -> None:
     assert (
         on("y ~ x + (1 | k) + wave", frame=frame).agreed.columns["wave"].levels[0] == "2020-01-01"
     )
+
+
+COUNTS = np.random.default_rng(0).permutation(90000)[:60] + 1000
+DAYS = pd.date_range("2020-01-01", periods=60).strftime("%Y%m%d").astype(int)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("PatientID", COUNTS, "60 different whole numbers in 60 rows, as an ID has"),
+        ("case_no", COUNTS + 0.0, "as an ID has"),
+        ("running", np.arange(60)[::-1] + 7, "as an ID has"),
+        ("day", DAYS, "which are dates such as 20240131"),
+        ("population", COUNTS, ""),
+        ("paid", COUNTS, ""),
+        ("year", np.tile(np.arange(2001, 2021), 3), ""),
+        ("subject_id", np.resize([1, 2, 3], 60), ""),
+    ],
+)
+def test_numbers_that_name_rows_are_warned_of(name: str, values: np.ndarray, words: str) -> None:
+    made = on(f"y ~ {name} + (1 | h)", frame=BASE.assign(**{name: values}))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        made.data(BASE.assign(**{name: values}))
+    assert len(heard) == bool(words)
+    assert not words or (
+        f"column '{name}'" in str(heard[0].message) and words in str(heard[0].message)
+    )
+
+
+def test_years_of_one_client_are_no_ids() -> None:
+    frame = BASE[BASE.h == "a"].assign(year=np.arange(1990, 1990 + (BASE.h == "a").sum()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        on("y ~ year", frame=frame).data(frame)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import hierfl
-from hierfl.formulas.writer import Writer, unique_names
+from hierfl.formulas.writer import ProgramWriter, unique_names
 from tests.formulas.small import BASE, fields, on, refused
 
 A, B = np.tile(["a", "b"], 30), np.repeat(["c", "d"] * 15, 2)
@@ -105,5 +105,5 @@ def test_unique_names() -> None:
     texts = ["a", "a.b", "a_b", "a b", "a_b_2", "年", "月", "a"]
     found = unique_names("g_", texts)
     assert found.keys() == set(texts) and len(set(found.values())) == len(found)
-    writer = Writer()
+    writer = ProgramWriter()
     assert len({writer.named(text) for text in [*texts, "A", "1", "eta", "b_eta"]}) == 11

@@ -28,21 +28,13 @@ def declared(text: str, family: Any = "gaussian", **options: Any) -> hierfl.Form
 # Family -> formula -> words of its refusal; what the grammar refuses stands in test_grammar.
 FORMULAS: dict[str, dict[str, str]] = {
     "gaussian": {
-        "y ~ ns(age, 3)": "bs\\(x, df=5\\)",
-        "y ~ cr(age, df=4)": "write s\\(x\\)",
-        "y ~ factor(sex)": "C\\(x\\)",
-        "y ~ me(age, sd)": "known error",
-        "y ~ p(wins, n)": "successes . trials",
-        "y ~ B(sex)": "column of 0 and 1",
         "y ~ s(site, bs='re')": "groups: write .* or \\(1 \\| hospital\\)",
-        "y ~ age + (1 + bs(dose, df=4):age | site)": "poly\\(x, 2\\) may stand in products",
-        "mvbind(y, dose) ~ age": "write a formula of each response",
+        "mvbind(y, dose) ~ age": "the response is no column",
         "y ~ age + (1 + offset(dose) | site)": "offset",
         "y ~ age + (0 | site)": "no columns",
         "y ~ age + offset(sex)": "'offset.sex.' is a category, and no number",
         "y ~ age + log(sex)": "cannot be evaluated",
         "y ~ poly(age, 0)": "degree of poly\\(\\) is 0: it must be an integer from 1 to 6",
-        "y ~ poly(age, 9)": "from 1 to 6",
         "y ~ poly(age, dose)": "must be numbers",
         "y ~ bs(age)": "bs\\(\\) has df 0",
         "y ~ bs(age, df=2)": "at least its degree 3",
@@ -54,8 +46,6 @@ FORMULAS: dict[str, dict[str, str]] = {
         "y ~ missing_column": "no column 'missing_column'",
         "nothing ~ age": "no column 'nothing'",
         "y ~ (1 | nowhere)": "no column 'nowhere'",
-        "y ~ (age | nowhere:ward)": "no column 'nowhere'",
-        "y | weights(nothing) ~ age": "no column 'nothing'",
         "kind ~ age": "reads it as a number",
         "y ~ I(age > 500)": "one value|no effect",
         "y ~ log(age - 1000)": "not finite in row 0 of client 's0'",
@@ -70,13 +60,9 @@ FORMULAS: dict[str, dict[str, str]] = {
         "y ~ mixed": "numbers, strings or categories|holds",
         "y ~ spaced": "differ only in case, spaces",
         "y ~ mo(age)": "'age' has 192 different values, such as .* as categories: .*cut it",
-        "y ~ C(age)": "'age' has 192 different values, such as .* as categories: .*cut it",
         "y ~ age + (mo(grade) | site)": "may stand among the common terms only",
         "y ~ mo(sex)": "have no order",
         "y ~ mo(died)": "has 2 levels, of which no order is needed",
-        "y ~ mo(grade, 2)": "an argument too many",
-        "y ~ mo(grade):s(age)": "stands in a product",
-        "y ~ scale(mo(grade))": "stands in a product or a function",
         "y ~ mo(log(age))": "reads no single column",
         "y ~ mo(age) + age": "codes a column that is read as a number elsewhere",
         "y ~ s(age) * sex": r"s\(x, by=z\) varies with z",
@@ -90,7 +76,6 @@ FORMULAS: dict[str, dict[str, str]] = {
         "y ~ s(sex)": "needs one column of numbers",
         "y ~ gp(age, c=1)": r"c of gp\(\) is 1: it must be a number above 1",
         "y ~ gp(age, k=6, c=1.25)": "too few sines",
-        "y ~ gp(age, k=5)": "take k=6 or more",
         "y ~ (1 + s(age) | site)": r"no correlations: write \(1 \+ s\(age\) \|\| site\)",
         "y ~ (1 + s(age, by=sex) || site)": "leave by= out",
         "y ~ s(age, site, bs='fs') + s(age, site, bs='fs', foo=2)": "no option 'foo'",
@@ -109,7 +94,6 @@ FORMULAS: dict[str, dict[str, str]] = {
     "sratio": {
         "grade ~ cs(dose) * age": "stands in a product",
         "grade ~ cs(log(dose))": "reads no single column",
-        "grade ~ cs(dose + age)": "reads no single column",
         "grade ~ age + (cs(dose) | site)": "among the common terms only",
         "ill ~ cs(dose)": "for several thresholds, and one is there",
     },
@@ -118,7 +102,6 @@ FORMULAS: dict[str, dict[str, str]] = {
         "two ~ age": "family='bernoulli'",
     },
     "multinomial": {
-        "cbind(wins) | trials(n) ~ age": "two different columns or more",
         "cbind(wins, wins) | trials(n) ~ age": "two different columns or more",
         "c(wins, lost) | trials(n) ~ age": r"write cbind\(a, b, c\)",
         "wins | trials(n) ~ age": r"write cbind\(a, b, c\)",
@@ -193,7 +176,7 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: declared("y ~ age", 3), "family is 3"),
     (lambda: declared("y ~ age", "binom"), "binomial"),
     (lambda: hierfl.formula("y ~ age", clients=None), "column that names the clients"),  # type: ignore[arg-type]
-    (lambda: declared("y ~ age", missing="ignore"), "'refuse' or 'drop'"),
+    (lambda: declared("y ~ age", missing="ignore"), "'refuse', 'drop'"),
     (lambda: declared("wins ~ age", "binomial"), "trials"),
     (lambda: declared("y ~ age").program(), "not agreed on a schema"),
     (lambda: declared("y ~ age")(None), "not agreed on a schema"),  # type: ignore[arg-type]
@@ -204,7 +187,7 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: declared("y ~ age", data2=[patients()]), "data2 is a list: give a dict of frames"),
     (lambda: declared("age ~ sex", "cumulative").on(patients()), "'age' has 192 different values"),
     (lambda: hierfl.schema(patients()), "clients='hospital'"),
-    (lambda: hierfl.schema(patients(), declared("y ~ age"), rare="drop"), "'refuse' or 'merge'"),  # type: ignore[arg-type]
+    (lambda: hierfl.schema(patients(), declared("y ~ age"), rare="drop"), "'refuse', 'merge'"),  # type: ignore[arg-type]
     (lambda: hierfl.schema(patients(), declared("y ~ age"), min_count=0), "1 or more"),
     (lambda: hierfl.schema([1, 2], declared("y ~ age")), "one pandas frame"),
     (lambda: hierfl.schema({}, declared("y ~ age")), "empty"),
@@ -256,35 +239,30 @@ def at(column: str, value: Any) -> Change:
 
 
 TEXT = "y | weights(w) ~ age + sex + beds + (1 | region) + (1 | year) + (1 | site/ward)"
-FRAMES: list[tuple[str, Change, str]] = [
-    (
-        "gaussian",
-        at("age", np.nan),
-        "'age' of client 's1' has 1 missing values, the first in row 6",
-    ),
-    ("gaussian", at("age", np.inf), "'age' of client 's1' is infinite in row 6"),
-    ("gaussian", at("age", "old"), "'age' of client 's1' holds 'old'"),
-    ("gaussian", at("sex", None), "'sex' of client 's1' has 1 missing values"),
-    ("gaussian", at("sex", "q"), "'sex' of client 's1' has the value 'q' in row 6"),
-    ("gaussian", at("y", np.nan), "'y' of client 's1' has 1 missing"),
-    ("gaussian", at("w", -1.0), "weight in row 6 of client 's1' is -1"),
-    ("gaussian", at("region", "moon"), "'s1' lies in the groups"),
-    ("gaussian", lambda f: f.assign(region="moon"), "'moon' of 'region' in row 0"),
-    ("gaussian", at("year", 1999), "'1999' of 'year' in row 6"),
-    ("gaussian", at("ward", "w9"), "4 groups of 'site:ward'.*at most 3"),
-    ("gaussian", at("site", None), "no client in row 30"),
-    ("gaussian", lambda f: f.drop(columns="age"), "no column 'age'"),
-    ("gaussian", lambda f: f.drop(columns="ward"), "no column 'ward'"),
-    ("gaussian", lambda f: pd.concat([f, f["age"]], axis=1), "2 columns 'age'"),
-    ("gaussian", lambda f: f.assign(age=np.nan), "missing values"),
-    ("gaussian", lambda f: f[:0], "frames|no rows|empty"),
-    ("gaussian", lambda f: f.assign(sex=1), "'1' in row 0"),
+FRAMES: list[tuple[Change, str]] = [
+    (at("age", np.nan), "'age' of client 's1' has 1 missing values, the first in row 6"),
+    (at("age", np.inf), "'age' of client 's1' is infinite in row 6"),
+    (at("age", "old"), "'age' of client 's1' holds 'old'"),
+    (at("sex", None), "'sex' of client 's1' has 1 missing values"),
+    (at("sex", "q"), "'sex' of client 's1' has the value 'q' in row 6"),
+    (at("y", np.nan), "'y' of client 's1' has 1 missing"),
+    (at("w", -1.0), "weight in row 6 of client 's1' is -1"),
+    (at("region", "moon"), "'s1' lies in the groups"),
+    (lambda f: f.assign(region="moon"), "'moon' of 'region' in row 0"),
+    (at("year", 1999), "'1999' of 'year' in row 6"),
+    (at("ward", "w9"), "4 groups of 'site:ward'.*at most 3"),
+    (at("site", None), "no client in row 30"),
+    (lambda f: f.drop(columns="age"), "no column 'age'"),
+    (lambda f: f.drop(columns="ward"), "no column 'ward'"),
+    (lambda f: pd.concat([f, f["age"]], axis=1), "2 columns 'age'"),
+    (lambda f: f[:0], "frames|no rows|empty"),
+    (lambda f: f.assign(sex=1), "'1' in row 0"),
 ]
 
 
-@pytest.mark.parametrize(("family", "change", "message"), FRAMES)
-def test_frames_that_disagree_with_the_schema(family: str, change: Change, message: str) -> None:
-    made = declared(TEXT, family).on(patients(rows=60))
+@pytest.mark.parametrize(("change", "message"), FRAMES)
+def test_frames_that_disagree_with_the_schema(change: Change, message: str) -> None:
+    made = declared(TEXT).on(patients(rows=60))
     with pytest.raises(ERRORS, match=message):
         made.data(change(patients()))
 

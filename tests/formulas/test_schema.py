@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import hierfl
 from hierfl.formulas import answers
@@ -24,10 +25,7 @@ def test_moments_are_those_of_all_rows_together() -> None:
     frame = patients()
     schema = hierfl.schema(frame, made("y ~ age * dose + scale(log(dose)) + (1 | site)"))
     assert schema.rows == len(frame)
-    for name, values in (
-        ("age", frame["age"]),
-        ("age:dose", frame["age"] * frame["dose"]),
-    ):
+    for name, values in (("age", frame["age"]), ("age:dose", frame["age"] * frame["dose"])):
         assert schema.design[name].mean == pytest.approx(values.mean())
         assert schema.design[name].sd == pytest.approx(values.std(ddof=0))
     constants = schema.transforms["scale(log(dose))"]
@@ -106,7 +104,7 @@ def test_rare_levels_do_not_leave_their_client() -> None:
 def test_levels_that_are_agreed_beforehand_are_told_by_nobody() -> None:
     frame = patients(rows=60)
     parts = {"y": None, "sex": None}
-    told = answers.of_columns(frame, parts, "s0", 5, frozenset({"sex"}))
+    told = answers.of_columns(frame, parts, "s0", 5, frozenset({"sex"}))(slice(None))
     assert told["sex"].counts == {}
     levels = {"sex": ["x", "m", "f"]}
     schema = hierfl.schema(frame, made("y ~ sex"), levels=levels)
@@ -116,14 +114,14 @@ def test_levels_that_are_agreed_beforehand_are_told_by_nobody() -> None:
 def test_answers_hold_counts_and_sums_of_no_fewer_rows_than_agreed() -> None:
     """Nothing that a client answers has the size of its rows, and no count of a level is below the least."""
     frame = patients(rows=40)
-    told = answers.of_columns(frame, {"age": None, "sex": None}, "s0", 30, frozenset())
+    told = answers.of_columns(frame, {"age": None, "sex": None}, "s0", 30, frozenset())(slice(None))
     assert told["age"].sums is not None and told["age"].sums.count == len(frame)
     assert all(n >= 30 for n in (told["sex"].counts or {}).values())
     for part in told.values():
         for field in fields(part):
             value: Any = getattr(part, field.name)
             assert np.ndim(value) == 0 or isinstance(value, dict | tuple)
-    groups = answers.of_groups(frame, ("ward",), "site", "s0", 30)
+    groups = answers.of_groups(frame, ("ward",), "site", "s0", 30)(slice(None))
     assert groups.distinct == 3 and all(n >= 30 for n in groups.counts.values())
 
 
@@ -175,3 +173,33 @@ def test_a_schema_of_columns_alone_serves_several_formulas() -> None:
 def test_ordered_categories_keep_their_order() -> None:
     schema = hierfl.schema(patients(rows=60), made("grade ~ age", "cumulative"))
     assert schema.columns["grade"].levels == ("low", "mid", "high")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y ~ age * sex + beds + (1 + age | site) + (1 | region) + (1 | year)",
+        "y ~ s(dose, k=5) + bs(age, df=4) + poly(age, 2) + (1 | site/ward)",
+        "wins | trials(n) ~ mo(grade) + scale(age) + offset(dose)",
+    ],
+)
+def test_rows_read_together_are_those_read_client_by_client(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = patients().sample(frac=1.0, random_state=0)
+    apart = {str(site): frame for site, frame in whole.groupby("site")}
+    family = "binomial" if "trials" in text else "gaussian"
+    together = hierfl.formula(text, family, clients="site").on(whole)
+    rows = together.data(whole)
+    monkeypatch.setattr("hierfl.formulas.questions._has_one_source", lambda frames: False)
+    alone = hierfl.formula(text, family, clients="site").on(apart)
+    assert together.agreed == alone.agreed
+    one_by_one = alone.data(apart)
+    assert rows.names == one_by_one.names and torch.equal(rows.offsets, one_by_one.offsets)
+    for kind in ("fields", "client_fields"):
+        ours, theirs = getattr(rows, kind), getattr(one_by_one, kind)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(values, theirs[name]) for name, values in ours.items())
+    moved = whole.assign(age=whole["age"].where(whole["site"] != "s3", np.inf))
+    with pytest.raises(ValueError, match="'age' of client 's3' is infinite in row 0"):
+        together.data(moved)

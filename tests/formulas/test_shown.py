@@ -130,7 +130,7 @@ WRONG: dict[str, Any] = {
     "concentration of an LKJ": {"cor": "normal(0, 1)"},
     "give a distribution of Pyro": {"b": "lkj(2)"},
     "PreliZ's Wald, which is not read": {"b": _preliz("Wald")},
-    "PreliZ's Normal without mu, sigma": {"b": _preliz("Normal", mu=None, sigma=None)},
+    "PreliZ's Normal, without mu, sigma": {"b": _preliz("Normal", mu=None, sigma=None)},
 }
 
 

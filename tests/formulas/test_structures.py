@@ -195,7 +195,7 @@ def test_what_cannot_be_is_refused() -> None:
             formula_of(text, data2).program()
     with pytest.raises(TypeError, match="give a frame with the groups"):
         formula_of("y ~ (1 | gr(site, cov=A))", {"A": a.to_numpy()})
-    with pytest.raises(TypeError, match="other values than numbers"):
+    with pytest.raises(ValueError, match="other values than finite numbers"):
         formula_of("y ~ (1 | gr(site, cov=A))", {"A": a.astype(str)})
     with pytest.raises(ValueError, match="not the same names"):
         formula_of("y ~ (1 | gr(site, cov=A))", {"A": a.set_axis(range(8), axis=1)})

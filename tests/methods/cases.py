@@ -16,6 +16,7 @@ import torch
 
 from hierfl import methods, models
 from hierfl.method import Method
+from hierfl.models.learned_priors import InputConvex, LearnedNormal
 from hierfl.optimizers import SGD, Adam
 from tests.programs import FAMILIES, logistic, regression
 
@@ -99,8 +100,8 @@ def embedded() -> Any:
     return models.PersonalHeads(body, **how, likelihood=models.likelihood.normal(1.0))
 
 
-def mapped() -> Any:
-    return models.learned_prior_network(net(), likelihood=models.likelihood.normal(1.0))
+def mapped(**options: Any) -> Any:
+    return models.learned_prior_network(net(), likelihood=models.likelihood.normal(1.0), **options)
 
 
 # ------------------------------------------------------------------------------------- what is sent
@@ -296,6 +297,19 @@ CASES: dict[str, Case] = {
         {"log_marginal": (), "gradient": (2,), "hessian": (2, 2), "lost": ()},
     ),
     "fedmap": Case(lambda: methods.fedmap(mapped(), batch_size=2), {"clients": THETA, "loss": ()}),
+    "fedmap convex": Case(
+        lambda: methods.fedmap(
+            mapped(prior=InputConvex(hidden=2)), server="gradient", server_optimizer=SGD(0.01)
+        )
+    ),
+    "fedmap normal": Case(
+        lambda: methods.fedmap(
+            mapped(prior=LearnedNormal()),
+            server=LearnedNormal().best,
+            weights="rows",
+            init="client",
+        )
+    ),
     "fedmap newton": Case(lambda: methods.fedmap(mapped(), newton_steps=1)),
     "fedpa": Case(
         lambda: methods.fedpa(shared(), epochs=3, shrinkage=0.2, batch_size=2),

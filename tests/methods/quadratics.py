@@ -27,17 +27,25 @@ I2 = torch.eye(2, dtype=torch.float64)
 def clients() -> ClientData:
     """Return three clients of 5, 3 and 2 equal rows.
 
-    Each row of client k holds the factor R and the label R b, with R'R = H, so
-
-    R w - R b
-
-    ^2 / 2 is the client's quadratic.
+    Each row of client k holds the factor R and the label R b, with R'R = H, so that half of the
+    squared norm of R w - R b is the client's quadratic.
     """
     roots = torch.linalg.cholesky(H).mT
     rows = {}
     for k, n in enumerate((5, 3, 2)):
         rows["abc"[k]] = {"factor": roots[k].expand(n, 2, 2), "y": (roots[k] @ B[k]).expand(n, 2)}
     return ClientData.from_clients(rows)
+
+
+def equal_rows() -> ClientData:
+    """Return the quadratic clients with four rows each."""
+    data = clients()
+    return ClientData.from_clients(
+        {
+            k: {n: v[:1].expand(4, *v.shape[1:]) for n, v in data.select([k]).fields.items()}
+            for k in "abc"
+        }
+    )
 
 
 def at(start: Tensor, *, personal: bool = False):  # type: ignore[no-untyped-def]  # noqa: ANN201

@@ -10,14 +10,10 @@ from torch import Tensor
 
 import hierfl
 from hierfl.data.clients import ClientData
-from hierfl.methods import apfl, by_rows, fedavg, local_only
+from hierfl.methods import apfl
 from hierfl.optimizers import SGD
-from hierfl.program.program import ProgramError
 from tests.methods.quadratics import START, B, H, at, clients
-from tests.methods.test_fedrep import network
-from tests.programs import federation, fit, regression
-
-SMALL: dict[str, Any] = {"unit": "epoch", "steps": 2, "batch_size": 2}
+from tests.programs import fit
 
 
 def own(fitted: hierfl.Fit, name: str) -> Tensor:
@@ -66,33 +62,6 @@ def test_rounds_by_hand(alpha: float, alpha_lr: float) -> None:
     assert torch.allclose(own(fitted, "v"), v, atol=1e-12)
     assert torch.allclose(own(fitted, "alpha"), weight, atol=1e-12)
     assert bool((weight != alpha).all()) == (alpha_lr > 0.0)
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
-def test_theta_is_fedavgs_and_the_ends_are_local_sgd_and_theta(alpha: float) -> None:
-    data, run = federation((5, 3, 7, 1, 2)), dict[str, Any](rounds=3, cohort=3, seed=2)
-    optimizer = SGD(0.05, 0.5)
-    method = apfl(network(), alpha=alpha, optimizer=optimizer, **SMALL)
-    ours = fit(by_rows(method), data, **run)
-    common = fit(fedavg(network(), optimizer=optimizer, **SMALL), data, **run)
-    for name, value in common.message.items():
-        assert torch.allclose(ours.message[name], value, atol=1e-10, rtol=0.0)
-    rows = federation((6, 4, 5, 2, 3), seed=5)
-    if alpha == 0.0:
-        one, two = (f.predict(rows, draws=1).mean for f in (ours, common))
-        assert torch.allclose(one, two, atol=1e-10, rtol=0.0)
-
-
-def test_alpha_1_is_local_sgd() -> None:
-    data, whole = federation((5, 3, 7, 1, 2)), {**SMALL, "batch_size": None}
-    optimizer = SGD(0.05, 0.5)
-    ours = fit(apfl(network(), alpha=1.0, optimizer=optimizer, **whole), data, rounds=3)
-    alone = fit(local_only(network(), optimizer=optimizer, **whole), data, rounds=3)
-    for name, value in alone.progress.table["theta"].items():
-        assert torch.allclose(ours.progress.table["v"][name], value, atol=1e-10, rtol=0.0)
-    rows = federation((6, 4, 5, 2, 3), seed=5)
-    one, two = (f.predict(rows, draws=1).mean for f in (ours, alone))
-    assert torch.allclose(one, two, atol=1e-10, rtol=0.0)
 
 
 def test_alpha_0_leaves_the_own_model_where_it_started() -> None:
@@ -147,12 +116,3 @@ def test_a_new_client_starts_at_theta_and_moves_its_own_model_alone() -> None:
         v = v - 0.1 * 0.5 * (H @ (mixed - B)[..., None])[..., 0]
     assert torch.allclose(own(new, "v"), v, atol=1e-12)
     assert torch.equal(new.message["theta"], theta)
-
-
-def test_refusals() -> None:
-    with pytest.raises(ValueError, match="its step size must be 0 or more"):
-        apfl(network(), alpha_optimizer=SGD(-0.1))
-    with pytest.raises(ValueError, match="without momentum, as alpha takes one clipped step"):
-        apfl(network(), alpha_optimizer=SGD(0.1, 0.9))
-    with pytest.raises(ProgramError, match="apfl fits global params only"):
-        fit(apfl(regression), federation(), rounds=1)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from hierfl.data.clients import ClientData
-from hierfl.methods import clustered_fl, fedavg
+from hierfl.methods import clustered_fl
 from hierfl.methods.clustered.clustered_fl import halved
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
 from tests.methods.quadratics import START, at, clients
 from tests.methods.test_pfedhn import kind
-from tests.programs import federation, fit
+from tests.programs import fit
 
 UPDATES = torch.tensor([[1.0, 0.0], [0.9, 0.1], [-1.0, 0.1], [-0.9, -0.2]])
 
@@ -42,22 +40,6 @@ def test_single_linkage_is_the_best_halving_of_random_updates() -> None:
         assert largest_across(updates, halved(updates, "single")) == pytest.approx(best)
         missed += largest_across(updates, halved(updates, "complete")) > best + 1e-9
     assert missed > 5
-
-
-def test_without_halvings_it_is_fedavg() -> None:
-    model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
-    options: dict[str, Any] = {
-        "optimizer": SGD(0.05, 0.5),
-        "steps": 3,
-        "unit": "step",
-        "batch_size": 2,
-    }
-    data = federation((5, 3, 7, 1, 2))
-    one = fit(clustered_fl(model, mean_norm=0.0, warmup_rounds=0, **options), data, rounds=3)
-    plain = fit(fedavg(model, **options), data, rounds=3)
-    for name, value in plain.message.items():
-        found = one.progress.table["mail"][name]
-        assert torch.allclose(found, value.expand_as(found), rtol=0.0, atol=1e-10)
 
 
 def test_planted_clusters_are_found_and_a_new_client_takes_its_own() -> None:
@@ -92,8 +74,3 @@ def test_updates_are_matched_to_clients_in_any_order_of_chunks() -> None:
     assert torch.equal(one.progress.server["cluster"], two.progress.server["cluster"])
     mine, theirs = (f.progress.table["mail"]["theta"] for f in (one, two))
     assert torch.allclose(mine, theirs, rtol=0.0, atol=1e-10)
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="leave cohort=None"):
-        fit(clustered_fl(at(START)), clients(), rounds=1, cohort=2)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,28 +19,19 @@ from hierfl.core.trees import as_vector, named_leaves
 from hierfl.engine.federation import federate
 from hierfl.method import Clock, Method
 from hierfl.methods import (
-    averaging_some,
     differentially_private,
-    ditto,
     fedavg,
-    fedmap,
-    fedsvi,
-    quantized,
-    scaffold,
-    two_stage,
 )
 from hierfl.methods.wrappers.differentially_private import _shortened
 from hierfl.methods.wrappers.privacy_budget import cost_of_round, epsilon_of, noise_for_epsilon
-from hierfl.models import learned_prior_network, likelihood, network
+from hierfl.models import likelihood, network
 from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD
-from hierfl.program.program import ProgramError
 from tests.methods.cases import shared as _shared
 from tests.nodes.one_process import machines
-from tests.programs import federation, fit, regression
+from tests.programs import federation, fit
 
 SMALL: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "unit": "step", "batch_size": 2}
-FAINT: dict[str, Any] = {"clipping_norm": 1e3, "noise_multiplier": 1e-30, "secret": 1}
 
 
 def plain() -> Method:
@@ -52,19 +41,6 @@ def plain() -> Method:
 def first_params(method: Method, data: hierfl.ClientData) -> torch.Tensor:
     """Return the params that a run starts from, (d,)."""
     return as_vector(federate(method, data, seed=0).server.state)
-
-
-@pytest.mark.parametrize(
-    "made", [plain, lambda: ditto(_shared(), **SMALL), lambda: fedsvi(regression)]
-)
-def test_hardly_any_noise_and_a_wide_clip_are_the_method_itself(made: Any) -> None:
-    """Of clients with equally many rows."""
-    data = federation((4, 4, 4))
-    one = fit(made(), data, rounds=3)
-    two = fit(differentially_private(made(), **FAINT), data, rounds=3)
-    for name, value in named_leaves(one.message).items():
-        assert torch.allclose(named_leaves(two.message)[name], value, atol=1e-10, rtol=0.0)
-    assert {"loss", "elbo"}.isdisjoint(two.history)
 
 
 @pytest.mark.filterwarnings("ignore:field 'y' has mean")
@@ -156,28 +132,6 @@ def test_nodes_cannot_tell_the_cohort_from_the_seed() -> None:
     assert len(drawn) == 8 and 0 not in drawn
 
 
-def test_resumed_is_uninterrupted(tmp_path: Path) -> None:
-    data = federation((2, 3, 2, 4))
-    method = differentially_private(plain(), clipping_norm=1.0, noise_multiplier=1.0, secret=7)
-    options: dict[str, Any] = {"rounds": 4, "cohort": 2, "checkpoint": tmp_path}
-    whole = fit(method, data, **options, checkpoint_every=2)
-    shutil.rmtree(tmp_path / "round-00000004")
-    resumed = fit(method, data, **options, checkpoint_every=2, resume=True)
-    assert torch.equal(as_vector(resumed.message), as_vector(whole.message))
-    assert resumed.history["epsilon"].tolist() == whole.history["epsilon"].tolist()
-
-
-@pytest.mark.parametrize("way", [{"chunk": 2}, {"engine": "sequential"}])
-def test_every_engine(way: dict[str, Any]) -> None:
-    data = federation((5, 3, 7, 4, 2))
-    method = differentially_private(
-        ditto(_shared(), **SMALL), clipping_norm=0.1, noise_multiplier=0.5, secret=2
-    )
-    one, two = (fit(method, data, rounds=3, cohort=3, **how) for how in ({}, way))
-    for name, value in named_leaves(one.progress.server).items():
-        assert torch.allclose(named_leaves(two.progress.server)[name], value, atol=1e-10, rtol=0.0)
-
-
 def test_nodes_give_the_same(tmp_path: Path) -> None:
     data = federation((5, 3, 7, 1))
     data = data.select(sorted(data.names))
@@ -236,41 +190,3 @@ def test_the_history_states_the_budget() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ refused
-@pytest.mark.parametrize(
-    ("made", "says"),
-    [
-        (
-            lambda: scaffold(_shared(), optimizer=SGD(0.1)),
-            "differentially_private needs a method whose server",
-        ),
-        (lambda: two_stage(regression), "uses what each client sends individually"),
-        (lambda: quantized(plain()), "leave quantized out"),
-        (
-            lambda: fedmap(
-                learned_prior_network(nn.Linear(2, 1), likelihood=likelihood.normal(1.0))
-            ),
-            "differentially_private",
-        ),
-        (lambda: averaging_some(plain(), share=0.5), "draw clients with fit"),
-        (
-            lambda: replace(averaging_some(plain(), share=0.5), name="of my own"),
-            "draw clients with fit",
-        ),
-    ],
-)
-def test_what_has_no_budget_is_refused(made: Any, says: str) -> None:
-    method = differentially_private(made(), clipping_norm=1.0, noise_multiplier=1.0)
-    with pytest.raises(ProgramError, match=says):
-        fit(method, federation(), rounds=1)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"clipping_norm": 1.0, "noise_multiplier": 1.0, "delta": 0.25}, "below 1/4"),
-        ({"clipping_norm": 1.0, "noise_multiplier": 1.0, "delta": 0.0}, "above 0"),
-    ],
-)
-def test_options_out_of_range(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        fit(differentially_private(plain(), **options), federation(), rounds=1)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 
-from hierfl.core.trees import named_leaves
 from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock
-from hierfl.methods import ditto, fedavg, fedmap, local_only
-from hierfl.models import learned_prior_network, network
-from hierfl.models.learned_priors import Isotropic
+from hierfl.methods import ditto, local_only
+from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
-from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, at, clients
-from tests.programs import federation, fit, regression
+from tests.programs import federation, fit
 
 
 @pytest.mark.parametrize(
@@ -38,59 +34,11 @@ def test_personal_models_at_fedavgs_fixed_point(k: int, published: tuple[float, 
     assert wanted[k].tolist() == pytest.approx(published, abs=2e-6)
 
 
-def test_the_common_model_equals_fedavg_and_lam_0_equals_local_only() -> None:
-    data, model = (
-        federation((5, 3, 7, 1, 2)),
-        network(torch.nn.Linear(2, 1), likelihood=normal(1.0)),
-    )
-    options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "unit": "epoch", "batch_size": 2}
-    both = fit(ditto(model, prox=0.0, **options), data, rounds=3)
-    common, alone = (
-        fit(fedavg(model, **options), data, rounds=3),
-        fit(local_only(model, **options), data, rounds=3),
-    )
-    for name, value in common.message.items():
-        assert torch.allclose(both.message[name], value, atol=1e-12)
-    for name, value in named_leaves(alone.progress.table).items():
-        assert torch.allclose(named_leaves(both.progress.table)[name], value, atol=1e-12)
-    for name, value in alone.message.items():
-        assert torch.equal(value, alone.program.start()[0][name]), (
-            "the server's params do not change"
-        )
-    select = fit(local_only(model, **options), data.select(["east"]), rounds=3).progress.table
-    for name, value in named_leaves(select).items():
-        assert torch.allclose(named_leaves(alone.progress.table)[name][2], value[0], atol=1e-12), (
-            "it does not depend on other clients' rows"
-        )
-
-
-def test_m7_fedmap_with_a_frozen_theta_equals_the_personal_steps() -> None:
-    """On all rows with theta fixed, FedMAP's step equals Ditto's with lam = 1 / sigma^2.
-
-    FedMAP's step descends the mean loss plus
-
-    w - gamma
-
-    ^2 / (2 sigma^2).
-    """
-    data, line = federation(), torch.nn.Linear(2, 1)
-    prior = learned_prior_network(line, prior=Isotropic(1.0 / 0.7), likelihood=normal(1.0))
-    ours = fit(
-        fedmap(prior, optimizer=SGD(0.05), steps=6, batch_size=None, server="gradient", server_optimizer=SGD(0.0)),
-        data, rounds=2
-    )  # fmt: skip
-    method = ditto(
-        network(line, likelihood=normal(1.0)),
-        prox=0.7,
-        optimizer=SGD(0.05),
-        steps=0,
-        personal_steps=6,
-        batch_size=None,
-    )
-    theirs = fit(method, data, rounds=2)
-    for name, value in theirs.progress.table["theta"].items():
-        w = ours.progress.table["w"][f"w.{name.removeprefix('theta.')}.at"]
-        assert torch.allclose(w.reshape(value.shape), value, atol=1e-10)
+def test_of_local_only_the_servers_params_do_not_change() -> None:
+    model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
+    fitted = fit(local_only(model, steps=2, batch_size=2), federation((5, 3)), rounds=3)
+    for name, value in fitted.message.items():
+        assert torch.equal(value, fitted.program.start()[0][name])
 
 
 def test_a_very_large_lam_gives_the_common_model() -> None:
@@ -127,9 +75,3 @@ def test_the_personal_model_is_not_sent() -> None:
         if "theta" in up:  # FedAvg's copy, weighted by the client's rows
             mine = own["theta"]["theta.weight"] * up["theta"].weight[:, None, None]
             assert not torch.allclose(up["theta"].value["theta.weight"], mine)
-
-
-def test_programs_with_sites_are_refused() -> None:
-    for method in (ditto(regression), local_only(regression)):
-        with pytest.raises(ProgramError, match="fits global params only"):
-            fit(method, federation(), rounds=1)

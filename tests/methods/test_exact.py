@@ -284,13 +284,3 @@ def test_a_federated_run_reaches_the_posterior(
         atol=5 * float(sd.max()) / 20_000**0.5,
     )
     assert torch.allclose(draws.own["b"].reshape(20_000, -1, len(sd)).std(0), own_sd, rtol=0.05)
-
-
-def test_nuts_on_the_pooled_rows_gives_the_same_posterior() -> None:
-    data, truth = three(), exact(three(), "means")
-    reference = hierfl.diagnostics.nuts(means, data, draws=300, warmup=100, seed=1)
-    assert reference.shared["g"].mean().item() == pytest.approx(truth.loc.item(), abs=0.12)
-    assert reference.own["b"].shape == (300, 3)
-    assert torch.allclose(reference.own["b"].mean(0), truth.own_loc[:, 0], atol=0.15)
-    assert torch.allclose(reference.own["b"].var(0), truth.own_cov[:, 0, 0], rtol=0.25)
-    assert reference.r_hat["g"] < 1.05

@@ -7,11 +7,10 @@ import torch
 
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError
-from hierfl.methods import fald, qlsd
-from tests.methods.cases import common
+from hierfl.methods import fald
 from tests.methods.test_pvi import close
 from tests.methods.test_qlsd import MANY, three_rows, wide
-from tests.programs import federation, fit
+from tests.programs import fit
 
 
 @pytest.mark.parametrize("common_noise", [0.0, 0.6, 1.0])
@@ -29,13 +28,6 @@ def test_the_noise_of_a_cohort_is_that_of_all() -> None:
     method = fald(wide, step_size=0.1, steps=2, draws=20, burn_in=0.3)
     points = fit(method, equal, rounds=60, cohort=2).message["points"]
     assert abs(float(points.var(0).mean() * 20 / 19 - 0.3125)) < 0.03
-
-
-def test_without_noise_and_with_one_step_it_is_qlsd() -> None:
-    one = fald(common(), step_size=0.01, steps=1, temperature=0.0, draws=1)
-    two = qlsd(common(), step_size=0.01, levels=None, memory=0.0, temperature=0.0, draws=1)
-    a, b = (fit(m, federation(), rounds=6).message["z"] for m in (one, two))
-    close(a, b, 1e-10)
 
 
 def test_where_clients_differ_local_steps_move_its_middle() -> None:

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from hierfl.data.clients import ClientData
-from hierfl.methods import fedamp, heur_fedamp, local_only
+from hierfl.methods import fedamp, heur_fedamp
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
-from hierfl.program.program import ProgramError
 from tests.methods.quadratics import START, B, H, at, clients
-from tests.programs import federation, fit
+from tests.programs import fit
 
 EXACT: dict[str, Any] = {"optimizer": SGD(0.3), "steps": 20, "unit": "step", "batch_size": None}
 
@@ -34,17 +33,6 @@ def test_fixed_points_do_not_depend_on_alpha_and_are_stationary(alpha: float) ->
     weight = alpha / sigma * torch.exp(-away.square().sum(-1) / sigma)
     own = 1.0 - (weight.sum(1) - weight.diagonal()).mean()
     assert fitted.history["self_weight"].iloc[-1] == pytest.approx(float(own), abs=1e-9)
-
-
-def test_without_pull_clients_fit_alone() -> None:
-    model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
-    options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 3, "unit": "step"}
-    data = federation((5, 3, 7, 1, 2))
-    # the second phase of `local_only` draws other mini-batches: all rows at each step
-    own = fit(fedamp(model, prox=0.0, batch_size=None, sigma=5.0, **options), data, rounds=3)
-    alone = fit(local_only(model, batch_size=None, **options), data, rounds=3)
-    for name, value in alone.progress.table["theta"].items():
-        assert torch.allclose(own.progress.table["w"][name], value, rtol=0.0, atol=1e-10)
 
 
 def test_far_scales_pull_all_clients_to_their_mean() -> None:
@@ -91,8 +79,3 @@ def test_a_client_outside_the_cohort_keeps_its_model() -> None:
     one, two = (fit(method, clients(), rounds=r, cohort=1) for r in (1, 2))
     moved = (one.progress.server["w"]["theta"] != two.progress.server["w"]["theta"]).any(1)
     assert moved.sum() == 1
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(ProgramError, match=r"add up to 2, above 1: lower alpha \(1\)"):
-        fit(fedamp(at(START), sigma=1.0, optimizer=SGD(0.0), batch_size=None), clients(), rounds=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 import hierfl
 from hierfl.data.clients import ClientData
 from hierfl.method import Phase
-from hierfl.methods import fedavg, fine_tuned, over_relaxed
+from hierfl.methods import fedavg, over_relaxed
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD, Adam
@@ -164,21 +164,3 @@ def test_the_loss_is_that_of_the_last_step() -> None:
     half = 0.5 * torch.einsum("ki,kij,kj->k", START - B, H, START - B)
     constant = torch.log(torch.tensor(2.0 * torch.pi)).item()
     assert fitted.history["loss"][0] == pytest.approx(float((P * half).sum()) + constant)
-
-
-@pytest.mark.parametrize("engine", ["vectorized", "sequential"])
-def test_fine_tuning_continues_from_theta_and_does_not_change_training(
-    engine: Literal["sequential"],
-) -> None:
-    options: dict[str, Any] = {"optimizer": SGD(LR), "steps": 3, "batch_size": None}
-    plain = fit(fedavg(at(START), **options), clients(), rounds=2)
-    method = fine_tuned(fedavg(at(START), **options), unit="step", **options)
-    tuned = fit(method, clients(), rounds=2, engine=engine)
-    assert torch.allclose(theta(plain), theta(tuned), atol=1e-12)
-    assert (
-        float((tuned.predict(clients()).mean - plain.predict(clients()).mean).abs().max()) < 1e-12
-    ), "not fine-tuned yet"
-    for rounds in (1, 2):
-        own = tuned.personalize(clients(), rounds=rounds).progress.table["w"]["theta"]
-        expected = B + (powers(H, 3 * rounds) @ (theta(plain) - B)[..., None])[..., 0]
-        assert torch.allclose(own, expected, atol=1e-12)

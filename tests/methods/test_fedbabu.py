@@ -8,11 +8,8 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import models
-from hierfl.methods import by_rows, fedavg, fedbabu, fedrep, fine_tuned
-from hierfl.models.likelihood import normal
+from hierfl.methods import by_rows, fedbabu
 from hierfl.optimizers import SGD
-from hierfl.program.program import ProgramError
 from tests.methods.quadratics import B, P
 from tests.methods.split_quadratics import EVERY_ROW, HC, at, clients
 from tests.methods.test_fedrep import network
@@ -36,16 +33,6 @@ def test_the_fixed_point_is_the_best_body_under_the_frozen_head(plate: bool, v: 
     assert torch.allclose(uniform, slope.sum() / HC[:, 0, 0].sum(), atol=1e-9)
 
 
-def test_it_is_fedrep_without_steps_of_the_head() -> None:
-    data, run = federation((5, 3, 7, 1, 2)), dict[str, Any](rounds=3, cohort=3, seed=2)
-    options: dict[str, Any] = {"head": HEAD, "optimizer": SGD(0.05, 0.9), "batch_size": 2}
-    theirs = fit(fedrep(network(), head_steps=0, body_steps=2, **options), data, **run)
-    ours = fit(by_rows(fedbabu(network(), steps=2, **options)), data, **run)
-    for name, value in theirs.message.items():
-        assert torch.allclose(ours.message[name], value, atol=1e-10, rtol=0.0)
-        assert torch.equal(value, ours.program.start()[0][name]) == (name in HEAD)
-
-
 def test_the_head_is_bit_identical_after_training_and_does_not_cross() -> None:
     fitted = fit(fedbabu(network(), head=HEAD, batch_size=2), federation(), rounds=4)
     start = fitted.program.start()[0]
@@ -53,22 +40,6 @@ def test_the_head_is_bit_identical_after_training_and_does_not_cross() -> None:
     assert set(message) == {"theta.0.weight", "theta.0.bias"}
     for name, value in fitted.message.items():
         assert torch.equal(value, start[name]) == (name in HEAD)
-
-
-def test_an_empty_head_is_fedavg_with_a_uniform_mean_and_fine_tuning() -> None:
-    data, options = federation(), dict[str, Any](optimizer=SGD(0.05), unit="epoch", batch_size=2)
-    ours = fit(by_rows(fedbabu(network(), head="none", steps=2, **options)), data, rounds=2)
-    plain = fine_tuned(fedavg(network(), steps=2, **options), steps=5, **options)
-    theirs = fit(plain, data, rounds=2)
-    rows = federation((8, 4), seed=4)
-    for one, two in (
-        (ours, theirs),
-        (ours.personalize(rows, rounds=1), theirs.personalize(rows, rounds=1)),
-    ):
-        for name, value in two.message.items():
-            assert torch.allclose(one.message[name], value, atol=1e-10, rtol=0.0)
-        for name, value in two.progress.table["w"].items():
-            assert torch.allclose(one.progress.table["w"][name], value, atol=1e-10, rtol=0.0)
 
 
 @pytest.mark.parametrize("plate", [False, True])
@@ -92,16 +63,3 @@ def test_personalize_tunes_by_gradient_descent_from_the_common_model(
         assert ("u" in tuned) == (tune == "all")
         if tune == "all":
             assert tuned["u"][k].item() == pytest.approx(w[0].item(), abs=1e-12)
-
-
-def test_refusals() -> None:
-    with pytest.raises(ProgramError, match="fedbabu has nothing to learn together"):
-        fit(fedbabu(network(), head="all"), federation(), rounds=1)
-    with pytest.raises(ProgramError, match="the head is empty: take tune='all'"):
-        fit(fedbabu(network(), head="none", tune="head"), federation(), rounds=1)
-    with pytest.raises(ProgramError, match="fedbabu needs a head"):
-        fit(
-            fedbabu(models.network(torch.nn.Linear(2, 1), likelihood=normal(1.0))),
-            federation(),
-            rounds=1,
-        )

@@ -13,10 +13,10 @@ from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock
-from hierfl.methods import fedavg, fedbn, fine_tuned
+from hierfl.methods import fedbn, fine_tuned
 from hierfl.models import batch_norm_network, network
 from hierfl.models.likelihood import normal
-from hierfl.optimizers import SGD, Adam
+from hierfl.optimizers import SGD
 from tests.programs import federation, fit
 
 
@@ -36,28 +36,6 @@ def net(*, normalized: bool = True) -> nn.Module:
         for weight in module.parameters():
             weight.copy_(0.5 * torch.randn(weight.shape, generator=generator))
     return module
-
-
-def test_m8_without_batch_norm_it_equals_fedavg() -> None:
-    data, options = (
-        federation((5, 3, 7, 1, 2)),
-        {"optimizer": Adam(0.02), "steps": 2, "unit": "epoch", "batch_size": 2},
-    )
-    module = net(normalized=False)
-    ours = fit(
-        fedbn(batch_norm_network(module, likelihood=normal(1.0)), **options),  # type: ignore[arg-type]
-        data,
-        rounds=3,
-        cohort=4,
-    )
-    theirs = fit(
-        fedavg(network(module, likelihood=normal(1.0)), **options),  # type: ignore[arg-type]
-        data,
-        rounds=3,
-        cohort=4,
-    )
-    for name, value in theirs.message.items():
-        assert torch.allclose(ours.message[name], value, atol=1e-10, rtol=0.0), name
 
 
 def test_a_step_and_the_predictions_equal_torchs_own_layers() -> None:

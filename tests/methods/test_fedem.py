@@ -12,12 +12,10 @@ import torch
 from hierfl.data.clients import ClientData
 from hierfl.methods import fedavg, fedem
 from hierfl.models import network
-from hierfl.models.likelihood import normal
 from hierfl.models.mixture import SHARES, Mixed
 from hierfl.optimizers import SGD
-from hierfl.program.program import ProgramError
 from tests.methods.test_ifca import center, sets
-from tests.programs import federation, fit, regression
+from tests.programs import fit
 
 COUNTS, SHARE = (40, 25, 60, 10), (0.9, 0.2, 0.5, 0.7)
 CLIENT = np.repeat(np.arange(4), COUNTS)
@@ -76,21 +74,6 @@ def test_a_planted_mixture_is_recovered_and_a_new_client_fits_its_shares() -> No
     assert np.allclose(scores.known()[1].numpy(), np.logaddexp(*joint.T), atol=1e-9)
 
 
-def test_one_component_is_fedavg() -> None:
-    model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
-    options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 3, "batch_size": None}
-    data = federation((5, 3, 7, 1, 2))
-    one = fit(fedem(model, components=1, unit="step", **options), data, rounds=3)
-    plain = fit(fedavg(model, **options), data, rounds=3)
-    for name, value in plain.message.items():
-        assert torch.allclose(one.message[f"0.{name}"], value, rtol=0.0, atol=1e-10)
-
-
-def test_components_that_start_equal_are_refused() -> None:
-    with pytest.raises(ProgramError, match="components 0 and 1 start equal"):
-        fit(fedem(center, components=2), planted(), rounds=1)
-
-
 def test_classes_of_networks() -> None:
     """Rows of a client come from two labelings of the same inputs, by its shares; one network cannot fit both."""
     g, rows = torch.Generator().manual_seed(2), {}
@@ -132,13 +115,6 @@ def test_a_mixture_is_a_distribution() -> None:
     drawn = fn.expand((2, 3)).sample((4000,))
     assert drawn.shape == (4000, 2, 3)
     assert float(drawn.mean()) == pytest.approx(float(known.mean), abs=0.05)
-
-
-def test_latent_sites_are_refused() -> None:
-    with pytest.raises(ValueError, match="latent site 'loc'"):
-        fit(fedem(regression), federation(), rounds=1)
-    with pytest.raises(ValueError, match="personalize_steps is 0"):
-        fedem(center, personalize_steps=0)
 
 
 def test_shares_stay_at_the_client() -> None:

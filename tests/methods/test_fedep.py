@@ -9,22 +9,12 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-import hierfl
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.methods import fedep, pvi
 from hierfl.methods.posteriors.fedep import wide_points
 from hierfl.methods.posteriors.natural_factors import no_factor
-from tests.methods.test_pvi import MEAN, PRECISION, close, e1, gaussian, in_turn, line
-from tests.programs import exact, federation, fit, logistic, means, regression, slopes, three
-
-
-@pytest.mark.parametrize("by_row", [False, True])
-@pytest.mark.parametrize("shared", [False, True])
-def test_gaussian_models_are_exact_with_any_split(by_row: bool, shared: bool) -> None:
-    method = fedep(line, damping=1.0, shared_factor=shared)
-    loc, precision = gaussian(fit(method, e1(by_row=by_row), rounds=1))
-    close(loc, MEAN)
-    close(precision, PRECISION)
+from tests.methods.test_pvi import MEAN, PRECISION, close, e1, gaussian, line
+from tests.programs import federation, fit, slopes
 
 
 @pytest.mark.parametrize("counts", [(16,), (5, 3, 7, 1), (1,) * 5])
@@ -34,13 +24,6 @@ def test_damped_rounds_reach_the_pooled_posterior(counts: tuple[int, ...]) -> No
     x, y = data.fields["x"], data.fields["y"]
     close(precision, torch.eye(2) + x.T @ x, 1e-4)
     close(loc, torch.linalg.solve(torch.eye(2) + x.T @ x, x.T @ y), 1e-4)
-
-
-def test_a_sequential_pass_is_exact() -> None:
-    method = fedep(line, damping=1.0)
-    loc, precision = gaussian(fit(method, e1(), rounds=3, cohort=1, seed=in_turn(3)))
-    close(loc, MEAN)
-    close(precision, PRECISION)
 
 
 def test_diagonal_factors_tell_moments_from_reverse_kl() -> None:
@@ -53,16 +36,6 @@ def test_diagonal_factors_tell_moments_from_reverse_kl() -> None:
     close(other, 8.0 * torch.eye(2), 1e-5)
 
 
-def test_with_full_factors_a_gaussian_round_is_pvis() -> None:
-    for damping, rounds in ((1.0, 1), (None, 3)):
-        ours, theirs = (
-            fit(method(line, damping=damping), e1(), rounds=rounds).progress.server["q"]
-            for method in (fedep, pvi)
-        )
-        for name, value in theirs.items():
-            close(ours[name], value, 1e-10)
-
-
 def test_sep_without_its_correction_has_lost_the_prior() -> None:
     method = fedep(line, shared_factor=True, lost_prior=True, damping=1.0)
     loc, precision = gaussian(fit(method, e1(), rounds=40))
@@ -73,23 +46,6 @@ def test_sep_without_its_correction_has_lost_the_prior() -> None:
     close(loc, MEAN, 1e-6)
     close(precision, PRECISION, 1e-6)
     assert not torch.utils._pytree.tree_leaves(kept.progress.table), "clients keep nothing"
-
-
-@pytest.mark.parametrize(
-    ("engine", "factors"), [("vectorized", "full"), ("sequential", "diagonal")]
-)
-def test_hierarchies_are_exact_after_one_visit(engine: Any, factors: Any) -> None:
-    method = fedep(means, damping=1.0, factors=factors)
-    loc, precision = gaussian(fit(method, three(), rounds=1, engine=engine))
-    close(loc, [1.8461538461538463])
-    close(precision, [[1 / 0.46153846153846156]])
-
-
-def test_correlated_hierarchies() -> None:
-    data, known = federation(), exact(federation(), "slopes")
-    loc, precision = gaussian(fit(fedep(slopes, damping=1.0), data, rounds=1))
-    close(loc, known.loc)
-    close(precision, torch.linalg.inv(known.cov))
 
 
 def skewed(batch: ClientBatch) -> None:
@@ -113,18 +69,6 @@ def test_one_client_has_the_moments_of_its_posterior() -> None:
     assert float(1.0 / precision) == pytest.approx(variance, rel=0.02)
     other, its = gaussian(fit(pvi(skewed, damping=1.0, draws=64), data, rounds=3))
     assert abs(float(other) - mean) + abs(float(1.0 / its) - variance) > 0.05
-
-
-@pytest.mark.parametrize("damping", [None, 0.7])
-def test_q_is_the_product_of_prior_and_factors(damping: float | None) -> None:
-    fitted = fit(
-        fedep(logistic, damping=damping, draws=16, steps=1), federation(), rounds=2, seed=2
-    )
-    state, factors = fitted.progress.server, fitted.progress.table["factor"]
-    for name in ("shift", "precision"):
-        rest = state["q"][name] - state["prior"][name] - factors[name].sum(0)
-        close(rest, torch.zeros(()), 1e-10)
-    assert 0.25 < fitted.history["effective"].iloc[-1] <= 1.0
 
 
 def test_engines_and_the_order_of_clients_are_irrelevant() -> None:
@@ -158,16 +102,3 @@ def test_points_have_the_moments_of_a_standard_normal(count: int, size: int) -> 
     close(weights @ points, torch.zeros(size), 1e-12)
     close((weights[:, None] * points).T @ points, torch.eye(size), 1e-12)
     assert float(1.0 / weights.square().sum() / len(points)) > 0.25
-
-
-def test_refused() -> None:
-    for wrong, text in (
-        ({"damping": 1.5}, r"damping is 1\.5"),
-        ({"draws": 3}, "even"),
-        ({"steps": 0}, "1 or more"),
-        ({"lost_prior": True}, "shared_factor False"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            fedep(line, **wrong)
-    with pytest.raises(hierfl.ProgramError, match="the global sites have 4 parameters"):
-        fit(fedep(regression, max_global_size=3), federation(), rounds=1)

@@ -10,13 +10,13 @@ import torch
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
-from hierfl.methods import fedfomo, local_only
+from hierfl.methods import fedfomo
 from hierfl.methods.personalized.fedfomo import some_rows
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
 from tests.methods.quadratics import START, B, H, at, clients
-from tests.programs import federation, fit
+from tests.programs import fit
 
 STILL: dict[str, Any] = {"optimizer": SGD(0.0), "steps": 1, "unit": "step", "batch_size": None}
 EXACT: dict[str, Any] = {"optimizer": SGD(0.1), "steps": 20, "unit": "step", "batch_size": None}
@@ -44,17 +44,6 @@ def test_weights_by_hand() -> None:
     with torch.no_grad():
         work = client.phases[0].step(client.start({}, own), {}, batch)
     assert work["w"]["theta"].tolist() == pytest.approx([0.5, 0.5])
-
-
-def test_without_models_clients_fit_alone() -> None:
-    """Each step makes the loss of its rows smaller, so that a client's last model is always taken."""
-    model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
-    data = federation((5, 3, 7, 1, 2))
-    how: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 3, "unit": "step", "batch_size": None}
-    own = fit(fedfomo(model, models=0, **how), data, rounds=4)
-    alone = fit(local_only(model, **how), data, rounds=4)
-    for name, value in alone.progress.table["theta"].items():
-        assert torch.allclose(own.progress.table["last"][name], value, rtol=0.0, atol=1e-10)
 
 
 def kinds(n: int, seed: int = 0) -> ClientData:

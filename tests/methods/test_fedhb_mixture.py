@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-from hierfl.methods import fedavg, fedhb_mixture
-from hierfl.models import network
-from hierfl.models.likelihood import normal
+from hierfl.methods import fedhb_mixture
 from hierfl.optimizers import SGD
-from hierfl.program.program import ProgramError
-from tests.methods.quadratics import START, at, clients
 from tests.methods.test_ifca import center, numbers, sets
-from tests.programs import federation, fit
+from tests.programs import fit
 
 
 def test_clients_and_networks_are_each_other_s_best() -> None:
@@ -52,18 +46,6 @@ def test_shares_are_soft_where_networks_are_close() -> None:
     assert fitted.message["theta"]["mu"].tolist() == pytest.approx(wanted, rel=1e-6)
 
 
-def test_one_network_is_fedprox_whose_server_shrinks() -> None:
-    """Four clients of 5 rows: the pull 1 / (5 s^2) for a row, and the mean times N / (N + s^2)."""
-    model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
-    how: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 3, "batch_size": None}
-    data = federation((5, 5, 5, 5))
-    one = fit(fedhb_mixture(model, networks=1, spread=0.8, **how), data, rounds=1)
-    plain = fit(fedavg(model, prox=1.0 / (5.0 * 0.64), **how), data, rounds=1)
-    for name, value in plain.message.items():
-        shrunk = value * 4.0 / (4.0 + 0.64)
-        assert torch.allclose(one.message["theta"][name][0], shrunk, rtol=0.0, atol=1e-10)
-
-
 def test_a_new_client_finds_its_kind_and_one_without_rows_gets_the_network_of_most() -> None:
     data = numbers((-2.0, -1.8, -2.2, 3.0, 3.2), (10, 10, 10, 10, 10))
     method = fedhb_mixture(
@@ -75,10 +57,3 @@ def test_a_new_client_finds_its_kind_and_one_without_rows_gets_the_network_of_mo
     blank = fitted.personalize(numbers((3.1,), (10,)), rounds=0)
     served = blank.predict(numbers((3.1,), (10,)))
     assert float(served.mean.mean()) == pytest.approx(-1.9, abs=0.1)
-
-
-def test_what_it_refuses() -> None:
-    with pytest.raises(ProgramError, match="components 0 and 1 start equal"):
-        fit(fedhb_mixture(center), numbers((1.0, 2.0), (3, 3)), rounds=1)
-    with pytest.raises(ProgramError, match="latent sites or local params"):
-        fit(fedhb_mixture(at(START, personal=True)), clients(), rounds=1)

@@ -20,19 +20,14 @@ from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock, LogShare
-from hierfl.methods import fedavg, fedmap, pfedme
-from hierfl.models import bayesian_network, learned_prior_network, network
+from hierfl.methods import fedmap
+from hierfl.models import learned_prior_network
 from hierfl.models.learned_priors import InputConvex, Isotropic, LearnedNormal, LearnedVariance
 from hierfl.models.likelihood import normal
-from hierfl.optimizers import SGD, Adam
-from tests.methods.quadratics import I2, START, UNIFORM, B, H, P, at, clients, stationary
-from tests.programs import ProgramError, federation, fit
+from hierfl.optimizers import SGD
+from tests.methods.quadratics import I2, START, H, clients, stationary
+from tests.programs import federation, fit
 
-WAYS: dict[str, dict[str, Any]] = {
-    "in chunks": {"chunk": 2},
-    "sequential": {"engine": "sequential"},
-}
-SERVERS = ("average", "gradient", "best")
 SQUARED = normal(
     math.sqrt(0.5)
 )  # the negative log density of a row is (y - f)^2 plus a constant: A.4's loss
@@ -71,11 +66,7 @@ def toy(seed: int = 0) -> ClientData:
 def prox(data: ClientData, mu: Tensor, alpha: Tensor) -> Tensor:
     """Return every client's exact minimizer, (5, 2), computed without hierfl.
 
-    Minimizes mean (a x + b - y)^2 + alpha/2
-
-    (a, b) - mu
-
-    ^2 over (a, b).
+    Minimizes the mean of (a x + b - y)^2 plus alpha / 2 times the square of (a, b) - mu.
     """
     found = []
     for x, y in zip(data.fields["x"].split(SIZES), data.fields["y"].split(SIZES), strict=True):
@@ -85,22 +76,22 @@ def prox(data: ClientData, mu: Tensor, alpha: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def envelope(data: ClientData, gamma: Tensor, *, eps: float = 1e-4) -> Tensor:
+def envelope(data: ClientData, gamma: Tensor, shares: Tensor = SHARES) -> Tensor:
     """Return the envelope M of Eq. (22) at gamma = (mu_a, mu_b, s_a, s_b)."""
     mu, s = gamma.split(2)
     alpha = 1.0 / (s + 1.0)
     best = prox(data, mu, alpha)
-    total = eps * gamma.square().sum()
+    total = 1e-4 * gamma.square().sum()
     xs, ys = data.fields["x"].split(SIZES), data.fields["y"].split(SIZES)
-    for share, w, x, y in zip(SHARES, best, xs, ys, strict=True):
+    for share, w, x, y in zip(shares, best, xs, ys, strict=True):
         total = total + share * (
             (w[0] * x[:, 0] + w[1] - y).square().mean() + (alpha * (w - mu).square()).sum() / 2.0
         )
     return total
 
 
-def slope_of_envelope(data: ClientData, gamma: Tensor) -> Tensor:
-    return torch.func.grad(lambda g: envelope(data, g))(gamma)
+def slope_of_envelope(data: ClientData, gamma: Tensor, shares: Tensor = SHARES) -> Tensor:
+    return torch.func.grad(lambda g: envelope(data, g, shares))(gamma)
 
 
 def gamma_of(fitted: hierfl.Fit) -> Tensor:
@@ -146,63 +137,19 @@ def test_a4_the_exact_server_reaches_scipys_minimizer(seed: int) -> None:
     assert -1.2 < float(wanted[0]) < -0.6 and float(alpha[0]) > 5.0 * float(alpha[1])
 
 
-def test_a4_the_gradient_server_descends_the_envelope() -> None:
+@pytest.mark.parametrize("omega", ["rows", "uniform"])
+def test_theorem_1_the_gradient_server_descends_the_envelope(omega: Any) -> None:
     data, lr = toy(), 1.5
-    fitted = fit(toy_method(server="gradient", server_optimizer=SGD(lr)), data, rounds=10)
+    shares = SHARES if omega == "rows" else torch.full((5,), 0.2)
+    method = toy_method(server="gradient", weights=omega, server_optimizer=SGD(lr))
+    fitted = fit(method, data, rounds=10)
     gamma = torch.tensor([0.3, -0.2, 0.0, 0.0])
-    values = [float(envelope(data, gamma))]
+    values = [float(envelope(data, gamma, shares))]
     for _ in range(10):
-        gamma = gamma - lr * slope_of_envelope(data, gamma)
-        values.append(float(envelope(data, gamma)))
+        gamma = gamma - lr * slope_of_envelope(data, gamma, shares)
+        values.append(float(envelope(data, gamma, shares)))
     assert torch.allclose(gamma_of(fitted), gamma, atol=1e-9)
     assert values == sorted(values, reverse=True)
-
-
-@pytest.mark.parametrize("omega", ["rows", "uniform"])
-def test_theorem_1(omega: Any) -> None:
-    """One round equals gamma - lr grad M(gamma), with grad M by central differences."""
-    data, lr, h = toy(3), 0.7, 1e-5
-    weights = SHARES if omega == "rows" else torch.full((5,), 0.2)
-    gamma = torch.tensor([0.3, -0.2, 0.0, 0.0])
-
-    def value(at: Tensor) -> Tensor:
-        mu, s = at.split(2)
-        alpha = 1.0 / (s + 1.0)
-        own = prox(data, mu, alpha)
-        losses = torch.stack(
-            [
-                (w[0] * x[:, 0] + w[1] - y).square().mean()
-                + (alpha * (w - mu).square()).sum() / 2.0
-                for w, x, y in zip(
-                    own, data.fields["x"].split(SIZES), data.fields["y"].split(SIZES), strict=True
-                )
-            ]
-        )
-        return (weights * losses).sum() + 1e-4 * at.square().sum()
-
-    slope = torch.stack(
-        [(value(gamma + h * e) - value(gamma - h * e)) / (2 * h) for e in torch.eye(4)]
-    )
-    fitted = fit(
-        toy_method(server="gradient", weights=omega, server_optimizer=SGD(lr)),
-        data,
-        rounds=1,
-    )
-    assert torch.allclose(gamma_of(fitted), gamma - lr * slope, atol=1e-7)
-
-
-def test_m4_a_tight_prior_gives_gradient_descent_on_the_mean_loss() -> None:
-    """(gamma' - gamma) / sigma^2 -> -sum_k w_k grad f_k(gamma), with an error of order sigma^2."""
-    wanted = -(P[:, None] * (H @ (START - B)[..., None])[..., 0]).sum(0)
-    errors = []
-    for variance in (0.1, 0.01, 0.001):
-        prior = {"loc": START, "scale": torch.tensor(variance).sqrt()}
-        fitted = fit(fedmap(of_quadratics(prior), newton_steps=1), clients(), rounds=1)
-        errors.append(
-            float(((fitted.message["gamma"]["theta.v"] - START) / variance - wanted).norm())
-        )
-    assert errors[0] / errors[1] == pytest.approx(10, rel=0.45)
-    assert errors[1] / errors[2] == pytest.approx(10, rel=0.1)
 
 
 def of_quadratics(prior: dict[str, Tensor]) -> Any:
@@ -245,144 +192,6 @@ def test_o2_the_fixed_point_under_uniform_weights_is_the_posterior_mean() -> Non
         ends.append(fitted.message["gamma"]["theta.v"])
     assert torch.allclose(ends[0], fixed, atol=1e-12)
     assert (ends[1] - fixed).norm() < 0.2 * (START - fixed).norm()
-
-
-def test_m5_equals_pfedme_with_an_exact_prox() -> None:
-    """With a = 1 / sigma^2, gamma' = (1 - s a) gamma + s a mean w_k.
-
-    This is pFedMe's round with eta lam = s a and its prox solved exactly.
-    """
-    lam, eta = 2.0, 0.1
-    model = of_quadratics({"loc": START, "scale": torch.tensor(lam) ** -0.5})
-    ours = fit(
-        fedmap(
-            model, newton_steps=1, weights="uniform", server="gradient", server_optimizer=SGD(eta)
-        ),
-        clients(),
-        rounds=2,
-    )
-    theirs = fit(
-        pfedme(
-            at(START, personal=True),
-            prox=lam,
-            optimizer=SGD(0.2),
-            global_optimizer=SGD(eta),
-            inner_steps=50,
-            steps=1,
-            batch_size=None,
-        ),
-        clients(),
-        rounds=2,
-    )
-    assert torch.allclose(ours.message["gamma"]["theta.v"], theirs.message["theta"], atol=1e-10)
-    assert UNIFORM.sum() == pytest.approx(1.0)
-
-
-# ------------------------------------------------------------ equal to other methods
-@pytest.mark.parametrize("variance", [0.5, math.inf])
-@pytest.mark.parametrize("opt", ["sgd", "adam"])
-def test_m1_m2_restarted_it_equals_fedprox_and_without_a_prior_fedavg(
-    variance: float, opt: str
-) -> None:
-    optimizer = SGD(0.05) if opt == "sgd" else Adam(0.02)
-    data = federation((5, 3, 7, 1, 2))
-    ours = fedmap(
-        personal(Isotropic(variance)), optimizer=optimizer, steps=2, batch_size=2, restart="global"
-    )
-    theirs = fedavg(
-        network(net(), likelihood=normal(1.0)),
-        optimizer=optimizer,
-        steps=2,
-        unit="epoch",
-        batch_size=2,
-        prox=1.0 / variance,
-    )
-    one, two = (
-        fit(ours, data, rounds=3, cohort=4),
-        fit(theirs, data, rounds=3, cohort=4),
-    )
-    for name, value in two.message.items():
-        assert torch.allclose(one.message["gamma"][name], value, atol=1e-10, rtol=0.0), name
-
-
-def test_m2_without_a_prior_clients_train_independently() -> None:
-    data = federation((5, 3, 7))
-    method = fedmap(personal(Isotropic(math.inf)), optimizer=SGD(0.05), steps=2, batch_size=2)
-    both = fit(method, data, rounds=4)
-    alone = fit(method, data.select(["south"]), rounds=4)
-    own, others = named_leaves(alone.progress.table), named_leaves(both.progress.table)
-    for name, value in own.items():
-        assert torch.allclose(others[name][1], value[0], atol=1e-12), name
-
-
-def test_m3_a_gradient_step_of_size_sigma_squared_gives_the_average() -> None:
-    data = federation()
-    options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "batch_size": 3}
-    average = fit(fedmap(personal(Isotropic(0.7)), **options), data, rounds=3)
-    steps = fit(
-        fedmap(personal(Isotropic(0.7)), server="gradient", server_optimizer=SGD(0.7), **options),
-        data,
-        rounds=3,
-    )
-    exact = fit(
-        fedmap(personal(Isotropic(0.7)), server=Isotropic(0.7).best, **options), data, rounds=3
-    )
-    for name, value in average.message["gamma"].items():
-        assert torch.allclose(steps.message["gamma"][name], value, atol=1e-10)
-        assert torch.allclose(exact.message["gamma"][name], value, atol=1e-10)
-
-
-def test_m6_a_frozen_learned_variance_equals_isotropic() -> None:
-    data = federation()
-    options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "batch_size": 3}
-    frozen = fit(
-        fedmap(personal(LearnedVariance(c=0.7)), server_optimizer=SGD(0.0), **options),
-        data,
-        rounds=3,
-    )
-    fixed = fit(fedmap(personal(Isotropic(0.7)), **options), data, rounds=3)
-    for name, value in fixed.message["gamma"].items():
-        assert torch.allclose(frozen.message["gamma"][name], value, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("prior", "server", "way"),
-    [
-        *(
-            (prior, server, way)
-            for prior in (LearnedVariance(), LearnedNormal())
-            for server in SERVERS
-            for way in WAYS
-        ),
-        (InputConvex(hidden=2), "average", "sequential"),
-        (InputConvex(hidden=2), "gradient", "in chunks"),
-        (InputConvex(hidden=(3, 2)), "gradient", "sequential"),
-    ],
-)
-def test_every_prior_on_every_engine(prior: Any, server: str, way: str) -> None:
-    options: dict[str, Any] = {
-        "server": prior.best if server == "best" else server,
-        "server_optimizer": SGD(0.01),
-    }
-    omega = "rows" if isinstance(prior, LearnedNormal) else "mean-likelihood"
-    method = fedmap(
-        personal(prior),
-        optimizer=SGD(0.02),
-        steps=2,
-        batch_size=2,
-        weights=omega,  # type: ignore[arg-type]
-        init="client",
-        **options,
-    )
-    data = federation((5, 3, 7, 1, 2))
-    one, two = (
-        fit(method, data, rounds=3, cohort=4),
-        fit(method, data, rounds=3, cohort=4, **WAYS[way]),
-    )
-    start = one.program.start()[0]
-    for name, value in one.message["gamma"].items():
-        assert torch.allclose(value, two.message["gamma"][name], atol=1e-10, rtol=0.0), name
-        assert not torch.equal(value, start[name]), f"{name} has changed"
 
 
 def test_the_learned_normal_is_the_mode_over_all_clients() -> None:
@@ -555,32 +364,6 @@ def test_init_client_starts_from_one_client_fitted_alone() -> None:
     assert len(first) > 1, "the seed chooses the client"
 
 
-def test_a_client_that_joins_late_starts_from_the_global_weights() -> None:
-    data = federation((5, 3, 7, 1, 2))
-    method = fedmap(personal(), optimizer=SGD(0.0), steps=1, server_optimizer=SGD(0.0))
-    fitted = fit(method, data, rounds=2, cohort=2)
-    assert set(fitted.progress.table["begun"].tolist()) == {0.0, 1.0}
-    new = fitted.personalize(federation((4, 6), seed=3), rounds=1)
-    for name, value in new.progress.table["w"].items():
-        theta = fitted.message["gamma"][f"theta.{name[2:-3]}"]
-        assert torch.allclose(value.reshape(2, *theta.shape), theta.expand(2, *theta.shape))
-
-
-def test_the_update_holds_client_weights_and_no_rows() -> None:
-    shapes = []
-    for counts in ((5, 3, 6), (50, 30, 70)):
-        federation_ = federate(fedmap(personal(LearnedVariance()), steps=1), federation(counts))
-        start = begin(federation_)
-        message = federation_.server.down(start.server, Clock(0, 1))
-        up, _ = client_round(
-            federation_, federation_.client.phases, message, start.table, torch.arange(3), 0
-        )
-        shapes.append({name: tuple(leaf.shape[1:]) for name, leaf in named_leaves(up).items()})
-        assert set(up) == {"clients", "loss"}
-        assert set(up["clients"].value) == {"away", "slope"}
-    assert shapes[0] == shapes[1]
-
-
 def test_a_prior_for_each_layer() -> None:
     prior = {"0.": Isotropic(math.inf), "": LearnedVariance(c=0.7)}
     options: dict[str, Any] = {
@@ -604,21 +387,3 @@ def test_a_prior_for_each_layer() -> None:
     )
     with pytest.raises(ValueError, match=r"prior: none of the prefixes '1\.' fits '0\.weight'"):
         personal({"1.": Isotropic()})
-
-
-def test_unsupported_programs_are_refused() -> None:
-    with pytest.raises(ProgramError, match="needs local sites and a learned prior"):
-        fit(fedmap(network(net(), likelihood=normal(1.0))), federation(), rounds=1)
-    with pytest.raises(
-        ProgramError, match=r"'w.at' has no such name: use hierfl.models.learned_prior_network"
-    ):
-        fit(fedmap(at(START, personal=True), server=Isotropic().best), clients(), rounds=1)
-    fixed = bayesian_network(
-        net(), prior_loc="module", prior_scale="learned", likelihood=normal(1.0)
-    )
-    with pytest.raises(
-        ProgramError, match=r"prior's mean of site 'w\.0\.weight' is no global param"
-    ):
-        fit(fedmap(fixed), federation(), rounds=1)
-    with pytest.raises(ValueError, match=r"variance is 0\.0: it must be > 0"):
-        Isotropic(0.0)

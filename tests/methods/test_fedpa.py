@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import models
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Phase
 from hierfl.methods import fedavg, fedpa
 from hierfl.methods.posteriors.fedpa import product_gradient
 from hierfl.optimizers import SGD
-from hierfl.program.program import ProgramError
 from tests.methods.quadratics import START, B, H, P, at, clients, stationary
-from tests.programs import federation, fit, regression, row_plan
+from tests.programs import federation, fit, row_plan
 
 DRAWS = torch.tensor([[1.0, 0, 2], [0, 1, 1], [2, 1, 0], [1, -1, 1]], dtype=torch.float64)
 AT = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
@@ -101,47 +99,6 @@ def test_a_client_far_from_quadratic_is_a_gaussian_at_its_mode() -> None:
     assert torch.allclose(moved, hessian @ (torch.tensor([2.0, -2.0]) - w), atol=1e-8)
 
 
-def net() -> Any:
-    torch.manual_seed(2)
-    return models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))
-
-
-@pytest.mark.parametrize("batch_size", [None, 2])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_the_first_rounds_are_fedavg(batch_size: int | None, momentum: float) -> None:
-    data, optimizer = federation((5, 3, 7)), SGD(0.03, momentum)
-    method = fedpa(
-        net(),
-        epochs=3,
-        batch_size=batch_size,
-        optimizer=optimizer,
-        server_optimizer=SGD(1.0),
-        averaging_rounds=3,
-    )
-    plain = fedavg(net(), optimizer=optimizer, steps=3, unit="epoch", batch_size=batch_size)
-    ours, theirs = fit(method, data, rounds=3), fit(plain, data, rounds=3)
-    for name, value in theirs.message.items():
-        assert torch.allclose(ours.message["theta"][name], value, atol=1e-10, rtol=0.0)
-
-
-def test_with_one_draw_of_one_step_it_is_fedavg() -> None:
-    """A pass is then one step, so that the mean of its iterates is the last of them."""
-    method = fedpa(
-        net(),
-        epochs=4,
-        burn_in=3,
-        shrinkage=5.0,
-        batch_size=None,
-        optimizer=SGD(0.05),
-        server_optimizer=SGD(1.0),
-        averaging_rounds=0,
-    )
-    plain = fedavg(net(), optimizer=SGD(0.05), steps=4, batch_size=None)
-    ours, theirs = (fit(m, federation((5, 3, 7)), rounds=3) for m in (method, plain))
-    for name, value in theirs.message.items():
-        assert torch.allclose(ours.message["theta"][name], value, atol=1e-10, rtol=0.0)
-
-
 def test_a_draw_is_the_mean_of_a_pass() -> None:
     lr, rho = 0.1, 0.7
     method = fedpa(
@@ -169,15 +126,6 @@ def test_when_draws_begin() -> None:
     server = fit(fedpa(at(START), epochs=2), clients(), rounds=1).federation.server
     flags = [float(server.down(server.state, hierfl.Clock(r, 15))["averaging"]) for r in range(6)]
     assert flags == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0], "4 of 15"
-
-
-def test_refused() -> None:
-    with pytest.raises(ProgramError, match="fedpa fits global params only"):
-        fit(fedpa(regression), federation(), rounds=1)
-    module = torch.nn.Sequential(torch.nn.Linear(2, 300), torch.nn.Linear(300, 1))
-    wide = models.network(module, likelihood=models.likelihood.normal(1.0))
-    with pytest.raises(ProgramError, match=r"1201 params, and posterior='laplace' takes 1000"):
-        fit(fedpa(wide, posterior="laplace"), federation(), rounds=1)
 
 
 def test_draws_of_mini_batches() -> None:

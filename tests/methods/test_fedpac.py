@@ -146,12 +146,3 @@ def test_a_class_that_nobody_has_pulls_nowhere() -> None:
     fitted = fit(fedpac(HeadedNetwork(module, head="2"), **FULL), kinds(8), rounds=2)
     assert fitted.message["known"].tolist() == [1.0, 1.0, 0.0]
     assert not fitted.message["mu"][2].any()
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="with 4 of the module's 4 tensors"):
-        HeadedNetwork(nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))), head="0")
-    with pytest.raises(ValueError, match="module's layers are 0, 1, 2"):
-        HeadedNetwork(net(), head="last")
-    with pytest.raises(TypeError, match="HeadedNetwork"):
-        fedpac(network(net()))  # type: ignore[arg-type]

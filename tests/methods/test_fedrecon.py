@@ -12,9 +12,8 @@ from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock
-from hierfl.methods import fedavg, fedrecon, fedrep, server_optimized
+from hierfl.methods import fedrecon, fedrep, server_optimized
 from hierfl.optimizers import SGD, Adam
-from hierfl.program.program import ProgramError
 from tests.methods.quadratics import B, P
 from tests.methods.split_quadratics import EVERY_ROW, HC, at, best_v, clients, profile
 from tests.methods.test_fedrep import network
@@ -64,39 +63,6 @@ def test_few_steps_of_reconstruction_have_a_fixed_point_of_their_own() -> None:
     wanted = (weight * B[:, 0] + P * cross * (1.0 - shrunk) * B[:, 1]).sum() / weight.sum()
     assert torch.allclose(u, wanted, atol=1e-9)
     assert float(u) == pytest.approx(0.430653, abs=1e-6)
-
-
-@pytest.mark.parametrize("server", [SGD(1.0), SGD(0.7, 0.9), Adam(0.05)], ids=["mean", "m", "adam"])
-def test_without_a_local_part_and_a_split_it_is_fedavg_with_a_server_optimizer(server: Any) -> None:
-    data, run = federation((5, 3, 7, 1, 2)), dict[str, Any](rounds=3, cohort=3, seed=2)
-    options: dict[str, Any] = {"unit": "epoch", "batch_size": 2}
-    theirs = fedavg(network(), optimizer=SGD(0.05, 0.5), steps=2, **options)
-    one = fit(server_optimized(theirs, server), data, **run)
-    ours = fedrecon(
-        network(), head="none", body_optimizer=SGD(0.05, 0.5), server_optimizer=server,
-        body_steps=2, split=False, **options,
-    )  # fmt: skip
-    two = fit(ours, data, **run)
-    plain = fit(theirs, data, **run)
-    for name, value in one.message.items():
-        assert torch.allclose(two.message[name], value, atol=1e-10, rtol=0.0)
-        same = torch.allclose(plain.message[name], value, atol=1e-10, rtol=0.0)
-        assert same == (server == SGD(1.0))
-
-
-def test_with_a_first_round_and_no_split_it_is_fedrep() -> None:
-    """They part at the second round, where FedRep's heads go on and FedRecon's start anew."""
-    data, options = federation(), dict[str, Any](head=HEAD, unit="epoch", batch_size=2)
-    theirs = fedrep(network(), optimizer=SGD(0.05), head_steps=2, body_steps=2, **options)
-    ours = fedrecon(
-        network(), head_optimizer=SGD(0.05), body_optimizer=SGD(0.05), head_steps=2, body_steps=2,
-        split=False, **options,
-    )  # fmt: skip
-    for rounds in (1, 2):
-        one, two = (fit(m, data, rounds=rounds) for m in (theirs, ours))
-        for name, value in one.message.items():
-            same = torch.allclose(two.message[name], value, atol=1e-10, rtol=0.0)
-            assert same == (rounds == 1 or name in HEAD)
 
 
 def test_the_split_matters() -> None:
@@ -151,12 +117,3 @@ def test_the_server_optimizer_does_not_move_the_start_of_the_head() -> None:
         fitted = fit(method, federation(), rounds=3)
         for name, value in fitted.message.items():
             assert torch.equal(value, fitted.program.start()[0][name]) == (name in HEAD)
-
-
-def test_refusals() -> None:
-    with pytest.raises(ProgramError, match="fedrecon has nothing to learn together"):
-        fit(fedrecon(network(), head="all"), federation(), rounds=1)
-    with pytest.raises(
-        ProgramError, match="'fedrecon' does not: set the options of its own server"
-    ):
-        fit(server_optimized(fedrecon(network(), head=HEAD), SGD(0.5)), federation(), rounds=1)

@@ -13,13 +13,12 @@ from torch import Tensor
 import hierfl
 from hierfl import models
 from hierfl.core.trees import tree_leaves
-from hierfl.methods import fedavg, fedrep, local_only
+from hierfl.methods import fedrep
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
-from hierfl.program.program import ProgramError
 from tests.methods.quadratics import B, P
 from tests.methods.split_quadratics import EVERY_ROW, HC, at, best_v, clients, profile
-from tests.programs import federation, fit, regression
+from tests.programs import federation, fit
 
 PLATES: dict[str, dict[str, Any]] = {
     "by name": {"model": at(), "head": "v"},
@@ -69,26 +68,6 @@ def test_the_split_by_plate_equals_the_split_by_name() -> None:
     ]
     assert torch.equal(fits[0].message["u"], fits[1].message["u"])
     assert torch.equal(heads(fits[0]), heads(fits[1]))
-
-
-@pytest.mark.parametrize("joint", [False, True])
-def test_an_empty_head_is_fedavg_and_an_empty_body_local_only(joint: bool) -> None:
-    data, optimizer = federation((5, 3, 7, 1, 2)), SGD(0.05, 0.5)
-    run: dict[str, Any] = {"rounds": 2, "cohort": 3}
-    two: dict[str, Any] = {"head_steps": 2, "body_steps": 2, "joint": joint}
-
-    size: dict[str, Any] = {"unit": "epoch", "batch_size": 2, "optimizer": optimizer}
-    common = fit(fedavg(network(), steps=2, **size), data, **run)
-    ours = fit(fedrep(network(), head="none", **two, **size), data, **run)
-    for name, value in common.message.items():
-        assert torch.allclose(ours.message[name], value, atol=1e-10, rtol=0.0)
-
-    size = {"unit": "epoch", "batch_size": None, "optimizer": optimizer}
-    alone = fit(local_only(network(), steps=2, **size), data, **run)
-    ours = fit(fedrep(network(), head="all", **two, **size), data, **run)
-    for name, value in alone.progress.table["theta"].items():
-        assert torch.allclose(ours.progress.table["head"][name], value, atol=1e-10, rtol=0.0)
-    assert torch.equal(ours.progress.table["seen"], alone.progress.table["seen"])
 
 
 def test_fedper_moves_both_parts_at_once() -> None:
@@ -165,39 +144,3 @@ def test_wrappers_carry_a_split_model() -> None:
     same = fit(hierfl.methods.by_rows(method), clients(), rounds=1)
     for a, b in zip(tree_leaves(one.progress), tree_leaves(same.progress), strict=True):
         assert not isinstance(a, Tensor) or torch.allclose(a, b, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("head", "message"),
-    [
-        (None, "fedrep needs a head, and all params of this model are global: give head="),
-        (
-            "theta",
-            'head: the rule matches every param .* which leaves fedrep no body: .* head="all"',
-        ),
-        ("classifier", "head: the pattern 'classifier' matches none of the model's params: theta"),
-        (["theta.9"], "head: the prefix 'theta.9' matches none"),
-        ([], 'head is empty: name a prefix of some param, or say head="none"'),
-        (lambda name: False, "head: the predicate matches none"),
-    ],
-)
-def test_a_head_that_is_nothing_or_everything_is_refused(head: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fit(fedrep(network(), head=head), federation(), rounds=1)
-
-
-def test_refusals() -> None:
-    with pytest.raises(
-        ProgramError, match=r"of each client \(v\), which are the head of fedrep: leave"
-    ):
-        fit(fedrep(at(plate=True), head="v"), clients(), rounds=1)
-    with pytest.raises(
-        ProgramError, match="fedrep fits params only, and this model has latent sites"
-    ):
-        fit(fedrep(regression, head="loc"), federation(), rounds=1)
-    normed = models.batch_norm_network(
-        torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)),
-        likelihood=normal(1.0),
-    )
-    with pytest.raises(ProgramError, match="statistics of batch normalization: take fedbn"):
-        fit(fedrep(normed), federation(), rounds=1)

@@ -15,14 +15,12 @@ import hierfl
 from hierfl.core.trees import tree_leaves
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
-from hierfl.engine.chunks import client_round
-from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
-from hierfl.method import Clock, Method, Phase
+from hierfl.method import Method, Phase
 from hierfl.methods import fedvi
 from hierfl.methods.fedvi import every_other, queried
 from hierfl.models import PersonalHeads
-from hierfl.models.likelihood import bernoulli, categorical, normal, poisson
+from hierfl.models.likelihood import categorical, normal, poisson
 from hierfl.optimizers import SGD
 from tests.programs import federation, fit, row_plan
 
@@ -103,9 +101,7 @@ def test_pooling_ignores_padded_rows(pool: Any) -> None:
     ("likelihood", "field", "outputs"),
     [
         (categorical(), "kind", 3),
-        (bernoulli(), "ill", 1),
         (poisson(), "visits", 1),
-        (normal(1.0), "y", 1),
         (lambda output: dist.Laplace(output[..., 0], 1.0), "y", 1),
     ],
 )
@@ -202,28 +198,6 @@ def _same(lane: Any, message: Any, batch: Any) -> Any:
     return lane
 
 
-def test_v4_a_server_step_size_of_1_gives_the_weighted_mean() -> None:
-    data = federation((5, 3, 7))
-    federation_ = federate(method(server_optimizer=SGD(1.0)), data)
-    where = begin(federation_)
-    message = federation_.server.down(where.server, Clock(0, 1))
-    ups, _ = client_round(
-        federation_, federation_.client.phases, message, where.table, torch.arange(3), 0
-    )
-    assert set(ups) == {"move", "loss", "kl"}, "global params and two scalars"
-    assert {k: tuple(v.shape[1:]) for k, v in ups["move"].value.items()} == {
-        k: tuple(v.shape) for k, v in message.items()
-    }
-    move: Any = ups["move"]
-    assert move.weight.tolist() == [4.0, 2.0, 6.0], (
-        "two epochs of 2 (of 5 = 4 + 1), 1 (of 3) and 3 (of 7 = 4 + 3) query rows"
-    )
-    after = fit(method(server_optimizer=SGD(1.0)), data, rounds=1)
-    for name, value in after.message.items():
-        theirs = message[name] + move.value[name].sum(0) / move.weight.sum()
-        assert torch.allclose(value, theirs, atol=1e-13)
-
-
 def test_a_step_descends_the_summed_loss_with_tau_and_gamma() -> None:
     data, lr = federation((6, 4)), 0.01
     model = heads(global_scale=0.8)
@@ -262,12 +236,3 @@ def test_the_halves_are_disjoint_and_cover_all_rows() -> None:
     assert float(queried(query)) == 2 + 1 + 0
     lone = every_other(full_batch(data, torch.tensor([2])))[1]
     assert float(queried(lone)) == 0.0
-
-
-def test_refusals() -> None:
-    with pytest.raises(ValueError, match="local_features is 6: of 6 features"):
-        heads(local_features=6)
-    with pytest.raises(
-        hierfl.ProgramError, match=r"the embedding gives shape \(6,\) per row, but features=7"
-    ):
-        fit(method(heads(features=7)), federation(), rounds=1)

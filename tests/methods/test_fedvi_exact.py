@@ -13,10 +13,8 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import TraceMeanField_ELBO
-from pyro.poutine.messenger import Messenger
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import grad
-from torch.nn.functional import softplus
 
 import hierfl
 from hierfl import guides
@@ -26,12 +24,10 @@ from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.methods.fedvi import every_other
 from hierfl.models import PersonalHeads
-from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
 from hierfl.program.program import Params, Program
-from tests.methods.test_exact import points
 from tests.methods.test_fedvi import heads, method
-from tests.programs import Given, at_random, federation, fit, read
+from tests.programs import Given, federation, fit
 
 
 def deaf(model: PersonalHeads, *, scale: float, **options: Any) -> Method:
@@ -203,153 +199,3 @@ def _fixed(loc: Tensor, scale: Tensor, value: Tensor) -> Any:
 
 # ------------------------------------------------------------ O10
 V, SCALE, OWN = 0.6, 0.9, 2
-
-
-def linear() -> PersonalHeads:
-    """Return heads with Normal rows and an embedding that starts as the identity.
-
-    Given the embedding and G, the posterior of a client's local weights is Gaussian.
-    """
-    embedding = nn.Linear(4, 4, bias=False)
-    nn.init.eye_(embedding.weight)
-    return PersonalHeads(
-        embedding,
-        outputs=1,
-        features=4,
-        local_features=OWN,
-        prior_scale=SCALE,
-        likelihood=normal(V),
-    )
-
-
-def wide(counts: tuple[int, ...]) -> ClientData:
-    g = torch.Generator().manual_seed(1)
-    rows = {}
-    for k, n in enumerate(counts):
-        x = torch.randn(n, 4, generator=g)
-        rows[f"c{k}"] = {
-            "x": x,
-            "y": x @ torch.tensor([1.0, -0.5, 0.7 * k, 0.3]) + V * torch.randn(n, generator=g),
-        }
-    return ClientData.from_clients(rows)
-
-
-class AtPoint(Messenger):
-    """Set beta at given noise instead of drawing it."""
-
-    def __init__(self, eps: Tensor) -> None:
-        super().__init__()
-        self.eps = eps
-
-    def _pyro_sample(self, msg: dict[str, Any]) -> None:
-        if msg["name"] == "beta":
-            msg["value"], msg["done"] = (
-                msg["fn"].base_dist.loc + msg["fn"].base_dist.scale * self.eps,
-                True,
-            )
-
-
-def elbo(program: Program, theta: Params, data: ClientData, k: int) -> Tensor:
-    """Return the expected ELBO by points that integrate quadratics exactly.
-
-    The client's rows are both support and query.
-    """
-    batch = full_batch(data, torch.tensor([k]))
-
-    def at(eps: Tensor) -> Tensor:
-        def guide(b: hierfl.ClientBatch) -> None:
-            with AtPoint(eps.view(OWN, 1)):
-                program.guide(b)
-
-        terms = replace(program, guide=guide).terms(theta, batch)
-        return -(terms.nll + terms.local_kl).sum()
-
-    return torch.stack([at(eps) for eps in points(OWN)]).mean()
-
-
-def constructed(data: ClientData) -> tuple[Program, Params]:
-    model = linear()
-    family = guides.constructed(features=model.global_features, scale=SCALE, hidden=4, gain=0.3)
-    program = read(model, family, data)
-    return program, {**program.start()[0], **_constructor(at_random(program, by=0.1))}
-
-
-def best(data: ClientData, k: int) -> tuple[float, Tensor, Tensor, Program, Params]:
-    """Fit every param of the constructor to one client alone."""
-    program, theta = constructed(data)
-    own = {n: v.clone().requires_grad_() for n, v in theta.items() if n.startswith("constructor")}
-    optimizer = torch.optim.LBFGS(
-        list(own.values()),
-        max_iter=400,
-        line_search_fn="strong_wolfe",
-        tolerance_change=1e-15,
-        tolerance_grad=1e-10,
-    )
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = -elbo(program, {**theta, **own}, data, k)
-        loss.backward()
-        return float(loss.detach())
-
-    optimizer.step(closure)
-    theta = {**theta, **{n: v.detach() for n, v in own.items()}}
-    loc, sd = posterior(program, theta, full_batch(data, torch.tensor([k])))
-    return float(elbo(program, theta, data, k)), loc.flatten(), sd.flatten(), program, theta
-
-
-def gaussian(theta: Params, data: ClientData, k: int) -> tuple[Tensor, Tensor]:
-    """Return the mean and precision of (beta, bias) given E and G; the bias has a flat prior."""
-    alone = data.select([k]).fields
-    features = alone["x"] @ theta["embedding.weight"].T
-    rest = alone["y"] - (features[:, :2] @ theta["head.weight"])[:, 0] - theta["head.bias"]
-    design = torch.cat([features[:, 2:], torch.ones(len(rest), 1)], 1)
-    precision = design.T @ design / V**2 + torch.diag(torch.tensor([SCALE**-2.0, SCALE**-2.0, 0.0]))
-    return torch.linalg.solve(precision, design.T @ rest / V**2), precision
-
-
-@pytest.mark.parametrize("k", [0, 1])
-def test_o10_fitted_to_one_client_it_has_the_posterior_mean_and_precision(k: int) -> None:
-    """m is the exact mean, jointly with the intercept's mode; s^2 = 1 / diag(X'X / v + 1 / s0^2).
-
-    That s^2 is the optimum among independent Normals.
-    """
-    data = wide((6, 9))
-    _, loc, sd, _, theta = best(data, k)
-    mean, precision = gaussian(theta, data, k)
-    assert torch.allclose(loc, mean[:2], atol=1e-5)
-    assert torch.allclose(sd, precision.diagonal()[:2].rsqrt(), atol=1e-5)
-
-
-def test_o10_the_amortized_elbo_is_below_the_optimum() -> None:
-    """The amortization gap is positive after training on all clients, and at random params."""
-    data = wide((6, 9))
-    settings: dict[str, Any] = {
-        "loss": "sum",
-        "kl_weight": 1.0,
-        "steps": 20,
-        "unit": "step",
-        "batch_size": None,
-    }
-    trained = fit(method(linear(), **settings, optimizer=SGD(0.002), hidden=4), data, rounds=2)
-    for k in (0, 1):
-        top = float(elbo(trained.program, best_given(trained.message, data, k), data, k))
-        for seed in (None, 0, 1, 2):
-            away = (
-                {} if seed is None else _constructor(at_random(trained.program, seed=seed, by=0.3))
-            )
-            assert float(elbo(trained.program, {**trained.message, **away}, data, k)) < top
-
-
-def _constructor(theta: Params) -> Params:
-    return {n: v for n, v in theta.items() if n.startswith("constructor")}
-
-
-def best_given(theta: Params, data: ClientData, k: int) -> Params:
-    """Return the params with the constructor set to client k's optimum, in closed form."""
-    mean, precision = gaussian(theta, data, k)
-    sd = precision.diagonal()[:2].rsqrt()
-    raw = sd.expm1().log() - torch.tensor(SCALE).expm1().log()
-    last = {"constructor.last.weight": 0.0 * theta["constructor.last.weight"]}
-    assert torch.allclose(softplus(raw + torch.tensor(SCALE).expm1().log()), sd)
-    return {**theta, **last, "constructor.last.bias": torch.cat([mean[:2], raw, mean[2:]])}

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from hierfl import methods, models
+from hierfl import models
 from hierfl.methods import fedwba
 from hierfl.methods.posteriors.fedwba import barycenter, stein
 from hierfl.models.likelihood import normal
-from hierfl.optimizers import SGD, Adam
-from hierfl.program.program import ProgramError
-from tests.methods.cases import net, personal, shared
+from hierfl.optimizers import Adam
+from tests.methods.cases import net
 from tests.methods.test_pfedvem import views
 from tests.methods.test_pvi import close
 from tests.programs import federation, fit
@@ -54,22 +52,6 @@ def test_the_barycenter_of_shifted_clouds() -> None:
     close(barycenter(start, lines, 10).sort(0).values, lines.sort(1).values.mean(0), 1e-5)
 
 
-def test_one_particle_under_a_flat_prior_is_fedavg() -> None:
-    """Rows are equally many, so that the mean over clients is FedAvg's."""
-    data = federation((4, 4, 4))
-    model = models.bayesian_network(
-        net(), likelihood=normal(1.0), prior_loc="module", prior_scale=1e-9
-    )
-    method = fedwba(model, particles=1, optimizer=SGD(0.05 / 4), steps=3, prior_width=1e6)
-    average = methods.fedavg(shared(), optimizer=SGD(0.05), steps=3, batch_size=None)
-    one, two = (fit(m, data, rounds=3, seed=1) for m in (method, average))
-    program = one.federation.program
-    values, _ = program.latents.local_block.unflatten(one.message["particles"][:, None])
-    for name, value in two.message.items():
-        found = values[name.replace("theta.", "w.", 1)]
-        close(found.flatten(), value.flatten(), 1e-6)
-
-
 def test_particles_have_the_posterior_s_mean_and_spread() -> None:
     """One client of 4 rows: precision 4 + 1 / width^2 about prior particles at 0."""
     module = torch.nn.Linear(1, 1, bias=False)
@@ -95,8 +77,3 @@ def test_new_clients_begin_at_the_barycenter() -> None:
 
 def personal_known() -> Any:
     return models.bayesian_network(net(), likelihood=normal(1.0), prior_loc="zero", prior_scale=1.0)
-
-
-def test_refused() -> None:
-    with pytest.raises(ProgramError, match="is global"):
-        fit(fedwba(personal(prior_scale=1.0)), federation(), rounds=1)

@@ -12,16 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import hierfl
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.methods import by_rows, fedavg, ifca
+from hierfl.methods import ifca
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
-from hierfl.program.program import ProgramError
-from tests.methods.quadratics import START, at, clients
-from tests.programs import federation, fit
+from tests.programs import fit
 
 
 def center(batch: ClientBatch) -> None:
@@ -67,18 +64,6 @@ def test_a_cluster_that_nobody_chooses_stays_and_another_start_finds_it() -> Non
     assert lost.message["share"].tolist() == [1.0, 0.0]
 
 
-def test_one_cluster_is_fedavg() -> None:
-    model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
-    options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 3, "batch_size": 2}
-    data = federation((5, 3, 7, 1, 2))
-    # mini-batches are drawn by phase: with all rows at each step they are the same
-    options["batch_size"] = None
-    one = fit(ifca(model, clusters=1, weights="rows", **options), data, rounds=3)
-    plain = fit(fedavg(model, **options), data, rounds=3)
-    for name, value in plain.message.items():
-        assert torch.allclose(one.message["theta"][name][0], value, rtol=0.0, atol=1e-10)
-
-
 def test_planted_clusters_are_recovered_from_networks() -> None:
     """Two kinds of clients, y = 2 x and y = -2 x; a new client of either kind takes the model of
     its kind.
@@ -108,14 +93,3 @@ def test_a_client_may_be_skipped_and_a_cohort_drawn() -> None:
 
 
 BIG = numbers((0.0, 0.2, -0.1, 5.0, 5.3), (3, 4, 5, 6, 7))
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(ProgramError, match="components 0 and 1 start equal"):
-        fit(ifca(center, clusters=2), BIG, rounds=1)
-    with pytest.raises(ProgramError, match="2 sets of params: give 3"):
-        fit(ifca(center, clusters=3, starts=sets(1.0, 2.0)), BIG, rounds=1)
-    with pytest.raises(ProgramError, match="latent sites or local params"):
-        fit(ifca(at(START, personal=True)), clients(), rounds=1)
-    with pytest.raises(ProgramError, match="by_rows needs a method whose server averages"):
-        hierfl.fit(by_rows(ifca(center, starts=sets(1.0, 2.0), clusters=2)), BIG, rounds=1)

@@ -66,17 +66,6 @@ def net() -> nn.Module:
 HOW: dict[str, Any] = {"optimizer": SGD(0.2), "steps": 4, "batch_size": 5}
 
 
-def test_the_network_is_fedavgs_and_weight_0_predicts_as_it_does() -> None:
-    data = labeled()
-    plain = fit(fedavg(network(net()), **HOW), data, rounds=4)
-    model = MemoryNetwork(net(), features="2", memory=10, weight=0.0)
-    found = fit(knn_per(model, unit="step", **HOW), data, rounds=4)
-    for name, value in plain.message.items():
-        assert torch.allclose(found.message[name], value, rtol=0.0, atol=1e-10)
-    one, two = plain.predict(data), found.predict(data)
-    assert torch.allclose(one.mean, two.mean, rtol=0.0, atol=1e-10)
-
-
 def test_the_nearest_row_of_its_own_is_itself() -> None:
     data = labeled()
     model = MemoryNetwork(net(), features="2", memory=40, neighbors=1, weight=1.0)
@@ -127,12 +116,3 @@ def test_before_any_row_the_network_predicts_alone() -> None:
     found = blank.predict(blank.federation.data).mean
     expected = net().double()(labeled().fields["x"].double()).softmax(-1)
     assert torch.allclose(found.double(), expected, atol=1e-6)
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="module's layers are 0, 1, 2"):
-        MemoryNetwork(net(), features="head")
-    with pytest.raises(ValueError, match=r"weight 2\.0"):
-        MemoryNetwork(net(), features="2", weight=2.0)
-    with pytest.raises(TypeError, match="MemoryNetwork"):
-        knn_per(network(net()))  # type: ignore[arg-type]

@@ -14,14 +14,11 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 import hierfl
-from hierfl import guides, models
+from hierfl import guides
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.engine.chunks import client_round
-from hierfl.engine.federation import federate
-from hierfl.engine.rounds import begin
-from hierfl.method import Clock, Method, Phase
+from hierfl.method import Method, Phase
 from hierfl.methods import (
     apfl,
     by_rows,
@@ -42,8 +39,8 @@ from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, at, clients, stationary
 from tests.methods.test_fedabml import net, own
-from tests.methods.test_fedmap import envelope, gamma_of, of_quadratics, toy, toy_method
-from tests.programs import federation, fit, read
+from tests.methods.test_fedmap import of_quadratics
+from tests.programs import federation, fit
 
 ROWS = torch.tensor([5.0, 3.0, 2.0], dtype=torch.float64)[:, None, None]
 
@@ -124,37 +121,6 @@ def test_o3_with_exact_clients_and_the_exact_server_it_equals_em() -> None:
     assert torch.allclose(softplus(few["s"]), s, atol=1e-10, rtol=0.0)
 
 
-def test_o3_the_evidence_is_stationary_at_ems_fixed_point() -> None:
-    many = fit(solved(fedabml(learned_prior, server="exact")), diagonal(), rounds=150).message
-    m, s = many["m"], softplus(many["s"])
-    variance = 1.0 / CURVES + s.square()
-    slope = torch.stack(
-        [
-            ((BEST - m) / variance).sum(0),
-            ((BEST - m).square() / variance.square() - 1.0 / variance).sum(0),
-        ]
-    )
-    assert float(slope.abs().max()) < 1e-10, "the gradient of the log evidence is 0 in m and in s"
-
-
-def test_gradient_steps_reach_the_mode_within_monte_carlo_error() -> None:
-    """Clients that take gradient steps reach the exact clients' mode up to Monte Carlo error."""
-    options: dict[str, Any] = {
-        "inner_steps": 12,
-        "steps": 1,
-        "unit": "step",
-        "batch_size": None,
-        "draws": 24,
-        "optimizer": SGD(0.2),
-    }
-    found = fit(fedabml(learned_prior, server="exact", **options), diagonal(), rounds=20).message
-    m, s = torch.tensor([0.5, -0.5]), torch.tensor([0.7, 0.4])
-    for _ in range(400):
-        m, s = em(m, s)
-    assert torch.allclose(found["m"], m, atol=0.06)
-    assert torch.allclose(softplus(found["s"]), s, rtol=0.06)
-
-
 def test_the_exact_server_averages_points_and_refuses_unsupported_priors() -> None:
     options: dict[str, Any] = {
         "steps": 2,
@@ -171,21 +137,6 @@ def test_the_exact_server_averages_points_and_refuses_unsupported_priors() -> No
         fit(fedabml(lambda batch: _scaled(batch), **options), clients(), rounds=1)
     with pytest.raises(ValueError, match="leave meta at 'envelope'"):
         fedabml(learned_prior, server="exact", meta="full")
-
-
-def test_the_update_to_the_exact_server_is_two_moments_per_param() -> None:
-    for counts in ((5, 3), (50, 30)):
-        federation_ = federate(fedabml(net(), server="exact", steps=1), federation(counts))
-        where = begin(federation_)
-        message = federation_.server.down(where.server, Clock(0, 1))
-        ups, _ = client_round(
-            federation_, federation_.client.phases, message, where.table, torch.arange(2), 0
-        )
-        assert set(ups) == {"moments", "loss"}
-        moments: Any = ups["moments"].value
-        assert {k: {n: tuple(v.shape) for n, v in part.items()} for k, part in moments.items()} == {
-            k: {"theta.weight": (2, 1, 2), "theta.bias": (2, 1)} for k in ("away", "square")
-        }
 
 
 def _scaled(batch: ClientBatch) -> None:
@@ -243,20 +194,6 @@ def test_o6_the_exact_step_in_closed_form() -> None:
     about = spread + (mean - after["theta"]).square()
     assert torch.allclose(after["s"] * (after["s"] + 1.3).square(), about / (4e-3), rtol=1e-12)
     assert bool((after["s"] > 0.0).all())
-
-
-def test_o6_exact_steps_never_increase_the_objective() -> None:
-    data = toy(2)
-    values = [float(envelope(data, torch.tensor([0.3, -0.2, 0.0, 0.0])))]
-
-    def after_a_round(fitted: hierfl.Fit) -> None:
-        values.append(float(envelope(data, gamma_of(fitted))))
-
-    method = toy_method(server=LearnedVariance().best)
-    fit(method, data, rounds=12, callback=after_a_round)
-    assert len(values) == 13
-    assert values == sorted(values, reverse=True)
-    assert values[0] - values[1] > 1.0 and values[-2] - values[-1] < 1e-3
 
 
 # ------------------------------------------------------------ O7: envelopes of every prior
@@ -338,48 +275,7 @@ def test_o7_a_step_descends_the_envelope(name: str) -> None:
     assert torch.allclose(found, s - eta * slope, atol=2e-7)
 
 
-@pytest.mark.parametrize("name", PRIORS)
-def test_o7_the_prox_stays_at_the_minimum_of_the_loss(name: str) -> None:
-    data = at_bottom(AT, a=2, b=2)
-    method = pfedbred(
-        square(PRIORS[name], AT),
-        "none",
-        prox=4.0,
-        optimizer=SGD(0.05),
-        global_optimizer=SGD(0.1),
-        steps=3,
-        batch_size=None,
-    )
-    fitted = fit(method, data, rounds=1)
-    assert torch.allclose(fitted.draws(1).own["v"][0], AT.expand(2, 2), atol=1e-12)
-    assert torch.allclose(fitted.message["mu"], PRIORS[name].natural_of(AT), atol=1e-12)
-
-
 # ------------------------------------------------------------ O9: KLs by hand
-def kl(loc: Tensor, sd: Tensor, at: Tensor, by: Tensor) -> Tensor:
-    """Return sum_d log(s / s_i) + (s_i^2 + (m_i - m)^2) / (2 s^2) - 1/2."""
-    return ((by / sd).log() + (sd.square() + (loc - at).square()) / (2.0 * by.square()) - 0.5).sum()
-
-
-def test_o9_the_kl_of_fedabml_and_its_gradients() -> None:
-    program = read(net(), guides.mean_field(init_scale=0.2), federation((5, 3)))
-    generator = torch.Generator().manual_seed(0)
-    params = {
-        k: v + 0.3 * torch.randn(v.shape, generator=generator)
-        for part in program.start()
-        for k, v in part.items()
-    }
-    terms = program.terms(params, program.prototype)
-    by_hand = sum(
-        kl(
-            params[f"w.{n}.loc"],
-            softplus(params[f"w.{n}.scale"]),
-            params[f"theta.{n}"],
-            softplus(params[f"scale.{n}"]),
-        )
-        for n in ("weight", "bias")
-    )
-    assert torch.allclose(terms.local_kl, torch.as_tensor(by_hand), atol=1e-12, rtol=0.0)
 
 
 def test_o9_the_step_of_theta_descends_the_kl_in_closed_form() -> None:
@@ -474,29 +370,3 @@ def test_with_one_client_the_fixed_point_minimizes_its_loss(name: str) -> None:
     fitted = fit(ALL[name](), clients().select(["a"]), rounds=2)
     [theta] = fitted.message.get("gamma", fitted.message).values()
     assert torch.allclose(theta, B[0], atol=1e-12, rtol=0.0)
-
-
-def test_o13_personal_models_equal_to_the_global_one_score_as_it_does() -> None:
-    """Accuracy of the personal models over all rows equals that of one network on the pooled rows."""
-    from hierfl.comparisons.score_means import means
-
-    data = federation((15, 30, 7))
-    data = data.with_fields(
-        kind=(data.fields["x"].sum(-1) > 0.3).long() + (data.fields["x"][:, 0] > 1.0).long()
-    )
-    module = torch.nn.Linear(2, 3)
-    fitted = fit(
-        pfedbred(
-            models.bayesian_network(module, prior_scale=1.0, y="kind"), optimizer=SGD(0.1), prox=1.0
-        ),
-        data,
-        rounds=2,
-    )
-    same = fitted.personalize(data, rounds=0)
-    out = data.fields["x"] @ fitted.message["theta.weight"].T + fitted.message["theta.bias"]
-    pooled = 100.0 * float((out.argmax(-1) == data.fields["kind"]).double().mean())
-    of_rows = means(same.predict(data))["rows", "accuracy"]
-    assert of_rows == pytest.approx(pooled, abs=1e-9)
-    assert float(same.predict(data).scores().accuracy.mean()) != pytest.approx(
-        pooled / 100.0, abs=1e-4
-    ), "the unweighted mean over clients differs"

@@ -14,12 +14,11 @@ import hierfl
 from hierfl import models
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import full_batch, parts
-from hierfl.methods import fedavg, per_fedavg
+from hierfl.methods import per_fedavg
 from hierfl.methods.personalized.per_fedavg import _meta_gradient
 from hierfl.optimizers import SGD
-from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, P, at, clients, stationary
-from tests.programs import federation, fit, read, regression
+from tests.programs import federation, fit, read
 
 A = 0.1
 FULL: dict[str, Any] = {"inner_optimizer": SGD(A), "optimizer": SGD(0.1), "batch_size": None}
@@ -131,20 +130,6 @@ def test_a_meta_step_takes_each_gradient_at_its_own_rows() -> None:
             assert same == (i >= used), (meta, i)
 
 
-@pytest.mark.parametrize("meta", ["first", "hessian-free", "full"])
-def test_without_an_inner_step_it_is_fedavg(meta: Any) -> None:
-    data = federation((5, 3, 7))
-    options: dict[str, Any] = {"steps": 4, "batch_size": None}
-    ours = fit(
-        per_fedavg(net(), inner_optimizer=SGD(0.0), optimizer=SGD(0.05), meta=meta, **options),
-        data,
-        rounds=3,
-    )
-    theirs = fit(fedavg(net(), optimizer=SGD(0.05), **options), data, rounds=3)
-    for name, value in theirs.message.items():
-        assert torch.allclose(ours.message[name], value, atol=1e-10, rtol=0.0)
-
-
 @pytest.mark.parametrize("rounds", [0, 1])
 def test_predictions_are_one_step_from_theta(rounds: int) -> None:
     """After training from the theta received; after personalize, known or new client, from the last
@@ -156,15 +141,3 @@ def test_predictions_are_one_step_from_theta(rounds: int) -> None:
     served = fitted.personalize(clients(), rounds=1) if rounds else fitted
     own = named_leaves(served.progress.table["served"])["['theta']"]
     assert torch.allclose(own, origin - A * (H @ (origin - B)[..., None])[..., 0], atol=1e-12)
-
-
-def test_refused() -> None:
-    cases: list[tuple[Any, str]] = [
-        ({"inner_optimizer": SGD(-1.0)}, "inner_optimizer is SGD"),
-        ({"inner_optimizer": SGD(0.1, 0.9)}, "without momentum, as a client is fitted by one"),
-    ]
-    for wrong, text in cases:
-        with pytest.raises(ValueError, match=text):
-            per_fedavg(at(START), **wrong)
-    with pytest.raises(ProgramError, match="per_fedavg fits global params only"):
-        fit(per_fedavg(regression), federation(), rounds=1)

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from hierfl.data.clients import ClientData
 from hierfl.methods import pfedgp
-from hierfl.models import GaussianProcessNetwork, network
+from hierfl.models import GaussianProcessNetwork
 from hierfl.models.gaussian_process_network import JITTER, Process
-from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD, Adam
 from tests.methods.test_pvi import close
 from tests.programs import fit
@@ -124,10 +123,3 @@ def test_a_new_client_needs_its_rows_alone() -> None:
     alone = fitted.personalize(wavy(7), rounds=0).predict(wavy(8), draws=1)
     assert float(alone.mean.abs().max()) == 0.0  # the prior's
     assert float((rest.mean - y).square().mean()) < float(y.square().mean())
-
-
-def test_refused() -> None:
-    with pytest.raises(TypeError, match="GaussianProcessNetwork"):
-        pfedgp(network(nn.Linear(2, 1), likelihood=normal(1.0)))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="classes is 1"):
-        identity(classes=1)

@@ -10,15 +10,12 @@ import torch
 from scipy.optimize import minimize
 from torch.nn.functional import softplus
 
-from hierfl import methods
 from hierfl.methods import pfedhb
 from hierfl.methods.personalized.pfedhb import most_likely
 from hierfl.optimizers import SGD
-from hierfl.program.program import ProgramError
-from tests.methods.cases import personal
 from tests.methods.test_pfedvem import scalar, views
 from tests.methods.test_pvi import close
-from tests.programs import federation, fit
+from tests.programs import fit
 
 M, S2, C = np.array([0.5, 1.5, -0.2]), np.array([0.1, 0.2, 0.3]), np.array([0.5, 0.3, 0.2])
 
@@ -42,15 +39,6 @@ def test_the_server_minimizes_its_objective(a: float, b: float) -> None:
 
     best = minimize(objective, [0.0, 0.0], method="BFGS", options={"gtol": 1e-9}).x
     assert found(a, b) == pytest.approx((best[0], np.exp(best[1])), abs=1e-6)
-
-
-def test_without_its_hyper_prior_it_is_fedabml_s_em() -> None:
-    how: dict[str, Any] = {"optimizer": SGD(0.02), "draws": 2, "steps": 2, "batch_size": 2}
-    one = pfedhb(personal(prior_scale="learned"), **how, mean_penalty=0.0, variance_penalty=0.0)
-    two = methods.by_rows(methods.fedabml(personal(prior_scale="learned"), **how, server="exact"))
-    a, b = (fit(m, federation(), rounds=3, seed=3) for m in (one, two))
-    for name, value in b.message.items():
-        close(a.message[name], value, 1e-9)
 
 
 def test_it_finds_the_spread_of_clients_and_the_penalties_shrink_it() -> None:
@@ -84,8 +72,3 @@ def fixed_point(ys: torch.Tensor, precision: float, a: float, b: float) -> tuple
 def test_points_that_agree_leave_a_finite_prior() -> None:
     mu, v = most_likely(torch.tensor([1.0]), torch.tensor([0.0]), 0.0, 5.0)
     assert float(mu) == 1.0 and 0.0 < float(v) < 1e-6
-
-
-def test_what_it_refuses() -> None:
-    with pytest.raises(ProgramError, match='prior_scale="learned"'):
-        fit(pfedhb(personal(prior_scale=1.0)), federation(), rounds=1)

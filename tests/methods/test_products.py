@@ -6,20 +6,16 @@ from typing import Any
 
 import pyro
 import pyro.distributions as dist
-import pytest
 import torch
 from torch import Tensor
 
-from hierfl import methods, models
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.methods import fedivon, fola
 from hierfl.optimizers import SGD
-from hierfl.program.program import ProgramError
 from hierfl.runs.result import Fit
-from tests.methods.cases import net, shared
 from tests.methods.test_pvi import close
-from tests.programs import federation, fit, logistic
+from tests.programs import fit
 
 
 def apart(batch: ClientBatch) -> None:
@@ -83,32 +79,6 @@ def test_the_curvature_of_fedivon_is_updated_as_published() -> None:
     assert bool((found + 0.1 > 0.0).all())
 
 
-def flat() -> Any:
-    """Return the network of the cases with a prior so wide that it does not count."""
-    return models.bayesian_network(
-        net(),
-        local="none",
-        global_prior=dist.Normal(0.0, 1e6),
-        likelihood=models.likelihood.normal(1.0),
-    )
-
-
-@pytest.mark.parametrize("name", ["fola", "fedivon"])
-def test_without_curvature_it_is_fedavg(name: str) -> None:
-    """FOLA that trusts no posterior and weights by rows; FedIvon with equal curvature, no noise."""
-    if name == "fola":
-        method = fola(flat(), trust=0.0, product=False, optimizer=SGD(0.05), steps=4, batch_size=2)
-    else:
-        method = fedivon(
-            flat(), lr=0.05, betas=(0.0, 1.0), curvature_start=1.0, temperature=0.0, steps=4,
-            batch_size=2,
-        )  # fmt: skip
-    average = methods.fedavg(shared(), optimizer=SGD(0.05), steps=4, batch_size=2)
-    one, two = (fit(m, federation(), rounds=3, seed=1) for m in (method, average))
-    for param, value in two.message.items():
-        close(one.message["z"][param], value, 1e-8)
-
-
 def test_one_round_of_fola_by_hand() -> None:
     """Clients of one step each: their moves, squared gradients of each row, and their product."""
     data, lr, trust = clients(), 0.3, 0.7
@@ -161,19 +131,3 @@ def test_the_product_keeps_what_one_client_knows() -> None:
     truth = torch.tensor([2.0, -2.0])
     assert (gaussian(product)[0] - truth).abs().max() < 0.3
     assert (gaussian(plain)[0] - truth).abs().max() > 0.8
-
-
-def test_a_program_that_has_no_such_product_is_refused() -> None:
-    with pytest.raises(ProgramError, match="'slope' is local"):
-        fit(fola(logistic), federation(), rounds=1)
-    with pytest.raises(ProgramError, match="needs a prior of every unknown"):
-        fit(fedivon(shared()), federation(), rounds=1)
-
-    def hierarchical(batch: ClientBatch) -> None:
-        scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
-        w = pyro.sample("w", dist.Normal(torch.ones(2), scale).to_event(1))
-        with batch.clients(), batch.data():
-            pyro.sample("y", dist.Normal((batch.x * w).sum(-1), 1.0), obs=batch.y)
-
-    with pytest.raises(ProgramError, match="depends on other sites"):
-        fit(fola(hierarchical), federation(), rounds=1)

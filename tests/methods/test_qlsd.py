@@ -9,17 +9,14 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl import guides
 from hierfl.core import noise
 from hierfl.core.trees import restored
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.methods import fedsvi, qlsd
+from hierfl.methods import qlsd
 from hierfl.methods.posteriors.qlsd import rounded_at_random
-from hierfl.optimizers import SGD
-from tests.methods.cases import common
 from tests.methods.test_pvi import close
-from tests.programs import federation, fit
+from tests.programs import fit
 
 MANY = 400  # independent unknowns of one chain
 
@@ -50,19 +47,6 @@ def test_the_spread_of_the_chain(levels: Any) -> None:
     close(points.mean(), 1.0, 0.03)
     slack = 0.02 if levels is None else 0.08
     assert abs(float(points.var(0).mean() * 20 / 19 - 0.3125)) < slack + 0.03
-
-
-def test_without_noise_and_rounding_it_is_gradient_descent() -> None:
-    descent = fedsvi(common(), guides.delta, optimizer=SGD(0.01), schedule="constant", average=0.0)
-    chain = qlsd(common(), step_size=0.01, levels=None, temperature=0.0, memory=0.0, draws=1)
-    one, two = (fit(m, federation(), rounds=6) for m in (chain, descent))
-    wanted = [
-        two.message["params"][f"{n}.at"].flatten() for n in ("theta.0.weight", "theta.0.bias")
-    ]
-    close(one.message["z"], torch.cat(wanted), 1e-10)
-    # memory changes what crosses, and where all clients take part not the sum
-    kept = qlsd(common(), step_size=0.01, levels=None, temperature=0.0, memory=0.7, draws=1)
-    close(fit(kept, federation(), rounds=6).message["z"], one.message["z"], 1e-10)
 
 
 def test_rounding_has_no_bias() -> None:

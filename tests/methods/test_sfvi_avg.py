@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from hierfl import guides, methods
-from hierfl.guides.global_sites import diagonal_normal, low_rank_normal
+from hierfl import guides
+from hierfl.guides.global_sites import diagonal_normal
 from hierfl.methods import fedsvi
-from hierfl.optimizers import SGD, Adam
-from hierfl.program.program import ProgramError
-from tests.methods.cases import shared
+from hierfl.optimizers import Adam
 from tests.methods.test_pvi import MEAN, PRECISION, close, e1, gaussian, line
-from tests.programs import federation, fit, means, read, regression, slopes, three
+from tests.programs import federation, fit, means, read, slopes, three
 
 LONG: dict[str, Any] = {
     "schedule": "constant",
@@ -22,12 +20,6 @@ LONG: dict[str, Any] = {
     "global_steps": 1000,
     "draws": 16,
 }
-
-
-def moments(fitted: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and variance of the only global site, under mean field."""
-    params = fitted.message["params"]
-    return params["g.loc"], torch.nn.functional.softplus(params["g.scale"]) ** 2
 
 
 @pytest.mark.slow  # a minute
@@ -81,35 +73,6 @@ def test_natural_parameters_of_dense_gaussians_are_averaged() -> None:
         close(value, back[name], 1e-6)
 
 
-def test_points_are_averaged_as_by_fedavg() -> None:
-    data = federation((4, 4, 4))
-    method = fedsvi(
-        shared(),
-        guides.delta,
-        merge="natural",
-        global_optimizer=SGD(0.05 / (3 * 4)),
-        global_steps=4,
-        schedule="constant",
-        average=0.0,
-    )
-    one = fit(method, data, rounds=3, seed=1)
-    plain = methods.fedavg(shared(), optimizer=SGD(0.05), steps=4, batch_size=None)
-    two = fit(plain, data, rounds=3, seed=1)
-    for name, value in two.message.items():
-        close(one.message["params"][name], value, 1e-10)
-
-
-def test_one_client_and_one_step_are_fedsvi() -> None:
-    data = federation((5,))
-    how: dict[str, Any] = {"schedule": "constant", "average": 0.0}
-    one = fedsvi(regression, merge="natural", global_optimizer=SGD(1e-3), **how)
-    two = fedsvi(regression, optimizer=SGD(1e-3), **how)
-    a, b = (fit(m, data, rounds=4, seed=2).message["params"] for m in (one, two))
-    for name, value in b.items():
-        wanted = value.tril(-1) if name == "_shared.lower" else value
-        close(a[name], wanted, 1e-8)
-
-
 def test_fewer_rounds_reach_the_pooled_posterior() -> None:
     """Natural parameters of a Gaussian model: the pooled posterior, in 12 rounds of 30 steps."""
     guide = guides.structured
@@ -120,15 +83,3 @@ def test_fewer_rounds_reach_the_pooled_posterior() -> None:
     loc, precision = gaussian(fit(method, e1(), rounds=12))
     close(loc, MEAN, 0.12)
     close(precision / PRECISION, torch.ones(2, 2), 0.5)
-
-
-def test_refused() -> None:
-    with pytest.raises(ProgramError, match="is no mean over clients"):
-        fit(fedsvi(regression, merge="wasserstein"), federation(), rounds=1)
-    low = guides.structured(shared=low_rank_normal)
-    with pytest.raises(ProgramError, match="averages Gaussians"):
-        fit(fedsvi(regression, low, merge="natural"), federation(), rounds=1)
-    with pytest.raises(ValueError, match="merge is 'mean'"):
-        fedsvi(regression, merge="mean")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="leave it"):
-        fit(fedsvi(regression, merge="natural"), federation(), rounds=1, engine="pooled")

@@ -22,7 +22,7 @@ from benchmarks.reference_models import HOSPITALS, RADON, SCHOOLS, Problem, all_
 from hierfl import guides
 from hierfl.core.importance_sampling import normal_points
 from hierfl.core.trees import named_leaves
-from hierfl.datasets import Summary
+from hierfl.datasets import ReferenceSummary
 from hierfl.methods import fedlaplace
 from tests.methods.test_pvi import close, gaussian
 from tests.programs import fit
@@ -32,7 +32,7 @@ needs_files = pytest.mark.skipif(
 )
 
 
-def of_global_sites(fitted: hierfl.Fit, truth: Mapping[str, Summary]) -> Errors:
+def of_global_sites(fitted: hierfl.Fit, truth: Mapping[str, ReferenceSummary]) -> Errors:
     """Return the errors of the global sites, from the points that make up their posterior."""
     block, params = fitted.program.latents.global_block, fitted.message["params"]
     if "_shared.points" in params:

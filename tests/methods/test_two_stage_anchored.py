@@ -239,7 +239,7 @@ def test_nonlinear_growth_is_that_of_nuts() -> None:
     data = ClientData.from_arrays(trees, y=ORANGE.flatten(), x=DAYS.repeat(5))
     fitted = hierfl.fit(orange, data, seed=0)
     check_moments(fitted, TREES)
-    assert "modes of little mass may be missed" in str(fitted.history["ended"].iloc[-1])
+    assert "modes of little mass may be missed" in str(fitted.progress.ended)
     own = fitted.posterior(draws=4000, seed=0)["posterior"]["theta"].std(("chain", "draw"))
     assert (abs(torch.from_numpy(own.to_numpy()) / torch.tensor(OWN_TREES) - 1.0) < 0.1).all()
 
@@ -263,7 +263,7 @@ def test_eyes_by_rounds_is_to_be_checked_and_an_entry_is_named(program: Program,
 @pytest.mark.slow
 def test_chains_see_the_mode_of_eyes_that_rounds_miss() -> None:
     fitted = hierfl.fit(eyes, grouped(EYES, 48), seed=0)
-    assert "modes of little mass may be missed" in str(fitted.history["ended"].iloc[-1])
+    assert "modes of little mass may be missed" in str(fitted.progress.ended)
     check_moments(fitted, OF_EYES)
 
 

@@ -131,11 +131,11 @@ def test_every_engine_makes_the_same_draws(
     method = hierfl.methods.fedsvi(
         models.bayesian_network(mlp(3, 4, 2), local_reparameterization=True),
         guides.mean_field,
-        draws=2,
+        draws=1 if engine == "compiled" else 2,  # a graph of two takes twice as long to trace
     )
     how: Any = {"compile": True} if engine == "compiled" else {"engine": engine}
     one, other = (
-        fit(method, data, rounds=2, seed=3, **of).progress for of in ({"compile": False}, how)
+        fit(method, data, rounds=1, seed=3, **of).progress for of in ({"compile": False}, how)
     )
     for a, b in zip(
         tree_leaves((one.server, one.table)), tree_leaves((other.server, other.table)), strict=True

@@ -207,7 +207,7 @@ def test_a_folder_that_is_not_there_is_no_account(tmp_path: Path) -> None:
         made = CliRunner().invoke(
             app, ["node", "reset-account", str(tmp_path / "nowhere"), *options]
         )
-        assert made.exit_code != 0 and "there is no folder" in made.output
+        assert made.exit_code != 0 and "does not exist" in made.output
     DAMAGE["gone"](written(tmp_path))
     made = CliRunner().invoke(app, ["node", "reset-account", str(tmp_path), "--questions"])
     assert made.exit_code != 0 and "does not add up" in made.output

@@ -50,8 +50,9 @@ ALL = [*lying_nodes.LIES, *lying_nodes.BYTES]
     ("name", "lie"),
     [
         *(("exact", lie) for lie in ALL),
-        *((name, lie) for name in ("two_stage", "fedavg") for lie in TWELVE),
-        *(("fedsvi", lie) for lie in [*TWELVE[2:], "values of -1e14", "infinity"]),
+        *(("two_stage", lie) for lie in TWELVE[:7]),  # the others are of no method's numbers
+        *(("fedavg", lie) for lie in TWELVE),
+        *(("fedsvi", lie) for lie in [*TWELVE[2:7], "values of -1e14", "infinity"]),
         *(("pvi", lie) for lie in ("a negative definite factor", "values of -1e14")),
     ],
 )

@@ -236,10 +236,10 @@ def test_a_formula_over_flower_without_a_node_of_another_kind(tmp_path: Path) ->
 def test_without_a_majority_nobody_is_left_out() -> None:
     from hierfl.formulas.answers import OfColumn
     from hierfl.formulas.questions import Question
-    from hierfl.formulas.transforms import Sums
+    from hierfl.formulas.transforms import ColumnSums
 
     names = {"x": OfColumn("category", counts={"1": 9})}
-    numbers = {"x": OfColumn("number", sums=Sums(9, 9.0, 9.0))}
+    numbers = {"x": OfColumn("number", sums=ColumnSums(9, 9.0, 9.0))}
     assert odd_answers(Question("columns"), {"a": names, "b": numbers}) == {}
     found = odd_answers(Question("columns"), {"a": names, "b": numbers, "c": names})
     assert found == {"b": "the kind of column 'x' is 'number', and 'category' at most others"}

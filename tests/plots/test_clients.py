@@ -29,9 +29,9 @@ def draws(size: int = 4000) -> np.ndarray:
 
 def points(ax: Axes, label: str) -> np.ndarray:
     handles, names = ax.get_legend_handles_labels()
-    (found,) = [h for h, n in zip(handles, names, strict=True) if n == label]
-    assert isinstance(found, PathCollection)
-    return np.asarray(found.get_offsets())
+    (drawn,) = [h for h, n in zip(handles, names, strict=True) if n == label]
+    assert isinstance(drawn, PathCollection)
+    return np.asarray(drawn.get_offsets())
 
 
 def xy(line: Line2D) -> tuple[np.ndarray, np.ndarray]:
@@ -85,7 +85,7 @@ def test_shrinkage_lines_join_the_diagonal_to_the_hierarchical_estimate() -> Non
         [s[:, 1] for s in lines.get_segments()], np.stack([alone, together], 1)
     )
     assert ax.get_xlim() == ax.get_ylim() and ax.get_xlim()[0] < 0.0 and ax.get_xlim()[1] > 10.0
-    with pytest.raises(ValueError, match=r"both must be \(N,\)"):
+    with pytest.raises(ValueError, match=r"together has shape \(2,\): it must be \(N,\)"):
         plots.shrinkage(axes(), alone, together[:2])
 
 

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib import pyplot, rc_context
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from hierfl.plots.effects import client_ranks, conditional_effect
+from hierfl.plots.effects import client_panels, client_ranks, conditional_effect
 
 
 def axes() -> Axes:
@@ -19,20 +20,20 @@ def axes() -> Axes:
 
 
 def table(clients: list[str], values: list[float] | list[str]) -> pd.DataFrame:
-    parts = []
+    frames = []
     for k, client in enumerate(clients):
         mean = k + np.arange(len(values), dtype=float)
         part = {"x": values, "client": client, "mean": mean, "low": mean - 1.0, "high": mean + 1.0}
-        parts.append(pd.DataFrame(part))
-    return pd.concat(parts, ignore_index=True)
+        frames.append(pd.DataFrame(part))
+    return pd.concat(frames, ignore_index=True)
 
 
 def test_numbers_are_lines_with_bands() -> None:
     ax = conditional_effect(axes(), table(["a", "new"], [0.0, 1.0, 2.0]), "x", label="y")
-    one, new = ax.get_lines()
-    np.testing.assert_allclose(np.asarray(one.get_ydata()), [0.0, 1.0, 2.0])
+    line, new = ax.get_lines()
+    np.testing.assert_allclose(np.asarray(line.get_ydata()), [0.0, 1.0, 2.0])
     np.testing.assert_allclose(np.asarray(new.get_ydata()), [1.0, 2.0, 3.0])
-    assert [str(line.get_label()) for line in (one, new)] == ["a", "new client"]
+    assert [str(curve.get_label()) for curve in (line, new)] == ["a", "new client"]
     band = ax.collections[1].get_paths()[0].vertices
     assert (np.asarray(band)[:, 1].min(), np.asarray(band)[:, 1].max()) == (0.0, 4.0)
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("x", "y")
@@ -44,6 +45,18 @@ def test_levels_are_points_side_by_side() -> None:
     first, second = (np.asarray(line.get_xdata(), dtype=float) for line in ax.get_lines())
     np.testing.assert_allclose(first, [-0.25, 0.75])
     np.testing.assert_allclose(second, [0.25, 1.25])
+
+
+def test_each_client_has_a_panel_with_a_color_and_a_band_for_each_level() -> None:
+    of_arm = [table(["a", "b", "new"], [0.0, 1.0]).assign(arm=arm) for arm in ("early", "usual")]
+    with rc_context({"backend": "agg"}):
+        first = client_panels(pd.concat(of_arm, ignore_index=True), "x", "arm", "y")
+        panels = first.figure.axes
+        pyplot.close("all")
+    assert [ax.get_title() for ax in panels] == ["a", "b", "new client"]
+    assert all(len(ax.get_lines()) == len(ax.collections) == 2 for ax in panels)
+    np.testing.assert_allclose(np.asarray(panels[1].get_lines()[0].get_ydata()), [1.0, 2.0])
+    assert [ax.get_legend() is None for ax in panels] == [True, True, False]
 
 
 def test_many_clients_are_thin_lines_without_bands() -> None:
@@ -62,8 +75,8 @@ def test_up_to_twelve_lines_are_told_apart(values: list[Any]) -> None:
     assert len(looks) == len(ax.get_lines()) == 12
 
 
-@pytest.mark.parametrize(("count", "named"), [(5, True), (60, False)])
-def test_ranks_name_clients_while_there_is_room(count: int, named: bool) -> None:
+@pytest.mark.parametrize(("count", "labels"), [(5, True), (60, False)])
+def test_ranks_name_clients_while_there_is_room(count: int, labels: bool) -> None:
     at = np.arange(count, dtype=float)
     frame = pd.DataFrame(
         {
@@ -81,4 +94,4 @@ def test_ranks_name_clients_while_there_is_room(count: int, named: bool) -> None
     np.testing.assert_allclose(bars.get_segments()[0][:, 0], [count - 2.0, float(count)])
     assert (
         f"c{count - 1}  (1 to {count})" in [t.get_text() for t in ax.get_yticklabels()]
-    ) is named
+    ) is labels

@@ -123,7 +123,9 @@ def test_a_forest_of_a_scalar_has_one_row_and_others_are_refused() -> None:
     assert [label.get_text() for label in ax.get_yticklabels()] == ["level"]
     with pytest.raises(ValueError, match=r"must have 'client' \(a global site is drawn by arviz"):
         plots.forest(axes(), prior, prior)
-    with pytest.raises(TypeError, match=r"local is .*ndarray.*: give an array of fit.posterior"):
+    with pytest.raises(
+        ValueError, match=r"local has the dimensions \(\), prior .*: give arrays of"
+    ):
         plots.forest(axes(), local.values, prior)  # type: ignore[arg-type]
 
 
@@ -131,7 +133,7 @@ def test_pit_counts_the_share_of_replicates_below_and_half_of_those_equal() -> N
     ax = plots.pit(axes(), [[0.0, 0.0], [1.0, 2.0]], [1.0, 3.0], bins=4)
     bars = [bar for bar in ax.patches[:4] if isinstance(bar, Rectangle)]
     assert [bar.get_height() for bar in bars] == [0.0, 0.0, 0.0, 2.0]  # 0.75 and 1
-    with pytest.raises(ValueError, match=re.escape("labels (3,): they must be (S, n) and (n,)")):
+    with pytest.raises(ValueError, match=re.escape("it must be (n,), where S = 1, n = 2")):
         plots.pit(axes(), [[0.0, 0.0]], [1.0, 3.0, 2.0])
 
 

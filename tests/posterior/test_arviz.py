@@ -70,17 +70,29 @@ def test_attributes_describe_the_run(ill: Fit) -> None:
     )
 
 
+def test_arviz_compares_four_chains_of_independent_draws(
+    ill: Fit, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = ill.draws(200, seed=3).shared["loc"].numpy()
+    posterior: Any = ill.posterior(200, seed=3)
+    assert np.array_equal(np.concatenate(posterior["posterior"]["loc"].values), whole)
+    table = az.summary(posterior, var_names=["loc"])  # a warning is an error here
+    assert (table["r_hat"] < 1.1).all() and not caplog.records
+    lone: Any = ill.posterior(90, seed=3)
+    assert lone["posterior"].sizes["chain"] == 1
+
+
 def test_log_likelihoods_belong_to_the_draws(ill: Fit) -> None:
     data = ill.federation.data
     found: Any = ill.posterior(20, seed=3, log_likelihood=True)
-    slope = found["posterior"]["slope"].values[0]
+    slope = np.concatenate(found["posterior"]["slope"].values)
     owner = data.row_client.numpy()
     logits = (slope[:, owner] * data.fields["x"].numpy()).sum(-1)
     y = data.fields["ill"].numpy()
     wanted = np.where(y > 0.5, -np.logaddexp(0, -logits), -np.logaddexp(0, logits))
     given = found["log_likelihood"]["ill"]
     assert given.dims == ("chain", "draw", "row")
-    assert np.allclose(given.values[0], wanted, atol=1e-12)
+    assert np.allclose(np.concatenate(given.values), wanted, atol=1e-12)
     assert given["row_client"].values.tolist() == [data.names[k] for k in owner]
     assert np.array_equal(found["observed_data"]["ill"].values, y)
     loo: Any = az.loo
@@ -109,11 +121,14 @@ def test_predictive_labels_follow_the_predictive_distribution(ill: Fit) -> None:
     drawn = found["posterior_predictive"]["ill"]
     assert drawn.dims == ("chain", "draw", "row") and set(np.unique(drawn)) == {0.0, 1.0}
     p = ill.predict(rows, draws=4000, seed=1).mean.numpy()
-    assert np.abs(drawn.values[0].mean(0) - p).max() < 0.04
+    assert np.abs(np.concatenate(drawn.values).mean(0) - p).max() < 0.04
     assert found["observed_data"]["ill"].values.tolist() == rows.fields["ill"].tolist()
     alone: Any = ill.posterior_predictive(4000, rows=ill.federation.data.select(["north"]), seed=1)
     there = drawn["row_client"].values == "north"
-    assert np.array_equal(alone["posterior_predictive"]["ill"].values[0], drawn.values[0][:, there])
+    assert np.array_equal(
+        np.concatenate(alone["posterior_predictive"]["ill"].values),
+        np.concatenate(drawn.values)[:, there],
+    )
     unlabeled: Any = ill.posterior_predictive(3, rows=rows.without("ill"))
     assert "observed_data" not in unlabeled
 
@@ -133,7 +148,10 @@ def test_rows_in_place_of_draws_name_the_call_that_takes_them(ill: Fit, name: st
 @pytest.mark.usefixtures("global_generator_untouched")
 def test_prior_draws_have_the_moments_of_the_prior(ill: Fit) -> None:
     found: Any = ill.prior(4000, predictive=True)
-    loc, slope = found["prior"]["loc"].values[0], found["prior"]["slope"].values[0]
+    loc, slope = (
+        np.concatenate(found["prior"]["loc"].values),
+        np.concatenate(found["prior"]["slope"].values),
+    )
     assert np.abs(loc.std(0) - 1.0).max() < 0.05
     within = slope - loc[:, None]
     assert np.abs(within.std(0) - 0.7).max() < 0.05, (
@@ -160,10 +178,10 @@ def test_counts_client_level_labels_and_priors_that_torch_draws() -> None:
     assert found["log_likelihood"]["height"].dims == ("chain", "draw", "client")
     assert found["log_likelihood"]["visits"].dims == ("chain", "draw", "row")
     assert np.allclose(found["posterior"]["log_rate"], np.log(found["posterior"]["rate"]))
-    own = found["posterior"]["own"].values[0]
+    own = np.concatenate(found["posterior"]["own"].values)
     height = found["observed_data"]["height"].values
     assert np.allclose(
-        found["log_likelihood"]["height"].values[0],
+        np.concatenate(found["log_likelihood"]["height"].values),
         -0.5 * (height - own) ** 2 - 0.5 * np.log(2 * np.pi),
     )
     assert found["observed_data"]["visits"].shape == (16,)
@@ -266,7 +284,7 @@ coords = {k: tuple(v) if v and isinstance(v[-1], list) else v for k, v in names[
 tree = posterior.arviz_of(groups, names["dims"], coords, names["attributes"])
 assert type(tree).__name__ == "DataTree"
 tree.to_netcdf(sys.argv[2] + "/posterior.nc")
-assert tree["posterior"]["slope"].sel(client="south", x="dose").shape == (1, 200)
+assert tree["posterior"]["slope"].sel(client="south", x="dose").shape == (4, 50)
 assert tree["log_likelihood"]["row_client"].values.tolist()[0] == "north"
 import arviz as az
 assert az.summary(tree, var_names=["loc"]).shape[0] == 2

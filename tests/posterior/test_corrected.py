@@ -324,7 +324,7 @@ def test_attributes_describe_the_correction() -> None:
     )
     assert attrs["k_hat_clients"].shape == (4,) and attrs["bytes_up_psis"] == 8 * 4 * 8000
     assert found["posterior"]["b"].dims[:3] == ("chain", "draw", "client")
-    assert found["log_likelihood"]["y"].shape == (1, 100, 16)
+    assert found["log_likelihood"]["y"].shape == (4, 25, 16)
 
 
 def beside_a_point(batch: ClientBatch) -> None:

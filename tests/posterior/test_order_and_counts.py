@@ -115,7 +115,9 @@ def test_a_label_counts_in_scores_as_in_the_fit(how: str) -> None:
     assert table["rows"].sum() == int((count > 0.0).sum())
     away = ((found.mean - data.fields["y"]) ** 2 * count)[own].sum() / count[own].sum()
     assert table["rmse"].iloc[0] == pytest.approx(float(away.sqrt()), rel=1e-5)
-    each = fit.posterior(draws=200, log_likelihood=True)["log_likelihood"]["y"].values[0]
+    each = np.concatenate(
+        fit.posterior(draws=200, log_likelihood=True)["log_likelihood"]["y"].values
+    )
     together = np.logaddexp.reduce(each, 0) - np.log(200)
     assert np.allclose(each[:, count == 0.0], 0.0)
     np.testing.assert_allclose(score[count > 0.0], together[count > 0.0], rtol=1e-4)

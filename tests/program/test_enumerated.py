@@ -330,7 +330,7 @@ def test_log_densities_and_derivatives_are_those_of_the_sum_by_hand(name: str) -
     [
         ("kinds", methods.two_stage, None),
         ("row label", partial(methods.fedsvi, guide=guides.structured), 3),
-        ("chain", methods.fedlaplace, 6),
+        pytest.param("chain", methods.fedlaplace, 6, marks=pytest.mark.slow),
     ],
 )
 def test_methods_take_them_as_the_sum_by_hand(name: str, method: Any, rounds: int | None) -> None:
@@ -380,7 +380,7 @@ def of_all_clients(batch: ClientBatch) -> None:
 
 def all_pairs(batch: ClientBatch) -> None:
     with batch.clients(), batch.data():
-        states = [pyro.sample(f"s_{t}", dist.Bernoulli(torch.tensor(0.4))) for t in range(24)]
+        states = [pyro.sample(f"s_{t}", dist.Bernoulli(torch.tensor(0.4))) for t in range(22)]
         pyro.sample(
             "y", dist.Normal(torch.stack(torch.broadcast_tensors(*states)).sum(0), 1.0), obs=batch.y
         )

@@ -209,7 +209,7 @@ def test_groups_of_a_joint_site(data: ClientData) -> None:
     torch.testing.assert_close(torch.as_tensor(found.log_likelihood["y"].values)[0], wanted - prior)
     again: Any = fitted.posterior_predictive(400)
     drawn = again.posterior_predictive["y"]
-    assert drawn.dims == ("chain", "draw", "row") and drawn.shape == (1, 400, 52)
+    assert drawn.dims == ("chain", "draw", "row") and drawn.shape == (4, 100, 52)
     close = abs(data.fields["x"][:40, None] - data.fields["x"][None, :40]).fill_diagonal_(9.0)
     i, j = divmod(int(close.argmin()), 40)  # neighbors on a smooth curve move together
     values = torch.as_tensor(drawn.values)[0]

@@ -281,7 +281,7 @@ def test_methods_without_a_pooled_form(data: ClientData) -> None:
     )
     with pytest.raises(ValueError, match="method 'fedavg' has no pooled form: hand over"):
         fit(hierfl.methods.fedavg(model), data, rounds=1, engine="pooled")
-    with pytest.raises(ValueError, match="fit_pooled takes one joint step a round"):
+    with pytest.raises(ValueError, match="local_steps is 1: it must be one of 0"):
         fit(hierfl.methods.fedsvi(regression, local_steps=1), data, rounds=1, engine="pooled")
 
 

@@ -22,7 +22,7 @@ from tests.report.test_report import fitted
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = os.environ.get("HIERFL_CHROMIUM") or next(
-    (found for found in map(shutil.which, NAMES) if found), None
+    (path for path in map(shutil.which, NAMES) if path), None
 )
 pytestmark = pytest.mark.skipif(
     BROWSER is None, reason="no Chromium or Chrome on the path: install one, or set HIERFL_CHROMIUM"
@@ -121,36 +121,36 @@ def laid_out(page: Path, width: int, dark: bool) -> dict[str, Any]:
         f"--window-size={max(width, 500)},900",
         scheme,
     )
-    found = re.search(r'<pre id="measured">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found, done.stderr[-2000:]
-    measured: dict[str, Any] = json.loads(html.unescape(found[1]))
+    shown = re.search(r'<pre id="measured">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert shown, done.stderr[-2000:]
+    measured: dict[str, Any] = json.loads(html.unescape(shown[1]))
     return measured
 
 
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_the_page_fits_every_width_and_shows_all_pictures(page: Path, width: int) -> None:
-    found = laid_out(page, width, False)
-    assert found["inner"] == width and found["wide"] <= width
-    assert found["images"] >= 8 and found["broken"] == found["stretched"] == 0
+    measured = laid_out(page, width, False)
+    assert measured["inner"] == width and measured["wide"] <= width
+    assert measured["images"] >= 8 and measured["broken"] == measured["stretched"] == 0
     # figures are shown at this share of the size at which their letters are 12 pixels high
-    assert found["small"] > (0.95 if width > 1000 else 0.6)
-    assert found["fetched"] == []
+    assert measured["small"] > (0.95 if width > 1000 else 0.6)
+    assert measured["fetched"] == []
 
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_has_enough_contrast_in_light_and_dark_mode(page: Path, dark: bool) -> None:
-    found = laid_out(page, WIDE, dark)
-    assert (sum(found["ground"][:3]) < 200) == dark
-    assert found["contrast"][0] >= 4.5, found["contrast"]  # WCAG 2.2, level AA
+    measured = laid_out(page, WIDE, dark)
+    assert (sum(measured["ground"][:3]) < 200) == dark
+    assert measured["contrast"][0] >= 4.5, measured["contrast"]  # WCAG 2.2, level AA
 
 
 def test_the_keyboard_reaches_everything_in_page_order(page: Path) -> None:
-    found = laid_out(page, WIDE, False)
-    assert found["focus"][0] == "A#main" and found["forced"] == 0
-    links = [name for name in found["focus"] if name.startswith("A#")][1:]
+    measured = laid_out(page, WIDE, False)
+    assert measured["focus"][0] == "A#main" and measured["forced"] == 0
+    links = [name for name in measured["focus"] if name.startswith("A#")][1:]
     assert links[0] == "A#summary" and links[-1] == "A#checks"
     assert len(set(links)) == 9  # the count of checks leads to them too
-    assert found["focus"].count("DIV") >= 5  # scrollable tables
+    assert measured["focus"].count("DIV") >= 5  # scrollable tables
 
 
 def test_the_page_prints_on_several_pages(page: Path, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_every_section_occurs_once_and_is_linked(written: tuple[Report, Page]) -
     assert max(ids.values()) == 1
     links = [a["href"] for a in page.all("a")]
     assert links[0] == "#main" and {link[1:] for link in links} <= set(ids)
-    parts = {
+    ids_of_parts = {
         "summary",
         "run",
         "convergence",
@@ -144,7 +144,7 @@ def test_every_section_occurs_once_and_is_linked(written: tuple[Report, Page]) -
         "foreign",
         "checks",
     }
-    assert parts <= set(ids) and {f"#{part}" for part in parts} <= set(links)
+    assert ids_of_parts <= set(ids) and {f"#{part}" for part in ids_of_parts} <= set(links)
     assert len(page.all("h1")) == len(page.all("main")) == len(page.all("nav")) == 1
     assert "Four <clients> & a page" in page.text
 
@@ -258,8 +258,8 @@ def test_a_formula_is_reported_by_its_names(tmp_path: Path, few_proposals: None)
     assert "stage[II] 0." in page.text and "hospital[stage[II]] of each client" in page.text
     assert "L_hospital" not in page.text and "hospital:ward[" not in page.text
     wards = dict(done.summary(draws=60).tables)["hospital:ward: deviations by client"]
-    named = set(zip(wards["client"], wards["term"], strict=True))
-    assert named == {("va", "w2"), *((h, w) for h in ("north", "east") for w in ("w1", "w2"))}
+    with_names = set(zip(wards["client"], wards["term"], strict=True))
+    assert with_names == {("va", "w2"), *((h, w) for h in ("north", "east") for w in ("w1", "w2"))}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -316,16 +316,16 @@ def test_a_method_that_stops_automatically_has_no_warning_of_its_run(tmp_path: P
     data = labeled((30, 25, 20))
     done = fit(methods.fedlaplace(logistic, draws=512, target_ess=200), data, rounds=40)
     report = done.report(tmp_path / "r.html", draws=60)
-    found = next(check for check in report.checks if check.question == "Has the run converged?")
-    assert found.verdict == "good" and "by the weights of 'fedlaplace' itself" in found.answer
+    check = next(c for c in report.checks if c.question == "Has the run converged?")
+    assert check.verdict == "good" and "by the weights of 'fedlaplace' itself" in check.answer
     assert not any("converged" in warning for warning in report.warnings)
 
 
 def test_a_run_that_cannot_be_judged_is_no_warning(tmp_path: Path) -> None:
     point = fit(fedsvi(logistic, guides.delta), labeled(), rounds=3)
     report = point.report(tmp_path / "r.html", draws=60)
-    found = next(check for check in report.checks if check.question == "Has the run converged?")
-    assert found.verdict == "not asked" and found.answer.startswith(
+    check = next(c for c in report.checks if c.question == "Has the run converged?")
+    assert check.verdict == "not asked" and check.answer.startswith(
         "Cannot be judged: the run has 3"
     )
 
@@ -399,12 +399,12 @@ def test_rows_that_are_vectors_are_reported(tmp_path: Path) -> None:
         with batch.clients():
             level = pyro.sample("level", dist.Normal(0.0, spread))
             with batch.data():
-                each = level[..., None].expand(*level.shape, 3)
-                pyro.sample("y", dist.Normal(each, 1.0).to_event(1), obs=batch.y)
+                mean = level[..., None].expand(*level.shape, 3)
+                pyro.sample("y", dist.Normal(mean, 1.0).to_event(1), obs=batch.y)
 
     g = torch.Generator().manual_seed(0)
     names = [name for name in ("$\\frac$", "$x^$", "plain") for _ in range(8)]
     data = ClientData.from_arrays(names, y=torch.randn(24, 3, generator=g))
-    found = fit(methods.two_stage(vectors, draws=200), data)
-    found.report(tmp_path / "page.html", held_out=data)
+    fitted_vectors = fit(methods.two_stage(vectors, draws=200), data)
+    fitted_vectors.report(tmp_path / "page.html", held_out=data)
     assert "plain" in (tmp_path / "page.html").read_text()

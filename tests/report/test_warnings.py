@@ -41,15 +41,15 @@ def without_weighting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hierfl.diagnostics.verdict.run_of", judged)
 
 
-def checks(found: Measured) -> list[Check]:
-    return [*checks_of_fit(found.evidence), *checks_of_predictions(found.scored)]
+def checks(result: Measured) -> list[Check]:
+    return [*checks_of_fit(result.evidence), *checks_of_predictions(result.scored)]
 
 
-def warned(found: list[Check]) -> set[str]:
-    return {check.question for check in found if check.verdict == "warning"}
+def warned(result: list[Check]) -> set[str]:
+    return {check.question for check in result if check.verdict == "warning"}
 
 
-def measured(f: Fit, **given: Any) -> Measured:
+def measured(f: Fit, **changes: Any) -> Measured:
     options: dict[str, Any] = {
         "held_out": None,
         "foreign": None,
@@ -58,19 +58,19 @@ def measured(f: Fit, **given: Any) -> Measured:
         "draws": 60,
         "seed": 0,
     }
-    return measure(f, **{**options, **given})
+    return measure(f, **{**options, **changes})
 
 
 def test_scoring_training_rows_and_clients_with_few_rows_raise_warnings() -> None:
     f = fit(
         fedsvi(logistic, guides.conditional(newton_steps=2)), federation((30, 4, 25, 3)), rounds=5
     )
-    found = checks(measured(f))
-    told = {check.question: check.answer for check in found if check.verdict == "warning"}
-    assert "training rows" in told["Are predictions scored on rows that the fit has not seen?"]
+    result = checks(measured(f))
+    answers = {check.question: check.answer for check in result if check.verdict == "warning"}
+    assert "training rows" in answers["Are predictions scored on rows that the fit has not seen?"]
     assert (
         "2 of 4 clients have fewer than 20 rows (south: 4 and west: 3)"
-        in told["Does every client have enough rows?"]
+        in answers["Does every client have enough rows?"]
     )
 
 
@@ -80,16 +80,16 @@ def test_point_estimates_raise_a_warning() -> None:
     net = torch.nn.Linear(2, 1)
     model = network(net, likelihood=lambda out: dist.Normal(out[..., 0], 1.0))
     learned = fit(methods.fedavg(model), federation((30, 30, 30)), rounds=2)
-    told = [
+    answers = [
         c.answer
         for c in checks(measured(learned))
         if c.question == "Does every parameter have an uncertainty?"
     ]
-    assert "no interval includes: theta.weight and theta.bias. For intervals fit" in told[0]
-    kept = bayesian_network(
+    assert "no interval includes: theta.weight and theta.bias. For intervals fit" in answers[0]
+    bayesian = bayesian_network(
         net, likelihood=lambda out: dist.Normal(out[..., 0], 1.0), prior_loc=dist.Normal(0.0, 1.0)
     )
-    whole = fit(fedsvi(kept), federation((30, 30, 30)), rounds=2)
+    whole = fit(fedsvi(bayesian), federation((30, 30, 30)), rounds=2)
     assert "Does every parameter have an uncertainty?" not in warned(checks(measured(whole)))
 
 
@@ -100,44 +100,46 @@ def test_a_mean_field_guide_raises_a_warning_only_with_global_scales() -> None:
         assert (
             question in warned(checks(measured(fit(fedsvi(regression, family), data, rounds=2))))
         ) == bad
-    asked = {
+    of_page = {
         c.question
         for c in checks(measured(fit(fedsvi(logistic, guides.mean_field), data, rounds=2)))
     }
-    assert question not in asked
+    assert question not in of_page
 
 
-def sharpened(found: Measured, by: float) -> Measured:
+def sharpened(result: Measured, by: float) -> Measured:
     """Return the same measurements with log odds `by` times as large."""
-    prediction = found.scored.prediction
+    prediction = result.scored.prediction
     assert prediction is not None and prediction.label is not None
     p, y = torch.sigmoid(by * torch.logit(prediction.mean)), prediction.label
     log_score = torch.where(y > 0.5, p, 1 - p).log()
     sharp = replace(prediction, mean=p, log_score=log_score)
-    return replace(found, scored=replace(found.scored, prediction=sharp))
+    return replace(result, scored=replace(result.scored, prediction=sharp))
 
 
 def test_miscalibrated_probabilities_raise_a_warning() -> None:
     f, test = fitted("binary")
-    found, question = measured(f, held_out=test), "Are predicted probabilities calibrated?"
-    assert question not in warned(checks(found))
-    assert question in warned(checks(sharpened(found, 8.0)))
+    result, question = measured(f, held_out=test), "Are predicted probabilities calibrated?"
+    assert question not in warned(checks(result))
+    assert question in warned(checks(sharpened(result, 8.0)))
     served = "Does the model predict at least as well as each client's own event rate?"
-    assert served not in warned(checks(found)) and served in warned(checks(sharpened(found, -3.0)))
+    assert served not in warned(checks(result)) and served in warned(
+        checks(sharpened(result, -3.0))
+    )
 
 
 def test_event_rates_outside_their_intervals_raise_a_warning() -> None:
     f, test = fitted("binary")
-    found, question = (
+    result, question = (
         measured(f, held_out=test),
         "Do enough of the clients' event rates lie in their predictive intervals?",
     )
-    assert question not in warned(checks(found))
-    assert found.scored.replicates is not None
-    ones = torch.ones_like(found.scored.replicates)
-    off = replace(found, scored=replace(found.scored, replicates=ones))
-    told = [c.answer for c in checks(off) if c.question == question and c.verdict == "warning"]
-    assert told and told[0].startswith("0 of 4 clients' event rates")
+    assert question not in warned(checks(result))
+    assert result.scored.replicates is not None
+    ones = torch.ones_like(result.scored.replicates)
+    off = replace(result, scored=replace(result.scored, replicates=ones))
+    answers = [c.answer for c in checks(off) if c.question == question and c.verdict == "warning"]
+    assert answers and answers[0].startswith("0 of 4 clients' event rates")
 
 
 def test_row_intervals_of_wrong_coverage_raise_a_warning() -> None:
@@ -149,15 +151,15 @@ def test_row_intervals_of_wrong_coverage_raise_a_warning() -> None:
 
     g = torch.Generator().manual_seed(0)
     n, question = 300, "Do predictive intervals of single rows have the right coverage?"
-    for said, bad in ((1.0, False), (0.5, True), (2.5, True)):
+    for scale, bad in ((1.0, False), (0.5, True), (2.5, True)):
         data = ClientData.from_arrays(
-            np.arange(n) % 3, y=torch.randn(n, generator=g), said=torch.full((n,), said)
+            np.arange(n) % 3, y=torch.randn(n, generator=g), said=torch.full((n,), scale)
         )
         f = fit(fedsvi(narrow, guides.conditional(newton_steps=1)), data, rounds=1)
-        told = [c for c in checks(measured(f, draws=200)) if c.question == question]
-        assert (told[0].verdict == "warning") == bad, told
+        answers = [c for c in checks(measured(f, draws=200)) if c.question == question]
+        assert (answers[0].verdict == "warning") == bad, answers
         if bad:
-            assert ("too narrow" in told[0].answer) == (said < 1.0)
+            assert ("too narrow" in answers[0].answer) == (scale < 1.0)
 
 
 def test_foreign_rows_that_look_like_own_rows_raise_a_warning() -> None:
@@ -182,21 +184,21 @@ def test_clients_with_uninformative_rows_raise_a_warning() -> None:
     sd = torch.tensor([1.0, 30.0, 1.0]).repeat(25)
     data = ClientData.from_arrays(np.arange(75) % 3, y=torch.randn(75, generator=g), sd=sd)
     f = fit(fedsvi(vague, guides.conditional(newton_steps=1)), data, rounds=1)
-    found = measured(f, draws=300)
-    assert found.evidence.information is not None
+    result = measured(f, draws=300)
+    assert result.evidence.information is not None
     precision = 25.0 / np.array([1.0, 900.0, 1.0])
     np.testing.assert_allclose(
-        found.evidence.information["narrower"], 1.0 - 1.0 / (1.0 + precision), atol=0.2
+        result.evidence.information["narrower"], 1.0 - 1.0 / (1.0 + precision), atol=0.2
     )
     means = f.draws(300).own["a"].mean(0).numpy()
     exact = 0.5 * (1.0 / (1.0 + precision) - 1.0 + np.log1p(precision) + means**2)
-    np.testing.assert_allclose(found.evidence.information["nats"], exact, atol=0.25)
-    told = [
+    np.testing.assert_allclose(result.evidence.information["nats"], exact, atol=0.25)
+    answers = [
         c.answer
-        for c in checks(found)
+        for c in checks(result)
         if c.question == "Do the clients' own rows inform their estimates?"
     ]
-    assert told[0].startswith("The own rows of 1 of 3 clients (1) add less than 0.1 nats")
+    assert answers[0].startswith("The own rows of 1 of 3 clients (1) add less than 0.1 nats")
 
 
 def test_a_client_with_a_shifted_mean_is_informed_even_if_its_variance_is_the_priors() -> None:
@@ -207,23 +209,23 @@ def test_a_client_with_a_shifted_mean_is_informed_even_if_its_variance_is_the_pr
         y=torch.zeros(75),
         sd=torch.full((75,), 1e3),
     )
-    found = measured(
+    result = measured(
         fit(fedsvi(vague, guides.conditional(newton_steps=1)), data, rounds=1), draws=300
     )
-    assert found.evidence.information is not None and found.draws is not None
-    assert (found.evidence.information["nats"] < 0.1).all() and (
-        found.evidence.information["narrower"] < 0.2
+    assert result.evidence.information is not None and result.draws is not None
+    assert (result.evidence.information["nats"] < 0.1).all() and (
+        result.evidence.information["narrower"] < 0.2
     ).all()
-    own = {"a": found.draws.own["a"] + torch.tensor([0.0, 2.0, 0.0])}
-    assert found.expected is not None
-    told = information(found.fit, replace(found.draws, own=own), found.expected)
-    moved = replace(found, evidence=replace(found.evidence, information=told))
-    told = [
+    own = {"a": result.draws.own["a"] + torch.tensor([0.0, 2.0, 0.0])}
+    assert result.expected is not None
+    answers = information(result.fit, replace(result.draws, own=own), result.expected)
+    moved = replace(result, evidence=replace(result.evidence, information=answers))
+    answers = [
         c.answer
         for c in checks(moved)
         if c.question == "Do the clients' own rows inform their estimates?"
     ]
-    assert told[0].startswith("The own rows of 2 of 3 clients (north and east)")
+    assert answers[0].startswith("The own rows of 2 of 3 clients (north and east)")
 
 
 @pytest.mark.parametrize(
@@ -274,8 +276,8 @@ def weighted(**last: float) -> Fit:
 
 def test_the_chains_of_a_server_are_checked() -> None:
     chains = "Have the server's chains mixed?"
-    found = {c.question: c for c in checks(measured(weighted()))}
-    assert found[chains].verdict == "good" and "1.02" in found[chains].answer
+    result = {c.question: c for c in checks(measured(weighted()))}
+    assert result[chains].verdict == "good" and "1.02" in result[chains].answer
     assert chains in warned(checks(measured(weighted(r_hat=1.2))))
 
 
@@ -346,7 +348,7 @@ def test_the_summary_and_the_report_warn_of_the_same(monkeypatch: pytest.MonkeyP
 
     k_hats = "hierfl.diagnostics.verdict.k_hats_of"
     monkeypatch.setattr(k_hats, lambda f, *_: pd.Series(0.9, index=f.clients))
-    asked, warned_of = set(), set()
+    of_page, warned_of = set(), set()
     for name, make in FITS.items():
         f = make()
         summary, page = f.summary(draws=60), checks_of_fit(measured(f).evidence)
@@ -357,6 +359,6 @@ def test_the_summary_and_the_report_warn_of_the_same(monkeypatch: pytest.MonkeyP
         assert reasons and all(c.answer in summary.verdict for c in reasons), name
         assert verdict(page).trustworthy is summary.trustworthy, name
         assert (summary.trustworthy is False) == any(c.severity == "fatal" for c in reasons), name
-        asked |= {c.question for c in page}
+        of_page |= {c.question for c in page}
         warned_of |= {c.question for c in reasons}
-    assert asked == warned_of, asked - warned_of
+    assert of_page == warned_of, of_page - warned_of

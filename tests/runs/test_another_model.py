@@ -17,7 +17,7 @@ import hierfl
 from hierfl import guides, models
 from hierfl.core.trees import named_leaves
 from hierfl.methods import fedavg, fedsvi, pfedbred, pfedme
-from hierfl.methods.pfedbred import Place, Put, Strategy
+from hierfl.methods.pfedbred import MetaPoint, Put, Strategy
 from hierfl.models.bregman import BregmanPrior
 from hierfl.optimizers import SGD
 from hierfl.runs.records import digest
@@ -55,7 +55,7 @@ def mirror(factor: float) -> BregmanPrior:
 
 
 def strategy(step: float) -> Strategy:
-    def put(at: Place) -> Put:
+    def put(at: MetaPoint) -> Put:
         return Put({name: step * value for name, value in at.w.items()}, at.w)
 
     return Strategy(put)

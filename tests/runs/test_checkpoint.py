@@ -20,7 +20,7 @@ from hierfl.method import Method
 from hierfl.optimizers import SGD, Adam, TorchOptimizer
 from hierfl.runs import checkpoint as state
 from hierfl.runs.result import Fit
-from tests.programs import federation, fit, logistic, regression
+from tests.programs import federation, fit, logistic, regression, same
 
 
 def personal() -> Any:
@@ -48,16 +48,8 @@ METHODS: dict[str, Callable[[], Method]] = {
     "fedavg": lambda: hierfl.methods.fedavg(
         common(), optimizer=SGD(0.01, 0.9), steps=2, batch_size=2
     ),
-    "scaffold": lambda: hierfl.methods.scaffold(
-        models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0)),
-        steps=2,
-        batch_size=2,
-    ),
-    "fedpa": lambda: hierfl.methods.fedpa(
-        models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0)),
-        epochs=2,
-        batch_size=2,
-    ),
+    "scaffold": lambda: hierfl.methods.scaffold(common(), steps=2, batch_size=2),
+    "fedpa": lambda: hierfl.methods.fedpa(common(), epochs=2, batch_size=2),
     "fedpop": lambda: hierfl.methods.fedpop(
         personal(), step_size=1e-3, steps=3, burn_in=1, kept_draws=4
     ),
@@ -72,21 +64,6 @@ def seeded() -> None:
     torch.manual_seed(0)  # the layers of the methods start from torch's generator
 
 
-def same(one: Fit, two: Fit) -> None:
-    for a, b in (
-        (one.progress.server, two.progress.server),
-        (one.progress.table, two.progress.table),
-    ):
-        left, right = named_leaves(a), named_leaves(b)
-        assert left.keys() == right.keys()
-        for name, value in left.items():
-            assert value.dtype == right[name].dtype
-            assert torch.equal(value, right[name]), name
-    assert one.progress.round == two.progress.round
-    told = [f.history.drop(columns="seconds") for f in (one, two)]
-    assert told[0].equals(told[1])
-
-
 # ------------------------------------------------------------ round trips and resuming
 EVERYONE = ("structured", "conditional", "fedamp", "scaffold")
 
@@ -98,26 +75,13 @@ def test_a_resumed_run_equals_an_uninterrupted_run(
     name: str, cohort: int | None, tmp_path: Path
 ) -> None:
     method, data = METHODS[name](), federation((5, 3, 7, 1, 2))
-    whole = fit(method, data, rounds=7, seed=3, cohort=cohort)
-    cut = run_until(
-        4, method, data, rounds=7, seed=3, cohort=cohort, checkpoint=tmp_path, checkpoint_every=2
-    )
-    assert cut == 4
-    resumed = fit(
-        method,
-        data,
-        rounds=7,
-        seed=3,
-        cohort=cohort,
-        checkpoint=tmp_path,
-        checkpoint_every=2,
-        resume=True,
-    )
-    same(whole, resumed)
+    run: dict[str, Any] = {"rounds": 7, "seed": 3, "cohort": cohort}
+    kept: dict[str, Any] = {"checkpoint": tmp_path, "checkpoint_every": 2}
+    whole = fit(method, data, **run)
+    assert run_until(4, method, data, **run, **kept) == 4
+    same(whole, fit(method, data, **run, **kept, resume=True))
     assert [p.name for p in state.checkpoints(tmp_path)] == ["round-00000006", "round-00000007"]
-    same(
-        whole, fit(method, data, rounds=7, seed=3, cohort=cohort, checkpoint=tmp_path, resume=True)
-    )
+    same(whole, fit(method, data, **run, checkpoint=tmp_path, resume=True))
 
 
 def run_until(last: int, method: Method, data: hierfl.ClientData, **options: Any) -> int:
@@ -143,7 +107,7 @@ def run_until(last: int, method: Method, data: hierfl.ClientData, **options: Any
     with pytest.raises(Cut):
         fit(cut, data, **options)
     newest = state.checkpoints(options["checkpoint"])[-1]
-    return int(state.read_record(newest)["round"])
+    return state.read_record(newest).round
 
 
 def test_early_stopping_resumes_where_it_was(tmp_path: Path) -> None:
@@ -266,14 +230,14 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "a list": ("state.json", lambda b: b"[1, 2]", r"state\.json is not of a hierfl run"),
     "a record without hashes": (
         "state.json",
-        lambda b: b'{"format": "hierfl-run", "version": 3}',
+        lambda b: b'{"format": "hierfl-run", "version": 4}',
         "state.json",
     ),
     "another round": ("state.json", later, "state.json"),
     "another version": (
         "state.json",
-        lambda b: b.replace(b'"version": 3', b'"version": 1'),
-        "format 1; this hierfl reads 3",
+        lambda b: b.replace(b'"version": 4', b'"version": 1'),
+        "format 1; this hierfl reads 4",
     ),
 }
 
@@ -374,14 +338,5 @@ def test_a_new_run_in_the_folder_of_an_old_one_is_refused(tmp_path: Path) -> Non
     old = fit(METHODS["structured"](), data, rounds=6, checkpoint=tmp_path, checkpoint_every=2)
     with pytest.raises(ValueError, match="already holds a run: continue it with resume=True"):
         fit(METHODS["conditional"](), data, rounds=3, checkpoint=tmp_path, checkpoint_every=1)
-    same(
-        old,
-        fit(
-            METHODS["structured"](),
-            data,
-            rounds=6,
-            checkpoint=tmp_path,
-            checkpoint_every=2,
-            resume=True,
-        ),
-    )
+    again = fit(METHODS["structured"](), data, rounds=6, checkpoint=tmp_path, resume=True)
+    same(old, again)

@@ -18,7 +18,6 @@ from torch import nn
 
 import hierfl
 from hierfl import ClientBatch, ProgramError, methods, models
-from hierfl.core.trees import named_leaves
 from hierfl.diagnostics.convergence import Convergence, convergence
 from hierfl.guides import mean_field, structured
 from hierfl.method import Method
@@ -32,7 +31,7 @@ from hierfl.runs.choice import choose
 from hierfl.runs.expected import expected
 from hierfl.runs.result import Fit
 from tests.formulas.frames import patients
-from tests.programs import federation, fit, logistic, regression
+from tests.programs import federation, fit, logistic, regression, same
 
 
 def normal() -> Any:
@@ -90,52 +89,34 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
 
 
-ROWS: dict[
-    str, tuple[Any, str, Any, str]
-] = {  # a model, made under the test's dtype; its method, its guide if it is fedsvi, in the reason
+def network(**options: Any) -> Any:
+    return models.bayesian_network(net(), likelihood=normal(), **options)
+
+
+heads: dict[str, Any] = {"outputs": 1, "features": 7, "local_features": 2}
+# a model, made under the test's dtype; its method, its guide if it is fedsvi, in the reason
+ROWS: dict[str, tuple[Any, str, Any, str]] = {
     "few numbers": (lambda: regression, "two_stage", None, "reads 2 parameters only"),
-    "a prior of rows": (
-        lambda: students,
-        "fedsvi",
-        structured,
-        "its prior reads the client's rows",
-    ),
+    "a prior of rows": (lambda: students, "fedsvi", structured, "its prior reads the client's"),
     "a branch": (lambda: branching, "two_stage", None, "reads"),
     "nothing global": (lambda: alone, "fedsvi", structured, "no site is global"),
-    "v too long": (
-        lambda: partial(wide, own=201),
-        "fedsvi",
-        structured,
-        "parameters, too many for two_stage",
-    ),
+    "v too long": (lambda: partial(wide, own=201), "fedsvi", structured, "parameters, too many"),
     "a long v of a Gaussian likelihood": (
         lambda: partial(wide, own=110),
         "two_stage",
         None,
-        "reads 110 parameters only, and is Gaussian: one exact round",
+        "110 parameters only, and is Gaussian: one exact",
     ),
-    "too many global": (
-        lambda: partial(wide, shared=301),
-        "fedsvi",
-        structured,
-        "301 global parameters",
-    ),
+    "too many global": (lambda: partial(wide, shared=301), "fedsvi", structured, "301 global"),
     "very many": (lambda: partial(wide, shared=1000), "fedsvi", mean_field, "1,001 unknowns"),
     "a learned param": (lambda: learned, "fedsvi", structured, "param 'mean' is learned"),
     "a Bayesian network": (
-        lambda: models.bayesian_network(
-            net(), likelihood=normal(), prior_loc=dist.Normal(0.0, 1.0)
-        ),
+        lambda: network(prior_loc=dist.Normal(0.0, 1.0)),
         "fedsvi",
         mean_field,
         "a Bayesian network",
     ),
-    "a learned prior": (
-        lambda: models.bayesian_network(net(), likelihood=normal(), prior_loc="learned"),
-        "fedsvi",
-        mean_field,
-        "is a network",
-    ),
+    "a learned prior": (lambda: network(prior_loc="learned"), "fedsvi", mean_field, "is a network"),
     "a network": (
         lambda: models.network(net(), likelihood=normal()),
         "fedavg",
@@ -146,13 +127,13 @@ ROWS: dict[
         lambda: models.batch_norm_network(normed(), likelihood=normal()),
         "fedbn",
         None,
-        "some at each client",
+        "at each client",
     ),
     "learned_prior_network": (
         lambda: models.learned_prior_network(net(), likelihood=normal()),
         "fedmap",
         None,
-        "learned_prior_network",
+        "learned_prior",
     ),
     "bregman_network": (
         lambda: models.bregman_network(net(), models.bregman.gaussian(), likelihood=normal()),
@@ -161,9 +142,7 @@ ROWS: dict[
         "bregman_network",
     ),
     "heads": (
-        lambda: models.PersonalHeads(
-            nn.Linear(2, 7), outputs=1, features=7, local_features=2, likelihood=normal()
-        ),
+        lambda: models.PersonalHeads(nn.Linear(2, 7), likelihood=normal(), **heads),
         "fedvi",
         None,
         "PersonalHeads",
@@ -275,12 +254,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(chosen, "ATTEMPTS", (6, 12, 24))
     monkeypatch.setattr(chosen, "convergence", found)
     return judged
-
-
-def same(one: Fit, other: Fit) -> None:
-    found, known = (named_leaves([f.progress.server, f.progress.table]) for f in (one, other))
-    assert found.keys() == known.keys() and one.progress.round == other.progress.round
-    assert all(torch.equal(v.nan_to_num(), known[name].nan_to_num()) for name, v in found.items())
 
 
 def test_attempts_get_longer_until_the_fit_is_good(quick: list[int]) -> None:

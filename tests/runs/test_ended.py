@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pyro
@@ -37,16 +38,20 @@ def surgical(batch: ClientBatch) -> None:
             pyro.sample("r", dist.Binomial(batch.n, logits=b), obs=batch.r)
 
 
+@cache
+def by_chains() -> hierfl.Fit:
+    return hierfl.fit(surgical, hospitals(), seed=0, time_limit=1e-3, progress=False)
+
+
 def test_chains_have_the_posterior_of_the_rounds() -> None:
+    assert by_chains().method.name == "two_stage"
     by_rounds = hierfl.fit(surgical, hospitals(), seed=0)
-    by_chains = hierfl.fit(surgical, hospitals(), seed=0, time_limit=1e-3, progress=False)
-    assert by_chains.method.name == "two_stage"
-    drawn = [posterior_draws(fit, draws=4000) for fit in (by_rounds, by_chains)]
+    drawn = [posterior_draws(fit, draws=4000) for fit in (by_rounds, by_chains())]
     for site in ("mu", "sigma", "b"):
         one, other = ({**of.shared, **of.own}[site].double() for of in drawn)
         assert ((one.mean(0) - other.mean(0)).abs() < 0.12 * one.std(0)).all(), site
         assert ((one.std(0) / other.std(0)).log().abs() < 0.12).all(), site
-    words = str(by_chains.summary())
+    words = str(by_chains().summary())
     assert "64 chains on all clients' rows, since the rounds took" in " ".join(words.split())
     assert "Trustworthy" in words
 
@@ -130,7 +135,7 @@ def test_a_time_limit_has_to_be_positive() -> None:
 
 
 def test_a_fit_that_chains_ended_is_saved_loaded_and_goes_on(tmp_path: Path) -> None:
-    fit = hierfl.fit(surgical, hospitals(), seed=0, time_limit=1e-3, progress=False)
+    fit = by_chains()
     fit.save(tmp_path / "fit")
     loaded = hierfl.load(tmp_path / "fit", model=surgical, data=hospitals())
     one, other = (posterior_draws(of, draws=200).own["b"] for of in (fit, loaded))

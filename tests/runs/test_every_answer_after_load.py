@@ -27,7 +27,7 @@ from tests.programs import federation, fit
 # what they say of fewer sites, or with fewer columns, is what they said before
 IN_PART = ("summary", "report", "profile", "diagnostics.summary")
 MINUTES = ("diagnostics.against_nuts",)
-DRAWS = 60
+QUICKLY = {"draws": 60, "count": 1, "rounds": 2}  # arguments of answers
 
 
 class Asked(NamedTuple):
@@ -70,29 +70,29 @@ def calls(answer: Callable[..., Any], asked: Asked, folder: Path) -> Iterator[di
         yield {}
         return
     folder.mkdir(exist_ok=True)
-    known = {**asked.arguments, "folder": folder / "saved", "path": folder / "report.html"}
-    given: dict[str, Any] = {}
+    values = {**asked.arguments, "folder": folder / "saved", "path": folder / "report.html"}
+    arguments: dict[str, Any] = {}
     clients: list[str | None] = [None]
     for name, parameter in list(inspect.signature(answer).parameters.items())[1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        if name in ("draws", "count"):
-            given[name] = DRAWS if name == "draws" else 1
+        if name in QUICKLY and parameter.default != 0:
+            arguments[name] = QUICKLY[name]
         elif name == "path" or parameter.default is parameter.empty:
-            assert name in known, f"give {answer} an argument '{name}' in this test"
-            given[name] = known[name]
+            assert name in values, f"give {answer} an argument '{name}' in this test"
+            arguments[name] = values[name]
         if name == "client" and parameter.default is not parameter.empty:
-            clients = [None, "new", "each", known["client"]]
+            clients = [None, "new", "each", values["client"]]
     for client in clients:
-        yield given if client is None else {**given, "client": client}
+        yield arguments if client is None else {**arguments, "client": client}
 
 
-def outcome(answer: Callable[..., Any], fitted: Any, given: Mapping[str, Any]) -> Any:
+def outcome(answer: Callable[..., Any], fitted: Any, arguments: Mapping[str, Any]) -> Any:
     """Return what an answer holds, or the error that it raises."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            value = answer(fitted, **given)
+            value = answer(fitted, **arguments)
         except Exception as error:
             return error
     return contents(value)
@@ -164,27 +164,29 @@ def is_part(before: Any, after: Any) -> bool:
     return all(f"'{site}'" in told for site in missing)
 
 
-def check(before: Asked, after: Any, folder: Path, *, has_rows: bool) -> dict[str, str]:
-    """Return what is neither equal nor refused, by answer; `after` is the same fit, loaded."""
+def check(before: Asked, folder: Path, **loaded: Any) -> dict[str, str]:
+    """Return what is neither equal nor refused, by answer; `loaded` is the same fit with `rows` or without (`bare`)."""
     wrong = {}
     for name, answer in answers(before.fitted).items():
-        if name in MINUTES and has_rows:
-            continue
-        for place, given in enumerate(calls(answer, before, folder / "a")):
-            there = folder / f"{name}-{place}.html"
-            later = {k: there if k in ("folder", "path") else v for k, v in given.items()}
-            new = outcome(answer, after, later)
-            if isinstance(new, hierfl.RowsNotSaved) and not has_rows:
-                assert "hand" in str(new) and "data=" in str(new)
-                continue
-            old = outcome(answer, before.fitted, given)
-            same = equal(_without_paths(old), _without_paths(new))
-            if not same and name in IN_PART and not has_rows and isinstance(new, dict):
-                same = isinstance(old, dict) and is_part(old, new)
-                same = same and not (new.get("trustworthy") and not old["trustworthy"])
-            if not same:
-                label = f"{name}({given.get('client', '')})"
-                wrong[label] = f"{_short(old)} became {_short(new)}"
+        for place, arguments in enumerate(calls(answer, before, folder / "a")):
+            old = None
+            for which, after in loaded.items():
+                if name in MINUTES and which == "rows":
+                    continue
+                there = folder / f"{which}-{name}-{place}.html"
+                later = {k: there if k in ("folder", "path") else v for k, v in arguments.items()}
+                new = outcome(answer, after, later)
+                if isinstance(new, hierfl.RowsNotSaved) and which == "bare":
+                    assert "hand" in str(new) and "data=" in str(new)
+                    continue
+                old = outcome(answer, before.fitted, arguments) if old is None else old
+                same = equal(_without_paths(old), _without_paths(new))
+                if not same and name in IN_PART and which == "bare" and isinstance(new, dict):
+                    same = isinstance(old, dict) and is_part(old, new)
+                    same = same and not (new.get("trustworthy") and not old["trustworthy"])
+                if not same:
+                    label = f"{which} {name}({arguments.get('client', '')})"
+                    wrong[label] = f"{_short(old)} became {_short(new)}"
     return wrong
 
 
@@ -218,16 +220,19 @@ def of_method(name: str) -> Asked:
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
 )
-@pytest.mark.parametrize("has_rows", [False, True])
-def test_every_answer_of_every_method(name: str, has_rows: bool, tmp_path: Path) -> None:
+def test_every_answer_of_every_method(name: str, tmp_path: Path) -> None:
     asked = of_method(name)
-    asked.fitted.save(tmp_path / "run", with_data=has_rows)
+    loaded = {"rows": saved_and_loaded(asked, tmp_path, "rows", method=asked.fitted.method)}
     try:
-        after = hierfl.load(tmp_path / "run", method=asked.fitted.method)
+        loaded["bare"] = saved_and_loaded(asked, tmp_path, "bare", method=asked.fitted.method)
     except hierfl.RowsNotSaved:
-        assert not has_rows and name not in QUICK  # its program is made of rows
-        return
-    assert not check(asked, after, tmp_path, has_rows=has_rows)
+        assert name not in QUICK  # its program is made of rows
+    assert not check(asked, tmp_path, **loaded)
+
+
+def saved_and_loaded(asked: Asked, folder: Path, which: str, **of: Any) -> hierfl.Fit:
+    asked.fitted.save(folder / f"run-{which}", with_data=which == "rows")
+    return hierfl.load(folder / f"run-{which}", **of)
 
 
 # ------------------------------------------------------------------ formulas, and programs of two_stage
@@ -263,28 +268,25 @@ def of_formula(family: str) -> Asked:
     "family",
     ["bernoulli", *(pytest.param(n, marks=pytest.mark.slow) for n in FORMULAS if n != "bernoulli")],
 )
-@pytest.mark.parametrize("has_rows", [False, True])
-def test_every_answer_of_a_formula(family: str, has_rows: bool, tmp_path: Path) -> None:
+def test_every_answer_of_a_formula(family: str, tmp_path: Path) -> None:
     asked = of_formula(family)
-    asked.fitted.save(tmp_path / "run", with_data=has_rows)
-    after = hierfl.load(tmp_path / "run")
-    assert not check(asked, after, tmp_path, has_rows=has_rows)
-    if not has_rows:  # what draws and schema suffice for
-        after.posterior(20, var_names=["Intercept"])
-        after.effects("x")
-        after.comparisons("x")
-        after.hypotheses("x > 0")
+    bare = saved_and_loaded(asked, tmp_path, "bare")
+    assert not check(asked, tmp_path, rows=saved_and_loaded(asked, tmp_path, "rows"), bare=bare)
+    bare.posterior(20, var_names=["Intercept"])  # what draws and schema suffice for
+    bare.effects("x")
+    bare.comparisons("x")
+    bare.hypotheses("x > 0")
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_answer_of_a_fit_over_nodes(tmp_path: Path) -> None:
     formula = hierfl.formula(FORMULAS["bernoulli"], "bernoulli", clients="h")
-    parts = {name: part.drop(columns="h") for name, part in frame().groupby("h")}
-    nodes = hierfl.nodes.in_process(parts, tmp_path / "nodes")
+    frames = {name: part.drop(columns="h") for name, part in frame().groupby("h")}
+    nodes = hierfl.nodes.in_process(frames, tmp_path / "nodes")
     fitted = hierfl.nodes.fit(formula, nodes, seed=0)
     fitted.save(tmp_path / "run")
     arguments = {"client": "a", "variable": "x", "hypothesis": "x > 0", "nodes": nodes}
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     again = hierfl.nodes.load(tmp_path / "run", nodes)
-    assert not check(Asked(fitted, arguments), again, tmp_path, has_rows=True)
+    assert not check(Asked(fitted, arguments), tmp_path, rows=again)

@@ -77,8 +77,8 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
     for part in ("global.safetensors", "local.safetensors"):
         assert (newest[0] / part).read_bytes() == (newest[1] / part).read_bytes()
     records = [state.read_record(path) for path in newest]
-    assert [[row["elbo"] for row in r["history"]] for r in records] == [
-        [row["elbo"] for row in records[0]["history"]]
+    assert [[row["elbo"] for row in r.history] for r in records] == [
+        [row["elbo"] for row in records[0].history]
     ] * 2
     assert not list((tmp_path / "killed").glob(".draft-*")), (
         "drafts of killed processes are removed"

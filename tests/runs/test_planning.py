@@ -42,7 +42,7 @@ def test_responses_have_the_variance_of_the_prior() -> None:
         "sigma": dist.HalfNormal(1.0),
     }
     made = hierfl.formula("y ~ 1 + (1 | site)", clients="site", priors=priors)
-    found = simulate(made, {}, clients=4, rows=2, count=1500)
+    found = simulate(made, {}, clients=4, rows=2, count=700)
     first = np.array([one.frames["client 1"]["y"].iloc[0] for one in found])
     assert first.var() == pytest.approx(3.0, rel=0.2)
     levels = np.array([one.frames["client 1"]["y"].mean() for one in found])
@@ -67,7 +67,7 @@ def pilot() -> hierfl.Fit:
 
 
 def test_from_a_fit_global_values_are_its_posterior_and_clients_are_new() -> None:
-    found = simulate(pilot(), {}, clients=5, rows=4, count=200)
+    found = simulate(pilot(), {}, clients=5, rows=4, count=80)
     drawn = torch.stack([one.truth["sigma"] for one in found]).double()
     posterior = pilot().draws(1000).shared["sigma"].double()
     assert abs(float(drawn.mean() - posterior.mean())) < 0.3 * float(posterior.std())

@@ -26,21 +26,7 @@ from hierfl.optimizers import SGD, Adam, TorchOptimizer
 from hierfl.program import public_names
 from hierfl.program.public_names import CannotRemake
 from hierfl.program.recipes import describe, remake
-from hierfl.runs.result import Fit
-from tests.programs import FAMILIES, federation, fit, regression
-
-
-def same(one: Fit, two: Fit) -> None:
-    for a, b in (
-        (one.progress.server, two.progress.server),
-        (one.progress.table, two.progress.table),
-    ):
-        left, right = named_leaves(a), named_leaves(b)
-        assert left.keys() == right.keys()
-        assert all(torch.equal(value, right[name]) for name, value in left.items())
-    assert one.history.equals(two.history)
-    assert one.clients == two.clients
-    assert one.rounds == two.rounds
+from tests.programs import FAMILIES, federation, fit, regression, same
 
 
 # ------------------------------------------------------------ round trips
@@ -152,31 +138,6 @@ def test_saving_again_replaces_what_was_saved(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------ refused
-OTHER_DATA: dict[str, Callable[[], hierfl.ClientData]] = {
-    "another order": lambda: federation().select(["west", "east", "south", "north"]),
-    "other clients": lambda: hierfl.ClientData(**_renamed(federation(), "new ")),
-    "other counts": lambda: federation((7, 1, 4, 4)),
-}
-
-
-@pytest.mark.parametrize("what", OTHER_DATA)
-def test_rows_of_other_clients_are_refused(what: str, tmp_path: Path) -> None:
-    """Client state is stored by position, so other rows would get another client's posterior."""
-    fit(fedsvi(regression), federation(), rounds=1).save(tmp_path, with_data=False)
-    with pytest.raises(
-        hierfl.CheckpointError, match=r"of another run: it differs in (clients|rows)"
-    ):
-        hierfl.load(tmp_path, data=OTHER_DATA[what]())
-
-
-def test_another_method_is_refused(tmp_path: Path) -> None:
-    fit(fedsvi(regression), federation(), rounds=1).save(tmp_path, with_data=True)
-    with pytest.raises(
-        hierfl.CheckpointError, match=r"(lacks|is of another run|not float|differs)"
-    ):
-        hierfl.load(tmp_path, method=fedsvi(regression, guides.mean_field))
-
-
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(hierfl.CheckpointError, match="holds no hierfl run"):
         hierfl.load(tmp_path)
@@ -197,19 +158,6 @@ def test_damaged_rows_are_refused_by_name(tmp_path: Path) -> None:
     rows.write_bytes(rows.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"local-rows.safetensors"):
         hierfl.load(tmp_path)
-
-
-def test_a_damaged_fit_falls_back_to_the_one_before(tmp_path: Path) -> None:
-    fitted = fit(
-        fedsvi(regression), federation(), rounds=4, checkpoint=tmp_path, checkpoint_every=2
-    )
-    (tmp_path / "round-00000004" / "global.safetensors").write_bytes(b"")
-    with pytest.warns(
-        UserWarning, match="passed over damaged .*round-00000004: global.safetensors is truncated"
-    ):
-        back = hierfl.load(tmp_path, data=federation())
-    assert back.progress.round == 2
-    assert back.history["elbo"].tolist() == fitted.history["elbo"].tolist()[:2]
 
 
 # ------------------------------------------------------------ recipes

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import hierfl
-from hierfl.core.trees import named_leaves
 from hierfl.method import Clock, Method, Server
 from hierfl.methods import (
     averaging_some,
@@ -25,18 +24,13 @@ from hierfl.methods import (
 )
 from hierfl.methods.posteriors import fedlaplace_server
 from hierfl.methods.posteriors.fedlaplace import MOST_ROUNDS
-from hierfl.methods.posteriors.fedlaplace_server import Rounds
+from hierfl.methods.posteriors.fedlaplace_server import LaplaceRounds
 from hierfl.runs.checkpoint import CheckpointError, checkpoints
 from tests.methods.test_wrappers import common
-from tests.programs import federation, fit, means, regression, three
+from tests.programs import federation, fit, means, regression, same, three
 
 # two weighting rounds, of 32 and of 64 points
-SMALL: dict[str, Any] = {
-    "settle_draws": 4,
-    "draws": 64,
-    "target_ess": 10**9,
-    "weighting_rounds": 2,
-}
+SMALL: dict[str, Any] = {"settle_draws": 4, "draws": 64, "target_ess": 10**9, "weighting_rounds": 2}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,14 +38,6 @@ def few_points() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fedlaplace_server, "FIRST", 32)
         yield
-
-
-def same(one: hierfl.Fit, other: hierfl.Fit) -> None:
-    """Check that two fits stand at the same round with the same bytes."""
-    found, known = (named_leaves([f.progress.server, f.progress.table]) for f in (one, other))
-    assert one.progress.round == other.progress.round and one.rounds == other.rounds
-    assert found.keys() == known.keys()
-    assert all(v.numpy().tobytes() == known[name].numpy().tobytes() for name, v in found.items())
 
 
 def never_still() -> Method:
@@ -68,7 +54,6 @@ def test_it_is_the_run_of_the_most_rounds() -> None:
     whole = whole_run()
     assert whole.federation.server.finished(whole.progress.server)
     assert len(whole.history) < 20 and whole.rounds == MOST_ROUNDS
-    same(whole, fit(fedlaplace(means, **SMALL), three(), rounds=MOST_ROUNDS))
     assert len(fit(bfi(means, steps=1), three()).history) == 1
 
 
@@ -112,9 +97,15 @@ def test_most_rounds_is_at_least_one() -> None:
 
 
 # ------------------------------------------------------------ on disk
-def test_a_finished_run_stays_as_it_is_and_loads(tmp_path: Path) -> None:
+def test_a_finished_run_stays_as_it_is_and_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its bar counts rounds without a total."""
     method, data = fedlaplace(means, **SMALL), three()
-    fitted = fit(method, data, checkpoint=tmp_path, checkpoint_every=3)
+    fitted = fit(method, data, checkpoint=tmp_path, checkpoint_every=3, progress=True)
+    shown = "".join(capsys.readouterr())
+    assert "/?" in shown and f"/{MOST_ROUNDS}" not in shown
+    same(fitted, whole_run())
     same(fitted, fit(method, data, checkpoint=tmp_path, resume=True))
     same(fitted, fit(method, data, rounds=MOST_ROUNDS, checkpoint=tmp_path, resume=True))
     same(fitted, hierfl.load(tmp_path, method=method, data=data))
@@ -127,23 +118,16 @@ def test_interrupted_and_resumed_bit_for_bit(
 ) -> None:
     """The second weighing round is interrupted, whose points count beside those of the first."""
     whole = whole_run()
-    last, plain = whole.progress.round - 1, Rounds.update
+    last, plain = whole.progress.round - 1, LaplaceRounds.update
 
-    def update(self: Rounds, state: Any, means: Any, clock: Clock) -> Any:
+    def update(self: LaplaceRounds, state: Any, means: Any, clock: Clock) -> Any:
         if clock.round == last:
             raise KeyboardInterrupt
         return plain(self, state, means, clock)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Rounds, "update", update)
+        patched.setattr(LaplaceRounds, "update", update)
         with pytest.raises(KeyboardInterrupt):
             fit(fedlaplace(means, **SMALL), three(), checkpoint=tmp_path, checkpoint_every=1)
     assert checkpoints(tmp_path)[-1].name == f"round-{last:08d}"
     same(whole, fit(fedlaplace(means, **SMALL), three(), checkpoint=tmp_path, resume=True))
-
-
-def test_the_bar_counts_rounds_without_a_total(capsys: pytest.CaptureFixture[str]) -> None:
-    fit(fedlaplace(means, **SMALL), three(), progress=True)
-    shown = capsys.readouterr()
-    assert f"/{MOST_ROUNDS}" not in shown.out + shown.err
-    assert "/?" in shown.out + shown.err

@@ -43,11 +43,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "conditional": lambda: fedsvi(regression, FAMILIES["conditional"]),
     "not centered": lambda: fedsvi(models.regression("poisson", y="visits")),
     "fedlaplace": lambda: fedlaplace(
-        logistic,
-        settle_draws=4,
-        draws=64,
-        target_ess=8,
-        weighting_rounds=1,
+        logistic, settle_draws=4, draws=64, target_ess=8, weighting_rounds=1
     ),
     "pfedme": personal,
 }

@@ -36,7 +36,7 @@ def cubic(z: Tensor) -> Tensor:
 def test_a_cubic_is_carried_over_exactly() -> None:
     z, to = draws(500), draws(300, seed=1, scale=1.2)
     found = carried_over(cubic(z), z, torch.zeros(500), to)
-    torch.testing.assert_close(found.each, cubic(to), atol=1e-8, rtol=0.0)
+    torch.testing.assert_close(found.ratios, cubic(to), atol=1e-8, rtol=0.0)
     assert found.error < 1e-6
 
 
@@ -46,7 +46,7 @@ def test_the_error_is_about_what_is_off() -> None:
 
     z, to = draws(1000), draws(400, seed=1)
     found = carried_over(bent(z), z, torch.zeros(1000), to)
-    off = float((found.each - bent(to)).std())
+    off = float((found.ratios - bent(to)).std())
     assert 0.5 * off < found.error < 3.0 * off
 
 
@@ -62,7 +62,7 @@ def test_draws_beyond_all_known_ones_are_said_to_be_unsure() -> None:
 def test_ratios_that_are_constant_have_no_error_and_few_draws_have_no_fit() -> None:
     z = draws(12, 5)
     same = carried_over(torch.full((12, 2), 3.0), z, torch.zeros(12), draws(4, 5))
-    assert same.error == 0.0 and bool((same.each == 3.0).all())
+    assert same.error == 0.0 and bool((same.ratios == 3.0).all())
     few = carried_over(draws(12, 2), z, torch.zeros(12), draws(4, 5))
     assert math.isinf(few.error)
 
@@ -80,8 +80,8 @@ def test_terms_of_a_client_hold_what_no_cubic_of_all_parameters_does() -> None:
     z, to = draws(1000), draws(400, seed=1, scale=1.5)
     shared = carried_over(ratios(z), z, torch.zeros(1000), to)
     found = carried_over(ratios(z), z, torch.zeros(1000), to, own)
-    assert shared.error > 0.1 and float((shared.each - ratios(to)).sum(1).std()) > 0.3
-    torch.testing.assert_close(found.each, ratios(to), atol=1e-6, rtol=0.0)
+    assert shared.error > 0.1 and float((shared.ratios - ratios(to)).sum(1).std()) > 0.3
+    torch.testing.assert_close(found.ratios, ratios(to), atol=1e-6, rtol=0.0)
     assert found.error < 1e-3
 
 

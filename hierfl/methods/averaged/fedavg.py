@@ -16,9 +16,15 @@ from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Method, Share, Up
+from hierfl.method import Client, Method, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, common_params, half_square, plain_average
+from hierfl.methods.parts.averaging import (
+    Descent,
+    common_params,
+    copies,
+    half_square,
+    plain_average,
+)
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
@@ -70,7 +76,7 @@ def fedavg(
             return nll + prox * half_square(w, message) if prox else nll
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            return {"theta": Share(work["w"], rows), "loss": Share(work["loss"], rows)}, own
+            return copies(work, rows), own
 
         return Client(
             {}, lambda message, own: descent.begin(message), (descent.phase(loss),), finish

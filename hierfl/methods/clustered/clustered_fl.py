@@ -164,8 +164,8 @@ def halved(updates: Tensor, linkage: str) -> Tensor:
     from scipy.cluster.hierarchy import linkage as linked
     from scipy.spatial.distance import pdist
 
-    apart = pdist(updates.double().numpy(), "cosine")
-    tree = linked(np.nan_to_num(apart, nan=1.0), method=linkage)  # of updates that are zero
+    distances = pdist(updates.double().numpy(), "cosine")
+    tree = linked(np.nan_to_num(distances, nan=1.0), method=linkage)  # of updates that are zero
     half = torch.from_numpy(fcluster(tree, 2, criterion="maxclust"))
     return half != half[0]
 

@@ -22,9 +22,9 @@ from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Method, Phase, Server, Share, Up
+from hierfl.method import Client, Method, Phase, Server, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, averaging_server
+from hierfl.methods.parts.averaging import Descent, averaging_server, copies
 from hierfl.methods.parts.stacked import starts_of
 from hierfl.models.mixture import SHARES, mixture
 from hierfl.optimizers import SGD, Optimizer
@@ -112,8 +112,7 @@ def fedem(
             return mean(-(q * log_parts(w, batch)).sum(-1), batch)
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up = {"theta": Share(work["w"], rows), "loss": Share(work["loss"], rows)}
-            return up, {"logits": work["logits"]}
+            return copies(work, rows), {"logits": work["logits"]}
 
         return Client(
             own={"logits": even},
@@ -125,10 +124,10 @@ def fedem(
         )
 
     def server(program: Program) -> Server:
-        given = {k: v for k, v in program.start()[0].items() if k.startswith("0.")}
-        first = {name.removeprefix("0."): value for name, value in given.items()}
-        each = starts_of(first, components, program.seed, starts)
-        begin = {f"{m}.{name}": v[m] for m in range(components) for name, v in each.items()}
+        component = {k: v for k, v in program.start()[0].items() if k.startswith("0.")}
+        first = {name.removeprefix("0."): value for name, value in component.items()}
+        stacked = starts_of(first, components, program.seed, starts)
+        begin = {f"{m}.{name}": v[m] for m in range(components) for name, v in stacked.items()}
         return averaging_server(begin)
 
     return Method("fedem", mixture(model, components=components), delta, client, server)

@@ -87,8 +87,8 @@ def ifca(
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def most(message: Tree) -> Tensor:
-        found = torch.arange(clusters) == message["share"].argmax()
-        return found.to(torch.get_default_dtype())
+        largest = torch.arange(clusters) == message["share"].argmax()
+        return largest.to(torch.get_default_dtype())
 
     def client(program: Program) -> Client:
         common_params(program, "ifca")

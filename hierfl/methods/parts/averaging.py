@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree, lerp
 from hierfl.data.batch import ClientBatch
-from hierfl.method import Clock, Phase, Server, slope
+from hierfl.method import Clock, Phase, Server, Share, Up, slope
 from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 
@@ -120,6 +120,28 @@ def common_params(program: Program, name: str) -> Params:
             f"take models.network, or fedsvi"
         )
     return above
+
+
+def check_no_sites(program: Program, name: str, model: str) -> None:
+    """Refuse a program with latent sites; `model` is what to take."""
+    if program.latents.sites:
+        raise ProgramError(
+            f"{name} fits params only, and this model has latent sites: take {model}"
+        )
+
+
+def expect_model(model: object, kind: type, method: str, options: str) -> None:
+    """Refuse a model of another kind than a method reads."""
+    if not isinstance(model, kind):
+        raise TypeError(
+            f"{method} reads more of a model than its output: pass "
+            f"models.{kind.__name__}(module, {options})"
+        )
+
+
+def copies(work: Tree, rows: Tensor) -> Up:
+    """Return what a client of FedAvg sends, weighted by rows: its copy, and its last loss."""
+    return {"theta": Share(work["w"], rows), "loss": Share(work["loss"], rows)}
 
 
 def half_square(a: Tree, b: Tree) -> Tensor:

@@ -20,21 +20,32 @@ from hierfl.program.traces import Middle, has_mean
 
 def at_prior(program: Program, theta: Params) -> Params:
     """Return local params of `delta` or `mean_field` at which the posterior is the prior."""
-    priors, wanted = program.priors(theta), program.start()[1]
+    priors, starts = program.priors(theta), program.start()[1]
     links = {spec.name: transform_to(spec.constraint) for spec in program.params}
-    found: Params = {}
+    params: Params = {}
     for site in program.latents.local_block.sites:
         prior = priors[site.name]
         middle = site.transform.inv(prior.mean)
-        found |= {f"{site.name}.at": middle, f"{site.name}.loc": middle}
-        if f"{site.name}.scale" in wanted:
-            found[f"{site.name}.scale"] = links[f"{site.name}.scale"].inv(prior.stddev)
-    if not wanted.keys() <= found.keys():
-        odd = min(wanted.keys() - found.keys())
+        params |= {f"{site.name}.at": middle, f"{site.name}.loc": middle}
+        if f"{site.name}.scale" in starts:
+            params[f"{site.name}.scale"] = links[f"{site.name}.scale"].inv(prior.stddev)
+    if not starts.keys() <= params.keys():
+        missing = min(starts.keys() - params.keys())
         raise ProgramError(
-            f"param '{odd}' has no start at the prior: take the guide delta, or mean_field"
+            f"param '{missing}' has no start at the prior: take the guide delta, or mean_field"
         )
-    return {name: found[name] for name in wanted}
+    return {name: params[name] for name in starts}
+
+
+def learned_hierarchy(program: Program, method: str) -> tuple[Params, Params]:
+    """Return a program's global and local params, refusing one that lacks either."""
+    above, mine = program.start()
+    if not mine or not above:
+        raise ProgramError(
+            f"{method} needs local sites, and a learned prior above them: a pyro.param outside the "
+            "clients plate"
+        )
+    return above, mine
 
 
 def mean_params(program: Program) -> dict[str, str]:
@@ -44,45 +55,45 @@ def mean_params(program: Program) -> dict[str, str]:
         raise ProgramError("this method needs local sites: give each client weights of its own")
     marked = _marked(program)
     priors, values = program.priors(marked), _constrained(program, marked)
-    found = {site: _same(priors[site].mean, values) for site in sites}
-    for site, param in found.items():
+    means = {site: _same(priors[site].mean, values) for site in sites}
+    for site, param in means.items():
         if param is None:
             raise ProgramError(
                 f"the prior's mean of site '{site}' is no global param, and this method learns it "
                 "as one: give it one, as bayesian_network(module, prior_loc='learned') does"
             )
-    return {site: param for site, param in found.items() if param is not None}
+    return {site: param for site, param in means.items() if param is not None}
 
 
 def scale_params(program: Program) -> dict[str, str]:
     """Return, for each local site with a learned prior scale, the global param that it is."""
     marked = _marked(program)
     before, priors = program.priors(program.start()[0]), program.priors(marked)
-    values, found = _constrained(program, marked), {}
+    values, scales = _constrained(program, marked), {}
     for site in (site.name for site in program.latents.local_block.sites):
         param = _same(priors[site].stddev, values)
         if param is not None:
-            found[site] = param
+            scales[site] = param
         elif not torch.equal(before[site].stddev, priors[site].stddev):
             raise ProgramError(
                 f"the prior's scale of site '{site}' is neither known nor a global param, "
                 f"elementwise: take "
                 f"bayesian_network(module, prior_scale='learned'), or server='average'"
             )
-    return found
+    return scales
 
 
 def _marked(program: Program) -> Params:
     """Return global params with distinct entries, near enough to the start to be in any domain."""
     generator = torch.Generator().manual_seed(0)
-    parts = {
+    starts = {
         name: (value, torch.rand(value.shape, generator=generator))
         for name, value in program.start()[0].items()
     }
     # only real numbers may start at 0, and all are allowed there
     return {
         name: torch.where(value == 0.0, part, value * (1.0 + 0.1 * part))
-        for name, (value, part) in parts.items()
+        for name, (value, part) in starts.items()
     }
 
 
@@ -91,13 +102,13 @@ def _constrained(program: Program, params: Params) -> Params:
     return {name: links[name](value) for name, value in params.items()}
 
 
-def _same(wanted: Tensor, values: Params) -> str | None:
+def _same(target: Tensor, values: Params) -> str | None:
     """Return the name of the value that equals `wanted` elementwise, whatever its shape."""
     return next(
         (
             name
             for name, value in values.items()
-            if value.numel() == wanted.numel() and torch.allclose(value.flatten(), wanted.flatten())
+            if value.numel() == target.numel() and torch.allclose(value.flatten(), target.flatten())
         ),
         None,
     )
@@ -122,14 +133,14 @@ class PriorMoments:
             square[loc] = away[loc].square() + sd.square().view(theta[loc].shape)
         return {"away": away, "square": square}
 
-    def best(self, theta: Params, found: Tree) -> Params:
+    def best(self, theta: Params, moments: Tree) -> Params:
         """Return the prior with the smallest mean of KL(q_i || p), the M-step of EM."""
         new = dict(theta)
-        for loc, away in found["away"].items():
+        for loc, away in moments["away"].items():
             new[loc] = theta[loc] + away
             if loc in self.scale:
                 sd, name = (
-                    (found["square"][loc] - away.square()).clamp(min=0.0).sqrt(),
+                    (moments["square"][loc] - away.square()).clamp(min=0.0).sqrt(),
                     self.scale[loc],
                 )
                 new[name] = self.links[name].inv(sd).view(theta[name].shape)
@@ -156,12 +167,12 @@ def at_prior_middle(program: Program, theta: Params) -> Params:
         if not priors or not all(has_mean(prior) for prior in priors.values()):
             return mine
         means = {name: prior.mean.expand(prior.shape()) for name, prior in priors.items()}
-        found = {"_local.loc": block.flatten(means)}
+        params = {"_local.loc": block.flatten(means)}
         for site in block.sites:
             free = site.transform.inv(means[site.name])
-            found |= {f"{site.name}.at": free, f"{site.name}.loc": free}
+            params |= {f"{site.name}.at": free, f"{site.name}.loc": free}
     return {
-        name: found[name].reshape(value.shape) if name in found else value
+        name: params[name].reshape(value.shape) if name in params else value
         for name, value in mine.items()
     }
 

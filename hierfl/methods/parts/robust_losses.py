@@ -106,23 +106,27 @@ def score(fn: Any, value: Tensor, loss: Loss, power: float) -> Tensor:
 
 def log_integral(fn: Any, power: float) -> Tensor:
     """Return log of the integral of p^(1 + power) over all labels, of the batch shape."""
-    base, more = _base(fn), 1.0 + power
+    base, exponent = _base(fn), 1.0 + power
     if isinstance(fn, torch_dist.Independent):
-        each = log_integral(fn.base_dist, power)
-        return each.sum(tuple(range(-fn.reinterpreted_batch_ndims, 0)))
+        summands = log_integral(fn.base_dist, power)
+        return summands.sum(tuple(range(-fn.reinterpreted_batch_ndims, 0)))
     if isinstance(base, torch_dist.Normal):
-        found = -power * (base.scale.log() + 0.5 * math.log(2.0 * math.pi)) - 0.5 * math.log(more)
+        log_sum = -power * (base.scale.log() + 0.5 * math.log(2.0 * math.pi)) - 0.5 * math.log(
+            exponent
+        )
     elif isinstance(base, torch_dist.Categorical):
-        found = (more * base.logits.log_softmax(-1)).logsumexp(-1)
+        log_sum = (exponent * base.logits.log_softmax(-1)).logsumexp(-1)
     elif isinstance(base, torch_dist.Bernoulli):
-        found = torch.logaddexp(more * logsigmoid(base.logits), more * logsigmoid(-base.logits))
+        log_sum = torch.logaddexp(
+            exponent * logsigmoid(base.logits), exponent * logsigmoid(-base.logits)
+        )
     else:
         raise ProgramError(
             f"loss='beta' and 'gamma' need the integral of a power of the likelihood, known here "
             f"for Normal, Bernoulli and Categorical labels, and this one is {_name(fn)}: take "
             "loss='likelihood'"
         )
-    return found.expand(fn.batch_shape)
+    return log_sum.expand(fn.batch_shape)
 
 
 def _base(fn: Any) -> Any:

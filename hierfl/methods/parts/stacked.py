@@ -14,19 +14,19 @@ from hierfl.method import Reports
 from hierfl.program.program import Params, Program, ProgramError
 
 
-def starts_of(start: Params, count: int, seed: int, given: Sequence[Params] | None) -> Params:
+def starts_of(start: Params, count: int, seed: int, starts: Sequence[Params] | None) -> Params:
     """Return K sets of params (K, ...): `given`, or `start` and shuffles of each of its tensors."""
-    sets = list(given) if given is not None else [_in_order(start, m, seed) for m in range(count)]
+    sets = list(starts) if starts is not None else [_in_order(start, m, seed) for m in range(count)]
     if len(sets) != count:
         raise ProgramError(
             f"starts holds {len(sets)} sets of params: give {count}, one a component"
         )
-    for one in sets:
-        if {k: v.shape for k, v in one.items()} != {k: v.shape for k, v in start.items()}:
+    for params in sets:
+        if {k: v.shape for k, v in params.items()} != {k: v.shape for k, v in start.items()}:
             raise ProgramError(
-                f"starts holds a set of {_shown(one)}: the model's params are {_shown(start)}"
+                f"starts holds a set of {_shown(params)}: the model's params are {_shown(start)}"
             )
-    stacked = {name: torch.stack([one[name] for one in sets]) for name in start}
+    stacked = {name: torch.stack([params[name] for params in sets]) for name in start}
     for a in range(count):
         for b in range(a):
             if all(torch.equal(v[a], v[b]) for v in stacked.values()):
@@ -53,12 +53,12 @@ def _shown(params: Params) -> str:
     return ", ".join(f"{name} {tuple(v.shape)}" for name, v in params.items())
 
 
-def of_each(program: Program, one: Callable[[Params], Tensor], components: Params) -> Tensor:
+def of_each(program: Program, function: Callable[[Params], Tensor], components: Params) -> Tensor:
     """Return a function's value at each component (K, ...), at once if the program allows."""
     if program.in_vmap:
-        return torch.vmap(one)(components)
+        return torch.vmap(function)(components)
     count = len(next(iter(components.values())))
-    return torch.stack([one(part(components, k)) for k in range(count)])
+    return torch.stack([function(part(components, k)) for k in range(count)])
 
 
 def part(components: Tree, k: int) -> Tree:
@@ -112,7 +112,7 @@ def distances(vectors: Tensor) -> Tensor:
     """Return the squared distances of vectors (N, P), (N, N)."""
     # by differences: the expanded square loses all digits where models are similar and large
     count = len(vectors)
-    apart = torch.zeros(count, count, dtype=vectors.dtype)
-    one, other = torch.triu_indices(count, count, offset=1)
-    apart[one, other] = torch.pdist(vectors).square()
-    return apart + apart.T
+    squares = torch.zeros(count, count, dtype=vectors.dtype)
+    row, other = torch.triu_indices(count, count, offset=1)
+    squares[row, other] = torch.pdist(vectors).square()
+    return squares + squares.T

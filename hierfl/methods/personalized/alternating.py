@@ -46,10 +46,10 @@ from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Phase, Share, Up, over_draws, slope
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import plain_average
-from hierfl.methods.parts.prior_params import at_prior
+from hierfl.methods.parts.prior_params import at_prior, learned_hierarchy
 from hierfl.methods.wrappers.averages import by_rows
 from hierfl.optimizers import SGD, Adam, Optimizer, Stepped, step
-from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
 from hierfl.program.terms import Terms
 
@@ -70,12 +70,7 @@ class Alternating:
 
     def client(self, program: Program) -> Client:
         """Return the client of one program."""
-        above, mine = program.start()
-        if not mine or not above:
-            raise ProgramError(
-                "this method needs local sites, and a learned prior above them: a pyro.param "
-                "outside the clients plate"
-            )
+        above, mine = learned_hierarchy(program, "this method")
 
         def loss(theta: Params, phi: Params, batch: ClientBatch) -> Tensor:
             def one(b: ClientBatch) -> Tensor:

@@ -27,9 +27,9 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import plain_average
+from hierfl.methods.parts.averaging import common_params, plain_average
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
-from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
 
 
@@ -78,12 +78,7 @@ def apfl(
     alpha_lr = plain_lr(alpha_optimizer, "alpha_optimizer", "alpha takes one clipped step a round")
 
     def client(program: Program) -> Client:
-        above, mine = program.start()
-        if mine or program.latents.sites:
-            raise ProgramError(
-                "apfl fits global params only, and a copy of them for each client; this model has "
-                "latent sites or local params: take models.network"
-            )
+        above = common_params(program, "apfl")
 
         def own_model(message: Tree, own: Tree) -> Params:
             return chosen(own["seen"], own["v"], message)
@@ -92,10 +87,10 @@ def apfl(
             return _mixed(message, own_model(message, own), own["alpha"])
 
         def start(message: Tree, own: Tree) -> Tree:
-            both = {"w": message, "v": own_model(message, own)}
-            models = {name: Stepped(at, optimizer.init(at)) for name, at in both.items()}
+            w, v = message, own_model(message, own)
             return {
-                **models,
+                "w": Stepped(w, optimizer.init(w)),
+                "v": Stepped(v, optimizer.init(v)),
                 "alpha": own["alpha"],
                 "moves": torch.full((), float(adaptive)),
                 "loss": torch.zeros(()),
@@ -119,8 +114,8 @@ def apfl(
             return {**work, **personal(work, batch)}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            kept = {"v": work["v"].params, "alpha": work["alpha"], "seen": torch.ones(())}
-            return {"theta": Share(work["w"].params), "loss": Share(work["loss"])}, kept
+            up: Up = {"theta": Share(work["w"].params), "loss": Share(work["loss"])}
+            return up, {"v": work["v"].params, "alpha": work["alpha"], "seen": torch.ones(())}
 
         return Client(
             own={"v": above, "alpha": torch.tensor(alpha), "seen": torch.zeros(())},

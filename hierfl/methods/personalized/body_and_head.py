@@ -13,7 +13,7 @@ from hierfl.core.arguments import NameRule, names_by_rule
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Server, Share, Step, slope
-from hierfl.methods.parts.averaging import averaging_server
+from hierfl.methods.parts.averaging import averaging_server, check_no_sites
 from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 
@@ -36,10 +36,10 @@ class BodyAndHead:
 
     def work(self, message: Params, head: Params, optimizers: Optimizers) -> Tree:
         """Return the working state of a round: both parts with the states of their optimizers."""
-        parts: Mapping[Part, Params] = {"body": {n: message[n] for n in self.body}, "head": head}
+        params: Mapping[Part, Params] = {"body": {n: message[n] for n in self.body}, "head": head}
         work: Tree = {
             part: Stepped(at, optimizers[part].init(at) if part in optimizers else {})
-            for part, at in parts.items()
+            for part, at in params.items()
         }
         return {**work, "loss": torch.zeros(())}
 
@@ -61,11 +61,7 @@ class BodyAndHead:
 def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyAndHead:
     """Split the params of a program without latent sites; `head` is as in `fedrep`."""
     above, mine = program.start()
-    if program.latents.sites:
-        raise ProgramError(
-            f"{method} fits params only, and this model has latent sites: take models.network, or "
-            "fedsvi"
-        )
+    check_no_sites(program, method, "models.network, or fedsvi")
     if getattr(program.model, "normalizes_by_batch", False):
         raise ProgramError(
             f"{method} does not set the statistics of batch normalization: take fedbn, or "
@@ -97,9 +93,9 @@ def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyA
     return BodyAndHead(body, mine, in_program=False)
 
 
-def check_has_body(parts: BodyAndHead, method: str) -> None:
+def check_has_body(split: BodyAndHead, method: str) -> None:
     """Refuse a split without a body, for methods whose clients then have nothing to send."""
-    if not parts.body:
+    if not split.body:
         raise ProgramError(
             f"{method} has nothing to learn together, as every param is in the head: choose a "
             "smaller head, or take local_only"
@@ -110,9 +106,9 @@ def moving(program: Program, optimizers: Optimizers) -> Step:
     """Return a step on the parts that have an optimizer, with the others fixed."""
 
     def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        def loss(parts: Mapping[Part, Params]) -> Tensor:
-            body = parts.get("body", work["body"].params)
-            return program.mean_loss({**body, **parts.get("head", work["head"].params)}, batch)
+        def loss(params: Mapping[Part, Params]) -> Tensor:
+            body = params.get("body", work["body"].params)
+            return program.mean_loss({**body, **params.get("head", work["head"].params)}, batch)
 
         gradient, value = slope(loss, {part: work[part].params for part in optimizers})
         moved = {p: step(opt, gradient[p], work[p]) for p, opt in optimizers.items()}

@@ -20,11 +20,11 @@ from torch import Tensor
 from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
+from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, half_square
+from hierfl.methods.parts.averaging import Descent, averaging_server, common_params, half_square
 from hierfl.optimizers import SGD, Optimizer
-from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
 
 
@@ -107,12 +107,7 @@ def _alongside(
     name: str, model: Model, prox: float, descent: Descent, personal_steps: int
 ) -> Method:
     def client(program: Program) -> Client:
-        above, own = program.start()
-        if own or program.latents.sites:
-            raise ProgramError(
-                f"{name} fits global params only, and a copy of them for each client; this model "
-                "has latent sites or local params: take models.network"
-            )
+        above = common_params(program, name)
 
         def params(message: Tree, own: Tree) -> Params:
             return chosen(own["seen"], own["theta"], message)
@@ -152,9 +147,6 @@ def _alongside(
         )
 
     def server(program: Program) -> Server:
-        def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            return means.get("theta", theta)
-
-        return Server(program.start()[0], update)
+        return averaging_server(program.start()[0], lambda theta, means: means.get("theta", theta))
 
     return Method(name, model, delta, client, server)

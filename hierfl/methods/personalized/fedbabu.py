@@ -84,23 +84,23 @@ def fedbabu(
     expect(tune=(tune, ("all", "head")), tune_steps=(tune_steps, "[1, inf)"))
 
     def client(program: Program) -> Client:
-        parts = body_and_head(program, head, "fedbabu")
-        check_has_body(parts, "fedbabu")
+        split = body_and_head(program, head, "fedbabu")
+        check_has_body(split, "fedbabu")
 
         def start(message: Tree, own: Tree) -> Tree:
-            return parts.work(message, parts.first_head(message), {"body": optimizer})
+            return split.work(message, split.first_head(message), {"body": optimizer})
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            return parts.sent(work, 1.0), own
+            return split.sent(work, 1.0), own
 
         plain = Client(
             own={},
             start=start,
             phases=(Phase(moving(program, {"body": optimizer}), steps, unit, batch_size),),
             finish=finish,
-            params=lambda message, own: {**message, **parts.first_head(message)},
+            params=lambda message, own: {**message, **split.first_head(message)},
         )
-        first = {**parts.body, **parts.head} if tune == "all" else parts.head
+        first = {**split.body, **split.head} if tune == "all" else split.head
         if not first:
             raise ProgramError("tune is 'head', and the head is empty: take tune='all'")
         taken = Phase(plain.phases[0].step, tune_steps, unit, batch_size)

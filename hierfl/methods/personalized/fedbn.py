@@ -19,11 +19,11 @@ from torch import Tensor
 from hierfl.core.trees import Tree, chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
+from hierfl.method import Client, Method, Phase, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent
+from hierfl.methods.parts.averaging import Descent, check_no_sites, plain_average
 from hierfl.optimizers import SGD, Optimizer
-from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
 
 LEARNING = "norm.learning"
@@ -68,23 +68,19 @@ def fedbn(
 
     def client(program: Program) -> Client:
         above, mine = program.start()
-        if program.latents.sites:
-            raise ProgramError(
-                "fedbn fits params only, and this model has latent sites: take "
-                "models.batch_norm_network"
-            )
-        kept = [
+        check_no_sites(program, "fedbn", "models.batch_norm_network")
+        statistics = [
             name for name in mine if name == LEARNING or name.rpartition(".")[2] in ("mean", "var")
         ]
         learning = {LEARNING: torch.ones_like(mine[LEARNING])} if LEARNING in mine else {}
 
         def been(there: float) -> Tree:
             """Whether the client has been in a round: its statistics are of its rows."""
-            return {"seen": torch.tensor(there)} if kept else {}
+            return {"seen": torch.tensor(there)} if statistics else {}
 
         def split(params: Params) -> tuple[Params, Params]:
-            moving = {k: v for k, v in params.items() if k not in kept}
-            return moving, {k: v for k, v in params.items() if k in kept}
+            moving = {k: v for k, v in params.items() if k not in statistics}
+            return moving, {k: v for k, v in params.items() if k in statistics}
 
         def start(message: Tree, own: Tree) -> Tree:
             return {**descent.begin(split(params(message, own))[0]), "kept": split(own)[1]}
@@ -94,8 +90,8 @@ def fedbn(
 
         def looked(params: Params, now: Params, batch: ClientBatch) -> Params:
             there = program.derive({}, {**params, **now, **learning}, batch)
-            found = {f"norm.{name.removeprefix('seen.')}": value for name, value in there.items()}
-            return {name: found.get(name, value) for name, value in now.items()}
+            seen = {f"norm.{name.removeprefix('seen.')}": value for name, value in there.items()}
+            return {name: seen.get(name, value) for name, value in now.items()}
 
         def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             return {**work, "kept": looked(work["w"], work["kept"], batch)}
@@ -111,24 +107,18 @@ def fedbn(
 
         def settle(message: Tree, own: Tree, batch: ClientBatch) -> Tree:
             now = split(own)[1]
-            found = looked(params(message, own), now, batch)
-            return {**own, **chosen(own["seen"], now, found)}
+            of_rows = looked(params(message, own), now, batch)
+            return {**own, **chosen(own["seen"], now, of_rows)}
 
         return Client(
             own={**mine, **been(0.0)},
             start=start,
-            phases=(descent.phase(loss), Phase(look, 1 if kept else 0)),
+            phases=(descent.phase(loss), Phase(look, 1 if statistics else 0)),
             finish=finish,
             params=params,
-            adapt=(Phase(look),) if kept else (),
-            seen=(lambda own: own["seen"]) if kept else None,
-            settle=settle if kept else None,
+            adapt=(Phase(look),) if statistics else (),
+            seen=(lambda own: own["seen"]) if statistics else None,
+            settle=settle if statistics else None,
         )
 
-    def server(program: Program) -> Server:
-        def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            return means["theta"]
-
-        return Server(program.start()[0], update)
-
-    return Method("fedbn", model, delta, client, server)
+    return Method("fedbn", model, delta, client, plain_average)

@@ -105,8 +105,8 @@ def _client(program: Program, descent: Descent, validation: str | None, models: 
         """Return the loss on validation rows, or the others; 0 if there are none."""
         if validation is None:
             return program.mean_loss(theta, batch)
-        few, any_left = some_rows(batch, (batch.fields[validation] > 0) == rows)
-        return program.mean_loss(theta, few) * any_left
+        masked, any_left = some_rows(batch, (batch.fields[validation] > 0) == rows)
+        return program.mean_loss(theta, masked) * any_left
 
     def start(message: Tree, own: Tree) -> Tree:
         before = own["before"]
@@ -116,7 +116,7 @@ def _client(program: Program, descent: Descent, validation: str | None, models: 
     def mix(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         own, before = work["own"], work["own"]["before"]
         sent, there = own["mail"]["models"], own["mail"]["there"]
-        tried = tree_map(lambda one, more: torch.cat([one[None], more]), own["last"], sent)
+        tried = tree_map(lambda first, others: torch.cat([first[None], others]), own["last"], sent)
         here = loss_of(True, before, batch)
         gain = here - of_each(program, lambda theta: loss_of(True, theta, batch), tried)
         mixed, score = _moved(before, tried, gain, torch.cat([torch.ones(1), there]))
@@ -127,8 +127,11 @@ def _client(program: Program, descent: Descent, validation: str | None, models: 
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         model = Each({"w": work["w"], "scores": work["scores"]})
-        kept = {"before": work["before"], "last": work["w"], "mail": own["mail"]}
-        return {"model": model, "loss": Share(work["loss"], rows)}, {**kept, "seen": torch.ones(())}
+        after = {"before": work["before"], "last": work["w"], "mail": own["mail"]}
+        return {"model": model, "loss": Share(work["loss"], rows)}, {
+            **after,
+            "seen": torch.ones(()),
+        }
 
     def new(message: Tree) -> Tree:
         mean = message["mean"]
@@ -147,11 +150,11 @@ def _client(program: Program, descent: Descent, validation: str | None, models: 
     )
 
 
-def _moved(before: Params, tried: Params, gain: Tensor, known: Tensor) -> tuple[Params, Tensor]:
+def _moved(before: Params, tried: Params, gain: Tensor, available: Tensor) -> tuple[Params, Tensor]:
     """Return params moved toward others by their scores, Eqs. (3) and (4), and the scores (M,)."""
     squares = tree_map(lambda v, w: (v - w).flatten(1).square().sum(1), tried, before)
     far = sum(tree_leaves(squares)) ** 0.5
-    score = torch.where(known * (far > LEAST) > 0.0, gain / far.clamp(min=LEAST), 0.0)
+    score = torch.where(available * (far > LEAST) > 0.0, gain / far.clamp(min=LEAST), 0.0)
     weight = score.clamp(min=0.0)
     weight = weight / weight.sum().clamp(min=1e-30)
 
@@ -165,9 +168,9 @@ def _moved(before: Params, tried: Params, gain: Tensor, known: Tensor) -> tuple[
 def some_rows(batch: ClientBatch, keep: Tensor) -> tuple[ClientBatch, Tensor]:
     """Return a batch with the rows of `keep` (1, B), scaled up, and 1; if none, all rows and 0."""
     there = torch.ones_like(keep) if batch.rows is None else batch.rows
-    kept = keep & there
-    any_left = kept.any()
-    rows = torch.where(any_left, kept, there)
+    inside = keep & there
+    any_left = inside.any()
+    rows = torch.where(any_left, inside, there)
     return replace(batch, rows=rows, is_mini_batch=True), any_left.to(batch.counts.dtype)
 
 
@@ -221,15 +224,15 @@ def _picked(
 ) -> tuple[Tensor, Tensor]:
     """Return whose models each client gets, (N, M), and whether there is one."""
     count, ids, there = len(seen), [], []
-    left = seen & ~torch.eye(count, dtype=torch.bool)
+    free = seen & ~torch.eye(count, dtype=torch.bool)
     for at_random in (dice < eps).unbind(1):
-        value = affinity.masked_fill(~left, -torch.inf)
-        best = left & (value == value.amax(1, keepdim=True))
-        pool = torch.where(at_random[:, None], left, best)
-        one = order.masked_fill(~pool, -1.0).argmax(1)
-        there.append(left.any(1))
-        ids.append(one)
-        left = left & (torch.arange(count) != one[:, None])
+        value = affinity.masked_fill(~free, -torch.inf)
+        best = free & (value == value.amax(1, keepdim=True))
+        pool = torch.where(at_random[:, None], free, best)
+        pick = order.masked_fill(~pool, -1.0).argmax(1)
+        there.append(free.any(1))
+        ids.append(pick)
+        free = free & (torch.arange(count) != pick[:, None])
     if not ids:
         return torch.zeros(count, 0, dtype=torch.long), torch.zeros(count, 0)
     return torch.stack(ids, 1), torch.stack(there, 1).to(affinity.dtype)

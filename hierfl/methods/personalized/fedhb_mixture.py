@@ -85,7 +85,7 @@ def fedhb_mixture(
     """
     expect(networks=(networks, "[1, inf)"), spread=(spread, "(0, inf)"))
     descent = Descent(optimizer, steps, unit, batch_size)
-    mixture = Mixture(networks, spread**2)
+    mixture = NetworkMixture(networks, spread**2)
 
     def client(program: Program) -> Client:
         return mixture.client(descent, program)
@@ -98,7 +98,7 @@ def fedhb_mixture(
 
 
 @dataclass(frozen=True)
-class Mixture:
+class NetworkMixture:
     """The mixture of K networks, and its variance s^2."""
 
     networks: int
@@ -106,13 +106,13 @@ class Mixture:
 
     def nearness(self, w: Params, theta: Params) -> Tensor:
         """Return -|w - r_j|^2 / (2 s^2), (K,)."""
-        apart = ((w[n][None] - theta[n]).square().view(self.networks, -1).sum(1) for n in w)
-        return -sum(apart, torch.zeros(self.networks)) / (2.0 * self.variance)
+        squares = ((w[n][None] - theta[n]).square().view(self.networks, -1).sum(1) for n in w)
+        return -sum(squares, torch.zeros(self.networks)) / (2.0 * self.variance)
 
     def of_most(self, message: Tree) -> Params:
         """Return the network of most clients."""
-        most = torch.arange(self.networks) == message["share"].argmax()
-        return of_mask(most, message["theta"])
+        largest = torch.arange(self.networks) == message["share"].argmax()
+        return of_mask(largest, message["theta"])
 
     def client(self, descent: Descent, program: Program) -> Client:
         """Return the client of one program."""

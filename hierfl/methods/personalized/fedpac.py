@@ -34,6 +34,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up, slope
 from hierfl.methods.about import About
+from hierfl.methods.parts.averaging import expect_model
 from hierfl.methods.parts.stacked import at_each, mean_of, stored
 from hierfl.models.headed_network import HeadedNetwork
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
@@ -104,8 +105,7 @@ def fedpac(
         TypeError: the model is another one.
         ValueError: `feature_weight` is negative.
     """
-    if not isinstance(model, HeadedNetwork):
-        raise TypeError("fedpac reads features: pass models.HeadedNetwork(module, head=...)")
+    expect_model(model, HeadedNetwork, "fedpac", "head=...")
     expect(feature_weight=(feature_weight, "[0, inf)"))
 
     how = Training(
@@ -168,11 +168,11 @@ class Training:
             }
 
         def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            found = features(work, batch)
-            share = found.rows / found.rows.sum()
-            means = found.total / found.rows.clamp(min=1.0)[:, None]
+            by_label = features(work, batch)
+            share = by_label.rows / by_label.rows.sum()
+            means = by_label.total / by_label.rows.clamp(min=1.0)[:, None]
             h = share[:, None] * means
-            v = (found.squares - h.square().sum()) / found.rows.sum()
+            v = (by_label.squares - h.square().sum()) / by_label.rows.sum()
             return {**work, "h": h, "v": v.clamp(min=1e-12), "means": means}
 
         def on_head(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
@@ -221,9 +221,9 @@ class Training:
         self, program: Program, work: Tree, message: Tree, batch: ClientBatch
     ) -> Callable[[Params], Tensor]:
         """Return the loss of the body: nll, and the pull of features to their classes' means."""
-        head, known = work["head"].params, message["known"][:, None] > 0.0
+        head, has_mean = work["head"].params, message["known"][:, None] > 0.0
         labels = batch.fields[self.model.y][0].long()
-        center = torch.where(known, message["mu"], work["means"])[labels]
+        center = torch.where(has_mean, message["mu"], work["means"])[labels]
         pull = self.feature_weight * message["known"].amax()  # none in the first round
 
         def loss(body: Params) -> Tensor:
@@ -253,21 +253,21 @@ def _server(program: Program, model: HeadedNetwork, mix: bool) -> Server:
     count, shape = program.num_clients, _sizes(model, program)
 
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        reports, found = means["head"], means["classes"]
-        known = {
+        reports, by_label = means["head"], means["classes"]
+        reported = {
             name: stored(state[name], Reports(reports.value[name], reports.ids))
             for name in ("head", "h", "v")
         }
         seen = state["seen"].index_fill(0, reports.ids, True)
-        there = (found["count"] > 0.0).to(found["count"].dtype)
-        mu = found["total"] / found["count"].clamp(min=1e-30)[:, None]
-        mail = known["head"]
+        there = (by_label["count"] > 0.0).to(by_label["count"].dtype)
+        mu = by_label["total"] / by_label["count"].clamp(min=1e-30)[:, None]
+        mail = reported["head"]
         if mix:
-            weight = weights_of(known["h"].flatten(1), known["v"], seen)
-            mail = tree_map(lambda v: torch.tensordot(weight.to(v.dtype), v, 1), known["head"])
+            weight = weights_of(reported["h"].flatten(1), reported["v"], seen)
+            mail = tree_map(lambda v: torch.tensordot(weight.to(v.dtype), v, 1), reported["head"])
         return {
             "body": means["theta"],
-            **known,
+            **reported,
             "seen": seen,
             "mu": torch.where(there[:, None] > 0.0, mu, state["mu"]),
             "known": torch.maximum(state["known"], there),
@@ -304,8 +304,8 @@ def weights_of(h: Tensor, v: Tensor, seen: Tensor) -> Tensor:
         system = np.concatenate([away, np.diag(np.sqrt(spread)), np.ones((1, len(others)))])
         scale = max(float(np.abs(system[:-1]).max()), 1e-30)
         system[:-1] /= scale
-        found, _ = nnls(system, np.append(np.zeros(len(system) - 1), 1.0))
-        found = np.where(found / found.sum() < LEAST, 0.0, found)
+        weights, _ = nnls(system, np.append(np.zeros(len(system) - 1), 1.0))
+        weights = np.where(weights / weights.sum() < LEAST, 0.0, weights)
         weight[i] = 0.0
-        weight[i, others] = torch.from_numpy(found / found.sum())
+        weight[i, others] = torch.from_numpy(weights / weights.sum())
     return weight.to(h.dtype)

@@ -96,33 +96,33 @@ def fedrecon(
     """
 
     def client(program: Program) -> Client:
-        parts = body_and_head(program, head, "fedrecon")
-        check_has_body(parts, "fedrecon")
-        each: Optimizers = {"head": head_optimizer, "body": body_optimizer}
+        split_params = body_and_head(program, head, "fedrecon")
+        check_has_body(split_params, "fedrecon")
+        optimizers: Optimizers = {"head": head_optimizer, "body": body_optimizer}
         support: Rows = "support" if split else "all"
         query: Rows = "query" if split else "all"
         move = moving(program, {"body": body_optimizer})
 
         def params(message: Tree, own: Tree) -> Params:
-            return {**message, **chosen(own["seen"], own["head"], parts.first_head(message))}
+            return {**message, **chosen(own["seen"], own["head"], split_params.first_head(message))}
 
         def start(message: Tree, own: Tree) -> Tree:
-            work = parts.work(message, parts.first_head(message), each)
+            work = split_params.work(message, split_params.first_head(message), optimizers)
             return {**work, "rows": torch.zeros(())}
 
         def counted(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             return {**move(work, message, batch), "rows": work["rows"] + batch.mask().sum()}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            kept = {"head": work["head"].params, "seen": torch.ones(())}
-            return parts.sent(work, work["rows"]), kept
+            after = {"head": work["head"].params, "seen": torch.ones(())}
+            return split_params.sent(work, work["rows"]), after
 
         on_head = Phase(
             moving(program, {"head": head_optimizer}), head_steps, unit, batch_size, support
         )
-        made = (on_head,) if parts.head and head_steps else ()
+        made = (on_head,) if split_params.head and head_steps else ()
         return Client(
-            own={"head": parts.head, "seen": torch.zeros(())},
+            own={"head": split_params.head, "seen": torch.zeros(())},
             start=start,
             phases=(*made, Phase(counted, body_steps, unit, batch_size, query)),
             finish=finish,

@@ -79,28 +79,28 @@ def fedrep(
     name = "fedper" if joint else "fedrep"
 
     def client(program: Program) -> Client:
-        parts = body_and_head(program, head, name)
-        each: Optimizers = {"body": optimizer, "head": optimizer}
+        split = body_and_head(program, head, name)
+        optimizers: Optimizers = {"body": optimizer, "head": optimizer}
 
         def head_of(message: Tree, own: Tree) -> Params:
-            return chosen(own["seen"], own["head"], parts.first_head(message))
+            return chosen(own["seen"], own["head"], split.first_head(message))
 
         def start(message: Tree, own: Tree) -> Tree:
-            return parts.work(message, head_of(message, own), each)
+            return split.work(message, head_of(message, own), optimizers)
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            return parts.sent(work, rows), {"head": work["head"].params, "seen": torch.ones(())}
+            return split.sent(work, rows), {"head": work["head"].params, "seen": torch.ones(())}
 
         on_head = Phase(moving(program, {"head": optimizer}), head_steps, unit, batch_size)
         on_body = Phase(moving(program, {"body": optimizer}), body_steps, unit, batch_size)
-        both = Phase(moving(program, each), body_steps, unit, batch_size)
-        tuned = (on_head,) if parts.head and head_steps else ()
-        trained = (on_body,) if parts.body and body_steps else ()
+        on_all = Phase(moving(program, optimizers), body_steps, unit, batch_size)
+        tuned = (on_head,) if split.head and head_steps else ()
+        trained = (on_body,) if split.body and body_steps else ()
         return Client(
-            own={"head": parts.head, "seen": torch.zeros(())},
+            own={"head": split.head, "seen": torch.zeros(())},
             start=start,
             # a phase without steps is left out: mini-batches stay those of methods without it
-            phases=(both,) if joint else (*tuned, *trained),
+            phases=(on_all,) if joint else (*tuned, *trained),
             finish=finish,
             params=lambda message, own: {**message, **head_of(message, own)},
             adapt=tuned,

@@ -15,6 +15,7 @@ given.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from torch import Tensor
@@ -22,12 +23,14 @@ from torch import Tensor
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Method, Phase, Share, Up
+from hierfl.method import Client, Method, Phase
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, plain_average
+from hierfl.methods.parts.averaging import Descent, copies, expect_model, plain_average
 from hierfl.models.memory_network import MemoryNetwork, without_memory
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
+
+Remembered = Callable[[ClientBatch], Tree]
 
 
 @About(
@@ -61,38 +64,31 @@ def knn_per(
     Raises:
         TypeError: the model is another one.
     """
-    if not isinstance(model, MemoryNetwork):
-        raise TypeError(
-            "knn_per keeps rows in the memory of a model: pass models.MemoryNetwork(module, "
-            "features=...)"
-        )
+    expect_model(model, MemoryNetwork, "knn_per", "features=...")
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:
-        _, blank = program.start()
-
-        def start(message: Tree, own: Tree) -> Tree:
-            return {**descent.begin(message), "own": own}
+        blank = program.start()[1]
 
         def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
             with without_memory():
                 return program.mean_loss({**w, **blank}, batch)
 
-        def remember(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            return {**work, "own": model.remembered(batch)}
-
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up = {"theta": Share(work["w"], rows), "loss": Share(work["loss"], rows)}
-            return up, work["own"]
-
-        remembering = Phase(remember)
-        return Client(
-            own=blank,
-            start=start,
-            phases=(descent.phase(loss), remembering),
-            finish=finish,
-            adapt=(remembering,),
-            most_adapting=1,
-        )
+        return remembering(blank, descent, model.remembered, (descent.phase(loss),))
 
     return Method("knn_per", model, delta, client, plain_average)
+
+
+def remembering(
+    blank: Params, descent: Descent, remembered: Remembered, phases: tuple[Phase, ...]
+) -> Client:
+    """Return a client of FedAvg that keeps some of its rows after its phases, first `blank`."""
+    remember = Phase(lambda work, message, batch: {**work, "own": remembered(batch)})
+    return Client(
+        own=blank,
+        start=lambda message, own: {**descent.begin(message), "own": own},
+        phases=(*phases, remember),
+        finish=lambda work, message, own, rows: (copies(work, rows), work["own"]),
+        adapt=(remember,),
+        most_adapting=1,
+    )

@@ -29,9 +29,9 @@ from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, scaled, sub, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch, parts
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Method, Phase, Share, Up, slope
+from hierfl.method import Client, Method, Phase, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, common_params, plain_average
+from hierfl.methods.parts.averaging import Descent, common_params, copies, plain_average
 from hierfl.methods.wrappers.fine_tuned import fine_tuned
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Program
@@ -96,13 +96,15 @@ def per_fedavg(
 
         def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             count = BATCHES[meta]
-            few = (batch,) * 3 if batch_size is None else parts(batch, batch_size, count)
-            gradient, value = _meta_gradient(program, work["w"], few, inner_lr, meta, difference)
+            batches = (batch,) * 3 if batch_size is None else parts(batch, batch_size, count)
+            gradient, value = _meta_gradient(
+                program, work["w"], batches, inner_lr, meta, difference
+            )
             moved = step(optimizer, gradient, Stepped(work["w"], work["state"]))
             return {"w": moved.params, "state": moved.state, "loss": value}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            return {"theta": Share(work["w"], rows), "loss": Share(work["loss"], rows)}, own
+            return copies(work, rows), own
 
         together = None if batch_size is None else BATCHES[meta] * batch_size
         phase = Phase(move, steps, batch_size=together, nested=meta == "full")

@@ -21,14 +21,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import Tensor
-
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Method, Phase, Share, Up
+from hierfl.method import Client, Method, Phase
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, plain_average
+from hierfl.methods.parts.averaging import Descent, expect_model, plain_average
+from hierfl.methods.personalized.knn_per import remembering
 from hierfl.models.gaussian_process_network import GaussianProcessNetwork
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Program
@@ -66,18 +65,11 @@ def pfedgp(
     Raises:
         TypeError: the model is another one.
     """
-    if not isinstance(model, GaussianProcessNetwork):
-        raise TypeError(
-            "pfedgp keeps rows in the memory of a model: pass "
-            "models.GaussianProcessNetwork(module, classes=...)"
-        )
+    expect_model(model, GaussianProcessNetwork, "pfedgp", "classes=...")
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:
-        _, blank = program.start()
-
-        def start(message: Tree, own: Tree) -> Tree:
-            return {**descent.begin(message), "own": own}
+        blank = program.start()[1]
 
         def remember(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             return {**work, "own": model.remembered(batch)}
@@ -85,22 +77,7 @@ def pfedgp(
         def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             return descent.moved(work, lambda w: program.mean_loss({**w, **work["own"]}, batch))
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up = {"theta": Share(work["w"], rows), "loss": Share(work["loss"], rows)}
-            return up, work["own"]
-
-        whole = Phase(remember)
-        return Client(
-            own=blank,
-            start=start,
-            phases=(
-                Phase(remember, rows="support"),
-                Phase(move, steps, unit, batch_size, rows="query"),
-                whole,
-            ),
-            finish=finish,
-            adapt=(whole,),
-            most_adapting=1,
-        )
+        split = Phase(remember, rows="support"), Phase(move, steps, unit, batch_size, rows="query")
+        return remembering(blank, descent, model.remembered, split)
 
     return Method("pfedgp", model, delta, client, plain_average)

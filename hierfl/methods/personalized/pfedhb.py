@@ -101,10 +101,10 @@ def _server(a: float, b: float, program: Program) -> Server:
     moments = moments_and_scales(program, "pfedhb")
 
     def best(theta: Params, means: dict[str, Tree]) -> Params:
-        new, found = dict(theta), means["moments"]
-        for loc, away in found["away"].items():
+        new, sent = dict(theta), means["moments"]
+        for loc, away in sent["away"].items():
             name = moments.scale[loc]
-            around = (found["square"][loc] - away.square()).clamp(min=0.0)
+            around = (sent["square"][loc] - away.square()).clamp(min=0.0)
             new[loc], variance = most_likely(theta[loc] + away, around, a, b)
             new[name] = moments.links[name].inv(variance.sqrt()).view(theta[name].shape)
         return new

@@ -182,8 +182,8 @@ def pfedhn(
         here = {"phi": phi, "embedding": noise.normals(keys, (size(program),))}
 
         def made(here: Tree) -> Params:
-            one = torch.vmap(lambda e: hypernetwork.params(here["phi"], e, like))
-            return one(here["embedding"])
+            of_embedding = torch.vmap(lambda e: hypernetwork.params(here["phi"], e, like))
+            return of_embedding(here["embedding"])
 
         def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
             reports = means["away"]
@@ -210,8 +210,8 @@ def pfedhn(
     return Method("pfedhn", model, delta, client, server, discloses="summaries")
 
 
-def _clipped(gradient: Tree, most: float | None) -> Tree:
-    if most is None:
+def _clipped(gradient: Tree, norm_bound: float | None) -> Tree:
+    if norm_bound is None:
         return gradient
     norm = sum(v.square().sum() for v in tree_leaves(gradient)) ** 0.5
-    return scaled(gradient, (most / norm.clamp(min=1e-30)).clamp(max=1.0))
+    return scaled(gradient, (norm_bound / norm.clamp(min=1e-30)).clamp(max=1.0))

@@ -101,10 +101,10 @@ def pfedvem(
     how = PFedVEMSetting(optimizer, base_optimizer, draws, confidence)
 
     def client(program: Program) -> Client:
-        found = Expectation(program, how)
-        heads = Phase(found.expect, head_steps, batch_size=head_batch_size)
-        count = steps if found.base else 0
-        return found.client(heads, Phase(found.move, count, unit, batch_size))
+        em = Expectation(program, how)
+        heads = Phase(em.expect, head_steps, batch_size=head_batch_size)
+        count = steps if em.base else 0
+        return em.client(heads, Phase(em.move, count, unit, batch_size))
 
     return Method("pfedvem", model, mean_field, client, _server)
 

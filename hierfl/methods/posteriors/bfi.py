@@ -90,8 +90,8 @@ def bfi(model: Model, *, steps: int = 30, max_global_size: int = 300) -> Method:
 
 def _client(marginal: Marginal, steps: int) -> Client:
     def expand(work: Tree, batch: ClientBatch, newton: int) -> tuple[Expansion, Tree]:
-        found, inner = marginal.expand(work["z"], guess(work, work["z"]), batch, newton)
-        return found, {"mode": inner.mode, "slope": inner.slope, "loc": work["z"]}
+        expansion, inner = marginal.expand(work["z"], guess(work, work["z"]), batch, newton)
+        return expansion, {"mode": inner.mode, "slope": inner.slope, "loc": work["z"]}
 
     def climb(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         with torch.no_grad():

@@ -11,7 +11,7 @@ from torch.func import grad, vjp
 
 from hierfl.core.trees import Tree, add, scaled, tree_map, zeros_like
 from hierfl.data.batch import ClientBatch
-from hierfl.method import Clock, Server
+from hierfl.method import Clock, Server, Share
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Values
@@ -70,11 +70,11 @@ class CommonSites:
     def gaussian(self, z: Params, precision: Params) -> Params:
         """Return the params of the guide `mean_field` for means z and a diagonal precision."""
         links = {spec.name: transform_to(spec.constraint) for spec in self.program.params}
-        found = {f"{name}.loc": value for name, value in z.items()}
+        params = {f"{name}.loc": value for name, value in z.items()}
         for name, value in precision.items():
             scale = f"{name}.scale"
-            found[scale] = links[scale].inv(value.rsqrt())
-        return found
+            params[scale] = links[scale].inv(value.rsqrt())
+        return params
 
 
 def common_sites(program: Program, method: str, *, independent: bool = False) -> CommonSites:
@@ -96,10 +96,10 @@ def common_sites(program: Program, method: str, *, independent: bool = False) ->
             f"{method} needs a prior of every unknown, and {what}: sample it outside the clients "
             'plate, as bayesian_network(net, local="none", global_prior=Normal(0, 1)) does'
         )
-    found = CommonSites(program)
+    common = CommonSites(program)
     if independent:
-        _check_independent(found, method)
-    return found
+        _check_independent(common, method)
+    return common
 
 
 def _check_independent(sites: CommonSites, method: str) -> None:
@@ -128,6 +128,16 @@ def _check_independent(sites: CommonSites, method: str) -> None:
                 f"the log prior of site '{name}' does not curve down: give it a Normal prior, or "
                 "take pvi"
             )
+
+
+def product_share(precision: Params, shift: Params, loss: Tensor, rows: Tensor) -> dict[str, Share]:
+    """Return what a client sends to `product_server`."""
+    return {
+        "shift": Share(shift),
+        "precision": Share(precision),
+        "rows": Share(rows),
+        "loss": Share(loss, rows),
+    }
 
 
 def product_server(

@@ -120,7 +120,7 @@ def fedep(
         standard = wide_points(draws, program.latents.global_block.size, program.seed)
         delta = program.share if damping is None else damping
         marginal = Marginal(program, seen_linear(program))
-        moments = Moments(marginal, standard, steps=steps, full=full)
+        moments = TiltedMoments(marginal, standard, steps=steps, full=full)
         return moments.client(delta, shared_factor=shared_factor)
 
     def server(program: Program) -> Server:
@@ -140,27 +140,27 @@ def fedep(
     )
 
 
-class Points(NamedTuple):
+class WidePoints(NamedTuple):
     """Points for a standard normal that reach further than its own draws, with exact moments."""
 
     at: Tensor  # (S, K), of weighted mean 0 and weighted covariance I
     log_weights: Tensor  # (S,)
 
 
-def wide_points(count: int, size: int, seed: int) -> Points:
+def wide_points(count: int, size: int, seed: int) -> WidePoints:
     """Return 4 K or more points of a normal of variance 1 + WIDER / sqrt(K), weighted to the standard one."""
     points = normal_points(max(count, 4 * size), size, seed=seed)
     variance = 1.0 + WIDER / math.sqrt(size)
     log_weights = -0.5 * (variance - 1.0) * points.square().sum(-1)
     weights = log_weights.softmax(0)
     tril = torch.linalg.cholesky((weights[:, None] * points).T @ points)
-    return Points(torch.linalg.solve_triangular(tril, points.T, upper=False).T, weights.log())
+    return WidePoints(torch.linalg.solve_triangular(tril, points.T, upper=False).T, weights.log())
 
 
-class Moments:
+class TiltedMoments:
     """A client that fits a Gaussian to its tilted posterior's moments; `full`: with correlations."""
 
-    def __init__(self, marginal: Marginal, standard: Points, *, steps: int, full: bool) -> None:
+    def __init__(self, marginal: Marginal, standard: WidePoints, *, steps: int, full: bool) -> None:
         self.marginal, self.standard, self.steps, self.full = marginal, standard, steps, full
 
     def client(self, damping: float, *, shared_factor: bool) -> Client:
@@ -182,8 +182,8 @@ class Moments:
             }
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up, kept = visited(work, message, own, damping)
-            return {**up, "effective": Share(work["effective"])}, kept
+            up, after = visited(work, message, own, damping)
+            return {**up, "effective": Share(work["effective"])}, after
 
         return Client(
             own=own,
@@ -199,8 +199,10 @@ class Moments:
         at, cavity, near = work["at"], work["cavity"], work["near"]
         with torch.no_grad():
             loc = torch.linalg.inv_ex(at["precision"]).inverse @ at["shift"]
-            found, inner = self.marginal.expand(loc, guess(near, loc), batch, NEWTON)
-            precision, mean, proper = newton_step(at, loc, found.gradient, found.hessian, cavity)
+            expansion, inner = self.marginal.expand(loc, guess(near, loc), batch, NEWTON)
+            precision, mean, proper = newton_step(
+                at, loc, expansion.gradient, expansion.hessian, cavity
+            )
             new = {"shift": precision @ mean, "precision": precision}
         return {
             **work,
@@ -224,16 +226,16 @@ class Moments:
             log_weights = values + energy + 0.5 * self.standard.at.square().sum(-1)
             weights = (log_weights + self.standard.log_weights).softmax(0)
             effective = 1.0 / weights.square().sum()
-            known = effective >= 2.0 * len(before)
+            reliable = effective >= 2.0 * len(before)
             mean = weights @ points
             spread = (weights[:, None] * (points - mean)).T @ (points - mean)
-            loc = torch.where(known, mean, before)
-            spread = torch.where(known, spread, covariance)
-            kept = spread if self.full else spread.diagonal().diag()
+            loc = torch.where(reliable, mean, before)
+            spread = torch.where(reliable, spread, covariance)
+            covariance_of_q = spread if self.full else spread.diagonal().diag()
         proper = work["improper"] == 0.0
         return {
             **work,
-            "q": chosen(proper, natural(loc, kept), work["q"]),
+            "q": chosen(proper, natural(loc, covariance_of_q), work["q"]),
             "at": chosen(proper, natural(loc, spread), at),
             "effective": effective / len(weights),
         }

@@ -28,9 +28,14 @@ from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, add, scaled, sub, tree_map, zeros_like
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
-from hierfl.method import Client, Method, Phase, Server, Share, Up, slope
+from hierfl.method import Client, Method, Phase, Server, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.posteriors.common_sites import CommonSites, common_sites, product_server
+from hierfl.methods.posteriors.common_sites import (
+    CommonSites,
+    common_sites,
+    product_server,
+    product_share,
+)
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
 
@@ -137,10 +142,10 @@ class Newton:
             mean, rows = work["mean"], batch.counts.sum()
             near = scaled(work["prior"]["bent"], 1.0 / rows)
             whole = add(work["curvature"], near)
-            found, seen, value = self._seen(sites, mean, scaled(whole, count * rows), batch)
+            gradient, seen, value = self._seen(sites, mean, scaled(whole, count * rows), batch)
             taken = work["taken"] + 1.0
             momentum = tree_map(
-                lambda m, g: self.first * m + (1.0 - self.first) * g, work["momentum"], found
+                lambda m, g: self.first * m + (1.0 - self.first) * g, work["momentum"], gradient
             )
             curvature = tree_map(self._curved, work["curvature"], seen, whole)
             debias = 1.0 - self.first**taken
@@ -163,12 +168,8 @@ class Newton:
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             precision = add(scaled(work["curvature"], rows), work["prior"]["bent"])
             moved = sub(work["mean"], message["z"])
-            return {
-                "shift": Share(tree_map(torch.mul, precision, moved)),
-                "precision": Share(precision),
-                "rows": Share(rows),
-                "loss": Share(work["loss"], rows),
-            }, own
+            shift = tree_map(torch.mul, precision, moved)
+            return product_share(precision, shift, work["loss"], rows), own
 
         return Client(
             own={},
@@ -195,10 +196,12 @@ class Newton:
         gradient, seen, loss = zeros_like(mean), zeros_like(mean), torch.zeros(())
         for draw in range(self.draws):
             away = self._away(precision, batch.redrawn(draw))
-            found, value = slope(lambda z: sites.mean_nll(z, batch), add(mean, away))
-            gradient = add(gradient, scaled(found, 1.0 / self.draws))
-            each = tree_map(lambda g, a, p: g * a * p / self.draws, found, away, precision)
-            seen, loss = add(seen, each), loss + value / self.draws
+            slope_here, value = slope(lambda z: sites.mean_nll(z, batch), add(mean, away))
+            gradient = add(gradient, scaled(slope_here, 1.0 / self.draws))
+            seen_here = tree_map(
+                lambda g, a, p: g * a * p / self.draws, slope_here, away, precision
+            )
+            seen, loss = add(seen, seen_here), loss + value / self.draws
         return gradient, seen, loss
 
     def _away(self, precision: Params, batch: ClientBatch) -> Params:

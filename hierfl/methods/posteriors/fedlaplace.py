@@ -36,6 +36,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.conditional import conditional
@@ -45,13 +46,14 @@ from hierfl.laplace.marginal import Marginal, check_integrable
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
 from hierfl.methods.posteriors.fedlaplace_server import (
-    Points,
-    Rounds,
+    LaplacePoints,
+    LaplaceRounds,
     finished,
     logged,
     standard_points,
     weighted,
 )
+from hierfl.methods.posteriors.natural_factors import check_even
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Guide, Latents, Model, family
 
@@ -136,13 +138,10 @@ def fedlaplace(
             has params to learn; `start` names a site that is not global; or a local site cannot be
             integrated by Laplace's method.
     """
-    if min(draws, settle_draws) < 2 or draws % 2 or settle_draws % 2 or weighting_rounds < 0:
-        raise ValueError(
-            f"draws ({draws}) and settle_draws ({settle_draws}) must be even and positive, "
-            f"weighting_rounds ({weighting_rounds}) 0 or more"
-        )
+    expect(weighting_rounds=(weighting_rounds, "[0, inf)"))
+    check_even(draws=draws, settle_draws=settle_draws)
 
-    def shared_points(program: Program) -> Points:
+    def shared_points(program: Program) -> LaplacePoints:
         check_integrable(program, max_global_size, start or {})
         size = program.latents.global_block.size
         return standard_points(
@@ -155,7 +154,7 @@ def fedlaplace(
 
     def server(program: Program) -> Server:
         _warn_of_many(program, settle_draws)
-        rounds = Rounds(
+        rounds = LaplaceRounds(
             Marginal(program), shared_points(program), target_ess, draws, start or {}, radius
         )
         return Server(
@@ -216,7 +215,7 @@ def _integrated(model: Model, latents: Latents, *, shared: Shared) -> Guide:
 _integrated.reads_all_rows = True  # type: ignore[attr-defined]
 
 
-def _refused_message(points: Points, message: Tree, first: Tree) -> str | None:
+def _refused_message(points: LaplacePoints, message: Tree, first: Tree) -> str | None:
     """Return why a message cannot be the server's, whose first one is given; None: it can."""
     size, dtype = len(first["loc"]), first["loc"].dtype
     if set(message) not in FORMS or not all(isinstance(v, Tensor) for v in message.values()):
@@ -232,13 +231,13 @@ def _refused_message(points: Points, message: Tree, first: Tree) -> str | None:
         int(message.get("part", 0)),
         points.sizes if weighting else (0,) * len(points.settling),
     )
-    known = 0 <= part < len(sizes)
-    if not known or (weighting and message["points"].shape != (sizes[part], 0)):
+    exists = 0 <= part < len(sizes)
+    if not exists or (weighting and message["points"].shape != (sizes[part], 0)):
         return "it asks for points that do not exist"
     return None
 
 
-def _client(marginal: Marginal, points: Points) -> Client:
+def _client(marginal: Marginal, points: LaplacePoints) -> Client:
     slow = marginal.shared.size * marginal.own.size > SLOW
     expanded, valued = (FEW_EXPANDED, FEW_VALUED) if slow else (EXPANDED, VALUED)
 
@@ -253,17 +252,17 @@ def _client(marginal: Marginal, points: Points) -> Client:
 
         with torch.no_grad():
             if "right" in message:
-                found, lost = values(at)
+                values_at, lost = values(at)
                 return {
                     "own": own,
-                    "up": {"log_marginals": found, "lost": lost.to(found.dtype).mean()},
+                    "up": {"log_marginals": values_at, "lost": lost.to(values_at.dtype).mean()},
                 }
             expansion, inner = torch.vmap(
                 lambda z: marginal.expand(z, guess(z), batch, steps), chunk_size=expanded
             )(at)
             value, gradient, hessian = (v.mean(0) for v in expansion)
             # the mode of the local sites as a linear function of z near q
-            kept = {
+            near = {
                 "mode": inner.mode.mean(0),
                 "slope": inner.slope.mean(0),
                 "loc": at.mean(0),
@@ -274,10 +273,10 @@ def _client(marginal: Marginal, points: Points) -> Client:
                 "hessian": hessian,
                 "lost": inner.lost.to(value.dtype).mean(),
             }
-            own = kept
+            own = near
             if "tril" in message and points.sizes:
                 up["along"], _ = values(points.along(message))
-        return {"own": kept, "up": up}
+        return {"own": near, "up": up}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         return {name: Share(value) for name, value in work["up"].items()}, work["own"]

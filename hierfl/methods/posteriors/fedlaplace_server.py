@@ -43,7 +43,7 @@ FEW = 10  # effective points per global unknown below which the proposal is not 
 
 
 @dataclass(frozen=True, eq=False)
-class Points:
+class LaplacePoints:
     """Standard points that server and clients both compute, so that no message holds them."""
 
     settling: Tensor  # (PARTS, M, K), standard normal
@@ -85,7 +85,7 @@ class Points:
         return loc + torch.cat([torch.zeros(1, size, dtype=loc.dtype), columns, -columns])
 
 
-def standard_points(size: int, *, settle: int, most: int, rounds: int, seed: int) -> Points:
+def standard_points(size: int, *, settle: int, most: int, rounds: int, seed: int) -> LaplacePoints:
     """Return points in K = `size` dimensions; weighting rounds have `FIRST` to `most` points."""
     halves = normal_points(PARTS * settle, size, seed=seed).view(2, PARTS, settle // 2, size)
     sizes = tuple(min(most, FIRST << a) for a in range(rounds))
@@ -99,7 +99,7 @@ def standard_points(size: int, *, settle: int, most: int, rounds: int, seed: int
         else (torch.zeros(0, d) for d in (size, 1))
     )
     settling = halves.transpose(0, 1).reshape(PARTS, settle, size)
-    return Points(settling, weighting, stretch, sizes, seed)
+    return LaplacePoints(settling, weighting, stretch, sizes, seed)
 
 
 def split_of(message: Tree) -> Split:
@@ -108,11 +108,11 @@ def split_of(message: Tree) -> Split:
 
 
 @dataclass(frozen=True, eq=False)
-class Rounds:
+class LaplaceRounds:
     """The server's part of a round, from the sums of the clients' updates."""
 
     marginal: Marginal  # of the program, for its prior of the global sites alone
-    points: Points
+    points: LaplacePoints
     target_ess: int
     count: int  # S, draws of the posterior, and the most points of a round
     start: Mapping[str, Tensor | float]  # where to climb from, site -> value
@@ -127,7 +127,7 @@ class Rounds:
 
     def begin(self) -> Tree:
         """Return the state before the first round."""
-        block, kept, count = self.marginal.shared, len(self.points.sizes), self.count
+        block, rounds, count = self.marginal.shared, len(self.points.sizes), self.count
         size = block.size
         first = {s.name: self.start.get(s.name, s.start) for s in block.sites}
         at = block.flatten(
@@ -139,11 +139,11 @@ class Rounds:
         return {
             **settling(climbing(at.detach(), self.radius)),
             **_at(CLIMB, 0),
-            "log_p": torch.zeros(kept, count),
+            "log_p": torch.zeros(rounds, count),
             **{side: torch.ones(size) for side in ("right", "left")},
             "proposals": {
-                "tril": torch.zeros(kept, size, size),
-                **{name: torch.zeros(kept, size) for name in ("loc", "right", "left")},
+                "tril": torch.zeros(rounds, size, size),
+                **{name: torch.zeros(rounds, size) for name in ("loc", "right", "left")},
             },
             "draws": torch.zeros(count, size),
             "k_hat": torch.tensor(torch.nan),
@@ -167,14 +167,14 @@ class Rounds:
 
     def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         """Return the next state."""
-        left = clock.rounds - clock.round - 1
+        remaining = clock.rounds - clock.round - 1
         _warn_of_lost(int(state["stage"]), float(means["lost"]))
         with torch.no_grad(), unchecked():
             if int(state["stage"]) == WEIGHT:
-                state = self.weighted(state, means, left)
+                state = self.weighted(state, means, remaining)
             else:
-                state = self.moved(state, means, left)
-        _warn(state, left)
+                state = self.moved(state, means, remaining)
+        _warn(state, remaining)
         return tree_map(lambda v: v.detach().clone(), state)
 
     def found(self, state: Tree, means: dict[str, Tree], clock: Clock | None = None) -> Expansion:
@@ -185,9 +185,9 @@ class Rounds:
         sums = (means[name] * count for name in ("log_marginal", "gradient", "hessian"))
         return Expansion(*(p.mean(0) + s for p, s in zip(prior, sums, strict=True)))
 
-    def moved(self, state: Tree, means: dict[str, Tree], left: int) -> Tree:
+    def moved(self, state: Tree, means: dict[str, Tree], remaining: int) -> Tree:
         """Return the state after a round of climbing or settling."""
-        corrections, found = len(self.points.sizes), self.found(state, means)
+        corrections, expansion = len(self.points.sizes), self.found(state, means)
         if int(state["stage"]) == CLIMB:
             if bool(means["lost"] > 0.0):
                 if _nothing_known(state):
@@ -196,8 +196,8 @@ class Rounds:
                         f"their local sites: start "
                         f"elsewhere (start=), or give those sites a prior that curves"
                     )
-                found = found._replace(value=torch.full_like(found.value, -torch.inf))
-            state = climbed(state, found, self.unit)
+                expansion = expansion._replace(value=torch.full_like(expansion.value, -torch.inf))
+            state = climbed(state, expansion, self.unit)
             arrived = bool(state["moved"] < 1.0)
             state = {
                 **(settling(state) if arrived else state),
@@ -205,17 +205,17 @@ class Rounds:
             }
         else:
             part, seen = (int(state["part"]) + 1) % PARTS, self.sides(state, means)
-            state = {**settled(state, found, self.unit), **_at(SETTLE, part), **seen}
+            state = {**settled(state, expansion, self.unit), **_at(SETTLE, part), **seen}
             if bool(state["moved"] < (STILL_ENOUGH if corrections else STILL)):
-                state = {**state, **(self.weighting(left) if corrections else _at(DONE, 0))}
-        if corrections and left <= min(corrections, RESERVED):
-            state = {**state, **self.weighting(left)}
+                state = {**state, **(self.weighting(remaining) if corrections else _at(DONE, 0))}
+        if corrections and remaining <= min(corrections, RESERVED):
+            state = {**state, **self.weighting(remaining)}
         return state
 
-    def weighting(self, left: int) -> Tree:
+    def weighting(self, remaining: int) -> Tree:
         """Return the stage and part at which weighting starts."""
         largest = self.points.sizes.index(max(self.points.sizes))
-        return _at(WEIGHT, min(max(0, largest + 1 - left), largest))
+        return _at(WEIGHT, min(max(0, largest + 1 - remaining), largest))
 
     def sides(self, state: Tree, means: dict[str, Tree]) -> Tree:
         """Return q's widths on both sides, from the log posterior far out on its axes."""
@@ -227,7 +227,7 @@ class Rounds:
         right, left = sides(log_p[0] - log_p[1:], FAR).chunk(2)
         return {"right": right, "left": left}
 
-    def weighted(self, state: Tree, means: dict[str, Tree], left: int) -> Tree:
+    def weighted(self, state: Tree, means: dict[str, Tree], remaining: int) -> Tree:
         """Return the state after all points so far were weighted over the mixture of proposals."""
         part, sizes = int(state["part"]), self.points.sizes
         now = split_of(self.down(state, Clock(0, 1)))
@@ -248,7 +248,7 @@ class Rounds:
         density = torch.stack([q.log_prob(at, FREEDOM) + s for q, s in mixed]).logsumexp(0)
         weights = smoothed(torch.cat([log_p[a, : sizes[a]] for a in used]) - density)
         good = weights.effective >= self.target_ess and weights.k_hat < K_HAT
-        again = part + 1 < len(sizes) and left > 0 and not good
+        again = part + 1 < len(sizes) and remaining > 0 and not good
         share = weights.log.exp()
         mean = share @ at
         covariance = (at - mean).T @ ((at - mean) * share[:, None])
@@ -314,7 +314,7 @@ def _warn_of_lost(stage: int, lost: float) -> None:
         )
 
 
-def _warn(state: Tree, left: int) -> None:
+def _warn(state: Tree, remaining: int) -> None:
     """Warn if the posterior is unreliable: k-hat is high, or rounds ended too early."""
     stage = int(state["stage"])
     if stage == DONE and float(state["k_hat"]) >= K_HAT:
@@ -325,7 +325,7 @@ def _warn(state: Tree, left: int) -> None:
             "allow more rounds, or take fedsvi with guides.conditional(shared=guides.spline_flow)",
             stacklevel=4,
         )
-    if stage != DONE and left == 0:
+    if stage != DONE and remaining == 0:
         warnings.warn(
             f"the rounds ended while {STAGES[stage]}: the posterior is not final; allow more "
             "rounds",

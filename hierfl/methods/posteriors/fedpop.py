@@ -156,7 +156,7 @@ class Chain:
     def client(self, program: Program) -> Client:
         """Return the client of one program."""
         above, _ = program.start()
-        size, each = program.latents.local_block.size, self.steps - self.burn_in
+        size, draws = program.latents.local_block.size, self.steps - self.burn_in
         # refuses a program without local sites before the first round
         prior_draws(program, above, torch.zeros(1, dtype=torch.int32))
 
@@ -172,7 +172,7 @@ class Chain:
                 "at": own["z"],
                 "last": last,
                 "seen": own["seen"],
-                "draws": torch.zeros(each, size),
+                "draws": torch.zeros(draws, size),
                 "gradient": zeros_like(message),
                 "taken": torch.zeros(()),
                 "loss": torch.zeros(()),
@@ -197,8 +197,8 @@ class Chain:
                 measured = torch.stack([(here[n] - work["last"][n]).square().sum() for n in here])
                 state = here
             late = work["taken"] - self.burn_in
-            now = (torch.arange(each) == late).to(late.dtype)
-            mean = torch.where(late >= 0.0, 1.0 / each, 0.0)
+            now = (torch.arange(draws) == late).to(late.dtype)
+            mean = torch.where(late >= 0.0, 1.0 / draws, 0.0)
             return {
                 **work,
                 "at": state["z"] - self.step_size * state["slope"] + self._noise(batch, size),
@@ -221,11 +221,11 @@ class Chain:
                 **self._measures(work["measured"]),
             }
             # at first all kept draws are of the first round, so that none is of the prior
-            whole = work["draws"].repeat(math.ceil(self.kept_draws / each), 1)[-self.kept_draws :]
+            whole = work["draws"].repeat(math.ceil(self.kept_draws / draws), 1)[-self.kept_draws :]
             later = torch.cat([own["points"], work["draws"]])[-self.kept_draws :]
-            kept = chosen(own["seen"], later, whole)
+            points_after = chosen(own["seen"], later, whole)
             z = work["last"]["z"] if self.metropolis else work["at"]
-            return up, {"z": z, "points": kept, "seen": torch.ones(())}
+            return up, {"z": z, "points": points_after, "seen": torch.ones(())}
 
         return Client(
             own={

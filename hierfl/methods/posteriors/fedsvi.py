@@ -127,10 +127,10 @@ def fedsvi(
         merge=merge,
     )
     how.check()
-    parts = partial(_client, how), partial(_server, how)
+    builders = partial(_client, how), partial(_server, how)
     if merge != "gradient":
-        return Method("sfvi_avg", model, guide, *parts)
-    return Method("fedsvi", model, guide, *parts, traits=frozenset({"gradients"}))
+        return Method("sfvi_avg", model, guide, *builders)
+    return Method("fedsvi", model, guide, *builders, traits=frozenset({"gradients"}))
 
 
 @dataclass(frozen=True)

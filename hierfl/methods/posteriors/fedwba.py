@@ -127,7 +127,7 @@ def barycenter(start: Tensor, clouds: Tensor, matchings: int) -> Tensor:
     at = start
     for _ in range(matchings):
         cost = torch.cdist(at[None].expand_as(clouds), clouds).square().cpu().numpy()
-        order = [torch.as_tensor(linear_sum_assignment(each)[1]) for each in cost]
+        order = [torch.as_tensor(linear_sum_assignment(costs)[1]) for costs in cost]
         new = torch.stack([cloud[o] for cloud, o in zip(clouds, order, strict=True)]).mean(0)
         if torch.equal(new, at):
             break
@@ -165,18 +165,18 @@ class Stein:
         def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             w, prior = work["w"].params["at"], message["particles"]
 
-            def energy(one: Tensor) -> tuple[Tensor, Tensor]:
-                value = nll(one, batch)
-                return value - self.log_prior(one, prior), value
+            def energy(particle: Tensor) -> tuple[Tensor, Tensor]:
+                value = nll(particle, batch)
+                return value - self.log_prior(particle, prior), value
 
             slope, (_, value) = torch.vmap(grad_and_value(energy, has_aux=True))(w)
             moved = step(self.optimizer, {"at": -stein(w, -slope)}, work["w"])
             return {"w": moved, "loss": value.mean()}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            found = work["w"].params["at"]
-            up: Up = {"particles": Each(found), "loss": Share(work["loss"])}
-            return up, {"particles": found, "seen": torch.ones(())}
+            particles = work["w"].params["at"]
+            up: Up = {"particles": Each(particles), "loss": Share(work["loss"])}
+            return up, {"particles": particles, "seen": torch.ones(())}
 
         begin = first_particles(program, self.particles)
         return Client(
@@ -204,9 +204,9 @@ def stein(w: Tensor, slope: Tensor) -> Tensor:
     count = len(w)
     if count == 1:
         return slope
-    apart = w[:, None] - w[None]
-    square = apart.square().sum(-1)
+    differences = w[:, None] - w[None]
+    square = differences.square().sum(-1)
     width = square.flatten().median().clamp(min=1e-12) / math.log(count)
     kernel = (-square / width).exp()
-    push = (2.0 / width * kernel[..., None] * apart).sum(1)
+    push = (2.0 / width * kernel[..., None] * differences).sum(1)
     return (kernel @ slope + push) / count

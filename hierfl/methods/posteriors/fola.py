@@ -28,10 +28,15 @@ from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, add, scaled, sub, tree_map, zeros_like
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
-from hierfl.method import Client, Method, Phase, Server, Share, Up, slope
+from hierfl.method import Client, Method, Phase, Server, Up, slope
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import Descent
-from hierfl.methods.posteriors.common_sites import CommonSites, common_sites, product_server
+from hierfl.methods.posteriors.common_sites import (
+    CommonSites,
+    common_sites,
+    product_server,
+    product_share,
+)
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
@@ -132,12 +137,7 @@ def _client(
         held = scaled(message["precision"], trust / message["rows"] * rows)
         weight = add(held, precision)
         shift = tree_map(torch.mul, weight, moved) if product else scaled(moved, rows)
-        return {
-            "shift": Share(shift),
-            "precision": Share(precision),
-            "rows": Share(rows),
-            "loss": Share(work["loss"], rows),
-        }, own
+        return product_share(precision, shift, work["loss"], rows), own
 
     return Client(
         own={},

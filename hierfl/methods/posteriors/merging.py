@@ -53,12 +53,12 @@ class Averaged:
             precision = mean["_shared.lower"]
             loc = torch.linalg.solve(precision, mean["_shared.loc"])
             return {**mean, **normal_params(loc, precision)}
-        found = dict(mean)
+        params = dict(mean)
         for loc, name in self.scales.items():
             scale: Tensor = mean[name].rsqrt() if self.natural else mean[name]
-            found[name] = self.links[name].inv(scale)
-            found[loc] = mean[loc] * scale**2 if self.natural else mean[loc]
-        return found
+            params[name] = self.links[name].inv(scale)
+            params[loc] = mean[loc] * scale**2 if self.natural else mean[loc]
+        return params
 
 
 def averaged_by(program: Program, merge: Merge) -> Averaged | None:
@@ -66,18 +66,18 @@ def averaged_by(program: Program, merge: Merge) -> Averaged | None:
     if merge == "gradient":
         return None
     specs = {spec.name: spec for spec in program.params if not spec.is_local}
-    scales, rest = {}, set()
+    scales, foreign = {}, set()
     for base in ("_shared", *(site.name for site in program.latents.global_block.sites)):
         if {f"{base}.loc", f"{base}.scale"} <= specs.keys():
             scales[f"{base}.loc"] = f"{base}.scale"
-        known = {f"{base}.{part}" for part in ("loc", "scale", "lower", "at")}
-        rest |= {name for name in specs if name.startswith(f"{base}.")} - known
+        gaussian = {f"{base}.{part}" for part in ("loc", "scale", "lower", "at")}
+        foreign |= {name for name in specs if name.startswith(f"{base}.")} - gaussian
     dense = "_shared.lower" in specs
     points = all(
         f"{site.name}.at" in specs or f"{site.name}.loc" in scales
         for site in program.latents.global_block.sites
     )
-    if rest or not (points or "_shared.loc" in scales):
+    if foreign or not (points or "_shared.loc" in scales):
         raise ProgramError(
             f"merge={merge!r} averages Gaussians, and the guide's posterior of the global sites is "
             "another: take guides.mean_field, structured, conditional or delta, or merge='gradient'"

@@ -31,11 +31,15 @@ PARTS = ("shift", "precision")
 
 def check_visits(damping: float | None, draws: int, steps: int) -> None:
     """Refuse options of pvi and fedep that are out of range."""
-    expect(damping=(damping, "(0, 1] or None"))
-    if draws < 2 or draws % 2 or steps < 1:
-        raise ValueError(
-            f"draws ({draws}) must be even and positive, and steps ({steps}) 1 or more"
-        )
+    expect(damping=(damping, "(0, 1] or None"), steps=(steps, "[1, inf)"))
+    check_even(draws=draws)
+
+
+def check_even(**counts: int) -> None:
+    """Refuse numbers of draws that are not even, of 2 or more: half of them mirror the others."""
+    for name, count in counts.items():
+        if count < 2 or count % 2:
+            raise ValueError(f"{name} is {count}: it must be even, 2 or more")
 
 
 def no_factor(size: int) -> Tree:
@@ -65,8 +69,8 @@ def visited(work: Tree, message: Tree, own: Tree, damping: float) -> tuple[Up, T
         **{name: Share(value) for name, value in change.items()},
         "improper": Share(work["improper"]),
     }
-    kept = {"factor": add(own["factor"], change), "near": work["near"]} if own else own
-    return up, kept
+    after = {"factor": add(own["factor"], change), "near": work["near"]} if own else own
+    return up, after
 
 
 def newton_step(
@@ -96,9 +100,9 @@ def renyi_step(
         less = (order - 1.0 / longest) / far.clamp(min=1e-300)
         precision = order * bent - less * torch.outer(bent @ along, bent @ along)
     else:
-        each = bent.diagonal()
-        root = (order**-2 + 4.0 * each * along.square()).sqrt()
-        precision = (2.0 * each / (1.0 / order + root)).diag()
+        curvature = bent.diagonal()
+        root = (order**-2 + 4.0 * curvature * along.square()).sqrt()
+        precision = (2.0 * curvature / (1.0 / order + root)).diag()
     checked = torch.stack([bent, cavity["precision"], precision])
     return precision, loc + bounded(move, q), torch.linalg.eigvalsh(checked).amin() > 0.0
 
@@ -124,9 +128,12 @@ def factor_server(
 
     def factor_of_prior(at: Tensor) -> Tree:
         with torch.no_grad(), unchecked():
-            found = torch.vmap(marginal.prior)(at)
-        precision = shaped(-found.hessian.mean(0), full)
-        return {"shift": found.gradient.mean(0) + precision @ at.mean(0), "precision": precision}
+            expansion = torch.vmap(marginal.prior)(at)
+        precision = shaped(-expansion.hessian.mean(0), full)
+        return {
+            "shift": expansion.gradient.mean(0) + precision @ at.mean(0),
+            "precision": precision,
+        }
 
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         q = {name: state["q"][name] + clock.clients * means[name] for name in PARTS}
@@ -139,8 +146,8 @@ def factor_server(
     def final(state: Tree, clock: Clock) -> Tree:
         loc, _ = proper(state["q"])
         params = normal_params(loc, state["q"]["precision"])
-        kept = params if full else {n: params[n] for n in ("_shared.loc", "_shared.scale")}
-        return {"params": kept}
+        of_q = params if full else {n: params[n] for n in ("_shared.loc", "_shared.scale")}
+        return {"params": of_q}
 
     middle = marginal.shared.start[None].detach()
     begin = factor_of_prior(middle)
@@ -169,8 +176,8 @@ def with_noise(plain: Server, *, full: bool) -> Server:
         noisy = shaped(count * means["precision"], full)
         values, vectors = torch.linalg.eigh(q - prior + 0.5 * (noisy + noisy.mT))
         bent = prior + vectors @ (values.clamp(min=0.0)[:, None] * vectors.mT)
-        found = {"shift": means["shift"], "precision": (bent - q) / count}
-        return plain.update(state, found, clock._replace(clients=count))
+        mean_change = {"shift": means["shift"], "precision": (bent - q) / count}
+        return plain.update(state, mean_change, clock._replace(clients=count))
 
     return replace(plain, update=update, wrong=None)
 

@@ -169,11 +169,11 @@ def _client(
             covariance = torch.linalg.inv_ex(q["precision"]).inverse
             loc = covariance @ q["shift"]
             at = loc + standard @ torch.linalg.cholesky_ex(covariance).L.T
-            found, inner = torch.vmap(
+            expansion, inner = torch.vmap(
                 lambda z: marginal.expand(z, guess(work["near"], z), batch, NEWTON),
                 chunk_size=AT_ONCE,
             )(at)
-            gradient, hessian = found.gradient.mean(0), found.hessian.mean(0)
+            gradient, hessian = expansion.gradient.mean(0), expansion.hessian.mean(0)
             if order == 1.0:
                 precision, mean, proper = newton_step(q, loc, gradient, hessian, cavity)
             else:

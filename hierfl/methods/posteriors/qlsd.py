@@ -102,11 +102,11 @@ def _client(memory: float, levels: int | None, batch_size: int | None, program: 
             return sites.mean_loss(sites.pieces(z), batch) * batch.counts.sum()
 
         gradient, value = slope(loss, message["z"])
-        apart = gradient - work["memory"]
+        difference = gradient - work["memory"]
         if levels is None:
-            return {**work, "sent": apart, "loss": value}
+            return {**work, "sent": difference, "loss": value}
         key = noise.fold(batch.key[0], noise.word("rounded"))
-        return {**work, "sent": rounded_at_random(apart, levels, key), "loss": value}
+        return {**work, "sent": rounded_at_random(difference, levels, key), "loss": value}
 
     def start(message: Tree, own: Tree) -> Tree:
         zero = torch.zeros_like(message["z"])
@@ -114,8 +114,8 @@ def _client(memory: float, levels: int | None, batch_size: int | None, program: 
         return {"memory": own["memory"], "sent": sent, "loss": torch.zeros(())}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        kept = {"memory": own["memory"] + memory * restored(work["sent"])}
-        return {"gradient": Share(work["sent"]), "loss": Share(work["loss"])}, kept
+        after = {"memory": own["memory"] + memory * restored(work["sent"])}
+        return {"gradient": Share(work["sent"]), "loss": Share(work["loss"])}, after
 
     return Client(
         own={"memory": torch.zeros(block.size)},

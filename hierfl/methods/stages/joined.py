@@ -71,7 +71,7 @@ def carried(before: Kept, after: Rounds, state: Tree, stay: Tensor, at: Tensor) 
         found = carried_over(each, z, base, to, own)
         if not found.error <= GOOD:
             return state
-        kept = torch.zeros(len(to), len(state["seen"])).index_copy(1, at, found.each)
+        kept = torch.zeros(len(to), len(state["seen"])).index_copy(1, at, found.ratios)
         return {
             **state,
             "each": kept,

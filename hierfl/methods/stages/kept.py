@@ -166,7 +166,7 @@ class Kept:
                 f"clients have weighted {len(at)} of {len(z)} draws, from which their log ratios at "
                 "the others cannot be told: fit with fewer draws"
             )
-        return carried.each
+        return carried.ratios
 
     def without(self, out: Tensor, after: Rounds) -> Tree:
         """Return the state without the clients of a mask (N,), for the server of the others."""
@@ -258,7 +258,7 @@ class Kept:
 
         def told(state: Tree, wide: Tensor) -> Weighted:
             carried = carried_over(each, z, base, state["final"]["draws"][:, :shared], own)
-            return weighted(state, carried.each, wide, carried.error, shared)
+            return weighted(state, carried.ratios, wide, carried.error, shared)
 
         state = self._drawn(state, after)
         found = told(state, after.work.wider(state, factors))

@@ -13,7 +13,13 @@ from hierfl.core.trees import Tree, lerp, sub
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Clock, Method, Server, Share, Up
 from hierfl.methods.about import Wrapper
-from hierfl.methods.wrappers.wrapping import check_averages, inside, is_logged, wrapped
+from hierfl.methods.wrappers.wrapping import (
+    as_share,
+    check_averages,
+    inside,
+    is_logged,
+    wrapped,
+)
 from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Program
 
@@ -40,9 +46,10 @@ def by_rows(method: Method) -> Method:
         plain = method.client(program)
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            _, kept = plain.finish(work, message, own, rows)
+            _, after = plain.finish(work, message, own, rows)
             up, _ = plain.finish(work, message, own, torch.ones_like(rows))
-            return {name: _by_rows(share, rows) for name, share in up.items()}, kept
+            shares = {n: as_share(sent, n, "by_rows weights shares") for n, sent in up.items()}
+            return {n: Share(s.value, rows * s.weight) for n, s in shares.items()}, after
 
         return replace(plain, finish=finish)
 
@@ -53,12 +60,6 @@ def by_rows(method: Method) -> Method:
         return plain
 
     return replace(method, name=f"{method.name} by rows", client=client, server=server)
-
-
-def _by_rows(share: object, rows: Tensor) -> Share:
-    if not isinstance(share, Share):
-        raise TypeError(f"by_rows weights a Share, and a client sends a {type(share).__name__}")
-    return Share(share.value, rows * share.weight)
 
 
 @Wrapper(
@@ -108,8 +109,8 @@ def _drawn(plain: Client, share: float) -> Client:
         return {"method": plain.start(message, own), "weight": torch.ones(())}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        up, kept = plain.finish(work["method"], message, own, rows)
-        return {name: _weighted(sent, work["weight"]) for name, sent in up.items()}, kept
+        up, after = plain.finish(work["method"], message, own, rows)
+        return {name: _weighted(name, sent, work["weight"]) for name, sent in up.items()}, after
 
     def draw(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         return {**work, "weight": _weight(batch, share)}
@@ -125,12 +126,9 @@ def _weight(batch: ClientBatch, share: float) -> Tensor:
     return torch.where(drawn < share, 1.0, LEFT_OUT)
 
 
-def _weighted(sent: object, weight: Tensor) -> Share:
-    if not isinstance(sent, Share):
-        raise TypeError(
-            f"averaging_some weights a Share, and a client sends a {type(sent).__name__}"
-        )
-    return sent if is_logged(sent.value) else Share(sent.value, sent.weight * weight)
+def _weighted(name: str, sent: object, weight: Tensor) -> Share:
+    share = as_share(sent, name, "averaging_some weights shares")
+    return share if is_logged(share.value) else Share(share.value, share.weight * weight)
 
 
 @Wrapper(

@@ -149,8 +149,8 @@ def _keeping(plain: Client, program: Program, start: Params) -> Client:
     def settle(message: Tree, own: Tree, batch: ClientBatch) -> Tree:
         if whole.settle is not None:
             own = whole.settle(message, own, batch)
-        found = _looked(program, whole.params(message, own), batch)
-        return {**own, "statistics": {name: found[name] for name in none}}
+        statistics = _looked(program, whole.params(message, own), batch)
+        return {**own, "statistics": {name: statistics[name] for name in none}}
 
     adapt = None if plain.adapt is None else _by_mini_batch(plain.adapt)
     if plain.adapt is None and not tree_leaves(plain.own):

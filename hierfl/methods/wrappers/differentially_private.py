@@ -31,11 +31,17 @@ from hierfl.method import Client, Clock, Method, Server, Share, Up
 from hierfl.methods.about import Wrapper
 from hierfl.methods.posteriors.natural_factors import PARTS, with_noise
 from hierfl.methods.wrappers.privacy_budget import check_delta, cost_of_round, epsilon_of, orders
-from hierfl.methods.wrappers.wrapping import check_takes_means, is_logged, wrapped
+from hierfl.methods.wrappers.wrapping import as_share, check_takes_means, is_logged, wrapped
 from hierfl.program.program import Program, ProgramError
 
 COPY = "theta"  # the share that is a client's copy of what it was sent
 NOISE, COHORT = 0, 1  # what a key is for
+REFUSED = {
+    "leaves out": "counts every client of a round, and averaging_some leaves some out by a draw "
+    "that nodes know: draw clients with fit(..., cohort=...)",
+    "rounded": "clips plain values, and clients of a quantized method send rounded ones: leave "
+    "quantized out",
+}  # trait of a method -> why it has no budget
 
 
 @Wrapper(
@@ -90,13 +96,13 @@ def differentially_private(
         plain = method.client(program)
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up, kept = plain.finish(work, message, own, rows)
+            up, after = plain.finish(work, message, own, rows)
             sent = _sent(up, PARTS if "factors" in method.traits else ())
             moved = {name: _moved(name, value, message) for name, value in sent.items()}
             short = _shortened(moved, clipping_norm)
             if "factors" in method.traits:
-                kept = {**kept, "factor": add(own["factor"], short)}
-            return {"clipped": Share(short)}, kept
+                after = {**after, "factor": add(own["factor"], short)}
+            return {"clipped": Share(short)}, after
 
         return replace(plain, finish=finish)
 
@@ -114,16 +120,9 @@ def differentially_private(
 
 def _check_takes_means(method: Method, program: Program) -> None:
     """Refuse a method whose server takes anything but plain means over clients."""
-    if "leaves out" in method.traits:
-        raise ProgramError(
-            "differentially_private counts every client of a round, and averaging_some leaves "
-            "some out by a draw that nodes know: draw clients with fit(..., cohort=...)"
-        )
-    if "rounded" in method.traits:
-        raise ProgramError(
-            "differentially_private clips plain values, and clients of a quantized method send "
-            "rounded ones: leave quantized out"
-        )
+    for trait, why in REFUSED.items():
+        if trait in method.traits:
+            raise ProgramError(f"differentially_private {why}")
     if "factors" in method.traits:
         return
     what, fix = "adds noise to a mean over clients", "wrap such a method, or fedsvi"
@@ -132,17 +131,9 @@ def _check_takes_means(method: Method, program: Program) -> None:
 
 
 def _sent(up: Up, always: Collection[str] = ()) -> dict[str, Tree]:
-    found: dict[str, Tree] = {}
-    for name, share in up.items():
-        if not isinstance(share, Share):
-            raise ProgramError(
-                "differentially_private needs means whose weights do not depend on rows, and a "
-                f"client sends {name} as a {type(share).__name__}: wrap a method of plain means, "
-                "such as fedavg"
-            )
-        if name in always or not is_logged(share.value):
-            found[name] = share.value
-    return found
+    why = "differentially_private needs means whose weights do not depend on rows"
+    values = {name: as_share(sent, name, why).value for name, sent in up.items()}
+    return {n: v for n, v in values.items() if n in always or not is_logged(v)}
 
 
 def _moved(name: str, value: Tree, message: Tree) -> Tree:
@@ -167,16 +158,16 @@ def _noisy(
         mean = scaled(means["clipped"], clock.clients / planned)
         mean = _with_noise(mean, clip * noise / planned, new_key(secret, NOISE, clock.round))
         message = plain.down(state["method"], clock)
-        found = {
+        noisy = {
             name: add({key: message[key] for key in value}, value) if name == COPY else value
             for name, value in mean.items()
         }
         spent = state["spent"] + cost_of_round(noise, clients, planned)
-        return {"method": plain.update(state["method"], found, clock), "spent": spent}
+        return {"method": plain.update(state["method"], noisy, clock), "spent": spent}
 
     def logged(state: Tree) -> dict[str, float]:
-        said = {"epsilon": epsilon_of(state["spent"], delta), "delta": delta}
-        return {**plain.logged(state["method"]), **said}
+        budget = {"epsilon": epsilon_of(state["spent"], delta), "delta": delta}
+        return {**plain.logged(state["method"]), **budget}
 
     return Server(
         state={"method": plain.state, "spent": torch.zeros_like(orders())},

@@ -72,8 +72,8 @@ def fine_tuned(
                 "of others: put it inside, batch_normed(fine_tuned(method))"
             )
         taken = Phase(_same, steps, unit, batch_size)
-        each = when == "every round"
-        how = {"each_round": each, "own_steps": own_steps, "mirror": mirror}
+        each_round = when == "every round"
+        how = {"each_round": each_round, "own_steps": own_steps, "mirror": mirror}
         return tuned(program, plain, first, optimizer, taken, **how)
 
     return replace(method, name=f"{method.name}+FT", client=client)
@@ -165,8 +165,11 @@ def _serving(
     whole = beside(plain, kept(first, torch.zeros(())))
 
     def params(message: Tree, own: Tree) -> Params:
-        found = whole.params(message, own)
-        return {**found, **chosen(begun(own), own[tuned], {name: found[name] for name in first})}
+        own_params = whole.params(message, own)
+        return {
+            **own_params,
+            **chosen(begun(own), own[tuned], {name: own_params[name] for name in first}),
+        }
 
     def start(message: Tree, own: Tree) -> Tree:
         served, mine = params(message, own), {name: own[name] for name in plain.own}

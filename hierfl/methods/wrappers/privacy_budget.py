@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from hierfl.core.arguments import expect
+from hierfl.core.extras import extras_for
 
-NEEDED = "the privacy budget needs dp-accounting: install it with pip install 'hierfl[privacy]'"
 MOVED = 2.0  # times the clip: how far one client can move the sum when its rows are replaced
 
 
@@ -72,15 +72,15 @@ def _smallest(enough: Callable[[float], bool]) -> float:
 
 def check_delta(delta: float | None, clients: int) -> float:
     """Return delta, or its default; refuse one that a run publishing one client in N is within."""
-    found = default_delta(clients) if delta is None else delta
-    if not 0.0 < found < 1.0 / clients:
+    value = default_delta(clients) if delta is None else delta
+    if not 0.0 < value < 1.0 / clients:
         if delta is None:
             raise ValueError(f"{clients} client: differential privacy needs 2 clients or more")
         raise ValueError(
             f"delta is {delta}: with {clients} clients it must be above 0 and below 1/{clients}, "
             "or a run that publishes a client now and then would be within it"
         )
-    return found
+    return value
 
 
 @lru_cache(maxsize=64)
@@ -111,9 +111,7 @@ def epsilon_of(spent: Tensor, delta: float) -> float:
 
 
 def _library() -> tuple[Any, Any]:
-    try:
+    with extras_for("the privacy budget"):
         import dp_accounting
         from dp_accounting import rdp
-    except ImportError as error:
-        raise ImportError(NEEDED) from error
     return dp_accounting, rdp

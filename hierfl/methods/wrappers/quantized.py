@@ -139,9 +139,9 @@ def _rounding(plain: Client, nothing: dict[str, Tree], bits: int, *, feedback: b
     whole = beside(plain, {UNSENT: nothing}) if feedback else plain
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        up, kept = whole.finish(work, message, own, rows)
+        up, after = whole.finish(work, message, own, rows)
         up, lost = _sent(plain, message, up, own[UNSENT] if feedback else {}, bits)
-        return up, {**kept, UNSENT: lost} if feedback else kept
+        return up, {**after, UNSENT: lost} if feedback else after
 
     # a client without a state of its own has nothing to infer from its rows
     adapt = () if feedback and not tree_leaves(plain.own) else plain.adapt
@@ -153,8 +153,8 @@ def _adding(plain: Server, client: Client) -> Server:
 
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         before = _values(_up(client, plain.down(state, clock)))
-        found = {name: add(value, means[name]) for name, value in before.items()}
-        return plain.update(state, {**means, **found}, clock)
+        copies = {name: add(value, means[name]) for name, value in before.items()}
+        return plain.update(state, {**means, **copies}, clock)
 
     relaxed = plain.relaxed
     return replace(

@@ -24,7 +24,7 @@ from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, tree_leaves, tree_map
 from hierfl.method import Client, Clock, Each, Method, Reports, Server, Share, Up
 from hierfl.methods.about import Wrapper
-from hierfl.methods.wrappers.wrapping import check_takes_means, is_logged
+from hierfl.methods.wrappers.wrapping import as_share, check_takes_means, is_logged
 from hierfl.program.program import Program, ProgramError
 
 Rule = Literal["median", "trimmed", "krum", "clipped"]
@@ -69,8 +69,8 @@ def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) ->
         plain = method.client(program)
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up, kept = plain.finish(work, message, own, rows)
-            return {name: _by_itself(name, share) for name, share in up.items()}, kept
+            up, after = plain.finish(work, message, own, rows)
+            return {name: _by_itself(name, share) for name, share in up.items()}, after
 
         return replace(plain, finish=finish)
 
@@ -80,9 +80,13 @@ def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) ->
         check_takes_means("robust", what, method, program, plain, fix)
 
         def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            sent = {k: _checked(k, each) for k, each in means.items() if isinstance(each, Reports)}
-            found = cast(dict[str, Tree], _mean(rule, tolerated, sent))
-            return plain.update(state, {**means, **found}, clock)
+            sent = {
+                k: _checked(k, reports)
+                for k, reports in means.items()
+                if isinstance(reports, Reports)
+            }
+            robust_means = cast(dict[str, Tree], _mean(rule, tolerated, sent))
+            return plain.update(state, {**means, **robust_means}, clock)
 
         return replace(plain, update=update)
 
@@ -90,14 +94,10 @@ def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) ->
     return replace(method, name=name, client=client, server=server, discloses="summaries")
 
 
-def _by_itself(name: str, share: object) -> Share | Each:
-    if isinstance(share, Share) and is_logged(share.value):
+def _by_itself(name: str, sent: object) -> Share | Each:
+    share = as_share(sent, name, "robust takes the place of means")
+    if is_logged(share.value):
         return share
-    if not isinstance(share, Share):
-        raise ProgramError(
-            f"robust takes the place of means, and a client sends {name} as a "
-            f"{type(share).__name__}: wrap a method that sends shares alone"
-        )
     return Each({"value": share.value, "weight": torch.as_tensor(share.weight)})
 
 

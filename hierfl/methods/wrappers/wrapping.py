@@ -9,19 +9,29 @@ from torch import Tensor
 
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.method import Client, Method, Phase, Server, Step, Trait, Up
+from hierfl.method import Client, Method, Phase, Server, Share, Step, Trait, Up
 from hierfl.program.program import Program, ProgramError
 
 
-def wrapped(method: Method, name: str, *, trait: Trait | None = None, **parts: Any) -> Method:
+def wrapped(method: Method, name: str, *, trait: Trait | None = None, **changes: Any) -> Method:
     """Return a method with other parts; it may never settle, so `most_rounds` is unknown."""
     traits = method.traits if trait is None else method.traits | {trait}
-    return replace(method, name=name, most_rounds=None, traits=traits, **parts)
+    return replace(method, name=name, most_rounds=None, traits=traits, **changes)
 
 
 def is_logged(value: Tree) -> bool:
     """Return whether a share's value is a scalar, which is for the history alone."""
     return isinstance(value, Tensor) and value.numel() == 1
+
+
+def as_share(sent: object, name: str, why: str) -> Share:
+    """Return what a client sends as a share; refuse another kind, which a wrapper cannot weight."""
+    if not isinstance(sent, Share):
+        raise ProgramError(
+            f"{why}, and a client sends {name} as a {type(sent).__name__}: wrap a method of plain "
+            "means, such as fedavg"
+        )
+    return sent
 
 
 def inside(phases: tuple[Phase, ...], entry: str, after: Step | None = None) -> tuple[Phase, ...]:
@@ -48,8 +58,8 @@ def beside(plain: Client, extra: Tree) -> Client:
         return {name: own[name] for name in plain.own}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        up, kept = plain.finish(work, message, mine(own), rows)
-        return up, {**kept, **{name: own[name] for name in extra}}
+        up, after = plain.finish(work, message, mine(own), rows)
+        return up, {**after, **{name: own[name] for name in extra}}
 
     def settle(message: Tree, own: Tree, batch: ClientBatch) -> Tree:
         assert plain.settle is not None

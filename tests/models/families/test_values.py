@@ -58,7 +58,7 @@ LATE = [
     ("text", {"cens": [0, "right"]}, "the cens in row 1 is 'right', .* it must be 0 .exact."),
     ("alone", {"upper": [1, 2]}, "'upper' is read where .* add 'cens'"),
     ("cens", {"cens": [0, 3]}, "cens 3 in row 1: it must be 0 .exact., 1 .right., -1 .left. or 2"),
-    ("upper", {"cens": [0, 2]}, "cens 2 in row 1 is an interval .*: add the row field 'upper'"),
+    ("upper", {"cens": [0, 2]}, "cens 2 in row 1: it is an interval .*: add the row field 'upper'"),
     ("below", {"cens": [0, 2], "upper": [0, 0.9]}, "upper 0.9 in row 1: it must be above"),
     ("open", {"cens": [2, 0], "upper": [np.inf, 0]}, "upper inf in row 0: .* has cens 1"),
     ("unknown", {"cens": [2, 0], "upper": [np.nan, 0]}, "upper nan in row 0"),

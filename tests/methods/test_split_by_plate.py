@@ -1,11 +1,7 @@
-"""Compiled steps of FedRep, FedBABU, FedRecon and APFL, and runs that are resumed, give the numbers
-of plain runs.
-"""
+"""FedRep, FedPer, FedBABU and FedRecon of a regression that is split by plate."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,30 +10,14 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import hierfl
-from hierfl import methods, models
-from hierfl.core.trees import named_leaves
+from hierfl import methods
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Method
-from hierfl.models.likelihood import bernoulli
 from hierfl.optimizers import SGD, Adam
 from tests.programs import federation, fit
-
-
-def convolutional() -> Any:
-    """A small convolutional network on the two features, with group normalization."""
-    torch.manual_seed(0)
-    module = nn.Sequential(
-        nn.Unflatten(1, (1, 2)),
-        nn.Conv1d(1, 4, 2, padding=1),
-        nn.GroupNorm(2, 4),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(12, 1),
-    )
-    return models.network(module, likelihood=bernoulli(), y="ill")
 
 
 @hierfl.model
@@ -66,39 +46,6 @@ METHODS: dict[str, Make] = {
     ),
     "fedrep": lambda model, split: methods.fedrep(model, **split, head_steps=2, batch_size=2),
 }
-LAST: dict[str, Any] = {"head": "theta.5."}
-
-
-def apart(one: Any, other: Any) -> float:
-    a, b = named_leaves(one), named_leaves(other)
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
-
-
-def states(fitted: hierfl.Fit) -> tuple[Any, Any]:
-    return fitted.progress.server, fitted.progress.table
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("HIERFL_SLOW" not in os.environ, reason="compiles ten steps: about two minutes")
-@pytest.mark.parametrize("name", METHODS)
-def test_compiled_steps_of_a_convolutional_network(name: str) -> None:
-    data, method = federation((5, 3, 7, 1, 2)), METHODS[name](convolutional(), LAST)
-    eager, compiled = (
-        hierfl.fit(method, data, rounds=3, settings=hierfl.Settings(compile=c))
-        for c in (False, True)
-    )
-    assert apart(states(eager), states(compiled)) < 1e-10
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_run_goes_on_where_it_was_interrupted(name: str, tmp_path: Path) -> None:
-    data, method = federation((5, 3, 7, 1, 2)), METHODS[name](convolutional(), LAST)
-    run: dict[str, Any] = {"rounds": 4, "cohort": 3, "checkpoint": tmp_path, "checkpoint_every": 2}
-    whole = fit(method, data, **run)
-    shutil.rmtree(max(tmp_path.glob("round-*")))
-    resumed = fit(method, data, **run, resume=True)
-    assert apart(states(whole), states(resumed)) == 0.0
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "apfl"])
