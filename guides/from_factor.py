@@ -40,7 +40,8 @@ class FromFactor:
         q(w | z) = Normal, proportional to p(w | z) exp(eta . v - v' Lambda v / 2),    v = (w, u)
 
     Of an even number of candidates, half from a wider q and half by a second factor or of the prior
-    alone, one is kept by importance weight. The mean weight gives an unbiased estimate of p(y | z).
+    alone, one is kept by importance weight; `with_prior`, a third each by all of these. The mean
+    weight gives an unbiased estimate of p(y | z).
     `hierarchy` is set once the program is read, with the `shapes` of the client's own params; so is
     `spread`, if the client keeps the sums of a Gaussian likelihood whose noise scale is its own: draws
     are then exact. Where a client's params hold a polynomial, it stands for the rows, of which none is
@@ -59,6 +60,7 @@ class FromFactor:
         self.hierarchy: Hierarchy | None = None
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.spread: Spread | None = None
+        self.with_prior = False
 
     def __call__(self, batch: ClientBatch) -> None:
         """Draw all sites of the clients of a batch."""
@@ -144,10 +146,12 @@ class FromFactor:
         count = count if hierarchy.spread is None else 1  # the factor is exact
         e = first[None] if count == 1 else spread_out(first, count)
         # half of them are by the wide factor, or of the prior alone where there are mixing variables
-        sides = torch.arange(count) * 2 // count
+        with_prior = self.with_prior and hierarchy.mixing is None
+        sides = torch.arange(count) * (3 if with_prior else 2) // count
         density = client_density(self.model, self.latents.local_block, drawn.values, batch)
         with poutine.block(hide_types=["sample", "observe"]):  # evaluations, not its own sites
-            of_noise = partial(candidate, hierarchy, drawn.vector, own, batch)
+            where = hierarchy, drawn.vector, own, batch
+            of_noise = partial(candidate, *where, with_prior=with_prior)
             candidates: Candidate = torch.vmap(of_noise)(e, sides)
             if count == 1:
                 return candidates.vector[0, :, None], -candidates.log_weight[0, :, None]
@@ -191,8 +195,10 @@ def candidate(
     batch: ClientBatch,
     e: Tensor,
     side: Tensor,
+    *,
+    with_prior: bool = False,
 ) -> Candidate:
-    """Return the candidate of normals e (C, M + Dn); `side` () is 1 for the wide factor or the prior."""
+    """Return the candidate of normals e (C, M + Dn), of a `side` () as of `conditional.point`."""
     row = first_row(batch)
     proposals = Proposal(own["loc"], own["tril"]) if hierarchy.mixing is not None else None
     exact = hierarchy.spread is not None
@@ -201,7 +207,8 @@ def candidate(
     factor = power * here.precision, power * here.shift
     wider = 1.0 if exact else 1.0 + WIDER / max(1, e.shape[-1]) ** 0.5
     wide = (own["wide_precision"], own["wide_shift"]) if "wide_shift" in own else None
-    at, log_weight = point(hierarchy, z, row, factor, proposals, e, side, wide=wide, wider=wider)
+    how: dict[str, Any] = {"wide": wide, "wider": wider, "with_prior": with_prior}
+    at, log_weight = point(hierarchy, z, row, factor, proposals, e, side, **how)
     v = torch.cat([at, z[hierarchy.reading.shared].expand(len(at), -1)], 1)
     log_factor = ((factor[1] - 0.5 * (factor[0] @ v[..., None])[..., 0]) * v).sum(-1)
     vector = hierarchy.local_vectors(at, z)

@@ -14,6 +14,7 @@ from hierfl.diagnostics.check import FEW_ROWS, LITTLE, Check, answered, listed, 
 from hierfl.diagnostics.checks_of_rounds import checks_of_rounds, clients_of_rounds
 from hierfl.diagnostics.convergence import UNSEEN, Convergence
 from hierfl.diagnostics.entries import checks_of_draws
+from hierfl.diagnostics.local_draws import LocalDraws
 from hierfl.engine.federation import step_sizes
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.sites import Family
@@ -31,7 +32,8 @@ OF_FACTORS = "from_factor"  # the guide of two_stage, which is not fitted
 class Evidence:
     """What the checks of a fit rest on (None: unknown); `points` have no spread, `k_hats` are by client.
 
-    Components of `orderless` sites can be exchanged, though draws put one above the other.
+    Components of `orderless` sites can be exchanged, though draws put one above the other; `own` is of
+    local draws of a method that weights its own.
     """
 
     fit: Snapshot
@@ -42,16 +44,17 @@ class Evidence:
     information: pd.DataFrame | None
     k_hats: pd.Series | None
     orderless: tuple[str, ...] = ()
+    own: LocalDraws | None = None
 
 
-def checks_of_fit(found: Evidence) -> list[Check]:
+def checks_of_fit(evidence: Evidence) -> list[Check]:
     """Return the checks that need nothing but a fit, in the order of the report."""
     return [
-        *checks_of_run(found.fit, found.run),
-        *checks_of_rounds(found.fit),
-        *clients_of_rounds(found.fit),
-        *_posterior(found),
-        *_rows(found),
+        *checks_of_run(evidence.fit, evidence.run),
+        *checks_of_rounds(evidence.fit),
+        *clients_of_rounds(evidence.fit),
+        *_posterior(evidence),
+        *_rows(evidence),
     ]
 
 
@@ -78,18 +81,18 @@ def checks_of_run(fit: Snapshot, run: Convergence | str) -> Iterator[Check]:
         yield Check("Do the weights see every approximation?", "warning", UNSEEN, "doubt")
 
 
-def _posterior(found: Evidence) -> Iterator[Check]:
-    if found.not_finite:
-        fix = "Lower the step size" if step_sizes(found.fit.method) else "Scale the rows"
+def _posterior(evidence: Evidence) -> Iterator[Check]:
+    if evidence.not_finite:
+        fix = "Lower the step size" if step_sizes(evidence.fit.method) else "Scale the rows"
         yield Check(
             "Are all draws finite?",
             "warning",
-            f"Some draws of {listed(found.not_finite)} are not finite: no result that involves "
+            f"Some draws of {listed(evidence.not_finite)} are not finite: no result that involves "
             f"them can be trusted. {fix}, and fit again.",
             "fatal",
         )
-    if found.points is None:
-        size = found.fit.program.latents.local_block.size
+    if evidence.points is None:
+        size = evidence.fit.program.latents.local_block.size
         yield Check(
             UNCERTAINTY,
             "not asked",
@@ -99,31 +102,31 @@ def _posterior(found: Evidence) -> Iterator[Check]:
         return
     fix = (
         "Give the model a prior there, and take a guide that spreads (guides.structured)"
-        if found.spread
+        if evidence.spread
         else "For intervals fit methods.fedsvi(model)"
     )
     yield answered(
         UNCERTAINTY,
-        bool(found.points),
-        f"Point estimates, whose uncertainty no interval includes: {listed(found.points)}. {fix}."
-        if found.points
+        bool(evidence.points),
+        f"Point estimates, whose uncertainty no interval includes: {listed(evidence.points)}. {fix}."
+        if evidence.points
         else "Yes: no parameter of the model is a point estimate.",
         "fatal",
     )
-    if found.orderless:
+    if evidence.orderless:
         yield Check(
             "Is there an order of the components?",
             "warning",
-            f"The posterior stays the same when components of {listed(found.orderless)} are "
+            f"The posterior stays the same when components of {listed(evidence.orderless)} are "
             "exchanged, and these draws are of one order: they are right at most within it. Give "
             "the model an order, such as one mean and a positive difference (docs/recipes.md), or "
             "compare with NUTS, diagnostics.against_nuts(fit), what does not depend on the order.",
             "doubt",
         )
-    yield from _scales(found.fit, found.points)
-    if found.fit.program.row_sites is not None:
-        yield from _row_sites(found.fit, found.fit.program.row_sites)
-    yield from _guides_of_clients(found.k_hats)
+    yield from _scales(evidence.fit, evidence.points)
+    if evidence.fit.program.row_sites is not None:
+        yield from _row_sites(evidence.fit, evidence.fit.program.row_sites)
+    yield from _guides_of_clients(evidence)
 
 
 def _scales(fit: Snapshot, points: tuple[str, ...]) -> Iterator[Check]:
@@ -189,36 +192,47 @@ def _reaches_below_0(support: object) -> bool:
     return float(np.min(np.asarray(bound))) < 0.0
 
 
-def _guides_of_clients(k_hats: pd.Series | None) -> Iterator[Check]:
-    own = pd.Series(dtype=float) if k_hats is None else k_hats.dropna()
-    if own.empty:
+def _guides_of_clients(evidence: Evidence) -> Iterator[Check]:
+    """Judge draws of clients' own sites, given the global ones, by client."""
+    k_hats = pd.Series(dtype=float) if evidence.k_hats is None else evidence.k_hats.dropna()
+    if k_hats.empty:
         return
-    bad = own[own >= K_HAT]
-    worst = listed([f"{name} {number(k, 2)}" for name, k in bad.items()]) if len(bad) else ""
+    bad = [f"{name} {number(k, 2)}" for name, k in k_hats[k_hats >= K_HAT].items()]
+    off = "" if evidence.own is None else evidence.own.off()
+    faults = []
+    if bad:
+        faults.append(
+            f"The Pareto k-hat is not below {K_HAT} for {len(bad)} of {len(k_hats)} clients: {listed(bad)}."
+        )
+    if off:
+        faults.append(
+            f"Given the global sites, draws of {off} are not those that their weights make of them: "
+            "compare with NUTS, diagnostics.against_nuts(fit)."
+        )
     yield answered(
         "Is the guide close enough for every client's own parameters, given the global ones?",
-        bool(worst),
-        f"The Pareto k-hat is not below {K_HAT} for {len(bad)} of {len(own)} clients: {worst}."
-        if worst
-        else f"The largest Pareto k-hat of a client is {number(float(own.max()), 2)}, below {K_HAT}.",
+        bool(faults),
+        " ".join(faults)
+        or f"The largest Pareto k-hat of a client is {number(float(k_hats.max()), 2)}, below {K_HAT}.",
+        "note" if evidence.own is None else "doubt",
     )
 
 
-def _rows(found: Evidence) -> Iterator[Check]:
-    names = found.fit.clients
-    counts = dict(zip(names, found.fit.federation.data.counts.tolist(), strict=True))
-    few = [f"{name}: {count}" for name, count in counts.items() if count < FEW_ROWS]
+def _rows(evidence: Evidence) -> Iterator[Check]:
+    names = evidence.fit.clients
+    counts = dict(zip(names, evidence.fit.federation.data.counts.tolist(), strict=True))
+    short = [f"{name}: {count}" for name, count in counts.items() if count < FEW_ROWS]
     yield answered(
         "Does every client have enough rows?",
-        bool(few),
-        f"{len(few)} of {len(names)} clients have fewer than {FEW_ROWS} rows ({listed(few)}): "
+        bool(short),
+        f"{len(short)} of {len(names)} clients have fewer than {FEW_ROWS} rows ({listed(short)}): "
         "these rows are too few to show how well the model fits those clients."
-        if few
+        if short
         else f"Yes: the smallest client has {min(counts.values())} rows.",
     )
-    if found.information is None:
+    if evidence.information is None:
         return
-    nats = found.information["nats"]
+    nats = evidence.information["nats"]
     silent = list(nats.index[nats < LITTLE])
     yield answered(
         "Do the clients' own rows inform their estimates?",

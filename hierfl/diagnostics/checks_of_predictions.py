@@ -58,32 +58,32 @@ class Scored:
         return client_rates(self.prediction, self.replicates, prob=0.9)
 
 
-def checks_of_predictions(found: Scored) -> Iterator[Check]:
+def checks_of_predictions(scored: Scored) -> Iterator[Check]:
     """Check the scores of rows, and the certainty about foreign ones."""
-    yield from _scores(found)
-    yield _foreign(found)
+    yield from _scores(scored)
+    yield _foreign(scored)
 
 
-def _scores(found: Scored) -> Iterator[Check]:
-    if found.prediction is None:
+def _scores(scored: Scored) -> Iterator[Check]:
+    if scored.prediction is None:
         yield Check(
             "Are predictions calibrated?",
             "not asked",
             "No row can be scored: the rows have no labels, or the model observes no site on rows.",
         )
         return
-    prediction, rows = found.prediction, found.prediction.data.num_rows
+    prediction, rows = scored.prediction, scored.prediction.data.num_rows
     yield answered(
         "Are predictions scored on rows that the fit has not seen?",
-        not found.held_out,
+        not scored.held_out,
         f"Yes, on {rows} held-out rows."
-        if found.held_out
+        if scored.held_out
         else "No: they are scored on the training rows, so the scores are too good. Pass unseen "
         "rows as held_out=.",
     )
     if prediction.kind in ("numeric", *APART):
-        if found.replicates is not None:
-            yield _numeric_coverage(found)
+        if scored.replicates is not None:
+            yield _numeric_coverage(scored)
     else:
         p, came_true = confidence(prediction)
         error = calibration_error(p, came_true)
@@ -100,9 +100,9 @@ def _scores(found: Scored) -> Iterator[Check]:
                 else "."
             ),
         )
-    if found.rates is not None:
-        yield _rate_coverage(found)
-    yield from _by_client(found)
+    if scored.rates is not None:
+        yield _rate_coverage(scored)
+    yield from _by_client(scored)
 
 
 def _too(p: Floats, came_true: Floats) -> str:
@@ -114,11 +114,11 @@ def _too(p: Floats, came_true: Floats) -> str:
     )
 
 
-def _numeric_coverage(found: Scored) -> Check:
+def _numeric_coverage(scored: Scored) -> Check:
     """Warn if the coverage of 90 % intervals is off by more than `COVERAGE` and chance of so many rows."""
-    assert found.prediction is not None and found.replicates is not None
-    label = found.prediction.known()[0]
-    covered = interval_coverage(found.replicates, label, prob=0.9)
+    assert scored.prediction is not None and scored.replicates is not None
+    label = scored.prediction.known()[0]
+    covered = interval_coverage(scored.replicates, label, prob=0.9)
     rate = float(covered.mean())
     off = (
         abs(rate - 0.9) > COVERAGE
@@ -135,13 +135,13 @@ def _numeric_coverage(found: Scored) -> Check:
     )
 
 
-def _rate_coverage(found: Scored) -> Check:
+def _rate_coverage(scored: Scored) -> Check:
     """Warn if fewer clients' mean labels than chance explains lie in their 90 % intervals."""
-    assert found.rates is not None and found.prediction is not None
-    covered = found.rates["covered"]
+    assert scored.rates is not None and scored.prediction is not None
+    covered = scored.rates["covered"]
     off = coverage_p_value(covered, 0.9) <= SURE
-    outside = list(found.rates.index[~covered])
-    what = "event rates" if found.prediction.kind == "binary" else "mean labels"
+    outside = list(scored.rates.index[~covered])
+    what = "event rates" if scored.prediction.kind == "binary" else "mean labels"
     return answered(
         f"Do enough of the clients' {what} lie in their predictive intervals?",
         off,
@@ -156,22 +156,22 @@ def _rate_coverage(found: Scored) -> Check:
     )
 
 
-def _by_client(found: Scored) -> Iterator[Check]:
-    assert found.prediction is not None
-    prediction = found.prediction
+def _by_client(scored: Scored) -> Iterator[Check]:
+    assert scored.prediction is not None
+    prediction = scored.prediction
     counts = prediction.data.counts.tolist()
-    few = [name for name, n in zip(prediction.data.names, counts, strict=True) if n < FEW_ROWS]
+    short = [name for name, n in zip(prediction.data.names, counts, strict=True) if n < FEW_ROWS]
     yield answered(
         "Is every client scored on enough rows?",
-        bool(few),
-        f"{len(few)} of {len(counts)} clients are scored on fewer than {FEW_ROWS} rows "
-        f"({listed(few)}): their scores are mostly noise."
-        if few
+        bool(short),
+        f"{len(short)} of {len(counts)} clients are scored on fewer than {FEW_ROWS} rows "
+        f"({listed(short)}): their scores are mostly noise."
+        if short
         else f"Yes: each client is scored on {min(counts)} rows or more.",
     )
     if prediction.kind != "binary":
         return
-    worse = _worse_than_event_rate(found)
+    worse = _worse_than_event_rate(scored)
     yield answered(
         "Does the model predict at least as well as each client's own event rate?",
         bool(worse),
@@ -184,14 +184,14 @@ def _by_client(found: Scored) -> Iterator[Check]:
     )
 
 
-def _worse_than_event_rate(found: Scored) -> list[str]:
+def _worse_than_event_rate(scored: Scored) -> list[str]:
     """Return clients that the smoothed training event rate scores better by two standard errors."""
-    assert found.prediction is not None
-    prediction = found.prediction
+    assert scored.prediction is not None
+    prediction = scored.prediction
     label, log_score = prediction.known()
     counts = prediction.data.counts.tolist()
-    worse, train = [], found.fit.federation.data
-    seen = train.fields[found.fit.program.labels[prediction.site]].double()
+    worse, train = [], scored.fit.federation.data
+    seen = train.fields[scored.fit.program.labels[prediction.site]].double()
     for name, y, score in zip(
         prediction.data.names,
         label.double().split(counts),
@@ -199,31 +199,31 @@ def _worse_than_event_rate(found: Scored) -> list[str]:
         strict=True,
     ):
         k = int(train.index([name]))
-        known = seen[train.offsets[k] : train.offsets[k + 1]]
-        rate = (known.sum() + 0.5) / (len(known) + 1.0)
+        labels = seen[train.offsets[k] : train.offsets[k + 1]]
+        rate = (labels.sum() + 0.5) / (len(labels) + 1.0)
         gain = (score - (y * rate.log() + (1.0 - y) * (-rate).log1p())).numpy()
         if len(gain) >= FEW_ROWS and gain.mean() + 2.0 * gain.std(ddof=1) / len(gain) ** 0.5 < 0.0:
             worse.append(name)
     return worse
 
 
-def _foreign(found: Scored) -> Check:
-    if found.foreign is None:
+def _foreign(scored: Scored) -> Check:
+    if scored.foreign is None:
         return Check(FOREIGN, "not asked", "No foreign rows were given.")
-    overall = found.foreign.overall
+    overall = scored.foreign.overall
     by = {"predictive entropy": float(overall["auroc"])}
     if "mi_auroc" in overall:
         by["mutual information"] = float(overall["mi_auroc"])
     best = max(by, key=by.__getitem__)
     poor = by[best] < AUROC
-    each = ", ".join(f"{number(value)} by {name}" for name, value in by.items())
-    more = (
+    aurocs = ", ".join(f"{number(value)} by {name}" for name, value in by.items())
+    advice = (
         f". A value below {AUROC} means that predictions are about as certain for foreign rows as "
         "for own rows, or more certain."
     )
     return answered(
         FOREIGN,
         poor,
-        f"AUROC for telling foreign rows from the clients' own rows: {each}"
-        f"{more if poor else f'. Use {best} to detect foreign rows.'}",
+        f"AUROC for telling foreign rows from the clients' own rows: {aurocs}"
+        f"{advice if poor else f'. Use {best} to detect foreign rows.'}",
     )

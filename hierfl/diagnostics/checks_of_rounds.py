@@ -53,15 +53,15 @@ def _participation(fit: Snapshot) -> Check:
             "take part in each (cohort=).",
             "fatal",
         )
-    each = float(len(history))
+    times = float(len(history))
     if "clients" in history:
-        each = float(history["clients"].sum()) / len(fit.clients)
+        times = float(history["clients"].sum()) / len(fit.clients)
     needed = min(ROUNDS_EACH, len(history))
-    few = f", fewer than {needed}: some clients may never have taken part"
+    why = f", fewer than {needed}: some clients may never have taken part"
     return answered(
         question,
-        each < needed,
-        f"On average, a client took part in {number(each)} rounds{few if each < needed else ''}.",
+        times < needed,
+        f"On average, a client took part in {number(times)} rounds{why if times < needed else ''}.",
     )
 
 
@@ -98,12 +98,12 @@ def _concentration(fit: Snapshot) -> Iterator[Check]:
         float(fit.history[name].iloc[-1]) for name in ("effective_clients", "clients")
     )
     alone = took_part > 1 and effective < max(LEAST_CLIENTS, DOMINATED * took_part)
-    few = ": a few clients dominate the result. Weight clients by their number of rows instead"
+    why = ": a few clients dominate the result. Weight clients by their number of rows instead"
     yield answered(
         "Do all clients contribute to the result?",
         alone,
         f"The weights of the last round are equivalent to {number(effective)} equally weighted "
-        f"clients, of {took_part:.0f} that took part{few if alone else ''}.",
+        f"clients, of {took_part:.0f} that took part{why if alone else ''}.",
     )
 
 
@@ -131,15 +131,15 @@ def _left_out(fit: Snapshot) -> Iterator[Check]:
     history = fit.progress.history
     if not any("left_out" in record for record in history):
         return
-    found, rounds, absent = left_out_of_rounds(history), len(history), absent_from(history)
-    each = [
+    absences, rounds, absent = left_out_of_rounds(history), len(history), absent_from(history)
+    words = [
         f"{name} (in {len(times)} of {rounds} rounds, first in round {times[0][0] + 1}: "
         f"{times[0][1]['reason']})"
-        for name, times in found.items()
+        for name, times in absences.items()
     ]
     lasting = any(
         2 * len(times) > rounds or any(number_ == rounds - 1 for number_, _ in times)
-        for times in found.values()
+        for times in absences.values()
     )
     answers = []
     if absent:
@@ -149,9 +149,9 @@ def _left_out(fit: Snapshot) -> Iterator[Check]:
             "result says nothing of them. Fix their rows and fit again, or take the fit as one of "
             "the others."
         )
-    if found:
+    if absences:
         answers.append(
-            f"{len(found)} of {len(fit.clients)} clients failed and were left out: {listed(each)}. "
+            f"{len(absences)} of {len(fit.clients)} clients failed and were left out: {listed(words)}. "
             "The result is as if they had not taken part in those rounds, and what they keep is as "
             "it was before. Fix their rows, or fit without them (data.select)."
         )
@@ -164,19 +164,19 @@ def _left_out(fit: Snapshot) -> Iterator[Check]:
 
 
 def _far_out(fit: Snapshot) -> Iterator[Check]:
-    found = records_of(fit.progress.history, "far_out")
-    if not found:
+    records = records_of(fit.progress.history, "far_out")
+    if not records:
         return
-    each = []
-    for name, times in found.items():
-        worst = max(float(one["times"]) for _, one in times)
+    words = []
+    for name, times in records.items():
+        worst = max(float(record["times"]) for _, record in times)
         rounds = len({number_ for number_, _ in times})
-        each.append(f"{name} (in {rounds} rounds, up to {number(worst)} times the median norm)")
+        words.append(f"{name} (in {rounds} rounds, up to {number(worst)} times the median norm)")
     yield Check(
         "Are all updates of a similar size?",
         "warning",
-        f"The updates of {len(found)} of {len(fit.clients)} clients were far larger than the "
-        f"others of their round: {listed(each)}. They were counted. See whether the rows of these "
+        f"The updates of {len(records)} of {len(fit.clients)} clients were far larger than the "
+        f"others of their round: {listed(words)}. They were counted. See whether the rows of these "
         "clients are right.",
     )
 
@@ -193,7 +193,7 @@ def _conflicting(fit: Snapshot) -> Iterator[Check]:
         )
         yield Check(question, "not asked", why)
         return
-    each = [
+    words = [
         f"{name} ({number(float(one['away']))} times as far out as expected, p = "
         f"{float(one['p']):.1g})"
         for name, times in records_of(fit.progress.history, CONFLICTS).items()
@@ -201,11 +201,11 @@ def _conflicting(fit: Snapshot) -> Iterator[Check]:
     ]
     yield answered(
         question,
-        bool(each),
-        f"The summaries of {len(each)} of {compared[-1]} clients conflict with what all others "
-        f"predict: {listed(each)}. They are counted. See whether their outcome and columns are "
+        bool(words),
+        f"The summaries of {len(words)} of {compared[-1]} clients conflict with what all others "
+        f"predict: {listed(words)}. They are counted. See whether their outcome and columns are "
         "coded and in units as the others'; to see what they change, fit without them."
-        if each
+        if words
         else f"Yes: of {compared[-1]} clients none is improbable under the others' hierarchy.",
-        "doubt" if each else "note",
+        "doubt" if words else "note",
     )

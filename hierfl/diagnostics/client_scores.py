@@ -151,9 +151,9 @@ def _means(prediction: Prediction, values: Tensor) -> list[float]:
     return [float(values[part].double().mean()) for part in _parts(prediction)]
 
 
-def _shown(found: Gap) -> Shown:
-    words = f"{len(found.clients)} clients; each one's gaps are in .clients, a row a client."
-    return Shown("Generalization gaps: positive is worse", found.scores, words)
+def _shown(gap: Gap) -> Shown:
+    words = f"{len(gap.clients)} clients; each one's gaps are in .clients, a row a client."
+    return Shown("Generalization gaps: positive is worse", gap.scores, words)
 
 
 @shown_as(_shown)

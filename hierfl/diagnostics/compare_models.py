@@ -8,21 +8,23 @@ from typing import Any
 
 import pandas as pd
 
-from hierfl.core.arguments import shown, spelled
+from hierfl.core.arguments import spelled
 from hierfl.core.tables import Shown, shown_as
-from hierfl.diagnostics.loo import Loo, compare, named_loo
+from hierfl.diagnostics.loo import Loo, compare, expect_named_fits, named_loo
 from hierfl.posterior.snapshot import Snapshot, lacks_rows
 
 NO_ROWS = "Rows are not compared: they are at the nodes, or were not saved."
 
 
-def _shown(found: Compared) -> Shown:
-    tables = () if found.by_row is None else (("By row", found.by_row.reset_index(names="model")),)
+def _shown(compared: Compared) -> Shown:
+    tables = (
+        () if compared.by_row is None else (("By row", compared.by_row.reset_index(names="model")),)
+    )
     note = "elpd in nats, higher is better; weight: of stacking. .clients has each client's elpd."
-    if found.by_row is None:
+    if compared.by_row is None:
         note += f" {NO_ROWS}"
-    title = f"{len(found.loo)} models of {len(found.clients)} clients, a client left out"
-    return Shown(title, found.by_client.reset_index(names="model"), note, tables)
+    title = f"{len(compared.loo)} models of {len(compared.clients)} clients, a client left out"
+    return Shown(title, compared.by_client.reset_index(names="model"), note, tables)
 
 
 @shown_as(_shown)
@@ -69,16 +71,15 @@ def compare_models(fits: Mapping[str, Snapshot], *, draws: int = 2000, seed: int
     Source: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544; stacking: Yao et al. 2018,
     arXiv:1704.02030.
     """
-    if not isinstance(fits, Mapping):
-        raise TypeError(
-            f"fits is {shown(fits)}: it must be a dict, compare_models({{name: fit, ...}})"
-        )
+    expect_named_fits(fits, "compare_models")
     how: Any = {"draws": draws, "seed": seed}
     by_client: dict[str, Loo] = {
-        name: named_loo(name, one, "client", **how) for name, one in fits.items()
+        name: named_loo(name, fitted, "client", **how) for name, fitted in fits.items()
     }
     summed = {
-        "num_rows" in one.progress.server["factors"] for one in fits.values() if lacks_rows(one)
+        "num_rows" in fitted.progress.server["factors"]
+        for fitted in fits.values()
+        if lacks_rows(fitted)
     }
     if len(summed) > 1:
         raise ValueError(
@@ -87,13 +88,17 @@ def compare_models(fits: Mapping[str, Snapshot], *, draws: int = 2000, seed: int
         )
     by_row: dict[str, Loo] | None = None
     if not any(map(lacks_rows, fits.values())):
-        by_row = {name: named_loo(name, one, "row", **how) for name, one in fits.items()}
-    each = {name: one.table["elpd"] for name, one in by_client.items()}
-    k_hat = pd.concat([one.table["k_hat"] for one in by_client.values()], axis=1).max(axis=1)
+        by_row = {name: named_loo(name, fitted, "row", **how) for name, fitted in fits.items()}
+    each = {name: estimate.table["elpd"] for name, estimate in by_client.items()}
+    k_hat = pd.concat([estimate.table["k_hat"] for estimate in by_client.values()], axis=1).max(
+        axis=1
+    )
     return Compared(
         compare(by_client, "client"),
         None if by_row is None else compare(by_row, "row"),
         pd.DataFrame(each).assign(k_hat=k_hat),
-        {name: one.arviz.arviz for name, one in by_client.items()},
-        None if by_row is None else {name: one.arviz.arviz for name, one in by_row.items()},
+        {name: estimate.arviz.arviz for name, estimate in by_client.items()},
+        None
+        if by_row is None
+        else {name: estimate.arviz.arviz for name, estimate in by_row.items()},
     )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jacrev
 
-from hierfl.core.arguments import expect_integer
+from hierfl.core.arguments import expect_count, expect_integer
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
@@ -121,14 +121,12 @@ def convergence(
     """
     expect_fit(fit)
     expect_integer(draws, "draws")
-    expect_integer(proposals, "proposals")
+    expect_count(proposals, "proposals", least=LEAST_PROPOSALS)
     if draws < 0 or draws == 1:
         raise ValueError(
             f"draws is {draws}: it must be 2 or more to estimate the noise of a gradient, "
             f"or 0 to leave the gradient out"
         )
-    if proposals < LEAST_PROPOSALS:
-        raise ValueError(f"proposals is {proposals}: it must be {LEAST_PROPOSALS} or more")
     if ended_early(fit):
         verdict = (
             f"Not good: the {fit.progress.round} rounds ended before '{fit.method.name}' had "
@@ -195,10 +193,12 @@ def _of_own(fit: Snapshot, own: WeightedDraws) -> tuple[Answer, str]:
     if fit.progress.ended is not None:
         r_hat = float(fit.progress.history[-1].get("r_hat", math.nan))
         return _of_chains(fit.progress.ended, r_hat, own.effective)
+    entries = entries_of_draws(fit, own)
     if not own.k_hat < K_HAT:
+        least = "" if entries is None else entries.least_known()
         return "not good", (
             f"Not good: by the weights of '{fit.method.name}' itself {facts}: its approximation "
-            "misses a part of the posterior. Take fedsvi with "
+            f"misses a part of the posterior.{least} Take fedsvi with "
             "guides.conditional(shared=guides.spline_flow)."
         )
     if own.effective < LEAST_EFFECTIVE:
@@ -206,7 +206,6 @@ def _of_own(fit: Snapshot, own: WeightedDraws) -> tuple[Answer, str]:
             f"Not good: by the weights of '{fit.method.name}' itself {facts}, too few for a "
             "standard deviation. Allow more points or more rounds."
         )
-    entries = entries_of_draws(fit, own)
     why = None if entries is None else entries.too_few() or too_far_apart(own) or too_unsure(own)
     if why:
         return "not good", f"Not good: {facts}, but {why}"

@@ -22,11 +22,13 @@ from hierfl.diagnostics.check import (
 )
 from hierfl.method import WeightedDraws
 from hierfl.methods.stages.checks import UNSURE
+from hierfl.posterior.hidden_modes import HIDDEN, may_hide_modes
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.handlers import unchecked
 from hierfl.program.sites import Values
 
 TAILS = "Do the tails rest on enough draws?"
+OF_SEVERAL_MODES = f"above {HIDDEN} where rows are of a mixture, or clients' likelihoods have no maximum of their own"
 MORE_DRAWS = "methods.two_stage(model, draws=20000)"
 
 
@@ -57,27 +59,39 @@ class Entries:
         at = int(of.argmax())
         return float(of[at]), f"'{self.names[at]}'"
 
-    def tails(self, k_hat: float, *, few: bool) -> Check:
-        """Judge the Monte Carlo errors of sds and of the 5% and 95% points; `few`: by k-hat, tails rest on few."""
+    def _errors(self) -> str:
+        """Return the Monte Carlo errors of the entry whose tails rest on the fewest draws, in words."""
         sd, end = self.quality.sd_error, self.quality.end_error
-        _, name = self._extreme((sd / OFF_BY_CHANCE).maximum(end / END_OFF_BY_CHANCE))
-        at = self.names.index(name.strip("'"))
-        errors = (
-            f"the Monte Carlo error of the sd of {name} is {float(sd[at]):.0%}, and that of its 5% "
-            f"and 95% points {float(end[at]):.2f} sd"
+        worst = int((sd / OFF_BY_CHANCE).maximum(end / END_OFF_BY_CHANCE).argmax())
+        return (
+            f"the Monte Carlo error of the sd of '{self.names[worst]}' is {float(sd[worst]):.0%}, "
+            f"and that of its 5% and 95% points {float(end[worst]):.2f} sd"
         )
+
+    def least_known(self) -> str:
+        """Return which entry the draws know least of, as a sentence; "" where no error is finite."""
+        finite = self.quality.sd_error.isfinite() & self.quality.end_error.isfinite()
+        return f" Of all entries {self._errors()}." if bool(finite.all()) else ""
+
+    def tails(self, k_hat: float, *, rest_on_few: bool, hidden: bool) -> Check:
+        """Judge the Monte Carlo errors of sds and of the 5% and 95% points.
+
+        By k-hat, tails rest on `few` draws, or a mode of little mass may be `hidden` from them.
+        """
+        sd, end = self.quality.sd_error, self.quality.end_error
         poor = bool((sd > OFF_BY_CHANCE).any() or (end > END_OFF_BY_CHANCE).any())
-        if few:
+        if rest_on_few or hidden:
+            why = f"from {DOUBT} on they rest on few draws" if rest_on_few else OF_SEVERAL_MODES
             words = (
-                f"Check the tails: k-hat is {k_hat:.2f}, from {DOUBT} on they rest on few draws. "
-                f"Of all entries {errors}. A part of the posterior with little mass may be missed: "
+                f"Check the tails: k-hat is {k_hat:.2f}, {why}. Of all entries {self._errors()}. A "
+                "part of the posterior with little mass may be missed: "
                 f"take more draws, {MORE_DRAWS}, or compare with NUTS, diagnostics.against_nuts(fit)."
             )
         elif poor:
-            words = f"Check the tails: {errors}. Take more draws, {MORE_DRAWS}."
+            words = f"Check the tails: {self._errors()}. Take more draws, {MORE_DRAWS}."
         else:
-            words = f"Yes: at most, {errors}."
-        return answered(TAILS, poor or few, words, "doubt")
+            words = f"Yes: at most, {self._errors()}."
+        return answered(TAILS, poor or rest_on_few or hidden, words, "doubt")
 
 
 def entries_of_draws(fit: Snapshot, own: WeightedDraws) -> Entries | None:
@@ -132,7 +146,9 @@ def checks_of_draws(fit: Snapshot) -> Iterator[Check]:
         return
     entries = entries_of_draws(fit, own)
     if entries is not None and own.log_weights is not None:
-        yield entries.tails(own.k_hat, few=rests_on_few(own.log_weights, own.k_hat))
+        hidden = may_hide_modes(fit.program, fit.progress.server, own.k_hat)
+        rest_on_few = rests_on_few(own.log_weights, own.k_hat)
+        yield entries.tails(own.k_hat, rest_on_few=rest_on_few, hidden=hidden)
     elif own.k_hat >= DOUBT:
         yield Check(
             TAILS,

@@ -68,17 +68,17 @@ def exchangeable(fit: Snapshot, drawn: Draws) -> tuple[str, ...]:
 
         def at(way: Tensor) -> Tree:
             values = {name: v.index_select(0, way.long()[None])[0] for name, v in stacked.items()}
-            each, common = log_joint(program.model, values, mine, params)
-            return {"each": each.sum(), "common": common}
+            by_client, common = log_joint(program.model, values, mine, params)
+            return {"each": by_client.sum(), "common": common}
 
         return at_each_draw(at, len(ways), program)
 
-    parts = [chunk.found for chunk in each_client(fit, one, given=states)]
-    each = torch.cat([part["each"] for part in parts])  # (N, ways)
-    common = parts[0]["common"][:1]
-    found = torch.cat([each, common])
-    near = 1e-9 if found.dtype == torch.float64 else 3e-6
-    same = ((found - found[:, :1]).abs() <= near * (1.0 + found[:, :1].abs())).all(0)
+    chunks = [chunk.found for chunk in each_client(fit, one, given=states)]
+    by_client = torch.cat([part["each"] for part in chunks])  # (N, ways)
+    common = chunks[0]["common"][:1]
+    densities = torch.cat([by_client, common])
+    near = 1e-9 if densities.dtype == torch.float64 else 3e-6
+    same = ((densities - densities[:, :1]).abs() <= near * (1.0 + densities[:, :1].abs())).all(0)
     held = [some for some, equal in zip(swaps, same[1:].tolist(), strict=True) if equal]
     return tuple(dict.fromkeys(swap.site for some in held for swap in some))
 
@@ -96,10 +96,10 @@ def _swaps(sites: Sequence[LatentSite]) -> Iterator[list[Swap]]:
         for count in set(shape) - {1}:
             if shape.count(count) == 1 and "." not in site.name:  # no network's weights
                 dims.setdefault(count, {})[site.name] = shape.index(count) - len(shape)
-    for count, found in dims.items():
-        both = [Swap(name, 0, 0, 1) for name in shares] if count == 2 else []
+    for count, places in dims.items():
+        share_swaps = [Swap(name, 0, 0, 1) for name in shares] if count == 2 else []
         for i in dict.fromkeys((0, count - 2)):
-            every = [Swap(name, dim, i, i + 1) for name, dim in found.items()] + both
+            every = [Swap(name, dim, i, i + 1) for name, dim in places.items()] + share_swaps
             if len(every) <= MOST:
                 yield every
 

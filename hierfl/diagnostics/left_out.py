@@ -48,17 +48,17 @@ class LeftOut(NamedTuple):
     mc_se: NDArray[np.float64]
 
 
-def estimated(found: Scored) -> LeftOut:
+def estimated(scored: Scored) -> LeftOut:
     """Estimate every row or client left out, by Pareto-smoothed weights."""
-    log_p = found.log_likelihood.detach().double().mT
-    weights = found.log_weights.detach().double().mT
+    log_p = scored.log_likelihood.detach().double().mT
+    weights = scored.log_weights.detach().double().mT
     given, k_hat, _ = weights_of_rows(weights)
     rest, k_hat_of_rest, _ = weights_of_rows(weights - log_p)
     terms = rest + log_p
     elpd = terms.logsumexp(1)
     error = ((terms - elpd[:, None]).exp() - rest.exp()).square().sum(1).sqrt()
     lppd = (given + log_p).logsumexp(1)
-    k_hat = k_hat.maximum(k_hat_of_rest).clamp(min=found.k_hat)
+    k_hat = k_hat.maximum(k_hat_of_rest).clamp(min=scored.k_hat)
     return LeftOut(*(v.numpy() for v in (elpd, lppd, k_hat, error)))
 
 
@@ -108,31 +108,37 @@ def _kept_clients(fit: Snapshot) -> Scored:
     return Scored(likelihood + kept.constants(fit.federation.data), found.log_weights[:, None])
 
 
-def _weighted(fit: Snapshot, draws: int, most: int, seed: int) -> tuple[Weighed, Tensor, float]:
+def _weighted(
+    fit: Snapshot, draws: int, inner_most: int, seed: int
+) -> tuple[Weighed, Tensor, float]:
     """Return draws and log weights that make them the posterior's, (S, 1) or (S, N)."""
     noise = _noise(fit, seed, shared=not already_weighted(fit))
     if already_weighted(fit):
-        inner = min(most, _enough(float(noise.max()), BIAS))
-        found = weigh(fit, draws, inner=inner, seed=seed, shared=False)
-        return found, found.log_own.new_zeros(draws, 1), _own_k_hat(fit)
-    inner = min(most, _enough(float(noise.sum()), NOISE))
-    found, _, log_ratio, _ = in_rounds(
+        inner = min(inner_most, _enough(float(noise.max()), BIAS))
+        weighed = weigh(fit, draws, inner=inner, seed=seed, shared=False)
+        return weighed, weighed.log_own.new_zeros(draws, 1), _own_k_hat(fit)
+    inner = min(inner_most, _enough(float(noise.sum()), NOISE))
+    weighed, _, log_ratio, _ = in_rounds(
         fit, draws, inner=inner, rounds=ROUNDS, enough=draws // 4, seed=seed, tail=TAIL
     )
     if fit.program.latents.global_block.size:
-        return found, log_ratio[:, None], 0.0
-    return found, found.log_own, 0.0  # nothing is shared: the weights of other clients are noise
+        return weighed, log_ratio[:, None], 0.0
+    return (
+        weighed,
+        weighed.log_own,
+        0.0,
+    )  # nothing is shared: the weights of other clients are noise
 
 
-def _precise(fit: Snapshot, draws: int, most: int, seed: int) -> Weighed:
+def _precise(fit: Snapshot, draws: int, inner_most: int, seed: int) -> Weighed:
     """Draw p(y_k | z) with so many local draws that its reciprocal has hardly any bias."""
-    most = max(most, MOST)
-    inner = min(most, _enough(float(_noise(fit, seed, shared=False).max()), BIAS))
-    found = weigh(fit, draws, inner=inner, seed=seed, shared=False)
-    if inner < most and float(found.variance.mean(0).max()) > BIAS:  # the pilot saw too few
-        inner = most
-        found = weigh(fit, draws, inner=inner, seed=seed, shared=False)
-    bias = found.variance.mean(0)
+    inner_most = max(inner_most, MOST)
+    inner = min(inner_most, _enough(float(_noise(fit, seed, shared=False).max()), BIAS))
+    weighed = weigh(fit, draws, inner=inner, seed=seed, shared=False)
+    if inner < inner_most and float(weighed.variance.mean(0).max()) > BIAS:  # the pilot saw too few
+        inner = inner_most
+        weighed = weigh(fit, draws, inner=inner, seed=seed, shared=False)
+    bias = weighed.variance.mean(0)
     if inner > 1 and float(bias.max()) > 2.0 * BIAS:
         name = fit.clients[int(bias.argmax())]
         warnings.warn(
@@ -141,7 +147,7 @@ def _precise(fit: Snapshot, draws: int, most: int, seed: int) -> Weighed:
             f"inner={4 * inner}",
             stacklevel=4,
         )
-    return found
+    return weighed
 
 
 def _noise(fit: Snapshot, seed: int, *, shared: bool) -> Tensor:
@@ -150,9 +156,9 @@ def _noise(fit: Snapshot, seed: int, *, shared: bool) -> Tensor:
     return few.variance.mean(0) * INNER
 
 
-def _enough(variance: float, wanted: float) -> int:
+def _enough(variance: float, target: float) -> int:
     """Return how many draws bring a variance down to the one that is wanted."""
-    return max(1, math.ceil(variance / wanted - 1e-6))
+    return max(1, math.ceil(variance / target - 1e-6))
 
 
 def _own_k_hat(fit: Snapshot) -> float:

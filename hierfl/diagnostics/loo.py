@@ -19,12 +19,12 @@ import hashlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from hierfl.core.arguments import expect_integer, shown
+from hierfl.core.arguments import expect, expect_count, shown
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
@@ -40,12 +40,12 @@ By = Literal["row", "client"]
 WORST = 5  # rows or clients that are printed
 
 
-def _shown(found: Loo) -> Shown:
-    k_hat = found.table["k_hat"]
+def _shown(loo: Loo) -> Shown:
+    k_hat = loo.table["k_hat"]
     bad = f"{int((k_hat >= K_HAT).sum())} of {len(k_hat)} with k-hat above {K_HAT}"
-    title = f"Loo(by {found.by}: elpd {found.elpd:.1f} ± {found.se:.1f}, p {found.p:.1f}, {bad})"
-    worst = found.table.sort_values("k_hat", ascending=False, kind="stable").head(WORST)
-    words = f"The {len(worst)} {found.by}s of the highest k-hat; .table holds all."
+    title = f"Loo(by {loo.by}: elpd {loo.elpd:.1f} ± {loo.se:.1f}, p {loo.p:.1f}, {bad})"
+    worst = loo.table.sort_values("k_hat", ascending=False, kind="stable").head(WORST)
+    words = f"The {len(worst)} {loo.by}s of the highest k-hat; .table holds all."
     return Shown(title, worst, words)
 
 
@@ -111,8 +111,7 @@ def loo(
         KeyError: the model observes no such site.
     """
     expect_fit(fit)
-    expect_integer(draws, "draws")
-    expect_integer(inner, "inner")
+    expect_count(inner, "inner")
     _check_arguments(fit, by, draws, correct)
     if by == "client":
         scored = scored_clients(fit, draws, inner, correct, seed)
@@ -139,21 +138,14 @@ def loo(
 
 
 def _check_arguments(fit: Snapshot, by: By, draws: int, correct: str | None) -> None:
-    if draws < LEAST_PROPOSALS:
-        raise ValueError(
-            f"draws is {draws}: it must be {LEAST_PROPOSALS} or more, "
-            f"since a tail is fitted to the largest weights"
-        )
-    if by not in ("row", "client"):
-        raise ValueError(f"by is {by!r}: it must be 'row' or 'client'")
-    if correct not in ("psis", None):
-        raise ValueError(f"correct is {correct!r}: it must be 'psis' or None")
+    expect_count(draws, "draws", least=LEAST_PROPOSALS)  # a tail is fitted to the largest weights
+    expect(by=(by, ("row", "client")), correct=(correct, ("psis", None)))
     check_labeled(fit)
     _check_learned(fit, by)
 
 
-def _table(fit: Snapshot, by: By, each: LeftOut) -> pd.DataFrame:
-    table = pd.DataFrame({"elpd": each.elpd, "mc_se": each.mc_se, "k_hat": each.k_hat})
+def _table(fit: Snapshot, by: By, left_out: LeftOut) -> pd.DataFrame:
+    table = pd.DataFrame({"elpd": left_out.elpd, "mc_se": left_out.mc_se, "k_hat": left_out.k_hat})
     data = fit.federation.data
     if by == "client":
         table.index = pd.Index(fit.clients, name="client")
@@ -210,13 +202,21 @@ def _warn_of_high(table: pd.DataFrame, by: By) -> None:
 def _hash(fit: Snapshot) -> str:
     if lacks_rows(fit):  # of the clients and their numbers of rows, and of the kind of likelihood
         spread = "num_rows" in fit.progress.server["factors"]
-        known = repr((fit.clients, fit.federation.data.counts.tolist(), spread))
-        return hashlib.sha256(known.encode()).hexdigest()
+        summary = repr((fit.clients, fit.federation.data.counts.tolist(), spread))
+        return hashlib.sha256(summary.encode()).hexdigest()
     labels = observed(fit, fit.federation.data)
-    found = hashlib.sha256(repr(fit.clients).encode())
+    digest = hashlib.sha256(repr(fit.clients).encode())
     for site in sorted(labels):
-        found.update(labels[site].double().contiguous().numpy().tobytes())
-    return found.hexdigest()
+        digest.update(labels[site].double().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def expect_named_fits(fits: Mapping[str, Any], call: str) -> None:
+    """Refuse what is no dict of two fits or more, by name."""
+    if not isinstance(fits, Mapping) or len(fits) < 2:
+        kind = ValueError if isinstance(fits, Mapping) else TypeError
+        what = f"has {len(fits)} entries" if kind is ValueError else f"is {shown(fits)}"
+        raise kind(f"fits {what}: it must be a dict of two or more, {call}({{name: fit, ...}})")
 
 
 def compare(
@@ -239,28 +239,25 @@ def compare(
         ValueError: there are fewer than two fits, they are of different data, or one leaves out
             rows and another clients; or as `loo`.
     """
-    if not isinstance(fits, Mapping):
-        raise TypeError(f"fits is {shown(fits)}: it must be a dict, compare({{name: fit, ...}})")
-    if len(fits) < 2:
-        raise ValueError(
-            f"fits has {len(fits)} entries: it must have two or more, compare({{name: fit, ...}})"
-        )
-    found = {
-        name: one if isinstance(one, Loo) else named_loo(name, one, by, draws=draws, seed=seed)
-        for name, one in fits.items()
+    expect_named_fits(fits, "compare")
+    estimates = {
+        name: estimate
+        if isinstance(estimate, Loo)
+        else named_loo(name, estimate, by, draws=draws, seed=seed)
+        for name, estimate in fits.items()
     }
-    first, of_first = next(iter(found.items()))
-    for name, one in found.items():
-        if one.by != of_first.by:
+    first, of_first = next(iter(estimates.items()))
+    for name, estimate in estimates.items():
+        if estimate.by != of_first.by:
             raise ValueError(
-                f"'{first}' leaves out one {of_first.by} at a time, '{name}' one {one.by}: "
+                f"'{first}' leaves out one {of_first.by} at a time, '{name}' one {estimate.by}: "
                 f"they cannot be compared"
             )
-        if one.data != of_first.data:
+        if estimate.data != of_first.data:
             raise ValueError(
                 f"'{first}' and '{name}' are fitted to different rows: "
                 f"leave-one-out compares fits of the same data"
             )
-    table: pd.DataFrame = compared({name: one.arviz for name, one in found.items()})
-    worst = {name: one.table["k_hat"].max() for name, one in found.items()}
+    table: pd.DataFrame = compared({name: estimate.arviz for name, estimate in estimates.items()})
+    worst = {name: estimate.table["k_hat"].max() for name, estimate in estimates.items()}
     return table.assign(k_hat=[worst[name] for name in table.index])

@@ -38,12 +38,12 @@ from hierfl.program.sites import LatentSite, Model, Values
 from hierfl.program.traces import Center, Site
 
 
-def _shown(found: Reference) -> Shown:
-    sites = sites_of(found.shared, found.own)
-    rows = [(*site, found.r_hat.get(site[0], math.nan)) for site in sites]
-    count = next((len(v) for v in {**found.shared, **found.own}.values()), 0)
+def _shown(reference: Reference) -> Shown:
+    sites = sites_of(reference.shared, reference.own)
+    rows = [(*site, reference.r_hat.get(site[0], math.nan)) for site in sites]
+    count = next((len(v) for v in {**reference.shared, **reference.own}.values()), 0)
     return Shown(
-        f"{count} draws of pooled NUTS, {found.seconds:.0f} s",
+        f"{count} draws of pooled NUTS, {reference.seconds:.0f} s",
         pd.DataFrame(rows, columns=["site", "level", "shape", "r_hat"]),
         "diagnostics.against_nuts(fit, reference=...) compares a fit with them.",
     )
@@ -168,8 +168,8 @@ def _r_hat(chains: list[Tensor]) -> float:
 LEAST_DRAWS = 50  # for a standard deviation
 
 
-def _shown_comparison(found: AgainstNuts) -> Shown:
-    return Shown("Against pooled NUTS, by site", found.table, found.verdict)
+def _shown_comparison(against_nuts: AgainstNuts) -> Shown:
+    return Shown("Against pooled NUTS, by site", against_nuts.table, against_nuts.verdict)
 
 
 @shown_as(_shown_comparison)
@@ -264,8 +264,8 @@ def _run(fit: Snapshot, *, draws: int, warmup: int, chains: int, seed: int) -> R
     return found
 
 
-def _compared(fit: Snapshot, site: LatentSite, found: Draws, reference: Reference) -> pd.DataFrame:
-    mine, theirs = (d.own if site.is_local else d.shared for d in (found, reference))
+def _compared(fit: Snapshot, site: LatentSite, draws: Draws, reference: Reference) -> pd.DataFrame:
+    mine, theirs = (d.own if site.is_local else d.shared for d in (draws, reference))
     shape = tuple(mine[site.name].shape[1:])
     if site.name not in theirs or tuple(theirs[site.name].shape[1:]) != shape:
         raise ValueError(

@@ -84,10 +84,14 @@ def fpr95(foreign: ArrayLike, own: ArrayLike) -> float:
     return float((np.asarray(foreign, dtype=float) <= threshold).mean())
 
 
-def _shown(found: OutOfDistribution) -> Shown:
-    overall = ", ".join(f"{name} {cell(value)}" for name, value in found.overall.items())
+def _shown(out_of_distribution: OutOfDistribution) -> Shown:
+    overall = ", ".join(
+        f"{name} {cell(value)}" for name, value in out_of_distribution.overall.items()
+    )
     return Shown(
-        "Own rows against foreign ones, by client", found.clients, f"All rows together: {overall}."
+        "Own rows against foreign ones, by client",
+        out_of_distribution.clients,
+        f"All rows together: {overall}.",
     )
 
 

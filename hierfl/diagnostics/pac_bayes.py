@@ -36,6 +36,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hierfl.core.arguments import expect, expect_count
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import tree_leaves
@@ -58,20 +59,24 @@ from hierfl.program.traces import is_likelihood, samples
 MARGIN = 3.0  # Monte Carlo standard errors that are added to the bound
 
 
-def _shown(found: PacBayes) -> Shown:
+def _shown(pac_bayes: PacBayes) -> Shown:
     terms = {
-        "empirical risk": (found.empirical_risk, found.se_risk),
-        "KL from the prior, nats": (found.kl, found.se_kl),
-        "rows": (found.rows, math.nan),
-        "width of the loss": (found.width, math.nan),
+        "empirical risk": (pac_bayes.empirical_risk, pac_bayes.se_risk),
+        "KL from the prior, nats": (pac_bayes.kl, pac_bayes.se_kl),
+        "rows": (pac_bayes.rows, math.nan),
+        "width of the loss": (pac_bayes.width, math.nan),
     }
     frame = pd.DataFrame.from_dict(terms, orient="index", columns=["value", "se"])
-    bound = found.bound()
+    bound = pac_bayes.bound()
     return Shown(
         "PAC-Bayes bound",
         frame,
         f"With probability 0.95 the risk on new rows of the same clients is below {bound:.3g}"
-        + ("." if bound < found.width else ", which says nothing: the loss itself is no larger."),
+        + (
+            "."
+            if bound < pac_bayes.width
+            else ", which says nothing: the loss itself is no larger."
+        ),
     )
 
 
@@ -111,8 +116,7 @@ class PacBayes:
         Raises:
             ValueError: `eta` or `delta` is out of range.
         """
-        if not 0.0 < delta <= 1.0:
-            raise ValueError(f"delta is {delta}: it must be in (0, 1]")
+        expect(delta=(delta, "(0, 1]"), eta=(eta, "(0, inf) or None"))
         if eta is not None:
             return self._at(eta, delta)
         count = max(1, math.ceil(math.log2(self.rows))) + 1
@@ -121,8 +125,6 @@ class PacBayes:
         return min(self._at(one, delta / count) for one in etas)
 
     def _at(self, eta: float, delta: float) -> float:
-        if not 0.0 < eta < math.inf:
-            raise ValueError(f"eta is {eta}: it must be > 0 and finite")
         risk = self.empirical_risk + MARGIN * self.se_risk
         kl = self.kl + MARGIN * self.se_kl
         slack = eta * self.width**2 / (8.0 * self.rows)
@@ -158,8 +160,7 @@ def pac_bayes(
         KeyError: the model observes no such site.
     """
     expect_fit(fit)
-    if draws < 2:
-        raise ValueError(f"draws is {draws}: it must be 2 or more")
+    expect_count(draws, "draws", least=2)
     if clip is not None and not -math.inf < clip[0] < clip[1] < math.inf:
         raise ValueError(f"clip is {clip}: it must be two finite numbers, the lower one first")
     program, data = fit.program, fit.federation.data
@@ -168,7 +169,7 @@ def pac_bayes(
     check_prior(fit, prior)
     _check_loss(fit, name, clip)
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> dict[str, Tensor]:
+    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> dict[str, Tensor]:
         terms = program.terms(params, own)
         values = program.draw(params, own)  # the same draw: it is a function of the batch's keys
         fn, label = program.observed(values, own, params)[name]

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hierfl.core.arguments import expect_count
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import Tree, tree_map
@@ -41,18 +42,18 @@ GAIN = 0.05  # nats of the ELBO for each number, by which a fit that has converg
 Ranks = NDArray[np.int64]
 
 
-def _shown(found: Sbc) -> Shown:
-    title = f"Ranks of {found.replications} replications among {found.draws} draws each"
+def _shown(sbc: Sbc) -> Shown:
+    title = f"Ranks of {sbc.replications} replications among {sbc.draws} draws each"
     words = "Coverage of intervals by site; .table() tests the ranks of each number."
-    if not found.converged:
-        words += f"\n{_unfinished(found)}"
-    return Shown(title, found.coverage(), words)
+    if not sbc.converged:
+        words += f"\n{_unfinished(sbc)}"
+    return Shown(title, sbc.coverage(), words)
 
 
-def _unfinished(found: Sbc) -> str:
+def _unfinished(sbc: Sbc) -> str:
     """Return that the fits were still improving, and what to do."""
     return (
-        f"The fits had not converged: their ELBO still rose by {found.gain.mean():.3g} nats in the last "
+        f"The fits had not converged: their ELBO still rose by {sbc.gain.mean():.3g} nats in the last "
         "quarter of the steps, so that the ranks are those of unfinished fits: take more steps, or a "
         "larger step size"
     )
@@ -120,8 +121,10 @@ class Sbc:
 
     def coverage(self) -> pd.DataFrame:
         """Return coverage by site, over all its numbers and clients."""
-        found = {site: self._covered(ranks) for site, ranks in {**self.shared, **self.own}.items()}
-        return pd.DataFrame.from_dict(found, orient="index").rename_axis("site")
+        covered = {
+            site: self._covered(ranks) for site, ranks in {**self.shared, **self.own}.items()
+        }
+        return pd.DataFrame.from_dict(covered, orient="index").rename_axis("site")
 
     def coverage_by_rows(self) -> pd.DataFrame:
         """Return coverage by local site and by the clients' number of rows."""
@@ -200,8 +203,9 @@ def sbc(
     Raises:
         ProgramError: data cannot be drawn from the model, or the guide draws one client at a time.
     """
-    if min(replications, draws, steps, num_particles) < 1:
-        raise ValueError("replications, draws, steps and num_particles must be 1 or more")
+    counts = {"replications": replications, "draws": draws, "steps": steps}
+    for name, count in {**counts, "num_particles": num_particles}.items():
+        expect_count(count, name)
     program = read(model, guide, data_like, seed=seed)
     if not program.in_vmap:
         raise ProgramError(

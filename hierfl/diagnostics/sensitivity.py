@@ -37,8 +37,8 @@ PRIOR = "prior"
 SHOWN = 12  # rows that are printed
 
 
-def _shown(found: Sensitivity) -> Shown:
-    table = found.table
+def _shown(sensitivity: Sensitivity) -> Shown:
+    table = sensitivity.table
     far = table["per_percent"].abs()
     largest = table.loc[far.sort_values(ascending=False, kind="stable").index[:SHOWN]]
     bad = int((table["k_hat"] >= K_HAT).sum())
@@ -101,12 +101,12 @@ def sensitivity(fit: Snapshot) -> Sensitivity:
     return Sensitivity(pd.concat(tables).set_index(["parameter", "part"]))
 
 
-def _numbers(fit: Snapshot, found: Densities) -> tuple[list[str], Tensor]:
+def _numbers(fit: Snapshot, densities: Densities) -> tuple[list[str], Tensor]:
     """Return the names of the global sites' numbers, and their draws (S, P)."""
     names: list[str] = []
     columns = []
     for site in fit.federation.program.latents.global_block.sites:
-        value = found.values[site.name]
+        value = densities.values[site.name]
         columns.append(value.reshape(len(value), -1).double())
         names += _named(site.name, entries_of(fit, site.name, value.shape[1:]))
     return names, torch.cat(columns, 1)

@@ -82,35 +82,36 @@ def _in_shape_of(field: Tensor, value: Tensor) -> Tensor:
 
 
 def _check(program: Program, batch: ClientBatch) -> None:
+    """Refuse a model from which data sets cannot be drawn."""
+    for fault in _faults(program, batch):
+        raise ProgramError(fault)
+
+
+def _faults(program: Program, batch: ClientBatch) -> Iterator[str]:
     with untouched_store():
         trace = poutine.trace(program.model).get_trace(batch)
-    params = [name for name, node in trace.nodes.items() if node["type"] == "param"]
-    if params:
-        raise ProgramError(
-            f"the model's param '{params[0]}' has no prior to draw from: "
-            f"use a pyro.sample statement in its place"
-        )
+    for name, node in trace.nodes.items():
+        if node["type"] == "param":
+            yield (
+                f"the model's param '{name}' has no prior to draw from: use a pyro.sample statement "
+                "in its place"
+            )
     for name, site in samples(trace):
         if isinstance(getattr(site["fn"], "base_dist", site["fn"]), Unit):
-            raise ProgramError(
-                f"factor '{name}' cannot be drawn: "
-                f"data sets can be drawn from sample statements only"
-            )
-    for field in set(program.labels.values()):
+            yield f"factor '{name}' cannot be drawn: data sets can be drawn from sample statements only"
+    fields = list(program.labels.values())
+    for field in dict.fromkeys(fields):
         site = computed_from(program, field)
         if site:
-            raise ProgramError(
+            yield (
                 f"site '{site}' is computed from the field '{field}', which is to be drawn: data "
                 "sets can be drawn only where no label depends on another"
             )
-    twice = [
-        field for field in program.labels.values() if list(program.labels.values()).count(field) > 1
-    ]
-    if twice:
-        raise ProgramError(
-            f"two sites observe the field '{twice[0]}', and their draws would differ: "
-            f"give each site a field of its own"
-        )
+        if fields.count(field) > 1:
+            yield (
+                f"two sites observe the field '{field}', and their draws would differ: give each "
+                "site a field of its own"
+            )
 
 
 def _check_labels(program: Program, batch: ClientBatch, labels: Labels) -> None:

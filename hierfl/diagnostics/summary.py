@@ -25,11 +25,11 @@ MOST, FEWEST = 1000, 100  # draws where none are asked for
 DRAWN, READ = 100_000_000, 4_000_000
 
 
-def _shown(found: Summary) -> Shown:
-    note = "\n".join((found.verdict, *found.remarks))
-    if found.tables:
-        return Shown(found.title, note=note, tables=found.tables)
-    return Shown(found.title, in_right_digits(found.frame), note)
+def _shown(summary: Summary) -> Shown:
+    note = "\n".join((summary.verdict, *summary.remarks))
+    if summary.tables:
+        return Shown(summary.title, note=note, tables=summary.tables)
+    return Shown(summary.title, in_right_digits(summary.frame), note)
 
 
 @shown_as(_shown)
@@ -121,26 +121,28 @@ def _affordable(fit: Snapshot) -> int:
     latents, data = fit.program.latents, fit.federation.data
     own = latents.local_block.size
     numbers = latents.global_block.size + own * len(fit.clients)
-    most = DRAWN // max(1, numbers)
+    limit = DRAWN // max(1, numbers)
     if fit.program.reads_all_rows:
-        most = min(most, READ // max(1, data.num_rows * own))
-    return max(FEWEST, min(MOST, most))
+        limit = min(limit, READ // max(1, data.num_rows * own))
+    return max(FEWEST, min(MOST, limit))
 
 
 def brief(fit: Snapshot) -> Shown:
     """Return what a fit prints: what was run, sizes, and what its history alone says of trust."""
     times = times_left_out(fit.progress.history)
     skipped = f"a client skipped {times} time{'s' * (times > 1)}, " if times else ""
-    kept = nbytes(fit.federation.client.own)
+    own_bytes = nbytes(fit.federation.client.own)
     title = (
         f"Fit({fit.method.name}, {len(fit.clients)} clients, {fit.progress.round} rounds, "
         f"{skipped}{fit.federation.data.num_rows} rows, {nbytes(fit.message)} bytes sent to a "
-        f"client, {kept} bytes kept by one)"
+        f"client, {own_bytes} bytes kept by one)"
     )
-    known, chosen, judged = of_history(fit), fit.progress.chosen, fit.progress.verdict
+    of_rounds, chosen, judged = of_history(fit), fit.progress.chosen, fit.progress.verdict
     hint = "fit.summary() shows every site by client, and whether to trust it."
     lines = [f"Chosen: {chosen}."] if chosen else []
-    lines += [judged] if known is None and judged else [] if known is None else [known.words]
+    lines += (
+        [judged] if of_rounds is None and judged else [] if of_rounds is None else [of_rounds.words]
+    )
     return Shown(title, note="\n".join((*lines, hint)))
 
 
@@ -160,8 +162,8 @@ def _remarks(fit: Snapshot, table: SiteTable) -> tuple[str, ...]:
         )
     if table.points:
         names = ", ".join(f"'{name}'" for name in table.points[:5])
-        more = f" and {len(table.points) - 5} more" if len(table.points) > 5 else ""
-        remarks.append(f"Point estimates, without sd and interval: {names}{more}.")
+        others = f" and {len(table.points) - 5} more" if len(table.points) > 5 else ""
+        remarks.append(f"Point estimates, without sd and interval: {names}{others}.")
     if table.unknown:
         names = ", ".join(f"'{name}'" for name in table.unknown)
         remarks.append(

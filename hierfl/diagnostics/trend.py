@@ -146,7 +146,7 @@ def _gradient(fit: Snapshot, draws: int, seed: int) -> pd.DataFrame:
     program = fit.program
     names = [spec.name for spec in program.params if not spec.is_local]
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
         rest = {name: value for name, value in params.items() if name not in names}
 
         def slope(d: Tensor) -> Params:

@@ -16,6 +16,7 @@ from hierfl.diagnostics.checks import CONVERGED, Evidence, checks_of_run
 from hierfl.diagnostics.checks_of_rounds import clients_of_rounds
 from hierfl.diagnostics.convergence import Convergence, convergence, judged_by_history
 from hierfl.diagnostics.exchangeable import exchangeable
+from hierfl.diagnostics.local_draws import local_draws
 from hierfl.posterior.corrected import own_k_hat
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.new_clients import expected_of_clients
@@ -107,9 +108,11 @@ def evidence_of(
 ) -> Evidence:
     """Judge the run, and complete the evidence; `bad` sites have draws that are not finite."""
     run = NOT_FINITE if bad else run_of(fit, seed)
-    k_hats = k_hats_of(fit, run, seed)
+    converged = isinstance(run, Convergence) and run.converged
+    own = local_draws(fit, seed) if converged else None
+    k_hats = k_hats_of(fit, run, seed) if own is None else own.k_hats
     orderless = exchangeable(fit, drawn) if drawn and not bad and not lacks_rows(fit) else ()
-    return Evidence(fit, run, points, spread, bad, rows_say, k_hats, orderless)
+    return Evidence(fit, run, points, spread, bad, rows_say, k_hats, orderless, own)
 
 
 def run_of(fit: Snapshot, seed: int) -> Convergence | str:

@@ -51,7 +51,9 @@ def client_data(
         pieces = [read({client: frame}) for client, frame in by_name.items()]
     numbers = {n: _joined([of.numbers[n] for of in pieces]) for n in pieces[0].numbers}
     if labeled and not asked:
-        warn_of_identifiers(numbers, len(by_name))
+        labels = declared.parts.labels
+        predictors = {name: values for name, values in numbers.items() if name not in labels}
+        warn_of_identifiers(predictors, len(by_name))
     counts = np.concatenate([of.counts for of in pieces])
     warn_of_far_values(numbers, formula.agreed, [*by_name], counts)
     is_labeled = _joined([*has_label.values()]) if has_label and labeled else None
@@ -100,8 +102,8 @@ def _read(
             whole, declared, client, schema.min_count if labeled and not asked else 1
         )
     ready, imputed_fields = prepared(whole, read, client), {}
-    predictors = read.keys() & chain.from_iterable(map(columns_of, declared.described))
-    numbers = {n: ready[n].to_numpy() for n in predictors if read[n].kind == "number"}
+    judged = {*declared.parts.labels, *chain.from_iterable(map(columns_of, declared.described))}
+    numbers = {n: ready[n].to_numpy() for n in read.keys() & judged if read[n].kind == "number"}
     if declared.imputed:
         ready, gone = filled(declared.imputed, ready)
         imputed_fields = fields_of(formula.layout, declared.imputed, ready, gone, client)

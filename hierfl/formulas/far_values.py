@@ -14,7 +14,9 @@ from hierfl.formulas.schema import Schema
 
 Floats = NDArray[np.float64]
 FAR = 8.0  # sds of the other rows, from their mean
-FAR_LOGS = 5.0  # of a client's values above 0, whose logarithms must be far out too
+FAR_LOGS = (
+    5.0  # of a client's values above 0, if none is below it, whose logarithms must be far out too
+)
 SOME_ROWS = 10  # of a client, which tell of two values, and of a long tail
 
 
@@ -32,9 +34,10 @@ def warn_of_far_values(
             if _has_two_values(column, values):
                 continue
             far = is_far(values, column.mean, column.sd, schema.rows, FAR)
-            if len(values) >= SOME_ROWS and values.min() > 0.0:  # incomes have long tails
-                logs = np.log(values)
-                far &= is_far(logs, logs.mean(), logs.std(), len(logs), FAR_LOGS)
+            if values.min() >= 0.0 and (values > 0.0).sum() >= SOME_ROWS:
+                # incomes and counts have long tails; far values are above 0
+                logs = np.log(values[values > 0.0])
+                far[values > 0.0] &= is_far(logs, logs.mean(), logs.std(), len(logs), FAR_LOGS)
             if count := int(far.sum()):
                 many = f"{count} value{'s' if count > 1 else ''} more than {FAR:g} sds"
                 what = (

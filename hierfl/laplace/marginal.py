@@ -18,7 +18,7 @@ values through some of torch's losses (binary_cross_entropy_with_logits).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -187,38 +187,40 @@ def _expanded(function: Callable[[Tensor], Tensor], z: Tensor) -> Expansion:
 
 def check_integrable(program: Program, limit: int, start: Iterable[str] = ()) -> None:
     """Refuse a program that Laplace's method cannot integrate, or that is too large for it."""
+    for fault in _faults(program, limit, start):
+        raise ProgramError(fault)
+    if program.latents.local_block.size:
+        _check_curved(program)
+
+
+def _faults(program: Program, limit: int, start: Iterable[str]) -> Iterator[str]:
     shared, own = program.latents.global_block, program.latents.local_block
     names = [site.name for site in shared.sites]
-    learned = [spec.name for spec in program.params if not spec.name.startswith("_shared.")]
-    foreign = [name for name in start if name not in names]
-    if foreign:
-        raise ProgramError(
-            f"start names '{foreign[0]}', which is not a global site: the global sites are "
-            f"{', '.join(names)}"
-        )
-    if learned:
-        raise ProgramError(
-            f"param '{learned[0]}' would be learned, but here every unknown needs a prior: "
-            f"sample it outside the clients plate, or use fedsvi"
-        )
-    if not shared.size:
-        raise ProgramError(
-            "the program has no global site, so there is nothing to infer in common: "
-            "sample a site outside the clients plate"
-        )
-    for what, sites, size, largest in (
-        ("global", shared.sites, shared.size, limit),
-        ("local", own.sites, own.size, LOCAL_LIMIT),
-    ):
-        if size > largest:
-            site = max(sites, key=lambda s: s.size)
-            raise ProgramError(
-                f"the {what} sites have {size} parameters ({site.size} of them in '{site.name}'), and "
-                f"the limit is {largest}, because second derivatives are taken in all of them: use "
-                "fedsvi with guides.structured"
+    for name in start:
+        if name not in names:
+            yield (
+                f"start names '{name}', which is not a global site: the global sites are "
+                f"{', '.join(names)}"
             )
-    if own.size:
-        _check_curved(program)
+    for spec in program.params:
+        if not spec.name.startswith("_shared."):
+            yield (
+                f"param '{spec.name}' would be learned, but here every unknown needs a prior: "
+                "sample it outside the clients plate, or use fedsvi"
+            )
+    if not shared.size:
+        yield (
+            "the program has no global site, so there is nothing to infer in common: sample a site "
+            "outside the clients plate"
+        )
+    for what, block, largest in (("global", shared, limit), ("local", own, LOCAL_LIMIT)):
+        if block.size > largest:
+            site = max(block.sites, key=lambda s: s.size)
+            yield (
+                f"the {what} sites have {block.size} parameters ({site.size} of them in "
+                f"'{site.name}'), and the limit is {largest}, because second derivatives are taken "
+                "in all of them: use fedsvi with guides.structured"
+            )
 
 
 def _check_curved(program: Program) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import expect_draws, shown
+from hierfl.core.arguments import expect, expect_draws, shown
 from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.posterior.arviz_io import arviz_of
@@ -56,10 +56,10 @@ class Groups:
             self.put(group, name, value, [*lead, *dims])
 
     def layers(
-        self, group: str, found: Mapping[str, Tensor], networks: Mapping[str, Network]
+        self, group: str, summaries: Mapping[str, Tensor], networks: Mapping[str, Network]
     ) -> None:
         """Add layer summaries, (S, L, 4) or by client (S, N, L, 4), one variable per statistic."""
-        for name, value in found.items():
+        for name, value in summaries.items():
             net = networks[name]
             self.coords[f"{name}_layer"] = list(net.layers)
             for i, statistic in enumerate(STATISTICS):
@@ -150,11 +150,11 @@ def given_groups(
     """Do the same with draws that are given."""
     keep, large = split(draws, var_names, expand)
     groups = Groups(fit)
-    parts = (draws.shared, draws.own)
-    groups.sites(group, Draws(*({n: v for n, v in part.items() if n in keep} for part in parts)))
-    both = {**draws.shared, **draws.own}
+    levels = (draws.shared, draws.own)
+    groups.sites(group, Draws(*({n: v for n, v in part.items() if n in keep} for part in levels)))
+    every = {**draws.shared, **draws.own}
     groups.layers(
-        group, {name: net.summary(both, 1 + net.is_local) for name, net in large.items()}, large
+        group, {name: net.summary(every, 1 + net.is_local) for name, net in large.items()}, large
     )
     return groups
 
@@ -180,22 +180,21 @@ def posterior_data(
     """Return draws of the latent sites. Arguments and errors: `Fit.posterior`."""
     expect_draws(draws)
     _check_names(var_names)
-    if correct not in (None, "psis"):
-        raise ValueError(f"correct is {correct!r}: it must be 'psis' or None")
+    expect(correct=(correct, ("psis", None)))
     if correct is None:
-        found = drawn_groups(fit, draws, seed=seed, var_names=var_names, expand=expand)
+        groups = drawn_groups(fit, draws, seed=seed, var_names=var_names, expand=expand)
         latents = posterior_draws(fit, draws=draws, seed=seed) if log_likelihood else None
         about_draws = _about_uncorrected(fit)
     else:
         weighted = corrected(fit, draws, seed=seed)
         latents = weighted.draws
-        found = given_groups(fit, "posterior", latents, var_names=var_names, expand=expand)
+        groups = given_groups(fit, "posterior", latents, var_names=var_names, expand=expand)
         about_draws = {"approximation": RESAMPLED, **_about(weighted, len(fit.clients))}
     if log_likelihood and latents is not None:
         data = fit.federation.data
-        found.rows("log_likelihood", log_likelihoods(fit, latents), data)
-        found.rows("observed_data", observed(fit, data), data)
-    return found.arviz({**attributes(fit, seed), **about_draws})
+        groups.rows("log_likelihood", log_likelihoods(fit, latents), data)
+        groups.rows("observed_data", observed(fit, data), data)
+    return groups.arviz({**attributes(fit, seed), **about_draws})
 
 
 def _about_uncorrected(fit: Snapshot) -> dict[str, Any]:
@@ -226,14 +225,14 @@ def predictive_data(fit: Snapshot, draws: int, *, rows: ClientData | None, seed:
     expect_draws(draws, "fit.posterior_predictive(rows=rows)")
     asked = fit.federation.data if rows is None else rows
     _check_drawable(fit)
-    few = restricted(fit, asked)
-    found = Groups(few)
-    latents = posterior_draws(few, draws=draws, seed=seed)
-    found.rows("posterior_predictive", sampled(few, latents, asked, seed), asked)
-    known = observed(few, asked)
-    if known:
-        found.rows("observed_data", known, asked)
-    return found.arviz(attributes(fit, seed))
+    of_rows = restricted(fit, asked)
+    groups = Groups(of_rows)
+    latents = posterior_draws(of_rows, draws=draws, seed=seed)
+    groups.rows("posterior_predictive", sampled(of_rows, latents, asked, seed), asked)
+    labels = observed(of_rows, asked)
+    if labels:
+        groups.rows("observed_data", labels, asked)
+    return groups.arviz(attributes(fit, seed))
 
 
 @one_at_a_time
@@ -250,13 +249,13 @@ def prior_data(
     expect_draws(draws)
     _check_names(var_names)
     drawn = prior_draws(fit, draws=draws, seed=seed)
-    found = given_groups(fit, "prior", drawn, var_names=var_names, expand=expand)
+    groups = given_groups(fit, "prior", drawn, var_names=var_names, expand=expand)
     if predictive:
         _check_drawable(fit)
         data = fit.federation.data
-        found.rows("prior_predictive", sampled(fit, drawn, data, seed), data)
-        found.rows("observed_data", observed(fit, data), data)
-    return found.arviz(attributes(fit, seed))
+        groups.rows("prior_predictive", sampled(fit, drawn, data, seed), data)
+        groups.rows("observed_data", observed(fit, data), data)
+    return groups.arviz(attributes(fit, seed))
 
 
 def _check_drawable(fit: Snapshot) -> None:

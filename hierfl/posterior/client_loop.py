@@ -47,7 +47,7 @@ class Chunk:
 
 def each_client(
     fit: Snapshot,
-    one: Callable[..., Tree],
+    function: Callable[..., Tree],
     *,
     rows: ClientData | None = None,
     new: bool = False,
@@ -57,9 +57,9 @@ def each_client(
     sized: bool = False,
     reads: Reads = "rows",
 ) -> Iterator[Chunk]:
-    """Evaluate `one(params, own, asked[, given]) -> tree` for every client, if possible under vmap.
+    """Evaluate `function(params, own, asked[, given]) -> tree` for every client, if possible under vmap.
 
-    If it is `sized`, `one` gets the number of clients that are carried at once before all others. It
+    If it is `sized`, `function` gets the number of clients that are carried at once before all others. It
     `reads` rows, or those that the guide reads alone, or none; what it does not read it does not get.
     """
     federation, message, seed = fit.federation, fit.message, expect_integer(seed, "seed")
@@ -68,8 +68,8 @@ def each_client(
     read = [data.counts]
     if not new and rows is not None:
         read.append(federation.data.counts)
-    parts = _of_similar_sizes(fit, read)
-    for ids, name in _without_rows(fit, parts, new=new):
+    chunks = _of_similar_sizes(fit, read)
+    for ids, name in _without_rows(fit, chunks, new=new):
         batch = full_batch(data, ids, seed=seed, at=at)
         if reads == "none" or (reads == "guide" and name is not None):
             batch = first_row(batch)
@@ -79,7 +79,7 @@ def each_client(
         else:
             own = batch if rows is None else full_batch(federation.data, ids, seed=seed, at=at)
         (own_slots, own_shared), (asked_slots, asked_shared) = slots_of(own), slots_of(asked)
-        of = partial(one, len(ids)) if sized else one
+        of = partial(function, len(ids)) if sized else function
         call = partial(_of_client, fit, message, of, (own_shared, own), (asked_shared, asked))
         states = _new_states(fit, len(ids)) if new else taken(fit.progress.table, ids)
         if name is not None:
@@ -87,16 +87,16 @@ def each_client(
         own_given = () if given is None else (tree_map(lambda v, ids=ids: v[ids], given),)
         trees = (states, own_slots, asked_slots, *own_given)
         with unchecked(), torch.no_grad():
-            found = over_clients(call, federation.at_once, *trees, count=len(ids))
-        yield Chunk(ids, asked, found)
+            results = over_clients(call, federation.at_once, *trees, count=len(ids))
+        yield Chunk(ids, asked, results)
 
 
 def _without_rows(
-    fit: Snapshot, parts: Sequence[Tensor], *, new: bool
+    fit: Snapshot, chunks: Sequence[Tensor], *, new: bool
 ) -> Iterator[tuple[Tensor, str | None]]:
     """Yield chunks of clients, with the name of what says of all of them that draws need no rows."""
     name = None if new or lacks_rows(fit) else fit.federation.client.rowless
-    for ids in parts:
+    for ids in chunks:
         if name is None:
             yield ids, None
             continue
@@ -113,7 +113,7 @@ def _without_rows(
 def _of_client(
     fit: Snapshot,
     message: Tree,
-    one: Callable[..., Tree],
+    function: Callable[..., Tree],
     own: tuple[Tree, ClientBatch],
     asked: tuple[Tree, ClientBatch],
     state: Tree,
@@ -121,9 +121,9 @@ def _of_client(
     asked_slot: Tree,
     *given: Tree,
 ) -> Tree:
-    """Call `one` for the client of one slot; a batch comes with what its slots share."""
+    """Call `function` for the client of one slot; a batch comes with what its slots share."""
     params = fit.federation.client.params(message, state)
-    return one(params, one_slot(own_slot, *own), one_slot(asked_slot, *asked), *given)
+    return function(params, one_slot(own_slot, *own), one_slot(asked_slot, *asked), *given)
 
 
 def _new_states(fit: Snapshot, count: int) -> Tree:
@@ -132,7 +132,7 @@ def _new_states(fit: Snapshot, count: int) -> Tree:
 
 def each_draw(
     fit: Snapshot,
-    one: Callable[[Params, ClientBatch, ClientBatch], Tree],
+    function: Callable[[Params, ClientBatch, ClientBatch], Tree],
     *,
     draws: int,
     seed: int,
@@ -146,16 +146,16 @@ def each_draw(
     """Evaluate a function of a client and a draw: trees (C, S, ...); draw d depends on the seed alone."""
     program, draws = fit.program, expect_draws(draws)
 
-    def all_draws(clients: int, params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+    def all_draws(clients: int, params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
         def at_draw(d: Tensor) -> Tree:
-            return one(params, own.redrawn(d), asked.redrawn(d))
+            return function(params, own.redrawn(d), batch.redrawn(d))
 
-        most = (
-            draws_at_once(asked.num_rows, program)
+        pairs = (
+            draws_at_once(batch.num_rows, program)
             if width == 1
-            else CLIENT_DRAW_ROWS_AT_ONCE // (width * max(asked.num_rows, LIKE_ROWS))
+            else CLIENT_DRAW_ROWS_AT_ONCE // (width * max(batch.num_rows, LIKE_ROWS))
         )
-        return at_each_draw(at_draw, draws, program, at_once=max(1, most // clients), first=first)
+        return at_each_draw(at_draw, draws, program, at_once=max(1, pairs // clients), first=first)
 
     how: dict[str, Any] = {"rows": rows, "new": new, "seed": seed, "salt": salt, "reads": reads}
     yield from each_client(fit, all_draws, sized=True, **how)
@@ -172,11 +172,11 @@ def _of_similar_sizes(fit: Snapshot, read: Sequence[Tensor]) -> tuple[Tensor, ..
     kind = (counts.clamp(min=FEW_ROWS).log2() / 4.0).ceil()
     runs = kind.unique_consecutive(return_counts=True)[1].tolist()
     every = torch.arange(len(counts))
-    found: list[Tensor] = []
+    chunks: list[Tensor] = []
     for run in every.split(runs if len(runs) <= MOST_RUNS else len(counts)):
         most = clients_at_once(fit, read[0][run])
-        found += cut_ragged(run.split(most), *read, most=most, few=FEW_ROWS, padding=PADDING)
-    return tuple(found)
+        chunks += cut_ragged(run.split(most), *read, most=most, few=FEW_ROWS, padding=PADDING)
+    return tuple(chunks)
 
 
 def clients_at_once(fit: Snapshot, counts: Tensor) -> int:
@@ -189,12 +189,12 @@ def clients_at_once(fit: Snapshot, counts: Tensor) -> int:
 def draws_at_once(rows: int, program: Program) -> int:
     """Return how many clients x draws are carried at once where each client has so many rows."""
     sites = sum(site.size for site in program.latents.sites)
-    few, many = min(CLIENT_DRAWS_AT_ONCE, MOST_NUMBERS // rows), CACHED // max(rows, sites)
-    return max(few, min(MOST_CLIENT_DRAWS, many))
+    least, many = min(CLIENT_DRAWS_AT_ONCE, MOST_NUMBERS // rows), CACHED // max(rows, sites)
+    return max(least, min(MOST_CLIENT_DRAWS, many))
 
 
 def at_each_draw(
-    one: Callable[[Tensor], Tree],
+    function: Callable[[Tensor], Tree],
     draws: int,
     program: Program,
     *,
@@ -204,9 +204,9 @@ def at_each_draw(
     """Evaluate a function of a draw's index, () int32, at `draws` indices from `first`: a tree (S, ...)."""
     index = torch.arange(first, first + draws, dtype=torch.int32)
     if program.in_vmap:
-        found: Tree = torch.vmap(one, chunk_size=at_once)(index)
-        return found
-    return tree_map(lambda *v: torch.stack(v), *[one(d) for d in index])
+        stacked: Tree = torch.vmap(function, chunk_size=at_once)(index)
+        return stacked
+    return tree_map(lambda *v: torch.stack(v), *[function(d) for d in index])
 
 
 def labeled(batch: ClientBatch, program: Program) -> ClientBatch:

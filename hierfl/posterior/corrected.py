@@ -28,7 +28,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import expect_integer
+from hierfl.core.arguments import expect_count
 from hierfl.core.importance_sampling import K_HAT, Split, Weights, chosen, smoothed_rows
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
@@ -56,21 +56,21 @@ POINTS, AT_POINT = 10, 400  # draws of z, and of local sites at each, that judge
 EQUAL = 1e-6  # log weights this close are equal up to rounding, and have no tail
 
 
-def _shown(found: Corrected) -> Shown:
+def _shown(corrected: Corrected) -> Shown:
     values: dict[str, Any] = {
-        "k-hat of the weights": found.k_hat,
-        "k-hat of the guide": found.k_hat_guide,
-        "effective draws": found.effective,
-        "weighted draws": found.proposals,
-        "rounds": found.rounds,
-        "log evidence, nats": found.log_evidence,
+        "k-hat of the weights": corrected.k_hat,
+        "k-hat of the guide": corrected.k_hat_guide,
+        "effective draws": corrected.effective,
+        "weighted draws": corrected.proposals,
+        "rounds": corrected.rounds,
+        "log evidence, nats": corrected.log_evidence,
     }
-    worst = found.k_hat_clients.dropna()
+    worst = corrected.k_hat_clients.dropna()
     if len(worst):
         values[f"k-hat of client '{worst.idxmax()}', the worst"] = float(worst.max())
-    bad = found.k_hat >= K_HAT
+    bad = corrected.k_hat >= K_HAT
     return Shown(
-        f"{found.draws.count} resampled draws",
+        f"{corrected.draws.count} resampled draws",
         pd.DataFrame({"value": values}, dtype=object),
         f"The weights' k-hat is {'not ' if bad else ''}below {K_HAT}: "
         f"{'do not trust the draws' if bad else 'the draws can be trusted'}.",
@@ -119,14 +119,10 @@ def corrected(
     """Resample the guide's draws by Pareto-smoothed weights; warn if k-hat >= 0.7."""
     expect_fit(fit)
     for name, value in (("draws", draws), ("inner", inner), ("rounds", rounds)):
-        expect_integer(value, name)
+        expect_count(value, name)
     count = max(2 * draws, 4000) if proposals is None else proposals
-    if min(draws, inner, rounds) < 1 or count < LEAST_PROPOSALS:
-        raise ValueError(
-            f"draws ({draws}), inner ({inner}) and rounds ({rounds}) must be 1 or more, "
-            f"proposals ({count}) {LEAST_PROPOSALS} or more"
-        )
-    found, weights, log_ratio, guide = in_rounds(
+    expect_count(count, "proposals", least=LEAST_PROPOSALS)
+    weighed, weights, log_ratio, guide = in_rounds(
         fit, count, inner=inner, rounds=rounds, enough=draws, seed=seed
     )
     total = len(log_ratio)
@@ -143,7 +139,7 @@ def corrected(
     which = chosen(weights.log, draws)[order]
     shared, own = (
         {name: v[which] for name, v in part.items()}
-        for part in (found.draws.shared, found.draws.own)
+        for part in (weighed.draws.shared, weighed.draws.own)
     )
     return Corrected(
         draws=Draws(shared, own),
@@ -169,18 +165,18 @@ def in_rounds(
     more: int = 4,
 ) -> tuple[Weighed, Weights, Tensor, Weights]:
     """Weight draws as of the mixture of all rounds' proposals (Veach and Guibas 1995; Owen and Zhou 2000)."""
-    found = weigh(fit, count, inner=inner, seed=seed)
+    weighed = weigh(fit, count, inner=inner, seed=seed)
     proposals: list[Split] = []
-    log_ratio = found.total
+    log_ratio = weighed.total
     weights = posterior_weights(log_ratio)
-    guide = posterior_weights(found.raw)
-    fits = 0 < 2 * found.at.shape[1] < count  # enough draws to estimate a covariance
+    guide = posterior_weights(weighed.raw)
+    fits = 0 < 2 * weighed.at.shape[1] < count  # enough draws to estimate a covariance
     while (
         fits
         and len(proposals) + 1 < rounds
         and (weights.effective < min(enough, ENOUGH) or weights.k_hat > tail)
     ):
-        proposals.append(refitted(found.at, weights, proposals[-1] if proposals else None))
+        proposals.append(refitted(weighed.at, weights, proposals[-1] if proposals else None))
         points = points_of(proposals[-1], count, seed=seed + len(proposals))
         salt = f"psis {len(proposals)}"
         try:
@@ -193,11 +189,13 @@ def in_rounds(
             )
             proposals.pop()
             break
-        found = joined(found, further)
-        densities = torch.stack([found.log_q, *(log_density(p, found.at) for p in proposals)])
-        log_ratio = found.total + found.log_q - (densities.logsumexp(0) - math.log(len(densities)))
+        weighed = joined(weighed, further)
+        densities = torch.stack([weighed.log_q, *(log_density(p, weighed.at) for p in proposals)])
+        log_ratio = (
+            weighed.total + weighed.log_q - (densities.logsumexp(0) - math.log(len(densities)))
+        )
         weights = posterior_weights(log_ratio)
-    return found, weights, log_ratio, guide
+    return weighed, weights, log_ratio, guide
 
 
 def posterior_weights(total: Tensor) -> Weights:
@@ -226,14 +224,14 @@ def own_k_hat(
         return pd.Series(np.nan, index=index, name="k_hat")
     check_density(fit, shared=False)
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
         return {"log": over_own(fit.program, params, own, draws)[2]}
 
     chunks = each_draw(fit, one, draws=points, seed=seed, width=draws)
-    each = [
+    k_hats = [
         np.mean([tail_of(at) for at in client]) for chunk in chunks for client in chunk.found["log"]
     ]
-    return pd.Series(each, index=index, name="k_hat")
+    return pd.Series(k_hats, index=index, name="k_hat")
 
 
 def tail_of(log_ratios: Tensor) -> float:

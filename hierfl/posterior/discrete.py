@@ -27,8 +27,8 @@ from hierfl.program.sites import Values
 NEVER = -1e30  # log density of a value that a draw did not take
 
 
-def _table(found: DiscreteSites) -> Shown:
-    return Shown("Posterior probabilities of discrete sites", found.frame, "")
+def _table(discrete_sites: DiscreteSites) -> Shown:
+    return Shown("Posterior probabilities of discrete sites", discrete_sites.frame, "")
 
 
 @shown_as(_table)
@@ -78,12 +78,12 @@ def infer_discrete(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Discret
             "the model has no discrete latent site: all that it samples is in fit.posterior()"
         )
     sites = [name for name in chunks[0].found]
-    parts = {name: [_of_rows(chunk, name) for chunk in chunks] for name in sites}
+    by_site = {name: [_of_rows(chunk, name) for chunk in chunks] for name in sites}
     names = fit.federation.data.names
-    frames = [line for name in sites for line in _frames(name, chunks, parts[name], names)]
+    frames = [line for name in sites for line in _frames(name, chunks, by_site[name], names)]
     return DiscreteSites(
         pd.concat(frames, ignore_index=True),
-        {name: torch.cat([draw for _, draw in parts[name]], 1) for name in sites},
+        {name: torch.cat([draw for _, draw in by_site[name]], 1) for name in sites},
     )
 
 
@@ -112,9 +112,9 @@ def _of_rows(chunk: Chunk, name: str) -> tuple[Tensor, Tensor]:
 
 
 def _frames(
-    name: str, chunks: list[Chunk], parts: list[tuple[Tensor, Tensor]], names: tuple[str, ...]
+    name: str, chunks: list[Chunk], of_chunks: list[tuple[Tensor, Tensor]], names: tuple[str, ...]
 ) -> Iterator[pd.DataFrame]:
-    for chunk, (chances, _) in zip(chunks, parts, strict=True):
+    for chunk, (chances, _) in zip(chunks, of_chunks, strict=True):
         counts = chunk.asked.mask().sum(1).tolist()
         of_rows = len(chances) == sum(counts)
         rows = [range(n) if of_rows else [-1] for n in counts]

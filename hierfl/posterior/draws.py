@@ -39,10 +39,10 @@ from hierfl.program.traces import Site
 from hierfl.program.without_rows import values_of
 
 
-def _shown(found: Draws) -> Shown:
-    clients = next((f" of {value.shape[1]} clients" for value in found.own.values()), "")
-    count = found.count if found.shared or found.own else 0
-    frame = pd.DataFrame(sites_of(found.shared, found.own), columns=["site", "level", "shape"])
+def _shown(draws: Draws) -> Shown:
+    clients = next((f" of {value.shape[1]} clients" for value in draws.own.values()), "")
+    count = draws.count if draws.shared or draws.own else 0
+    frame = pd.DataFrame(sites_of(draws.shared, draws.own), columns=["site", "level", "shape"])
     note = "fit.summary() shows statistics; .shared[site] and .own[site] are the tensors."
     return Shown(f"{count} draws{clients}", frame, note)
 
@@ -86,8 +86,8 @@ def posterior_draws(
     program = fit.program
     names = [name for name in all_sites(program) if keep is None or name in keep]
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Values:
-        values = program.draw_all(params, own, asked)
+    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Values:
+        values = program.draw_all(params, own, batch)
         return {name: values[name] for name in names}
 
     how: dict[str, Any] = {"draws": draws, "seed": seed, "reads": what_is_read(program)}
@@ -99,14 +99,14 @@ def known_sites(fit: Snapshot) -> frozenset[str]:
     """Return the names of the sites that can be drawn: all, but those that depend on missing rows."""
     if not lacks_rows(fit):
         return frozenset(all_sites(fit.program))
-    few = by_state_alone(first_client(fit))
+    first = by_state_alone(first_client(fit))
     names: set[str] = set()
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Values:
-        names.update(few.program.draw_all(params, own, asked))
+    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Values:
+        names.update(first.program.draw_all(params, own, batch))
         return {}
 
-    for _ in mapped_or_in_turn(few, lambda s: each_draw(s, one, draws=1, seed=0)):
+    for _ in mapped_or_in_turn(first, lambda s: each_draw(s, one, draws=1, seed=0)):
         pass
     return frozenset(names)
 
@@ -118,9 +118,9 @@ def prior_draws(fit: Snapshot, *, draws: int, seed: int) -> Draws:
     program = fit.program
     names = all_sites(program)
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Values:
-        with Answer(params, asked, reparameterized=False):
-            nodes: dict[str, Site] = poutine.trace(program.model).get_trace(asked).nodes
+    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Values:
+        with Answer(params, batch, reparameterized=False):
+            nodes: dict[str, Site] = poutine.trace(program.model).get_trace(batch).nodes
         values = values_of(nodes, names)
         return {name: values[name] for name in names}
 
@@ -155,28 +155,28 @@ def mapped_or_in_turn(fit: Snapshot, run: Callable[[Snapshot], Iterator[Chunk]])
 def at_draws(
     fit: Snapshot,
     draws: Draws,
-    one: Callable[[Params, Values, ClientBatch], Tree],
+    function: Callable[[Params, Values, ClientBatch], Tree],
     *,
     rows: ClientData | None = None,
 ) -> Iterator[Chunk]:
-    """Evaluate `one(params, latent sites, rows)` at given draws: chunks of trees (C, S, ...)."""
+    """Evaluate `function(params, latent sites, rows)` at given draws: chunks of trees (C, S, ...)."""
     shared, own = in_program_shapes(fit.program, draws)
     count = next((len(value) for value in {**draws.shared, **draws.own}.values()), 1)
 
     def run(snapshot: Snapshot) -> Iterator[Chunk]:
         def all_draws(
-            clients: int, params: Params, _: ClientBatch, asked: ClientBatch, given: Values
+            clients: int, params: Params, _: ClientBatch, batch: ClientBatch, given: Values
         ) -> Tree:
             values, index = {**given, **shared}, torch.arange(count, dtype=torch.int32)
 
             def at(draw: Tensor, latents: Values) -> Tree:
-                return one(params, latents, asked.redrawn(draw))
+                return function(params, latents, batch.redrawn(draw))
 
             if snapshot.program.in_vmap:
-                at_once = max(1, draws_at_once(asked.num_rows, snapshot.program) // clients)
+                at_once = max(1, draws_at_once(batch.num_rows, snapshot.program) // clients)
                 return torch.vmap(at, chunk_size=at_once)(index, values)
-            each = [at(index[s], {n: v[s] for n, v in values.items()}) for s in range(count)]
-            return tree_map(lambda *v: torch.stack(v), *each)
+            trees = [at(index[s], {n: v[s] for n, v in values.items()}) for s in range(count)]
+            return tree_map(lambda *v: torch.stack(v), *trees)
 
         return each_client(snapshot, all_draws, rows=rows, given=own, sized=True)
 
@@ -189,18 +189,18 @@ def local_plates(program: Program) -> dict[str, int]:
     return local | {name: plates for name, plates in program.derived.items() if plates is not None}
 
 
-def joined_draws(program: Program, parts: Sequence[Values]) -> Draws:
+def joined_draws(program: Program, chunks: Sequence[Values]) -> Draws:
     """Join the draws of chunks of clients, site -> (C, S, ...) each, into those of all clients."""
-    own = joined_local(program, parts)
-    return Draws({name: value[0] for name, value in parts[0].items() if name not in own}, own)
+    own = joined_local(program, chunks)
+    return Draws({name: value[0] for name, value in chunks[0].items() if name not in own}, own)
 
 
-def joined_local(program: Program, parts: Sequence[Values]) -> Values:
+def joined_local(program: Program, chunks: Sequence[Values]) -> Values:
     """Join the draws of local sites: (S, N, *plates, *event)."""
     own = {}
     for name, plates in local_plates(program).items():
-        if name in parts[0]:
-            value = torch.cat([part[name] for part in parts])  # (N, S, *plates, 1, 1, *event)
+        if name in chunks[0]:
+            value = torch.cat([part[name] for part in chunks])  # (N, S, *plates, 1, 1, *event)
             own[name] = value.squeeze(2 + plates).squeeze(2 + plates).movedim(0, 1)
     return own
 

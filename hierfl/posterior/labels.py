@@ -43,16 +43,16 @@ def log_likelihoods(fit: Snapshot, draws: Draws) -> dict[str, Tensor]:
         )
 
     def one(params: Params, values: Values, batch: ClientBatch) -> Tree:
-        found = program.log_likelihoods(values, batch, params)
-        return {site: _a_row(log_prob) for site, log_prob in found.items()}
+        densities = program.log_likelihoods(values, batch, params)
+        return {site: _a_row(log_prob) for site, log_prob in densities.items()}
 
-    parts: dict[str, list[Tensor]] = {site: [] for site in (*program.labels, *program.factors)}
+    by_site: dict[str, list[Tensor]] = {site: [] for site in (*program.labels, *program.factors)}
     for chunk in at_draws(fit, draws, one):
         for site, value in chunk.found.items():  # (C, S, 1, B), or (C, S, 1, 1) of clients
             of_rows = site in program.terms_of_rows
             inside = chunk.asked.mask() if of_rows else torch.ones(len(chunk.ids), 1).bool()
-            parts[site].append(value[:, :, 0].movedim(1, -1)[inside].T)
-    return {site: torch.cat(found, 1) for site, found in parts.items()}
+            by_site[site].append(value[:, :, 0].movedim(1, -1)[inside].T)
+    return {site: torch.cat(densities, 1) for site, densities in by_site.items()}
 
 
 def _a_row(log_prob: Tensor) -> Tensor:
@@ -66,8 +66,10 @@ def replicate(
 ) -> Tensor:
     """Draw labels (S, n) from the posterior predictive; those of one draw share its latent sites."""
     site = fit.program.observed_site(site)
-    few = restricted(fit, rows)
-    return sampled(few, posterior_draws(few, draws=draws, seed=seed), rows, seed, count=draws)[site]
+    of_rows = restricted(fit, rows)
+    return sampled(
+        of_rows, posterior_draws(of_rows, draws=draws, seed=seed), rows, seed, count=draws
+    )[site]
 
 
 def sampled(
@@ -77,35 +79,35 @@ def sampled(
     program, salt = fit.program, (noise.word("predictive"),)
     shared, own = in_program_shapes(program, draws)
     count = next((len(value) for value in {**draws.shared, **draws.own}.values()), count)
-    parts: dict[str, list[Tensor]] = {site: [] for site in program.labels}
+    by_site: dict[str, list[Tensor]] = {site: [] for site in program.labels}
     for k in range(fit.federation.data.num_clients):
         index = torch.tensor([k])
         batch = labeled(full_batch(rows, index, seed=seed, at=salt), program)
         state = tree_map(lambda v: v[0], taken(fit.progress.table, index))
         params = fit.federation.client.params(fit.message, state)
         values = {**shared, **{name: value[k] for name, value in own.items()}}
-        found = _labels_of_client(program, params, batch, {"index": torch.arange(count), **values})
+        labels = _labels_of_client(program, params, batch, {"index": torch.arange(count), **values})
         for (
             site,
             value,
-        ) in found.items():  # (S, 1, B, *event), or (S, 1, 1, B, *event) of packed rows
+        ) in labels.items():  # (S, 1, B, *event), or (S, 1, 1, B, *event) of packed rows
             value = value.squeeze(1)
-            parts[site].append(value.squeeze(1) if program.joint.get(site) else value)
-    return {site: torch.cat(found, 1) for site, found in parts.items()}
+            by_site[site].append(value.squeeze(1) if program.joint.get(site) else value)
+    return {site: torch.cat(labels, 1) for site, labels in by_site.items()}
 
 
 def _labels_of_client(
     program: Program, params: Params, batch: ClientBatch, values: Values
 ) -> dict[str, Tensor]:
     """Draw one client's labels at latent sites (S, ...); `index` (S,) says S without sites."""
-    one = partial(_labels_at, program, params, batch)
+    at = partial(_labels_at, program, params, batch)
     with torch.random.fork_rng(devices=[]), unchecked(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about mapped samplers that are slow
         first, second = batch.key[0].tolist()
         noise.seed_torch(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
         try:
-            found: dict[str, Tensor] = torch.vmap(
-                one, randomness="different", chunk_size=CLIENT_DRAWS_AT_ONCE
+            labels: dict[str, Tensor] = torch.vmap(
+                at, randomness="different", chunk_size=CLIENT_DRAWS_AT_ONCE
             )(values)
         except LACKING as error:
             names = ", ".join(f"'{name}'" for name in program.labels)
@@ -114,9 +116,9 @@ def _labels_of_client(
                 "among them has no sampler: observe them by a distribution with `sample`"
             ) from error
         except RuntimeError:  # torch has no mapped sampler for a few (Student's t, Beta)
-            each = [one({n: v[s] for n, v in values.items()}) for s in range(len(values["index"]))]
-            found = tree_map(lambda *v: torch.stack(v), *each)
-    return found
+            trees = [at({n: v[s] for n, v in values.items()}) for s in range(len(values["index"]))]
+            labels = tree_map(lambda *v: torch.stack(v), *trees)
+    return labels
 
 
 def _labels_at(program: Program, params: Params, batch: ClientBatch, values: Values) -> Values:

@@ -52,11 +52,11 @@ class Network:
 
 def network_of(sites: Sequence[str], *, is_local: bool) -> Network:
     """Group sites into a network, in their order."""
-    parts: dict[str, list[str]] = {}
+    layers: dict[str, list[str]] = {}
     for site in sites:
         _, *rest = site.split(".")
-        parts.setdefault(".".join(rest[:-1]) or site, []).append(site)
-    return Network(parts, is_local)
+        layers.setdefault(".".join(rest[:-1]) or site, []).append(site)
+    return Network(layers, is_local)
 
 
 def split(
@@ -74,9 +74,9 @@ def split(
     large = {
         kind: found for kind, found in kinds.items() if sum(sizes[site] for site in found) > expand
     }
-    both = {name for name, is_local in large if (name, not is_local) in large}
+    at_two_levels = {name for name, is_local in large if (name, not is_local) in large}
     return sizes.keys() - {site for found in large.values() for site in found}, {
-        f"{name}_shared" if name in both and not is_local else name: network_of(
+        f"{name}_shared" if name in at_two_levels and not is_local else name: network_of(
             found, is_local=is_local
         )
         for (name, is_local), found in large.items()
@@ -98,10 +98,10 @@ def summaries(
     """Summarize networks draw by draw at each client, so that their weights are never gathered."""
     fit = by_state_alone(fit)
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
-        values = fit.program.draw_all(params, own, asked)
+    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
+        values = fit.program.draw_all(params, own, batch)
         return {name: net.summary(values, 0) for name, net in large.items()}
 
-    parts = [chunk.found for chunk in each_draw(fit, one, draws=draws, seed=seed)]
-    whole = {name: torch.cat([part[name] for part in parts]).movedim(0, 1) for name in large}
+    trees = [chunk.found for chunk in each_draw(fit, one, draws=draws, seed=seed)]
+    whole = {name: torch.cat([part[name] for part in trees]).movedim(0, 1) for name in large}
     return {name: value if large[name].is_local else value[:, 0] for name, value in whole.items()}

@@ -43,11 +43,11 @@ def known_of(rows: ClientData) -> Tensor | None:
 
 def without_unknown(rows: ClientData, label: Tensor) -> Tensor:
     """Return the labels of rows (n, ...), NaN where a row has none of its own."""
-    known = known_of(rows)
-    if known is None or bool(known.all()):
+    is_known = known_of(rows)
+    if is_known is None or bool(is_known.all()):
         return label
     whole = label.to(torch.promote_types(label.dtype, torch.float32))
-    return whole.masked_fill(~known.view(-1, *[1] * (label.dim() - 1)), torch.nan)
+    return whole.masked_fill(~is_known.view(-1, *[1] * (label.dim() - 1)), torch.nan)
 
 
 def kind_of(fn: Any) -> str:
@@ -70,8 +70,8 @@ def moments(site: str, fn: Any, label: Tensor | None, counts: Tensor | None = No
     out = {"mean": mean}
     if kind_of(fn) in ("binary", "categorical"):
         p = out["mean"]
-        each = torch.special.entr(p)
-        out["noise"] = each.sum(-1) if probabilities else each + torch.special.entr(1.0 - p)
+        terms = torch.special.entr(p)
+        out["noise"] = terms.sum(-1) if probabilities else terms + torch.special.entr(1.0 - p)
     if variance is not None:
         out["square"] = variance + mean**2
     if label is not None:

@@ -71,11 +71,13 @@ def predict_from_prior(
 
     shared = _global_draws(fit, draws, seed)
 
-    def run(one: OfNewClient, first: int, count: int) -> Iterator[Chunk]:
-        return _each_new_client(fit, rows, one, shared, draws=count, seed=seed, first=first)
+    def run(of_new_client: OfNewClient, first: int, count: int) -> Iterator[Chunk]:
+        return _each_new_client(
+            fit, rows, of_new_client, shared, draws=count, seed=seed, first=first
+        )
 
-    found = predicted(fit.program, rows, site, run, draws)
-    return found if rows is given else in_frame_order(found)
+    prediction = predicted(fit.program, rows, site, run, draws)
+    return prediction if rows is given else in_frame_order(prediction)
 
 
 @one_at_a_time
@@ -84,10 +86,10 @@ def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Va
     program = fit.program
     local = local_plates(program)
 
-    def own_sites(params: Params, shared: Values, asked: ClientBatch) -> Tree:
-        with Answer(params, asked, reparameterized=False):
+    def own_sites(params: Params, shared: Values, batch: ClientBatch) -> Tree:
+        with Answer(params, batch, reparameterized=False):
             model = poutine.condition(program.model, data=shared)
-            nodes = sites_until(lambda: model(asked), local)
+            nodes = sites_until(lambda: model(batch), local)
         return {name: nodes[name]["value"] for name in local}
 
     above = _global_draws(fit, draws, seed)
@@ -98,18 +100,20 @@ def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Va
 def _each_new_client(
     fit: Snapshot,
     rows: ClientData,
-    one: OfNewClient,
+    of_new_client: OfNewClient,
     shared: Values,
     *,
     draws: int,
     seed: int,
     first: int = 0,
 ) -> Iterator[Chunk]:
-    """Evaluate `one(params, global draw, rows)` for all: chunks of trees (C, S, ...)."""
+    """Evaluate `of_new_client(params, global draw, rows)` for all: chunks of trees (C, S, ...)."""
 
-    def at_draw(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
-        d = torch.as_tensor(asked.words[-1]).long()[None]
-        return one(params, {name: v.index_select(0, d)[0] for name, v in shared.items()}, asked)
+    def at_draw(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
+        d = torch.as_tensor(batch.words[-1]).long()[None]
+        return of_new_client(
+            params, {name: v.index_select(0, d)[0] for name, v in shared.items()}, batch
+        )
 
     def run(snapshot: Snapshot) -> Iterator[Chunk]:
         which: dict[str, Any] = {"draws": draws, "seed": seed, "first": first}

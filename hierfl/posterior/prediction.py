@@ -28,16 +28,16 @@ ARRAYS = ("label", "mean", "sd", "log_score", "noise", "counts")  # of a predict
 MOST_COLUMNS = 8  # classes, or scalars of an event, that are printed
 
 
-def _shown(found: Prediction) -> Shown:
-    data = found.data
+def _shown(prediction: Prediction) -> Shown:
+    data = prediction.data
     size = f"{data.num_rows} rows of {len(data.names)} clients"
-    title = f"Prediction of '{found.site}' ({found.kind}): {size}"
-    if found.label is not None and found.log_score is not None:
-        score = float(found.log_score.double().nanmean())
+    title = f"Prediction of '{prediction.site}' ({prediction.kind}): {size}"
+    if prediction.label is not None and prediction.log_score is not None:
+        score = float(prediction.log_score.double().nanmean())
         words = f"Mean log score of a row: {score:.3f} nats; higher is better."
-        return Shown(title, found.scores(), words)
+        return Shown(title, prediction.scores(), words)
     client = np.asarray(data.names)[data.row_client.numpy()]
-    mean = found.mean if found.place is None else found.mean[found.place]
+    mean = prediction.mean if prediction.place is None else prediction.mean[prediction.place]
     flat = mean.reshape(len(mean), -1).double().numpy()
     columns = ["mean"] if flat.shape[1] == 1 else [f"mean {i}" for i in range(flat.shape[1])]
     frame = pd.DataFrame(flat, columns=columns).groupby(client, sort=False).mean()
@@ -162,9 +162,9 @@ class Prediction:
         client = np.asarray(own.data.names)[own.data.row_client.numpy()]
         if own.counts is not None:
             losses = list(frame.columns[1:])
-            each = own.counts.double().numpy()
-            mean = pd.Series(each).groupby(client, sort=False).transform("mean").to_numpy()
-            frame[losses] = frame[losses].mul(each / mean, axis=0)
+            counts = own.counts.double().numpy()
+            mean = pd.Series(counts).groupby(client, sort=False).transform("mean").to_numpy()
+            frame[losses] = frame[losses].mul(counts / mean, axis=0)
         table = frame.groupby(client, sort=False).mean()
         if "rmse" in table:
             table["rmse"] = np.sqrt(table["rmse"])
@@ -194,10 +194,10 @@ class Prediction:
                 "accuracy": (self.mean.argmax(-1) == y).double(),
                 "brier": (self.mean - hot).square().sum(-1) / 2,
             }
-        apart = self.mean - y
+        distance = self.mean - y
         if self.kind == "angle":  # the shorter way round
-            apart = torch.remainder(apart + torch.pi, 2.0 * torch.pi) - torch.pi
-        squares = apart.square()
+            distance = torch.remainder(distance + torch.pi, 2.0 * torch.pi) - torch.pi
+        squares = distance.square()
         return {"rmse": squares.flatten(1).mean(1) if squares.dim() > 1 else squares}
 
 
@@ -215,16 +215,16 @@ def predict(
     site, program = fit.program.observed_site(site), fit.program
     # a guide that needs all rows may get to read them only after the program was read
     needed = None if program.reads_all_rows else program.reads.guide
-    few = restricted(by_state_alone(fit), rows, fields=needed)
+    of_rows = restricted(by_state_alone(fit), rows, fields=needed)
 
-    def run(one: AtLatents, first: int, count: int) -> Iterator[Chunk]:
-        def at_draw(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
-            return one(params, few.program.draw(params, own), asked)
+    def run(at_latents: AtLatents, first: int, count: int) -> Iterator[Chunk]:
+        def at_draw(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
+            return at_latents(params, of_rows.program.draw(params, own), batch)
 
         def each(snapshot: Snapshot) -> Iterator[Chunk]:
             return each_draw(snapshot, at_draw, draws=count, seed=seed, rows=rows, first=first)
 
-        return mapped_or_in_turn(few, each)
+        return mapped_or_in_turn(of_rows, each)
 
     return predicted(program, rows, site, run, draws)
 
@@ -232,8 +232,8 @@ def predict(
 def predict_at(fit: Snapshot, draws: Draws, rows: ClientData, *, site: str) -> Prediction:
     """Predict rows at given draws of every latent site, of the fit's clients in the same order."""
 
-    def run(one: AtLatents, first: int, count: int) -> Iterator[Chunk]:
-        return at_draws(fit, draws.some(first, count), one, rows=rows)
+    def run(at_latents: AtLatents, first: int, count: int) -> Iterator[Chunk]:
+        return at_draws(fit, draws.some(first, count), at_latents, rows=rows)
 
     return predicted(fit.program, rows, site, run, draws.count)
 
@@ -252,10 +252,10 @@ def predicted(
     known, draws = program.labels[site] in rows.fields, expect_count(draws, "draws")
     kinds: set[str] = set()
 
-    def score(params: Params, values: Values, asked: ClientBatch) -> Tree:
-        found = site_at(program, site, values, asked, params)
-        kinds.add(kind_of(found.fn))
-        return moments(site, found.fn, found.value if known else None, found.counts)
+    def score(params: Params, values: Values, batch: ClientBatch) -> Tree:
+        fn = site_at(program, site, values, batch, params)
+        kinds.add(kind_of(fn.fn))
+        return moments(site, fn.fn, fn.value if known else None, fn.counts)
 
     total: dict[str, Tensor] = {}
     some = min(draws, max(1, MOST_NUMBERS // int(rows.counts.max())))
@@ -281,9 +281,9 @@ def _averaged(chunks: Iterable[Chunk]) -> dict[str, Tensor]:
 def _prediction(rows: ClientData, site: str, flat: Mapping[str, Tensor], kind: str) -> Prediction:
     sd = (flat["square"] - flat["mean"] ** 2).clamp(min=0.0).sqrt() if "square" in flat else None
     label, log_score, counts = (flat.get(name) for name in ("label", "log_prob", "counts"))
-    known = known_of(rows)
-    if label is not None and known is not None and not bool(known.all()):
-        counts = (torch.ones(len(known)) if counts is None else counts) * known
+    is_known = known_of(rows)
+    if label is not None and is_known is not None and not bool(is_known.all()):
+        counts = (torch.ones(len(is_known)) if counts is None else counts) * is_known
     if label is not None and counts is not None and not bool((counts > 0.0).all()):
         none = counts == 0.0
         assert log_score is not None
@@ -303,13 +303,13 @@ def _prediction(rows: ClientData, site: str, flat: Mapping[str, Tensor], kind: s
     )
 
 
-def in_frame_order(found: Prediction) -> Prediction:
+def in_frame_order(prediction: Prediction) -> Prediction:
     """Return a prediction in the order of the frame that its rows were read from."""
-    rows = found.data.frame_rows
+    rows = prediction.data.frame_rows
     if rows is None:
-        return found
-    values = found._arrays()
+        return prediction
+    values = prediction._arrays()
     arranged: dict[str, Any] = {
         n: None if v is None else rows.arranged(v) for n, v in values.items()
     }
-    return replace(found, place=rows.place, **arranged)
+    return replace(prediction, place=rows.place, **arranged)

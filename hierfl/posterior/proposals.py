@@ -37,10 +37,10 @@ class Coordinates(Messenger):
         self.densities: list[Tensor] = []
 
     def _pyro_sample(self, msg: Any) -> None:
-        found = gaussian(msg)
-        if self.point is None or found is None:
+        normal = gaussian(msg)
+        if self.point is None or normal is None:
             return
-        base, transforms = found
+        base, transforms = normal
         shape = torch.Size((*base.batch_shape, *base.event_shape))
         value = self.point[self.used : self.used + shape.numel()].reshape(shape)
         self.used += shape.numel()
@@ -49,10 +49,10 @@ class Coordinates(Messenger):
         msg["value"], msg["done"] = value, True
 
     def _pyro_post_sample(self, msg: Any) -> None:
-        found = gaussian(msg)
-        if found is None:
+        normal = gaussian(msg)
+        if normal is None:
             return
-        (base, transforms), value = found, msg["value"]
+        (base, transforms), value = normal, msg["value"]
         for transform in reversed(transforms):
             value = transform.inv(value)
         self.read.append(value.reshape(-1))
@@ -78,9 +78,9 @@ class Stretched(Messenger):
         self.found: dict[str, tuple[Any, list[Any]]] = {}
 
     def _pyro_sample(self, msg: Any) -> None:
-        if (found := gaussian(msg, local=True)) is not None:
-            self.found[msg["name"]] = found
-            msg["fn"] = stretched(msg["fn"], self.factor.to(found[0].loc.dtype))
+        if (normal := gaussian(msg, local=True)) is not None:
+            self.found[msg["name"]] = normal
+            msg["fn"] = stretched(msg["fn"], self.factor.to(normal[0].loc.dtype))
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if msg["name"] not in self.found:
@@ -128,7 +128,7 @@ def gaussian(msg: Any, *, local: bool = False) -> tuple[Any, list[Any]] | None:
 
 def refitted(at: Tensor, weights: Weights, before: Split | None) -> Split:
     """Fit a t to weighted draws (S, K); the fewer are effective, the nearer to the proposal `before`."""
-    size, share, given = at.shape[1], weights.log.double().exp(), at.dtype
+    size, share, dtype = at.shape[1], weights.log.double().exp(), at.dtype
     at = at.double()
     mean, covariance = _moments(at, share)
     loc, spread = (
@@ -138,9 +138,9 @@ def refitted(at: Tensor, weights: Weights, before: Split | None) -> Split:
     )
     trust = weights.effective / (weights.effective + COUNTS * size)
     off = mean - loc
-    both = trust * covariance + (1.0 - trust) * (spread + trust * torch.outer(off, off))
-    loc, tril = (loc + trust * off).to(given), torch.linalg.cholesky(both).to(given)
-    return Split(loc, tril, torch.ones(size, dtype=given), torch.ones(size, dtype=given))
+    mixed = trust * covariance + (1.0 - trust) * (spread + trust * torch.outer(off, off))
+    loc, tril = (loc + trust * off).to(dtype), torch.linalg.cholesky(mixed).to(dtype)
+    return Split(loc, tril, torch.ones(size, dtype=dtype), torch.ones(size, dtype=dtype))
 
 
 def _moments(at: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,8 +28,8 @@ from hierfl.program.sites import Values
 DRAWS = 5  # of the posterior, at which integrals over rows are compared
 
 
-def _table(found: RowValues) -> Shown:
-    return Shown("Posterior of the latent sites of rows", found.frame, "")
+def _table(row_values: RowValues) -> Shown:
+    return Shown("Posterior of the latent sites of rows", row_values.frame, "")
 
 
 @shown_as(_table)

@@ -59,22 +59,22 @@ def shrinkage(
         another local site, and at point estimates.
     """
     program = fit.program
-    known = [site for site in sites if site not in program.derived]
-    if not known:
+    sampled = [site for site in sites if site not in program.derived]
+    if not sampled:
         return {}
-    weights = {site: of for site, of in _origins(program).items() if site in known}
-    one: Callable[..., Tree] = partial(_sampled, program, known, weights, draws)
+    weights = {site: of for site, of in _origins(program).items() if site in sampled}
+    of_client: Callable[..., Tree] = partial(_sampled, program, sampled, weights, draws)
     how: dict[str, Any] = {"width": draws * width_of(program), "seed": seed, "salt": "shrinkage"}
     if _is_closed(fit):
-        one = partial(_in_closed_form, program, known, _turn(program, weights))
+        of_client = partial(_in_closed_form, program, sampled, _turn(program, weights))
         how |= {"width": width_of(program), "reads": "none"}
         points = max(points, min(CLOSED, MOST_CLOSED // len(fit.clients)))
-    chunks = mapped_or_in_turn(fit, lambda s: each_draw(s, one, draws=points, **how))
+    chunks = mapped_or_in_turn(fit, lambda s: each_draw(s, of_client, draws=points, **how))
     # (N, S, ...), with the same plates as a draw
-    found = joined_local(program, [chunk.found for chunk in chunks])
+    ratios = joined_local(program, [chunk.found for chunk in chunks])
     return {
         site: Shrinkage(value.mean(0), value.std(0, correction=0) / len(value) ** 0.5)
-        for site, value in found.items()
+        for site, value in ratios.items()
     }
 
 
@@ -97,8 +97,8 @@ def _origins(program: Program) -> dict[str, Tensor]:
     from hierfl.formulas.writer import origins  # formulae takes half a second
 
     sizes = {site.name: site.size for site in program.latents.local_block.sites}
-    found = {site: torch.tensor(of) for site, of in origins(model).items()}
-    return {site: of for site, of in found.items() if sizes.get(site) == len(of)}
+    at = {site: torch.tensor(of) for site, of in origins(model).items()}
+    return {site: of for site, of in at.items() if sizes.get(site) == len(of)}
 
 
 def _turn(program: Program, weights: Mapping[str, Tensor]) -> Tensor:
@@ -122,7 +122,7 @@ def _in_closed_form(
     turn: Tensor,
     params: Params,
     own: ClientBatch,
-    asked: ClientBatch,
+    batch: ClientBatch,
 ) -> Tree:
     guide: Any = program.guide
     with Answer(params, own):
@@ -137,7 +137,7 @@ def _sampled(
     draws: int,
     params: Params,
     own: ClientBatch,
-    asked: ClientBatch,
+    batch: ClientBatch,
 ) -> Tree:
     def at(m: Tensor) -> Tree:
         # the root key stays, and so do the draws of the global sites
@@ -185,22 +185,22 @@ def in_prior_units(fit: Snapshot, draws: Draws) -> dict[str, Tensor]:
     def one(params: Params, values: Values, batch: ClientBatch) -> Tree:
         prior = prior_moments(program, params, values, batch)
         away = {site: values[site] - of["mean"] for site, of in prior.items()}
-        found = {site: value / prior[site]["variance"].sqrt() for site, value in away.items()}
+        scaled = {site: value / prior[site]["variance"].sqrt() for site, value in away.items()}
         for site, fn in program.priors(params, values, batch=batch).items():
             if isinstance(fn, dist.MultivariateNormal):
                 column = away[site][..., None]
-                found[site] = torch.linalg.solve_triangular(fn.scale_tril, column, upper=False)[
+                scaled[site] = torch.linalg.solve_triangular(fn.scale_tril, column, upper=False)[
                     ..., 0
                 ]
-        return found
+        return scaled
 
     chunks = at_draws(fit, draws, one)
     return joined_local(program, [chunk.found for chunk in chunks])
 
 
-def _ratio(found: Values) -> Tensor:
+def _ratio(moments: Values) -> Tensor:
     """Return the variance of draws over that of their prior; NaN without one prior."""
-    spread = found["value"].var(0)
-    prior = found["variance"][0]
-    same = ((found["variance"] == prior) & (found["mean"] == found["mean"][0])).all(0)
+    spread = moments["value"].var(0)
+    prior = moments["variance"][0]
+    same = ((moments["variance"] == prior) & (moments["mean"] == moments["mean"][0])).all(0)
     return torch.where(same & (spread > 0.0) & prior.isfinite(), spread / prior, torch.nan)

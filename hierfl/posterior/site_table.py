@@ -70,42 +70,47 @@ def site_table(
     learned = _learned(fit)
     large, chunks = _drawn(fit, draws, seed, expand, names)
     of_learned = split(learned, None, expand)[1]
-    kept: list[Draws] = []
-    found = _summarized(_noted(chunks, kept, 0 if large else keep), prob) | _summarized(
+    first_chunks: list[Draws] = []
+    summaries = _summarized(_noted(chunks, first_chunks, 0 if large else keep), prob) | _summarized(
         [_by_layer(learned, of_learned)], prob
     )
     networks = {**large, **of_learned}
-    local = [name for name, site in found.items() if site.is_local and name not in networks]
+    local = [name for name, site in summaries.items() if site.is_local and name not in networks]
     pulled = {} if no_rows else shrinkage(fit, local, seed=seed)
     frames = [
         _frame(fit, name, site, networks.get(name), pulled.get(name))
-        for name, site in found.items()
+        for name, site in summaries.items()
     ]
     return SiteTable(
         frame=pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=COLUMNS),
-        spread=tuple(name for name, site in found.items() if site.is_spread),
-        points=tuple(name for name, site in found.items() if site.is_finite and not site.is_spread),
-        not_finite=tuple(name for name, site in found.items() if not site.is_finite),
+        spread=tuple(name for name, site in summaries.items() if site.is_spread),
+        points=tuple(
+            name for name, site in summaries.items() if site.is_finite and not site.is_spread
+        ),
+        not_finite=tuple(name for name, site in summaries.items() if not site.is_finite),
         by_layer=tuple(networks),
         unknown=tuple(name for name in all_sites(fit.program) if name not in names),
-        first=_together(kept) if kept else None,
+        first=_together(first_chunks) if first_chunks else None,
     )
 
 
 # -------------------------------------------------------------------------------------------- draws
-def _noted(chunks: Iterable[Draws], kept: list[Draws], count: int) -> Iterator[Draws]:
+def _noted(chunks: Iterable[Draws], first_chunks: list[Draws], count: int) -> Iterator[Draws]:
     """Yield the draws of chunks of clients, and keep the first `count` of each chunk."""
     for chunk in chunks:
         if count:
             some = chunk.some(0, count)
             copies = ({n: v.clone() for n, v in of.items()} for of in (some.shared, some.own))
-            kept.append(Draws(*copies))
+            first_chunks.append(Draws(*copies))
         yield chunk
 
 
-def _together(kept: list[Draws]) -> Draws:
-    own = {name: torch.cat([part.own[name] for part in kept], 1) for name in kept[0].own}
-    return Draws(kept[0].shared, own)
+def _together(first_chunks: list[Draws]) -> Draws:
+    own = {
+        name: torch.cat([part.own[name] for part in first_chunks], 1)
+        for name in first_chunks[0].own
+    }
+    return Draws(first_chunks[0].shared, own)
 
 
 def _drawn(
@@ -117,8 +122,8 @@ def _drawn(
     width = width_of(program)
     inside = {site for net in large.values() for part in net.parts.values() for site in part}
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
-        values = program.draw_all(params, own, asked)
+    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
+        values = program.draw_all(params, own, batch)
         layers = {name: net.summary(values, 0) for name, net in large.items()}
         return {"sites": {n: v for n, v in values.items() if n in names - inside}, "layers": layers}
 
@@ -127,8 +132,8 @@ def _drawn(
         how["reads"] = what_is_read(program)
         run = mapped_or_in_turn(fit, lambda s: each_draw(s, one, **how))
         for chunk in run if names else ():
-            found = joined_draws(program, [chunk.found["sites"]])
-            shared, own = dict(found.shared), dict(found.own)
+            joined = joined_draws(program, [chunk.found["sites"]])
+            shared, own = dict(joined.shared), dict(joined.own)
             for name, value in chunk.found["layers"].items():  # (C, S, L, 4)
                 if large[name].is_local:
                     own[name] = value.movedim(0, 1)
@@ -141,31 +146,31 @@ def _drawn(
 
 def _by_layer(draws: Draws, large: Networks) -> Draws:
     inside = {site for net in large.values() for part in net.parts.values() for site in part}
-    both = {**draws.shared, **draws.own}
+    every = {**draws.shared, **draws.own}
     shared, own = (
         {name: value for name, value in of.items() if name not in inside}
         for of in (draws.shared, draws.own)
     )
     for name, net in large.items():
-        (own if net.is_local else shared)[name] = net.summary(both, 1 + net.is_local)
+        (own if net.is_local else shared)[name] = net.summary(every, 1 + net.is_local)
     return Draws(shared, own)
 
 
 def _learned(fit: Snapshot) -> Draws:
     specs = {spec.name: spec for spec in learned_params(fit)}
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
         return {name: transform_to(spec.constraint)(params[name]) for name, spec in specs.items()}
 
     shared: Values = {}
-    parts: dict[str, list[Tensor]] = {}
+    by_param: dict[str, list[Tensor]] = {}
     for chunk in each_client(fit, one) if specs else ():
         for name, value in chunk.found.items():  # (C, *shape), local ones with a client of size 1
             if specs[name].is_local:
-                parts.setdefault(name, []).append(value.squeeze(-specs[name].axis))
+                by_param.setdefault(name, []).append(value.squeeze(-specs[name].axis))
             else:
                 shared[name] = value[:1]
-    return Draws(shared, {name: torch.cat(part)[None] for name, part in parts.items()})
+    return Draws(shared, {name: torch.cat(part)[None] for name, part in by_param.items()})
 
 
 # ------------------------------------------------------------------------------------------ numbers
@@ -194,7 +199,7 @@ def _summarized(chunks: Iterable[Draws], prob: float) -> dict[str, _Site]:
                 shared[name] = _Site(numbers_of(value[:, None], prob), False)
         for name, value in chunk.own.items():
             own.setdefault(name, []).append(numbers_of(value, prob))
-    return shared | {name: _Site(np.concatenate(each, 1), True) for name, each in own.items()}
+    return shared | {name: _Site(np.concatenate(pieces, 1), True) for name, pieces in own.items()}
 
 
 def numbers_of(value: Tensor, prob: float) -> Numbers:
@@ -203,12 +208,12 @@ def numbers_of(value: Tensor, prob: float) -> Numbers:
     finite = np.isfinite(values).all(0)
     safe = np.where(finite, values, 0.0)
     ends = np.quantile(safe, tails(prob), axis=0)
-    found = np.stack([safe.mean(0), safe.std(0, ddof=min(1, len(safe) - 1)), *ends])
+    numbers = np.stack([safe.mean(0), safe.std(0, ddof=min(1, len(safe) - 1)), *ends])
     is_point = (safe == safe[:1]).all(0)
-    found[0] = np.where(is_point, safe[0], found[0])
-    found[1:, is_point] = np.nan
-    found[:, ~finite] = np.nan
-    return found
+    numbers[0] = np.where(is_point, safe[0], numbers[0])
+    numbers[1:, is_point] = np.nan
+    numbers[:, ~finite] = np.nan
+    return numbers
 
 
 def _frame(
@@ -219,19 +224,19 @@ def _frame(
         entries = [f"{layer} {what}".strip() for layer in network.layers for what in STATISTICS]
     else:
         entries = entries_of(fit, name, site.at.shape[2:])
-    both = list(product(entries, clients))
+    places = list(product(entries, clients))
     flat = site.at.reshape(4, len(clients), -1).transpose(0, 2, 1).reshape(4, -1)
     columns: dict[str, Any] = {
         "site": name,
-        "entry": [entry for entry, _ in both],
-        "client": [client for _, client in both],
+        "entry": [entry for entry, _ in places],
+        "client": [client for _, client in places],
         **dict(zip(COLUMNS[3:7], flat, strict=True)),
-        **dict.fromkeys(COLUMNS[7:], np.full(len(both), np.nan)),
+        **dict.fromkeys(COLUMNS[7:], np.full(len(places), np.nan)),
     }
     if pulled is not None:
         parts = [part.double().numpy().reshape(len(clients), -1).T.reshape(-1) for part in pulled]
         columns |= dict(zip(COLUMNS[7:], parts, strict=True))
-    return pd.DataFrame(columns, columns=list(COLUMNS), index=range(len(both)))
+    return pd.DataFrame(columns, columns=list(COLUMNS), index=range(len(places)))
 
 
 def in_right_digits(frame: pd.DataFrame) -> pd.DataFrame:
@@ -255,6 +260,6 @@ def entries_of(fit: Snapshot, name: str, shape: Sequence[int]) -> list[str]:
     labels: list[Sequence[str]] = []
     for size in shape:
         field = feature_dim(features, size)
-        named = field is not None and list(features[field]) not in labels
-        labels.append(list(features[str(field)]) if named else [str(i) for i in range(size)])
+        has_names = field is not None and list(features[field]) not in labels
+        labels.append(list(features[str(field)]) if has_names else [str(i) for i in range(size)])
     return [", ".join(entry) for entry in product(*labels)]

@@ -100,9 +100,9 @@ def restricted(
     expect_client_data(rows, "the rows to predict")
     unknown = [name for name in rows.names if name not in set(fit.clients)]
     if unknown:
-        known = ", ".join(fit.clients[:4]) + ", ..." * (len(fit.clients) > 4)
+        some = ", ".join(fit.clients[:4]) + ", ..." * (len(fit.clients) > 4)
         raise KeyError(
-            f"client '{unknown[0]}' was not fitted, but {known}: correct the name, leave its rows "
+            f"client '{unknown[0]}' was not fitted, but {some}: correct the name, leave its rows "
             "out, infer it first, fit.personalize(its data).predict(...), or predict it from the "
             "level above the clients, hierfl.predict_from_prior(fit, rows)"
         )
@@ -166,10 +166,10 @@ def _check_levels(fitted: ClientData, rows: ClientData, names: Collection[str]) 
         name = key.partition("[")[0]
         if name not in names or name not in {**rows.fields, **rows.client_fields}:
             continue
-        known, found = fitted.levels.get(key), rows.levels.get(key)
-        if known != found:
+        old, new = fitted.levels.get(key), rows.levels.get(key)
+        if old != new:
             raise ValueError(
-                f"the codes of '{key}' stand for {_listed(found)}, but for {_listed(known)} when "
+                f"the codes of '{key}' stand for {_listed(new)}, but for {_listed(old)} when "
                 "fitted: code all rows in the same way, ClientData.from_frame(..., levels=train.levels)"
             )
 
@@ -182,9 +182,9 @@ def _listed(levels: tuple[str, ...] | None) -> str:
 
 def learned_params(fit: Snapshot) -> tuple[ParamSpec, ...]:
     """Return the params that the model itself declares; those of the guide alone are left out."""
-    known = {spec.name: spec for spec in fit.program.params}
+    specs = {spec.name: spec for spec in fit.program.params}
     nodes = model_trace(fit).nodes
-    return tuple(known[name] for name, node in nodes.items() if node["type"] == "param")
+    return tuple(specs[name] for name, node in nodes.items() if node["type"] == "param")
 
 
 def model_trace(fit: Snapshot) -> Trace:
@@ -192,9 +192,9 @@ def model_trace(fit: Snapshot) -> Trace:
     program, batch = fit.program, fit.program.prototype
     params = fit.federation.client.params(fit.message, fit.federation.client.own)
     with untouched_store(), torch.no_grad(), unchecked():
-        given = poutine.condition(program.model, data=program.draw(params, batch))
+        conditioned = poutine.condition(program.model, data=program.draw(params, batch))
         with Answer(params, batch):
-            return poutine.trace(given).get_trace(batch)
+            return poutine.trace(conditioned).get_trace(batch)
 
 
 def lacks_rows(fit: Snapshot) -> bool:

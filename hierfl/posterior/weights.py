@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import pyro
 import torch
@@ -58,15 +59,19 @@ class Weighed:
         return self.log_shared + self.log_first.sum(1)
 
 
-def joined(one: Weighed, other: Weighed) -> Weighed:
+def joined(weighed: Weighed, other: Weighed) -> Weighed:
     """Concatenate two sets of draws."""
 
     def both(a: Values, b: Values) -> Values:
         return {name: torch.cat([value, b[name]]) for name, value in a.items()}
 
-    draws = Draws(both(one.draws.shared, other.draws.shared), both(one.draws.own, other.draws.own))
-    rest = [f.name for f in fields(Weighed) if f.name != "draws"]
-    return Weighed(draws, *(torch.cat([getattr(w, name) for w in (one, other)]) for name in rest))
+    draws = Draws(
+        both(weighed.draws.shared, other.draws.shared), both(weighed.draws.own, other.draws.own)
+    )
+    names = [f.name for f in fields(Weighed) if f.name != "draws"]
+    return Weighed(
+        draws, *(torch.cat([getattr(w, name) for w in (weighed, other)]) for name in names)
+    )
 
 
 def weigh(
@@ -86,17 +91,17 @@ def weigh(
     check_density(fit, shared=shared)
     times = inner if program.latents.local_block.size else 1
 
-    def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tree:
+    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
         d = torch.as_tensor(own.words[-1]).long()[None]  # the draw's number
         point = None if points is None else points.index_select(0, d)[0]
         values, log_shared, log_own, at, log_q = over_own(
             program, params, own, times, point, stretch=stretch
         )
-        parts = log_own.softmax(0).cumsum(0)
+        sums = log_own.softmax(0).cumsum(0)
         uniform = noise.uniforms(noise.fold(own.key[0], noise.word("psis")), ())
-        kept = (parts < uniform).sum().clamp(max=times - 1)[None]
+        which = (sums < uniform).sum().clamp(max=times - 1)[None]
         return {
-            "values": {n: v.index_select(0, kept)[0] for n, v in values.items()},
+            "values": {n: v.index_select(0, which)[0] for n, v in values.items()},
             "own": log_own.logsumexp(0) - math.log(times),
             "first": log_own[0],
             "variance": _variance(log_own),
@@ -106,8 +111,8 @@ def weigh(
         }
 
     width = times * (1 + program.latents.local_block.size // 16)
-    found = each_draw(fit, one, draws=count, seed=seed, width=width, salt=salt)
-    chunks = [chunk.found for chunk in found]
+    chunk_stream = each_draw(fit, one, draws=count, seed=seed, width=width, salt=salt)
+    chunks = [chunk.found for chunk in chunk_stream]
     drawn = joined_draws(program, [chunk["values"] for chunk in chunks])
     _check_varies(fit, drawn, shared=shared)
     # these depend on z alone, and are the same for every client
@@ -165,8 +170,8 @@ def over_own(
         log_own = log_own if wide is None else log_own + wide.correction()
         return values, -terms.global_kl, log_own, z.vector(), z.log_q()
 
-    found: tuple[Values, Tensor, Tensor, Tensor, Tensor] = at_each_draw(again, times, program)
-    return found
+    stacked: tuple[Values, Tensor, Tensor, Tensor, Tensor] = at_each_draw(again, times, program)
+    return stacked
 
 
 def check_labeled(fit: Snapshot) -> None:
@@ -187,11 +192,11 @@ def check_labeled(fit: Snapshot) -> None:
 def check_density(fit: Snapshot, *, shared: bool) -> None:
     """Refuse point estimates, which have no density, and networks with too many unknowns."""
     program = fit.program
-    for block, asked in (
+    for block, checked in (
         (program.latents.global_block, shared),
         (program.latents.local_block, True),
     ):
-        if asked and block.size > LIMIT:
+        if checked and block.size > LIMIT:
             site = max(block.sites, key=lambda s: s.size)
             raise ValueError(
                 f"the guide has {block.size} unknowns to weight ({site.size} of them in site "
@@ -224,7 +229,7 @@ def spread_levels(fit: Snapshot) -> set[bool]:
     return {
         in_clients(site)
         for _, site in samples(nodes)
-        if not isinstance(_base(site["fn"]), pyro.distributions.Delta)
+        if not isinstance(base_of(site["fn"]), pyro.distributions.Delta)
     }
 
 
@@ -253,7 +258,8 @@ def _no_density(fit: Snapshot, site: str) -> str:
     )
 
 
-def _base(fn: object) -> object:
+def base_of(fn: Any) -> Any:
+    """Return the distribution that wrappers such as `Independent` are about."""
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
     return fn

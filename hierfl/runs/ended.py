@@ -26,6 +26,7 @@ from hierfl.methods.stages.checks import DONE, GATHER, STILL, STILL_SD
 from hierfl.methods.stages.exact import Chains, chained, closed
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.two_stage import seen_in, server_rounds
+from hierfl.posterior.hidden_modes import may_hide_modes
 from hierfl.program.recipes import recipe_of
 from hierfl.runs.call import FitArguments
 from hierfl.runs.expected import in_words
@@ -87,6 +88,17 @@ def why_over(history: Sequence[Mapping[str, Any]]) -> str | None:
     if len(away) <= 2 * PATIENCE or min(away[-PATIENCE:]) < GAIN * min(away[:-PATIENCE]):
         return None
     return TIRED
+
+
+def why_doubted(federation: Federation, where: Progress) -> str | None:
+    """Return why chains check the draws of a run that is done; None where they need not, or take long."""
+    k_hat = float(where.history[-1].get("k_hat", 0.0))
+    done = where.history[-1].get("stage") == DONE
+    if not done or not may_hide_modes(federation.program, where.server, k_hat):
+        return None
+    if chains_of(federation).seconds() > AT_ONCE:
+        return None
+    return f"modes of little mass may be missed (k-hat {k_hat:.2f})"
 
 
 def _away(record: Mapping[str, Any]) -> float | None:

@@ -28,7 +28,7 @@ from hierfl.program.check_columns import warn_of_unscaled
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import FitArguments
 from hierfl.runs.choice import Choice
-from hierfl.runs.ended import by_chains, ends_by_chains, watch_of, why_over
+from hierfl.runs.ended import by_chains, ends_by_chains, watch_of, why_doubted, why_over
 from hierfl.runs.expected import expected, in_words, seconds_expected
 from hierfl.runs.records import about
 from hierfl.runs.result import Fit
@@ -114,7 +114,8 @@ def _each_round(fitted: Fit, call: FitArguments, *, chosen: bool) -> Generator[F
                     where, why = _next(each_round, watch, where, chains=chains)
                 except StopIteration:
                     return
-            why = why or (why_over(where.history) if chains else None)
+            if chains and why is None:
+                why = why_over(where.history) or why_doubted(federation, where)
             if why is not None and chains:
                 yield replace(fitted, progress=by_chains(federation, where, call, why))
                 return

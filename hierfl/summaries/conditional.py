@@ -76,11 +76,14 @@ def point(
     *,
     wide: tuple[Tensor, Tensor] | None = None,
     wider: float = 1.0,
+    with_prior: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return points (C, D) for e (C, M + Dn), and log p(w, t | z) factor(v) over their density.
 
-    Those with a `side` of 1 are by the factor `wide` or, with mixing parameters, of the prior alone.
+    Those with a `side` of 1 are by the factor `wide` or, with mixing parameters, of the prior alone;
+    those with a `side` of 2, of which there are some if `with_prior`, are of the prior alone.
     """
+    alone = (factor[0] * 0.0, factor[1] * 0.0)
     if hierarchy.mixing is None or proposals is None:
         normal = hierarchy.local(z, row)
         of_w = given(hierarchy, normal, z, *factor)
@@ -89,14 +92,15 @@ def point(
             # the Normal density at w, over that of the point
             over = 0.5 * (1.0 - wider**2) * e.square().sum(-1) + e.shape[-1] * math.log(wider)
             return mean + (tril @ e[..., None])[..., 0], integral + over
-        w, log_q = _of_sides((of_w, given(hierarchy, normal, z, *wide)), e, side, wider)
-        return w, of_w.log(w) - log_q.logsumexp(0) + math.log(2.0)
+        others = (wide, alone) if with_prior else (wide,)
+        sides = [of_w, *(given(hierarchy, normal, z, *other) for other in others)]
+        w, log_q = _of_sides(sides, e, side, wider)
+        return w, of_w.log(w) - log_q.logsumexp(0) + math.log(len(sides))
     size, proposals = hierarchy.mixing_size, Proposal(*(v.movedim(1, 0) for v in proposals))
     t = proposals.at(e[:, :size])
     t = torch.where(side > 0, t[1], t[0])
     sites = hierarchy.given(z, row, t)
     normal = hierarchy.local(z, row, t, sites)
-    alone = (factor[0] * 0.0, factor[1] * 0.0)
     sides = [given(hierarchy, normal, z, *of, t) for of in (factor, alone)]
     w, log_q = _of_sides(sides, e[:, size:], side, wider)
     log_q = log_q + proposals.log_prob(t)
@@ -107,10 +111,10 @@ def point(
 def _of_sides(
     sides: Sequence[Quadratic], e: Tensor, side: Tensor, wider: float
 ) -> tuple[Tensor, Tensor]:
-    """Return points (C, D) of one of two widened Normals, and the log densities of both there, (2, C)."""
+    """Return points (C, D) of one of some widened Normals, and the log densities of all there, (n, C)."""
     normals = [normal_of(of, wider)[1:] for of in sides]
-    ws = [mean + (tril @ e[..., None])[..., 0] for mean, tril in normals]
-    w = torch.where(side > 0, ws[1], ws[0])
+    points = torch.stack([mean + (tril @ e[..., None])[..., 0] for mean, tril in normals])
+    w = points.gather(0, side.expand(1, *points.shape[1:]).long())[0]
     log_q = []
     for of, (mean, tril) in zip(sides, normals, strict=True):
         away = (w - mean) / wider

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.arguments import expect
 from hierfl.core.extras import extras_for
 from hierfl.core.secret_noise import normals_at
 from hierfl.program.program import ProgramError
@@ -85,17 +86,10 @@ class RowNoise:
 
     def __post_init__(self) -> None:
         """Refuse numbers that are out of range, and draw the key of the noise."""
-        positive = ["epsilon", "max_row_norm", "max_slope", "max_curvature"]
-        positive += ["max_response"] if self.max_response is not None else []
-        if wrong := [name for name in positive if not 0.0 < getattr(self, name) < math.inf]:
-            raise ValueError(
-                f"{wrong[0]} is {getattr(self, wrong[0])}: it must be above 0, and finite"
-            )
-        if not 0.0 < self.delta < 1.0 or min(self.rounds, self.steps) < 1:
-            raise ValueError(
-                f"delta is {self.delta}, rounds is {self.rounds} and steps is {self.steps}: delta "
-                "must lie in (0, 1), and the others must be 1 or more"
-            )
+        bounds = ("epsilon", "max_row_norm", "max_slope", "max_curvature")
+        expect(**{name: (getattr(self, name), "(0, inf)") for name in bounds})
+        expect(max_response=(self.max_response, "(0, inf) or None"), delta=(self.delta, "(0, 1)"))
+        expect(rounds=(self.rounds, "[1, inf)"), steps=(self.steps, "[1, inf)"))
         key = secrets.token_hex(32) if self.secret is None else f"{self.secret & (2**64 - 1):064x}"
         object.__setattr__(self, "key", key)
 

@@ -247,16 +247,14 @@ def test_the_better_model_comes_first() -> None:
 # ---------------------------------------------------------------------------- refusals and warnings
 def test_invalid_arguments_are_refused() -> None:
     fitted = gaussian()
-    with pytest.raises(
-        ValueError, match="draws is 10: it must be 100 or more, since a tail is fitted"
-    ):
+    with pytest.raises(ValueError, match="draws is 10: it must be 100 or more"):
         loo(fitted, draws=10)
-    with pytest.raises(ValueError, match="by is 'hospital': it must be 'row' or 'client'"):
+    with pytest.raises(ValueError, match="by is 'hospital': it must be one of 'row', 'client'"):
         loo(fitted, "hospital")  # type: ignore[arg-type]
     with pytest.raises(KeyError, match="the model observes no site 'z'"):
         loo(fitted, site="z")
     point = fit(fedsvi(slopes, guides.delta), federation(), rounds=1)
-    with pytest.raises(ValueError, match="correct is 'is': it must be 'psis' or None"):
+    with pytest.raises(ValueError, match="correct is 'is': it must be one of 'psis', None"):
         loo(fitted, correct="is")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="all draws of 'fedsvi' are the same point"):
         loo(point, draws=100, correct=None)

@@ -45,6 +45,27 @@ def test_a_value_far_out_is_named_without_its_value(n: int, family: str, text: s
     assert said(lambda: formula.data(frame.assign(bmi=frame["bmi"].clip(15.0, 32.0)))) == []
 
 
+@pytest.mark.parametrize("family", ["gaussian", "student", "gamma", "poisson"])
+def test_a_response_far_out_is_named_as_a_predictor_is(family: str) -> None:
+    frame = rows(far=30.0)
+    frame["y"] = (frame["y"].clip(lower=0.0) + 1.0).round()
+    frame.loc[7, "y"] = 27000.0  # of client b
+    formula = hierfl.formula("y ~ bmi + (1 | h)", family, clients="h").on(frame)
+    messages = said(lambda: formula.data(frame))
+    assert len(messages) == 1 and messages[0].startswith(WORDS.replace("bmi", "y"))
+    assert "27000" not in messages[0]
+    assert said(lambda: formula.data(frame, labeled=False)) == []
+
+
+def test_counts_with_many_zeros_have_long_tails() -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"h": np.resize(list("abc"), 3000), "x": rng.normal(size=3000)})
+    frame["y"] = rng.poisson(rng.lognormal(0.0, 1.5, 3000)) * rng.integers(0, 2, 3000)
+    assert frame["y"].max() > frame["y"].mean() + 8.0 * frame["y"].std()
+    formula = hierfl.formula("y ~ x + (1 | h)", "negative_binomial", clients="h").on(frame)
+    assert said(lambda: formula.data(frame)) == []
+
+
 def test_new_rows_are_judged_by_the_agreed_mean_and_sd() -> None:
     frame = rows(far=30.0)
     formula = hierfl.formula("y ~ bmi + (1 | h)", clients="h").on(frame)

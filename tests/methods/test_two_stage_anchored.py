@@ -75,6 +75,18 @@ TREES: Moments = {
     "tau": ([0.270, 0.184, 0.128], [0.159, 0.162, 0.126]),
     "sigma": ([8.067], [1.242]),
 }
+# of the trees' own parameters, of which two have a second mode with a mass of 3%
+OWN_TREES = [
+    [0.0928, 0.1688, 0.1598], [0.0514, 0.1315, 0.1026], [0.1022, 0.1543, 0.1577],
+    [0.0496, 0.1403, 0.1004], [0.0769, 0.1542, 0.1186],
+]  # fmt: skip
+# two chains of 40,000 draws, which leave the second mode rarely
+OF_EYES: Moments = {
+    "first": ([536.89], [1.16]),
+    "apart": ([11.78], [2.03]),
+    "sd": ([3.92], [0.87]),
+    "share": ([0.60], [0.11]),
+}
 LOCAL_1: Moments = {
     "b0": ([50.068], [0.427]),
     "b1": ([1.863], [0.247]),
@@ -123,6 +135,17 @@ def eyes(batch: ClientBatch) -> None:
         parts = dist.Normal(torch.stack([first, first + apart], -1), sd[..., None])
         shares = dist.Categorical(torch.stack([share, 1.0 - share], -1))
         pyro.sample("y", dist.MixtureSameFamily(shares, parts), obs=batch.y)
+
+
+def labeled_eyes(batch: ClientBatch) -> None:
+    """The same by a label of each row, with vaguer priors."""
+    first = pyro.sample("first", dist.Normal(530.0, 50.0))
+    apart = pyro.sample("apart", dist.HalfNormal(30.0))
+    sd = pyro.sample("sd", dist.HalfCauchy(5.0))
+    share = pyro.sample("share", dist.Beta(1.0, 1.0))
+    with batch.clients(), batch.data():
+        second = pyro.sample("second", dist.Bernoulli(share), infer={"enumerate": "parallel"})
+        pyro.sample("y", dist.Normal(first + apart * second, sd), obs=batch.y)
 
 
 def orange(batch: ClientBatch) -> None:
@@ -211,21 +234,37 @@ def test_jaws_is_that_of_nuts(
 
 @pytest.mark.slow
 def test_nonlinear_growth_is_that_of_nuts() -> None:
-    """Integrals over a tree's three unknowns need points far out: errors of the weights were 1.5 nats."""
+    """Two trees' own sds were 0.72 and 0.75 of these: a mode where trees differ by their rates was missed."""
     trees = [f"t{k // 7}" for k in range(35)]
     data = ClientData.from_arrays(trees, y=ORANGE.flatten(), x=DAYS.repeat(5))
     fitted = hierfl.fit(orange, data, seed=0)
     check_moments(fitted, TREES)
-    assert fitted.history["inner_error"].iloc[-1] < 0.7
+    assert "modes of little mass may be missed" in str(fitted.progress.ended)
+    own = fitted.posterior(draws=4000, seed=0)["posterior"]["theta"].std(("chain", "draw"))
+    assert (abs(torch.from_numpy(own.to_numpy()) / torch.tensor(OWN_TREES) - 1.0) < 0.1).all()
 
 
 # ------------------------------------------------------------------------------- the verdict
-def test_eyes_is_to_be_checked_and_an_entry_is_named() -> None:
-    """A second mode, of one component for all, is missed: sds are 0.56 to 0.78 of NUTS's."""
-    found = hierfl.fit(eyes, grouped(EYES, 48), seed=0).summary()
-    assert found.trustworthy is None
-    assert "Check the tails: k-hat is 0." in found.verdict
-    assert any(f"the sd of '{site}'" in found.verdict for site in ("first", "apart", "sd", "share"))
+@pytest.mark.parametrize(("program", "rows"), [(eyes, 48), (labeled_eyes, 48), (labeled_eyes, 12)])
+def test_eyes_by_rounds_is_to_be_checked_and_an_entry_is_named(program: Program, rows: int) -> None:
+    """A second mode, of one component for all, is missed: sds are 0.46 to 0.78 of NUTS's."""
+    fitted = hierfl.fit(hierfl.methods.two_stage(program), grouped(EYES, rows), seed=0)
+    judged = fitted.summary()
+    assert judged.trustworthy is None
+    assert "Check the tails: k-hat is 0." in judged.verdict
+    assert any(
+        f"the sd of '{site}'" in judged.verdict for site in ("first", "apart", "sd", "share")
+    )
+    high = with_server(fitted, k_hat=torch.tensor(0.86)).summary()
+    assert high.trustworthy is False
+    assert "k-hat is 0.86" in high.verdict and "the sd of '" in high.verdict
+
+
+@pytest.mark.slow
+def test_chains_see_the_mode_of_eyes_that_rounds_miss() -> None:
+    fitted = hierfl.fit(eyes, grouped(EYES, 48), seed=0)
+    assert "modes of little mass may be missed" in str(fitted.progress.ended)
+    check_moments(fitted, OF_EYES)
 
 
 def test_draws_that_have_collapsed_are_not_trusted(done: hierfl.Fit) -> None:

@@ -354,7 +354,7 @@ def test_invalid_arguments_are_refused() -> None:
     ):
         corrected(fit(fedsvi(wide, guides.mean_field), classes, rounds=1), 100)
     fitted = fit(fedsvi(logistic), data, rounds=1)
-    with pytest.raises(ValueError, match="proposals \\(20\\) 100 or more"):
+    with pytest.raises(ValueError, match="proposals is 20: it must be 100 or more"):
         corrected(fitted, 5, proposals=20)
     unlabeled = replace(fitted, federation=replace(fitted.federation, data=data.without("ill")))
     with pytest.raises(ValueError, match="have no field 'ill': without labels"):

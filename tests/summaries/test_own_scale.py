@@ -243,3 +243,58 @@ def test_a_client_that_is_asked_for_log_ratios_refuses() -> None:
     assert client.refuses(first, first) is None
     assert "its names are" in str(client.refuses({**first, "draws": draws}, first))
     assert methods.two_stage is two_stage
+
+
+def one_row_each(batch: ClientBatch) -> None:
+    """A scale of each client's own that a single row has to tell."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 10.0))
+    m = pyro.sample("m", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        s = pyro.sample("s", dist.LogNormal(m, 0.7))
+        with batch.data():
+            pyro.sample("y", dist.Normal(mu, s), obs=batch.y)
+
+
+def by_quadrature(y: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return means and sds of mu, m and each client's log s, by sums over grids."""
+    mu, m = torch.linspace(-2.0, 6.0, 161), torch.linspace(-3.5, 3.5, 81)
+    log_s = torch.linspace(-6.5, 6.5, 201)
+    of_row = dist.Normal(mu[:, None, None], log_s.exp()).log_prob(y[:, None])  # (mu, N, s)
+    prior = dist.Normal(m[:, None], 0.7).log_prob(log_s)
+    terms = of_row[:, None] + prior[None, :, None]  # (mu, m, N, s)
+    each = terms.logsumexp(-1)
+    log_p = each.sum(-1) + dist.Normal(0.0, 10.0).log_prob(mu)[:, None]
+    share = (log_p + dist.Normal(0.0, 1.0).log_prob(m)).flatten().softmax(0).view(len(mu), len(m))
+    of_s = torch.einsum("ab,abns->ns", share, (terms - each[..., None]).exp())
+    moments = {}
+    for name, grid, weights in (
+        ("mu", mu, share.sum(1)),
+        ("m", m, share.sum(0)),
+        ("s", log_s, of_s),
+    ):
+        mean = weights @ grid
+        moments[name] = mean, (weights @ grid.square() - mean.square()).sqrt()
+    return moments
+
+
+@pytest.mark.filterwarnings("ignore:k-hat is")
+@pytest.mark.parametrize("clients", [8, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_scale_by_one_row_each_is_that_of_quadrature_or_not_trusted(clients: int) -> None:
+    g = torch.Generator().manual_seed(3)
+    with double_precision():
+        y = torch.randn(clients, generator=g)
+        y = 2.0 + y * torch.exp(0.5 * torch.randn(clients, generator=g))
+        data = ClientData.from_arrays([f"c{k:02d}" for k in range(clients)], y=y)
+        fitted = hierfl.fit(one_row_each, data, seed=0)
+        judged = fitted.summary()
+        if judged.trustworthy is False:
+            assert (
+                clients == 8 and "k-hat is 0." in judged.verdict and "the sd of '" in judged.verdict
+            )
+            return
+        posterior = fitted.posterior(draws=4000, seed=0)["posterior"]
+        draws = {name: torch.from_numpy(posterior[name].to_numpy())[0] for name in ("mu", "m", "s")}
+        draws["s"] = draws["s"].log()
+        for name, (mean, sd) in by_quadrature(y).items():
+            assert ((draws[name].mean(0) - mean).abs() < 0.1 * sd).all(), name
+            assert ((draws[name].std(0) / sd - 1.0).abs() < 0.1).all(), name

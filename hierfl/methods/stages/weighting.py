@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hierfl.core.importance_sampling import K_HAT, normal_points, resampled, rests_on_few
+from hierfl.core.importance_sampling import DOUBT, K_HAT, normal_points, resampled, rests_on_few
 from hierfl.core.proposal import fitted
 from hierfl.core.trees import Tree
 from hierfl.method import Clock, Reports
@@ -42,6 +42,7 @@ AGAIN = 2  # most restarts from weighted draws whose k-hat is high
 ENOUGH_OF_ANCHORED, AGAIN_OF_ANCHORED = 0.4, 5
 FAR = 3.0  # standard errors by which two sets of draws may differ
 COMPARED = 100  # effective draws of each of two sets that are compared
+UNSURE_TAILS = 2.0  # times their errors, where the tails of a set rest on few draws
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,16 +203,23 @@ class Weighting:
 
     def _apart(self, state: Tree, before: Tree) -> Tensor:
         """Return by how much two sets of weighted draws differ, beyond chance; 0 if one tells little."""
-        sets = [(of["final"], of["k_hat"], of["effective"]) for of in (state, before)]
+        sets = [(of["final"], float(of["k_hat"]), float(of["effective"])) for of in (state, before)]
         if any(not (k_hat < K_HAT and count >= COMPARED) for _, k_hat, count in sets):
             return torch.tensor(0.0)
-        (mean, sd), (other, other_sd) = (
-            moments(draws_of["draws"][:, : self.shared], draws_of["log_weights"])
-            for draws_of, *_ in sets
-        )
-        chance = FAR * math.sqrt(sum(1.0 / float(count) for *_, count in sets))
+        spreads = [self._spread(final, k_hat, count) for final, k_hat, count in sets]
+        (mean, sd, error), (other, other_sd, other_error) = spreads
         shift, ratio = ((mean - other) / sd).abs(), (sd / other_sd).log().abs()
-        return (shift.maximum(ratio).nan_to_num().max() - chance).clamp(min=0.0)
+        beyond = shift.maximum(ratio) - FAR * error.hypot(other_error)
+        return beyond.nan_to_num().max().clamp(min=0.0)
+
+    def _spread(self, final: Tree, k_hat: float, count: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Return means and sds of z by weighted draws, (K,), and their relative errors."""
+        z, log_weights = final["draws"][:, : self.shared], final["log_weights"]
+        # from k-hat 0.5 on errors are larger than weights tell
+        unsure = UNSURE_TAILS if k_hat >= DOUBT else 1.0
+        return *moments(z, log_weights), unsure * error_of_sds(z, log_weights).clamp(
+            min=count**-0.5
+        )
 
     def _worst(self, state: Tree, k_hats: Tensor) -> Tensor:
         """Return the largest k-hat of a client's weights of draws of the surrogate."""

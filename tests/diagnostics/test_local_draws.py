@@ -1,0 +1,83 @@
+"""Draws of clients' own sites are judged given the global ones, and named where they are off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+import hierfl
+from hierfl import ClientBatch, ClientData
+from hierfl.diagnostics.local_draws import local_draws
+from hierfl.program.few_rows import double_precision
+
+CLIENTS, ROWS = 6, 8
+
+
+def counts(batch: ClientBatch) -> None:
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    with batch.clients():
+        level = pyro.sample("level", dist.Normal(mu, tau))
+        slope = pyro.sample("slope", dist.Normal(0.0, 0.5))
+        with batch.data():
+            pyro.sample("y", dist.Poisson((level + slope * batch.x).exp()), obs=batch.y)
+
+
+def data() -> ClientData:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(CLIENTS * ROWS, generator=g)
+    y = torch.poisson((0.5 + 0.3 * x).exp(), generator=g)
+    return ClientData.from_arrays([f"c{k // ROWS}" for k in range(len(x))], x=x, y=y)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> hierfl.Fit:
+    with double_precision():
+        return hierfl.fit(hierfl.methods.two_stage(counts), data(), seed=0)
+
+
+def with_precision(fit: hierfl.Fit, client: str, times: float) -> hierfl.Fit:
+    """Return a fit with the factors of one client so many times as sharp, about the same points."""
+    at = fit.clients.index(client)
+    scale = torch.ones(CLIENTS, dtype=torch.float64)
+    scale[at] = times
+    table = {
+        name: value * scale.view(-1, *[1] * (value.dim() - 1))
+        if name.removeprefix("wide_") in ("precision", "shift")
+        else value
+        for name, value in fit.progress.table.items()
+    }
+    return replace(fit, progress=replace(fit.progress, table=table))
+
+
+def test_draws_by_good_factors_are_right_by_their_weights(fitted: hierfl.Fit) -> None:
+    judged = local_draws(fitted, seed=0)
+    assert judged is not None and judged.off() == ""
+    assert list(judged.k_hats.index) == list(fitted.clients) and (judged.k_hats < 0.7).all()
+    assert set(judged.scalars["site"]) == {"level", "slope"}
+    assert fitted.summary().trustworthy is True
+
+
+def test_a_client_with_a_wrong_factor_is_named(fitted: hierfl.Fit) -> None:
+    summary = with_precision(fitted, "c2", 50.0).summary()
+    assert summary.trustworthy is None
+    check = next(c for c in summary.checks if "every client's own parameters" in c.question)
+    assert check.verdict == "warning" and check.answer in summary.verdict
+    assert "c2" in check.answer and not any(f"c{k}" in check.answer for k in (0, 1, 3, 4, 5))
+    assert "'level' of c2" in check.answer
+
+
+def test_a_factor_that_is_too_wide_costs_candidates_alone(fitted: hierfl.Fit) -> None:
+    judged = local_draws(with_precision(fitted, "c2", 0.5), seed=0)
+    assert judged is not None and judged.off() == ""
+
+
+def test_without_rows_local_draws_are_not_judged(fitted: hierfl.Fit, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "fit")
+    method = hierfl.methods.two_stage(counts)
+    assert local_draws(hierfl.load(tmp_path / "fit", method=method), seed=0) is None
