@@ -166,14 +166,14 @@ def check_names(data: ClientData) -> None:
 
 def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]:
     """Return the field that each site observes, as it is or transformed (`batch.y.float()`)."""
-    known = {**batch.fields, **batch.client_fields}
-    found: dict[str, list[str]] = {}
+    columns = {**batch.fields, **batch.client_fields}
+    observing: dict[str, list[str]] = {}
     for name, site in trace.nodes.items():
         observed = site["type"] == "sample" and site["is_observed"] and not is_deterministic(site)
         if observed and in_clients(site) and not is_factor(site):
-            found[name] = [k for k, v in known.items() if v is site["value"]]
+            observing[name] = [k for k, v in columns.items() if v is site["value"]]
     labels = {}
-    for name, same in found.items():
+    for name, same in observing.items():
         fields = list(same)
         for changed, nodes in () if same else with_one_changed(model, batch):
             value = torch.as_tensor(nodes[name]["value"])
@@ -302,8 +302,8 @@ def _fix(name: str, values: Tensor, support: Constraint) -> str:
 
 def _unscored(name: str, fn: Any, value: Tensor, label: str) -> str:
     kind = type(getattr(fn, "base_dist", fn)).__name__
-    own, wanted = tuple(value.shape[2:]), tuple(fn.event_shape)
-    if own == wanted:
+    own, event = tuple(value.shape[2:]), tuple(fn.event_shape)
+    if own == event:
         dtype = str(value.dtype).removeprefix("torch.")
         return (
             f"site '{name}' ({kind}) cannot score field '{label}', of dtype {dtype}: give its "
@@ -311,12 +311,12 @@ def _unscored(name: str, fn: Any, value: Tensor, label: str) -> str:
             f"dtype of the model, data.with_fields({label}=data.fields['{label}'].to(torch.get_default_dtype()))"
         )
     column = f"data.fields['{label}']"
-    fix = f"give one entry per row of shape {wanted}"
-    if own == (1,) and not wanted:
+    fix = f"give one entry per row of shape {event}"
+    if own == (1,) and not event:
         fix = f"drop the dimension, data.with_fields({label}={column}[:, 0])"
-    elif len(own) == 1 and not wanted and kind == "Categorical":
+    elif len(own) == 1 and not event and kind == "Categorical":
         fix = f"give the number of the class, data.with_fields({label}={column}.argmax(-1))"
     return (
-        f"site '{name}' ({kind}) observes {wanted or 'one number'} per row, but field '{label}' "
+        f"site '{name}' ({kind}) observes {event or 'one number'} per row, but field '{label}' "
         f"has shape {own} per row: {fix}"
     )

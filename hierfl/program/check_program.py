@@ -158,12 +158,12 @@ def check_own_plates(site: Site, batch: ClientBatch) -> None:
 def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
     """Refuse a site whose batch shape is not that of its plates, or that is in the wrong plates."""
     plates: list[str] = []
-    wanted: list[int] = []
+    expected: list[int] = []
     for frame in site["cond_indep_stack"]:
         if frame.vectorized:
             plates.append(frame.name)
-            wanted = [1] * (-frame.dim - len(wanted)) + wanted
-            wanted[frame.dim] = frame.size
+            expected = [1] * (-frame.dim - len(expected)) + expected
+            expected[frame.dim] = frame.size
     shape, in_rows = tuple(site["fn"].batch_shape), DATA in plates
     if in_rows and CLIENTS not in plates:
         raise ProgramError(
@@ -176,8 +176,8 @@ def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
             f"site '{name}' is observed outside the clients plate: put it inside `with "
             f"batch.clients():`"
         )
-    if shape != tuple(wanted):
-        raise _wrong_shape(name, shape, tuple(wanted), plates, batch, site["is_observed"])
+    if shape != tuple(expected):
+        raise _wrong_shape(name, shape, tuple(expected), plates, batch, site["is_observed"])
     if in_rows and is_latent(site):
         raise ProgramError(
             f"site '{name}' of the guide is in the data plate: leave it out of the guide, since the "
@@ -188,7 +188,7 @@ def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
 def _wrong_shape(
     name: str,
     shape: tuple[int, ...],
-    wanted: tuple[int, ...],
+    expected: tuple[int, ...],
     plates: list[str],
     batch: ClientBatch,
     observed: bool,
@@ -206,21 +206,21 @@ def _wrong_shape(
         )
     return ProgramError(
         f"site '{name}' has batch shape {shape}; its plates ({', '.join(plates) or 'none'}) "
-        f"require {wanted}: declare its own dimensions with "
-        f".to_event({_own_dimensions(shape, wanted)}), or open a plate for them"
+        f"require {expected}: declare its own dimensions with "
+        f".to_event({_own_dimensions(shape, expected)}), or open a plate for them"
     )
 
 
-def _own_dimensions(shape: tuple[int, ...], wanted: tuple[int, ...]) -> int:
+def _own_dimensions(shape: tuple[int, ...], expected: tuple[int, ...]) -> int:
     """Return the number of dimensions at the right of a batch shape that no plate accounts for."""
     for k in range(1, len(shape) + 1):
-        if shape[:-k] == wanted:
+        if shape[:-k] == expected:
             return k
-    if len(shape) <= len(wanted):  # the plates have broadcast it: what differs is its own
-        pairs = zip(reversed(shape), reversed(wanted), strict=False)
+    if len(shape) <= len(expected):  # the plates have broadcast it: what differs is its own
+        pairs = zip(reversed(shape), reversed(expected), strict=False)
         return max((k for k, (own, plate) in enumerate(pairs, 1) if own != plate), default=1)
     fits = (k for k in range(1, len(shape) + 1) if all(n == 1 for n in shape[:-k]))
-    return next(fits, len(shape) - len(wanted))
+    return next(fits, len(shape) - len(expected))
 
 
 def check_callable(model: Any, guide: Any) -> None:
@@ -252,9 +252,9 @@ def _kind(thing: Any) -> str:
 def check_cover(latents: Latents, guide: Any) -> None:
     """Refuse a guide whose latent sites are not those of the model."""
     drawn = {}
-    for name, found in guide.nodes.items():
-        if is_latent(found):
-            drawn[name] = found
+    for name, node in guide.nodes.items():
+        if is_latent(node):
+            drawn[name] = node
     for site in latents.sites:
         if site.name not in drawn:
             raise ProgramError(
@@ -262,10 +262,10 @@ def check_cover(latents: Latents, guide: Any) -> None:
                 "automatic guide"
             )
         guided = drawn.pop(site.name)
-        shape, wanted = tuple(guided["value"].shape), tuple(site.start.shape)
-        if shape != wanted:
+        shape, expected = tuple(guided["value"].shape), tuple(site.start.shape)
+        if shape != expected:
             raise ProgramError(
-                f"site '{site.name}' has shape {shape} in the guide, {wanted} in the model"
+                f"site '{site.name}' has shape {shape} in the guide, {expected} in the model"
             )
         if in_clients(guided) != site.is_local:
             inside, outside = ("model", "guide") if site.is_local else ("guide", "model")

@@ -139,9 +139,9 @@ def _reason(cause: BaseException) -> str | None:
         return ""
     first = _first_line(cause)
     for pattern, sentence in _KNOWN:
-        found = re.search(pattern, first)
-        if found:
-            return sentence.format(*found.groups())
+        match = re.search(pattern, first)
+        if match:
+            return sentence.format(*match.groups())
     return None
 
 
@@ -174,8 +174,8 @@ def _where(cause: BaseException) -> str:
 
 
 def _fields(batch: ClientBatch) -> str:
-    known: dict[str, Any] = {**batch.fields, **batch.client_fields}
+    fields: dict[str, Any] = {**batch.fields, **batch.client_fields}
     return "fields: " + ", ".join(
         f"{name} {tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}"
-        for name, v in known.items()
+        for name, v in fields.items()
     )

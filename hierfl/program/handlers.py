@@ -77,8 +77,8 @@ class Noise:
         self.calls += 1
         if key.dim() == 1:
             return source(key, tuple(shape), like.dtype)
-        rest = (*shape[: self.axis], *shape[self.axis + 1 :])
-        return source(key, rest, like.dtype).movedim(0, self.axis)
+        others = (*shape[: self.axis], *shape[self.axis + 1 :])
+        return source(key, others, like.dtype).movedim(0, self.axis)
 
 
 def draw(fn: Any, source: Noise) -> Tensor:
@@ -119,15 +119,15 @@ def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterized: bool = 
     """Draw by torch's sampler, seeded by the key, outside vmap; `reparameterized`: with a gradient."""
     if reparameterized and not fn.has_rsample:
         raise NoKeyedDraw(f"{type(fn).__name__} (which has no reparameterized draw)")
-    apart = NoKeyedDraw(
+    unkeyed = NoKeyedDraw(
         f"{type(fn).__name__} (drawn by torch itself, one client and one draw at a time)"
     )
     if key.numel() != 2:
-        raise apart
+        raise unkeyed
     try:
         first, second = key.flatten().tolist()
     except RuntimeError as error:  # under vmap the value of a key cannot be read
-        raise apart from error
+        raise unkeyed from error
     with torch.random.fork_rng(devices=[]):
         noise.seed_torch(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
         try:

@@ -198,8 +198,8 @@ class Program:
         """Draw every latent site by a client's `own` rows, and the deterministic ones of `asked`."""
         values = self.draw(params, own)
         derived = self.derive(values, params, asked)
-        known = {**values, **derived}
-        return Sites(known) if Sites in (type(values), type(derived)) else known
+        sites = {**values, **derived}
+        return Sites(sites) if Sites in (type(values), type(derived)) else sites
 
     def derive(self, values: Values, params: Params, batch: ClientBatch) -> Values:
         """Return the model's deterministic sites at given values of its latent sites."""
@@ -281,10 +281,10 @@ def once_a_program(recognize: Callable[[Program], T]) -> Callable[[Program], T]:
 
     @wraps(recognize)
     def kept(program: Program) -> T:
-        found: dict[Any, Any] = program.__dict__.setdefault("_found", {})
-        if recognize not in found:
-            found[recognize] = recognize(program)
-        result: T = found[recognize]
+        results: dict[Any, Any] = program.__dict__.setdefault("_found", {})
+        if recognize not in results:
+            results[recognize] = recognize(program)
+        result: T = results[recognize]
         return result
 
     return kept

@@ -52,6 +52,7 @@ from hierfl.program.read_traces import (
     likelihood_factors,
     params_of,
     sites_to_float,
+    with_common_site,
     with_float_labels,
 )
 from hierfl.program.sites import Family, Guide, Model
@@ -149,41 +150,46 @@ class ModelRead:
         return program
 
     def _under(self, guide: Any, learn: bool) -> Program:
-        (single, pair), known = self.traces, self.program
-        model, one, seed = known.model, known.prototype, known.seed
-        whole = getattr(getattr(guide, "build", None), "reads_all_rows", False)
+        (single, pair), base = self.traces, self.program
+        model, batch, seed = base.model, base.prototype, base.seed
+        build = getattr(guide, "build", None)
+        if getattr(build, "has_global_sites", False) and not base.latents.global_block.size:
+            joined = _read_model(with_common_site(model), self.data, seed, self.missing)
+            joined = replace(joined, program=replace(joined.program, row_sites=base.row_sites))
+            return joined._under(guide, learn)
+        whole = getattr(build, "reads_all_rows", False)
         # Newton steps are in the units of the priors, gradient steps in the sites' own
-        latents = known.latents if whole else known.latents.in_own_units()
+        latents = base.latents if whole else base.latents.in_own_units()
         with pyro.validation_enabled(True):
             built = guide
             if isinstance(guide, Family):
                 built = guide.build(model, latents, **guide.options)
             two = _prototype(self.data, self.data.by_name[[0, -1]].tolist())
-            guided, reads = _trace(built, one, "guide", seed, Answer({}, one))
+            guided, reads = _trace(built, batch, "guide", seed, Answer({}, batch))
             guided_pair, _ = _trace(built, two, "guide", seed, Answer({}, two))
             check_cover(latents, guided)
-            check_boundary(built, one, "guide", Answer({}, one))
+            check_boundary(built, batch, "guide", Answer({}, batch))
             program = replace(
-                known,
+                base,
                 guide=built,
                 latents=latents,
                 # before the guide runs again: it refuses one that cannot be drawn
                 keyed=is_keyed(guided),
                 params=params_of([single, guided], [pair, guided_pair]),
                 closed=closed_of(single, guided),
-                reads=Reads(known.reads.model, reads),
+                reads=Reads(base.reads.model, reads),
                 reads_all_rows=whole,
             )
-            check_start(program, one)
-            check_pure(program, one)  # first: its own noise would look as if padding mattered
+            check_start(program, batch)
+            check_pure(program, batch)  # first: its own noise would look as if padding mattered
             check_padding(program, self.data)
-        return check_steps(program, one) if learn else program
+        return check_steps(program, batch) if learn else program
 
 
 def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> ModelRead:
     # by name: what a method begins with must not depend on the order in which clients are given
     ends = data.by_name[[0, -1]].tolist()
-    one, two = _prototype(data, ends[:1]), _prototype(data, ends)
+    single_batch, two = _prototype(data, ends[:1]), _prototype(data, ends)
     row_sites = None
     with pyro.validation_enabled(True):
         # two clients first: only they show a local site that is read outside its plate
@@ -192,20 +198,20 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
         except (Enumerable, OfRows):
             model, row_sites = _without_hidden_sites(model, data, two, seed)
             pair, _ = _trace(model, two, "model", seed, _Start())
-        single, reads = _trace(model, one, "model", seed, _Start())
+        single, reads = _trace(model, single_batch, "model", seed, _Start())
         with untouched_store():
             labels = label_fields(model, pair, two)
         if floats := sites_to_float(pair):
             model = with_float_labels(model, floats)
             pair, _ = _trace(model, two, "model", seed, _Start())
-            single, reads = _trace(model, one, "model", seed, _Start())
-        check_sizes(model, single, one)
+            single, reads = _trace(model, single_batch, "model", seed, _Start())
+        check_sizes(model, single, single_batch)
         latents = latents_of(single, pair)
         supports = checked_labels(model, pair, labels, data, two)
-        joint = joint_sites(model, single, one, labels)
+        joint = joint_sites(model, single, single_batch, labels)
         with untouched_store():
             factors = likelihood_factors(model, pair, two, labels)
-        check_boundary(model, one, "model", _Start())
+        check_boundary(model, single_batch, "model", _Start())
     program = Program(
         model=model,
         guide=model,  # until it has one
@@ -219,7 +225,7 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
         num_clients=data.num_clients,
         client_keys=data.keys,
         ranks=data.by_name.argsort(),
-        prototype=one,
+        prototype=single_batch,
         seed=seed,
         joint=joint,
         factors=factors,
@@ -247,12 +253,12 @@ def _without_hidden_sites(
 
 def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:
     """Return the range of each integer field that may hold codes: of two dimensions at most."""
-    found = {}
+    ranges = {}
     for name, values in data.fields.items():
         if not values.is_floating_point() and values.dtype != torch.bool and values.dim() <= 2:
-            one = values if values.stride(0) else values[:1]  # of rows that are not there
-            found[name] = int(one.min()), int(one.max())
-    return found
+            rows = values if values.stride(0) else values[:1]  # of rows that are not there
+            ranges[name] = int(rows.min()), int(rows.max())
+    return ranges
 
 
 def _prototype(data: ClientData, ids: list[int]) -> ClientBatch:

@@ -69,13 +69,13 @@ def _by_name(module: str, name: str, options: Mapping[str, Any]) -> Recipe:
 
 def recorded(factory: Callable[P, R]) -> Callable[P, R]:
     """Wrap a factory so that its result remembers the call (`recipe_of`); misspelling is a TypeError."""
-    signature, known = inspect.signature(factory), keywords(factory)
+    signature, names = inspect.signature(factory), keywords(factory)
     kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
-    rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
+    keyword_rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
 
     @wraps(factory)
     def made(*args: P.args, **kwargs: P.kwargs) -> R:
-        check_names(factory.__name__, kwargs, known)
+        check_names(factory.__name__, kwargs, names)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         guide = bound.arguments.get("guide")
@@ -85,7 +85,7 @@ def recorded(factory: Callable[P, R]) -> Callable[P, R]:
             bound.arguments["guide"] = family_of(guide)
         result = factory(*bound.args, **bound.kwargs)
         options = dict(bound.arguments)
-        options |= options.pop(rest) if rest else {}
+        options |= options.pop(keyword_rest) if keyword_rest else {}
         object.__setattr__(result, "__recipe__", Recipe(factory, options))
         return result
 
@@ -95,8 +95,8 @@ def recorded(factory: Callable[P, R]) -> Callable[P, R]:
 
 def recipe_of(thing: object) -> Recipe | None:
     """Return the recipe that something was made by; None where no recorded factory made it."""
-    found = getattr(thing, "__recipe__", None)
-    return found if isinstance(found, Recipe) else None
+    recipe = getattr(thing, "__recipe__", None)
+    return recipe if isinstance(recipe, Recipe) else None
 
 
 def _name(thing: Any) -> str:
@@ -177,8 +177,8 @@ def _remade(description: JSON, place: str, handed: dict[str, Any]) -> Any:
     if "tensor" in description:
         return _tensor(description)
     if "mapping" in description:
-        parts = _checked(description, "mapping", dict)
-        return {k: _remade(v, "", handed) for k, v in parts.items()}
+        description_of = _checked(description, "mapping", dict)
+        return {k: _remade(v, "", handed) for k, v in description_of.items()}
     if "sequence" in description:
         return tuple(_remade(v, "", handed) for v in _checked(description, "sequence", list))
     if "with" in description:
@@ -195,12 +195,12 @@ def _found(description: dict[str, Any], place: str) -> Any:
     if "named" in description and _is_public(name):
         return find(name)
     kind = KINDS.get(place)
-    found = None if kind is None else marked(kind, name)
-    if found is None:
+    builder = None if kind is None else marked(kind, name)
+    if builder is None:
         what = f"marked in this program as a {kind}" if kind else "a public name of hierfl"
         raise CannotRemake(f"{_short(name)} is not {what}: {_fix(place)}")
-    _check_same(description, found, place, f"the {place} marked as {_short(name)}")
-    return found
+    _check_same(description, builder, place, f"the {place} marked as {_short(name)}")
+    return builder
 
 
 def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> Any:
@@ -230,20 +230,20 @@ def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> 
 def _factory(name: str, form: str, place: str) -> Any:
     """Return what a description may call: a public factory or a marked guide, which only makes a value."""
     if form == "family" and not _is_public(name) and place == "guide":
-        found = marked("guide", name)
+        factory = marked("guide", name)
     else:
-        found = find(name)
-    if form == "family" and not isinstance(found, Family):
+        factory = find(name)
+    if form == "family" and not isinstance(factory, Family):
         raise CannotRemake(f"{_short(name)} is not a guide family: {_fix(place)}")
-    makes = getattr(found, "__recorded__", False) is True
-    if isinstance(found, type):
-        makes = is_dataclass(found) or issubclass(found, torch.distributions.Distribution)
+    makes = getattr(factory, "__recorded__", False) is True
+    if isinstance(factory, type):
+        makes = is_dataclass(factory) or issubclass(factory, torch.distributions.Distribution)
     if form == "made_by" and not makes:
         raise CannotRemake(
             f"{_short(name)} is neither a recorded factory nor a dataclass nor a distribution: "
             f"{HAND_IN}"
         )
-    return found
+    return factory
 
 
 def _is_public(name: str) -> bool:

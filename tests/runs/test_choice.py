@@ -99,7 +99,7 @@ ROWS: dict[str, tuple[Any, str, Any, str]] = {
     "few numbers": (lambda: regression, "two_stage", None, "reads 2 parameters only"),
     "a prior of rows": (lambda: students, "fedsvi", structured, "its prior reads the client's"),
     "a branch": (lambda: branching, "two_stage", None, "reads"),
-    "nothing global": (lambda: alone, "fedsvi", structured, "no site is global"),
+    "nothing global": (lambda: alone, "two_stage", None, "is Gaussian: one exact round"),
     "v too long": (lambda: partial(wide, own=201), "fedsvi", structured, "parameters, too many"),
     "a long v of a Gaussian likelihood": (
         lambda: partial(wide, own=110),
