@@ -55,22 +55,20 @@ def check_mini_batches(
     by_batch = getattr(program.model, "normalizes_by_batch", False)
     if site is None and not by_batch and data.num_rows > 1:
         site = _of_several_rows(program, made_up(program, data), priors_alone)
-    if site and halves:
-        raise ProgramError(
-            f"site '{site}' depends on several rows of its client at once, and the method splits "
-            "them at random into two halves: set split=False and batch_size=None, or give each "
-            "row what it needs of other rows as a field of its own, data.with_fields(previous=...)"
-        )
     if site:
+        why, fix = (
+            "mini-batches hold only some of them, in random order",
+            "leave batch_size at None",
+        )
+        if halves:
+            why = "the method splits them at random into two halves"
+            fix = "set split=False and batch_size=None"
+        fix += ", or give each row what it needs of other rows as a field of its own, "
+        fix += "data.with_fields(previous=...)"
+        if priors_alone:
+            fix = "compute it from a client field, or take another method, such as fedsvi"
         raise ProgramError(
-            f"site '{site}' depends on several rows of its client at once, and mini-batches hold "
-            "only some of them, in random order: "
-            + (
-                "compute it from a client field, or take another method, such as fedsvi"
-                if priors_alone
-                else "leave batch_size at None, or give each row what it needs of other rows as a field "
-                "of its own, data.with_fields(previous=...)"
-            )
+            f"site '{site}' depends on several rows of its client at once, and {why}: {fix}"
         )
 
 

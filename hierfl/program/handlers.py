@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
 from hierfl.program.carried import carried
-from hierfl.program.traces import Site, in_clients
+from hierfl.program.traces import Site, in_clients, in_data
 
 
 class ModuleWeights(TorchFunctionMode):
@@ -66,7 +66,7 @@ class NoSampler(NoKeyedDraw):
 
 
 class Noise:
-    """Normals and uniforms of a key, (2,) or (C, 2); `axis` is the clients' dimension from the left."""
+    """Normals and uniforms of a key, (2,), (C, 2), or (C, B, 2) of rows; `axis` is the clients' dimension."""
 
     def __init__(self, key: Tensor, axis: int) -> None:
         self.key, self.axis, self.calls = key, axis, 0
@@ -77,8 +77,9 @@ class Noise:
         self.calls += 1
         if key.dim() == 1:
             return source(key, tuple(shape), like.dtype)
-        others = (*shape[: self.axis], *shape[self.axis + 1 :])
-        return source(key, others, like.dtype).movedim(0, self.axis)
+        own = list(range(self.key.dim() - 1))  # the dimensions that have keys of their own
+        others = (*shape[: self.axis], *shape[self.axis + len(own) :])
+        return source(key, others, like.dtype).movedim(own, [self.axis + at for at in own])
 
 
 def draw(fn: Any, source: Noise) -> Tensor:
@@ -137,6 +138,21 @@ def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterized: bool = 
     return value
 
 
+def keyed_draw(site: Site, batch: ClientBatch, *, reparameterized: bool = True) -> Tensor:
+    """Draw a site by the keys of a batch and the site's name."""
+    key = batch.key if in_clients(site) else batch.shared_key
+    key = noise.fold(key, noise.word(site["name"]))
+    if in_data(site):  # each row its own, however many are padded
+        key = noise.fold(key[:, None], torch.arange(batch.num_rows, device=key.device))
+    try:
+        return draw(site["fn"], Noise(key, axis=len(site["fn"].batch_shape) - 2))
+    except NoKeyedDraw:
+        try:
+            return seeded(site["fn"], key, reparameterized=reparameterized)
+        except NoSampler as error:
+            raise NoSampler(f"site '{site['name']}' ({error})") from error
+
+
 class Answer(Messenger):
     """Answers every `pyro.param` from a dict, and every draw by the batch's keys, where they are given."""
 
@@ -176,15 +192,7 @@ class Answer(Messenger):
             # making a key takes a fair part of a small eager step, and a Delta needs none
             msg["value"], msg["done"] = msg["fn"].v, True
             return
-        key = self.batch.key if in_clients(msg) else self.batch.shared_key
-        key = noise.fold(key, noise.word(msg["name"]))
-        try:
-            msg["value"] = draw(msg["fn"], Noise(key, axis=len(msg["fn"].batch_shape) - 2))
-        except NoKeyedDraw:
-            try:
-                msg["value"] = seeded(msg["fn"], key, reparameterized=self.reparameterized)
-            except NoSampler as error:
-                raise NoSampler(f"site '{msg['name']}' ({error})") from error
+        msg["value"] = keyed_draw(msg, self.batch, reparameterized=self.reparameterized)
         msg["done"] = True
 
 

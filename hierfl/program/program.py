@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -31,6 +31,12 @@ T = TypeVar("T")
 
 class ProgramError(ValueError):
     """A model or guide that cannot be run as written; the message names the site and the fix."""
+
+
+def refuse_first(faults: Iterable[str]) -> None:
+    """Refuse a program by the first of its faults, if it has any."""
+    for fault in faults:
+        raise ProgramError(fault)
 
 
 def _shown(program: Program) -> Shown:

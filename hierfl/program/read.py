@@ -15,7 +15,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from hierfl.core import noise
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.data.batch import ClientBatch, first_rows, gather, keys_of
+from hierfl.data.batch import CLIENTS, DATA, ClientBatch, first_rows, gather, keys_of
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 from hierfl.program.check_columns import check_missing, filled, holes, not_dealt_with
@@ -35,7 +35,7 @@ from hierfl.program.check_program import (
     check_callable,
     check_cover,
     check_own_plates,
-    check_plates,
+    check_site,
     check_start,
     check_steps,
 )
@@ -91,6 +91,10 @@ def read(
 
         guide = family_of(guide)
     check_callable(model, guide)
+    if not isinstance(guide, Family) and isinstance(data, ClientData):
+        from hierfl.program.encoded_rows import with_encoded_rows  # few guides have sites of rows
+
+        model, guide = with_encoded_rows(model, guide, _prototype(data, data.by_name[:1].tolist()))
     return read_model(model, data, seed=seed).under(guide, learn=learn)
 
 
@@ -283,12 +287,15 @@ class _Plates(Messenger):
     def __init__(self, batch: ClientBatch) -> None:
         super().__init__()
         self.batch = batch
+        self.own: dict[str, int] = {}  # plates that the program makes itself
 
     def _pyro_post_sample(self, msg: Site) -> None:
         check_own_plates(msg, self.batch)
-        latent = not msg["is_observed"] and not isinstance(msg["fn"], _Subsample)
-        if latent and not is_deterministic(msg):
-            check_plates(msg["name"], msg, self.batch)
+        if isinstance(msg["fn"], _Subsample):
+            if msg["name"] not in (CLIENTS, DATA):
+                self.own[msg["name"]] = msg["fn"].size
+        elif not msg["is_observed"] and not is_deterministic(msg):
+            check_site(msg["name"], msg, self.batch)
 
 
 def _trace(
@@ -305,12 +312,13 @@ def _trace(
         fields=Recorded(batch.fields, read, batch.num_rows),
         client_fields=Recorded(batch.client_fields, read),
     )
+    plates = _Plates(batch)
     try:
         with untouched_store(), no_global_draws(what, starts=True):
             # for params that start at random; the generator is restored afterwards
             noise.seed_torch(seed & 0x7FFFFFFF)
             try:
-                with handler, _Plates(batch):
+                with handler, plates:
                     trace = poutine.trace(program).get_trace(recorded)
             except NoKeyedDraw:
                 # of two clients at once; only shapes matter here, and `is_keyed` checks the rest
@@ -320,9 +328,9 @@ def _trace(
         if isinstance(cause, ProgramError):
             raise cause from None
         refuse_in_sample(error)
-        raise ProgramError(why_it_fails(what, error, batch)) from error
+        raise ProgramError(why_it_fails(what, error, batch, plates.own)) from error
     for name, site in samples(trace):
         if not is_deterministic(site):
-            check_plates(name, site, batch)
+            check_site(name, site, batch)
             check_density(name, site)
     return trace, frozenset(read)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import wraps
 from typing import Any
@@ -19,7 +19,7 @@ from hierfl.core import noise
 from hierfl.data.batch import CLIENTS, ClientBatch
 from hierfl.program.check_data import kind_of
 from hierfl.program.handlers import Noise, NoKeyedDraw, draw
-from hierfl.program.program import ParamSpec, ProgramError
+from hierfl.program.program import ParamSpec, ProgramError, refuse_first
 from hierfl.program.sites import COMMON, Latents, LatentSite, Model
 from hierfl.program.traces import (
     NORMAL,
@@ -144,16 +144,7 @@ def _latent(site: Site, pair: Site) -> LatentSite:
         for f in site["cond_indep_stack"]
         if f.name != CLIENTS and f.vectorized
     )
-    if any(dim >= -2 for _, _, dim in plates) and in_clients(site):
-        raise ProgramError(
-            f"site '{site['name']}': plates beside clients (dim -2) and data (dim -1) take dim -3 "
-            f"and below, pyro.plate(name, size, dim=-3), or are an event of the site, "
-            f"fn.expand([size]).to_event(1): docs/recipes.md, 'A plate within a client'"
-        )
-    if in_clients(site) != in_clients(pair):
-        raise ProgramError(
-            f"site '{site['name']}' is inside the clients plate for some numbers of clients only"
-        )
+    refuse_first(_faults_of_site(site, pair, plates))
     fn = site["fn"]
     latent = LatentSite(
         site["name"],
@@ -174,6 +165,19 @@ def _latent(site: Site, pair: Site) -> LatentSite:
             "support does not reach: use a distribution whose support has finite bounds, or none"
         )
     return latent
+
+
+def _faults_of_site(
+    site: Site, pair: Site, plates: Iterable[tuple[str, int | None, int | None]]
+) -> Iterator[str]:
+    if any(dim is not None and dim >= -2 for _, _, dim in plates) and in_clients(site):
+        yield (
+            f"site '{site['name']}': plates beside clients (dim -2) and data (dim -1) take dim -3 "
+            f"and below, pyro.plate(name, size, dim=-3), or are an event of the site, "
+            f"fn.expand([size]).to_event(1): docs/recipes.md, 'A plate within a client'"
+        )
+    if in_clients(site) != in_clients(pair):
+        yield f"site '{site['name']}' is inside the clients plate for some numbers of clients only"
 
 
 def _unit(fn: Any, *, is_local: bool) -> Tensor | None:

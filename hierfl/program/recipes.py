@@ -161,9 +161,8 @@ def remake(description: JSON, *, handed: Mapping[str, Any] | None = None) -> Any
     """Make again what `describe` described, from untrusted JSON; options that are `handed` must match it."""
     handed = dict(handed or {})
     made = _remade(description, "", handed)
-    if handed:  # what is used is taken out
-        name = next(iter(handed))
-        raise CannotRemake(f"the record has no {name} to hand in for: leave {name}= out")
+    name = next(iter(handed), None)  # what is used is taken out
+    _require(name is None, f"the record has no {name} to hand in for: leave {name}= out")
     return made
 
 
@@ -172,8 +171,8 @@ def _remade(description: JSON, place: str, handed: dict[str, Any]) -> Any:
     if description is None or isinstance(description, bool | int | float | str):
         return description
     form = set(description) - {"code"} if isinstance(description, dict) else None
-    if form not in FORMS or ("code" in description and form & VALUES):
-        raise CannotRemake(f"{_short(description)} is not a recipe of hierfl: {HAND_IN}")
+    is_one = form in FORMS and not ("code" in description and form & VALUES)
+    _require(is_one, f"{_short(description)} is not a recipe of hierfl: {HAND_IN}")
     if "tensor" in description:
         return _tensor(description)
     if "mapping" in description:
@@ -233,16 +232,15 @@ def _factory(name: str, form: str, place: str) -> Any:
         factory = marked("guide", name)
     else:
         factory = find(name)
-    if form == "family" and not isinstance(factory, Family):
-        raise CannotRemake(f"{_short(name)} is not a guide family: {_fix(place)}")
+    is_family = isinstance(factory, Family)
+    _require(form != "family" or is_family, f"{_short(name)} is not a guide family: {_fix(place)}")
     makes = getattr(factory, "__recorded__", False) is True
     if isinstance(factory, type):
         makes = is_dataclass(factory) or issubclass(factory, torch.distributions.Distribution)
-    if form == "made_by" and not makes:
-        raise CannotRemake(
-            f"{_short(name)} is neither a recorded factory nor a dataclass nor a distribution: "
-            f"{HAND_IN}"
-        )
+    _require(
+        form != "made_by" or makes,
+        f"{_short(name)} is neither a recorded factory nor a dataclass nor a distribution: {HAND_IN}",
+    )
     return factory
 
 
@@ -251,13 +249,13 @@ def _is_public(name: str) -> bool:
     return exported(module, last) is not None
 
 
-def _check_same(description: JSON, found: object, place: str, what: str) -> None:
-    differs = differences(description, describe(found), place).differs
-    if differs:
-        raise CannotRemake(
-            f"{what} is not the one of the record: it differs in {', '.join(differs[:3])}; "
-            f"load with the program that was fitted"
-        )
+def _check_same(description: JSON, value: object, place: str, what: str) -> None:
+    differs = differences(description, describe(value), place).differs
+    _require(
+        not differs,
+        f"{what} is not the one of the record: it differs in {', '.join(differs[:3])}; "
+        "load with the program that was fitted",
+    )
 
 
 def _fix(place: str) -> str:
@@ -268,8 +266,8 @@ def _fix(place: str) -> str:
 
 def _tensor(description: dict[str, Any]) -> torch.Tensor:
     dtype = getattr(torch, _checked(description, "dtype", str), None)
-    if not isinstance(dtype, torch.dtype):
-        raise CannotRemake(f"{_short(description['dtype'])} is not a dtype of torch: {HAND_IN}")
+    is_dtype = isinstance(dtype, torch.dtype)
+    _require(is_dtype, f"{_short(description['dtype'])} is not a dtype of torch: {HAND_IN}")
     try:
         return torch.tensor(description["tensor"], dtype=dtype)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -278,11 +276,15 @@ def _tensor(description: dict[str, Any]) -> torch.Tensor:
 
 def _checked(description: dict[str, Any], key: str, kind: type) -> Any:
     value = description[key]
-    if not isinstance(value, kind):
-        raise CannotRemake(
-            f"'{key}' of a recipe is {_short(value)}, not a {kind.__name__}: {HAND_IN}"
-        )
+    fits = isinstance(value, kind)
+    _require(fits, f"'{key}' of a recipe is {_short(value)}, not a {kind.__name__}: {HAND_IN}")
     return value
+
+
+def _require(holds: bool, said: str) -> None:
+    """Refuse a record of which something does not hold."""
+    if not holds:
+        raise CannotRemake(said)
 
 
 def _short(value: Any) -> str:

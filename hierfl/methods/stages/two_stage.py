@@ -190,8 +190,8 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
     Raises:
         ValueError: `draws` is below 100.
         ProgramError: (at fit) a param would be learned, the prior of a local site reads rows, or
-            the program is non-centered with local sites that are not Normal; the message names the site and the fix. (After a round) a client's rows
-            show that the program was misread.
+            the program is non-centered with local sites that are not Normal; the message names the
+            site and the fix. (After a round) a client's rows show that the program was misread.
     """
     expect(draws=(draws, "[100, inf)"))  # fewer are too few for Pareto-smoothed weights
 
