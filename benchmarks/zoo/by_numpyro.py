@@ -33,8 +33,10 @@ def main() -> None:
     parser.add_argument("--accept", type=float, default=0.95, help="acceptance that is aimed at")
     args = parser.parse_args()
     import jax
+    import numpyro
 
     jax.config.update("jax_enable_x64", True)
+    numpyro.enable_validation(False)  # of draws of vague priors, whose shapes alone are read
     sys.modules.update(stand_ins())
     program = importlib.import_module(f"benchmarks.zoo.programs.{args.name}")
     with np.load(args.rows) as archive:

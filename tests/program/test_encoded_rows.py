@@ -82,8 +82,8 @@ def autoencoder() -> tuple[Any, Any]:
             style = pyro.sample("style", dist.Normal(torch.zeros(2), 1.0).to_event(1))
             with batch.data():
                 code = pyro.sample("code", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-                both = torch.cat([code, style.expand(code.shape)], -1)
-                pixels = dist.Bernoulli(logits=decoder(both)).to_event(1)
+                inputs = torch.cat([code, style.expand(code.shape)], -1)
+                pixels = dist.Bernoulli(logits=decoder(inputs)).to_event(1)
                 pyro.sample("x", pixels, obs=batch.x)
 
     def encoding(batch: ClientBatch) -> None:
