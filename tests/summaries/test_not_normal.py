@@ -16,7 +16,6 @@ from torch import Tensor
 
 import hierfl
 from hierfl.data.batch import ClientBatch
-from hierfl.program.program import ProgramError
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.mixing import Mixing
 from hierfl.summaries.reading import read_likelihood
@@ -179,5 +178,3 @@ def test_what_is_sampled_is_seen(
     assert isinstance(found.mixing, Mixing)
     assert (found.mixing.sampled, found.mixing.scattered) == (sampled, scattered)
     assert found.linear == linear
-
-
