@@ -14,7 +14,7 @@ from torch import Tensor
 from hierfl.data.batch import ClientBatch, gather, keys_of, mapped
 from hierfl.data.clients import ClientData
 from hierfl.program.few_rows import distinct_rows, first_difference, made_up, point
-from hierfl.program.handlers import Answer
+from hierfl.program.handlers import AT_MIDDLES, Answer
 from hierfl.program.program import Params, Program, ProgramError, stacked
 from hierfl.program.sites import Values
 from hierfl.program.traces import NAME, in_clients, in_data, per_client, samples, scored
@@ -81,7 +81,11 @@ def _of_several_rows(program: Program, alone: ClientBatch, priors_alone: bool) -
 
     def evaluate(away: float, batch: ClientBatch) -> Values:
         keep = back if batch.num_rows == rows else torch.arange(rows - 1)
-        return _of_model(program, away, batch, keep, derived=False, sites=sites)
+        token = AT_MIDDLES.set(True)
+        try:
+            return _of_model(program, away, batch, keep, derived=False, sites=sites)
+        finally:
+            AT_MIDDLES.reset(token)
 
     return first_difference(evaluate, alone, replace(alone, fields=fields))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 import pyro
@@ -21,7 +22,10 @@ from torch.utils._pytree import tree_map
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
 from hierfl.program.carried import carried
-from hierfl.program.traces import Site, in_clients, in_data
+from hierfl.program.traces import Site, in_clients, in_data, middle
+
+# whether sites of rows are at the middles of their distributions, where rows in other orders are compared
+AT_MIDDLES: ContextVar[bool] = ContextVar("at_middles", default=False)
 
 
 class ModuleWeights(TorchFunctionMode):
@@ -143,6 +147,8 @@ def keyed_draw(site: Site, batch: ClientBatch, *, reparameterized: bool = True) 
     key = batch.key if in_clients(site) else batch.shared_key
     key = noise.fold(key, noise.word(site["name"]))
     if in_data(site):  # each row its own, however many are padded
+        if AT_MIDDLES.get():
+            return middle(site["fn"])
         key = noise.fold(key[:, None], torch.arange(batch.num_rows, device=key.device))
     try:
         return draw(site["fn"], Noise(key, axis=len(site["fn"].batch_shape) - 2))
