@@ -19,7 +19,7 @@ WEIGHT, NOISE = 1.5, 0.8
 POSITIVE = dist.constraints.positive
 
 
-def rows(counts: tuple[int, ...]) -> hierfl.ClientData:
+def clients(counts: tuple[int, ...]) -> hierfl.ClientData:
     g = torch.Generator().manual_seed(0)
     client = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     own = torch.randn(len(counts), generator=g)[client]
@@ -48,16 +48,16 @@ def guide(batch: ClientBatch) -> None:
             pyro.sample("code", dist.Normal(slope * (batch.y - own), scale))
 
 
-@pytest.mark.parametrize("batch_size", [None, 10])
-def test_a_linear_encoder_is_exact(batch_size: int | None) -> None:
-    data = rows((30, 20, 12))
+@pytest.mark.parametrize(("batch_size", "rounds"), [(None, 300), (10, 200)])
+def test_a_linear_encoder_is_exact(batch_size: int | None, rounds: int) -> None:
+    data = clients((30, 20, 12))
     how: Any = {
         "draws": 4,
         "batch_size": batch_size,
         "optimizer": Adam(0.05),
         "local_optimizer": Adam(0.05),
     }
-    fit = hierfl.fit(methods.fedsvi(model, guide, **how), data, rounds=200, seed=0)
+    fit = hierfl.fit(methods.fedsvi(model, guide, **how), data, rounds=rounds, seed=0)
     shared = fit.progress.server["params"]
     total = WEIGHT**2 + NOISE**2
     near = 0.05 if batch_size is None else 0.12  # the gradients of mini-batches are noisy
