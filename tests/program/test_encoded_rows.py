@@ -114,4 +114,5 @@ def test_an_autoencoder_learns_and_engines_agree() -> None:
         torch.tensor(elbo.iloc[-1]), torch.tensor(fits[1].history["elbo"].iloc[-1]), rtol=1e-3
     )
     sent = fits[0].federation.server.down(fits[0].progress.server, hierfl.method.Clock(0, 1))
-    assert "code" not in str(sent)
+    weights = (f"{net}$$${of}" for net in ("encoder", "decoder") for of in ("weight", "bias"))
+    assert set(sent["params"]) == set(weights)
