@@ -9,7 +9,6 @@ import torch
 
 import hierfl
 from hierfl.data.batch import ClientBatch
-from hierfl.engine.rounds import ENDED
 
 PERSONS, ITEMS, TIMES = 10, 2, 4
 
@@ -56,7 +55,7 @@ def on_a_grid(data: hierfl.ClientData) -> tuple[np.ndarray, np.ndarray]:
 def test_slopes_are_those_of_a_grid() -> None:
     data = responses()
     fit = hierfl.fit(slopes, data, seed=0)
-    assert "scales a local one" in fit.history[ENDED].iloc[-1]
+    assert fit.progress.ended is not None and "scales a local one" in fit.progress.ended
     assert fit.summary().trustworthy
     mean, sd = on_a_grid(data)
     drawn = fit.draws(4000).shared["a"].log().numpy()
