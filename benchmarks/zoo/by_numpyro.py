@@ -62,8 +62,8 @@ def stand_ins() -> dict[str, Any]:
     functions |= {"lgamma": jax.scipy.special.gammaln, "erf": jax.scipy.special.erf}
     for name, function in {**vars(jnp), **functions}.items():
         setattr(torch, name, function)
-    torch.stack = lambda parts, dim=0: jnp.stack(parts, dim)  # type: ignore[attr-defined]
-    torch.cat = lambda parts, dim=0: jnp.concatenate(parts, dim)  # type: ignore[attr-defined]
+    torch.stack = lambda arrays, dim=0: jnp.stack(arrays, dim)  # type: ignore[attr-defined]
+    torch.cat = lambda arrays, dim=0: jnp.concatenate(arrays, dim)  # type: ignore[attr-defined]
     torch.logsumexp = jax.nn.logsumexp  # type: ignore[attr-defined]
     torch.nn = SimpleNamespace(functional=jax.nn)  # type: ignore[attr-defined]
     vars(pyro).update(vars(numpyro), markov=lambda steps, **_: steps, distributions=families)

@@ -99,13 +99,13 @@ def first_difference(evaluate: Evaluate, first: ClientBatch, second: ClientBatch
 
 
 def _differing(
-    evaluate: Evaluate, one: ClientBatch, other: ClientBatch, rounding: float
+    evaluate: Evaluate, batch: ClientBatch, another: ClientBatch, rounding: float
 ) -> str | None:
     """Return the first site that differs between two batches, None if none, "" if all fails."""
     site: str | None = ""
     for away in AWAY:
         try:
-            first, second = evaluate(away, one), evaluate(away, other)
+            first, second = evaluate(away, batch), evaluate(away, another)
         except Exception:  # whatever a user's program raises outside of what it can compute
             continue
         site, finite = None, True

@@ -281,10 +281,10 @@ def _checked(description: dict[str, Any], key: str, kind: type) -> Any:
     return value
 
 
-def _require(holds: bool, said: str) -> None:
+def _require(holds: bool, message: str) -> None:
     """Refuse a record of which something does not hold."""
     if not holds:
-        raise CannotRemake(said)
+        raise CannotRemake(message)
 
 
 def _short(value: Any) -> str:
