@@ -225,3 +225,4 @@ def from_factor(
 
 
 from_factor.build.reads_all_rows = True  # type: ignore[attr-defined]
+from_factor.build.has_global_sites = True  # type: ignore[attr-defined]

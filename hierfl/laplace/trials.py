@@ -27,6 +27,7 @@ FAILS = (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeErro
 # no digits, and a column may be 1000.
 NEARER, LARGEST = (1.0, 0.1, 0.01, 1e-3), 300.0
 MANY = 1 << 20  # codes of a field
+SHOWN = 256  # codes of a field up to which made-up rows show all of them
 Terms = Callable[[Tensor], Mapping[str, Site]]  # w (D,) -> the observed sites, by name
 
 
@@ -127,7 +128,21 @@ def trial() -> Iterator[None]:
 def moved_rows(
     program: Program, g: torch.Generator, batch: ClientBatch | None = None
 ) -> ClientBatch:
-    """Return rows, by default the prototype's, in double precision with perturbed features."""
+    """Return rows, by default the prototype's, in double precision with perturbed features.
+
+    They are repeated until there are enough of them to show every code of a field.
+    """
     rows = in_double(program.prototype if batch is None else batch)
     labels = frozenset(program.labels.values())
+    counts = (high + 1 - low for name, (low, high) in program.codes.items() if name not in labels)
+    rows = repeated(rows, max((count for count in counts if count <= SHOWN), default=1))
     return perturbed(rows, names_of_labels=labels, g=g, codes=program.codes)
+
+
+def repeated(batch: ClientBatch, least: int) -> ClientBatch:
+    """Return a batch of at least so many rows, over and over again."""
+    if batch.num_rows >= least:
+        return batch
+    index = torch.arange(least) % batch.num_rows
+    fields = {name: v.index_select(1, index) for name, v in batch.fields.items()}
+    return replace(batch, fields=fields, rows=None)

@@ -34,7 +34,7 @@ from hierfl.posterior.snapshot import (
 from hierfl.program.failures import root_of
 from hierfl.program.handlers import Answer, NoKeyedDraw, NoSampler
 from hierfl.program.program import Params, Program, ProgramError
-from hierfl.program.sites import Values
+from hierfl.program.sites import COMMON, Values
 from hierfl.program.traces import Site
 from hierfl.program.without_rows import values_of
 
@@ -211,4 +211,5 @@ def in_program_shapes(program: Program, draws: Draws) -> tuple[Values, Values]:
     own = {s.name: draws.own[s.name].movedim(1, 0) for s in sites if s.is_local}
     for name, value in own.items():
         own[name] = value.unsqueeze(2 + plates[name]).unsqueeze(2 + plates[name])
-    return {s.name: draws.shared[s.name] for s in sites if not s.is_local}, own
+    names = (s.name for s in sites if not s.is_local and s.name != COMMON)
+    return {name: draws.shared[name] for name in names}, own

@@ -25,6 +25,7 @@ from hierfl.program.check_data import check_labels
 from hierfl.program.check_padding import check_labels_given, check_padding, is_ragged
 from hierfl.program.handlers import Answer, unchecked, untouched_store
 from hierfl.program.program import ParamSpec, Program
+from hierfl.program.sites import COMMON
 from hierfl.program.without_rows import WithoutRows
 
 
@@ -218,10 +219,11 @@ def by_state_alone(fit: Snapshot) -> Snapshot:
 
 def all_sites(program: Program) -> tuple[str, ...]:
     """Return the names of all sites, latent and deterministic."""
-    return (*(site.name for site in program.latents.sites), *program.derived)
+    names = (site.name for site in program.latents.sites if site.name != COMMON)
+    return (*names, *program.derived)
 
 
 def global_sites(program: Program) -> frozenset[str]:
     """Return the names of the global sites, latent and deterministic."""
-    latent = {site.name for site in program.latents.sites if not site.is_local}
+    latent = {site.name for site in program.latents.sites if not site.is_local} - {COMMON}
     return frozenset(latent | {n for n, plates in program.derived.items() if plates is None})

@@ -41,9 +41,9 @@ def _nan_normal(self: Any, value: Tensor) -> Tensor:
 def _nan_joint_normal(self: Any, value: Tensor) -> Tensor:
     """Give missing entries a standard normal of their own, at its mode, and take its density away."""
     ok = value.isfinite()
-    both = ok[..., :, None] & ok[..., None, :]
+    pairs = ok[..., :, None] & ok[..., None, :]
     covariance = self.covariance_matrix
-    covariance = covariance.where(both, torch.eye(value.shape[-1]).to(covariance))
+    covariance = covariance.where(pairs, torch.eye(value.shape[-1]).to(covariance))
     fn = dist.MultivariateNormal(self.loc, covariance, validate_args=False)
     absent = (~ok).to(value).sum(-1)
     return fn.log_prob(value.where(ok, self.loc)) + 0.5 * math.log(2.0 * math.pi) * absent
@@ -76,8 +76,8 @@ _torchs_one_hot: Any = torch.nn.functional.one_hot
 
 def _cholesky(x: Tensor) -> Tensor:
     """Return NaN where a matrix is not positive definite, as one of many draws may be by rounding."""
-    found = torch.linalg.cholesky_ex(x)
-    factor: Tensor = found.L.masked_fill(found.info[..., None, None] != 0, math.nan)
+    decomposed = torch.linalg.cholesky_ex(x)
+    factor: Tensor = decomposed.L.masked_fill(decomposed.info[..., None, None] != 0, math.nan)
     return factor
 
 

@@ -30,16 +30,16 @@ ROWS_AT_ONCE = 4096
 
 def holes(data: ClientData) -> dict[str, Tensor]:
     """Return the fields with NaN or infinity: name -> whether each row (n,) or client (N,) has any."""
-    found = {}
+    missing = {}
     for name, values in {**data.fields, **data.client_fields}.items():
         # a sum tells in a tenth of the time; one of large values may be infinite itself
-        one = values if values.stride(0) else values[:1]  # of rows that are not there
-        if values.is_floating_point() and not bool(one.sum().isfinite()):
+        rows = values if values.stride(0) else values[:1]  # of rows that are not there
+        if values.is_floating_point() and not bool(rows.sum().isfinite()):
             bad = ~values.isfinite()
             bad = bad.flatten(1).any(1) if bad.dim() > 1 else bad
             if bool(bad.any()):
-                found[name] = bad
-    return found
+                missing[name] = bad
+    return missing
 
 
 def filled(data: ClientData) -> ClientData:
@@ -125,17 +125,19 @@ def _is_finite(program: Program, batch: ClientBatch) -> bool:
         values: Values = {}
         for block, vector in zip(blocks, starts, strict=True):
             values |= block.unflatten(vector)[0]
-        each, common = log_joint(program.model, values, batch, params)
-        return each.sum() + common
+        own, common = log_joint(program.model, values, batch, params)
+        return own.sum() + common
 
     holed = {n for n, v in {**batch.fields, **batch.client_fields}.items() if _has_holes(v)}
     with untouched_store(), unchecked(), torch.no_grad():
         at = [block.start for block in blocks]
         every: Any = (0, 1) if at and params else int(not at)
-        found = grad_and_value(density, every)(at, params) if at or params else density(at, params)
+        results = (
+            grad_and_value(density, every)(at, params) if at or params else density(at, params)
+        )
         if program.reads.guide & holed:
-            found = found, grad_and_value(program.loss)(params, batch)
-        return all(bool(leaf.isfinite().all()) for leaf in tree_leaves(found))
+            results = results, grad_and_value(program.loss)(params, batch)
+        return all(bool(leaf.isfinite().all()) for leaf in tree_leaves(results))
 
 
 def _has_holes(values: Tensor) -> bool:
@@ -155,11 +157,11 @@ def warn_of_unscaled(program: Program, data: ClientData) -> None:
         support = program.supports.get(name, ("", constraints.real))[1]
         if support is not constraints.real or data.fields[name].dim() > 2:
             continue
-        found = list(_far(data, name))
-        if found and _is_number(program, name):
-            more = f", and {len(found) - 1} more columns" if len(found) > 1 else ""
+        far = list(_far(data, name))
+        if far and _is_number(program, name):
+            others = f", and {len(far) - 1} more columns" if len(far) > 1 else ""
             warnings.warn(
-                f"{found[0]}{more}: default priors and step sizes are for columns of about unit "
+                f"{far[0]}{others}: default priors and step sizes are for columns of about unit "
                 f"scale; scale it, hierfl.standardize(train, test, fields=('{name}',))",
                 stacklevel=3,
             )
@@ -177,10 +179,10 @@ def _far(data: ClientData, name: str) -> Iterator[str]:
         column = columns[:, j].double()
         mean, sd = column.mean().item(), column.std().item()
         if max(abs(mean), sd) > FAR:
-            named = data.features.get(name)
+            labels = data.features.get(name)
             which = f"field '{name}'"
             if values.dim() == 2:
-                which = f"column '{named[j]}' of {which}" if named else f"column {j} of {which}"
+                which = f"column '{labels[j]}' of {which}" if labels else f"column {j} of {which}"
             yield f"{which} has mean {mean:,.6g} and sd {sd:,.6g}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,17 +11,17 @@ import torch.distributions.constraints as constraints
 from pyro import poutine
 from pyro.poutine.runtime import apply_stack
 from torch import Tensor
-from torch.distributions import biject_to, transform_to
+from torch.distributions import biject_to
 from torch.distributions.constraints import Constraint
-from torch.distributions.transforms import Transform
 
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.data.faults import RowsFault
 from hierfl.data.ragged import cut_ragged
 from hierfl.program.handlers import untouched_store
-from hierfl.program.program import ProgramError
+from hierfl.program.program import ProgramError, refuse_first
 from hierfl.program.sites import Model
+from hierfl.program.supports import register_maps
 from hierfl.program.traces import (
     Center,
     Site,
@@ -38,18 +38,7 @@ from hierfl.program.traces import (
 LACKING = (NotImplementedError, TypeError, AssertionError, AttributeError)
 
 
-def _of_components(constraint: Any) -> Transform:
-    """Return the map onto the support of a mixture's components, which is that of the mixture."""
-    base = constraint.base_constraint
-    if any(isinstance(bound, Tensor) and bound.dim() for bound in vars(base).values()):
-        raise NotImplementedError("components of several supports have no map in common")
-    return biject_to(base)
-
-
-# newer releases of torch have a type for the support of a mixture, and know no map for it
-if hasattr(constraints, "MixtureSameFamilyConstraint"):
-    biject_to.register(constraints.MixtureSameFamilyConstraint, _of_components)
-    transform_to.register(constraints.MixtureSameFamilyConstraint, _of_components)
+register_maps()
 
 
 class OfRows(ProgramError):
@@ -65,53 +54,50 @@ def check_support(site: Site, *, integrates: bool = False) -> None:
     name, fn = site["name"], site["fn"]
     if not integrates and in_data(site) and not is_enumerable(site):
         raise OfRows(f"site '{name}' is latent in the data plate")
-    kind = kind_of(fn)
     support = support_of(name, fn)
+    if getattr(support, "is_discrete", False) and is_enumerable(site):
+        raise Enumerable(f"site '{name}' is discrete")
+    refuse_first(_faults_of_support(name, kind_of(fn), support))
+
+
+def _faults_of_support(name: str, kind: str, support: Any) -> Iterator[str]:
     if getattr(support, "is_discrete", False):
-        if is_enumerable(site):
-            raise Enumerable(f"site '{name}' is discrete")
-        raise ProgramError(
+        yield (
             f"site '{name}' is discrete ({kind}) and latent, with no finite support to sum it out "
             "over: give it one, such as a Binomial's, or observe it"
         )
     if kind == "Delta":
-        raise ProgramError(
+        yield (
             f"site '{name}' is latent and drawn from a Delta, which fixes its value: write it as "
             f"pyro.deterministic('{name}', value)"
         )
     if kind in ("VonMises", "SineBivariateVonMises", "SineSkewed"):
-        raise ProgramError(
+        yield (
             f"site '{name}' ({kind}) is a latent angle, whose density goes round for ever on the real "
             "numbers, so that there is no posterior: sample two Normals u and v instead, and take "
             "torch.atan2(v, u); or sum the angle out"
         )
     try:
         biject_to(support)
-    except NotImplementedError as error:
-        raise ProgramError(
+    except NotImplementedError:
+        yield (
             f"site '{name}' ({kind}) is latent, and no map from real numbers onto its support is "
             "known, in which guides and NUTS move: build it from sites that have one, such as "
             "Normals and their transforms, with pyro.deterministic"
-        ) from error
+        )
 
 
 def check_density(name: str, site: Site) -> None:
     """Refuse a site whose distribution cannot compute its log density."""
     try:
         site["fn"].log_prob(site["value"])
-    except LACKING as error:
-        raise _no_density(name, site) from error
-    except (ValueError, RuntimeError) as error:
-        if not is_latent(site):
-            return  # of a label that does not fit, which the checks of labels name
-        raise _no_density(name, site) from error
-
-
-def _no_density(name: str, site: Site) -> ProgramError:
-    return ProgramError(
-        f"site '{name}' ({kind_of(site['fn'])}) has no log density at its value: use another "
-        "distribution, or write the density out as pyro.factor"
-    )
+    except (*LACKING, ValueError, RuntimeError) as error:
+        if isinstance(error, LACKING) or is_latent(site):
+            raise ProgramError(
+                f"site '{name}' ({kind_of(site['fn'])}) has no log density at its value: use "
+                "another distribution, or write the density out as pyro.factor"
+            ) from error
+        # a label that does not fit is named by the checks of labels
 
 
 def refuse_in_sample(error: Exception) -> None:
@@ -166,14 +152,14 @@ def check_names(data: ClientData) -> None:
 
 def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]:
     """Return the field that each site observes, as it is or transformed (`batch.y.float()`)."""
-    known = {**batch.fields, **batch.client_fields}
-    found: dict[str, list[str]] = {}
+    columns = {**batch.fields, **batch.client_fields}
+    observing: dict[str, list[str]] = {}
     for name, site in trace.nodes.items():
         observed = site["type"] == "sample" and site["is_observed"] and not is_deterministic(site)
         if observed and in_clients(site) and not is_factor(site):
-            found[name] = [k for k, v in known.items() if v is site["value"]]
+            observing[name] = [k for k, v in columns.items() if v is site["value"]]
     labels = {}
-    for name, same in found.items():
+    for name, same in observing.items():
         fields = list(same)
         for changed, nodes in () if same else with_one_changed(model, batch):
             value = torch.as_tensor(nodes[name]["value"])
@@ -302,8 +288,8 @@ def _fix(name: str, values: Tensor, support: Constraint) -> str:
 
 def _unscored(name: str, fn: Any, value: Tensor, label: str) -> str:
     kind = type(getattr(fn, "base_dist", fn)).__name__
-    own, wanted = tuple(value.shape[2:]), tuple(fn.event_shape)
-    if own == wanted:
+    own, event = tuple(value.shape[2:]), tuple(fn.event_shape)
+    if own == event:
         dtype = str(value.dtype).removeprefix("torch.")
         return (
             f"site '{name}' ({kind}) cannot score field '{label}', of dtype {dtype}: give its "
@@ -311,12 +297,12 @@ def _unscored(name: str, fn: Any, value: Tensor, label: str) -> str:
             f"dtype of the model, data.with_fields({label}=data.fields['{label}'].to(torch.get_default_dtype()))"
         )
     column = f"data.fields['{label}']"
-    fix = f"give one entry per row of shape {wanted}"
-    if own == (1,) and not wanted:
+    fix = f"give one entry per row of shape {event}"
+    if own == (1,) and not event:
         fix = f"drop the dimension, data.with_fields({label}={column}[:, 0])"
-    elif len(own) == 1 and not wanted and kind == "Categorical":
+    elif len(own) == 1 and not event and kind == "Categorical":
         fix = f"give the number of the class, data.with_fields({label}={column}.argmax(-1))"
     return (
-        f"site '{name}' ({kind}) observes {wanted or 'one number'} per row, but field '{label}' "
+        f"site '{name}' ({kind}) observes {event or 'one number'} per row, but field '{label}' "
         f"has shape {own} per row: {fix}"
     )

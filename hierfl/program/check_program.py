@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 from hierfl.program.check_data import kind_of
 from hierfl.program.failures import why_in_line
 from hierfl.program.handlers import unchecked, untouched_store
-from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.program import Params, Program, ProgramError, refuse_first
 from hierfl.program.sites import Family, Latents
 from hierfl.program.terms import traces_of
 from hierfl.program.traces import Site, in_clients, is_latent, samples, scored
@@ -138,105 +138,119 @@ def _at_fault(
     return f"site '{wrong}' ({kind_of(nodes[wrong]['fn'])}) of the model"
 
 
+def check_site(name: str, site: Site, batch: ClientBatch) -> None:
+    """Refuse a site in a plate of its own name, in the wrong plates, or of a shape that is not theirs."""
+    refuse_first(_faults_of_plates(name, site, batch))
+
+
 def check_own_plates(site: Site, batch: ClientBatch) -> None:
     """Refuse a plate named as those of the batch, of another size."""
+    refuse_first(_faults_of_names(site, batch))
+
+
+def _faults_of_names(site: Site, batch: ClientBatch) -> Iterator[str]:
+    sizes = {CLIENTS: batch.num_clients, DATA: batch.num_rows}
+    made = getattr(site["fn"], "size", None)  # of a plate's own site, as it is made
+    if site["name"] in sizes and made not in (None, sizes[site["name"]]):
+        yield _not_ours(site["name"], made)
     for frame in site["cond_indep_stack"]:
-        ours = {CLIENTS: batch.num_clients, DATA: batch.num_rows}.get(frame.name, frame.size)
+        ours = sizes.get(frame.name, frame.size)
         if getattr(frame, "full_size", None) not in (None, frame.size):
-            raise ProgramError(
+            yield (
                 f"the plate '{frame.name}' takes a subsample: open batch.data(), and let the method "
                 "take mini-batches of rows, hierfl.methods.fedsvi(model, batch_size=...)"
             )
         if ours != frame.size or (frame.name == CLIENTS and not frame.vectorized):
-            raise ProgramError(
-                f"the plate '{frame.name}', of {frame.size}, is not the batch's own: open `with "
-                f"batch.{frame.name}():` in place of pyro.plate, since a model is run on some "
-                "of the clients, and on some of their rows"
-            )
+            yield _not_ours(frame.name, frame.size)
 
 
-def check_plates(name: str, site: Site, batch: ClientBatch) -> None:
-    """Refuse a site whose batch shape is not that of its plates, or that is in the wrong plates."""
+def _not_ours(name: str, size: Any) -> str:
+    return (
+        f"the plate '{name}', of {size}, is not the batch's own: open `with batch.{name}():` in place of "
+        "pyro.plate, since a model is run on some of the clients, and on some of their rows"
+    )
+
+
+def _faults_of_plates(name: str, site: Site, batch: ClientBatch) -> Iterator[str]:
     plates: list[str] = []
-    wanted: list[int] = []
+    expected: list[int] = []
     for frame in site["cond_indep_stack"]:
         if frame.vectorized:
             plates.append(frame.name)
-            wanted = [1] * (-frame.dim - len(wanted)) + wanted
-            wanted[frame.dim] = frame.size
-    shape, in_rows = tuple(site["fn"].batch_shape), DATA in plates
-    if in_rows and CLIENTS not in plates:
-        raise ProgramError(
+            expected = [1] * (-frame.dim - len(expected)) + expected
+            expected[frame.dim] = frame.size
+    shape = tuple(site["fn"].batch_shape)
+    if DATA in plates and CLIENTS not in plates:
+        yield (
             f"site '{name}' is in the data plate but not in the clients plate: open batch.data() "
             "inside batch.clients()"
         )
     is_factor = isinstance(site["fn"], dist.Unit)
     if site["is_observed"] and CLIENTS not in plates and not is_factor and len(shape) > 1:
-        raise ProgramError(
+        yield (
             f"site '{name}' is observed outside the clients plate: put it inside `with "
-            f"batch.clients():`"
+            "batch.clients():`"
         )
-    if shape != tuple(wanted):
-        raise _wrong_shape(name, shape, tuple(wanted), plates, batch, site["is_observed"])
-    if in_rows and is_latent(site):
-        raise ProgramError(
-            f"site '{name}' of the guide is in the data plate: leave it out of the guide, since the "
-            "latent sites of rows are integrated out of the model"
-        )
+    if shape != tuple(expected):
+        yield _wrong_shape(name, shape, tuple(expected), plates, batch, site["is_observed"])
 
 
 def _wrong_shape(
     name: str,
     shape: tuple[int, ...],
-    wanted: tuple[int, ...],
+    expected: tuple[int, ...],
     plates: list[str],
     batch: ClientBatch,
     observed: bool,
-) -> ProgramError:
+) -> str:
     clients = batch.num_clients
     if CLIENTS not in plates and len(shape) >= 2 and shape[-2] == clients > 1:
-        return ProgramError(
+        return (
             f"site '{name}' is outside the clients plate, but its batch shape {shape} has a "
             "dimension of clients: it reads a local site; move it inside `with batch.clients():`"
         )
     if observed and plates == [CLIENTS] and shape == (clients, batch.num_rows):
-        return ProgramError(
+        return (
             f"site '{name}' has batch shape {shape}, one value a row, outside the data plate: put "
             "it inside `with batch.data():`"
         )
-    return ProgramError(
+    return (
         f"site '{name}' has batch shape {shape}; its plates ({', '.join(plates) or 'none'}) "
-        f"require {wanted}: declare its own dimensions with "
-        f".to_event({_own_dimensions(shape, wanted)}), or open a plate for them"
+        f"require {expected}: declare its own dimensions with "
+        f".to_event({_own_dimensions(shape, expected)}), or open a plate for them"
     )
 
 
-def _own_dimensions(shape: tuple[int, ...], wanted: tuple[int, ...]) -> int:
+def _own_dimensions(shape: tuple[int, ...], expected: tuple[int, ...]) -> int:
     """Return the number of dimensions at the right of a batch shape that no plate accounts for."""
     for k in range(1, len(shape) + 1):
-        if shape[:-k] == wanted:
+        if shape[:-k] == expected:
             return k
-    if len(shape) <= len(wanted):  # the plates have broadcast it: what differs is its own
-        pairs = zip(reversed(shape), reversed(wanted), strict=False)
+    if len(shape) <= len(expected):  # the plates have broadcast it: what differs is its own
+        pairs = zip(reversed(shape), reversed(expected), strict=False)
         return max((k for k, (own, plate) in enumerate(pairs, 1) if own != plate), default=1)
     fits = (k for k in range(1, len(shape) + 1) if all(n == 1 for n in shape[:-k]))
-    return next(fits, len(shape) - len(wanted))
+    return next(fits, len(shape) - len(expected))
 
 
 def check_callable(model: Any, guide: Any) -> None:
     """Refuse a model that is no function, and a guide that is neither a function nor a family."""
+    refuse_first(_faults_of_kinds(model, guide))
+
+
+def _faults_of_kinds(model: Any, guide: Any) -> Iterator[str]:
     if not callable(model) or isinstance(model, type):
-        raise ProgramError(
+        yield (
             f"the model is a {_kind(model)}: give a function of a batch, def model(batch), or one "
             "of hierfl.models"
         )
     if type(guide).__module__.startswith("pyro.infer.autoguide") or isinstance(guide, type):
-        raise ProgramError(
+        yield (
             f"the guide is {_kind(guide)}, which knows no clients: give a family of hierfl.guides, "
             "such as hierfl.guides.mean_field (docs/from_pyro.md lists what stands for Pyro's)"
         )
     if not isinstance(guide, Family) and not callable(guide):
-        raise ProgramError(
+        yield (
             f"the guide is a {_kind(guide)}: give a family such as hierfl.guides.mean_field, or a "
             "function of a batch"
         )
@@ -251,33 +265,33 @@ def _kind(thing: Any) -> str:
 
 def check_cover(latents: Latents, guide: Any) -> None:
     """Refuse a guide whose latent sites are not those of the model."""
-    drawn = {}
-    for name, found in guide.nodes.items():
-        if is_latent(found):
-            drawn[name] = found
+    refuse_first(_faults_of_cover(latents, guide))
+
+
+def _faults_of_cover(latents: Latents, guide: Any) -> Iterator[str]:
+    drawn = {name: node for name, node in guide.nodes.items() if is_latent(node)}
     for site in latents.sites:
-        if site.name not in drawn:
-            raise ProgramError(
+        guided = drawn.pop(site.name, None)
+        if guided is None:
+            yield (
                 f"site '{site.name}' is in the model but not in the guide: add it there, or use an "
                 "automatic guide"
             )
-        guided = drawn.pop(site.name)
-        shape, wanted = tuple(guided["value"].shape), tuple(site.start.shape)
-        if shape != wanted:
-            raise ProgramError(
-                f"site '{site.name}' has shape {shape} in the guide, {wanted} in the model"
-            )
+            continue
+        shape, expected = tuple(guided["value"].shape), tuple(site.start.shape)
+        if shape != expected:
+            yield f"site '{site.name}' has shape {shape} in the guide, {expected} in the model"
         if in_clients(guided) != site.is_local:
             inside, outside = ("model", "guide") if site.is_local else ("guide", "model")
-            raise ProgramError(
+            yield (
                 f"site '{site.name}' is inside the clients plate in the {inside}, outside it in "
                 f"the {outside}"
             )
     for name, guided in drawn.items():
         if not guided["infer"].get("is_auxiliary"):
-            raise ProgramError(
+            yield (
                 f"site '{name}' is in the guide but not in the model: rename it, or mark it "
-                f"infer={{'is_auxiliary': True}}"
+                "infer={'is_auxiliary': True}"
             )
 
 

@@ -63,20 +63,20 @@ def _held(function: Any, depth: int) -> Iterator[tuple[str, Any]]:
         yield type(function).__name__, function
         return
     if isinstance(function, partial):
-        found = {
+        names = {
             "the function": function.func,
             **{str(i): v for i, v in enumerate(function.args)},
             **function.keywords,
         }
     elif hasattr(function, "__code__"):
-        found = {name: value for _, name, value in values_of(function)}
+        names = {name: value for _, name, value in values_of(function)}
         of_module = function.__globals__
-        found |= {n: of_module[n] for n in function.__code__.co_names if n in of_module}
+        names |= {n: of_module[n] for n in function.__code__.co_names if n in of_module}
     elif hasattr(function, "__self__"):
-        found = {"self": function.__self__, "the function": function.__func__}
+        names = {"self": function.__self__, "the function": function.__func__}
     else:
-        found = dict(getattr(function, "__dict__", {}))
-    for name, value in found.items():
+        names = dict(getattr(function, "__dict__", {}))
+    for name, value in names.items():
         yield name, value
         if (
             depth
@@ -122,8 +122,8 @@ def check_boundary(
     handler = _Marked()
     marked = mapped(batch, handler.marked)
     with untouched_store(), ExitStack() as stack, torch.enable_grad():
-        for each in (handler, *handlers):
-            stack.enter_context(each)
+        for messenger in (handler, *handlers):
+            stack.enter_context(messenger)
         try:
             trace: Any = poutine.trace(program).get_trace(marked)
         except RuntimeError:
@@ -168,18 +168,18 @@ GENERATORS: Mapping[str, Generator] = {
 @contextmanager
 def _drawn_here() -> Iterator[list[str]]:
     """Note this thread's calls of Python's global generator; other threads draw too."""
-    found: list[str] = []
+    calls: list[str] = []
 
     def note(frame: object, event: str, called: Any) -> None:
         if event == "c_call" and getattr(called, "__self__", None) is random.random.__self__:  # type: ignore[attr-defined]
-            found.append(called.__name__)
+            calls.append(called.__name__)
 
     if sys.getprofile() is not None:  # a profiler is at work, and there can be one only
         yield ["unknown"]
         return
     sys.setprofile(note)
     try:
-        yield found
+        yield calls
     finally:
         sys.setprofile(None)
 

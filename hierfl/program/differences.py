@@ -18,62 +18,62 @@ class Differences(NamedTuple):
     unknown: list[str]
 
 
-def differences(found: JSON, wanted: JSON, where: str = "") -> Differences:
+def differences(there: JSON, here: JSON, where: str = "") -> Differences:
     """Compare two descriptions, functions by their fingerprints where both have one."""
-    found_in = list(_compared(found, wanted, where))
+    found_in = list(_compared(there, here, where))
     return Differences([t for sure, t in found_in if sure], [t for sure, t in found_in if not sure])
 
 
-def _compared(found: JSON, wanted: JSON, where: str) -> Iterator[tuple[bool, str]]:
+def _compared(there: JSON, here: JSON, where: str) -> Iterator[tuple[bool, str]]:
     """Yield (True, a difference) or (False, what cannot be compared)."""
-    if not isinstance(wanted, Mapping) or not isinstance(found, Mapping):
-        if _text(found) != _text(wanted):
-            yield True, f"{where or 'kind'}: {_short(found)} there, {_short(wanted)} here"
+    if not isinstance(here, Mapping) or not isinstance(there, Mapping):
+        if _text(there) != _text(here):
+            yield True, f"{where or 'kind'}: {_short(there)} there, {_short(here)} here"
         return
     if (
-        "sequence" in wanted
-        and isinstance(found.get("sequence"), list)
-        and len(found["sequence"]) == len(wanted["sequence"])
+        "sequence" in here
+        and isinstance(there.get("sequence"), list)
+        and len(there["sequence"]) == len(here["sequence"])
     ):
-        for i, pair in enumerate(zip(found["sequence"], wanted["sequence"], strict=True)):
+        for i, pair in enumerate(zip(there["sequence"], here["sequence"], strict=True)):
             yield from _compared(*pair, f"{where}[{i}]")
         return
-    if isinstance(wanted.get("code"), Mapping) or isinstance(found.get("code"), Mapping):
-        yield from _compared_by_code(found, wanted, where)
-    elif _text(_name_of(found)) != _text(_name_of(wanted)):
-        both = f"{_named(found)} there, {_named(wanted)} here"
-        yield True, f"{where}: {both}" if where else both
+    if isinstance(here.get("code"), Mapping) or isinstance(there.get("code"), Mapping):
+        yield from _compared_by_code(there, here, where)
+    elif _text(_name_of(there)) != _text(_name_of(here)):
+        values = f"{_named(there)} there, {_named(here)} here"
+        yield True, f"{where}: {values}" if where else values
         return
     for key in ("with", "mapping"):
-        yield from _compared_by_key(found.get(key), wanted.get(key), where)
+        yield from _compared_by_key(there.get(key), here.get(key), where)
 
 
-def _compared_by_key(found: JSON, wanted: JSON, where: str) -> Iterator[tuple[bool, str]]:
-    if not isinstance(found, Mapping) or not isinstance(wanted, Mapping):
-        if _text(found) != _text(wanted):
-            yield True, f"{where or 'kind'}: {_short(found)} there, {_short(wanted)} here"
+def _compared_by_key(there: JSON, here: JSON, where: str) -> Iterator[tuple[bool, str]]:
+    if not isinstance(there, Mapping) or not isinstance(here, Mapping):
+        if _text(there) != _text(here):
+            yield True, f"{where or 'kind'}: {_short(there)} there, {_short(here)} here"
         return
-    for name in {**found, **wanted}:
-        yield from _compared(found.get(name), wanted.get(name), f"{where} {name}".strip())
+    for name in {**there, **here}:
+        yield from _compared(there.get(name), here.get(name), f"{where} {name}".strip())
 
 
 def _compared_by_code(
-    found: Mapping[str, Any], wanted: Mapping[str, Any], where: str
+    there: Mapping[str, Any], here: Mapping[str, Any], where: str
 ) -> Iterator[tuple[bool, str]]:
-    one, two, what = found.get("code"), wanted.get("code"), where or "method"
-    if not isinstance(one, Mapping) or not isinstance(two, Mapping):
-        if _text(_name_of(found)) != _text(_name_of(wanted)):
-            yield True, f"{what}: {_short(_name_of(found))} there, {_short(_name_of(wanted))} here"
+    first, second, what = there.get("code"), here.get("code"), where or "method"
+    if not isinstance(first, Mapping) or not isinstance(second, Mapping):
+        if _text(_name_of(there)) != _text(_name_of(here)):
+            yield True, f"{what}: {_short(_name_of(there))} there, {_short(_name_of(here))} here"
         else:
             yield True, f"{what}: one of the two does not say what its code is"
         return
-    for part in differing(one, two):
+    for part in differing(first, second):
         yield True, f"{what}: {part}"
-    if one.get(PYTHON) != two.get(PYTHON):
+    if first.get(PYTHON) != second.get(PYTHON):
         yield (
             False,
-            f"{what}: its code was compiled by {_short(one.get(PYTHON))} there, by "
-            f"{_short(two.get(PYTHON))} here",
+            f"{what}: its code was compiled by {_short(first.get(PYTHON))} there, by "
+            f"{_short(second.get(PYTHON))} here",
         )
 
 

@@ -130,13 +130,13 @@ class Tables:
 
     def no_shifts(self) -> dict[str, Tensor]:
         """Return zeros in the form of `shifts`."""
-        rows, found = self.batch.num_rows, {}
+        rows, shifts = self.batch.num_rows, {}
         for name in self.component.labels:
             site: Any = self.trace.nodes[name]
             count = site["fn"].enumerate_support(expand=False).shape[0]
             width = rows if DATA in plates_of(site) else 1
-            found[name] = torch.zeros(count, self.batch.num_clients, width)
-        return found
+            shifts[name] = torch.zeros(count, self.batch.num_clients, width)
+        return shifts
 
 
 def _shifted(site: Any, shift: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ does it, also in `pyro.markov` loops. What comes out of `summed_out` has continu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import replace
@@ -32,13 +32,16 @@ from torch import Tensor
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 from hierfl.program.elimination import Component, Tables, plates_of
 from hierfl.program.mixture import Mixture
-from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.program import Params, Program, ProgramError, refuse_first
 from hierfl.program.sites import Model, Values
 from hierfl.program.traces import (
     Center,
     Site,
+    in_clients,
+    in_data,
     is_deterministic,
     is_enumerable,
+    is_factor,
     is_latent,
     samples,
 )
@@ -179,6 +182,7 @@ def _components(model: Model, batch: ClientBatch, nesting: int) -> tuple[Compone
     with Center(), pyro.validation_enabled(False), _Enumerated(nesting, None) as enumerated:
         model(batch)
     trace = enumerated.sites
+    refuse_first(_faults_of_steps(trace))
     trace.compute_log_prob()
     trace.pack_tensors()
     plates = set(trace.plate_to_symbol.values())
@@ -194,6 +198,20 @@ def _components(model: Model, batch: ClientBatch, nesting: int) -> tuple[Compone
     labels = {name for name in tables if is_enumerable(trace.nodes[name])}
     # labels that nothing depends on sum to 1
     return tuple(_component(trace, names) for _, names in groups if not labels.issuperset(names))
+
+
+def _faults_of_steps(trace: Any) -> Iterator[str]:
+    """Say which site observes one row of each client as a step of a chain."""
+    for name, site in samples(trace):
+        if site["is_observed"] and in_clients(site) and not in_data(site) and not is_factor(site):
+            shape = site["value"].shape[: site["value"].dim() - site["fn"].event_dim]
+            if shape[-1:] != (1,):
+                yield (
+                    f"site '{name}' observes {shape[-1] if shape else 'no'} rows of a client outside "
+                    "batch.data(): rows are no steps of a chain, since clients differ in their "
+                    "numbers of them. Give the steps as columns of a field, one row a client, and "
+                    "observe batch.y[..., step] inside batch.data()"
+                )
 
 
 def _component(trace: Any, names: Sequence[str]) -> Component:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,10 @@ _KNOWN = (
         "entries are picked by a condition: keep all, and choose with torch.where(condition, a, b)",
     ),
     (
+        r"Multiple sample sites named '(clients|data)'",
+        "pyro.plate('{0}', ...) stands beside batch.{0}(): open `with batch.{0}():` alone",
+    ),
+    (
         r"Multiple (?:sample|param) sites named '(\S+)'",
         "two sites are named '{0}': rename one of them",
     ),
@@ -101,11 +106,22 @@ _KNOWN = (
 )
 
 
-def why_it_fails(what: str, error: BaseException, batch: ClientBatch) -> str:
-    """Return one sentence on a failed run of a program."""
+def why_it_fails(
+    what: str,
+    error: BaseException,
+    batch: ClientBatch,
+    plates: Mapping[str, int] | None = None,
+) -> str:
+    """Return one sentence on a failed run of a program; `plates` are those that it made itself."""
     cause = root_of(error)
     reason = _reason(cause)
     shown = ""
+    if reason is not None and _SHAPES in reason and plates:
+        name, size = next(iter(plates.items()))
+        reason += (
+            f"; for clients and rows open batch.clients() and batch.data() in place of pyro.plate, "
+            f"and give a plate inside them, such as '{name}' of {size}, dim=-3"
+        )
     if reason is None or _SHAPES in reason or "types meet" in reason or "layer's inputs" in reason:
         shown = f" ({_fields(batch)})"
     if reason is None:
@@ -139,9 +155,9 @@ def _reason(cause: BaseException) -> str | None:
         return ""
     first = _first_line(cause)
     for pattern, sentence in _KNOWN:
-        found = re.search(pattern, first)
-        if found:
-            return sentence.format(*found.groups())
+        match = re.search(pattern, first)
+        if match:
+            return sentence.format(*match.groups())
     return None
 
 
@@ -174,8 +190,8 @@ def _where(cause: BaseException) -> str:
 
 
 def _fields(batch: ClientBatch) -> str:
-    known: dict[str, Any] = {**batch.fields, **batch.client_fields}
+    fields: dict[str, Any] = {**batch.fields, **batch.client_fields}
     return "fields: " + ", ".join(
         f"{name} {tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}"
-        for name, v in known.items()
+        for name, v in fields.items()
     )

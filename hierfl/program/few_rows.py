@@ -30,21 +30,21 @@ Evaluate = Callable[[float, ClientBatch], Values]
 def made_up(program: Program, data: ClientData, rows: int | None = None) -> ClientBatch:
     """Return a client of a few rows of all clients with different labels, padded to `rows`."""
     index = distinct_rows(data, tuple(program.labels.values()))
-    few = len(index)
-    rows = few if rows is None else rows
-    inside = (torch.arange(rows) < few)[None]
+    count = len(index)
+    rows = count if rows is None else rows
+    inside = (torch.arange(rows) < count)[None]
     first = torch.zeros(1, dtype=torch.long)
-    index = torch.cat([index, index[:1].expand(rows - few)])[None]
-    batch = gather(data, first, index, inside if rows > few else None, keys_of(data, first, 0, 0))
-    return labeled(program, replace(batch, counts=torch.full_like(batch.counts, few)))
+    index = torch.cat([index, index[:1].expand(rows - count)])[None]
+    batch = gather(data, first, index, inside if rows > count else None, keys_of(data, first, 0, 0))
+    return labeled(program, replace(batch, counts=torch.full_like(batch.counts, count)))
 
 
 def labeled(program: Program, batch: ClientBatch) -> ClientBatch:
     """Give rows without labels those of the prototype's first row, inside their support."""
-    fields, known = dict(batch.fields), program.prototype.fields
+    fields, labels = dict(batch.fields), program.prototype.fields
     for name in program.labels.values():
-        if name in known and name not in fields:
-            label = known[name][:, :1]
+        if name in labels and name not in fields:
+            label = labels[name][:, :1]
             fields[name] = label.expand(batch.num_clients, batch.num_rows, *label.shape[2:])
     return replace(batch, fields=fields)
 
@@ -80,55 +80,55 @@ def point(program: Program, away: float, seed: int = 0) -> tuple[Params, Values]
     return params, values
 
 
-def first_difference(evaluate: Evaluate, one: ClientBatch, other: ClientBatch) -> str | None:
+def first_difference(evaluate: Evaluate, first: ClientBatch, second: ClientBatch) -> str | None:
     """Return the first site that differs between two batches by more than rounding."""
     with untouched_store(), torch.no_grad(), unchecked():
-        found = _differing(evaluate, one, other, ROUNDING)
-        if found and torch.get_default_dtype() != torch.float64:
+        site = _differing(evaluate, first, second, ROUNDING)
+        if site and torch.get_default_dtype() != torch.float64:
             with double_precision():
-                again = _differing(evaluate, in_double(one), in_double(other), ROUNDING)
-            found = again if again != "" else _differing(evaluate, one, other, ROUNDING_SINGLE)
-    if found == "":
+                again = _differing(evaluate, in_double(first), in_double(second), ROUNDING)
+            site = again if again != "" else _differing(evaluate, first, second, ROUNDING_SINGLE)
+    if site == "":
         warnings.warn(
             "the program cannot be evaluated on a few rows near its starting values, so whether it "
             "depends "
             "on padding or on other rows is not known: compare it with engine='sequential'",
             stacklevel=5,
         )
-    return found or None
+    return site or None
 
 
 def _differing(
-    evaluate: Evaluate, one: ClientBatch, other: ClientBatch, rounding: float
+    evaluate: Evaluate, batch: ClientBatch, another: ClientBatch, rounding: float
 ) -> str | None:
     """Return the first site that differs between two batches, None if none, "" if all fails."""
-    found: str | None = ""
+    site: str | None = ""
     for away in AWAY:
         try:
-            first, second = evaluate(away, one), evaluate(away, other)
+            first, second = evaluate(away, batch), evaluate(away, another)
         except Exception:  # whatever a user's program raises outside of what it can compute
             continue
-        found, finite = None, True
+        site, finite = None, True
         for name, value in first.items():
-            if found is None and _differ(value, second.get(name), rounding):
-                found = name
+            if site is None and _differ(value, second.get(name), rounding):
+                site = name
             finite = finite and bool(value.isfinite().all())
         if finite:
-            return found
-    return found
+            return site
+    return site
 
 
-def _differ(one: Tensor, other: Tensor | None, rounding: float) -> bool:
+def _differ(first: Tensor, second: Tensor | None, rounding: float) -> bool:
     """Return whether values differ by more than rounding; what is not finite must be so in both."""
-    if other is None or one.shape != other.shape:
+    if second is None or first.shape != second.shape:
         return True
-    one, other = one.double(), other.double()  # a deterministic site may be bool
-    there = one.isfinite()
-    if not torch.equal(there, other.isfinite()):
+    first, second = first.double(), second.double()  # a deterministic site may be bool
+    there = first.isfinite()
+    if not torch.equal(there, second.isfinite()):
         return True
-    one, other = one[there], other[there]
-    scale = one.abs().max().clamp(min=LEAST) if one.numel() else 1.0
-    return not bool(((one - other).abs() <= rounding * scale).all())
+    first, second = first[there], second[there]
+    scale = first.abs().max().clamp(min=LEAST) if first.numel() else 1.0
+    return not bool(((first - second).abs() <= rounding * scale).all())
 
 
 @contextmanager

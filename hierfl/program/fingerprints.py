@@ -35,15 +35,15 @@ HAS_DOCSTRING = 0x4000000  # flag of code objects from Python 3.13 on
 
 def fingerprint(thing: object, *, fixed: bool = False) -> Fingerprint:
     """Return the fingerprint of something; `fixed`: the weights of modules are constants."""
-    found = _Parts(_package(thing)).of(thing, "", fixed=fixed)
-    return {PYTHON: sys.implementation.cache_tag or sys.version, **dict(found)}
+    lines = _Parts(_package(thing)).of(thing, "", fixed=fixed)
+    return {PYTHON: sys.implementation.cache_tag or sys.version, **dict(lines)}
 
 
-def differing(one: Mapping[str, str], two: Mapping[str, str]) -> list[str]:
+def differing(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
     """Return the parts in which two fingerprints differ; code only for equal Python versions."""
-    same = one.get(PYTHON) == two.get(PYTHON)
-    parts = [p for p in {**one, **two} if p != PYTHON and (same or not p.startswith(CODE))]
-    return [part for part in parts if one.get(part) != two.get(part)]
+    same = first.get(PYTHON) == second.get(PYTHON)
+    paths = [p for p in {**first, **second} if p != PYTHON and (same or not p.startswith(CODE))]
+    return [part for part in paths if first.get(part) != second.get(part)]
 
 
 class _Parts:
@@ -140,16 +140,16 @@ class _Parts:
 
     def _of_object(self, thing: Any, where: str, fixed: bool) -> Iterator[Part]:
         if isinstance(thing, functools.partial):
-            parts: Any = {"function": thing.func, "args": thing.args, "keywords": thing.keywords}
+            state: Any = {"function": thing.func, "args": thing.args, "keywords": thing.keywords}
         elif isinstance(thing, MethodType):
-            parts = {"function": thing.__func__, "self": thing.__self__}
+            state = {"function": thing.__func__, "self": thing.__self__}
         elif inspect.isroutine(thing):
             yield _in("name", where), _hash(repr(getattr(thing, "__qualname__", type(thing))))
             return
         else:
             yield from self.of(type(thing), where)
-            parts = _state_of(thing, self._is_ours(type(thing), _file_of(type(thing))))
-        yield from self._of_attributes(parts, where, fixed)
+            state = _state_of(thing, self._is_ours(type(thing), _file_of(type(thing))))
+        yield from self._of_attributes(state, where, fixed)
 
     def _is_ours(self, thing: Any, file: str) -> bool:
         """Return whether something belongs to the user's program, and is compared by its code."""
@@ -176,8 +176,8 @@ def values_of(function: FunctionType) -> Iterator[tuple[str, str, Any]]:
             continue
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     defaults = function.__defaults__ or ()
-    given = zip(names[len(names) - len(defaults) :], defaults, strict=True)
-    for name, value in (*given, *(function.__kwdefaults__ or {}).items()):
+    pairs = zip(names[len(names) - len(defaults) :], defaults, strict=True)
+    for name, value in (*pairs, *(function.__kwdefaults__ or {}).items()):
         yield "default", name, value
 
 
@@ -189,15 +189,15 @@ def _state_of(thing: Any, ours: bool) -> dict[str, Any]:
         extra = ("base_dist", "transforms", "reinterpreted_batch_ndims")
         names = [*thing.arg_constraints, *(n for n in extra if n in vars(thing))]
         return {name: getattr(thing, name) for name in names if hasattr(thing, name)}
-    known = isinstance(thing, SimpleNamespace | Namespace | torch.distributions.Transform)
-    return dict(getattr(thing, "__dict__", {})) if ours or known or callable(thing) else {}
+    is_plain = isinstance(thing, SimpleNamespace | Namespace | torch.distributions.Transform)
+    return dict(getattr(thing, "__dict__", {})) if ours or is_plain or callable(thing) else {}
 
 
 def _globals_of(code: CodeType) -> set[str]:
     """Return the names of the globals that code reads, with those of functions inside it."""
     reading = ("LOAD_GLOBAL", "LOAD_NAME")
-    found = {str(s.argval) for s in dis.get_instructions(code) if s.opname in reading}
-    return found.union(*(_globals_of(c) for c in code.co_consts if isinstance(c, CodeType)))
+    read = {str(s.argval) for s in dis.get_instructions(code) if s.opname in reading}
+    return read.union(*(_globals_of(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
 def _text_of(code: CodeType) -> str:

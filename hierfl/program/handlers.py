@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 import pyro
@@ -21,7 +22,10 @@ from torch.utils._pytree import tree_map
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
 from hierfl.program.carried import carried
-from hierfl.program.traces import Site, in_clients
+from hierfl.program.traces import Site, in_clients, in_data, middle
+
+# whether sites of rows are at the middles of their distributions, where rows in other orders are compared
+AT_MIDDLES: ContextVar[bool] = ContextVar("at_middles", default=False)
 
 
 class ModuleWeights(TorchFunctionMode):
@@ -66,7 +70,7 @@ class NoSampler(NoKeyedDraw):
 
 
 class Noise:
-    """Normals and uniforms of a key, (2,) or (C, 2); `axis` is the clients' dimension from the left."""
+    """Normals and uniforms of a key, (2,), (C, 2), or (C, B, 2) of rows; `axis` is the clients' dimension."""
 
     def __init__(self, key: Tensor, axis: int) -> None:
         self.key, self.axis, self.calls = key, axis, 0
@@ -77,8 +81,9 @@ class Noise:
         self.calls += 1
         if key.dim() == 1:
             return source(key, tuple(shape), like.dtype)
-        rest = (*shape[: self.axis], *shape[self.axis + 1 :])
-        return source(key, rest, like.dtype).movedim(0, self.axis)
+        own = list(range(self.key.dim() - 1))  # the dimensions that have keys of their own
+        others = (*shape[: self.axis], *shape[self.axis + len(own) :])
+        return source(key, others, like.dtype).movedim(own, [self.axis + at for at in own])
 
 
 def draw(fn: Any, source: Noise) -> Tensor:
@@ -119,15 +124,15 @@ def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterized: bool = 
     """Draw by torch's sampler, seeded by the key, outside vmap; `reparameterized`: with a gradient."""
     if reparameterized and not fn.has_rsample:
         raise NoKeyedDraw(f"{type(fn).__name__} (which has no reparameterized draw)")
-    apart = NoKeyedDraw(
+    unkeyed = NoKeyedDraw(
         f"{type(fn).__name__} (drawn by torch itself, one client and one draw at a time)"
     )
     if key.numel() != 2:
-        raise apart
+        raise unkeyed
     try:
         first, second = key.flatten().tolist()
     except RuntimeError as error:  # under vmap the value of a key cannot be read
-        raise apart from error
+        raise unkeyed from error
     with torch.random.fork_rng(devices=[]):
         noise.seed_torch(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
         try:
@@ -135,6 +140,23 @@ def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterized: bool = 
         except NotImplementedError as error:
             raise NoSampler(type(fn).__name__) from error
     return value
+
+
+def keyed_draw(site: Site, batch: ClientBatch, *, reparameterized: bool = True) -> Tensor:
+    """Draw a site by the keys of a batch and the site's name."""
+    key = batch.key if in_clients(site) else batch.shared_key
+    key = noise.fold(key, noise.word(site["name"]))
+    if in_data(site):  # each row its own, however many are padded
+        if AT_MIDDLES.get():
+            return middle(site["fn"])
+        key = noise.fold(key[:, None], torch.arange(batch.num_rows, device=key.device))
+    try:
+        return draw(site["fn"], Noise(key, axis=len(site["fn"].batch_shape) - 2))
+    except NoKeyedDraw:
+        try:
+            return seeded(site["fn"], key, reparameterized=reparameterized)
+        except NoSampler as error:
+            raise NoSampler(f"site '{site['name']}' ({error})") from error
 
 
 class Answer(Messenger):
@@ -176,15 +198,7 @@ class Answer(Messenger):
             # making a key takes a fair part of a small eager step, and a Delta needs none
             msg["value"], msg["done"] = msg["fn"].v, True
             return
-        key = self.batch.key if in_clients(msg) else self.batch.shared_key
-        key = noise.fold(key, noise.word(msg["name"]))
-        try:
-            msg["value"] = draw(msg["fn"], Noise(key, axis=len(msg["fn"].batch_shape) - 2))
-        except NoKeyedDraw:
-            try:
-                msg["value"] = seeded(msg["fn"], key, reparameterized=self.reparameterized)
-            except NoSampler as error:
-                raise NoSampler(f"site '{msg['name']}' ({error})") from error
+        msg["value"] = keyed_draw(msg, self.batch, reparameterized=self.reparameterized)
         msg["done"] = True
 
 

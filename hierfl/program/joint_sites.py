@@ -31,26 +31,26 @@ def joint_sites(
 ) -> dict[str, bool]:
     """Return observed sites with one density for all rows -> whether by row; the mask must be asked for."""
     outside: dict[str, Site] = {}
-    found: dict[str, bool] = {}
+    by_rows: dict[str, bool] = {}
     for name, site in samples(trace):
         observed = site["is_observed"] and not is_deterministic(site)
         if observed and in_clients(site) and not in_data(site):
             outside[name] = site
             if labels.get(name) in batch.fields:
                 clients, *row = batch.fields[labels[name]].shape
-                found[name] = [*site["value"].shape] == [clients, 1, *row]  # as of `batch.packed`
-    if len(found) < len(outside):
-        known = found.keys() | _depend_on_rows(model, batch)
-        found = {name: found.get(name, False) for name in outside if name in known}
-    if found and not _asks_for_mask(model, batch):
-        name = next(name for name in outside if name in found)
+                by_rows[name] = [*site["value"].shape] == [clients, 1, *row]  # as of `batch.packed`
+    if len(by_rows) < len(outside):
+        joint = by_rows.keys() | _depend_on_rows(model, batch)
+        by_rows = {name: by_rows.get(name, False) for name in outside if name in joint}
+    if by_rows and not _asks_for_mask(model, batch):
+        name = next(name for name in outside if name in by_rows)
         raise ProgramError(
             f"site '{name}' is observed inside batch.clients() but outside batch.data(), and reads "
             "the client's rows, so that padded rows would count as data: open batch.data() around "
             "it, or leave them out by batch.joint_normal, batch.sum, batch.mean or batch.mask() "
             "(one value a client belongs in client_fields=)"
         )
-    return found
+    return by_rows
 
 
 def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
@@ -76,21 +76,21 @@ def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
 
 def _depend_on_rows(model: Model, batch: ClientBatch) -> set[str]:
     """Return the local sites whose log density depends on a field of rows."""
-    few = torch.arange(batch.num_rows - 1, 0, -1)
+    order = torch.arange(batch.num_rows - 1, 0, -1)
     # gradients find what other rows do not change (a mean of equal ones); other rows find integers
     marked, less = {}, {}
     for name, v in batch.fields.items():
         marked[name] = v.detach().clone().requires_grad_() if v.is_floating_point() else v
-        less[name] = v.index_select(1, few)
-    other = replace(batch, fields=less, rows=batch.mask().index_select(1, few))
+        less[name] = v.index_select(1, order)
+    other = replace(batch, fields=less, rows=batch.mask().index_select(1, order))
     with untouched_store(), torch.enable_grad():
         of_marked = _densities(model, replace(batch, fields=marked))
         of_other = _densities(model, other)
-    found = set()
+    names = set()
     for name, value in of_marked.items():
         if value.requires_grad or not torch.equal(value, of_other.get(name, value)):
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def _densities(model: Model, batch: ClientBatch) -> dict[str, Tensor]:
@@ -116,8 +116,8 @@ class _Watched(ClientBatch):
 
 
 def _asks_for_mask(model: Model, batch: ClientBatch) -> bool:
-    parts = {name: getattr(batch, name) for name in ClientBatch.__dataclass_fields__}
-    watched = _Watched(**parts)
+    fields = {name: getattr(batch, name) for name in ClientBatch.__dataclass_fields__}
+    watched = _Watched(**fields)
     with untouched_store(), Center():
         poutine.trace(model).get_trace(watched)
     return bool(watched.asked)

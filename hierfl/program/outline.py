@@ -23,8 +23,8 @@ def relations_of(model: Any, batch: ClientBatch) -> dict[str, Any] | None:
     """Return the model's sites and what each depends on, and a trace; None where it cannot run alone."""
     try:
         with torch.random.fork_rng(devices=[]), pyro.get_param_store().scope():
-            found: dict[str, Any] = get_model_relations(model, (batch,))
-            return {**found, "trace": poutine.trace(model).get_trace(batch)}
+            relations: dict[str, Any] = get_model_relations(model, (batch,))
+            return {**relations, "trace": poutine.trace(model).get_trace(batch)}
     except (RuntimeError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError):
         return None
 
@@ -51,15 +51,15 @@ def _written(kind: str, site: Site) -> str:
     fn = site["fn"]
     while isinstance(fn, WRAPPERS):
         fn = fn.base_dist
-    given = []
+    arguments = []
     for name in getattr(fn, "arg_constraints", {}):
         # a distribution that holds logits may compute probabilities, which are not written again
         value = vars(fn).get(name, getattr(fn, name) if hasattr(fn, "transforms") else None)
         if isinstance(value, torch.Tensor):
             values = value.unique() if value.numel() > 1 else value.flatten()
             some = ", ".join(f"{float(v):.6g}" for v in values[:SHOWN])
-            given.append(f"{name} {some if len(values) <= SHOWN else f'{some}, ...'}")
-    return f"{kind}({', '.join(given)})" if given else kind
+            arguments.append(f"{name} {some if len(values) <= SHOWN else f'{some}, ...'}")
+    return f"{kind}({', '.join(arguments)})" if arguments else kind
 
 
 def source_lines(model: Any) -> list[str]:

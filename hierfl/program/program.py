@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -31,6 +31,12 @@ T = TypeVar("T")
 
 class ProgramError(ValueError):
     """A model or guide that cannot be run as written; the message names the site and the fix."""
+
+
+def refuse_first(faults: Iterable[str]) -> None:
+    """Refuse a program by the first of its faults, if it has any."""
+    for fault in faults:
+        raise ProgramError(fault)
 
 
 def _shown(program: Program) -> Shown:
@@ -198,8 +204,8 @@ class Program:
         """Draw every latent site by a client's `own` rows, and the deterministic ones of `asked`."""
         values = self.draw(params, own)
         derived = self.derive(values, params, asked)
-        known = {**values, **derived}
-        return Sites(known) if Sites in (type(values), type(derived)) else known
+        sites = {**values, **derived}
+        return Sites(sites) if Sites in (type(values), type(derived)) else sites
 
     def derive(self, values: Values, params: Params, batch: ClientBatch) -> Values:
         """Return the model's deterministic sites at given values of its latent sites."""
@@ -281,10 +287,10 @@ def once_a_program(recognize: Callable[[Program], T]) -> Callable[[Program], T]:
 
     @wraps(recognize)
     def kept(program: Program) -> T:
-        found: dict[Any, Any] = program.__dict__.setdefault("_found", {})
-        if recognize not in found:
-            found[recognize] = recognize(program)
-        result: T = found[recognize]
+        results: dict[Any, Any] = program.__dict__.setdefault("_found", {})
+        if recognize not in results:
+            results[recognize] = recognize(program)
+        result: T = results[recognize]
         return result
 
     return kept

@@ -72,9 +72,9 @@ def public_name(name: str) -> str:
     for public in NAMES:
         room = ".".join(public.split(".")[:2])
         if f"{module}.".startswith(f"{room}."):
-            found = exported(public, qualname)
-            if found is not None and (
-                found.__module__ == module or not public.startswith("hierfl")
+            value = exported(public, qualname)
+            if value is not None and (
+                value.__module__ == module or not public.startswith("hierfl")
             ):
                 return f"{public}.{qualname}"
     return name
@@ -84,21 +84,21 @@ def exported(module: str, name: str) -> Any:
     """Return the function, class or guide family that a recipe may name; else None."""
     if module not in NAMES:
         return None
-    room, named = import_module(module), name in NAMES[module]
-    found = getattr(room, name, None) if named or name in getattr(room, "__all__", ()) else None
+    room, is_listed = import_module(module), name in NAMES[module]
+    value = getattr(room, name, None) if is_listed or name in getattr(room, "__all__", ()) else None
     # a decorator has made a builder of it, which only makes a value
-    builder = isinstance(found, Family) or getattr(found, "__recorded__", False) is True
-    return found if named or (builder and module in EXPORTING) else None
+    builder = isinstance(value, Family) or getattr(value, "__recorded__", False) is True
+    return value if is_listed or (builder and module in EXPORTING) else None
 
 
 def find(name: str) -> Any:
     """Return what a public name in a recipe stands for, such as "hierfl.models.regression"."""
     module, _, last = name.rpartition(".")
-    found = exported(module, last)
-    if found is None:
+    value = exported(module, last)
+    if value is None:
         short = name if len(name) <= 80 else f"{name[:77]}..."
         raise CannotRemake(f"'{short}' is not a public name of hierfl: {HAND_IN}")
-    return found
+    return value
 
 
 Kind = Literal["model", "guide"]
@@ -190,7 +190,7 @@ def name_of(function: object, kind: Kind) -> str | None:
 
 def marked(kind: Kind, name: str) -> Any:
     """Return what is marked as a model or guide."""
-    found = _MARKED.get((kind, name))
-    if found is not None:
-        return found
+    value = _MARKED.get((kind, name))
+    if value is not None:
+        return value
     return next((f for (k, _), f in _MARKED.items() if k == kind and place_of(f) == name), None)

@@ -23,9 +23,9 @@ def family_of(guide: Any) -> Any:
     if not kind.__module__.startswith("pyro.infer.autoguide") or kind.__name__ not in FAMILIES:
         return guide
     family = find(f"hierfl.guides.{FAMILIES[kind.__name__]}")
-    known, options = keywords(family.build) or (), {}
+    names, options = keywords(family.build) or (), {}
     for attribute, name in OPTIONS.items():
         value = None if kind is guide else getattr(guide, attribute, None)
-        if value is not None and name in known:
+        if value is not None and name in names:
             options[name] = value
     return family(**options) if options else family

@@ -15,7 +15,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from hierfl.core import noise
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.data.batch import ClientBatch, first_rows, gather, keys_of
+from hierfl.data.batch import CLIENTS, DATA, ClientBatch, first_rows, gather, keys_of
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 from hierfl.program.check_columns import check_missing, filled, holes, not_dealt_with
@@ -35,7 +35,7 @@ from hierfl.program.check_program import (
     check_callable,
     check_cover,
     check_own_plates,
-    check_plates,
+    check_site,
     check_start,
     check_steps,
 )
@@ -52,6 +52,7 @@ from hierfl.program.read_traces import (
     likelihood_factors,
     params_of,
     sites_to_float,
+    with_common_site,
     with_float_labels,
 )
 from hierfl.program.sites import Family, Guide, Model
@@ -90,6 +91,10 @@ def read(
 
         guide = family_of(guide)
     check_callable(model, guide)
+    if not isinstance(guide, Family) and isinstance(data, ClientData):
+        from hierfl.program.encoded_rows import with_encoded_rows  # few guides have sites of rows
+
+        model, guide = with_encoded_rows(model, guide, _prototype(data, data.by_name[:1].tolist()))
     return read_model(model, data, seed=seed).under(guide, learn=learn)
 
 
@@ -149,41 +154,46 @@ class ModelRead:
         return program
 
     def _under(self, guide: Any, learn: bool) -> Program:
-        (single, pair), known = self.traces, self.program
-        model, one, seed = known.model, known.prototype, known.seed
-        whole = getattr(getattr(guide, "build", None), "reads_all_rows", False)
+        (single, pair), base = self.traces, self.program
+        model, batch, seed = base.model, base.prototype, base.seed
+        build = getattr(guide, "build", None)
+        if getattr(build, "has_global_sites", False) and not base.latents.global_block.size:
+            joined = _read_model(with_common_site(model), self.data, seed, self.missing)
+            joined = replace(joined, program=replace(joined.program, row_sites=base.row_sites))
+            return joined._under(guide, learn)
+        whole = getattr(build, "reads_all_rows", False)
         # Newton steps are in the units of the priors, gradient steps in the sites' own
-        latents = known.latents if whole else known.latents.in_own_units()
+        latents = base.latents if whole else base.latents.in_own_units()
         with pyro.validation_enabled(True):
             built = guide
             if isinstance(guide, Family):
                 built = guide.build(model, latents, **guide.options)
             two = _prototype(self.data, self.data.by_name[[0, -1]].tolist())
-            guided, reads = _trace(built, one, "guide", seed, Answer({}, one))
+            guided, reads = _trace(built, batch, "guide", seed, Answer({}, batch))
             guided_pair, _ = _trace(built, two, "guide", seed, Answer({}, two))
             check_cover(latents, guided)
-            check_boundary(built, one, "guide", Answer({}, one))
+            check_boundary(built, batch, "guide", Answer({}, batch))
             program = replace(
-                known,
+                base,
                 guide=built,
                 latents=latents,
                 # before the guide runs again: it refuses one that cannot be drawn
                 keyed=is_keyed(guided),
                 params=params_of([single, guided], [pair, guided_pair]),
                 closed=closed_of(single, guided),
-                reads=Reads(known.reads.model, reads),
+                reads=Reads(base.reads.model, reads),
                 reads_all_rows=whole,
             )
-            check_start(program, one)
-            check_pure(program, one)  # first: its own noise would look as if padding mattered
+            check_start(program, batch)
+            check_pure(program, batch)  # first: its own noise would look as if padding mattered
             check_padding(program, self.data)
-        return check_steps(program, one) if learn else program
+        return check_steps(program, batch) if learn else program
 
 
 def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> ModelRead:
     # by name: what a method begins with must not depend on the order in which clients are given
     ends = data.by_name[[0, -1]].tolist()
-    one, two = _prototype(data, ends[:1]), _prototype(data, ends)
+    single_batch, two = _prototype(data, ends[:1]), _prototype(data, ends)
     row_sites = None
     with pyro.validation_enabled(True):
         # two clients first: only they show a local site that is read outside its plate
@@ -192,20 +202,20 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
         except (Enumerable, OfRows):
             model, row_sites = _without_hidden_sites(model, data, two, seed)
             pair, _ = _trace(model, two, "model", seed, _Start())
-        single, reads = _trace(model, one, "model", seed, _Start())
+        single, reads = _trace(model, single_batch, "model", seed, _Start())
         with untouched_store():
             labels = label_fields(model, pair, two)
         if floats := sites_to_float(pair):
             model = with_float_labels(model, floats)
             pair, _ = _trace(model, two, "model", seed, _Start())
-            single, reads = _trace(model, one, "model", seed, _Start())
-        check_sizes(model, single, one)
+            single, reads = _trace(model, single_batch, "model", seed, _Start())
+        check_sizes(model, single, single_batch)
         latents = latents_of(single, pair)
         supports = checked_labels(model, pair, labels, data, two)
-        joint = joint_sites(model, single, one, labels)
+        joint = joint_sites(model, single, single_batch, labels)
         with untouched_store():
             factors = likelihood_factors(model, pair, two, labels)
-        check_boundary(model, one, "model", _Start())
+        check_boundary(model, single_batch, "model", _Start())
     program = Program(
         model=model,
         guide=model,  # until it has one
@@ -219,7 +229,7 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
         num_clients=data.num_clients,
         client_keys=data.keys,
         ranks=data.by_name.argsort(),
-        prototype=one,
+        prototype=single_batch,
         seed=seed,
         joint=joint,
         factors=factors,
@@ -247,12 +257,12 @@ def _without_hidden_sites(
 
 def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:
     """Return the range of each integer field that may hold codes: of two dimensions at most."""
-    found = {}
+    ranges = {}
     for name, values in data.fields.items():
         if not values.is_floating_point() and values.dtype != torch.bool and values.dim() <= 2:
-            one = values if values.stride(0) else values[:1]  # of rows that are not there
-            found[name] = int(one.min()), int(one.max())
-    return found
+            rows = values if values.stride(0) else values[:1]  # of rows that are not there
+            ranges[name] = int(rows.min()), int(rows.max())
+    return ranges
 
 
 def _prototype(data: ClientData, ids: list[int]) -> ClientBatch:
@@ -277,12 +287,15 @@ class _Plates(Messenger):
     def __init__(self, batch: ClientBatch) -> None:
         super().__init__()
         self.batch = batch
+        self.own: dict[str, int] = {}  # plates that the program makes itself
 
     def _pyro_post_sample(self, msg: Site) -> None:
         check_own_plates(msg, self.batch)
-        latent = not msg["is_observed"] and not isinstance(msg["fn"], _Subsample)
-        if latent and not is_deterministic(msg):
-            check_plates(msg["name"], msg, self.batch)
+        if isinstance(msg["fn"], _Subsample):
+            if msg["name"] not in (CLIENTS, DATA):
+                self.own[msg["name"]] = msg["fn"].size
+        elif not msg["is_observed"] and not is_deterministic(msg):
+            check_site(msg["name"], msg, self.batch)
 
 
 def _trace(
@@ -299,12 +312,13 @@ def _trace(
         fields=Recorded(batch.fields, read, batch.num_rows),
         client_fields=Recorded(batch.client_fields, read),
     )
+    plates = _Plates(batch)
     try:
         with untouched_store(), no_global_draws(what, starts=True):
             # for params that start at random; the generator is restored afterwards
             noise.seed_torch(seed & 0x7FFFFFFF)
             try:
-                with handler, _Plates(batch):
+                with handler, plates:
                     trace = poutine.trace(program).get_trace(recorded)
             except NoKeyedDraw:
                 # of two clients at once; only shapes matter here, and `is_keyed` checks the rest
@@ -314,9 +328,9 @@ def _trace(
         if isinstance(cause, ProgramError):
             raise cause from None
         refuse_in_sample(error)
-        raise ProgramError(why_it_fails(what, error, batch)) from error
+        raise ProgramError(why_it_fails(what, error, batch, plates.own)) from error
     for name, site in samples(trace):
         if not is_deterministic(site):
-            check_plates(name, site, batch)
+            check_site(name, site, batch)
             check_density(name, site)
     return trace, frozenset(read)

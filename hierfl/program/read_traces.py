@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import wraps
 from typing import Any
 
+import pyro
 import pyro.distributions as dist
 import torch
 from pyro.poutine.messenger import Messenger
@@ -18,8 +19,8 @@ from hierfl.core import noise
 from hierfl.data.batch import CLIENTS, ClientBatch
 from hierfl.program.check_data import kind_of
 from hierfl.program.handlers import Noise, NoKeyedDraw, draw
-from hierfl.program.program import ParamSpec, ProgramError
-from hierfl.program.sites import Latents, LatentSite, Model
+from hierfl.program.program import ParamSpec, ProgramError, refuse_first
+from hierfl.program.sites import COMMON, Latents, LatentSite, Model
 from hierfl.program.traces import (
     NORMAL,
     Site,
@@ -51,7 +52,7 @@ class _Floats(Messenger):
 
 def sites_to_float(trace: Any) -> frozenset[str]:
     """Return the observed sites that need integers or booleans as floats, such as a Bernoulli's."""
-    found = set()
+    names = set()
     for name, site in samples(trace):
         value, fn = site["value"], site["fn"]
         if not is_likelihood(site) or not isinstance(value, Tensor):
@@ -63,8 +64,8 @@ def sites_to_float(trace: Any) -> frozenset[str]:
             as_float = value.to(torch.get_default_dtype())
             picky = not _scores(site, value) and _scores(site, as_float)
         if picky:
-            found.add(name)
-    return frozenset(found)
+            names.add(name)
+    return frozenset(names)
 
 
 def _scores(site: Site, value: Tensor) -> bool:
@@ -87,15 +88,26 @@ def with_float_labels(model: Model, sites: Iterable[str]) -> Model:
     return floated
 
 
+def with_common_site(model: Model) -> Model:
+    """Return a program without global sites with one that nothing depends on."""
+
+    @wraps(model, updated=())
+    def joined(batch: ClientBatch) -> Any:
+        pyro.sample(COMMON, dist.Normal(0.0, 1.0))
+        return model(batch)
+
+    return joined
+
+
 def likelihood_factors(
     model: Model, trace: Any, batch: ClientBatch, labels: Collection[str]
 ) -> dict[str, bool]:
     """Return the likelihood's factors -> whether by row; those outside the data plate must read fields."""
-    found, of_clients = {}, {}
+    by_row, of_clients = {}, {}
     for name, site in samples(trace):
         if is_factor(site) and in_clients(site):
-            found[name] = in_data(site)
-            if not found[name]:
+            by_row[name] = in_data(site)
+            if not by_row[name]:
                 of_clients[name] = _density(site)
     reading: set[str] = set()
     for _, nodes in with_one_changed(model, batch) if of_clients else ():
@@ -103,13 +115,13 @@ def likelihood_factors(
             if not torch.equal(_density(nodes[name]), density):
                 reading.add(name)
     for name in of_clients.keys() - reading:
-        del found[name]
-    if not found and not labels:
+        del by_row[name]
+    if not by_row and not labels:
         raise ProgramError(
             "the model observes no field inside the clients plate: give a likelihood, "
             "pyro.sample(..., obs=batch.y)"
         )
-    return found
+    return by_row
 
 
 def _density(site: Site) -> Tensor:
@@ -118,11 +130,11 @@ def _density(site: Site) -> Tensor:
 
 def latents_of(single: Any, pair: Any) -> Latents:
     """Return the latent sites of a model, from its traces on one and on two clients."""
-    found = []
+    sites = []
     for name, site in single.nodes.items():
         if is_latent(site):
-            found.append(_latent(site, pair.nodes[name]))
-    return Latents(tuple(found))
+            sites.append(_latent(site, pair.nodes[name]))
+    return Latents(tuple(sites))
 
 
 def _latent(site: Site, pair: Site) -> LatentSite:
@@ -132,16 +144,7 @@ def _latent(site: Site, pair: Site) -> LatentSite:
         for f in site["cond_indep_stack"]
         if f.name != CLIENTS and f.vectorized
     )
-    if any(dim >= -2 for _, _, dim in plates) and in_clients(site):
-        raise ProgramError(
-            f"site '{site['name']}': plates beside clients (dim -2) and data (dim -1) take dim -3 "
-            f"and below, pyro.plate(name, size, dim=-3), or are an event of the site, "
-            f"fn.expand([size]).to_event(1): docs/recipes.md, 'A plate within a client'"
-        )
-    if in_clients(site) != in_clients(pair):
-        raise ProgramError(
-            f"site '{site['name']}' is inside the clients plate for some numbers of clients only"
-        )
+    refuse_first(_faults_of_site(site, pair, plates))
     fn = site["fn"]
     latent = LatentSite(
         site["name"],
@@ -164,6 +167,19 @@ def _latent(site: Site, pair: Site) -> LatentSite:
     return latent
 
 
+def _faults_of_site(
+    site: Site, pair: Site, plates: Iterable[tuple[str, int | None, int | None]]
+) -> Iterator[str]:
+    if any(dim is not None and dim >= -2 for _, _, dim in plates) and in_clients(site):
+        yield (
+            f"site '{site['name']}': plates beside clients (dim -2) and data (dim -1) take dim -3 "
+            f"and below, pyro.plate(name, size, dim=-3), or are an event of the site, "
+            f"fn.expand([size]).to_event(1): docs/recipes.md, 'A plate within a client'"
+        )
+    if in_clients(site) != in_clients(pair):
+        yield f"site '{site['name']}' is inside the clients plate for some numbers of clients only"
+
+
 def _unit(fn: Any, *, is_local: bool) -> Tensor | None:
     """Return the unit of a site; None where it is 1, and of local sites that are not Normal."""
     unit = unit_of(fn)
@@ -175,11 +191,11 @@ def _unit(fn: Any, *, is_local: bool) -> Tensor | None:
 
 def derived_of(trace: Any) -> dict[str, int | None]:
     """Return deterministic sites (not by row) -> plates left of the clients, None if global."""
-    found: dict[str, int | None] = {}
+    plates: dict[str, int | None] = {}
     for name, site in trace.nodes.items():
         if is_deterministic(site) and not in_data(site):
-            found[name] = len(site["fn"].batch_shape) - 2 if in_clients(site) else None
-    return found
+            plates[name] = len(site["fn"].batch_shape) - 2 if in_clients(site) else None
+    return plates
 
 
 def params_of(singles: list[Any], pairs: list[Any]) -> tuple[ParamSpec, ...]:
@@ -205,7 +221,10 @@ def _param(site: Site, pair: Site) -> ParamSpec:
     start = transform_to(constraint).inv(site["value"].detach()).clone()
     before, after = site["value"].shape, pair["value"].shape
     # a module is shared by all clients wherever it is registered
-    is_weight = any(isinstance(given, nn.Parameter) for given in site["args"]) and before == after
+    is_weight = (
+        any(isinstance(start_value, nn.Parameter) for start_value in site["args"])
+        and before == after
+    )
     local = in_clients(site) and not is_weight
     differ = [d for d, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
     if len(differ) != int(local):

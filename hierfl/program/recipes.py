@@ -69,13 +69,13 @@ def _by_name(module: str, name: str, options: Mapping[str, Any]) -> Recipe:
 
 def recorded(factory: Callable[P, R]) -> Callable[P, R]:
     """Wrap a factory so that its result remembers the call (`recipe_of`); misspelling is a TypeError."""
-    signature, known = inspect.signature(factory), keywords(factory)
+    signature, names = inspect.signature(factory), keywords(factory)
     kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
-    rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
+    keyword_rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
 
     @wraps(factory)
     def made(*args: P.args, **kwargs: P.kwargs) -> R:
-        check_names(factory.__name__, kwargs, known)
+        check_names(factory.__name__, kwargs, names)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         guide = bound.arguments.get("guide")
@@ -85,7 +85,7 @@ def recorded(factory: Callable[P, R]) -> Callable[P, R]:
             bound.arguments["guide"] = family_of(guide)
         result = factory(*bound.args, **bound.kwargs)
         options = dict(bound.arguments)
-        options |= options.pop(rest) if rest else {}
+        options |= options.pop(keyword_rest) if keyword_rest else {}
         object.__setattr__(result, "__recipe__", Recipe(factory, options))
         return result
 
@@ -95,8 +95,8 @@ def recorded(factory: Callable[P, R]) -> Callable[P, R]:
 
 def recipe_of(thing: object) -> Recipe | None:
     """Return the recipe that something was made by; None where no recorded factory made it."""
-    found = getattr(thing, "__recipe__", None)
-    return found if isinstance(found, Recipe) else None
+    recipe = getattr(thing, "__recipe__", None)
+    return recipe if isinstance(recipe, Recipe) else None
 
 
 def _name(thing: Any) -> str:
@@ -161,9 +161,8 @@ def remake(description: JSON, *, handed: Mapping[str, Any] | None = None) -> Any
     """Make again what `describe` described, from untrusted JSON; options that are `handed` must match it."""
     handed = dict(handed or {})
     made = _remade(description, "", handed)
-    if handed:  # what is used is taken out
-        name = next(iter(handed))
-        raise CannotRemake(f"the record has no {name} to hand in for: leave {name}= out")
+    name = next(iter(handed), None)  # what is used is taken out
+    _require(name is None, f"the record has no {name} to hand in for: leave {name}= out")
     return made
 
 
@@ -172,13 +171,13 @@ def _remade(description: JSON, place: str, handed: dict[str, Any]) -> Any:
     if description is None or isinstance(description, bool | int | float | str):
         return description
     form = set(description) - {"code"} if isinstance(description, dict) else None
-    if form not in FORMS or ("code" in description and form & VALUES):
-        raise CannotRemake(f"{_short(description)} is not a recipe of hierfl: {HAND_IN}")
+    is_one = form in FORMS and not ("code" in description and form & VALUES)
+    _require(is_one, f"{_short(description)} is not a recipe of hierfl: {HAND_IN}")
     if "tensor" in description:
         return _tensor(description)
     if "mapping" in description:
-        parts = _checked(description, "mapping", dict)
-        return {k: _remade(v, "", handed) for k, v in parts.items()}
+        description_of = _checked(description, "mapping", dict)
+        return {k: _remade(v, "", handed) for k, v in description_of.items()}
     if "sequence" in description:
         return tuple(_remade(v, "", handed) for v in _checked(description, "sequence", list))
     if "with" in description:
@@ -195,12 +194,12 @@ def _found(description: dict[str, Any], place: str) -> Any:
     if "named" in description and _is_public(name):
         return find(name)
     kind = KINDS.get(place)
-    found = None if kind is None else marked(kind, name)
-    if found is None:
+    builder = None if kind is None else marked(kind, name)
+    if builder is None:
         what = f"marked in this program as a {kind}" if kind else "a public name of hierfl"
         raise CannotRemake(f"{_short(name)} is not {what}: {_fix(place)}")
-    _check_same(description, found, place, f"the {place} marked as {_short(name)}")
-    return found
+    _check_same(description, builder, place, f"the {place} marked as {_short(name)}")
+    return builder
 
 
 def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> Any:
@@ -230,20 +229,19 @@ def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> 
 def _factory(name: str, form: str, place: str) -> Any:
     """Return what a description may call: a public factory or a marked guide, which only makes a value."""
     if form == "family" and not _is_public(name) and place == "guide":
-        found = marked("guide", name)
+        factory = marked("guide", name)
     else:
-        found = find(name)
-    if form == "family" and not isinstance(found, Family):
-        raise CannotRemake(f"{_short(name)} is not a guide family: {_fix(place)}")
-    makes = getattr(found, "__recorded__", False) is True
-    if isinstance(found, type):
-        makes = is_dataclass(found) or issubclass(found, torch.distributions.Distribution)
-    if form == "made_by" and not makes:
-        raise CannotRemake(
-            f"{_short(name)} is neither a recorded factory nor a dataclass nor a distribution: "
-            f"{HAND_IN}"
-        )
-    return found
+        factory = find(name)
+    is_family = isinstance(factory, Family)
+    _require(form != "family" or is_family, f"{_short(name)} is not a guide family: {_fix(place)}")
+    makes = getattr(factory, "__recorded__", False) is True
+    if isinstance(factory, type):
+        makes = is_dataclass(factory) or issubclass(factory, torch.distributions.Distribution)
+    _require(
+        form != "made_by" or makes,
+        f"{_short(name)} is neither a recorded factory nor a dataclass nor a distribution: {HAND_IN}",
+    )
+    return factory
 
 
 def _is_public(name: str) -> bool:
@@ -251,13 +249,13 @@ def _is_public(name: str) -> bool:
     return exported(module, last) is not None
 
 
-def _check_same(description: JSON, found: object, place: str, what: str) -> None:
-    differs = differences(description, describe(found), place).differs
-    if differs:
-        raise CannotRemake(
-            f"{what} is not the one of the record: it differs in {', '.join(differs[:3])}; "
-            f"load with the program that was fitted"
-        )
+def _check_same(description: JSON, value: object, place: str, what: str) -> None:
+    differs = differences(description, describe(value), place).differs
+    _require(
+        not differs,
+        f"{what} is not the one of the record: it differs in {', '.join(differs[:3])}; "
+        "load with the program that was fitted",
+    )
 
 
 def _fix(place: str) -> str:
@@ -268,8 +266,8 @@ def _fix(place: str) -> str:
 
 def _tensor(description: dict[str, Any]) -> torch.Tensor:
     dtype = getattr(torch, _checked(description, "dtype", str), None)
-    if not isinstance(dtype, torch.dtype):
-        raise CannotRemake(f"{_short(description['dtype'])} is not a dtype of torch: {HAND_IN}")
+    is_dtype = isinstance(dtype, torch.dtype)
+    _require(is_dtype, f"{_short(description['dtype'])} is not a dtype of torch: {HAND_IN}")
     try:
         return torch.tensor(description["tensor"], dtype=dtype)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -278,11 +276,15 @@ def _tensor(description: dict[str, Any]) -> torch.Tensor:
 
 def _checked(description: dict[str, Any], key: str, kind: type) -> Any:
     value = description[key]
-    if not isinstance(value, kind):
-        raise CannotRemake(
-            f"'{key}' of a recipe is {_short(value)}, not a {kind.__name__}: {HAND_IN}"
-        )
+    fits = isinstance(value, kind)
+    _require(fits, f"'{key}' of a recipe is {_short(value)}, not a {kind.__name__}: {HAND_IN}")
     return value
+
+
+def _require(holds: bool, message: str) -> None:
+    """Refuse a record of which something does not hold."""
+    if not holds:
+        raise CannotRemake(message)
 
 
 def _short(value: Any) -> str:

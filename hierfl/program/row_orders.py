@@ -14,6 +14,7 @@ from torch.distributions import biject_to
 from hierfl.data.batch import ClientBatch, first_rows, gather, keys_of
 from hierfl.data.clients import ClientData
 from hierfl.program.few_rows import double_precision, in_double
+from hierfl.program.quadrature import integral
 from hierfl.program.row_runs import Structure, Term
 from hierfl.program.row_sites import Integrating, Rows, integrated
 from hierfl.program.row_structure import Fixed, structure_of, unchecked_runs
@@ -80,9 +81,14 @@ def _ordered(model: Model, batch: ClientBatch, structure: Structure, term: Term)
     if size not in ORDERS:
         return term
 
+    # the modes are the same at any order
+    fits = [
+        (rows.density(term, None, last=True), rows.place(term, None, _shape(batch), last=True))
+        for rows in points
+    ]
+
     def at(order: int) -> list[Tensor]:
-        tried = term._replace(order=order)
-        return [rows.log_sum(tried, None, _shape(batch)) for rows in points]
+        return [integral(log, place, order) for log, place in fits]
 
     mask, sums = batch.mask(), at(ORDERS[size][0])
     for order, larger in pairwise(ORDERS[size]):

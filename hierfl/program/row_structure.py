@@ -16,7 +16,7 @@ from torch import Tensor
 from hierfl.data.batch import ClientBatch
 from hierfl.program.check_data import check_support
 from hierfl.program.handlers import untouched_store
-from hierfl.program.program import ProgramError
+from hierfl.program.program import ProgramError, refuse_first
 from hierfl.program.row_runs import Structure, Term, log_prob_of
 from hierfl.program.row_sites import Integrating, Rows
 from hierfl.program.row_steps import steps_of
@@ -135,11 +135,9 @@ class _Runs:
         for row in {0, last}:
             for nodes in self.others(name, row):
                 for other in reads:
-                    here, there = _measure(nodes[other], other), _measure(self.nodes[other], other)
                     if is_deterministic(nodes[other]):
                         continue
-                    away = (here != there).reshape(here.shape)
-                    away = away.clone()
+                    away = _measure(nodes[other], other) != _measure(self.nodes[other], other)
                     away[..., row] = False
                     if bool(away.any()):
                         return other
@@ -201,7 +199,7 @@ def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) ->
         own = [name for name in inside if name in rows]
         for name in inside:
             if name not in rows:
-                _check(runs, name, own)
+                refuse_first(_faults(runs, name, own))
                 earlier = tuple(n for n in own if order.index(n) < order.index(name))
                 terms[name] = Term(name, earlier, before)
                 before = (*before, name)
@@ -210,7 +208,7 @@ def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) ->
         if name in sites:
             check_support(runs.nodes[name], integrates=True)
         else:
-            _check_read(runs, name)
+            refuse_first(_faults_unread(runs, name))
     hidden = ({*rows} - sites) | computed
     by_mean = {name: has_mean(runs.nodes[name]["fn"]) for name in rows}
     structure = Structure(tuple(n for n in rows if n in sites), frozenset(hidden), terms, by_mean)
@@ -238,29 +236,29 @@ def _stepped(runs: _Runs, structure: Structure, term: Term) -> Term:
     return term._replace(steps=steps)
 
 
-def _check_read(runs: _Runs, name: str) -> None:
-    """Refuse a site on which nothing depends, but that of `obs_mask=`: of rows without a response."""
+def _faults_unread(runs: _Runs, name: str) -> Iterator[str]:
+    """Say what is wrong with a site on which nothing depends, but that of `obs_mask=`."""
     stem = name.removesuffix("_unobserved")
     if stem == name or f"{stem}_observed" not in runs.nodes:
         fields = ", ".join(f"batch.{field}" for field in runs.batch.fields)
-        raise ProgramError(
+        yield (
             f"site '{name}' is latent in the data plate, and no observed site depends on it: observe "
             f"it, obs= one of {fields}, or leave it out (fit.predict and fit.replicate draw new rows)"
         )
 
 
-def _check(runs: _Runs, name: str, sites: Sequence[str]) -> None:
-    """Refuse a term that is latent, or in other plates than the sites that it depends on."""
+def _faults(runs: _Runs, name: str, sites: Sequence[str]) -> Iterator[str]:
+    """Say whether a term is latent, or in other plates than the sites that it depends on."""
     site = runs.nodes[name]
     if is_latent(site):
-        raise ProgramError(
+        yield (
             f"site '{name}' is latent, and depends on the site '{sites[0]}' of a row, "
             f"{_linked(runs.batch)}"
         )
     plates = {frame.name for frame in site["cond_indep_stack"]}
     for row in sites:
         if {frame.name for frame in runs.nodes[row]["cond_indep_stack"]} != plates:
-            raise ProgramError(
+            yield (
                 f"site '{name}' depends on the site '{row}' of a row, which lies in other plates: "
                 f"make it one site, with the values of the row as its event, .to_event(1)"
             )

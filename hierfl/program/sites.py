@@ -26,6 +26,8 @@ Model = Callable[[ClientBatch], Any]
 Guide = Callable[[ClientBatch], Any]
 Values = dict[str, Tensor]
 SIZE, IS_LOCAL = attrgetter("size"), attrgetter("is_local")
+# a global site that nothing depends on, of a program without one; no answer shows it
+COMMON = "_common"
 
 
 class _InUnits(AffineTransform):
@@ -138,8 +140,10 @@ class Block:
             if site.is_local:
                 inner = site.batch_shape[:-2]  # plates left of the clients
                 event = site.free_start.shape[len(site.batch_shape) :]
-                apart = piece.reshape(*piece.shape[:-1], *inner, *event)  # (C, 1, *inner, *event)
-                pieces[site.name] = apart.movedim((0, 1), (len(inner), len(inner) + 1))
+                by_client = piece.reshape(
+                    *piece.shape[:-1], *inner, *event
+                )  # (C, 1, *inner, *event)
+                pieces[site.name] = by_client.movedim((0, 1), (len(inner), len(inner) + 1))
             else:
                 pieces[site.name] = piece.reshape(site.free_start.shape)
         return pieces
@@ -195,8 +199,8 @@ class Family:
 
     def __call__(self, **options: Any) -> Family:
         """Return the same family with options set."""
-        known = keywords(self.build)
-        check_names(self.build.__name__, options, known and known[2:])
+        names = keywords(self.build)
+        check_names(self.build.__name__, options, names and names[2:])
         return family(self.build, **{**self.options, **options})
 
 
@@ -212,8 +216,8 @@ def dims_of(model: object) -> Mapping[str, Sequence[tuple[str, Sequence[str]]]]:
     """Return what a model says of its sites' dimensions: site -> (name, labels) of each."""
     # what observes its labels as floats wraps the model (`hierfl.program.read_traces`)
     own = inspect.unwrap(model) if callable(model) else model
-    found: Mapping[str, Sequence[tuple[str, Sequence[str]]]] = getattr(own, "dims", {})
-    return found if isinstance(found, Mapping) else {}
+    dims: Mapping[str, Sequence[tuple[str, Sequence[str]]]] = getattr(own, "dims", {})
+    return dims if isinstance(dims, Mapping) else {}
 
 
 def repeat_over_clients(site: LatentSite, start: Tensor, batch: ClientBatch) -> Tensor:

@@ -111,15 +111,15 @@ def log_joint(
 
 def divergence(q: Any, p: Any) -> Tensor:
     """Return KL(q || p) in closed form; for two Normals with one division, not torch's ten."""
-    both = (dist.Independent, torch.distributions.Independent)
-    if isinstance(q, both) and isinstance(p, both):
+    kinds = (dist.Independent, torch.distributions.Independent)
+    if isinstance(q, kinds) and isinstance(p, kinds):
         count = q.reinterpreted_batch_ndims
         if count == p.reinterpreted_batch_ndims:
-            each = divergence(q.base_dist, p.base_dist)
-            return each.sum(tuple(range(-count, 0))) if count else each
+            inner = divergence(q.base_dist, p.base_dist)
+            return inner.sum(tuple(range(-count, 0))) if count else inner
     if type(q) is dist.Normal and type(p) is dist.Normal:
         precision = p.scale.reciprocal()
         ratio, away = q.scale * precision, (q.loc - p.loc) * precision
-        found: Tensor = 0.5 * (ratio * ratio + away * away - 1.0) - ratio.log()
-        return found
+        total: Tensor = 0.5 * (ratio * ratio + away * away - 1.0) - ratio.log()
+        return total
     return kl_divergence(q, p)

@@ -178,13 +178,13 @@ class Center(Messenger):
             value = fn.mean.expand(fn.shape())
         else:
             shape, transform = fn.shape(), biject_to(fn.support)
-            parts = [transform]
-            while parts:
-                match parts.pop():
+            transforms = [transform]
+            while transforms:
+                match transforms.pop():
                     case ComposeTransform(parts=more):
-                        parts += more
+                        transforms += more
                     case IndependentTransform(base_transform=base):
-                        parts.append(base)
+                        transforms.append(base)
                     case AffineTransform():  # keeps the shape, and would import sympy, 0.5 s
                         pass
                     case part:

@@ -44,8 +44,8 @@ class WithoutRows:
 def values_of(nodes: Mapping[str, Site], names: Iterable[str]) -> Values:
     """Return the values of some sites of a trace; those that depend on missing rows are `Sites`' to refuse."""
     values = {name: nodes[name]["value"] if name in nodes else None for name in names}
-    known = {n: v for n, v in values.items() if v is not None and not _is_unknown(v)}
-    return known if len(known) == len(values) else Sites(known)
+    computed = {n: v for n, v in values.items() if v is not None and not _is_unknown(v)}
+    return computed if len(computed) == len(values) else Sites(computed)
 
 
 def _is_unknown(values: Tensor) -> bool:

@@ -89,8 +89,8 @@ def _chosen(facts: _ModelFacts, disclose: Disclose, *, everyone: bool) -> Choice
         return facts.chosen(methods.fedsvi(model, mean_field), why)
     if facts.made_by in NETWORKS:
         return facts.chosen(methods.fedsvi(model, mean_field), "the model is a Bayesian network")
-    if not facts.shared:
-        return facts.structured("no site is global, so that clients have nothing in common")
+    if not unknowns:
+        return facts.structured("the model has no unknowns")
     if disclose == "summaries":
         return _two_stage(facts)
     return _of_sums(facts, everyone=everyone)
@@ -202,6 +202,8 @@ class _SlowDraws(Exception):
 def _of_sums(facts: _ModelFacts, *, everyone: bool) -> Choice:
     """Return fedlaplace where it takes the model and is fast, else fedsvi."""
     only = "only sums may cross, and"
+    if not facts.shared:
+        return facts.structured(f"{only} no site is global, so that there is none to send")
     if not everyone:
         return facts.structured(f"{only} fedlaplace needs all clients each round")
     if facts.shared * facts.own > SLOW:

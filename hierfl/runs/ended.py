@@ -75,6 +75,15 @@ def watch_of(federation: Federation, call: FitArguments, *, chains: bool) -> Wat
     return Watch(say, AT_ONCE, later, time.process_time)
 
 
+def why_at_once(federation: Federation) -> str | None:
+    """Return why a run of two_stage goes over to chains before its first round; None: it does not."""
+    if not seen_in(federation.program).hierarchy.reading.is_scaled:
+        return None
+    if chains_of(federation).seconds() > LONGEST:
+        return None
+    return "a global site scales a local one, for which no Gaussian factor is a good one"
+
+
 def why_over(history: Sequence[Mapping[str, Any]]) -> str | None:
     """Return why a run of two_stage goes over to chains after its last round; None: it does not."""
     last = history[-1]

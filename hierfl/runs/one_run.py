@@ -28,7 +28,14 @@ from hierfl.program.check_columns import warn_of_unscaled
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import FitArguments
 from hierfl.runs.choice import Choice
-from hierfl.runs.ended import by_chains, ends_by_chains, watch_of, why_doubted, why_over
+from hierfl.runs.ended import (
+    by_chains,
+    ends_by_chains,
+    watch_of,
+    why_at_once,
+    why_doubted,
+    why_over,
+)
 from hierfl.runs.expected import expected, in_words, seconds_expected
 from hierfl.runs.records import about
 from hierfl.runs.result import Fit
@@ -106,7 +113,11 @@ def _each_round(fitted: Fit, call: FitArguments, *, chosen: bool) -> Generator[F
     until = fitted.progress.round if over else fitted.rounds
     federation, where = fitted.federation, fitted.progress
     chains = not over and ends_by_chains(fitted.method, federation, call, chosen=chosen)
-    watch, why = watch_of(federation, call, chains=chains), None
+    why = why_at_once(federation) if chains and not where.round else None
+    if why is not None:
+        yield replace(fitted, progress=by_chains(federation, where, call, why))
+        return
+    watch = watch_of(federation, call, chains=chains)
     with closing(run_rounds(federation, where, until)) as each_round:
         while True:
             with _caught(chains) as caught:

@@ -57,6 +57,15 @@ OF_FEW = {
 }
 
 
+TABLE, DRAWS = "fit.summary()", "fit.draws() or fit.posterior()"
+# what Pyro's and NumPyro's runs and guides are asked for -> the nearest of a Fit
+OF_PYRO = {
+    **dict.fromkeys(("get_samples", "sample", "sample_posterior", "get_posterior"), DRAWS),
+    **dict.fromkeys(("quantiles", "median", "print_summary", "diagnostics"), TABLE),
+    **dict.fromkeys(("get_params", "state_dict", "named_parameters"), "fit.save(folder)"),
+}
+
+
 @unpickled("write it by fit.save(folder), and read it by hierfl.load(folder)")
 @shown_as(brief)
 @late_methods({**METHODS, **OF_FEW})
@@ -75,6 +84,20 @@ class Fit:
     federation: Federation
     progress: Progress
     rounds: int
+
+    if not TYPE_CHECKING:  # hidden from type checkers, which would accept any misspelled name
+
+        def __getattr__(self, name: str) -> Any:
+            """Name the nearest of what Pyro calls otherwise."""
+            nearest = f": it is {OF_PYRO[name]} here" if name in OF_PYRO else ""
+            raise AttributeError(f"Fit has no attribute '{name}'{nearest}")
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """Refuse a fit as the guide of `pyro.infer.Predictive`."""
+            raise TypeError(
+                "a Fit is no guide that can be called: in place of pyro.infer.Predictive take "
+                "fit.predict(rows), fit.replicate(rows) or fit.posterior_predictive()"
+            )
 
     @property
     def program(self) -> Program:

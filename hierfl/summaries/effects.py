@@ -11,8 +11,9 @@ effect w = t(z) + T(z) e, measured in units of z0: w = e at z = z0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,11 +27,12 @@ from hierfl.laplace.trials import (
     nearly_equal,
     nearness,
     predictors_of,
+    repeated,
     terms_at,
     trial,
 )
 from hierfl.program.few_rows import in_dtype
-from hierfl.program.program import Program, ProgramError
+from hierfl.program.program import Program
 from hierfl.program.sites import Values
 from hierfl.program.traces import Site
 
@@ -67,36 +69,41 @@ def predicted(program: Program, z: Tensor, batch: ClientBatch) -> tuple[Tensor, 
     return read.base, read.design
 
 
-def seen_effects(program: Program, read: list[int]) -> Effects | None:
-    """Return a non-centered program's effects, tested at random points; None if it has none."""
+class SeenEffects(NamedTuple):
+    """A non-centered program's effects, if it has any; else whether a global site scales a local one."""
+
+    effects: Effects | None = None
+    is_scaled: bool = False
+
+
+def seen_effects(program: Program, read: list[int]) -> SeenEffects:
+    """Look for the effects of a program at random points."""
     if not read or not program.latents.local_block.size:
-        return None
+        return SeenEffects()
     with trial():
         g = torch.Generator().manual_seed(0)
         try:
             return _tried(program, read, _made_up(program, g), g)
-        except FAILS as error:
-            if isinstance(error, ProgramError):
-                raise
-            return None
+        except FAILS:
+            return SeenEffects()
 
 
 def _tried(
     program: Program, read: list[int], batch: ClientBatch, g: torch.Generator
-) -> Effects | None:
+) -> SeenEffects:
     block, size = program.latents.global_block, program.latents.local_block.size
     origin = block.start.double()
     away = [torch.randn(block.size, generator=g) for _ in range(TRIES)]
     draws = [torch.randn(size, generator=g) for _ in away]
     if not all_linked(_terms(program, origin, 0.0 * draws[0], batch)):
-        return None
+        return SeenEffects()
     near = nearness(lambda s: _terms(program, origin + s * away[0], s * draws[0], batch))
     points, draws = [origin + 0.5 * near * z for z in away], [near * e for e in draws]
     if not all(
         is_linear(partial(_terms, program, z, batch=batch), e)
         for z, e in zip(points, draws, strict=True)
     ):
-        return None
+        return SeenEffects()
     base, design = predicted(program, origin, batch)
     inverse = torch.linalg.pinv(design)
     across = torch.eye(len(base)) - design @ inverse  # 0 along the columns of the design
@@ -113,25 +120,18 @@ def _tried(
         for j in read
         if all(_is_absorbed(program, (z, _stepped(z, j, near)), batch, across) for z in points)
     ]
-    if not inside and not scales:
-        return None
+    if not inside or not scales <= set(inside):
+        return SeenEffects(is_scaled=bool(scales))
     unseen = torch.eye(size, dtype=base.dtype) - inverse @ design
     effects = Effects(program, batch, torch.tensor(inside), origin, base, inverse, unseen)
-    if inside and scales <= set(inside):
-        if all(_is_right(effects, z, e) for z, e in zip(points, draws, strict=True)):
-            return effects
-        if not scales:
-            return None
-    raise _not_recognized(program, min(scales))
+    right = all(_is_right(effects, z, e) for z, e in zip(points, draws, strict=True))
+    return SeenEffects(effects if right else None, bool(scales) and not right)
 
 
 def _made_up(program: Program, g: torch.Generator) -> ClientBatch:
     """Return perturbed copies of the prototype's rows, three times as many as local parameters."""
-    batch = program.prototype
-    rows = batch.num_rows
-    index = torch.arange(max(rows, 3 * program.latents.local_block.size + 3)) % rows
-    fields = {name: v.index_select(1, index) for name, v in batch.fields.items()}
-    return moved_rows(program, g, replace(batch, fields=fields, rows=None))
+    least = 3 * program.latents.local_block.size + 3
+    return moved_rows(program, g, repeated(program.prototype, least))
 
 
 def _terms(program: Program, z: Tensor, e: Tensor, batch: ClientBatch) -> dict[str, Site]:
@@ -176,29 +176,3 @@ def _is_right(effects: Effects, z: Tensor, e: Tensor) -> bool:
     there[effects.inside] = effects.origin[effects.inside]
     terms = [_terms(program, z, e, batch), _terms(program, there, shift + scale @ e, batch)]
     return nearly_equal(*(scores(of, predictors(of)).sum() for of in terms))
-
-
-def check_centered(program: Program, shared: Tensor, normal: Tensor) -> None:
-    """Refuse mixing if the likelihood scales a Normal local site, of `normal` (Dn,), by z."""
-    g = torch.Generator().manual_seed(0)
-    batch = _made_up(program, g)
-    origin = program.latents.global_block.start.double()
-    z = origin + 0.5 * torch.randn(len(origin), generator=g)
-    e = torch.randn(program.latents.local_block.size, generator=g)
-    away = e.index_add(0, normal, torch.randn(len(normal), generator=g))
-    if not all_linked(_terms(program, z, e, batch)):
-        return
-    for j in shared.tolist():
-        if _scales(program, (z, _stepped(z, j)), (e, away), batch):
-            raise _not_recognized(program, j)
-
-
-def _not_recognized(program: Program, position: int) -> ProgramError:
-    block, local = program.latents.global_block, program.latents.local_block.sites[0].name
-    names = [site.name for site in block.sites for _ in range(site.size)]
-    return ProgramError(
-        f"the likelihood reads global site '{names[position]}' as a scale of local site '{local}', "
-        "in a form that two_stage cannot turn into an effect: write the program centered, with "
-        f"the effect itself as the local site, such as {local} = pyro.sample('{local}', "
-        f"dist.Normal(mu, tau)) in place of mu + tau * {local}"
-    )

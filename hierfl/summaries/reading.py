@@ -59,6 +59,7 @@ class Reading:
     shared: Tensor  # (U,) int64, positions of u in the unconstrained global vector z
     origin: Tensor  # (K,) z at which the global parameters stay that are not in u
     effects: Effects | None = None  # w, of a non-centered program; None: w are the local sites
+    is_scaled: bool = False  # a global site scales a local one, and is no part of an effect
 
     def __post_init__(self) -> None:
         """Build cached tensors outside torch.func transforms."""
@@ -148,10 +149,10 @@ def read_likelihood(program: Program) -> Reading:
         if slope is not None
         for j in at.tolist()
     ]
-    effects = seen_effects(program, read)
+    effects, is_scaled = seen_effects(program, read)
     absorbed = set() if effects is None else set(effects.inside.tolist())
     shared = torch.tensor([j for j in read if j not in absorbed], dtype=torch.long)
-    return Reading(program, shared, block.start, effects)
+    return Reading(program, shared, block.start, effects, is_scaled)
 
 
 def is_curved(reading: Reading) -> bool:

@@ -16,7 +16,6 @@ from hierfl.program.few_rows import in_double
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import LatentSite
 from hierfl.program.traces import scored
-from hierfl.summaries.effects import check_centered
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.mixing import (
     SCATTERED,
@@ -47,15 +46,13 @@ def seen_hierarchy(reading: Reading, nonlinear: frozenset[str] = frozenset()) ->
         points = [point_of(reading, g) for _ in range(TRIES)]
         if reading.own_size:
             plain = _with_local(plain, points, batch, g)
-        if plain.mixing is not None:
-            check_centered(plain.program, reading.shared, plain.mixing.normal)
-            if reading.effects is not None:
-                site = (*plain.mixing.sampled, *plain.mixing.scattered)[0]
-                raise ProgramError(
-                    f"local site '{site}' is not Normal, and the program is non-centered: two_stage "
-                    "takes either, not both. Write the centered form, in which the likelihood reads "
-                    "the local sites as they are, or use fedsvi with guides.structured"
-                )
+        if plain.mixing is not None and reading.effects is not None:
+            site = (*plain.mixing.sampled, *plain.mixing.scattered)[0]
+            raise ProgramError(
+                f"local site '{site}' is not Normal, and the program is non-centered: two_stage "
+                "takes either, not both. Write the centered form, in which the likelihood reads "
+                "the local sites as they are, or use fedsvi with guides.structured"
+            )
         hierarchy = replace(plain, reading=reading)
         hierarchy = _with_linear(hierarchy, points, batch, nonlinear)
         slopes = [hierarchy.slopes_at(p.z, batch, p.mixing(hierarchy)) for p in points]

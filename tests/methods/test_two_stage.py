@@ -329,16 +329,9 @@ def learned(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
 
 
-def local_alone(batch: ClientBatch) -> None:
-    with batch.clients():
-        a = pyro.sample("a", dist.Normal(0.0, 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
-
-
 @pytest.mark.parametrize(
     ("model", "said"),
-    [(learned, "param 'level' would be learned"), (local_alone, "no global site")],
+    [(learned, "param 'level' would be learned")],
 )
 def test_programs_that_it_cannot_take(model: Any, said: str) -> None:
     with pytest.raises(ProgramError, match=said):

@@ -92,15 +92,15 @@ def unimodal(e: Tensor) -> Any:
 
 def angles(e: Tensor) -> Any:
     """Return a density of two correlated angles."""
-    one = torch.ones_like(e)
-    return dist.SineBivariateVonMises(e, -e, one + softplus(e), 2.0 * one, correlation=0.2 * one)
+    ones = torch.ones_like(e)
+    return dist.SineBivariateVonMises(e, -e, ones + softplus(e), 2.0 * ones, correlation=0.2 * ones)
 
 
 def independent_hmm(e: Tensor) -> Any:
     """Return two independent Gaussian hidden Markov models of one number a step."""
-    both = e[..., None].expand(*e.shape, 2)
-    start = dist.MultivariateNormal(both[..., None], scale_tril=tril(both, 1))
-    step = both[..., None].expand(*both.shape, 3)
+    pair = e[..., None].expand(*e.shape, 2)
+    start = dist.MultivariateNormal(pair[..., None], scale_tril=tril(pair, 1))
+    step = pair[..., None].expand(*pair.shape, 3)
     noise = dist.MultivariateNormal(step[..., None], scale_tril=tril(step, 1))
     by = 0.5 * torch.sigmoid(step)[..., None, None]
     return dist.IndependentHMM(dist.GaussianHMM(start, by, noise, by, noise))

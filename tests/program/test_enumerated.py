@@ -336,7 +336,7 @@ def test_log_densities_and_derivatives_are_those_of_the_sum_by_hand(name: str) -
 def test_methods_take_them_as_the_sum_by_hand(name: str, method: Any, rounds: int | None) -> None:
     fits = [hierfl.fit(method(model), data(), rounds=rounds, seed=0) for model in PAIRS[name]]
     idata: list[Any] = [fit.posterior(draws=100, seed=0) for fit in fits]
-    first, second = (found.posterior for found in idata)
+    first, second = (data_of.posterior for data_of in idata)
     for site in ("mu", "gain", "share", "a"):
         here, there = (torch.from_numpy(p[site].values) for p in (first, second))
         torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-4)
@@ -386,9 +386,19 @@ def all_pairs(batch: ClientBatch) -> None:
         )
 
 
+def rows_as_steps(batch: ClientBatch) -> None:
+    stays = pyro.sample("stays", dist.Beta(8.0, 2.0))
+    with batch.clients():
+        state = torch.zeros(1, 1)
+        for t in pyro.markov(range(8)):
+            state = pyro.sample(f"s_{t}", dist.Bernoulli(torch.where(state == 1, stays, 1 - stays)))
+            pyro.sample(f"y_{t}", dist.Normal(state, 1.0), obs=batch.y[:, t : t + 1])
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
+        (rows_as_steps, "rows are no steps of a chain"),
         (counts, "site 'latent' is discrete .* no finite support"),
         (of_all_clients, "'which' is discrete.*outside of batch.clients"),
         (all_pairs, f"needs a table of .* {LARGEST:,} is the most"),
@@ -408,9 +418,9 @@ def fitted(model: Program) -> hierfl.Fit:
 
 def share_of(fit: hierfl.Fit, site: str) -> tuple[Tensor, Tensor]:
     """Return the probabilities of 1 of a site, and the share of draws that are 1."""
-    found = fit.infer_discrete(draws=2000, seed=0)
-    chances = found.frame.loc[found.frame.site == site, 1].to_numpy()
-    return torch.tensor(chances), found.draws[site].double().mean(0)
+    inferred = fit.infer_discrete(draws=2000, seed=0)
+    chances = inferred.frame.loc[inferred.frame.site == site, 1].to_numpy()
+    return torch.tensor(chances), inferred.draws[site].double().mean(0)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch.func's own
@@ -439,9 +449,9 @@ def test_probabilities_of_a_label_are_those_by_hand() -> None:
     draws = fit.draws(2000, seed=0)
     own = draws.own["a"].repeat_interleave(fit.federation.data.counts.long(), 1)
     y, share = fit.federation.data.fields["y"], draws.shared["share"][:, None]
-    one = dist.Normal(own + draws.shared["gain"][:, None], 0.7).log_prob(y) + share.log()
+    log_first = dist.Normal(own + draws.shared["gain"][:, None], 0.7).log_prob(y) + share.log()
     zero = dist.Normal(own, 0.7).log_prob(y) + torch.log1p(-share)
-    by_hand = (one - torch.logaddexp(one, zero)).exp().mean(0)
+    by_hand = (log_first - torch.logaddexp(log_first, zero)).exp().mean(0)
     torch.testing.assert_close(share_of(fit, "label")[0], by_hand.double(), rtol=0.0, atol=1e-6)
 
 

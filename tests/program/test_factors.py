@@ -66,13 +66,13 @@ def test_it_is_a_term_of_the_likelihood_not_of_the_prior() -> None:
     data = federation()
     programs = [read(model, guides.mean_field, data) for model in (sampled, factored)]
     batch = full_batch(data, torch.tensor([0, 2, 3]))
-    found = []
+    terms = []
     for program in programs:
         shared, own = program.start()
         own = {k: v.expand(3, *v.shape[1:]) for k, v in own.items()}
-        found.append(program.terms({**shared, **own}, batch))
+        terms.append(program.terms({**shared, **own}, batch))
         assert program.mean_loss({**shared, **own}, batch).abs() > 0.0
-    for a, b in zip(*found, strict=True):
+    for a, b in zip(*terms, strict=True):
         assert torch.allclose(a, b)
 
 
@@ -85,8 +85,8 @@ def test_methods_of_point_estimates_learn_from_a_factor() -> None:
             pyro.factor("y", -0.5 * (batch.y - at) ** 2)
 
     data = federation()
-    found = fit(hierfl.methods.fedavg(model, steps=50), data, rounds=20)
-    at = next(v for k, v in found.message.items() if k == "at")
+    fitted = fit(hierfl.methods.fedavg(model, steps=50), data, rounds=20)
+    at = next(v for k, v in fitted.message.items() if k == "at")
     assert float(at) == pytest.approx(float(data.fields["y"].mean()), abs=0.3)
 
 
@@ -111,11 +111,11 @@ def test_log_likelihoods_of_rows_are_those_of_the_site() -> None:
     ],
 )
 def test_predictions_of_a_factor_are_refused_by_name(ask: Callable[[hierfl.Fit], object]) -> None:
-    found = pair(None, "vectorized")[1]
+    fitted = pair(None, "vectorized")[1]
     with pytest.raises(
         ValueError, match=r"'y' is a pyro\.factor.*pyro\.sample\(name, distribution"
     ):
-        ask(found)
+        ask(fitted)
 
 
 def test_the_report_of_a_factor_model(tmp_path: Path) -> None:
@@ -133,8 +133,8 @@ def test_what_a_model_masks_has_no_log_likelihood() -> None:
                 pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
 
     data = federation()
-    found = fit(hierfl.methods.fedsvi(masked, guides.mean_field), data, rounds=1)
-    rows = np.asarray(found.posterior(5, log_likelihood=True)["log_likelihood"]["y"])[0]
+    fitted = fit(hierfl.methods.fedsvi(masked, guides.mean_field), data, rounds=1)
+    rows = np.asarray(fitted.posterior(5, log_likelihood=True)["log_likelihood"]["y"])[0]
     counted = data.fields["ill"].numpy() > 0.5
     assert (rows[:, counted] != 0.0).all()
     assert (rows[:, ~counted] == 0.0).all()
@@ -177,15 +177,15 @@ def mixed(batch: ClientBatch) -> None:
 def test_censored_times(engine: Any) -> None:
     data = survival()
     method = hierfl.methods.fedsvi(censored, guides.mean_field)
-    found = fit(method, data, rounds=3, engine=engine)
+    fitted = fit(method, data, rounds=3, engine=engine)
     values = {"shape": torch.tensor(1.4), "scale": torch.full((1, 1), 0.8)}
-    program = found.program
+    program = fitted.program
     rows = program.log_likelihoods(values, full_batch(data, torch.tensor([0])), {})["event"][0]
     time, seen = data.fields["time"][:7], data.fields["seen"][:7]
     weibull = dist.Weibull(0.8, 1.4)
     exact = torch.where(seen > 0.5, weibull.log_prob(time), (1.0 - weibull.cdf(time)).log())
     assert torch.allclose(rows, exact)
-    assert found.history["elbo"].iloc[-1] > found.history["elbo"].iloc[0]
+    assert fitted.history["elbo"].iloc[-1] > fitted.history["elbo"].iloc[0]
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "sequential", "pooled"])
@@ -195,11 +195,11 @@ def test_a_mixture_of_kinds_of_clients(engine: Any) -> None:
     assert program.factors == {"kind": False}
     at = torch.tensor([-0.5, 0.8])
     batch = full_batch(data, torch.arange(4))
-    found = program.log_likelihoods({"at": at}, batch, {})["kind"][:, 0]
+    log = program.log_likelihoods({"at": at}, batch, {})["kind"][:, 0]
     for k, rows in enumerate(data.fields["y"].split(data.counts.tolist())):
         kinds = [dist.Normal(m, 1.0).log_prob(rows).sum() for m in at]
         exact = torch.logaddexp(kinds[0] + np.log(0.3), kinds[1] + np.log(0.7))
-        assert float(found[k]) == pytest.approx(float(exact))
+        assert float(log[k]) == pytest.approx(float(exact))
     run = fit(hierfl.methods.fedsvi(mixed), data, rounds=3, engine=engine)
     assert run.posterior(4, log_likelihood=True)["log_likelihood"]["kind"].dims[-1] == "client"
 

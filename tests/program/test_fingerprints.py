@@ -69,8 +69,8 @@ class Network(nn.Module):
             self.fixed = nn.Parameter(torch.full((2,), frozen), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.layer(x) ** self.power
-        return found
+        output: torch.Tensor = self.layer(x) ** self.power
+        return output
 
 
 def compiled(source: str, name: str = "model", **values: Any) -> Any:
@@ -229,15 +229,15 @@ SAME: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_what_differs_is_named(what: str) -> None:
-    one, two, part = OTHERS[what]
-    assert part in differing(fingerprint(one), fingerprint(two))
-    assert not differing(fingerprint(one), fingerprint(one))
+    first, two, part = OTHERS[what]
+    assert part in differing(fingerprint(first), fingerprint(two))
+    assert not differing(fingerprint(first), fingerprint(first))
 
 
 @pytest.mark.parametrize("what", SAME)
 def test_what_computes_the_same_is_the_same(what: str) -> None:
-    one, two = SAME[what]
-    assert not differing(fingerprint(one), fingerprint(two))
+    first, two = SAME[what]
+    assert not differing(fingerprint(first), fingerprint(two))
 
 
 def test_globals_are_followed_through_functions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,15 +259,15 @@ def test_a_function_that_refers_to_itself_ends() -> None:
 
 def test_fixed_weights_count_where_the_prior_is_fixed_at_them() -> None:
     assert seeded(0, prior_loc="learned") == seeded(1, prior_loc="learned")
-    one, two = seeded(0, prior_loc="module"), seeded(1, prior_loc="module")
-    assert differences(one, two).differs == ["module: weight 'weight'", "module: weight 'bias'"]
+    first, two = seeded(0, prior_loc="module"), seeded(1, prior_loc="module")
+    assert differences(first, two).differs == ["module: weight 'weight'", "module: weight 'bias'"]
 
 
 def test_it_holds_no_value() -> None:
     """Closures may hold rows: a record holds their hashes alone."""
-    found = fingerprint(closure({"name": "Ann Smith", "y": torch.tensor([41.5])}))
-    assert "Ann" not in str(found) and "41.5" not in str(found)
-    assert all(len(value) == 16 for part, value in found.items() if part != PYTHON)
+    lines = fingerprint(closure({"name": "Ann Smith", "y": torch.tensor([41.5])}))
+    assert "Ann" not in str(lines) and "41.5" not in str(lines)
+    assert all(len(value) == 16 for part, value in lines.items() if part != PYTHON)
 
 
 def test_it_is_the_same_in_another_process(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_it_is_the_same_in_another_process(tmp_path: Path) -> None:
         "from hierfl.program.fingerprints import "
         "fingerprint\nprint(sorted(fingerprint(mine.model).items()))"
     )
-    told = {
+    printed = {
         subprocess.run(
             [sys.executable, "-c", code],
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(filter(None, sys.path))},
@@ -291,14 +291,14 @@ def test_it_is_the_same_in_another_process(tmp_path: Path) -> None:
         ).stdout
         for seed in ("1", "2")
     }
-    assert len(told) == 1
+    assert len(printed) == 1
 
 
 def test_code_of_another_python_is_not_compared() -> None:
-    one, two = describe(closure(1.0)), describe(closure(1.0))
+    first, two = describe(closure(1.0)), describe(closure(1.0))
     two["code"] = {**two["code"], PYTHON: "cpython-399", "code": "0" * 16}
-    differs, unknown = differences(two, one)
+    differs, unknown = differences(two, first)
     assert not differs
     assert len(unknown) == 1 and 'compiled by "cpython-399" there' in unknown[0]
     two["code"]["value of closure's 'value'"] = "0" * 16
-    assert differences(two, one).differs == ["method: value of closure's 'value'"]
+    assert differences(two, first).differs == ["method: value of closure's 'value'"]

@@ -387,16 +387,16 @@ def test_a_column_far_from_unit_scale_is_named_with_standardize() -> None:
         match=r"column 1 of field 'x' has mean 7\d,\d+.* and sd 2\d,.*standardize\(.*\('x',\)\)",
     ):
         run(data=scaled(1, 2e4))()
-    named = federation()
-    named = hierfl.ClientData(
-        {**scaled(0, 2e4)(named).fields},
-        named.offsets,
-        named.names,
-        named.client_fields,
+    data = federation()
+    data = hierfl.ClientData(
+        {**scaled(0, 2e4)(data).fields},
+        data.offsets,
+        data.names,
+        data.client_fields,
         {"x": ("income", "age")},
     )
     with pytest.warns(UserWarning, match="column 'income' of field 'x' has mean"):
-        run(data=lambda d: named)()
+        run(data=lambda d: data)()
     with pytest.warns(UserWarning, match="field 'y' has mean"):
         run(data=with_y(lambda y: (20_000 * y + 90_000).long()))()
 
@@ -464,7 +464,7 @@ def test_a_pyro_module_is_a_model() -> None:
     module = Regression()
     models: list[Any] = [module, lambda batch: module(batch)]
     drawn: list[Any] = [hierfl.fit(m, data, seed=0).posterior(draws=100, seed=0) for m in models]
-    as_module, as_function = (found.posterior for found in drawn)
+    as_module, as_function = (posteriors.posterior for posteriors in drawn)
     assert "layer.weight" in as_module
     for site in as_module.data_vars:
         np.testing.assert_array_equal(as_module[site], as_function[site])

@@ -51,9 +51,9 @@ def test_what_the_user_has_in_the_store_is_neither_read_nor_changed() -> None:
 
 
 def same(a: object, b: object) -> None:
-    left, right = named_leaves(a), named_leaves(b)
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[k], right[k]) for k in left)
+    first, right = named_leaves(a), named_leaves(b)
+    assert first.keys() == right.keys()
+    assert all(torch.equal(first[k], right[k]) for k in first)
 
 
 def test_two_fits_of_one_model_do_not_touch_each_other() -> None:

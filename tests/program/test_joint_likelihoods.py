@@ -42,8 +42,8 @@ def data() -> ClientData:
 # ------------------------------------------------------------------ models, and the same in plain
 # torch
 def kernel(x: Tensor, length: Tensor) -> Tensor:
-    apart = (x[..., :, None] - x[..., None, :]) / length[..., None, None]
-    return (-0.5 * apart**2).exp() + 0.1 * torch.eye(x.shape[-1])
+    distance = (x[..., :, None] - x[..., None, :]) / length[..., None, None]
+    return (-0.5 * distance**2).exp() + 0.1 * torch.eye(x.shape[-1])
 
 
 def gaussian_process(batch: ClientBatch) -> None:
@@ -82,14 +82,14 @@ def mixture(batch: ClientBatch) -> None:
         w = pyro.sample("w", dist.Normal(0.0, 1.0))
         loc = torch.stack([w, 1.0 - w], -1)[..., None].expand(*w.shape, 2, batch.num_rows)
         inside = batch.packed(batch.packed(batch.mask()))
-        parts = dist.Normal(loc, 1.0).mask(inside).to_event(1)
+        components = dist.Normal(loc, 1.0).mask(inside).to_event(1)
         which = dist.Categorical(WEIGHTS.expand(*w.shape, 2))
-        pyro.sample("y", dist.MixtureSameFamily(which, parts), obs=batch.packed(batch.y))
+        pyro.sample("y", dist.MixtureSameFamily(which, components), obs=batch.packed(batch.y))
 
 
 def mixture_of_one(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-    parts = [normal_density(y, loc, 1.0).sum() for loc in (w, 1.0 - w)]
-    return (torch.stack(parts) + WEIGHTS.log()).logsumexp(0)
+    densities = [normal_density(y, loc, 1.0).sum() for loc in (w, 1.0 - w)]
+    return (torch.stack(densities) + WEIGHTS.log()).logsumexp(0)
 
 
 def one_density(batch: ClientBatch) -> None:
@@ -140,9 +140,9 @@ JOINT: dict[str, tuple[Model, OfOne, float]] = {
 def looped(data: ClientData, of_one: OfOne, w: Tensor, spread: float) -> Tensor:
     """Log joint density of each client's local site and its own rows, (N,)."""
     xs, ys = (data.fields[name].split(data.counts.tolist()) for name in "xy")
-    each = zip(xs, ys, w, strict=True)
+    clients = zip(xs, ys, w, strict=True)
     prior = normal_density(w, torch.zeros(()), spread)
-    return prior + torch.stack([of_one(x, y, one) for x, y, one in each])
+    return prior + torch.stack([of_one(x, y, own) for x, y, own in clients])
 
 
 # ------------------------------------------------------------------ the log density
@@ -165,14 +165,14 @@ def test_the_log_density_is_that_of_a_loop_over_clients(
             mine = one_slot(slot, shared, batch)
             return log_joint(model, {"w": w.reshape(1, 1)}, mine, {})[0][0]
 
-        found: Tensor = over_clients(one, how == "vmap", slots, w, count=4)
-        return found
+        log: Tensor = over_clients(one, how == "vmap", slots, w, count=4)
+        return log
 
     with pyro.validation_enabled(False):
-        found, slope = torch.func.vjp(density, w)[:2]
+        log, slope = torch.func.vjp(density, w)[:2]
         (gradient,) = slope(torch.ones(4))
-    wanted, pull = torch.func.vjp(lambda w: looped(data, of_one, w, spread), w)[:2]
-    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    expected, pull = torch.func.vjp(lambda w: looped(data, of_one, w, spread), w)[:2]
+    torch.testing.assert_close(log, expected, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(gradient, pull(torch.ones(4))[0], rtol=1e-8, atol=1e-8)
 
 
@@ -188,25 +188,27 @@ def test_a_client_of_four_rows_has_the_sd_of_four_rows(
     """0.483 on every engine; with padding counted as data it is 0.158, that of 40 rows."""
     assert pytest.approx([0.1575, 0.483, 0.483, 0.483], abs=5e-4) == SD
     method = methods.fedsvi(JOINT[what][0], guides.conditional)
-    found = fit(method, data, rounds=1, engine=engine).draws(1000).own["w"].std(0)
-    assert found.flatten().tolist() == pytest.approx(SD, rel=0.1)
+    sd = fit(method, data, rounds=1, engine=engine).draws(1000).own["w"].std(0)
+    assert sd.flatten().tolist() == pytest.approx(SD, rel=0.1)
 
 
 def test_nuts_leaves_padding_out(data: ClientData) -> None:
-    found = hierfl.diagnostics.nuts(one_density, data, draws=80, warmup=60).own["w"].std(0)
-    assert found.flatten().tolist() == pytest.approx(SD, rel=0.5)
+    sd = hierfl.diagnostics.nuts(one_density, data, draws=80, warmup=60).own["w"].std(0)
+    assert sd.flatten().tolist() == pytest.approx(SD, rel=0.5)
 
 
 # ------------------------------------------------------------------ what is asked of a fit
 def test_groups_of_a_joint_site(data: ClientData) -> None:
     fitted = fit(methods.fedsvi(gaussian_process, guides.structured), data, rounds=2)
-    found: Any = fitted.posterior(5, log_likelihood=True)
-    assert found.log_likelihood["y"].dims == ("chain", "draw", "client")
-    assert found.observed_data["y"].dims == ("row",)
-    w = torch.as_tensor(found.posterior["w"].values)[0]
-    wanted = torch.stack([looped(data, process_of_one, one, 1.0) for one in w])
+    groups: Any = fitted.posterior(5, log_likelihood=True)
+    assert groups.log_likelihood["y"].dims == ("chain", "draw", "client")
+    assert groups.observed_data["y"].dims == ("row",)
+    w = torch.as_tensor(groups.posterior["w"].values)[0]
+    expected = torch.stack([looped(data, process_of_one, own, 1.0) for own in w])
     prior = normal_density(w, torch.zeros(()), 1.0)
-    torch.testing.assert_close(torch.as_tensor(found.log_likelihood["y"].values)[0], wanted - prior)
+    torch.testing.assert_close(
+        torch.as_tensor(groups.log_likelihood["y"].values)[0], expected - prior
+    )
     again: Any = fitted.posterior_predictive(400)
     drawn = again.posterior_predictive["y"]
     assert drawn.dims == ("chain", "draw", "row") and drawn.shape == (4, 100, 52)
@@ -243,7 +245,7 @@ def test_what_needs_a_density_of_each_row_is_refused(data: ClientData) -> None:
 
 def test_sbc_draws_joint_sites(data: ClientData) -> None:
     """Draws and scores of packed rows agree: the ranks of an exact guide are uniform."""
-    found = hierfl.diagnostics.sbc(
+    ranks = hierfl.diagnostics.sbc(
         one_density, guides.conditional, data, replications=100, draws=19, steps=1
     )
-    assert float(found.table()["p"].min()) > 1e-4
+    assert float(ranks.table()["p"].min()) > 1e-4

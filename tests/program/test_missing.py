@@ -54,10 +54,10 @@ def test_a_model_that_fills_missing_values_sees_zeros(engine: Any) -> None:
     data = with_holes()
     beforehand = data.with_fields(x=data.fields["x"].nan_to_num())
     method = hierfl.methods.fedsvi(filled, guides.mean_field)
-    found = [fit(method, d, rounds=3, engine=engine) for d in (data, beforehand)]
-    assert found[0].history["elbo"].tolist() == found[1].history["elbo"].tolist()
-    told = [f.predict(d).scores() for f, d in zip(found, (data, beforehand), strict=True)]
-    assert told[0].equals(told[1])
+    fits = [fit(method, d, rounds=3, engine=engine) for d in (data, beforehand)]
+    assert fits[0].history["elbo"].tolist() == fits[1].history["elbo"].tolist()
+    scores = [f.predict(d).scores() for f, d in zip(fits, (data, beforehand), strict=True)]
+    assert scores[0].equals(scores[1])
 
 
 @pytest.mark.parametrize("model", [plain, too_late])
@@ -93,10 +93,10 @@ def test_a_factor_may_leave_rows_without_a_label_out() -> None:
 
     data = with_holes("y")
     whole = [i for i in range(data.num_rows) if i not in ROWS]
-    kept = ClientData.from_arrays(data.row_client[whole], y=data.fields["y"][whole])
+    labeled = ClientData.from_arrays(data.row_client[whole], y=data.fields["y"][whole])
     elbo = [
         fit(hierfl.methods.fedsvi(model, guides.delta), d, rounds=1).history["elbo"].iloc[0]
-        for d in (data.select([0, 1, 2]), kept)
+        for d in (data.select([0, 1, 2]), labeled)
     ]
     assert elbo[0] == pytest.approx(elbo[1])
 

@@ -72,17 +72,17 @@ def test_rows_whose_response_is_nan_and_masked_are_as_if_they_were_not_there(
     observe: Observe,
 ) -> None:
     data = ClientData.from_arrays(CLIENT, x=X, y=np.where(SEEN, Y, np.nan))
-    kept = ClientData.from_arrays(CLIENT[SEEN], x=X[SEEN], y=Y[SEEN])
-    found = hierfl.fit(model_of(observe), data, seed=0)
+    seen = ClientData.from_arrays(CLIENT[SEEN], x=X[SEEN], y=Y[SEEN])
+    masked_fit = hierfl.fit(model_of(observe), data, seed=0)
     # poutine.mask is recognized as Gaussian, .mask() is not: both compared with rows left out
-    known = hierfl.fit(model_of(masked if observe is nan_masked else observe), kept, seed=0)
-    for name, value in found.draws(200).shared.items():
-        torch.testing.assert_close(value, known.draws(200).shared[name], rtol=1e-4, atol=1e-5)
-    scores = found.predict(data).scores()
+    expected = hierfl.fit(model_of(masked if observe is nan_masked else observe), seen, seed=0)
+    for name, value in masked_fit.draws(200).shared.items():
+        torch.testing.assert_close(value, expected.draws(200).shared[name], rtol=1e-4, atol=1e-5)
+    scores = masked_fit.predict(data).scores()
     assert scores["rows"].tolist() == [9] * 6
-    np.testing.assert_allclose(scores, known.predict(kept).scores(), rtol=1e-4)
-    assert bool(found.predict(data).mean.isfinite().all())
-    assert found.replicate(data).shape == (200, 72)
+    np.testing.assert_allclose(scores, expected.predict(seen).scores(), rtol=1e-4)
+    assert bool(masked_fit.predict(data).mean.isfinite().all())
+    assert masked_fit.replicate(data).shape == (200, 72)
 
 
 def test_missing_responses_that_count_are_refused_with_the_mask() -> None:
@@ -161,9 +161,9 @@ def test_ordered_levels_and_counts_are_fitted_as_other_rows_are(model: Any) -> N
     data = ClientData.from_arrays(CLIENT, x=X, k=values)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = hierfl.fit(model, data, seed=0)
-    assert found.method.name == "two_stage" and found.program.mapped
-    assert len(found.predict(data).scores()) == 6
+        fitted = hierfl.fit(model, data, seed=0)
+    assert fitted.method.name == "two_stage" and fitted.program.mapped
+    assert len(fitted.predict(data).scores()) == 6
 
 
 # ------------------------------------------------------------------ plates
@@ -245,11 +245,11 @@ def test_a_response_that_the_model_transforms_may_lie_outside_the_support() -> N
 # ------------------------------------------------------------------ what is not pickled
 def test_what_holds_functions_is_not_pickled_and_says_what_to_do() -> None:
     data = ClientData.from_arrays(CLIENT, x=X, y=Y)
-    found = hierfl.fit(model_of(whole), data, seed=0)
+    fitted = hierfl.fit(model_of(whole), data, seed=0)
     for value, way in (
-        (found, r"a Fit cannot be pickled: write it by fit.save\(folder\).*hierfl.load"),
-        (found.method, "a Method cannot be pickled: call its builder"),
-        (found.program, "a Program cannot be pickled: read it where it is needed"),
+        (fitted, r"a Fit cannot be pickled: write it by fit.save\(folder\).*hierfl.load"),
+        (fitted.method, "a Method cannot be pickled: call its builder"),
+        (fitted.program, "a Program cannot be pickled: read it where it is needed"),
     ):
         with pytest.raises(TypeError, match=way):
             pickle.dumps(value)
@@ -270,8 +270,8 @@ def test_a_fit_with_a_learned_param_says_that_it_is_a_point() -> None:
     with pytest.warns(
         UserWarning, match=r"not one to trust.*'mu' is learned as a point.*give it a prior"
     ):
-        found = hierfl.fit(model, data, seed=0, settings=quick)
-    assert str(found.progress.verdict)[:40] in repr(found)
+        fitted = hierfl.fit(model, data, seed=0, settings=quick)
+    assert str(fitted.progress.verdict)[:40] in repr(fitted)
 
 
 # ------------------------------------------------------------------ what has no Gaussian factor, or vectors
@@ -313,11 +313,13 @@ def test_rows_of_vectors_are_reported_by_entry(tmp_path: Path) -> None:
                 pyro.sample("y", dist.Normal(loc, s).to_event(1), obs=batch.y)
 
     data = ClientData.from_arrays(CLIENT, y=np.stack([Y, Y + X, Y - X], 1))
-    found = hierfl.fit(model, data, seed=0)
-    page = found.report(tmp_path / "report.html", held_out=data)
+    fitted = hierfl.fit(model, data, seed=0)
+    page = fitted.report(tmp_path / "report.html", held_out=data)
     assert any("(by entry) lie in their 90 %" in check.answer for check in page.checks)
-    scores = hierfl.diagnostics.client_scores(found.predict(data), replicates=found.replicate(data))
-    entry = hierfl.diagnostics.client_scores(found.predict(data))
+    scores = hierfl.diagnostics.client_scores(
+        fitted.predict(data), replicates=fitted.replicate(data)
+    )
+    entry = hierfl.diagnostics.client_scores(fitted.predict(data))
     assert bool(scores["coverage"].between(0.5, 1.0).all()) and len(entry) == 6
     assert bool((scores["crps"] > 0.0).all())
 
@@ -352,17 +354,17 @@ def test_the_two_hidden_markov_models_of_the_recipe_are_one() -> None:
             exec(block[block.index("def ") :].partition("\n\n\nprint")[0], space)
     data = ClientData.from_arrays([0, 0, 0, 1, 1, 1, 1, 1], score=Y[:8])
     values = {"stay": torch.tensor([[0.3], [1.2]])}
-    found = [
+    densities = [
         log_joint(space[n], values, full_batch(data), {}) for n in ("hidden_markov", "scanned")
     ]
-    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(densities[0][0], densities[1][0], rtol=1e-5, atol=1e-5)
 
 
 def test_one_hot_codes_are_carried() -> None:
     codes = torch.tensor([[0, 2], [1, 1]])
     with unchecked():
-        found = torch.vmap(lambda k: torch.nn.functional.one_hot(k, 3))(codes)
-    assert torch.equal(found, torch.nn.functional.one_hot(codes, 3))
+        mapped = torch.vmap(lambda k: torch.nn.functional.one_hot(k, 3))(codes)
+    assert torch.equal(mapped, torch.nn.functional.one_hot(codes, 3))
 
 
 def test_a_summary_says_which_of_two_words_is_1() -> None:

@@ -132,13 +132,13 @@ def field_of_a_client(batch: ClientBatch, w: Tensor) -> None:
 
 
 def test_what_is_observed_a_client_needs_no_mask(data: ClientData) -> None:
-    given = ClientData(
+    clients = ClientData(
         fields=data.fields,
         offsets=data.offsets,
         names=data.names,
         client_fields={"height": torch.arange(4.0)},
     )
-    assert not read(model(field_of_a_client), guides.delta, given).joint
+    assert not read(model(field_of_a_client), guides.delta, clients).joint
 
 
 # ------------------------------------------------------------------ latent sites with a value a row
@@ -465,9 +465,9 @@ def test_a_prior_that_reads_rows_is_refused_where_methods_look_at_one_row(data: 
         with batch.clients():
             rows(batch, pyro.sample("w", dist.Normal(mu * batch.mean(batch.x), 1.0)))
 
-    found = read(program, guides.delta, data)
+    reading = read(program, guides.delta, data)
     with pytest.raises(ProgramError, match=r"site 'w' depends on several rows .*client field"):
-        check_mini_batches(found, data, priors_alone=True)
+        check_mini_batches(reading, data, priors_alone=True)
 
 
 # ------------------------------------------------------------------ labels that a site is computed

@@ -93,8 +93,8 @@ def test_elbo_is_pyros_and_the_sum_of_the_clients(family: str, size: int | None)
         program.terms(params_of(program, start, k), batch_of(data, size, everyone[k : k + 1]))
         for k in range(4)
     ]
-    parts = torch.stack([t.loss(program.share)[0] for t in alone])
-    assert parts.sum().item() == pytest.approx(whole.item(), rel=1e-10)
+    losses = torch.stack([t.loss(program.share)[0] for t in alone])
+    assert losses.sum().item() == pytest.approx(whole.item(), rel=1e-10)
     assert torch.allclose(torch.stack([t.nll[0] for t in alone]), terms.nll, rtol=1e-10)
     assert torch.allclose(torch.stack([t.local_kl[0] for t in alone]), terms.local_kl, rtol=1e-10)
 
@@ -187,13 +187,13 @@ def test_factors_and_observations_outside_rows_count_once(family: str) -> None:
     pyros: Any = TraceMeanField_ELBO() if family == "mean_field" else Trace_ELBO()
     with Given(params, values):
         assert pyros.loss(factored, program.guide, batch) == pytest.approx(whole.item(), rel=1e-10)
-    parts = [
+    losses = [
         program.terms(
             params_of(program, start, k), full_batch(data, torch.tensor([k]), seed=3)
         ).loss(program.share)
         for k in range(4)
     ]
-    assert torch.cat(parts).sum().item() == pytest.approx(whole.item(), rel=1e-10)
+    assert torch.cat(losses).sum().item() == pytest.approx(whole.item(), rel=1e-10)
 
 
 # ------------------------------------------------------------------ closed-form KL

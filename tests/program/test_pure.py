@@ -209,14 +209,14 @@ def test_a_registered_module_is_learned_as_params_are(how: str, engine: Any) -> 
     )
     same = net()
     models = [registered, shifted(lambda b: by_hand(b, same))]
-    found = [
+    fits = [
         fit(hierfl.methods.fedsvi(model), federation(), rounds=5, engine=engine) for model in models
     ]
     pyro.clear_param_store()
-    assert found[0].history["elbo"].tolist() == pytest.approx(found[1].history["elbo"].tolist())
-    weights = [{k: v for k, v in f.message["params"].items() if "weight" in k} for f in found]
-    for learned, wanted in zip(weights[0].values(), weights[1].values(), strict=True):
-        assert torch.allclose(learned, wanted)
+    assert fits[0].history["elbo"].tolist() == pytest.approx(fits[1].history["elbo"].tolist())
+    weights = [{k: v for k, v in f.message["params"].items() if "weight" in k} for f in fits]
+    for learned, expected in zip(weights[0].values(), weights[1].values(), strict=True):
+        assert torch.allclose(learned, expected)
     assert not torch.allclose(next(iter(weights[0].values())), before[0]), "nothing was learned"
     for weight, was in zip(module.parameters(), before, strict=True):
         assert torch.equal(weight, was)
@@ -237,11 +237,11 @@ def test_a_global_site_may_read_a_registered_module() -> None:
 def test_a_frozen_module_is_used_as_it_is() -> None:
     module = net().requires_grad_(False)
     values = federation().fields["x"]
-    found = [
+    fits = [
         fit(hierfl.methods.fedsvi(shifted(by)), federation(), rounds=3).history["elbo"].iloc[-1]
         for by in (lambda b: module(b.x)[..., 0], lambda b: 0.0)
     ]
-    assert found[0] != found[1]
+    assert fits[0] != fits[1]
     assert module(values).shape == (16, 1)
 
 
@@ -264,10 +264,10 @@ def test_the_comparison_with_nuts_holds_a_registered_module_at_its_fitted_weight
 
     data = federation()
     method = hierfl.methods.fedsvi(model, guides.mean_field, optimizer=hierfl.optimizers.Adam(0.1))
-    found = fit(method, data, rounds=100)
-    bias = next(v for k, v in found.message["params"].items() if "bias" in k).detach()
+    fitted = fit(method, data, rounds=100)
+    bias = next(v for k, v in fitted.message["params"].items() if "bias" in k).detach()
     assert abs(float(bias) - 3.0) > 1.0
     rows = data.fields["y"] - bias
     exact = float(rows.sum() / (len(rows) + 100.0))
-    compared = against_nuts(found, draws=200, warmup=100, chains=1).entries
+    compared = against_nuts(fitted, draws=200, warmup=100, chains=1).entries
     assert float(compared["nuts_mean"].iloc[0]) == pytest.approx(exact, abs=0.05)

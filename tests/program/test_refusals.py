@@ -123,7 +123,7 @@ def test_integer_and_boolean_labels_of_a_bernoulli_site(
     other = data.with_fields(ill=data.fields["ill"].to(dtype))
     fits = [fit(method, d, rounds=3, validation=d, eval_every=3) for d in (data, other)]
     leaves = [tree_leaves(f.message) for f in fits]
-    assert all(torch.equal(one, two) for one, two in zip(*leaves, strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(*leaves, strict=True))
     assert fits[0].history["validation_log_score"].equals(fits[1].history["validation_log_score"])
     scores = [f.predict(d, draws=20).scores() for f, d in zip(fits, (data, other), strict=True)]
     assert scores[0].equals(scores[1])

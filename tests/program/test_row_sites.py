@@ -96,9 +96,9 @@ def measured_by_hand(batch: ClientBatch) -> None:
         with batch.data():
             whole = scale**2 + NOISE**2
             pyro.sample("seen", dist.Normal(0.2, whole.sqrt()), obs=batch.seen)
-            known = 0.2 + scale**2 / whole * (batch.seen - 0.2)
+            center = 0.2 + scale**2 / whole * (batch.seen - 0.2)
             unsure = scale**2 * NOISE**2 / whole
-            fn = dist.Normal(own + 0.5 * known, (0.49 + 0.25 * unsure).sqrt())
+            fn = dist.Normal(own + 0.5 * center, (0.49 + 0.25 * unsure).sqrt())
             pyro.sample("y", fn, obs=batch.y)
 
 
@@ -408,7 +408,7 @@ def test_predictions_average_over_the_sites_of_rows() -> None:
 
 def test_rows_are_drawn_from_their_conditional() -> None:
     fit = quick(normal)
-    found = fit.infer_rows(draws=2000, seed=0)
+    inferred = fit.infer_rows(draws=2000, seed=0)
     draws = fit.draws(2000, seed=0)
     own = draws.own["a"].repeat_interleave(fit.federation.data.counts.long(), 1)
     scale = draws.shared["scale"][:, None]
@@ -417,10 +417,10 @@ def test_rows_are_drawn_from_their_conditional() -> None:
     by_hand = (own + share * (y - own)).mean(0)
     sd = ((own + share * (y - own)).var(0) + (0.49 * share).mean(0)).sqrt()
     torch.testing.assert_close(
-        torch.tensor(found.frame["mean"]), by_hand.double(), rtol=0, atol=0.06
+        torch.tensor(inferred.frame["mean"]), by_hand.double(), rtol=0, atol=0.06
     )
-    torch.testing.assert_close(torch.tensor(found.frame["sd"]), sd.double(), rtol=0.08, atol=0)
-    assert found.draws["e"].shape == (2000, 21)
+    torch.testing.assert_close(torch.tensor(inferred.frame["sd"]), sd.double(), rtol=0.08, atol=0)
+    assert inferred.draws["e"].shape == (2000, 21)
     with pytest.raises(ValueError, match=r"no continuous latent site in batch.data\(\)"):
         quick(normal_by_hand).infer_rows()
 

@@ -164,12 +164,11 @@ def turned(batch: ClientBatch) -> None:
             pyro.sample("ill", dist.Bernoulli(logits=eta), obs=batch.ill)
 
 
-def test_a_scale_that_is_no_effect_is_refused_with_the_centered_form() -> None:
-    """Moving tau turns the columns of the design: no effect stands for it."""
-    with pytest.raises(
-        ProgramError, match=r"'tau' as a scale of local site 'e'.*Normal\(mu, tau\)"
-    ):
-        seen(turned)
+def test_a_scale_that_is_no_effect_is_read_beside_the_local_site() -> None:
+    """Moving tau turns the columns of the design: no effect stands for it, and v holds both."""
+    reading = seen(turned).reading
+    assert reading.effects is None
+    assert reading.shared.tolist() == [0, 1]
 
 
 def test_a_redundant_intercept_is_absorbed() -> None:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 import hierfl
 from hierfl.data.batch import ClientBatch
-from hierfl.program.program import ProgramError
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.mixing import Mixing
 from hierfl.summaries.reading import read_likelihood
@@ -179,20 +178,3 @@ def test_what_is_sampled_is_seen(
     assert isinstance(found.mixing, Mixing)
     assert (found.mixing.sampled, found.mixing.scattered) == (sampled, scattered)
     assert found.linear == linear
-
-
-@hierfl.model
-def raw(batch: ClientBatch) -> None:
-    """A horseshoe, non-centered."""
-    mu, tau = _above()
-    with batch.clients():
-        lam = pyro.sample("lam", dist.HalfCauchy(torch.ones(())))
-        e = pyro.sample("e", dist.Normal(torch.zeros(()), 1.0))
-        _gaussian(mu + tau * lam * e, batch)
-
-
-def test_a_program_that_is_also_non_centered_is_refused() -> None:
-    with pytest.raises(
-        ProgramError, match=r"'tau' as a scale of local site .* write the program centered"
-    ):
-        fit(two_stage(raw), people(EIGHT), rounds=2)

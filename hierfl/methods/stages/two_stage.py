@@ -199,9 +199,8 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
     Raises:
         ValueError: `draws` is below 100.
         ProgramError: (at fit) a param would be learned, the prior of a local site reads rows, or
-            the program is non-centered in a form that is not recognized, or with local sites that
-            are not Normal; the message names the site and the fix. (After a round) a client's rows
-            show that the program was misread.
+            the program is non-centered with local sites that are not Normal; the message names the
+            site and the fix. (After a round) a client's rows show that the program was misread.
     """
     expect(draws=(draws, "[100, inf)"))  # fewer are too few for Pareto-smoothed weights
 
@@ -272,15 +271,10 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
 
 
 def _check_priors(program: Program) -> None:
-    """Refuse params to be learned, and a program without global sites."""
+    """Refuse params to be learned."""
     learned = [spec.name for spec in program.params if not spec.name.startswith(OWN)]
     if learned:
         raise ProgramError(
             f"param '{learned[0]}' would be learned, but two_stage infers sites alone: sample it "
             "with a prior, pyro.sample, or use fedsvi"
-        )
-    if not program.latents.global_block.size:
-        raise ProgramError(
-            "the program has no global site, so there is nothing to infer in common: sample a "
-            "site outside the clients plate"
         )

@@ -1,0 +1,1 @@
+"""One program a file: its source, its rows and the model."""

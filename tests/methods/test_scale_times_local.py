@@ -1,0 +1,63 @@
+"""A global site that scales a local one, as in item responses with slopes: by chains, beside a grid."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+
+import hierfl
+from hierfl.data.batch import ClientBatch
+
+PERSONS, ITEMS, TIMES = 10, 2, 4
+
+
+def responses() -> hierfl.ClientData:
+    rng = np.random.default_rng(0)
+    person = np.repeat(np.arange(PERSONS), ITEMS * TIMES)
+    item = np.tile(np.arange(ITEMS), PERSONS * TIMES)
+    theta = rng.standard_normal(PERSONS)[person]
+    y = rng.random(len(item)) < 1 / (1 + np.exp(-np.array([0.6, 1.8])[item] * theta))
+    return hierfl.ClientData.from_arrays(
+        person, item=torch.tensor(item), y=torch.tensor(y, dtype=torch.float32)
+    )
+
+
+def slopes(batch: ClientBatch) -> None:
+    a = pyro.sample("a", dist.LogNormal(torch.zeros(ITEMS), 0.5).to_event(1))
+    with batch.clients():
+        theta = pyro.sample("theta", dist.Normal(0.0, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Bernoulli(logits=a[batch.item] * theta), obs=batch.y)
+
+
+def on_a_grid(data: hierfl.ClientData) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and sd of the logs of both slopes."""
+    log_a = np.linspace(-2.5, 2.5, 61)
+    theta, weights = np.polynomial.hermite_e.hermegauss(41)
+    signs = (2 * data.fields["y"].numpy() - 1).reshape(PERSONS, -1, ITEMS).sum(1)
+    first, second = np.meshgrid(log_a, log_a, indexing="ij")
+    log = -0.5 * (first**2 + second**2) / 0.25
+    for person in range(PERSONS):
+        at = np.zeros((61, 61, 41))
+        for item, a in enumerate((np.exp(first), np.exp(second))):
+            ups = (signs[person, item] + TIMES) / 2
+            eta = a[..., None] * theta
+            at += ups * eta - TIMES * np.logaddexp(0, eta)
+        log += np.log((np.exp(at) * weights).sum(-1))
+    w = np.exp(log - log.max())
+    w /= w.sum()
+    mean = np.array([(w * v).sum() for v in (first, second)])
+    return mean, np.sqrt(np.array([(w * v**2).sum() for v in (first, second)]) - mean**2)
+
+
+def test_slopes_are_those_of_a_grid() -> None:
+    data = responses()
+    fit = hierfl.fit(slopes, data, seed=0)
+    assert fit.progress.ended is not None and "scales a local one" in fit.progress.ended
+    assert fit.summary().trustworthy
+    mean, sd = on_a_grid(data)
+    drawn = fit.draws(4000).shared["a"].log().numpy()
+    assert np.abs((drawn.mean(0) - mean) / sd).max() < 0.12
+    assert np.abs(drawn.std(0) / sd - 1.0).max() < 0.1
