@@ -88,7 +88,7 @@ def fewer_patients(
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=[pytest.mark.slow] if page == "docs/tutorial.md" else [])
+        pytest.param(page, marks=[pytest.mark.slow] if "tutorial" in page else [])
         for page in PAGES
         if BLOCKS[page]
     ],
