@@ -85,14 +85,21 @@ def fewer_patients(
 
 # ------------------------------------------------------------------ code
 @pytest.mark.filterwarnings("ignore::UserWarning")  # fits of few rounds are warned of, rightly
-@pytest.mark.parametrize("page", [page for page in PAGES if BLOCKS[page]])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if "tutorial" in page else [])
+        for page in PAGES
+        if BLOCKS[page]
+    ],
+)
 def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # a busy machine makes compile="auto" compile even these
     monkeypatch.setattr(hierfl, "fit", partial(hierfl.fit, settings=hierfl.Settings(compile=False)))
     # a model is given to the fastest method that it can be given to, for a few rounds
     # on nodes the chosen one is faster, and what follows needs what it keeps
-    if page not in ("docs/from_datashield.md", "docs/living.md"):
+    if page not in ("docs/from_datashield.md", "docs/living.md", "docs/tutorial.md"):
         monkeypatch.setattr(choice, "MOST_SHARED", 0)
     monkeypatch.setattr(chosen, "ATTEMPTS", (4,))
     monkeypatch.setattr(public_names, "_MARKED", {})  # other tests mark models of the same names

@@ -223,7 +223,7 @@ Fitted = Snapshot | AtNodes | CoefficientDraws
 class Drawing(TypedDict, total=False):
     """How the posterior is drawn for an answer.
 
-    Args:
+    Attributes:
         prob: of the intervals. Default 0.9.
         draws: S, of the posterior. Default 1000.
         seed: of the draws. Default 0.

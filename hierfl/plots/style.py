@@ -33,8 +33,10 @@ def arrays(**values: tuple[ArrayLike, tuple[str | int, ...]]) -> list[NDArray[np
             fits = fits and there == expected
         if not fits:
             shape = ", ".join(map(str, sizes)) + "," * (len(sizes) == 1)
-            known = ", ".join(f"{letter} = {number}" for letter, number in letters.items())
-            raise ValueError(f"{name} has shape {array.shape}: it must be ({shape}), where {known}")
+            numbers = ", ".join(f"{letter} = {number}" for letter, number in letters.items())
+            raise ValueError(
+                f"{name} has shape {array.shape}: it must be ({shape}), where {numbers}"
+            )
         made.append(array)
     return made
 

@@ -158,7 +158,8 @@ class Fit:
 
         Local sites have a dimension `client` with the clients' names, and features have theirs. A
         network of more than `expand` scalars is summarized by layer, as `<network>_mean`, `_sd`,
-        `_rms` and `_largest` with a dimension `<network>_layer`. Attributes record what was run.
+        `_rms` and `_largest` with a dimension `<network>_layer`. Attributes record what was run. Draws
+        are independent; from 100 on they are in four chains if 4 divides them, for ArviZ's R-hat.
 
         Args:
             draws: S.
