@@ -227,7 +227,9 @@ def nuts_potential(name: str, role: str) -> None:
     torch.testing.assert_close(-energy, own.sum() + shared - jacobian, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:class LKJCorrCholesky")
+@pytest.mark.filterwarnings(
+    "ignore:There is a performance drop", "ignore:class LKJCorrCholesky", "ignore:Singular sample"
+)
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("name", every_name())
 def test_it_works_or_is_refused_by_name(name: str, role: str) -> None:
