@@ -22,8 +22,10 @@ from hierfl import ClientBatch, ClientData
 VAGUE = 1e3  # sd of BUGS's N(0, 1e-6), in precisions
 HITS = (18, 17, 16, 15, 14, 14, 13, 12, 11, 11, 10, 10, 10, 10, 10, 9, 8, 7)
 # BUGS's lsat: how many of 1,000 students have each pattern of five answers, cumulated
-PATTERNS = (3, 9, 11, 22, 23, 24, 27, 31, 32, 40, 40, 56, 56, 59, 61, 76, 86, 115, 129, 210, 213)
-PATTERNS = (*PATTERNS, 241, 256, 336, 352, 408, 429, 602, 613, 674, 702, 1000)
+PATTERNS = np.array(
+    [3, 9, 11, 22, 23, 24, 27, 31, 32, 40, 40, 56, 56, 59, 61, 76, 86, 115, 129, 210, 213, 241]
+    + [256, 336, 352, 408, 429, 602, 613, 674, 702, 1000]
+)
 SEEDS = (10, 23, 23, 26, 17, 5, 53, 55, 32, 46, 10, 8, 10, 8, 23, 0, 3, 22, 15, 32, 3)
 SOWN = (39, 62, 81, 51, 39, 6, 74, 72, 51, 79, 13, 16, 30, 28, 45, 4, 12, 41, 30, 51, 7)
 EXTRACT = (0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1)
@@ -41,7 +43,9 @@ def named(count: int, prefix: str = "c") -> list[str]:
 
 def of_rows(names: list[str], rows: int, **fields: Any) -> ClientData:
     """Return data of clients with so many rows each."""
-    columns = {n: torch.as_tensor(np.asarray(v), dtype=torch.float32) for n, v in fields.items()}
+    columns: dict[str, Any] = {
+        n: torch.as_tensor(np.asarray(v), dtype=torch.float32) for n, v in fields.items()
+    }
     return ClientData.from_arrays([name for name in names for _ in range(rows)], **columns)
 
 
@@ -175,7 +179,7 @@ def baseball() -> tuple[Any, ClientData]:
         with batch.clients():
             phi = pyro.sample("phi", dist.Beta(m * kappa, (1.0 - m) * kappa))
             with batch.data():
-                pyro.sample("hits", dist.Binomial(45.0, phi), obs=batch.hits)
+                pyro.sample("hits", dist.Binomial(45, phi), obs=batch.hits)
 
     return model, of_rows(named(18), 1, hits=HITS)
 

@@ -23,11 +23,9 @@ ALIVE = [
 
 
 def litters() -> hierfl.ClientData:
-    rows = {"r": np.array(ALIVE, float).ravel(), "n": np.array(TRIALS * 2, float)}
-    return hierfl.ClientData.from_arrays(
-        np.repeat(["control", "treated"], 16),
-        **{name: torch.tensor(values, dtype=torch.float32) for name, values in rows.items()},
-    )
+    arms = np.repeat(["control", "treated"], 16)
+    alive, trials = torch.tensor(ALIVE).flatten(), torch.tensor(TRIALS * 2)
+    return hierfl.ClientData.from_arrays(arms, r=alive.float(), n=trials.float())
 
 
 def beta_binomial(batch: ClientBatch) -> None:
