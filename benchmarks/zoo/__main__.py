@@ -50,8 +50,10 @@ def data_of(program: Any) -> hierfl.ClientData:
     rows = dict(program.rows())
     client, own = rows.pop("client"), rows.pop("of_clients", None)
     names = [f"c{k:03d}" for k in range(int(max(client)) + 1)]
-    typed = {n: torch.as_tensor(v) for n, v in rows.items()}
-    typed = {n: v.float() if v.is_floating_point() else v for n, v in typed.items()}
+    tensors = {n: torch.as_tensor(v) for n, v in rows.items()}
+    typed: dict[str, Any] = {
+        n: v.float() if v.is_floating_point() else v for n, v in tensors.items()
+    }
     return hierfl.ClientData.from_arrays(client, names=names, client_fields=own, **typed)
 
 
@@ -67,7 +69,7 @@ def fitted(name: str) -> dict[str, Any]:
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         return {"seconds": time.process_time() - began, "verdict": text}
-    posterior = fit.posterior(4000, seed=1).posterior
+    posterior = fit.posterior(4000, seed=1)["posterior"]
     sites = {}
     for site, values in posterior.data_vars.items():
         value = values.to_numpy().reshape(values.shape[0] * values.shape[1], -1)
@@ -89,9 +91,8 @@ def sampled(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         files = [str(Path(folder) / of) for of in ("rows.npz", "out.json")]
         doubles = {n: v.double() if v.is_floating_point() else v for n, v in fields.items()}
-        np.savez(
-            files[0], present=rows.mask().numpy(), **{n: v.numpy() for n, v in doubles.items()}
-        )
+        arrays: dict[str, Any] = {n: v.numpy() for n, v in doubles.items()}
+        np.savez(files[0], present=rows.mask().numpy(), **arrays)
         command = [python(), "-m", "benchmarks.zoo.by_numpyro", name, *files]
         ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if ran.returncode:

@@ -177,7 +177,7 @@ def test_weights_that_are_unsure_are_said() -> None:
         "inner_error": torch.tensor(2.0),
     }
     with pytest.warns(UserWarning, match="unsure by a factor of 7.4"):
-        warn(state, 3)
+        warn(state, Clock(3, 60))
 
 
 # ---------------------------------------------------------------- leaving rows out
