@@ -156,8 +156,9 @@ def by_importance(
             return None
         k_hat = max(0.0, weights.k_hat)
         log_weights, none = weights.log, ~weights.log.isfinite()
-        # points without weight may have no density at all
-        s = torch.where(none[:, None], s.median(0).values, s)
+        if bool(none.any()):  # they may have no density at all: the heaviest stands in their place
+            at = torch.where(none, log_weights.argmax(), torch.arange(many))
+            s, mean, covariance = s[at], mean[at], covariance[at]
         if final:  # sorted, so that what is kept is spread evenly
             order = s[:, 0].argsort(stable=True)
             at = order[chosen(log_weights[order], count)]

@@ -16,7 +16,7 @@ from hierfl.program.few_rows import double_precision
 from hierfl.summaries import sampling
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.reading import read_likelihood
-from hierfl.summaries.sampling import MIXED_WELL, Start, bounds_of, sample
+from hierfl.summaries.sampling import MIXED_WELL, Draws, Start, bounds_of, sample
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate, prior_draws
 from tests.summaries import programs
@@ -118,6 +118,36 @@ def surrogate_of(model: Any) -> Surrogate:
     return Surrogate(seen_hierarchy(read_likelihood(program_of(model))))
 
 
+def drawn_of(surrogate: Surrogate, eta: Tensor, precision: Tensor, *, final: bool) -> Draws:
+    with double_precision(), torch.no_grad():
+        factors = Factors(
+            precision[:, None, None].double(), (eta * precision)[:, None].double(), {}
+        )
+        prior = prior_draws(surrogate.hierarchy, 0)
+        equal = torch.full((len(prior),), -math.log(len(prior)))
+        start = Start(prior, equal, bounds_of(surrogate, prior), True)
+        return sample(surrogate, factors, 4000, start, final=final, seed=5)
+
+
+def test_points_without_a_density_leave_no_draw_that_is_not_finite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A covariance that rounding makes singular is NaN, as of a column 1,000 sds from 0."""
+    plain = sampling.Density.at
+
+    def with_holes(self: sampling.Density, x: Tensor) -> tuple[Tensor, ...]:
+        holes = x[:, 0] > x[:, 0].quantile(0.9)
+        return tuple(
+            torch.where(holes.view(-1, *[1] * (v.ndim - 1)), torch.nan, v) for v in plain(self, x)
+        )
+
+    monkeypatch.setattr(sampling.Density, "at", with_holes)
+    eta, precision = torch.linspace(-1.0, 1.0, 8), torch.ones(8)
+    draws = drawn_of(surrogate_of(programs.spread), eta, precision, final=False)
+    assert bool((draws.log_weights == -torch.inf).any())
+    assert bool(draws.draws.isfinite().all())
+
+
 @pytest.mark.parametrize("by", ["weights", "chains"])
 def test_draws_of_scales_have_the_moments_of_a_grid(
     by: str, monkeypatch: pytest.MonkeyPatch
@@ -128,13 +158,7 @@ def test_draws_of_scales_have_the_moments_of_a_grid(
     surrogate = surrogate_of(programs.spread)
     eta = torch.tensor([0.3, -0.2, 0.1, 0.0, 0.4, -0.5, 0.2, -0.1])
     precision = torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0, 2.0, 1.0, 0.7])
-    factors = Factors(precision[:, None, None], (eta * precision)[:, None], {})
-    with double_precision(), torch.no_grad():
-        factors = Factors(factors.precision.double(), factors.shift.double(), {})
-        prior = prior_draws(surrogate.hierarchy, 0)
-        equal = torch.full((len(prior),), -math.log(len(prior)))
-        start = Start(prior, equal, bounds_of(surrogate, prior), True)
-        found = sample(surrogate, factors, 4000, start, final=True, seed=5)
+    found = drawn_of(surrogate, eta, precision, final=True)
     assert math.isnan(found.r_hat) == (by == "weights")
     assert torch.equal(found.log_weights, torch.full_like(found.log_weights, -math.log(4000)))
     tau = torch.linspace(0.0005, 5.0, 5000)
