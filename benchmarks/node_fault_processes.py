@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.node_fault_problem import SEED, clients, method
+from hierfl.core import disk
 from hierfl.core.trees import named_leaves
 from hierfl.nodes import client_state
 from hierfl.nodes.agreement import Agreement
@@ -138,7 +139,7 @@ def _served(
     if now("killed before its work"):
         die()
     if now("killed while it writes its state"):
-        client_state.__dict__["write_private"] = dying_half_way
+        disk.__dict__["write_private"] = dying_half_way
     try:
         given = b"+" + answer(mine, content)
     except (Refused, NodeFailed) as error:

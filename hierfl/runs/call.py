@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -19,9 +19,7 @@ from hierfl.engine.settings import Settings
 from hierfl.method import Method
 from hierfl.program.recipes import recipe_of
 from hierfl.program.sites import Family
-
-if TYPE_CHECKING:
-    from hierfl.runs.result import Fit
+from hierfl.runs.result import Fit
 
 NAMED = 5  # clients in a warning
 OR_NONE = ("rounds", "cohort", "patience")
@@ -113,7 +111,7 @@ def check_method(method: Any) -> None:
                 f"model is {room.__name__}.{name}, which is not called yet: hand over what it "
                 "returns"
             )
-    if isinstance(method, type | Family) or not callable(method):
+    if isinstance(method, type | Family | Fit) or not callable(method):
         raise TypeError(
             f"model is {shown(method)}: hand over a model, a function of a batch or a "
             "hierfl.formula, or a method, such as hierfl.methods.fedsvi(model)"

@@ -8,7 +8,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import expect, expect_count, spelled
+from hierfl.core.arguments import expect_count, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch, full_batch
@@ -72,11 +72,13 @@ def _setting(method: Method) -> FedSVISetting:
         )
     own = {field.name for field in fields(FedSVISetting)} & recipe.options.keys()
     how = FedSVISetting(**{name: recipe.options[name] for name in own})
-    expect(  # one joint step a round, along a gradient
-        merge=(how.merge, ("gradient",)),
-        local_steps=(how.local_steps, (0,)),
-        global_steps=(how.global_steps, (1,)),
-    )
+    joint = {"merge": "gradient", "local_steps": 0, "global_steps": 1}
+    for name, value in joint.items():
+        if getattr(how, name) != value:
+            raise ValueError(
+                f"{name} is {getattr(how, name)!r}: pooled rows take one joint step a round, "
+                f"along a gradient: leave it at {value!r}"
+            )
     return how
 
 

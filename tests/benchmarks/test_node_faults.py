@@ -11,6 +11,7 @@ import pytest
 from benchmarks import node_fault_processes as processes
 from benchmarks.node_fault_problem import clients, method
 from benchmarks.node_faults import NODES, SERVER, carried_out, planned
+from hierfl.core import disk
 from hierfl.nodes import client_state
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.node import node
@@ -58,7 +59,7 @@ def test_a_node_that_is_killed_while_it_writes_keeps_the_state_before(tmp_path: 
     client_state.keep(made, client_state.Kept(4, 3, own, own))
 
     def dies() -> None:
-        client_state.__dict__["write_private"] = processes.dying_half_way
+        disk.__dict__["write_private"] = processes.dying_half_way
         client_state.keep(made, client_state.Kept(5, 4, own, own))
 
     process = get_context("fork").Process(target=dies)

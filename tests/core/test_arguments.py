@@ -115,7 +115,7 @@ def test_what_is_no_prediction(what: str) -> None:
 
 
 def test_what_is_no_path() -> None:
-    with pytest.raises(TypeError, match="folder is a Fit, which needs no loading: use it as it is"):
+    with pytest.raises(TypeError, match="folder is a Fit, not a path: name one, such as 'run'"):
         hierfl.load(fitted())  # type: ignore[arg-type]
     for call in (
         hierfl.load,

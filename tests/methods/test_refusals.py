@@ -259,7 +259,7 @@ ON_QUADRATICS: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
 OF_A_FIT: list[tuple[str, Callable[[], Any], dict[str, Any]]] = [
     ("leave cohort=None", lambda: methods.clustered_fl(shared()), {"cohort": 2}),
     ("sums the updates of all clients", lambda: methods.fedlaplace(logistic), {"cohort": 2}),
-    ("leave it", lambda: fedsvi(regression, merge="natural"), {"engine": "pooled"}),
+    ("merge is 'natural': pooled rows", lambda: fedsvi(regression, merge="natural"), {"engine": "pooled"}),
 ]
 # fmt: on
 

@@ -175,7 +175,9 @@ def check_moments(fitted: Any, moments: Moments) -> None:
 def done() -> hierfl.Fit:
     """A covariance from one pair of measures a client, in the tests' double precision."""
     with double_precision():
-        return hierfl.fit(covariance, grouped(JAWS[:, :2], 1), seed=0)
+        method = hierfl.methods.two_stage(covariance)
+        fit = hierfl.fit(method, grouped(JAWS[:, :2], 1), seed=0)
+    return with_server(fit, k_hat=torch.tensor(0.1).double())  # it is 0.36, from which modes may hide
 
 
 def with_server(fitted: hierfl.Fit, **state: Any) -> hierfl.Fit:
@@ -274,8 +276,12 @@ def test_draws_that_have_collapsed_are_not_trusted(done: hierfl.Fit) -> None:
     count = len(draws)
     final = {**final, "draws": draws, "log_weights": torch.full((count,), 1.0 / count).log()}
     numbers = {"k_hat": torch.tensor(0.0), "effective": torch.tensor(float(count))}
-    verdict = with_server(done, final=final, **numbers).summary()
-    assert verdict.trustworthy is False and "they have collapsed" in verdict.verdict
+    collapsed = with_server(done, final=final, **numbers)
+    history = (*collapsed.progress.history[:-1], {**collapsed.progress.history[-1], "r_hat": 1.0})
+    by_chains = replace(collapsed.progress, ended="64 chains", history=history)
+    for fit in (collapsed, replace(collapsed, progress=by_chains)):
+        verdict = fit.summary()
+        assert verdict.trustworthy is False and "they have collapsed" in verdict.verdict
 
 
 def test_another_start_with_another_posterior_is_not_trusted(done: hierfl.Fit) -> None:

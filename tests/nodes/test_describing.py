@@ -266,7 +266,7 @@ def test_too_few_nodes_are_refused(tmp_path: Path) -> None:
         letting_one(tmp_path / name)
     with pytest.raises(TooFewNodes, match="2 nodes describe their rows, and 3 are needed"):
         hierfl.describe(in_process(parts, tmp_path, fewest=3), formula())
-    with pytest.raises(TypeError, match=r"give it, describe\(nodes, formula\)"):
+    with pytest.raises(TypeError, match=r"give the one whose columns nodes describe"):
         hierfl.describe(in_process(parts, tmp_path))
 
 

@@ -346,7 +346,7 @@ def test_rows_of_another_kind_are_refused_with_the_frame_to_make(rows: Any, fix:
 
 def test_the_two_hidden_markov_models_of_the_recipe_are_one() -> None:
     """Pyro's, with padding masked, and the loop over rows; clients differ in their rows."""
-    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "recipes_series.md").read_text()
     blocks = [b.partition("```")[0] for b in page.split("```python\n")[1:]]
     space: dict[str, Any] = {"torch": torch, "numpy": np, "pyro": pyro, "dist": dist}
     for block in blocks:

@@ -147,7 +147,7 @@ def test_a_field_named_as_a_part_of_every_batch(name: str, data: ClientData) -> 
     """
     with pytest.raises(
         ValueError,
-        match=f"a field cannot be named '{name}': batch.{name} is an attribute of every batch",
+        match=f"field '{name}' has the name of a part of a batch, batch.{name}: rename it",
     ):
         read(regression, guides.delta, data.with_fields(**{name: data.fields["visits"]}))
 
@@ -281,7 +281,7 @@ def test_methods_without_a_pooled_form(data: ClientData) -> None:
     )
     with pytest.raises(ValueError, match="method 'fedavg' has no pooled form: hand over"):
         fit(hierfl.methods.fedavg(model), data, rounds=1, engine="pooled")
-    with pytest.raises(ValueError, match="local_steps is 1: it must be one of 0"):
+    with pytest.raises(ValueError, match="local_steps is 1: pooled rows take one joint step"):
         fit(hierfl.methods.fedsvi(regression, local_steps=1), data, rounds=1, engine="pooled")
 
 

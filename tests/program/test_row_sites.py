@@ -432,7 +432,7 @@ def test_over_nodes_the_numbers_are_those_of_one_process(tmp_path: Path) -> None
     theirs = named_leaves(over.message)
     for name, value in named_leaves(here.message).items():
         assert float((theirs[name] - value).abs().max()) < 1e-6, name
-    with pytest.raises(Exception, match="infer_rows is of values of rows"):
+    with pytest.raises(Exception, match="infer_rows reads rows, which are at the nodes"):
         over.infer_rows()
 
 
