@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -19,7 +19,9 @@ from hierfl.engine.settings import Settings
 from hierfl.method import Method
 from hierfl.program.recipes import recipe_of
 from hierfl.program.sites import Family
-from hierfl.runs.result import Fit
+
+if TYPE_CHECKING:
+    from hierfl.runs.result import Fit
 
 NAMED = 5  # clients in a warning
 OR_NONE = ("rounds", "cohort", "patience")
@@ -111,6 +113,8 @@ def check_method(method: Any) -> None:
                 f"model is {room.__name__}.{name}, which is not called yet: hand over what it "
                 "returns"
             )
+    from hierfl.runs.result import Fit  # with pandas; a fit is callable, as a guide of Predictive
+
     if isinstance(method, type | Family | Fit) or not callable(method):
         raise TypeError(
             f"model is {shown(method)}: hand over a model, a function of a batch or a "
