@@ -102,6 +102,20 @@ def test_only_straight_predictors_are_taken_for_lines(kind: str, straight: bool)
             assert torch.allclose(rows.values(v[None, None])[0, 0], known, rtol=1e-9)
 
 
+def test_a_site_of_which_nothing_is_seen_at_the_start_is_no_line() -> None:
+    """BUGS's Dogs: with a rate of hundreds all probabilities are 0, and so are their slopes."""
+
+    def model(batch: ClientBatch) -> None:
+        rate = pyro.sample("rate", dist.HalfNormal(316.0))
+        with batch.clients(), batch.data():
+            odds = torch.exp(-(rate + 1e-5) * (1.0 + batch.x[..., 0].square()))
+            pyro.sample("ill", dist.Bernoulli(odds), obs=batch.ill)
+
+    assert len(seen_line(read_likelihood(program_of(model))).inside) == 0
+    fitted = hierfl.fit(model, people(), seed=0)
+    assert fitted.method.name == "two_stage" and fitted.summary().trustworthy is True
+
+
 def test_numbers_outside_the_predictor_are_kept_apart() -> None:
     """sigma and the degrees of freedom stay outside; the local site is on the line."""
     line = seen_line(read_likelihood(program_of(programs.tails)))
