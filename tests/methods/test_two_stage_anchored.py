@@ -177,7 +177,9 @@ def done() -> hierfl.Fit:
     with double_precision():
         method = hierfl.methods.two_stage(covariance)
         fit = hierfl.fit(method, grouped(JAWS[:, :2], 1), seed=0)
-    return with_server(fit, k_hat=torch.tensor(0.1).double())  # it is 0.36, from which modes may hide
+    return with_server(
+        fit, k_hat=torch.tensor(0.1).double()
+    )  # it is 0.36, from which modes may hide
 
 
 def with_server(fitted: hierfl.Fit, **state: Any) -> hierfl.Fit:
