@@ -281,7 +281,7 @@ def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | N
         [jacobian(lambda v: predictors(reading.terms(v, batch)), v) for v in points]
     )
     constant = ((slopes - slopes[0]).abs() <= EXACT * (1.0 + slopes[0].abs())).all(0).all(0)
-    constant &= (slopes != 0.0).any(0).any(0)  # where probabilities are all 0, nothing is seen
+    constant &= bool(slopes.any())  # where all probabilities are 0 or 1, nothing is seen
     for v in points[: len(SIZES)]:
         eta = predictors(reading.terms(v, batch))
         for j in constant.nonzero()[:, 0].tolist():
