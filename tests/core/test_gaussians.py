@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import mpmath  # type: ignore[import-untyped]
 import pytest
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import Normal, without_own
+from hierfl.core.gaussians import Normal, Quadratic, without_own
 
 CLIENTS, SHARED = 3, 2
 
@@ -59,3 +61,19 @@ def test_narrow_and_nearly_singular_priors_lose_no_digits(
     found = without_own(normal, precision, shift, summed=True)
     assert found.precision[0].diagonal().tolist() == pytest.approx(diagonal, rel=1e-3)
     assert float(found.constant) == pytest.approx(constant, abs=1e-3)
+
+
+def test_densities_and_integrals_are_those_of_torch() -> None:
+    g = torch.Generator().manual_seed(0)
+    root = torch.randn(2, 3, 3, generator=g, dtype=torch.float64)
+    precision = root @ root.mT + torch.eye(3, dtype=torch.float64)
+    mean, x = torch.randn(2, 3, generator=g).double(), torch.randn(3, generator=g).double()
+    exact = torch.distributions.MultivariateNormal(mean, precision_matrix=precision).log_prob(x)
+    normal = Normal(mean, precision, torch.logdet(precision))
+    torch.testing.assert_close(normal.log_prob(x), exact)
+    shift = (precision @ mean[..., None])[..., 0]
+    own = -0.5 * (mean * shift).sum(-1) + 0.3
+    value, covariance = Quadratic(precision, shift, own).log_integral()
+    log_z = 1.5 * math.log(2.0 * math.pi) - 0.5 * torch.logdet(precision) + 0.3
+    torch.testing.assert_close(value, log_z)
+    torch.testing.assert_close(covariance, torch.linalg.inv(precision))
