@@ -27,7 +27,7 @@ Levels = Mapping[str, Sequence[str]]
 class FrameRows:
     """Rows' positions `place` (n,) in their frames, all frame labels `index`, and who has a label, `labeled`.
 
-    `clients` is the column of clients where each column is a field, so that other frames are read alike.
+    `clients` is the column of clients where each column is a field: other frames are read so too.
     """
 
     place: Tensor

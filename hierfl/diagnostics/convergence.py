@@ -191,10 +191,10 @@ def _at_points(fit: Snapshot) -> tuple[list[str], list[str]]:
 def _of_own(fit: Snapshot, own: WeightedDraws) -> tuple[Answer, str]:
     facts = f"k-hat is {own.k_hat:.2f}, and {own.effective:.0f} draws are effective"
     entries = entries_of_draws(fit, own)
-    few = None if entries is None else entries.too_few()
+    too_few = None if entries is None else entries.too_few()
     if fit.progress.ended is not None:
         r_hat = float(fit.progress.history[-1].get("r_hat", math.nan))
-        return _of_chains(fit.progress.ended, r_hat, own.effective, few)
+        return _of_chains(fit.progress.ended, r_hat, own.effective, too_few)
     if not own.k_hat < K_HAT:
         least = "" if entries is None else entries.least_known()
         return "not good", (
@@ -207,7 +207,7 @@ def _of_own(fit: Snapshot, own: WeightedDraws) -> tuple[Answer, str]:
             f"Not good: by the weights of '{fit.method.name}' itself {facts}, too few for a "
             "standard deviation. Allow more points or more rounds."
         )
-    why = few or (None if entries is None else too_far_apart(own) or too_unsure(own))
+    why = too_few or (None if entries is None else too_far_apart(own) or too_unsure(own))
     if why:
         return "not good", f"Not good: {facts}, but {why}"
     return (
@@ -216,10 +216,12 @@ def _of_own(fit: Snapshot, own: WeightedDraws) -> tuple[Answer, str]:
     )
 
 
-def _of_chains(ended: str, r_hat: float, effective: float, few: str | None) -> tuple[Answer, str]:
+def _of_chains(
+    ended: str, r_hat: float, effective: float, too_few: str | None
+) -> tuple[Answer, str]:
     facts = f"{ended}: split R-hat is {r_hat:.2f}, and {effective:.0f} draws are effective"
-    if few:
-        return "not good", f"Not good: by {facts}, but {few}"
+    if too_few:
+        return "not good", f"Not good: by {facts}, but {too_few}"
     if r_hat <= R_HAT and effective >= LEAST_EFFECTIVE:
         return "good", f"Good: by {facts}."
     return "not good", (

@@ -93,7 +93,7 @@ def answers_of(
 
 
 def _has_one_source(frames: Frames) -> bool:
-    """Return whether all frames have the same columns, whose values of one kind are read alike."""
+    """Return whether all frames have the same columns, and read values of one kind the same way."""
     first, *others = frames.values()
     columns, dtypes = first.columns, first.dtypes.tolist()
     if any(of.attrs != first.attrs for of in others):  # units

@@ -78,7 +78,7 @@ def factor_of(
     *,
     steps: int = LATER,
 ) -> Factor:
-    """Return clients' factors by `belief`, m (V,) and C (V, V), and `before` where `known` (C,)."""
+    """Return clients' factors by `belief`, m (V,) and C (V, V), and `before` where `seen` (C,)."""
     loc, prior = belief[0], _symmetric(torch.linalg.inv_ex(belief[1]).inverse)
     mean, precision = _start(rows, loc, prior, before)
     if bool(seen.all()):

@@ -35,7 +35,7 @@ FAR = 0.7  # how far a site is moved to see what it changes
 
 
 def seen_hierarchy(reading: Reading, nonlinear: frozenset[str] = frozenset()) -> Hierarchy:
-    """Return a program's prior, tested at random points, with sites `apart` from those that are linear.
+    """Return a program's prior, tested at random points; sites in `nonlinear` are not linear.
 
     Refuse local sites that it cannot sample.
     """
