@@ -22,7 +22,7 @@ from hierfl.comparisons.score_table import published
 from hierfl.comparisons.study_file import Study, StudyEntry
 from hierfl.comparisons.tuning import chosen
 from hierfl.core.disk import claim, replace_text
-from hierfl.demo.workers import set_up_worker
+from hierfl.comparisons.workers import set_up_worker
 from hierfl.runs.run_folder import held
 
 Say = Callable[[str], None]
