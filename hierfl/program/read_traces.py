@@ -18,7 +18,7 @@ from torch.distributions import kl_divergence, transform_to
 from hierfl.core import noise
 from hierfl.data.batch import CLIENTS, ClientBatch
 from hierfl.program.check_data import kind_of
-from hierfl.program.handlers import Noise, NoKeyedDraw, draw
+from hierfl.program.handlers import KeyedNoise, NoKeyedDraw, draw
 from hierfl.program.program import ParamSpec, ProgramError, refuse_first
 from hierfl.program.sites import COMMON, Latents, LatentSite, Model
 from hierfl.program.traces import (
@@ -262,7 +262,7 @@ def is_keyed(guide: Any) -> bool:
         if not is_latent(site):
             continue
         try:
-            draw(site["fn"], Noise(noise.root_key(0), axis=0))
+            draw(site["fn"], KeyedNoise(noise.root_key(0), axis=0))
         except NoKeyedDraw as error:
             if not site["fn"].has_rsample:
                 raise ProgramError(

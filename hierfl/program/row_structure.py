@@ -17,8 +17,8 @@ from hierfl.data.batch import ClientBatch
 from hierfl.program.check_data import check_support
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import ProgramError, refuse_first
-from hierfl.program.row_runs import Structure, Term, log_prob_of
-from hierfl.program.row_sites import Integrating, Rows
+from hierfl.program.row_runs import RowTerm, Structure, log_prob_of
+from hierfl.program.row_sites import Integrating, RowSites
 from hierfl.program.row_steps import steps_of
 from hierfl.program.sites import Model, Values
 from hierfl.program.traces import (
@@ -191,7 +191,7 @@ def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) ->
         touching = [group for group in groups if group & whole]
         groups = [group for group in groups if not group & whole]
         groups.append(whole.union(*touching))
-    terms: dict[str, Term] = {}
+    terms: dict[str, RowTerm] = {}
     sites: set[str] = set()
     for group in groups:
         inside = sorted(group, key=order.index)
@@ -201,7 +201,7 @@ def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) ->
             if name not in rows:
                 refuse_first(_faults(runs, name, own))
                 earlier = tuple(n for n in own if order.index(n) < order.index(name))
-                terms[name] = Term(name, earlier, before)
+                terms[name] = RowTerm(name, earlier, before)
                 before = (*before, name)
                 sites |= {*earlier}
     for name in rows:
@@ -216,13 +216,13 @@ def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) ->
     return replace(structure, terms=stepped)
 
 
-def _stepped(runs: _Runs, structure: Structure, term: Term) -> Term:
+def _stepped(runs: _Runs, structure: Structure, term: RowTerm) -> RowTerm:
     """Return a term with its comparisons, if it has no slope in a site; these must be linear in it."""
     flat = [name for name in term.sites if term.name not in runs.slopes(name)]
     if not flat:
         return term
     alone = len(term.sites) == 1 and not term.before and not runs.nodes[flat[0]]["fn"].event_shape
-    rows = Rows(runs.model, runs.batch, structure)
+    rows = RowSites(runs.model, runs.batch, structure)
     with Center(), Fixed({}), Integrating(rows):
         poutine.trace(runs.model).get_trace(runs.batch)
     steps = steps_of(rows, term, runs.values[flat[0]]) if alone else ()
