@@ -8,7 +8,6 @@ Python that has it) and keeps the answers in `benchmarks/zoo/answers.json`.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import resource
 import signal
@@ -25,6 +24,7 @@ import torch
 
 import hierfl
 from benchmarks.pooled_nuts import ROOT, python
+from benchmarks.zoo.programs import data_of, program_of
 
 HERE = Path(__file__).parent
 ANSWERS, TABLE = HERE / "answers.json", ROOT / "benchmarks/ZOO.md"
@@ -41,23 +41,6 @@ class Apart(NamedTuple):
     mean_site: str
     ratio: float
     ratio_site: str
-
-
-def program_of(name: str) -> Any:
-    """Return a program's module."""
-    return importlib.import_module(f"benchmarks.zoo.programs.{name}")
-
-
-def data_of(program: Any) -> hierfl.ClientData:
-    """Return a program's rows."""
-    rows = dict(program.rows())
-    client, own = rows.pop("client"), rows.pop("of_clients", None)
-    names = [f"c{k:03d}" for k in range(int(max(client)) + 1)]
-    tensors = {n: torch.as_tensor(v) for n, v in rows.items()}
-    typed: dict[str, Any] = {
-        n: v.float() if v.is_floating_point() else v for n, v in tensors.items()
-    }
-    return hierfl.ClientData.from_arrays(client, names=names, client_fields=own, **typed)
 
 
 def limited() -> None:
