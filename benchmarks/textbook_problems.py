@@ -17,7 +17,7 @@ import pyro.distributions as dist
 import torch
 
 import hierfl
-from benchmarks.zoo.programs import data_of, program_of
+from benchmarks.zoo.reading import data_of, program_of
 from hierfl import ClientBatch, ClientData
 
 ZOO = ("lsat", "equiv", "bones", "oxford", "seeds", "baseball")

@@ -24,7 +24,7 @@ import torch
 
 import hierfl
 from benchmarks.pooled_nuts import ROOT, python
-from benchmarks.zoo.programs import data_of, program_of
+from benchmarks.zoo.reading import data_of, program_of
 
 HERE = Path(__file__).parent
 ANSWERS, TABLE = HERE / "answers.json", ROOT / "benchmarks/ZOO.md"

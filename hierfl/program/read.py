@@ -243,14 +243,17 @@ def _without_hidden_sites(
     model: Model, data: ClientData, two: ClientBatch, seed: int
 ) -> tuple[Model, Structure | None]:
     """Integrate sites of rows out of a program, and sum out discrete ones; few programs need it."""
+    from hierfl.program.enumerated import summed_out
     from hierfl.program.row_orders import without_row_sites
+    from hierfl.program.row_structure import LabelGivenRow
 
-    model, structure = without_row_sites(model, data)
+    try:
+        model, structure = without_row_sites(model, data)
+    except LabelGivenRow:
+        return without_row_sites(summed_out(model, two), data)
     try:
         _trace(model, two, "model", seed, _Start())
     except Enumerable:
-        from hierfl.program.enumerated import summed_out
-
         model = summed_out(model, two)
     return model, structure
 

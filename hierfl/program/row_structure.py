@@ -44,6 +44,10 @@ LINKED = (
 )
 
 
+class LabelGivenRow(ProgramError):
+    """A discrete site that depends on a site of its row: it is summed out before that is integrated."""
+
+
 class Fixed(Messenger):
     """Sets latent sites to given values, discrete ones to their first, all others to their centers."""
 
@@ -212,13 +216,15 @@ def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) ->
     hidden = ({*rows} - sites) | computed
     by_mean = {name: has_mean(runs.nodes[name]["fn"]) for name in rows}
     structure = Structure(tuple(n for n in rows if n in sites), frozenset(hidden), terms, by_mean)
-    stepped = {name: _stepped(runs, structure, term) for name, term in terms.items()}
+    stepped = {name: _stepped(runs, structure, term, reads) for name, term in terms.items()}
     return replace(structure, terms=stepped)
 
 
-def _stepped(runs: _Runs, structure: Structure, term: RowTerm) -> RowTerm:
+def _stepped(
+    runs: _Runs, structure: Structure, term: RowTerm, reads: Mapping[str, set[str]]
+) -> RowTerm:
     """Return a term with its comparisons, if it has no slope in a site; these must be linear in it."""
-    flat = [name for name in term.sites if term.name not in runs.slopes(name)]
+    flat = [n for n in term.sites if term.name in reads[n] and term.name not in runs.slopes(n)]
     if not flat:
         return term
     alone = len(term.sites) == 1 and not term.before and not runs.nodes[flat[0]]["fn"].event_shape
@@ -250,6 +256,8 @@ def _faults_unread(runs: _Runs, name: str) -> Iterator[str]:
 def _faults(runs: _Runs, name: str, sites: Sequence[str]) -> Iterator[str]:
     """Say whether a term is latent, or in other plates than the sites that it depends on."""
     site = runs.nodes[name]
+    if is_enumerable(site):
+        raise LabelGivenRow(f"site '{name}' is discrete, and depends on the site '{sites[0]}'")
     if is_latent(site):
         yield (
             f"site '{name}' is latent, and depends on the site '{sites[0]}' of a row, "

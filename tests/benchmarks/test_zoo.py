@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.zoo.__main__ import COLUMNS, NAMES, apart, row_of
-from benchmarks.zoo.programs import data_of, program_of
+from benchmarks.zoo.reading import data_of, program_of
 from hierfl.program.read import read_model
 
 
