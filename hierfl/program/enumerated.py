@@ -68,7 +68,9 @@ class _Enumerated(EnumMessenger):
         self.mixtures = {c.terms[0]: c for c in whole if c.is_mixture}
         self.factors = {name for c in whole if not c.is_mixture for name in c.terms}
         self.mixed = {c.mixed: c for c in whole if c.mixed}
-        self.priors: dict[str, Tensor] = {}  # log densities of `mixed` sites, as outer handlers see them
+        self.priors: dict[
+            str, Tensor
+        ] = {}  # log densities of `mixed` sites, as outer handlers see them
 
     def _pyro_sample(self, msg: Site) -> None:
         name = msg["name"]
