@@ -57,10 +57,12 @@ from hierfl.program.read_traces import (
 from hierfl.program.sites import Family, Guide, Model
 from hierfl.program.traces import Center, Site, is_deterministic, samples
 from hierfl.program.wrapped import (
+    has_mapped_normals,
     sites_to_float,
     with_common_site,
     with_filled_labels,
     with_float_labels,
+    with_plain_sites,
 )
 
 if TYPE_CHECKING:
@@ -214,8 +216,10 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
                 refuse_first(faults_of_rows(single, other))
         with untouched_store():
             labels = label_fields(model, pair, two)
-        if floats := sites_to_float(pair):
-            model = with_float_labels(model, floats)
+        floats, is_mapped = sites_to_float(pair), has_mapped_normals(pair)
+        if floats or is_mapped:
+            model = with_float_labels(model, floats) if floats else model
+            model = with_plain_sites(model) if is_mapped else model
             pair, _ = _trace(model, two, "model", seed, _Start())
             single, reads = _trace(model, single_batch, "model", seed, _Start())
         check_sizes(model, single, single_batch)

@@ -11,11 +11,11 @@ import pyro.distributions as dist
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import biject_to
+from torch.distributions import AffineTransform, ExpTransform, biject_to
 
 from hierfl.data.batch import ClientBatch
 from hierfl.program.sites import COMMON, Model
-from hierfl.program.traces import NAN_MASKED, Site, counts_of, is_likelihood, samples
+from hierfl.program.traces import NAN_MASKED, Site, counts_of, is_latent, is_likelihood, samples
 
 
 class _Floats(Messenger):
@@ -51,6 +51,53 @@ def _inside(fn: Any, like: Tensor) -> Tensor:
     transform = biject_to(fn.support)
     value: Tensor = transform(torch.zeros(transform.inverse_shape(like.shape), dtype=like.dtype))
     return value
+
+
+class _Plain(Messenger):
+    """Gives latent sites that are moved and scaled Normals the Normal or log-normal that they are."""
+
+    def _pyro_sample(self, msg: Site) -> None:
+        if is_latent(msg) and (plain := plain_of(msg["fn"])) is not None:
+            msg["fn"] = plain
+
+
+def plain_of(fn: Any) -> Any:
+    """Return a Normal or log-normal that is a moved and scaled Normal, perhaps exponentiated; or None."""
+    if isinstance(fn, torch.distributions.Independent):
+        inner = plain_of(fn.base_dist)
+        return None if inner is None else inner.to_event(fn.reinterpreted_batch_ndims)
+    if isinstance(fn, dist.ExpandedDistribution):
+        inner = plain_of(fn.base_dist)
+        return None if inner is None else inner.expand(fn.batch_shape)
+    if type(fn) is not dist.TransformedDistribution:
+        return None
+    base, events = fn.base_dist, len(fn.event_shape)
+    while isinstance(base, torch.distributions.Independent | dist.ExpandedDistribution):
+        base = base.base_dist
+    *moves, last = fn.transforms or [None]
+    is_log = isinstance(last, ExpTransform)
+    moves = moves if is_log else [*moves, last]
+    if not (isinstance(base, torch.distributions.Normal) and all(map(_is_affine, moves))):
+        return None
+    loc, scale = base.loc, base.scale
+    for move in moves:
+        loc, scale = move.loc + move.scale * loc, torch.as_tensor(move.scale).abs() * scale
+    made = (dist.LogNormal if is_log else dist.Normal)(loc, scale).expand(fn.shape())
+    return made.to_event(events) if events else made
+
+
+def _is_affine(transform: Any) -> bool:
+    return isinstance(transform, AffineTransform)
+
+
+def has_mapped_normals(trace: Any) -> bool:
+    """Return whether a latent site is a moved and scaled Normal, written as a transform."""
+    return any(plain_of(site["fn"]) is not None for _, site in samples(trace) if is_latent(site))
+
+
+def with_plain_sites(model: Model) -> Model:
+    """Return the model with Normals in the place of latent sites that are maps of them."""
+    return _under(model, lambda _: _Plain())
 
 
 def sites_to_float(trace: Any) -> frozenset[str]:
