@@ -41,7 +41,7 @@ from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import stepping_server
 from hierfl.optimizers import Adam, Optimizer
-from hierfl.program.handlers import Noise, NoKeyedDraw, draw, unchecked
+from hierfl.program.handlers import KeyedNoise, NoKeyedDraw, draw, unchecked
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Model, Values
 from hierfl.program.terms import log_joint
@@ -296,7 +296,7 @@ def prior_draws(program: Program, theta: Params, numbers: Tensor) -> Tensor:
             values = {}
             for name, prior in priors.items():
                 key = noise.fold(noise.root_key(0), noise.word(name), number)[None]
-                values[name] = draw(prior, Noise(key, axis=len(prior.batch_shape) - 2))
+                values[name] = draw(prior, KeyedNoise(key, axis=len(prior.batch_shape) - 2))
             return block.flatten(values)[0, 0]
 
         try:
