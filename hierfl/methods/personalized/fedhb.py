@@ -20,16 +20,17 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
+from torch import Tensor
+
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method, Server
 from hierfl.methods.about import About
 from hierfl.methods.fedabml import FedABMLSetting, client_of
-from hierfl.methods.parts.averaging import Descent, averaging_server
+from hierfl.methods.parts.averaging import Descent
 from hierfl.methods.parts.prior_params import moments_and_scales
 from hierfl.optimizers import SGD, Optimizer
-from hierfl.program.program import Params, Program
+from hierfl.program.program import Program
 from hierfl.program.sites import Family, Guide, Model
 
 
@@ -95,18 +96,11 @@ def fedhb(
 
 def _server(weight: float, freedom: float, spread: float, program: Program) -> Server:
     """Return the server that moves to the posterior of mu and v."""
-    moments, count = moments_and_scales(program, "fedhb"), program.num_clients
+    count = program.num_clients
 
-    def best(theta: Params, means: dict[str, Tree]) -> Params:
-        new = dict(theta)
-        for loc, away in means["moments"]["away"].items():
-            mean = theta[loc] + away
-            new[loc] = mean * count / (count + weight)
-            around = means["moments"]["square"][loc] - away.square() + (mean - new[loc]).square()
-            total = spread + count * around + weight * new[loc].square()
-            name = moments.scale[loc]
-            scale = (total / (count + freedom)).clamp(min=0.0).sqrt()
-            new[name] = moments.links[name].inv(scale).view(theta[name].shape)
-        return new
+    def posterior(mean: Tensor, around: Tensor) -> tuple[Tensor, Tensor]:
+        new = mean * count / (count + weight)
+        total = spread + count * (around + (mean - new).square()) + weight * new.square()
+        return new, (total / (count + freedom)).clamp(min=0.0)
 
-    return averaging_server(program.start()[0], best)
+    return moments_and_scales(program, "fedhb").server(program, posterior)

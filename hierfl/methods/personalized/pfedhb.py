@@ -25,16 +25,15 @@ from typing import Literal
 from torch import Tensor
 
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method, Server
 from hierfl.methods.about import About
 from hierfl.methods.fedabml import FedABMLSetting, client_of
-from hierfl.methods.parts.averaging import Descent, averaging_server
+from hierfl.methods.parts.averaging import Descent
 from hierfl.methods.parts.prior_params import moments_and_scales
 from hierfl.methods.wrappers.averages import by_rows
 from hierfl.optimizers import Adam, Optimizer
-from hierfl.program.program import Params, Program
+from hierfl.program.program import Program
 from hierfl.program.sites import Family, Guide, Model
 
 TURNS = 50  # of mu and v; the last changes nothing that a float shows
@@ -98,18 +97,8 @@ def pfedhb(
 
 def _server(a: float, b: float, program: Program) -> Server:
     """Return the server that moves to the most likely mu and v."""
-    moments = moments_and_scales(program, "pfedhb")
-
-    def best(theta: Params, means: dict[str, Tree]) -> Params:
-        new, sent = dict(theta), means["moments"]
-        for loc, away in sent["away"].items():
-            name = moments.scale[loc]
-            around = (sent["square"][loc] - away.square()).clamp(min=0.0)
-            new[loc], variance = most_likely(theta[loc] + away, around, a, b)
-            new[name] = moments.links[name].inv(variance.sqrt()).view(theta[name].shape)
-        return new
-
-    return averaging_server(program.start()[0], best)
+    rule = partial(most_likely, a=a, b=b)
+    return moments_and_scales(program, "pfedhb").server(program, rule)
 
 
 def most_likely(mean: Tensor, around: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
