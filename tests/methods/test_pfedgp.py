@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
@@ -81,21 +80,6 @@ def test_rows_that_are_not_there_count_for_nothing() -> None:
         some = Process(scale, there[:, :4], through).at(asked, kept[:, :4], y[:, :4], noise[:, :4])
         for a, b in zip(all_, some, strict=True):
             close(a, b, 1e-6)
-
-
-@pytest.mark.parametrize("inducing", [None, 12])
-def test_a_common_embedding_is_learned(inducing: Any) -> None:
-    """Planted: labels depend on the first input alone, which the kernel learns to look at."""
-    data, test = wavy(0, 4), wavy(5, 4)
-    model = identity(inducing=inducing, noise=0.5)
-    method = pfedgp(model, optimizer=Adam(0.05), steps=10)
-    before = fit(pfedgp(model, **STILL), data, rounds=1).predict(test, draws=1)
-    fitted = fit(method, data, rounds=12)
-    after = fitted.predict(test, draws=1)
-    y = test.fields["y"]
-    assert float((after.mean - y).square().mean()) < 0.6 * float((before.mean - y).square().mean())
-    columns = fitted.message["theta.weight"].norm(dim=0)
-    assert columns[0] > 2.0 * columns[1]
 
 
 def test_classes_by_hand() -> None:

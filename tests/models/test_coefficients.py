@@ -15,7 +15,6 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.program.program import ProgramError
 from hierfl.program.read import read
-from hierfl.program.recipes import describe, recipe_of, remake
 from tests.models.scene import (
     alone,
     check_every_engine,
@@ -205,18 +204,6 @@ def test_every_coefficient_has_a_gradient(data: ClientData) -> None:
     for gradient in torch.autograd.grad(own.sum() + above, list(values.values())):
         assert gradient.isfinite().all()
         assert (gradient != 0).all()
-
-
-def test_remade_from_its_recipe(data: ClientData) -> None:
-    for own in REGRESSIONS:
-        model = models.regression(**own, slopes="global", centered=True)
-        assert recipe_of(model) is not None
-        again = remake(describe(model))
-        first, second = (read(m, guides.delta, data) for m in (model, again))
-        values = values_at_random(first)
-        torch.testing.assert_close(
-            densities(first, values, everyone(data)), densities(second, values, everyone(data))
-        )
 
 
 @pytest.mark.parametrize(

@@ -144,8 +144,6 @@ def _client(
         start=start,
         phases=(descent.phase(loss), Phase(square, 1, "epoch", fisher_rows)),
         finish=finish,
-        params=lambda message, own: sites.gaussian(
-            message["z"], scaled(message["precision"], float(program.num_clients))
-        ),
+        params=sites.served,
         adapt=(),
     )
