@@ -72,7 +72,6 @@ Word = Literal["none", "lg", "meg", "mh", "mh24", "mh-code"]
     own="weights",
     kept="its weights, and its last copy of the means",
     crosses="its copy of the mean",
-    new="the same steps",
     down="the prior's means",
     up="`theta`: its copy of them after training; `loss`",
 )

@@ -37,7 +37,7 @@ def heads(fitted: hierfl.Fit) -> Tensor:
     return value.flatten()
 
 
-@pytest.mark.parametrize(("plate", "steps"), zip(PLATES, (1, 3), strict=True))
+@pytest.mark.parametrize(("plate", "steps"), [*zip(PLATES, (1, 3), strict=True)])
 def test_with_one_body_step_the_fixed_point_is_the_joint_optimum(plate: str, steps: int) -> None:
     method = fedrep(
         **PLATES[plate], optimizer=SGD(0.3), head_steps=steps, body_steps=1, **EVERY_ROW

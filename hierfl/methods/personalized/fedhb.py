@@ -42,7 +42,6 @@ from hierfl.program.sites import Family, Guide, Model
     guide="mean field",
     kept="its mean-field posterior",
     crosses="mean and spread of its posterior",
-    new="the same steps",
     down="the prior's means and scales",
     up="`moments`: mean of its posterior less the prior's, and the second moment about it; `loss`",
 )

@@ -48,7 +48,6 @@ LEAST = 1e-12  # v, where points of clients agree
     guide="mean field",
     kept="its mean-field posterior",
     crosses="mean and spread of its posterior",
-    new="the same steps",
     down="the prior's means and scales",
     up="`moments`*: mean of its posterior less the prior's, and the second moment about it; `loss`*",
 )

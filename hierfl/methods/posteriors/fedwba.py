@@ -48,7 +48,6 @@ from hierfl.program.sites import Model
     kept="its particles",
     crosses="its particles individually",
     discloses="summaries",
-    new="the same steps",
     down="the barycenter's particles",
     up="`particles`: its particles, (P, D); `loss`",
 )

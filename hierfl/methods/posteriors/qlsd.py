@@ -44,7 +44,6 @@ LEVELS = 127  # whole numbers in 8 bits
     infers="draws of one global posterior, by a Langevin chain of the server",
     source="Vono et al. 2022, arXiv:2106.00797",
     common="sites",
-    own="none",
     guide="draws of a Langevin chain",
     kept="its memory, a vector",
     crosses="a gradient in 8 bits a number",
