@@ -22,7 +22,6 @@ from hierfl.methods import batch_normed, fedavg
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD, Adam
 from hierfl.program.program import ProgramError
-from hierfl.program.recipes import describe, remake
 from tests.methods.test_messages import exchange
 from tests.programs import federation, fit
 
@@ -368,13 +367,6 @@ def test_clients_in_no_cohort_and_new_ones_have_statistics_of_their_own() -> Non
     found = statistics(fitted)["statistics.0.mean"]
     for k, name in enumerate(data.names):
         assert torch.allclose(found[k], data.select([name]).fields["x"].mean(0), atol=1e-12)
-
-
-def test_it_is_rebuilt_from_its_description() -> None:
-    method = batch_normed(methods.ditto(models.regression("gaussian", "x"), steps=3))
-    assert method.name == "ditto+BN"
-    assert describe(method)["with"]["method"]["with"]["steps"] == 3
-    assert describe(remake(describe(method))) == describe(method)
 
 
 @pytest.mark.parametrize(

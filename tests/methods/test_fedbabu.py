@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-import hierfl
 from hierfl.methods import by_rows, fedbabu
 from hierfl.optimizers import SGD
 from tests.methods.quadratics import B, P
 from tests.methods.split_quadratics import EVERY_ROW, HC, at, clients
-from tests.methods.test_fedrep import network
-from tests.programs import federation, fit
+from tests.programs import fit
 
 HEAD = ("theta.2.weight", "theta.2.bias")
 
@@ -30,15 +28,6 @@ def test_the_fixed_point_is_the_best_body_under_the_frozen_head(plate: bool, v: 
         start = at(float(best), v, plate=plate)
         method = fedbabu(start, head=head, optimizer=SGD(0.3), **EVERY_ROW)
         assert torch.allclose(fit(wrapper(method), clients(), rounds=2).message["u"], best)
-
-
-def test_the_head_is_bit_identical_after_training_and_does_not_cross() -> None:
-    fitted = fit(fedbabu(network(), head=HEAD, batch_size=2), federation(), rounds=4)
-    start = fitted.program.start()[0]
-    message = fitted.federation.server.down(fitted.progress.server, hierfl.method.Clock(0, 1))
-    assert set(message) == {"theta.0.weight", "theta.0.bias"}
-    for name, value in fitted.message.items():
-        assert torch.equal(value, start[name]) == (name in HEAD)
 
 
 @pytest.mark.parametrize("plate", [False, True])

@@ -11,7 +11,7 @@ import torch
 
 from hierfl.data.clients import ClientData
 from hierfl.methods import fedem
-from hierfl.models.mixture import SHARES, Mixed
+from hierfl.models.mixture import Mixed
 from hierfl.optimizers import SGD
 from tests.methods.test_ifca import center, sets
 from tests.programs import fit
@@ -88,8 +88,3 @@ def test_a_mixture_is_a_distribution() -> None:
     drawn = fn.expand((2, 3)).sample((4000,))
     assert drawn.shape == (4000, 2, 3)
     assert float(drawn.mean()) == pytest.approx(float(known.mean), abs=0.05)
-
-
-def test_shares_stay_at_the_client() -> None:
-    fitted = fit(fedem(center, starts=sets(-1.0, 0.5), **GRADIENT), planted(), rounds=2)
-    assert SHARES not in fitted.message

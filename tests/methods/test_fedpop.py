@@ -245,20 +245,6 @@ def test_one_step_without_noise_is_fedsvi_with_points() -> None:
         assert torch.allclose(pop_state["theta"][name], value, atol=1e-10, rtol=0.0), name
 
 
-def test_new_clients_run_a_chain_and_leave_theta() -> None:
-    fitted = fit(
-        fedpop(hierarchy, step_size=0.02, steps=40, burn_in=10, kept_draws=300), three(), rounds=3
-    )
-    rows = ClientData.from_clients({"new": {"y": [8.0] * 20}})
-    new = fitted.personalize(rows, rounds=10)
-    assert torch.equal(new.message["g.at"], fitted.message["g.at"])
-    g = float(fitted.message["g.at"])
-    assert float(new.draws(300).own["b"].mean()) == pytest.approx((160 + g) / 21, abs=0.15)
-    before = fitted.personalize(rows, rounds=0).draws(300).own["b"]
-    assert float(before.mean()) == pytest.approx(g, abs=0.2)
-    assert float(before.std()) == pytest.approx(1.0, abs=0.15)
-
-
 def test_a_chain_that_diverges_is_refused() -> None:
     """Of a precision of 21, at a step size above 2 / 21; and below, the history tells how near it
     is.

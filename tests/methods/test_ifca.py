@@ -60,11 +60,3 @@ def test_a_cluster_that_nobody_chooses_stays_and_another_start_finds_it() -> Non
     lost = fit(ifca(center, clusters=2, starts=sets(2.0, 90.0), **EXACT), data, rounds=3)
     assert lost.message["theta"]["mu"].tolist() == pytest.approx([154.0 / 60.0, 90.0])
     assert lost.message["share"].tolist() == [1.0, 0.0]
-
-
-def test_a_client_may_be_skipped_and_a_cohort_drawn() -> None:
-    fitted = fit(ifca(center, clusters=2, starts=sets(1.0, 3.0), **EXACT), BIG, rounds=5, cohort=2)
-    assert set(fitted.history["clients"]) == {2}
-
-
-BIG = numbers((0.0, 0.2, -0.1, 5.0, 5.3), (3, 4, 5, 6, 7))

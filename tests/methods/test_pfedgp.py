@@ -14,7 +14,7 @@ from hierfl.data.clients import ClientData
 from hierfl.methods import pfedgp
 from hierfl.models import GaussianProcessNetwork
 from hierfl.models.gaussian_process_network import JITTER, Process
-from hierfl.optimizers import SGD, Adam
+from hierfl.optimizers import SGD
 from tests.methods.test_pvi import close
 from tests.programs import fit
 
@@ -95,15 +95,3 @@ def test_classes_by_hand() -> None:
         mean, variance = gain * (np.log(a) - t / 2), 4.0 - gain * 4.0
         logits.append(mean / np.sqrt(1 + np.pi / 8 * variance))
     close(found, torch.tensor(logits).softmax(0).to(found), 1e-5)
-
-
-def test_a_new_client_needs_its_rows_alone() -> None:
-    data = wavy()
-    fitted = fit(pfedgp(identity(), optimizer=Adam(0.05), steps=10), data, rounds=12)
-    joined = fitted.personalize(wavy(7), rounds=1)
-    for name, value in joined.message.items():
-        assert torch.equal(value, fitted.message[name])
-    rest, y = joined.predict(wavy(8), draws=1), wavy(8).fields["y"]
-    alone = fitted.personalize(wavy(7), rounds=0).predict(wavy(8), draws=1)
-    assert float(alone.mean.abs().max()) == 0.0  # the prior's
-    assert float((rest.mean - y).square().mean()) < float(y.square().mean())
