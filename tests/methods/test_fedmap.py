@@ -360,7 +360,7 @@ def test_init_client_starts_from_one_client_fitted_alone() -> None:
         assert float(near.min()) < 1e-12 and float(near.max()) > 1e-3
         first[int(near.argmin())] = True
     after = fit(fedmap(personal(), init="client", **options), data, rounds=2, seed=0)
-    assert after.progress.table["begun"].tolist() == [1.0, 1.0, 1.0]
+    assert after.progress.table["seen"].tolist() == [1.0, 1.0, 1.0]
     assert len(first) > 1, "the seed chooses the client"
 
 

@@ -14,7 +14,7 @@ from hierfl.program.program import Params
 
 
 def personal_client(
-    own: Tree,
+    own_params: Tree,
     first: Callable[[Tree, Tree], Tree],
     *,
     start: Callable[[Tree, Tree], Tree],
@@ -22,10 +22,10 @@ def personal_client(
     params: Callable[[Tree, Tree], Params],
     **others: Any,
 ) -> Client:
-    """Return a client whose state is `first(message, own)` until it has been through a round.
+    """Return a client whose state is `first(message, own)`, or part of it, until it has been through a round.
 
     `start`, `finish` and `params` get that state, or what the last round left. `finish` returns the
-    whole next state. `others` are further fields of `Client`.
+    whole next state, with `seen` 0 where the round does not count. `others` are further fields of `Client`.
     """
 
     def now(message: Tree, own: Tree) -> Tree:
@@ -34,10 +34,11 @@ def personal_client(
 
     def finished(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         up, after = finish(work, message, own, rows)
-        return up, {**after, "seen": torch.ones(())}
+        # in the order in which the client store holds them
+        return up, {**{n: after[n] for n in own_params}, "seen": after.get("seen", torch.ones(()))}
 
     return Client(
-        own={**own, "seen": torch.zeros(())},
+        own={**own_params, "seen": torch.zeros(())},
         start=lambda message, own: start(message, now(message, own)),
         finish=finished,
         params=lambda message, own: params(message, now(message, own)),
