@@ -62,7 +62,7 @@ def test_fedivon_is_exact_where_clients_converge() -> None:
     Curvature is learned from draws, without bias where it is constant; its noise averages out.
     """
     method = fedivon(
-        apart, lr=1.0, betas=(0.0, 0.95), steps=60, batch_size=None, draws=8, curvature_start=1.0
+        apart, lr=1.0, betas=(0.0, 0.95), steps=60, batch_size=None, draws=6, curvature_start=1.0
     )
     (loc, precision), (mean, wanted) = gaussian(fit(method, clients(), rounds=2)), pooled()
     close(loc, mean, 0.1)
@@ -106,10 +106,10 @@ def test_fola_s_precision_is_that_of_the_posterior() -> None:
         parts[f"c{k}"] = {"x": x, "y": x @ torch.tensor([2.0, -1.0], dtype=torch.float64) + noise}
     data = ClientData.from_clients(parts)
     method = fola(apart, optimizer=SGD(0.8), steps=20, batch_size=None, fisher_rows=1)
-    loc, precision = gaussian(fit(method, data, rounds=3))
+    loc, precision = gaussian(fit(method, data, rounds=5))
     x, y = data.fields["x"], data.fields["y"]
     close(precision / ((x * x).sum(0) + 0.25), torch.ones(2), 0.2)
-    close((loc - torch.linalg.lstsq(x, y[:, None]).solution[:, 0]) * precision.sqrt(), [0, 0], 0.5)
+    close((loc - torch.linalg.lstsq(x, y[:, None]).solution[:, 0]) * precision.sqrt(), [0, 0], 0.8)
 
 
 def test_the_product_keeps_what_one_client_knows() -> None:
