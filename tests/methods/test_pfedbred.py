@@ -21,19 +21,11 @@ from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
 from hierfl.models.bregman_network import BregmanKernel, Means
 from hierfl.optimizers import SGD
+from tests.methods.cases import net
 from tests.methods.quadratics import START, B, H, at, clients
 from tests.programs import federation, fit, row_plan
 
 WHOLE: dict[str, Any] = {"batch_size": None}
-
-
-def net() -> torch.nn.Module:
-    g = torch.Generator().manual_seed(3)
-    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
-    with torch.no_grad():
-        for p in module.parameters():
-            p.copy_(0.5 * torch.randn(p.shape, generator=g))
-    return module
 
 
 def line(batch: ClientBatch) -> None:

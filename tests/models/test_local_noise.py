@@ -16,7 +16,6 @@ from hierfl import guides, models
 from hierfl.core.trees import tree_leaves
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
-from hierfl.method import over_draws
 from hierfl.models.likelihood import normal
 from hierfl.program.program import Program
 from hierfl.program.read import read
@@ -163,10 +162,3 @@ def test_other_guides_sample_weights_as_usual(data: ClientData) -> None:
 def test_non_centered_weights_raise() -> None:
     with pytest.raises(ValueError, match="local_reparameterization is set and centered is False"):
         models.bayesian_network(mlp(3, 2), local_reparameterization=True, centered=False)
-
-
-def test_draws_under_vmap_agree_with_single_draws(data: ClientData) -> None:
-    p = program(data, mlp(3, 2), local=True)
-    params, batch = params_of(p), full_batch(data, torch.tensor([1]), seed=5)
-    at_once = over_draws(lambda b: p.terms(params, b).nll.sum(), batch, 7, keyed=True)
-    torch.testing.assert_close(at_once, nll(p, params, data, 7).mean())
