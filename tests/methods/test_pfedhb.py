@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from hierfl.methods.personalized.pfedhb import most_likely
+from hierfl.methods.personalized.hyper_priors import most_likely
 
 M, S2, C = np.array([0.5, 1.5, -0.2]), np.array([0.1, 0.2, 0.3]), np.array([0.5, 0.3, 0.2])
 
