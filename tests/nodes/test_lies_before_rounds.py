@@ -10,7 +10,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ import pytest
 
 import hierfl
 from hierfl.core.typed_json import read_as, written
+from hierfl.formulas.credible import Heard
 from hierfl.formulas.questions import Question, own_answer
 from hierfl.nodes import Answer, Reached, over, station
 from hierfl.nodes.agreed_schema import agreed_over
@@ -115,6 +116,7 @@ def is_plausible(honest: Any, path: tuple[Any, ...], lie: str) -> bool:
     if lie in ("nothing", "one too many"):  # of levels, of which some are rare
         return path[-2:-1] in (("counts",), ("declared",), ("constant",))
     is_curve = path[:2] == ("answer", "columns") and str(path[2:3])[2:].startswith(CURVES)
+    is_curve &= lie in ("0", "-7")
     is_power = path[:2] == ("answer", "more") and len(at(honest, path[:2])) == 5
     is_curve |= is_power and path[2:] > (2,) and lie in ("0", "-7")
     return isinstance(truth, str | list | dict) or LIES[lie] == truth or is_curve
@@ -200,6 +202,30 @@ def test_sums_of_one_column_must_agree_in_all_answers(what: str, lie: str) -> No
         for path in of:
             agreeing = Agreeing("scale", asked, path, lie)
             assert [*agreeing.left_out()] == [LIAR], (asked, path)
+
+
+def test_squares_of_each_transform_are_bounded_by_its_basis() -> None:
+    """By what its columns are of any values that the client can have; honest sums are below."""
+    text = "y ~ s(age, k=5) + poly(income, 3) + bs(age, df=5) + gp(income) + s(age, by=w) + ward:age"
+    made = hierfl.formula(f"{text} + poly(age, 2):income + (1 | hospital)", clients="hospital")
+    heard, told = Heard(), []
+
+    def send(content: bytes) -> dict[str, bytes]:
+        question = read_as(Question, content)
+        answer = own_answer(question, made.declared, plain_rows(0), "north")
+        heard.check(question, answer, made.declared)
+        told.append((question, answer))
+        return {"north": written({"client": "north", "answer": answer}).encode()}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert agreed_over(made, send)[1] == {}
+        question, answer = told[-1]
+        for name, sums in ((n, of) for n, of in answer.columns.items() if of.count):
+            squares = 2.0**80 if "income" in name else 2.0**40
+            lie = replace(answer, columns={**answer.columns, name: replace(sums, squares=squares)})
+            with pytest.raises(ValueError, match=r"squares|another number of rows|differ"):
+                heard.check(question, lie, made.declared)
 
 
 HONEST = [
