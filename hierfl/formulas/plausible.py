@@ -110,10 +110,10 @@ def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> 
                 labels = (f"{part} of {term.site} '{name}'" for part in term.columns)
                 columns |= dict(zip(labels, own.T, strict=True))
     additions = declared.parts.additions
-    for label in (*declared.parts.labels, *(additions[of] for of in ("weights",) if of in additions)):
+    for label in (*declared.parts.labels, *filter(None, [additions.get("weights")])):
         if schema.columns[label].kind == "number":
             columns[label] = ready[label].to_numpy(np.float64)
-    beside = dict(_beside_response(declared, ready))
+    beside = {name: values for of in additions.values() for name, values in _added(ready[of])}
     for name, values in (*beside.items(), *columns.items()):
         own = values[rows_known[name]] if name in rows_known else values
         if few_differ(own, least):
@@ -127,14 +127,10 @@ def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> 
         raise Implausible(FEW.format("a combination of its columns is the same in all but", least))
 
 
-def _beside_response(declared: Declaration, ready: pd.DataFrame) -> Iterator[tuple[str, Any]]:
-    """Yield which rows have each category of a response, and what its additions hold, (n,).
-
-    X'y of a category, or of the event, that few rows have has the covariates of these rows.
-    """
-    for name in (*declared.parts.labels, *declared.parts.additions.values()):
-        if not hasattr(ready[name], "cat"):
-            yield name, np.nan_to_num(ready[name].to_numpy(np.float64))
-            continue
-        for level in ready[name].cat.categories:
-            yield f"{name}[{level}]", (ready[name] == level).to_numpy(np.float64)
+def _added(column: pd.Series[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what an addition to the response holds, (n,): X'y of an event that few rows have is of their covariates."""
+    if not hasattr(column, "cat"):
+        yield str(column.name), np.nan_to_num(column.to_numpy(np.float64))
+        return
+    for level in column.cat.categories:
+        yield f"{column.name}[{level}]", (column == level).to_numpy(np.float64)

@@ -27,6 +27,7 @@ from hierfl.nodes.stations import Station
 
 REQUEST, ANSWER = ".request.hfl", ".answer.hfl"
 FILE = "node.toml"
+MOST_ANSWERED = 1 << 29  # bytes of an answer
 OPTIONS = ("family", "clients", "missing")
 Key = Literal["rows", "client", "model", "formula", "family", "clients", "missing"]
 HOW = (
@@ -164,12 +165,15 @@ def read(path: Path, most: int = MOST) -> bytes:
         os.close(handle)
         raise Refused(f"it is no file of {most:,} bytes or fewer")
     with open(handle, "rb") as file:
-        return file.read()
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise Refused("it grows while it is read")
+    return content
 
 
 def _answer(path: Path, request: bytes) -> tuple[bytes, str]:
     """Return the answer in a file, and what it says is wrong; none, a part, and one to another request are Refused."""
-    answer = read(path)
+    answer = read(path, MOST_ANSWERED)
     line, _ = read_line(answer)
     if line.get("answer") != digest(request):
         raise Refused("it answers another request: put the answer to the request beside it there")

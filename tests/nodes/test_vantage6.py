@@ -307,6 +307,8 @@ def test_a_misspelled_variable_of_a_node_stops_it(
     for variable, value, why in (
         ("HIERFL_MIN_ROW", "150", "no key 'min_row': did you mean 'min_rows'"),
         ("HIERFL_", "150", "cannot be read"),
+        ("HEIRFL_MIN_ROWS", "150", "no key 'heirfl_min_rows': did you mean 'min_rows'"),
+        ("hierfl_min_rows", "150", "no key 'hierfl_min_rows': did you mean 'min_rows'"),
         ("HIERFL_MIN_ROWS", "many", "min_rows is 'many': Expected `int`"),
         ("HIERFL_APPROVE", '"', "approve is '\"': Invalid enum"),
         ("HIERFL_METHODS", "fedsvy", "did you mean 'fedsvi'"),
