@@ -190,7 +190,11 @@ def around(kind: tuple[Method, hierfl.ClientData], root: Path) -> Around:
 
 
 def lied_to(
-    made: Around, lie: str | Callable[[bytes], bytes] | None, rounds: int = ROUNDS, *, late: bool = False
+    made: Around,
+    lie: str | Callable[[bytes], bytes] | None,
+    rounds: int = ROUNDS,
+    *,
+    late: bool = False,
 ) -> Ended:
     """Run over four nodes from the beginning, of which one lies; without a lie it is silent.
 

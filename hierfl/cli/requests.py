@@ -22,8 +22,8 @@ def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A request or an answer.")],
 ) -> None:
     """Print what a request asks, or what an answer tells; nothing in it is executed."""
+    from hierfl.cli.shown_requests import show as shown
     from hierfl.nodes.account import digest
-    from hierfl.nodes.envelope import show as shown
     from hierfl.nodes.messages import Refused
 
     content = _content(file, "FILE")
@@ -65,8 +65,9 @@ def answer(
     """Answer a request, into standard output; those of a folder, into files beside them."""
     import torch
 
+    from hierfl.cli.node_folder import station_at
     from hierfl.nodes.account import digest
-    from hierfl.nodes.request_files import answer_waiting, station_at
+    from hierfl.nodes.request_files import answer_waiting
 
     if only and re.fullmatch("[0-9a-f]{64}", only) is None:
         raise typer.BadParameter(f"'{only}' is no SHA-256 in hex digits", param_hint="--only")

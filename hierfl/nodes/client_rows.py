@@ -139,7 +139,9 @@ def check_brought(formula: Any, folder: Path, policy: str | Path | None) -> None
 def _is_listed(formula: Formula, text: str) -> bool:
     """Return whether a text reads as a formula does; blanks may differ, but not those of a column's name."""
     with suppress(ValueError):
-        as_read = (replace(of, text="", texts=()) for of in (parse(text), formula.declared.formulas))
+        as_read = (
+            replace(of, text="", texts=()) for of in (parse(text), formula.declared.formulas)
+        )
         return next(as_read) == next(as_read)
     return False
 

@@ -206,7 +206,9 @@ def test_sums_of_one_column_must_agree_in_all_answers(what: str, lie: str) -> No
 
 def test_squares_of_each_transform_are_bounded_by_its_basis() -> None:
     """By what its columns are of any values that the client can have; honest sums are below."""
-    text = "y ~ s(age, k=5) + poly(income, 3) + bs(age, df=5) + gp(income) + s(age, by=w) + ward:age"
+    text = (
+        "y ~ s(age, k=5) + poly(income, 3) + bs(age, df=5) + gp(income) + s(age, by=w) + ward:age"
+    )
     made = hierfl.formula(f"{text} + poly(age, 2):income + (1 | hospital)", clients="hospital")
     heard, told = Heard(), []
 

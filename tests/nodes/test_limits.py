@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 import hierfl
 from hierfl import ClientData, guides, methods
 from hierfl.cli import app
+from hierfl.cli.node_folder import station_at
 from hierfl.nodes.account import digest
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.envelope import read_line, write_request
 from hierfl.nodes.node import introduced, node
 from hierfl.nodes.policy import Forbidden
-from hierfl.nodes.request_files import answer_waiting, station_at
+from hierfl.nodes.request_files import answer_waiting
 from hierfl.nodes.stations import Station
 
 
