@@ -19,9 +19,7 @@ NEAR = 1e-3  # of an sd, and of single precision
 
 def check_answer(kind: str, tree: Tree, rows: int) -> None:
     """Refuse an answer about a client that its draws, or predictions of so many rows, cannot give."""
-    for why in {"summaries": _summaries, "predictions": _predictions, "scores": _scores}.get(
-        kind, lambda *of: ()
-    )(tree, rows):
+    for why in CHECKS[kind](tree, rows) if kind in CHECKS else ():
         raise Refused(why)
 
 
@@ -54,6 +52,9 @@ def _scores(scores: Mapping[str, Tensor], rows: int) -> Iterator[str]:
     for name, most in (("accuracy", 1.0), ("brier", 1.0), ("rmse", float("inf"))):
         if not 0.0 <= float(scores.get(name, 0.0)) <= most:
             yield f"its {name} is none that predictions have"
+
+
+CHECKS = {"summaries": _summaries, "predictions": _predictions, "scores": _scores}
 
 
 def unlike_others(trees: Mapping[str, Any]) -> dict[str, str]:

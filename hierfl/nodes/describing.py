@@ -150,9 +150,10 @@ def answers_by_client(
     left_out: dict[Any, str] = {}
 
     def read(key: Any, client: str, content: Any) -> TableAnswer | SurvivalAnswer:
-        least, is_table = question.least, question.kind == "table"
-        made: Any = None if is_table else survival_from_json(content, least)
-        made = made or table_from_json(content, question.columns, least)
+        if question.kind == "times":
+            made: Any = survival_from_json(content, question.least)
+        else:
+            made = table_from_json(content, question.columns, question.least)
         if not question.by and not {*made.groups} <= {""}:
             raise Refused("it answers by groups that were not asked for")
         return made

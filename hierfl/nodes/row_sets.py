@@ -8,7 +8,7 @@ and precisions they are of. Codes stay in the node's folder.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,38 +26,30 @@ from hierfl.nodes.policy import Forbidden
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Codes of the cells of some rows, column -> (n,); `labels` as of a `RowSet`."""
+    """Codes of the cells of some rows, column -> (n,); which of these are `labels` as of a `RowSet`."""
 
-    columns: Mapping[str, Codes]
-    labels: Mapping[str, Codes] = field(default_factory=dict)
-
-    @property
-    def every(self) -> Mapping[str, Codes]:
-        """All columns, of both kinds."""
-        return {**self.labels, **self.columns}
+    every: Mapping[str, Codes]
+    labels: frozenset[str] = frozenset()
 
     @cached_property
     def row_set(self) -> RowSet:
         """The names under which the codes are kept."""
-        of = ({k: digest(v.tobytes()) for k, v in of.items()} for of in (self.columns, self.labels))
-        return RowSet(*of)
+        names = {name: digest(codes.tobytes()) for name, codes in self.every.items()}
+        labels = {name: names.pop(name) for name in self.labels}
+        return RowSet(names, labels)
 
     def where(self, rows: NDArray[np.bool_]) -> Rows:
         """Return some of the rows."""
-        return Rows(
-            *({name: v[rows] for name, v in of.items()} for of in (self.columns, self.labels))
-        )
+        return Rows({name: codes[rows] for name, codes in self.every.items()}, self.labels)
 
 
 def rows_of_frame(
     frame: Any, columns: Sequence[str], key: bytes, labels: Sequence[str] = ()
 ) -> Rows:
     """Return the codes of columns of a frame; of `labels` too, by which rows are told apart."""
-    of = (
-        {str(name): codes_of_values(frame[name].to_numpy(), key) for name in n}
-        for n in (columns, labels)
-    )
-    return Rows(*of)
+    names = [str(name) for name in (*labels, *columns)]
+    codes = {name: codes_of_values(frame[name].to_numpy(), key) for name in names}
+    return Rows(codes, frozenset(labels) - {*columns})
 
 
 def rows_of_formula(formula: Any, frames: Any, key: bytes) -> Rows:
