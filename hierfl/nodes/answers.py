@@ -106,7 +106,7 @@ def ask_nodes(
             trees[answer.client] = tree
         except Exception as error:  # whatever crafted bytes raise
             withheld.setdefault(answer.client, str(error)[:500])
-    withheld |= unlike_others(trees)
+    withheld |= unlike_others(kind, trees)
     given = {name: given[name] for name in clients if name in given and name not in withheld}
     silent = {name: "it did not answer" for name in sorted(contents) if name not in given}
     return FromNodes(given, {name: withheld.get(name, why) for name, why in silent.items()})

@@ -57,13 +57,16 @@ def _scores(scores: Mapping[str, Tensor], rows: int) -> Iterator[str]:
 CHECKS = {"summaries": _summaries, "predictions": _predictions, "scores": _scores}
 
 
-def unlike_others(trees: Mapping[str, Any]) -> dict[str, str]:
-    """Return the clients whose answers have other sites than most others', or numbers far from theirs."""
+def unlike_others(kind: str, trees: Mapping[str, Any]) -> dict[str, str]:
+    """Return the clients whose answers have other sites or shapes than most others', or numbers far from theirs."""
+    first = (
+        1 if kind == "predictions" else 0
+    )  # of the shapes that all have: rows are a client's own
     forms: dict[str, dict[str, str]] = {"the form of its answer": {}}
     sizes: dict[str, dict[str, float]] = {}
     for client, tree in trees.items():
         leaves = named_leaves(tree)
-        form = sorted((name, str(of.dtype), of.dim()) for name, of in leaves.items())
+        form = sorted((name, str(of.dtype), *of.shape[first:]) for name, of in leaves.items())
         forms["the form of its answer"][client] = str(form)
         for name, of in leaves.items():
             size = float(of.double().abs().max()) if of.numel() else 0.0

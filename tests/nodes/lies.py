@@ -1,7 +1,8 @@
-"""Lies in each field of a message of tensors: what one node of four says in place of a number, a name or a shape."""
+"""Lies in each field of an answer, of tensors or JSON, of one node of four."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -75,3 +76,58 @@ def lies_of(content: bytes) -> Iterator[tuple[str, bytes]]:
     for key in about.keys() & {"run", "client", "round", "kind"}:
         for lie in ("lie", None, -7, [1], 2**40):
             yield f"{key} {lie}", to_bytes(tree, {**about, key: lie})
+
+
+# ------------------------------------------------------------ JSON
+DEEP: list[Any] = []
+for _ in range(200):
+    DEEP = [DEEP]
+JSON_LIES: dict[str, Any] = {
+    "nan": float("nan"),
+    "inf": float("inf"),
+    "1e308": 1e308,
+    "-1e308": -1e308,
+    "0": 0,
+    "-7": -7,
+    "2 ** 40": 1 << 40,
+    "a text": "lie",
+    "null": None,
+    "a list": [1, 2],
+    "a dict": {"lie": 1},
+    "deep": DEEP,
+    "nothing": None,  # the field is not there
+    "one too many": None,  # beside the fields that are there
+}
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the paths of all values inside a JSON value, itself first; of long lists some."""
+    yield path
+    inside = value.items() if isinstance(value, dict) else ()
+    listed = list(enumerate(value)) if isinstance(value, list) else []
+    for key, part in [*inside, *listed[:: max(1, len(listed) // 12)]]:
+        yield from places(part, (*path, key))
+
+
+def replaced(value: Any, path: tuple[Any, ...], lie: str) -> Any:
+    """Return a JSON value with a lie at a path."""
+    if not path:
+        return JSON_LIES[lie]
+    whole = copy.deepcopy(value)
+    inner = at(whole, path[:-1])
+    if lie == "nothing":
+        del inner[path[-1]]
+    elif lie == "one too many":
+        if isinstance(inner, dict):
+            inner["another"] = inner[path[-1]]
+        else:
+            inner.append(inner[path[-1]])
+    else:
+        inner[path[-1]] = JSON_LIES[lie]
+    return whole
+
+
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Iterator
@@ -9,14 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import hierfl
 from benchmarks.attacks import hostile_server, lying_nodes
 from benchmarks.attacks.lying_nodes import LIAR
+from hierfl.core.typed_json import written
+from hierfl.formulas.table_answers import table_answer
+from hierfl.formulas.time_answers import survival_answer
 from hierfl.nodes import Answer, in_process
-from tests.nodes.lies import PLAUSIBLE, lies_of
+from hierfl.nodes.describing import DescriptionRequest, answers_by_client
+from tests.nodes.lies import JSON_LIES, PLAUSIBLE, lies_of, places, replaced
 
 EVERY = bool(os.environ.get("HIERFL_SLOW"))
 
@@ -141,6 +148,42 @@ def test_a_lie_after_the_rounds_is_not_silent_and_takes_no_other_answer(
         silent += [what] * (LIAR in given and content != honest[LIAR])
     assert all(what.endswith(PLAUSIBLE) or what == "round 1099511627776" for what in silent), silent
     assert not [what for what in silent if "sd" in what and what.endswith("-7")]
+
+
+TEXT, KINDS = "time | event(ill) ~ x + (1 | h)", ("x", "ill", "sex")
+
+
+@pytest.mark.parametrize("kind", ["table", "times"])
+def test_a_lie_in_a_description_is_not_silent(kind: Any) -> None:
+    declared = hierfl.formula(TEXT, "weibull", clients="h").declared
+    rng, honest = np.random.default_rng(0), {}
+    for name in lying_nodes.NAMES:
+        x, sex = rng.normal(50.0, 9.0, 80), rng.choice(["f", "m"], 80)
+        times, ill = rng.exponential(9.0, 80).round(1) + 0.1, rng.integers(0, 2, 80)
+        frame = pd.DataFrame({"x": x, "sex": sex, "time": times, "ill": ill})
+        made: Any = table_answer(frame, KINDS, "sex", name, 5)
+        if kind == "times":
+            made = survival_answer(frame, declared, "sex", name, 5)
+        honest[name] = {"client": name, "answer": json.loads(written(made))}
+    question = DescriptionRequest(kind, 5, "sex", KINDS if kind == "table" else ())
+
+    def left_out(path: Any, lie: str) -> Any:
+        said = {**honest, LIAR: replaced(honest[LIAR], path, lie)}
+        read = {name: json.dumps(of).encode() for name, of in said.items()}
+        return {*answers_by_client(read, question)[1]}, said[LIAR] == honest[LIAR]
+
+    silent = []
+    for path in places(honest[LIAR]):
+        for lie in JSON_LIES:
+            names, is_true = left_out(path, lie)
+            assert names <= {LIAR}, (path, lie)
+            silent += [((None, *path)[-1], lie)] * (not names and not is_true)
+    # a name; a column, or sums, that are said to be of few rows; ones of other values; events and a
+    # time of 0; a group that others do not have
+    assert {*silent} <= {
+        *(("client", "a text"), ("numbers", "null"), ("levels", "null"), ("logrank", "null")),
+        *(("ones", "null"), (0, "0"), ("f", "one too many"), ("m", "one too many")),
+    }
 
 
 def test_a_hostile_server_reads_no_row() -> None:

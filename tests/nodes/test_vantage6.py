@@ -23,10 +23,11 @@ from hierfl.formulas.questions import Question
 from hierfl.models.families.names import FAMILIES
 from hierfl.nodes import Station
 from hierfl.nodes.approval import approve
+from hierfl.nodes.client_rows import check_brought
 from hierfl.nodes.envelope import read_answer, read_request, write_answer, write_request
 from hierfl.nodes.log import entries
 from hierfl.nodes.messages import Refused, from_bytes, to_bytes
-from hierfl.nodes.policy import Policy, policy_at
+from hierfl.nodes.policy import Forbidden, Policy, policy_at
 from tests.nodes.transports import RAN, TEXT, Evil, formula, frames
 from tests.nodes.ways import Organizations, algorithm
 
@@ -256,6 +257,17 @@ def test_a_formula_of_a_task_waits_for_its_owner(
     monkeypatch.setenv("HIERFL_TRANSFORMS", "log, scale")
     assert not said("y ~ scale(log(age)) + (1 | hospital)")
     assert "waits for the approval" in said("y ~ log(age - 76) + (1 | hospital)")
+
+
+def test_a_listed_formula_is_the_one_that_reads_the_same(tmp_path: Path) -> None:
+    """Blanks may differ, but not those of a column's name."""
+    listed = "y ~ `a b` + x + (1 | h)"
+    (tmp_path / "policy.toml").write_text(f'formulas = ["{listed}", "no formula ~"]')
+    for text in (listed, "y~`a b`+x+(1|h)"):
+        check_brought(hierfl.formula(text, clients="h"), tmp_path, None)
+    for text in ("y ~ `ab` + x + (1 | h)", "y ~ `a  b` + x + (1 | h)", f"{listed}; sigma ~ x"):
+        with pytest.raises(Forbidden, match="waits for the approval"):
+            check_brought(hierfl.formula(text, clients="h"), tmp_path, None)
 
 
 def test_a_task_can_call_two_functions(functions: Any) -> None:
