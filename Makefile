@@ -30,8 +30,9 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The site, in site/: without a network, once its tools are installed. A warning fails it.
+# The site, in site/: without a network, once its tools are installed. A warning fails it. The code of changed pages is run again.
 docs: $(VENV)/.docs
+	$(ONE_THREAD) $(BIN)/python docs/tools/outputs.py
 	$(ONE_THREAD) NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mkdocs build
 
 # What a release must hold, with the wheel and the sdist in fresh environments.

@@ -29,8 +29,8 @@ from torch import nn
 
 import hierfl
 from benchmarks.speed import machine, run_method
-from hierfl.studies.baseline_builders import Budget, held_out
 from hierfl.studies.baseline_methods import BASELINES
+from hierfl.studies.baseline_parts import Budget, held_out
 
 PAGE = Path(__file__).with_name("METHODS.md")
 AT_MOST = 1.5  # times FedAvg's round, for the same gradient evaluations

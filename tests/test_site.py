@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -118,9 +119,45 @@ def test_the_version_is_that_of_the_package() -> None:
     assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_outputs_stand_below_the_blocks_that_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(DOCS / "tools")
-    outputs = importlib.import_module("outputs")
+@pytest.fixture(scope="module")
+def outputs() -> Any:
+    """The module that puts outputs below the blocks of a page."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(DOCS / "tools")
+        return importlib.import_module("outputs")
+
+
+def test_what_pages_print_is_kept_and_is_of_the_code_that_stands_there(outputs: Any) -> None:
+    pages = outputs.printing()
+    stale = [page for page in pages if outputs.stale(page)]
+    assert not stale, f"run python docs/tools/outputs.py {' '.join(stale)}"
+    assert {file.stem for file in outputs.KEPT.iterdir()} == {Path(page).stem for page in pages}
+    for page in pages:
+        printed = json.loads(outputs.kept_file(page).read_text())["printed"]
+        for code, text in zip(outputs.blocks(page), printed, strict=True):
+            assert text or "\nprint(" not in f"\n{code}", code
+            assert "/tmp" not in text and "/work" not in text
+
+
+def test_a_change_of_the_code_is_seen_and_blocks_are_run_one_after_another(
+    outputs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "ROOT", tmp_path)
+    monkeypatch.setattr(outputs, "KEPT", tmp_path / "docs" / "outputs")
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    text = "```python\nx = 1\n```\n\n```python\nprint(x + 1)\n```\n"
+    page.write_text(text)
+    assert outputs.printing() == ["page.md"] and outputs.stale("page.md")
+    outputs.keep("page.md")
+    assert not outputs.stale("page.md")
+    made = f'{text}\n```text title="Output"\n2\n```\n'
+    assert outputs.with_outputs(text, "page.md") == made
+    page.write_text(text.replace("x = 1", "x = 2"))
+    assert outputs.stale("page.md") and outputs.with_outputs(text, "page.md") == text
+
+
+def test_outputs_stand_below_the_blocks_that_made_them(outputs: Any) -> None:
     printed = [{"name": "stdout", "text": "a table\n"}, {"name": "stderr", "text": "10 s so far"}]
     drawn = [{"data": {"image/png": "AAAA\n"}}]
     assert outputs.shown(printed) == '\n```text title="Output"\na table\n```\n'

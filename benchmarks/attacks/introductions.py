@@ -29,7 +29,7 @@ from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.choosing import Decided, FitCall
 from hierfl.nodes.client_state import Node
 from hierfl.nodes.gathering import fit_introduced
-from hierfl.nodes.messages import read_json
+from hierfl.nodes.messages import read_json, read_typed
 from hierfl.nodes.node import answer, introduced, node
 
 LONGEST = 20.0  # seconds that a server may take for one
@@ -100,7 +100,7 @@ def outcome(text: str, others: list[Introduction]) -> str:
     Say "refused", "right", "wrong" or "raw". It is wrong as well if another method is chosen.
     """
     try:
-        found = Introduction.from_json(read_json(text))
+        found = read_typed(Introduction, read_json(text), "introduction")
     except Refused:
         return "refused"
     data, nodes = four(), dict[str, Node]()

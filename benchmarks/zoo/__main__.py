@@ -8,8 +8,9 @@ Python that has it) and keeps the answers in `benchmarks/zoo/answers.json`.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,11 +24,13 @@ import torch
 
 import hierfl
 from benchmarks.pooled_nuts import ROOT, python
+from benchmarks.zoo.reading import data_of, program_of
 
 HERE = Path(__file__).parent
 ANSWERS, TABLE = HERE / "answers.json", ROOT / "benchmarks/ZOO.md"
 NAMES = sorted(path.stem for path in (HERE / "programs").glob("[a-z]*.py"))
 MIXED = 1.02  # R-hat of chains whose answer is kept
+LIMIT = 100  # CPU seconds of a fit, and of a run of NUTS
 MEAN, SD = 0.15, 0.15  # of posterior sds, and of the ratio of sds
 
 
@@ -40,21 +43,21 @@ class Apart(NamedTuple):
     ratio_site: str
 
 
-def program_of(name: str) -> Any:
-    """Return a program's module."""
-    return importlib.import_module(f"benchmarks.zoo.programs.{name}")
+def limited() -> None:
+    """End this process after `LIMIT` CPU seconds."""
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT + 1))
 
 
-def data_of(program: Any) -> hierfl.ClientData:
-    """Return a program's rows."""
-    rows = dict(program.rows())
-    client, own = rows.pop("client"), rows.pop("of_clients", None)
-    names = [f"c{k:03d}" for k in range(int(max(client)) + 1)]
-    tensors = {n: torch.as_tensor(v) for n, v in rows.items()}
-    typed: dict[str, Any] = {
-        n: v.float() if v.is_floating_point() else v for n, v in tensors.items()
-    }
-    return hierfl.ClientData.from_arrays(client, names=names, client_fields=own, **typed)
+def fitted_apart(name: str) -> dict[str, Any]:
+    """Fit a program in a process of its own, which has `LIMIT` CPU seconds."""
+    command = [sys.executable, "-m", "benchmarks.zoo", "--one", name]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=limited)
+    if ran.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        return {"seconds": float(LIMIT), "verdict": f"Not ended after {LIMIT} CPU s"}
+    if ran.returncode:
+        return {"seconds": 0.0, "verdict": f"Failed: {ran.stderr.strip().splitlines()[-1]}"}
+    answer: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return answer
 
 
 def fitted(name: str) -> dict[str, Any]:
@@ -94,7 +97,7 @@ def sampled(name: str) -> dict[str, Any]:
         arrays: dict[str, Any] = {n: v.numpy() for n, v in doubles.items()}
         np.savez(files[0], present=rows.mask().numpy(), **arrays)
         command = [python(), "-m", "benchmarks.zoo.by_numpyro", name, *files]
-        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=limited)
         if ran.returncode:
             raise RuntimeError(f"NUTS of {name} failed: {ran.stderr[-3000:]}")
         answer: dict[str, Any] = json.loads(Path(files[1]).read_text())
@@ -181,14 +184,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     for name in args.names or NAMES:
         if args.nuts:
-            answer = sampled(name)
+            try:
+                answer = sampled(name)
+            except RuntimeError as error:
+                print(name, error, flush=True)
+                continue
             answers = {**kept_answers(), name: answer}
             ANSWERS.write_text(json.dumps(answers, sort_keys=True, separators=(",", ":")) + "\n")
             print(name, {k: v for k, v in answer.items() if k != "sites"}, flush=True)
             continue
-        command = [sys.executable, "-m", "benchmarks.zoo", "--one", name]
-        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        row = row_of(name, json.loads(ran.stdout.splitlines()[-1]), kept_answers().get(name))
+        row = row_of(name, fitted_apart(name), kept_answers().get(name))
         write({name: row})
         print(" | ".join(row), flush=True)
 

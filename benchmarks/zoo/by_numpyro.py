@@ -37,8 +37,10 @@ def main() -> None:
 
     jax.config.update("jax_enable_x64", True)
     numpyro.enable_validation(False)  # of draws of vague priors, whose shapes alone are read
-    sys.modules.update(stand_ins())
+    sys.modules.update(modules := stand_ins())
     program = importlib.import_module(f"benchmarks.zoo.programs.{args.name}")
+    for name in modules:  # funsor asks whether torch is there
+        del sys.modules[name]
     with np.load(args.rows) as archive:
         rows = dict(archive)
     with open(args.out, "w") as file:
@@ -52,9 +54,14 @@ def stand_ins() -> dict[str, Any]:
     import numpyro.distributions as dist
     from jax import numpy as jnp
     from jax._src import core  # methods of arrays have no public way in
+    from numpyro.contrib.funsor import config_enumerate
+    from numpyro.infer import reparam
 
     def of_shape(make: Any) -> Any:
-        return lambda *shape: make(shape[0] if shape and isinstance(shape[0], tuple) else shape)
+        def made(*shape: Any, dtype: Any = None) -> Any:
+            return make(shape[0] if shape and isinstance(shape[0], tuple) else shape, dtype)
+
+        return made
 
     torch, pyro, families = ModuleType("torch"), ModuleType("pyro"), ModuleType("dist")
     functions = {"sigmoid": jax.nn.sigmoid, "softmax": jax.nn.softmax, "tensor": jnp.array}
@@ -66,13 +73,19 @@ def stand_ins() -> dict[str, Any]:
     torch.cat = lambda arrays, dim=0: jnp.concatenate(arrays, dim)  # type: ignore[attr-defined]
     torch.logsumexp = jax.nn.logsumexp  # type: ignore[attr-defined]
     torch.nn = SimpleNamespace(functional=jax.nn)  # type: ignore[attr-defined]
+    vars(torch).update(long=int, Size=tuple)
+    poutine = SimpleNamespace(**vars(numpyro.handlers))
+    infer = SimpleNamespace(config_enumerate=config_enumerate)
+    vars(pyro)["poutine"] = poutine
     vars(pyro).update(vars(numpyro), markov=lambda steps, **_: steps, distributions=families)
     vars(families).update(vars(dist), StudentT=dist.StudentT)
     for name in METHODS:
         method = functions.get(name) or getattr(jnp, name)
         setattr(core.ShapedArray, name, core.aval_method(method))
         setattr(type(jnp.zeros(())), name, method)
-    return {"torch": torch, "pyro": pyro, "pyro.distributions": families}
+    modules = {"torch": torch, "pyro": pyro, "pyro.distributions": families}
+    modules |= {"pyro.distributions.transforms": dist.transforms, "pyro.infer": infer}
+    return {**modules, "pyro.infer.reparam": reparam}
 
 
 def batch(rows: dict[str, Any]) -> SimpleNamespace:

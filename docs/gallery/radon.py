@@ -57,7 +57,7 @@ at = (
 
 figure, ax = plt.subplots(figsize=(6.2, 3.8), layout="constrained")
 band = np.quantile(at, [0.05, 0.95], axis=0)
-ax.fill_between(line, *band, color="0.88", label="line: 90 % interval")
+ax.fill_between(line, *band, color="0.88", label="line: 90% interval")
 ax.plot(line, at.mean(0), color="0.45")
 ax.vlines(x, low, high, color=hierfl.plots.COLORS[0], linewidth=0.8)
 ax.plot(

@@ -124,8 +124,7 @@ def on_page_markdown(
         inside = "index.md" if name == "README.md" else inside
         return f"]({_relative(inside, base)}{hash_}{anchor})"
 
-    made = LINK.sub(led, markdown)
-    return outputs.with_outputs(made) if source in outputs.EXECUTED else made
+    return outputs.with_outputs(LINK.sub(led, markdown), source)
 
 
 def _unescaped(code: re.Match[str]) -> str:

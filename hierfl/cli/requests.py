@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -21,8 +22,8 @@ def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A request or an answer.")],
 ) -> None:
     """Print what a request asks, or what an answer tells; nothing in it is executed."""
+    from hierfl.cli.shown_requests import show as shown
     from hierfl.nodes.account import digest
-    from hierfl.nodes.envelope import show as shown
     from hierfl.nodes.messages import Refused
 
     content = _content(file, "FILE")
@@ -64,9 +65,12 @@ def answer(
     """Answer a request, into standard output; those of a folder, into files beside them."""
     import torch
 
+    from hierfl.cli.node_folder import station_at
     from hierfl.nodes.account import digest
-    from hierfl.nodes.request_files import answer_waiting, station_at
+    from hierfl.nodes.request_files import answer_waiting
 
+    if only and re.fullmatch("[0-9a-f]{64}", only) is None:
+        raise typer.BadParameter(f"'{only}' is no SHA-256 in hex digits", param_hint="--only")
     torch.set_default_dtype(torch.float64)  # unless the owner's model says otherwise
     content = b"" if request.is_dir() else _content(request, "REQUEST")
     with ending_on(ValueError, TypeError):
@@ -81,10 +85,14 @@ def answer(
         answered = station.answer(content)
         sys.stdout.buffer.write(answered)
         return _tell(request, answered)
+    answers = 0
     while True:
         with ending_on(ValueError):  # of the policy
             for path, answered in answer_waiting(station, request, only=only):
                 _tell(path, answered)
+                answers += 1
+        if only and not answers and not wait:
+            raise stopped(f"no request in '{request}' that waits has the SHA-256 {only}")
         if not wait:
             return
         time.sleep(LOOK)

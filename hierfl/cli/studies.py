@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,7 @@ def demo(
         ),
     ] = False,
 ) -> None:
-    """Heart disease at four hospitals: four methods, new patients, new hospitals. 1 to 2 min."""
+    """Heart disease at four hospitals: four methods, new patients, new hospitals. About a minute."""
     import torch
     from rich.console import Console
 
@@ -41,10 +40,8 @@ def demo(
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     began, progress, console = time.perf_counter(), Console(stderr=True), Console()
-    # With --quick a second process would take longer to start than it saves.
-    workers = 1 if quick else min(2, os.cpu_count() or 1)
     with ending_on(out=out):
-        result = run(out, seed=seed, quick=quick, workers=workers, say=partial(show_step, progress))
+        result = run(out, seed=seed, quick=quick, say=partial(show_step, progress))
     console.print(result.table)
     for line in (*result.reading, ""):
         console.print(line, markup=False)

@@ -31,8 +31,8 @@ from hierfl.optimizers import SGD, Adam
 from hierfl.runs.fit import fit
 from hierfl.runs.result import Fit
 from hierfl.studies import image_splits as images
-from hierfl.studies.baseline_builders import Budget, tuning
-from hierfl.studies.baseline_methods import baseline
+from hierfl.studies.baseline_methods import baseline, tuning
+from hierfl.studies.baseline_parts import Budget
 
 # rooms that no number of a cell depends on
 APART = ("cli", "demo", "effects", "flower", "formulas", "nodes", "plots", "report")

@@ -21,8 +21,8 @@ from hierfl.comparisons.result_files import FIGURES, FILES, STUDY, write
 from hierfl.comparisons.score_table import published
 from hierfl.comparisons.study_file import Study, StudyEntry
 from hierfl.comparisons.tuning import chosen
+from hierfl.comparisons.workers import set_up_worker
 from hierfl.core.disk import claim, replace_text
-from hierfl.demo.workers import set_up_worker
 from hierfl.runs.run_folder import held
 
 Say = Callable[[str], None]

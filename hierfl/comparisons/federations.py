@@ -20,7 +20,7 @@ from hierfl.data.preprocess import fill_missing, missing_features
 from hierfl.datasets import Labeled
 from hierfl.studies import drawn_clients
 from hierfl.studies import image_splits as images
-from hierfl.studies.baseline_builders import held_out
+from hierfl.studies.baseline_parts import held_out
 
 Both = tuple[ClientData, ClientData]  # training and test rows of the same clients
 

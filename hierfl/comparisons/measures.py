@@ -25,7 +25,12 @@ from hierfl.engine.rounds import one_round
 from hierfl.posterior.prediction import Prediction
 from hierfl.runs.result import Fit
 from hierfl.studies.baseline_methods import Baseline
-from hierfl.studies.drawn_clients import least_squares, probes_of, served_weights
+from hierfl.studies.drawn_clients import (
+    exact_posterior,
+    least_squares,
+    probes_of,
+    served_weights,
+)
 
 NOTED = 10  # clients whose entropies are kept, for figures
 LINES = 40  # draws of each client's line that are kept, for figures
@@ -129,13 +134,19 @@ class ScoreWatch:
             for client, line in zip(names, lines, strict=True)
         ]
 
-    def _note_served_lines(self, served: Fit, *, bias: bool) -> None:
-        """Note draws of what each client is served; one of a method without draws."""
-        probes = probes_of(self.federation.train)
+    def _of_lines(self, fit: Fit, served: Fit, *, bias: bool) -> list[Score]:
+        """Note draws of what each client is served, one without draws; return distance and width."""
+        train, drawn = self.federation.train, []
         for draw in range(LINES if self.how.draws else 1):
-            own = served.predict(probes, draws=1, seed=LINES * self.seed + draw)
-            at = served.progress.round
-            self._note_lines("P", at, draw, served_weights(own, bias=bias))
+            own = served.predict(probes_of(train), draws=1, seed=LINES * self.seed + draw)
+            drawn.append(served_weights(own, bias=bias))
+            self._note_lines("P", served.progress.round, draw, drawn[-1])
+        away = self._distance(self._common_line(fit, bias=bias), bias=bias)
+        scores = self._of_all("G", "distance", away)
+        if self.how.draws and not bias:
+            exact = exact_posterior(train, bias=bias)[1].diagonal().sqrt()
+            scores += self._of_all("P", "width", float((torch.stack(drawn).std(0) / exact).mean()))
+        return scores
 
     def scores(self, fit: Fit) -> list[Score]:
         """Return all scores, once the run has ended."""
@@ -171,9 +182,7 @@ class ScoreWatch:
             scores += self._of_all("P", "calibration_error", 100.0 * error.ece)
             scores += self._of_all("P", "calibration_by_chance", 100.0 * error.by_chance)
         if self.bias is not None:
-            away = self._distance(self._common_line(fit, bias=self.bias), bias=self.bias)
-            scores += self._of_all("G", "distance", away)
-            self._note_served_lines(served, bias=self.bias)
+            scores += self._of_lines(fit, served, bias=self.bias)
         return scores
 
     def _on_all_rows(

@@ -19,7 +19,8 @@ class Score(NamedTuple):
     rounds of `personalize`; `test` "local", "global" (rows of all clients) or the foreign images;
     `weighting` "rows" or "clients"; a mean over `rounds` last rounds. `metric`: accuracies,
     "explained" and calibration errors are in %, "log_score" in nats a row, "auroc" of entropies
-    from 0 to 1, and "distance" is that of a line's weights from least squares on all training rows.
+    from 0 to 1, "distance" is that of a line's weights from least squares on all training rows, and
+    "width" the sd of clients' weights over that of their exact posterior.
     """
 
     score: str

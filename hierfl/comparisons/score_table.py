@@ -40,7 +40,7 @@ def table(study: Study, scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFra
         values = by_seed(scores, column, study.evaluation.weighting)
         values = values.reindex(columns=ran)  # one of which every run diverged has no score
         lost = (cells - values.notna().sum(axis=1)).combine_first(diverged)
-        bold = best(column.sign * values)
+        bold = best(column.merit(values))
         form = "{:.2f}" if column.heading.endswith("%") else "{:.3f}"
         shown[column.heading] = [
             _cell(
@@ -131,7 +131,7 @@ def differences(study: Study, scores: pd.DataFrame) -> list[str]:
 LEVEL, MIN_SEEDS = 0.05, 3  # of the paired test: its level, and the seeds that it needs
 DIVERGED = 1e6  # a score of this size is of a run that diverged, though its numbers are finite
 SMALLER_IS_BETTER = ("distance", "calibration_error")
-ALWAYS_SHOWN = ("auroc", "distance", "calibration_error")  # whatever the study's metric is
+ALWAYS_SHOWN = ("auroc", "distance", "width", "calibration_error")  # whatever the study's metric is
 
 
 @dataclass(frozen=True)
@@ -151,15 +151,18 @@ class ScoreColumn:
             return f"AUROC of entropy, {self.test.replace('_', ' ')}"
         if self.metric == "distance":
             return "distance of G from least squares"
+        if self.metric == "width":
+            return "sd of P, of the exact one"
         if self.metric == "calibration_error":
             return f"calibration error of {self.score}, %"
         kind = {"balanced_accuracy": "balanced ", "explained": "explained, "}.get(self.metric, "")
         return f"{kind}{self.name}, {'nats' if self.metric == 'log_score' else '%'}"
 
-    @property
-    def sign(self) -> float:
-        """1 where larger is better, and -1 where smaller is."""
-        return -1.0 if self.metric in SMALLER_IS_BETTER else 1.0
+    def merit(self, values: pd.DataFrame) -> pd.DataFrame:
+        """Return the values as numbers of which the largest is the best; a width is best at 1."""
+        if self.metric == "width":
+            return -values.map(np.log).abs()
+        return -values if self.metric in SMALLER_IS_BETTER else values
 
     @property
     def name(self) -> str:

@@ -24,14 +24,12 @@ that name: a file with variants is as many studies. Unknown keys and values are 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hierfl import methods as published_methods
 from hierfl.comparisons.study_data import (
     LINES,
     REGRESSION,
@@ -47,7 +45,6 @@ CLASSIFIERS = ("fedpac", "knn_per", "fedvi")  # models of classes alone
 MOST_POINTS = 6  # of a method's grid
 RATES = (1e-3, 1e-2, 10**-1.5, 1e-1, 10**-0.5)  # step sizes in FedABML, section 5
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-SAME_METHOD = {"fedprox": "fedavg", "fedper": "fedrep"}  # built from a method of another name
 
 
 class Net(StudyTable):
@@ -132,8 +129,8 @@ class StudyEntry(StudyTable):
     """A method of the comparison.
 
     Args:
-        name: a key of `hierfl.studies.baseline_methods.BASELINES`, with "+FT" or "+AM" behind it or
-            not. Default: the label.
+        name: a key of `hierfl.studies.baseline_methods.BASELINES`, with "+FT", "+AM" or "+rows"
+            behind it or not. Default: the label.
         label: in tables. In a file it is the name of the entry's table.
         settings: options of the method in `hierfl.methods`, by name. An option that ends in
             `optimizer` is "sgd" or "adam" with the chosen step size, or a step size of SGD; "lr" as
@@ -171,7 +168,7 @@ class StudyEntry(StudyTable):
                 f"fine_tune: clients of '{self.name}' tune for 'P' already: compare with "
                 f"'{plain}+FT' in its place"
             )
-        options = options_of(plain)
+        options = BASELINES[plain].options()
         for option in (*self.settings, *self.grid):
             if option not in options:
                 yield f"'{plain}' has no option '{option}'{nearest(option, options)}"
@@ -298,11 +295,3 @@ def _mistakes_of_labels(methods: Mapping[str, Any], out: Any) -> Iterator[str]:
     for label, entry in methods.items():
         if not isinstance(entry, Mapping):
             yield f"methods.{label} must be a table, and is {entry!r}"
-
-
-def options_of(name: str) -> list[str]:
-    """Return the options of a key of `BASELINES`: its builder's and its method's."""
-    method = inspect.signature(getattr(published_methods, SAME_METHOD.get(name, name))).parameters
-    builder = inspect.signature(BASELINES[name].made).parameters.values()
-    own = [p.name for p in builder if p.kind is p.KEYWORD_ONLY]
-    return ["lr", *own, *[option for option in method if option not in ("model", "lr")]]

@@ -8,20 +8,22 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.pruners import BasePruner, NopPruner, SuccessiveHalvingPruner
-from optuna.trial import Trial, TrialState, create_trial
-
 from hierfl.comparisons.cells import described, file_of, keep, kept, plan_of, trained
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.measures import with_everyone
 from hierfl.comparisons.score_means import means
 from hierfl.comparisons.study_file import Study, StudyEntry
+from hierfl.core.extras import extras_for
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError
 from hierfl.runs.result import Fit
 from hierfl.studies.baseline_methods import baseline
+
+with extras_for("a search of options"):
+    import optuna
+    from optuna.distributions import BaseDistribution, CategoricalDistribution
+    from optuna.pruners import BasePruner, NopPruner, SuccessiveHalvingPruner
+    from optuna.trial import Trial, TrialState, create_trial
 
 Options = dict[str, float]
 RUNGS = 3  # times at which a trial is compared with those before it

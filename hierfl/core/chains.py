@@ -25,6 +25,7 @@ Density = Callable[[Tensor], tuple[Tensor, Tensor]]
 ACCEPT = 0.8  # fraction of trajectories to be accepted, as Hoffman and Gelman
 LENGTH = math.pi / 2.0  # mean length of a trajectory: a quarter turn of a standard normal
 MOST_STEPS = 32  # of a trajectory
+LEAPS = 8  # gradients a trajectory, about
 WINDOWS = (0.2, 0.4, 0.6, 0.8)  # parts of the warm-up after which the whitening is renewed
 LEAST_ACCEPTED = 0.3  # mean chance of a trajectory to be accepted, below which chains do not fit
 MOVES = 0.1  # share of accepted trajectories below which a chain is stuck
@@ -33,10 +34,34 @@ SHRINK = 10  # states that a whitening matrix is shrunk by, as Stan's
 
 
 class Whitening(NamedTuple):
-    """Coordinates x with z = loc + tril x, in which the density is nearly standard normal."""
+    """Coordinates x with z = loc + A x, in which the density is nearly standard normal.
+
+    A is a triangular matrix of the leading D coordinates, and a scale of each of the others.
+    """
 
     loc: Tensor  # (K,)
-    tril: Tensor  # (K, K), lower triangular
+    tril: Tensor  # (D, D), lower triangular
+    scale: Tensor  # (K - D,)
+
+    def at(self, x: Tensor) -> Tensor:
+        """Return z (..., K) at x (..., K)."""
+        return self.loc + self._by(x, self.tril.mT)
+
+    def back(self, z: Tensor) -> Tensor:
+        """Return x (C, K) at z (C, K)."""
+        leading, other = (z - self.loc).tensor_split([len(self.tril)], 1)
+        leading = torch.linalg.solve_triangular(self.tril, leading.mT, upper=False).mT
+        return torch.cat([leading, other / self.scale], 1)
+
+    def slope(self, slope: Tensor) -> Tensor:
+        """Return the gradient in x (C, K) of that in z (C, K)."""
+        return self._by(slope, self.tril)
+
+    def _by(self, x: Tensor, matrix: Tensor) -> Tensor:
+        if not len(self.scale):
+            return x @ matrix
+        leading, other = x.tensor_split([len(matrix)], -1)
+        return torch.cat([leading @ matrix, other * self.scale], -1)
 
 
 class Sampled(NamedTuple):
@@ -80,12 +105,8 @@ def sampled(
     warmup: int,
     least: int,
     seed: int,
-    dense: int,
 ) -> Sampled:
-    """Return S = `draws` of a density over all chains, which start at `start` (C, K).
-
-    Correlations of the leading `dense` coordinates are adapted to; the others are whitened singly.
-    """
+    """Return S = `draws` of a density over all chains, which start at `start` (C, K)."""
     g = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
     renew_at = {round(part * warmup) for part in WINDOWS}
     step, z = _Step(1.0 / max(1.0, start.shape[1]) ** 0.25), start
@@ -97,11 +118,11 @@ def sampled(
         state, taken, accepted = _iterated(density, state, whitening, math.exp(step.log), g)
         step.update(accepted)
         moves = moves + taken
-        seen.append(_z(state, whitening))
+        seen.append(whitening.at(state.at))
         if i + 1 in renew_at:
             alive = _alive(moves / len(seen), g)
             seen = [z[alive] for z in seen]
-            whitening = _renewed(torch.cat(seen[len(seen) // 3 :]), whitening, dense)
+            whitening = _renewed(torch.cat(seen[len(seen) // 3 :]), whitening)
             state = _evaluated(density, seen[-1], whitening)
             step, seen, moves = _Step(math.exp(step.mean)), [], torch.zeros(len(start))
     size, steps, moves = math.exp(step.mean), [], torch.zeros(len(start))
@@ -110,7 +131,7 @@ def sampled(
         working(f"chains, iteration {i} of {total}")
         state, taken, chance = _iterated(density, state, whitening, size, g)
         moves, accepted = moves + taken, accepted + chance
-        steps.append(_z(state, whitening))
+        steps.append(whitening.at(state.at))
     chains = torch.stack(steps, 1)  # (C, draws of each, K)
     together = torch.stack(steps).flatten(0, 1)
     together = together[torch.linspace(0, len(together) - 1, draws).round().long()]
@@ -134,20 +155,15 @@ def mixing_of(chains: Tensor) -> tuple[float, float]:
     return worst, float(effective.min()) if effective.numel() else float(len(flat))
 
 
-def _z(state: _State, whitening: Whitening) -> Tensor:
-    return whitening.loc + state.at @ whitening.tril.mT
-
-
 def _evaluated(density: Density, z: Tensor, whitening: Whitening) -> _State:
-    at = torch.linalg.solve_triangular(whitening.tril, (z - whitening.loc).mT, upper=False).mT
-    return _at(density, at, whitening)
+    return _at(density, whitening.back(z), whitening)
 
 
 def _at(density: Density, at: Tensor, whitening: Whitening) -> _State:
-    value, slope = density(whitening.loc + at @ whitening.tril.mT)
+    value, slope = density(whitening.at(at))
     bad = ~(value.isfinite() & slope.isfinite().all(1))
     value = torch.where(bad, -torch.inf, value)
-    return _State(at, value, torch.where(bad[:, None], 0.0, slope) @ whitening.tril)
+    return _State(at, value, whitening.slope(torch.where(bad[:, None], 0.0, slope)))
 
 
 def _iterated(
@@ -181,13 +197,11 @@ def _alive(share: Tensor, g: torch.Generator) -> Tensor:
     return torch.where(share >= MOVES, index, others)
 
 
-def _renewed(states: Tensor, before: Whitening, dense: int) -> Whitening:
-    """Return the whitening by moments of states (n, K): beyond `dense` coordinates, variances."""
-    loc = states.mean(0)
-    away = states - loc
-    covariance_before = before.tril @ before.tril.mT
-    covariance = (away.mT @ away + SHRINK * covariance_before) / (len(states) + SHRINK)
-    diagonal = torch.diag_embed(covariance.diagonal())
-    diagonal[:dense, :dense] = covariance[:dense, :dense]
-    tril, info = torch.linalg.cholesky_ex(diagonal)
-    return before if bool(info) else Whitening(loc, tril)
+def _renewed(states: Tensor, before: Whitening) -> Whitening:
+    """Return the whitening by moments of states (n, K): beyond the leading coordinates, variances."""
+    loc, count = states.mean(0), len(states)
+    leading, other = (states - loc).tensor_split([len(before.tril)], 1)
+    covariance = leading.mT @ leading + SHRINK * (before.tril @ before.tril.mT)
+    variance = other.square().sum(0) + SHRINK * before.scale.square()
+    tril, info = torch.linalg.cholesky_ex(covariance / (count + SHRINK))
+    return before if bool(info) else Whitening(loc, tril, (variance / (count + SHRINK)).sqrt())

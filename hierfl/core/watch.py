@@ -13,7 +13,7 @@ EVERY = 10.0  # seconds between two lines
 
 
 class OutOfTime(Exception):
-    """A computation has taken as long as it may."""
+    """A computation has taken as long as it may, or would take longer than another; says which."""
 
 
 @dataclass(eq=False)
@@ -22,18 +22,12 @@ class Watch:
 
     say: Callable[[str], None] | None = None
     limit: float = math.inf  # seconds after which it ends
-    later: Callable[[], float] | None = None  # called once at the limit: another limit
-    clock: Callable[[], float] = time.perf_counter  # of the limit
+    # whether something else takes less than so many seconds, counted by work
+    has_faster: Callable[[float], bool] | None = None
 
     def __post_init__(self) -> None:
         """Start."""
         self.began = self.last = time.perf_counter()
-        self.started = self.clock()
-
-    @property
-    def seconds(self) -> float:
-        """How long it has taken, by the clock of the limit."""
-        return self.clock() - self.started
 
     def look(self, what: str) -> None:
         """Say what is done, every ten seconds; raise `OutOfTime` beyond the limit."""
@@ -41,11 +35,8 @@ class Watch:
         if self.say is not None and now - self.last >= EVERY:
             self.last = now
             self.say(f"{what}, {now - self.began:.0f} s so far")
-        if self.seconds >= self.limit and self.later is not None:
-            later, self.later = self.later, None
-            self.limit = later()
-        if self.seconds >= self.limit:
-            raise OutOfTime(what)
+        if now - self.began >= self.limit:
+            raise OutOfTime(f"the rounds took the time limit, {self.limit:.3g} s")
 
 
 _WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
@@ -66,3 +57,10 @@ def working(what: str) -> None:
     watch = _WATCH.get()
     if watch is not None:
         watch.look(what)
+
+
+def about_to(why: str, seconds: Callable[[], float]) -> None:
+    """Raise `OutOfTime` where a watch has a faster way than what is about to begin."""
+    watch = _WATCH.get()
+    if watch is not None and watch.has_faster is not None and watch.has_faster(seconds()):
+        raise OutOfTime(why)

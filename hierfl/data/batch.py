@@ -106,12 +106,16 @@ class ClientBatch:
         """Return the clients plate, dim -2: sites sampled inside it stay with their client."""
         return self.plate(CLIENTS, self.num_clients, -2)
 
+    @property
+    def row_scale(self) -> Tensor | float:
+        """For how many rows each row of a mini-batch stands, (C, 1); else 1."""
+        present = self.num_rows if self.rows is None else self.rows.sum(-1, keepdim=True)
+        return (self.counts[:, None] / present) if self.is_mini_batch else 1.0
+
     @contextmanager
     def data(self) -> Iterator[object]:
         """Open the data plate, dim -1; it masks padded rows and scales mini-batches to all rows."""
-        present = self.num_rows if self.rows is None else self.rows.sum(-1, keepdim=True)
-        scale = (self.counts[:, None] / present) if self.is_mini_batch else 1.0
-        with self.plate(DATA, self.num_rows, -1) as index, poutine.scale(scale=scale):
+        with self.plate(DATA, self.num_rows, -1) as index, poutine.scale(scale=self.row_scale):
             if self.rows is None:
                 yield index
             else:

@@ -9,8 +9,10 @@ Four logistic regressions on the same 27 columns; nothing is computed from held-
   (intercept: HalfNormal(1)); a point in non-centered coordinates.
 * hierarchical posterior: the same model by two_stage. Predictions average over draws.
 
-Held-out patients are scored at hospitals in the fit ("trained"), left out of it ("unseen": from
-p(own | global), or the other hospitals' models) and after inferring their own ("joined").
+Held-out patients are scored at hospitals in the fit ("trained"). The two smallest hospitals are
+also left out of the fit, one at a time, and scored as new ones: before any of their rows are seen
+("unseen": from p(own | global), or the other hospitals' models) and after inferring their own
+parameters ("joined").
 """
 
 from __future__ import annotations
@@ -32,7 +34,6 @@ from hierfl.data.clients import ClientData
 from hierfl.datasets import heart_disease
 from hierfl.demo import patient_scores as report
 from hierfl.demo.patient_scores import JOINED, LOCAL, MAP, POOLED, POSTERIOR, TRAINED, UNSEEN
-from hierfl.demo.workers import beside
 from hierfl.engine.settings import Settings
 from hierfl.guides import conditional, delta
 from hierfl.method import Method
@@ -46,6 +47,7 @@ from hierfl.runs.fit import fit
 from hierfl.runs.result import Fit
 
 Say = Callable[[str], None]
+NEW = ("switzerland", "va")  # hospitals that are also left out of the fit, one at a time
 FILES = ("posterior.nc", "scores.csv", "coefficients.png", "calibration.png", "report.html")
 
 
@@ -87,15 +89,13 @@ def run(
     *,
     seed: int = 0,
     quick: bool = False,
-    workers: int = 1,
     say: Say = lambda line: None,
 ) -> Result:
     """Fit the four methods, score them and write the results to the folder `out`.
 
     `seed` is that of the split, fits and draws. `quick` takes few features, rounds and draws; its
-    numbers mean nothing. `workers` processes run the fits without one hospital; 1: this one. `say`
-    gets a line for each step. An OSError says at once that `out` is not writable, or not the
-    demo's.
+    numbers mean nothing. `say` gets a line for each step. An OSError says at once that `out` is not
+    writable, or not the demo's.
     """
     folder = Path(out)
     claim(folder, FILES)
@@ -105,7 +105,7 @@ def run(
         f"{train.num_clients} hospitals, {train.num_rows} patients to train on, {test.num_rows} "
         "held out"
     )
-    fits, patients = _fits_and_patients(train, test, effort, seed, workers, say)
+    fits, patients = _fits_and_patients(train, test, effort, seed, say)
     scores = report.summary(patients)
     files = write(folder, fits[POSTERIOR].posterior(effort.saved, seed=seed), patients, scores)
     say("writing the report")
@@ -126,22 +126,15 @@ def run(
 
 
 def _fits_and_patients(
-    train: ClientData, test: ClientData, effort: Effort, seed: int, workers: int, say: Say
+    train: ClientData, test: ClientData, effort: Effort, seed: int, say: Say
 ) -> tuple[dict[str, Fit], pd.DataFrame]:
-    with beside(workers) as spread:
-        others = spread(
-            partial(left_out, rows=(train, test), effort=effort, seed=seed), train.names
-        )
-        say("fitting the four methods")
-        fits = fit_all(train, effort, seed)
-        predicted = predictions(fits, test, effort, seed)
-        frames = [
-            report.patients(prediction, TRAINED, method) for method, prediction in predicted.items()
-        ]
-        frames.append(report.patients(predicted[LOCAL], JOINED, LOCAL))
-        for name in train.names:
-            say(f"leaving out {name}")
-            frames += next(others)
+    say("fitting the four methods")
+    fits = fit_all(train, effort, seed)
+    predicted = predictions(fits, test, effort, seed)
+    frames = [report.patients(predicted[method], TRAINED, method) for method in predicted]
+    for name in NEW:
+        say(f"leaving out {name}")
+        frames += left_out(name, train, test, fits[LOCAL], effort, seed)
     return fits, pd.concat(frames, ignore_index=True)
 
 
@@ -203,17 +196,20 @@ def as_one(data: ClientData) -> ClientData:
 
 
 def fit_all(
-    train: ClientData, effort: Effort, seed: int, global_draws: int = 4000
+    train: ClientData, effort: Effort, seed: int, *, local: Fit | None = None, draws: int = 2000
 ) -> dict[str, Fit]:
-    """Fit the four methods to the same rows, not compiled: short runs do not gain by it."""
+    """Fit the methods to the same rows, not compiled: short runs do not gain by it.
+
+    `local`: local-only's fit, if it is there already. `draws`: of the hierarchical posterior.
+    """
     go = partial(fit, seed=seed, progress=False, settings=Settings(compile=False))
     with warnings.catch_warnings():
         if effort.rounds is not None:  # quick: that too few rounds are taken is known
             warnings.filterwarnings("ignore", message="the rounds ended while")
-        method = two_stage(hierarchy(centered=True), draws=global_draws)
+        method = two_stage(hierarchy(centered=True), draws=draws)
         posterior = go(method, train, rounds=effort.rounds)
     return {
-        LOCAL: go(alone(), train, rounds=1),
+        LOCAL: local or go(alone(), train, rounds=1),
         POOLED: go(alone(), as_one(train), rounds=1),
         MAP: go(hierarchical_map(), train, rounds=effort.map_rounds),
         POSTERIOR: posterior,
@@ -238,18 +234,22 @@ def pooled(fitted: Fit, test: ClientData, effort: Effort, seed: int) -> Predicti
 
 
 def left_out(
-    name: str, *, rows: tuple[ClientData, ClientData], effort: Effort, seed: int
+    name: str, train: ClientData, test: ClientData, local: Fit, effort: Effort, seed: int
 ) -> list[pd.DataFrame]:
-    """Score a hospital's held-out patients by fits to the other three: frames by method and setting."""
-    train, test = rows
+    """Score a hospital's held-out patients by fits to the other three: frames by method and setting.
+
+    `local` is local-only's fit of all hospitals, which another hospital's rows do not change.
+    """
     own, new = train.select([name]), test.select([name])
-    lenders = [other for other in train.names if other != name]
-    # predictions take 200 draws of the 1,000, which take half the time of 4,000
-    fits = fit_all(train.select(lenders), effort, seed, global_draws=1000)
+    others = [other for other in train.names if other != name]
+    # predictions take 200 draws of the 1,000
+    fits = fit_all(train.select(others), effort, seed, local=local, draws=1000)
     frames = []
-    for lender in lenders:
-        lent = fits[LOCAL].predict(replace(new, names=(lender,)), draws=effort.draws, seed=seed)
+    for other in others:
+        lent = local.predict(replace(new, names=(other,)), draws=effort.draws, seed=seed)
         frames.append(report.patients(replace(lent, data=new), UNSEEN, LOCAL))
+    at_home = local.predict(new, draws=effort.draws, seed=seed)
+    frames.append(report.patients(at_home, JOINED, LOCAL))
     for setting in (UNSEEN, JOINED):
         frames.append(report.patients(pooled(fits[POOLED], new, effort, seed), setting, POOLED))
     for method in (MAP, POSTERIOR):

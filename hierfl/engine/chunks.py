@@ -19,7 +19,7 @@ from hierfl.engine.compiled import Loop
 from hierfl.engine.federation import Federation, step_sizes
 from hierfl.engine.minibatches import Active, batch_of, steps
 from hierfl.method import Each, LogShare, Phase, Reports, Share, Up
-from hierfl.program.failures import why_it_fails
+from hierfl.program.failures import root_of, why_it_fails
 from hierfl.program.handlers import unchecked
 
 
@@ -77,10 +77,15 @@ def one_slot(slot: Tree, shared: Tree, like: ClientBatch) -> ClientBatch:
 
 # such as those of torch's linear algebra, and of a lookup by a client's rows
 FAILURES = (RuntimeError, ValueError, ArithmeticError, LookupError)
+NUMERICAL = (FloatingPointError, torch.linalg.LinAlgError)  # not a program's mistake
 
 
 class ClientError(RuntimeError):
     """A client fails, or its update is not finite; the message names the client and the round."""
+
+
+class NotFinite(ClientError):
+    """A client's update is not finite, or its numbers have no digits left: its program may be right."""
 
 
 class Task(NamedTuple):
@@ -307,9 +312,8 @@ def _blamed(
     for place, own_error in _failing(federation, phases, task):
         client = task.ids[place : place + 1]
         why = why_it_fails("round", own_error, full_batch(federation.rows, client))
-        return ClientError(
-            f"round {task.round}: client '{federation.data.names[int(client)]}': {why}"
-        )
+        kind = NotFinite if isinstance(root_of(own_error), NUMERICAL) else ClientError
+        return kind(f"round {task.round}: client '{federation.data.names[int(client)]}': {why}")
     why = why_it_fails("step", error, full_batch(federation.rows, task.ids[:1]))
     return ClientError(
         f"round {task.round}: a step of {len(task.ids)} clients fails, though none fails alone: "
@@ -334,7 +338,7 @@ def _check_finite(sums: Sums, ups: Up, federation: Federation, task: Task) -> No
             )
             if rates := ", ".join(step_sizes(federation.method)):
                 fix = f"lower the learning rate ({rates}), or tighten the prior of what grows"
-            raise ClientError(
+            raise NotFinite(
                 f"round {task.round}: the update of client '{name}' is not finite ({path}; "
                 f"{int(bad.sum())} of {len(task.ids)} clients): {fix}"
             )

@@ -11,13 +11,13 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from hierfl.engine.supervised import Supervised
 from hierfl.flower.secure import asked_for, in_parts, masked
 from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.client_state import Node
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import policy_at
 from hierfl.nodes.stations import Station, said
-from hierfl.nodes.supervised import Supervised
 
 PAYLOAD, WRONG, RECORD = "payload", "wrong", "hierfl"
 

@@ -25,6 +25,7 @@ from hierfl.formulas.far_values import warn_of_far_values
 from hierfl.formulas.identifiers import warn_of_identifiers
 from hierfl.formulas.labels import labels_of
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
+from hierfl.formulas.one_frame import ends_of, joined
 from hierfl.formulas.terms import columns_of
 
 Fields = dict[str, NDArray[Any]]
@@ -88,10 +89,9 @@ def _read(
     of_response = () if labeled else (*declared.parts.labels, *_of_response(declared))
     kinds = {n: kind for n, kind in declared.rows_of.items() if n not in of_response}
     read = {n: schema.columns[n] for n in declared.columns if n not in of_response}
-    frame = pd.concat(frames.values()) if len(frames) > 1 else frames[client]
+    frame = joined(frames)
     whole = complete(frame, kinds, client, declared.missing)
-    ends = np.cumsum([*map(len, frames.values())])
-    owner = np.searchsorted(ends, frame.index.get_indexer(whole.index), side="right")
+    owner = np.searchsorted(ends_of(frames), frame.index.get_indexer(whole.index), side="right")
     counts = np.bincount(owner, minlength=len(frames))
     if not counts.all():
         raise RowsFault("a client has no rows that are complete")
@@ -132,7 +132,7 @@ def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _placed(frames: Any, clients: str) -> tuple[dict[str, pd.DataFrame], pd.Index[Any]]:
+def _placed(frames: Any, clients: str) -> tuple[Mapping[str, pd.DataFrame], pd.Index[Any]]:
     """Return each client's rows, numbered as they stand in the frames, and their own labels."""
     if isinstance(frames, pd.DataFrame):
         return by_client(frames.set_axis(range(len(frames))), clients), frames.index

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ from hierfl.data.consistency import look_alike
 from hierfl.data.expected import as_frame, is_frame
 from hierfl.data.faults import RowsFault
 from hierfl.data.frames import check_has, is_number
+from hierfl.formulas.one_frame import OneFrame, joined
 
 # brms's words for its codes of censoring
 CENSORED = {"none": 0, "right": 1, "left": -1, "interval": 2, "False": 0, "True": 1}
@@ -52,7 +52,7 @@ def column_fault(detail: str, public: str, name: str, client: str) -> RowsFault:
     return RowsFault(f"column '{name}'{where} {detail}", f"column '{name}' {public}")
 
 
-def by_client(frames: Any, clients: str) -> dict[str, pd.DataFrame]:
+def by_client(frames: Any, clients: str) -> Mapping[str, pd.DataFrame]:
     """Return each client's rows by its name, from one frame or from {client: frame}."""
     if isinstance(frames, pd.DataFrame):
         return _split(frames, clients)
@@ -79,7 +79,7 @@ def _faults_of_frames(frames: Mapping[Any, pd.DataFrame], clients: str) -> Itera
             yield f"the frame of client '{name}' has {what}: give the frame itself"
 
 
-def _split(frame: pd.DataFrame, clients: str) -> dict[str, pd.DataFrame]:
+def _split(frame: pd.DataFrame, clients: str) -> OneFrame:
     """Return the rows of each client of one frame; numbers and categories are in their order."""
     check_has(frame, clients, "for the clients, the frame")
     names, fault = named(frame[clients], clients, "the frame"), ""
@@ -92,16 +92,14 @@ def _split(frame: pd.DataFrame, clients: str) -> dict[str, pd.DataFrame]:
     if fault:
         raise ValueError(fault)
     clients_here, code = np.unique(names, return_inverse=True)
-    ends = np.bincount(code).cumsum().tolist()
-    rows = {
-        n: slice(*of) for n, of in zip(clients_here.tolist(), pairwise([0, *ends]), strict=True)
-    }
-    sorted_rows = frame.take(code.argsort(kind="stable"))  # a slice of it is no copy
-    order: Any = float if frame[clients].dtype.kind in "iuf" else str
+    of: Any = float if frame[clients].dtype.kind in "iuf" else str
     if hasattr(frame[clients], "cat"):
         ranks = {level_name(of): i for i, of in enumerate(frame[clients].cat.categories)}
-        order = ranks.__getitem__
-    return {name: sorted_rows.iloc[rows[name]] for name in sorted(rows, key=order)}
+        of = ranks.__getitem__
+    order = sorted(range(len(clients_here)), key=lambda i: of(clients_here[i]))
+    place, counts = np.argsort(order), np.bincount(code)
+    whole = frame.take(place[code].argsort(kind="stable"))
+    return OneFrame(whole, {str(clients_here[i]): int(counts[i]) for i in order})
 
 
 def kind_of(series: Any, name: str, client: str) -> Kind:
@@ -150,11 +148,11 @@ def named(series: Any, name: str, client: str) -> Names:
     """Return the names of a column's values, (n,), "" where one is missing; 1.0 is named "1"."""
     short = series.dtype in ("float16", "float32")  # whose 0.1 is that of another client's float64
     values = [float(str(v)) for v in series.to_numpy()] if short else series.tolist()
-    missing = missing_in(series)
-    names = np.array([level_name(v) for v in values], dtype=np.str_)
+    missing, is_text = missing_in(series), isinstance(series.dtype, pd.StringDtype)
+    names = np.array(values if is_text else [level_name(v) for v in values], dtype=np.str_)
     names[missing] = ""
     where = f"column '{name}' of client '{client}'"
-    if series.dtype.kind not in "iuf":
+    if series.dtype.kind not in "iuf" and not is_text:
         categories = series.cat.categories if hasattr(series, "cat") else series[~missing]
         _refuse_one_name(categories, where)
     refuse_similar(set(names.tolist()) - {""}, where)
@@ -222,14 +220,11 @@ def complete(
 
 def complete_rows(
     frames: Mapping[str, pd.DataFrame], columns: Mapping[str, Kind | None], missing: str
-) -> dict[str, pd.DataFrame]:
+) -> Mapping[str, pd.DataFrame]:
     """Return each client's rows without those that miss a value; "refuse" refuses them."""
     with suppress(KeyError, TypeError, ValueError):  # of which client is found out below
-        if (
-            len(frames) > 1
-            and not incomplete(pd.concat(frames.values()), columns, "", missing).any()
-        ):
-            return dict(frames)
+        if len(frames) > 1 and not incomplete(joined(frames), columns, "", missing).any():
+            return frames
     return {name: complete(frame, columns, name, missing) for name, frame in frames.items()}
 
 

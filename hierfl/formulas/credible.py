@@ -6,6 +6,7 @@ A client whose lies agree in all its answers tells of other rows, and nothing he
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,14 +16,19 @@ import numpy as np
 from hierfl.formulas.answers import OfCall, OfDesign
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
+from hierfl.formulas.expressions import Call, Name
+from hierfl.formulas.functions import CODINGS
 from hierfl.formulas.plausible import stateful_calls
 from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
+from hierfl.formulas.terms import Factor
 from hierfl.formulas.transforms import EDGES, ColumnSums
 
 MOST_ROWS = 1 << 26  # of a client
 NEAR = 1e-6
 LARGEST = 1e15  # value that a row may have
+ROOM = 4.0  # of squares above those of the largest values, as these are of coarser ones
+PLACES = 1001  # at which a transform is tried
 
 
 @dataclass
@@ -118,8 +124,9 @@ class Heard:
         assert schema is not None
         if not answer.constant <= answer.columns.keys():
             yield "with constants that are no columns"
-        terms = (term for design in every_design_of(declared, schema) for term in design.terms)
-        imputed = {name for term in terms if term.calls("mi") for name in term.columns}
+        every = (term for design in every_design_of(declared, schema) for term in design.terms)
+        terms = {name: term for term in every for name in term.columns}
+        imputed = {name for name, term in terms.items() if term.calls("mi")}
         for name, sums in answer.columns.items():
             if name in imputed or not sums.count:
                 continue
@@ -127,12 +134,47 @@ class Heard:
                 yield "by another number of rows than before"
             if name in answer.constant and _spread(sums) > NEAR * sums.count * sums.squares:
                 yield f"with '{name}' as constant, and sums of a spread"
+            factors = terms[name].factors if name in terms else ()
+            largest = math.prod(self._largest(factor, schema) for factor in factors)
+            if sums.squares > ROOM * sums.count * largest**2:
+                yield f"by squares of '{name}' above those that its values allow"
             yield from self._wrong_level(name, sums, schema)
             yield from self._wrong_number(name, sums, schema, declared)
         if answer.response is None or "trials" in declared.parts.additions:
             return
         if not self._agrees(declared.parts.labels[0], answer.response):
             yield "by sums of the response that differ from those before"
+
+    def _largest(self, factor: Factor, schema: Schema) -> float:
+        """Return the largest size of a factor of a term on rows with the sums before; infinite: it is not known.
+
+        A transform, whichever it is, is applied to all values that such rows can have.
+        """
+        text, argument, by = str(factor), str(factor), None
+        if isinstance(factor, Call):
+            argument, by = str(factor.args[0]), factor.option("by")
+        column, sums = schema.columns.get(argument), self.sums.get(argument)
+        is_coded = isinstance(factor, Call) and factor.callee in CODINGS
+        if is_coded or (column is not None and column.kind == "category"):
+            return 1.0
+        if sums is None or not sums.count:
+            return math.inf
+        if isinstance(factor, Name):
+            return math.sqrt(sums.squares)
+        if text not in schema.transforms:
+            return math.inf
+        constants = schema.transforms[text]
+        reach = constants.sd * math.sqrt(_scaled(sums, constants.mean, constants.sd).squares)
+        low, high = constants.mean - reach, constants.mean + reach
+        if constants.boundary:  # beyond it there are no sines
+            middle = sum(constants.knots) / 2.0
+            low = max(low, middle - 0.999 * constants.boundary)
+            high = min(high, middle + 0.999 * constants.boundary)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of values far outside of the knots
+            values = constants(factor.callee, text, np.linspace(low, high, PLACES))
+        times = self._largest(by, schema) if isinstance(by, Name) else 1.0
+        return float(np.abs(values).max()) * times
 
     def _wrong_level(self, name: str, sums: ColumnSums, schema: Schema) -> Iterator[str]:
         """Yield why sums of the rows of a level are not of its count: both are rounded, and few others may be added."""

@@ -12,7 +12,7 @@ from hierfl.formulas.answers import OfCall, OfDesign, OfGroups
 from hierfl.formulas.credible import sums_in
 from hierfl.formulas.questions import Question
 
-FAR = 1e6  # times the root mean square of most others' values
+FAR = 1e4  # times the root mean square of most others' values
 MANY, MORE = 10.0, 100.0  # times as many names as most others, and as many more
 Values = Mapping[str, Mapping[str, Any]]  # what -> client: a value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -108,13 +109,12 @@ def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> 
                 own = (names == name)[:, None] * term.evaluate(ready, client)
                 labels = (f"{part} of {term.site} '{name}'" for part in term.columns)
                 columns |= dict(zip(labels, own.T, strict=True))
-    weights = [
-        declared.parts.additions[of] for of in ("weights",) if of in declared.parts.additions
-    ]
-    for label in (*declared.parts.labels, *weights):
+    additions = declared.parts.additions
+    for label in (*declared.parts.labels, *filter(None, [additions.get("weights")])):
         if schema.columns[label].kind == "number":
             columns[label] = ready[label].to_numpy(np.float64)
-    for name, values in columns.items():
+    beside = {name: values for of in additions.values() for name, values in _added(ready[of])}
+    for name, values in (*beside.items(), *columns.items()):
         own = values[rows_known[name]] if name in rows_known else values
         if few_differ(own, least):
             raise Implausible(FEW.format(f"the column '{name}' is the same in all but", least))
@@ -125,3 +125,12 @@ def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> 
     whole = [values for name, values in columns.items() if name not in rows_known]
     if whole and len(isolated(np.stack(whole, axis=1), least, EXACT)):
         raise Implausible(FEW.format("a combination of its columns is the same in all but", least))
+
+
+def _added(column: pd.Series[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what an addition to the response holds, (n,): X'y of an event that few rows have is of their covariates."""
+    if not hasattr(column, "cat"):
+        yield str(column.name), np.nan_to_num(column.to_numpy(np.float64))
+        return
+    for level in column.cat.categories:
+        yield f"{column.name}[{level}]", (column == level).to_numpy(np.float64)

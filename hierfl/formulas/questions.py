@@ -41,6 +41,7 @@ from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import coarse_frame
 from hierfl.formulas.expressions import Call
+from hierfl.formulas.one_frame import OneFrame, ends_of, joined
 from hierfl.formulas.plausible import check_schema, stateful_calls
 from hierfl.formulas.schema import Schema
 
@@ -82,9 +83,8 @@ def answers_of(
     answer, names = _answering(question, clients, kinds, declared, least), [*frames]
     is_apart = least > 1 or (declared is not None and declared.imputed)  # what rows reveal
     if len(names) > 1 and not is_apart and _has_one_source(frames):
-        whole = pd.concat(frames.values())
+        whole, ends = joined(frames), ends_of(frames).tolist()
         whole.attrs = frames[names[0]].attrs
-        ends = np.cumsum([*map(len, frames.values())]).tolist()
         with suppress(KeyError, TypeError, ValueError):  # of which client is found out below
             of_rows = answer(whole, names[0])
             pairs = zip(names, pairwise([0, *ends]), strict=True)
@@ -94,7 +94,7 @@ def answers_of(
 
 def _has_one_source(frames: Frames) -> bool:
     """Return whether all frames have the same columns, and read values of one kind the same way."""
-    first, *others = frames.values()
+    first, *others = [frames.whole] if isinstance(frames, OneFrame) else frames.values()
     columns, dtypes = first.columns, first.dtypes.tolist()
     if any(of.attrs != first.attrs for of in others):  # units
         return False

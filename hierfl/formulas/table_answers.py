@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -260,37 +259,69 @@ def on_grid(values: Floats) -> Floats:
 MOST_LEVELS, MOST_ENDS = 1000, 10_000
 
 
-def table_from_json(document: Any, columns: Collection[str]) -> TableAnswer:
+def table_from_json(document: Any, columns: Collection[str], least: int) -> TableAnswer:
     """Return the answer of some JSON that `table_answer` was written as, or raise ValueError."""
     made: TableAnswer = made_of(TableAnswer, document)
-    if fault := next(_faults_of_table(made, columns), ""):
+    if fault := next(_faults_of_table(made, columns, least), ""):
         raise ValueError(fault)
     return made
 
 
-def _faults_of_table(made: TableAnswer, columns: Collection[str]) -> Iterator[str]:
+def _faults_of_table(made: TableAnswer, columns: Collection[str], least: int) -> Iterator[str]:
     yield from faults_of_names({*made.rows, *made.groups}, MOST_LEVELS)
     if made.rows.keys() != made.groups.keys():
         yield "its groups are not those of its rows"
-    for answers in made.groups.values():
+    for group, answers in made.groups.items():
         if answers.keys() != {*columns}:
             yield "it tells of other columns than were asked for"
-        yield from chain.from_iterable(map(_faults_of_variable, answers.values()))
+        for variable in answers.values():
+            yield from _faults_of_variable(variable, made.rows[group], least)
 
 
-def _faults_of_variable(variable: VariableAnswer) -> Iterator[str]:
+def _faults_of_variable(variable: VariableAnswer, rows: int, least: int) -> Iterator[str]:
+    answer = variable.found
     if variable.numbers and variable.levels:
         yield "a column is both of numbers and of levels"
-    answer = variable.found
+    if answer is None:
+        return
+    counts = [rows, answer.rows]
+    # each is rounded, and FEW stands for less than `least`
+    if abs(answer.rows + max(variable.missing, 0) - rows) > 2 * least:
+        yield "its rows with a value, and without one, are not those of its group"
     if isinstance(answer, LevelsAnswer):
         yield from faults_of_names({*answer.counts, *answer.declared}, MOST_LEVELS)
+        counts += answer.counts.values()
+        every = sum(answer.counts.values()) + max(answer.others, 0)
+        if abs(every - answer.rows) > least * (len(answer.counts) + 3) / 2:
+            yield "the rows of its levels are not those of its column"
         if answer.declared and {*answer.declared} != {*answer.counts}:
             yield "the order of its levels is of other levels"
-    if isinstance(answer, NumbersAnswer):
-        ends, counts = [*answer.ends], [*answer.below, answer.rows]
-        right = len(ends) == len(answer.below) <= MOST_ENDS and (answer.ones or 0) <= answer.rows
-        if not right or ends != sorted({*ends}) or counts != sorted(counts) or answer.sd < 0.0:
-            yield "its counts do not rise with its values, or its sd is below 0"
+    else:
+        yield from _faults_of_numbers(answer, least)
+    if any(count < least or count % least for count in counts):
+        yield "its counts are not rounded, or of few rows"
+
+
+def _faults_of_numbers(answer: NumbersAnswer, least: int) -> Iterator[str]:
+    """Yield why no values have these counts, mean and sd: P(x > end) <= sd^2 / (sd^2 + (end - mean)^2)."""
+    ends, below = np.array(answer.ends), np.array(answer.below)
+    if len(ends) != len(below) or len(ends) > MOST_ENDS or answer.sd < 0.0:
+        yield "its ends of ranges are not as many as its counts, or its sd is below 0"
+        return
+    rise = np.diff([least, *answer.below, answer.rows]) >= 0
+    if (np.diff(ends) <= 0.0).any() or not rise.all():
+        yield "its counts do not rise with its values"
+    at_ends = np.where(ends < answer.mean, below, answer.rows - below) - least / 2.0
+    apart, rounding = ends - answer.mean, 1e-9 * np.abs(ends) + answer.sd / FINE
+    apart = np.maximum(np.abs(apart) - 3.0 * rounding, 0.0)
+    if (at_ends * (answer.sd**2 + apart**2) > 1.5 * answer.sd**2 * answer.rows).any():
+        yield "its counts are none of values with this mean and sd"
+    if answer.ones is None:
+        return
+    if answer.ones > answer.rows or not {*answer.ends} <= {0.0, 1.0}:
+        yield "it counts ones of a column that has other values"
+    if abs(answer.ones - answer.mean * answer.rows) > 2.0 * least:
+        yield "its ones are not those of its mean"
 
 
 def faults_of_names(names: Collection[str], limit: int) -> Iterator[str]:

@@ -262,18 +262,20 @@ def logrank_sums(risk: Floats, happened: Floats) -> tuple[Floats, Floats]:
 
 
 # ------------------------------------------------------------ as JSON, of a node that may lie
-def survival_from_json(document: Any) -> SurvivalAnswer:
+def survival_from_json(document: Any, least: int) -> SurvivalAnswer:
     """Return the answer of some JSON that `survival_answer` was written as, or raise ValueError."""
     made: SurvivalAnswer = made_of(SurvivalAnswer, document)
-    if fault := next(_faults(made), ""):
+    if fault := next(_faults(made, least), ""):
         raise ValueError(fault)
     return made
 
 
-def _faults(made: SurvivalAnswer) -> Iterator[str]:
+def _faults(made: SurvivalAnswer, least: int) -> Iterator[str]:
     yield from faults_of_names({*made.groups}, MOST_GROUPS)
     if not all(map(_rises, made.groups.values())):
         yield "its counts do not rise with its times, or it has more events than exits"
+    if any(of.rows < least for of in made.groups.values()):
+        yield "it has groups of few rows"
     if made.logrank is None:
         return
     sums, names = made.logrank, {*made.logrank.groups}
@@ -281,9 +283,15 @@ def _faults(made: SurvivalAnswer) -> Iterator[str]:
     sizes |= {*map(len, sums.covariance)}
     if len(sizes) > 1 or not names or not names <= {*made.groups} or len(names) < len(sums.groups):
         yield "its log-rank sums are of other groups"
-    least = np.linalg.eigvalsh(np.array(sums.covariance)).min()
-    if not least > -1e-3 * max(map(abs, np.ravel(sums.covariance)), default=0.0):
+        return
+    covariance, excess = np.array(sums.covariance), np.array(sums.excess)
+    size = 1e-6 * np.abs(covariance).max()
+    if (np.abs(covariance - covariance.T) > size).any() or (abs(covariance.sum(0)) > size).any():
+        yield "its log-rank covariance is not symmetric, or has rows that do not add up to 0"
+    if not np.linalg.eigvalsh(covariance).min() > -1e3 * size:
         yield "its log-rank covariance has a negative eigenvalue"
+    if abs(excess.sum()) > 1e-6 * max(1.0, np.abs(excess).max()):
+        yield "its log-rank sums do not add up to 0"
 
 
 def _rises(answer: TimesAnswer) -> bool:

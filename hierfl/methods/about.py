@@ -35,12 +35,12 @@ class About:
     infers: str
     source: str = ""
     common: str
-    own: str
+    own: str = "none"
     guide: str = "points"
-    kept: str
+    kept: str = "nothing"
     crosses: str
     discloses: Literal["sums", "summaries"] = "sums"
-    new: str
+    new: str = "the same steps"
     down: str = "the weights"
     up: str
 

@@ -27,12 +27,13 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree, add, chosen
+from hierfl.core.trees import Tree, add
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Phase, Server, Share, Up, over_draws, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, averaging_server, plain_average
+from hierfl.methods.parts.averaging import Descent, plain_average
+from hierfl.methods.parts.personal import personal_client
 from hierfl.methods.parts.prior_params import at_prior, learned_hierarchy, moments_of
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Params, Program
@@ -47,7 +48,6 @@ from hierfl.program.sites import Family, Guide, Model
     guide="mean field, a few steps from the prior",
     kept="its mean-field posterior",
     crosses="its copy of the prior",
-    new="the same steps",
     down="the prior's means and scales",
     up="`theta`: its copy of both after training; `loss`",
 )
@@ -117,18 +117,11 @@ def fedabml(
     how = FedABMLSetting(
         kl_weight, descent, global_optimizer or optimizer, inner_steps, draws, meta, exact
     )
-    server_of = _exact_server if exact else plain_average
+
+    def server_of(program: Program) -> Server:
+        return moments_of(program).server(program) if exact else plain_average(program)
+
     return Method("fedabml", model, guide, partial(client_of, how), server_of)
-
-
-def _exact_server(program: Program) -> Server:
-    """Return the server that moves to the prior which fits the clients' posteriors best."""
-    moments = moments_of(program)
-
-    def best(theta: Params, means: dict[str, Tree]) -> Params:
-        return moments.best(theta, means["moments"])
-
-    return averaging_server(program.start()[0], best)
 
 
 @dataclass(frozen=True)
@@ -169,10 +162,6 @@ class Losses:
         terms = self.program.terms({**theta, **phi}, batch)
         return (self.how.kl_weight * terms.local_kl / batch.counts).sum()
 
-    def begin(self, theta: Params) -> Stepped:
-        """Return phi at the prior, before the first step."""
-        return self.started(self.prior(theta))
-
     def started(self, phi: Params) -> Stepped:
         """Return phi with the first state of its optimizer."""
         return Stepped(phi, self.how.descent.optimizer.init(phi))
@@ -189,11 +178,12 @@ class Losses:
     def outer(self, theta: Params, batch: ClientBatch) -> tuple[Params, Stepped]:
         """Return the gradient of L(phi_K(theta), theta) in theta, and phi_K."""
         last = batch.redrawn(self.how.inner_steps)
-        phi, _ = self.inner(self.begin(theta), theta, batch)
+        phi, _ = self.inner(self.started(self.prior(theta)), theta, batch)
         if self.how.meta == "full":
 
             def through(t: Params) -> Tensor:
-                return self.loss(self.inner(self.begin(t), t, batch)[0].params, t, last)
+                phi, _ = self.inner(self.started(self.prior(t)), t, batch)
+                return self.loss(phi.params, t, last)
 
             return grad(through)(theta), phi
         by_phi, by_theta = grad(self.loss, (0, 1))(phi.params, theta, last)
@@ -206,16 +196,12 @@ def client_of(how: FedABMLSetting, program: Program) -> Client:
     of, moments = Losses(program, how), moments_of(program) if how.exact else None
     of.prior(above)  # refuses a guide that cannot start at the prior before the first round
 
-    def served(message: Tree, own: Tree) -> Params:
-        return chosen(own["seen"], own["phi"], of.prior(message))
-
     def start(message: Tree, own: Tree) -> Tree:
         theta = Stepped(message, how.global_optimizer.init(message))
-        phi = of.started(own["phi"])  # to be replaced by `restart` or the first `tune`
-        return {"theta": theta, "phi": phi, "seen": own["seen"], "loss": torch.zeros(())}
+        return {"theta": theta, "phi": of.started(own["phi"]), "loss": torch.zeros(())}
 
     def restart(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        return {**work, "phi": of.begin(message)}
+        return {**work, "phi": of.started(of.prior(message))}
 
     def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         theta, after = work["theta"].params, batch.redrawn(how.inner_steps)
@@ -231,29 +217,24 @@ def client_of(how: FedABMLSetting, program: Program) -> Client:
         return {**work, "theta": moved, "phi": phi, "loss": value}
 
     def tune(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        begun = work["phi"]._replace(params=served(message, {**work, "phi": work["phi"].params}))
-        phi, value = of.inner(begun, message, batch)
-        return {**work, "phi": phi, "seen": torch.ones(()), "loss": value}
+        phi, value = of.inner(work["phi"], message, batch)
+        return {**work, "phi": phi, "loss": value}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        up = {"loss": Share(work["loss"])}
+        phi, up = work["phi"].params, {"loss": Share(work["loss"])}
         if moments is None:
             up["theta"] = Share(work["theta"].params)
         else:
-            up["moments"] = Share(moments.of(work["phi"].params, message))
-        return up, {"phi": work["phi"].params, "seen": torch.ones(())}
+            up["moments"] = Share(moments.of(phi, message))
+        return up, {"phi": phi}
 
-    rows = how.descent.unit, how.descent.batch_size
     passes = 1 if how.descent.unit == "epoch" else how.descent.steps
-    return Client(
-        own={"phi": mine, "seen": torch.zeros(())},
+    return personal_client(
+        {"phi": mine},
+        lambda message, own: {"phi": of.prior(message)},
         start=start,
-        phases=(
-            Phase(restart, batch_size=1, scores_rows=False),
-            Phase(move, how.descent.steps, *rows),
-        ),
+        phases=(Phase(restart, batch_size=1, scores_rows=False), how.descent.taking(move)),
         finish=finish,
-        params=lambda message, own: {**message, **served(message, own)},
-        adapt=(Phase(tune, passes, *rows),),
-        seen=lambda own: own["seen"],
+        params=lambda message, own: {**message, **own["phi"]},
+        adapt=(how.descent.taking(tune, passes),),
     )

@@ -29,12 +29,13 @@ from torch.func import grad, jacrev
 
 from hierfl.core import noise
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree, as_tree, as_vector, chosen, tree_map
+from hierfl.core.trees import Tree, as_tree, as_vector, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import Descent
+from hierfl.methods.parts.personal import personal_client
 from hierfl.methods.parts.prior_params import at_prior, learned_hierarchy, mean_params
 from hierfl.optimizers import SGD, Adam, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
@@ -160,7 +161,8 @@ class FedMAPSetting:
 def _client(how: FedMAPSetting, program: Program) -> Client:
     above, mine = learned_hierarchy(program, "fedmap")
     pairs = _pairs(program, how.rule) if how.averages else {}
-    sloped = () if callable(how.rule) else _sloped(above, pairs, every=how.rule == "gradient")
+    every = how.rule == "gradient"  # else the params that no mean of weights moves
+    sloped = [] if callable(how.rule) else [n for n in above if every or n not in pairs]
     looks = bool(how.by_fit or sloped or how.alone)
 
     def loss(w: Params, message: Tree, batch: ClientBatch) -> Tensor:
@@ -170,11 +172,9 @@ def _client(how: FedMAPSetting, program: Program) -> Client:
         return nll + pull * terms.local_kl
 
     def start(message: Tree, own: Tree) -> Tree:
-        theta, zero = at_prior(program, message["gamma"]), torch.zeros(())
-        keep = own["begun"] if how.keeps else zero
-        w = chosen(keep, own["w"], theta)
+        w = own["w"] if how.keeps else at_prior(program, message["gamma"])
         slopes = {name: 0.0 * above[name] for name in sloped}
-        return {**how.descent.begin(w), "omega": zero, "slope": slopes}
+        return {**how.descent.begin(w), "omega": torch.zeros(()), "slope": slopes}
 
     def solve(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         w, value = _newton(lambda w: loss(w, message, batch).sum(), work["w"])
@@ -206,25 +206,21 @@ def _client(how: FedMAPSetting, program: Program) -> Client:
         if callable(how.rule):
             value["square"] = tree_map(torch.square, value["away"])
         weighted = LogShare(value, work["omega"] if looks else how.by_size(rows))
-        begun = torch.where(message["alone"] > 0.0, own["begun"], torch.ones(()))
+        seen = torch.where(message["alone"] > 0.0, own["seen"], torch.ones(()))
         up: Up = {"clients": weighted, "loss": Share(work["loss"], rows)}
-        return up, {"w": work["w"], "begun": begun}
-
-    def params(message: Tree, own: Tree) -> Params:
-        gamma = message["gamma"]
-        return {**gamma, **chosen(own["begun"], own["w"], at_prior(program, gamma))}
+        return up, {"w": work["w"], "seen": seen}
 
     fitting = how.descent.phase(lambda w, work, message, batch: loss(w, message, batch))
     # a prior reads no rows: where omega needs none, one row is enough
     looked_rows = None if how.by_fit else 1
     looking = Phase(look, int(looks), batch_size=looked_rows, scores_rows=how.by_fit)
-    return Client(
-        own={"w": mine, "begun": torch.zeros(())},
+    return personal_client(
+        {"w": mine},
+        lambda message, own: {"w": at_prior(program, message["gamma"])},
         start=start,
         phases=(Phase(solve, how.newton_steps) if how.newton_steps else fitting, looking),
         finish=finish,
-        params=params,
-        seen=lambda own: own["begun"],
+        params=lambda message, own: {**message["gamma"], **own["w"]},
     )
 
 
@@ -240,11 +236,6 @@ def _pairs(program: Program, rule: object) -> dict[str, str]:
             "has no such name: use hierfl.models.learned_prior_network, or server='average'"
         )
     return pairs
-
-
-def _sloped(above: Params, pairs: dict[str, str], *, every: bool) -> tuple[str, ...]:
-    """Return the global params that the server moves by gradient steps."""
-    return tuple(name for name in above if every or name not in pairs)
 
 
 def _away(w: Params, gamma: Params, pairs: dict[str, str]) -> Params:
@@ -271,12 +262,8 @@ def _server(how: FedMAPSetting, optimizer: Optimizer, program: Program) -> Serve
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         moments, gamma, memory = means["clients"], state["gamma"], state["memory"]
         first = bool(state["alone"] > 0.0)
-        if (
-            how.by_fit
-            and clock.clients > 1
-            and not first
-            and float(means["effective_clients"]) < 1.5
-        ):
+        several = how.by_fit and clock.clients > 1 and not first
+        if several and float(means["effective_clients"]) < 1.5:
             warnings.warn(
                 "fedmap: nearly all weight lies on one client, the others hardly count: take "
                 "weights='rows'",

@@ -39,7 +39,7 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree, chosen, sub
+from hierfl.core.trees import Tree, sub
 from hierfl.data.batch import ClientBatch, parts
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Up
@@ -53,6 +53,7 @@ from hierfl.methods.parts.mirror import (
     mirror_gradient,
     moved_inside,
 )
+from hierfl.methods.parts.personal import personal_client
 from hierfl.methods.parts.prior_params import mean_params
 from hierfl.optimizers import SGD, Optimizer, plain_lr
 from hierfl.program.program import Params, Program
@@ -71,7 +72,6 @@ Word = Literal["none", "lg", "meg", "mh", "mh24", "mh-code"]
     own="weights",
     kept="its weights, and its last copy of the means",
     crosses="its copy of the mean",
-    new="the same steps",
     down="the prior's means",
     up="`theta`: its copy of them after training; `loss`",
 )
@@ -236,32 +236,27 @@ def _client(how: PFedBreDSetting, program: Program) -> Client:
         }
         return {**work, **new}
 
+    kept_names = ("v", "last") if how.strategy.remembers else ("v",)
+
     def start(message: Tree, own: Tree) -> Tree:
-        before = {name: own[name] for name in ("v", "last") if name in own}
-        new = twins.local(message)
-        work = {name: chosen(own["seen"], value, new) for name, value in before.items()}
+        work = {name: own[name] for name in kept_names}
         if how.inner_start == "global":
-            work["v"] = new
+            work["v"] = twins.local(message)
         return {**work, "w": message, "loss": torch.zeros(())}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        after = {**work, "last": twins.local(work["w"]), "seen": torch.ones(())}
+        after = {**work, "last": twins.local(work["w"])}
         up = {"theta": Share(work["w"]), "loss": Share(work["loss"])}
-        return up, {name: after[name] for name in own}
+        return up, {name: after[name] for name in kept_names}
 
-    def params(message: Tree, own: Tree) -> Params:
-        return {**message, **chosen(own["seen"], own["v"], twins.local(message))}
-
-    mine = twins.mine
-    last = {"last": mine} if how.strategy.remembers else {}
     rows = 2 * how.batch_size if two and how.batch_size else how.batch_size
-    return Client(
-        own={"v": mine, "seen": torch.zeros(()), **last},
+    return personal_client(
+        dict.fromkeys(kept_names, twins.mine),
+        lambda message, own: dict.fromkeys(kept_names, twins.local(message)),
         start=start,
         phases=(Phase(move, how.steps, batch_size=rows),),
         finish=finish,
-        params=params,
-        seen=lambda own: own["seen"],
+        params=lambda message, own: {**message, **own["v"]},
     )
 
 

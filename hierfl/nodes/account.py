@@ -243,6 +243,7 @@ def _check_marks(folder: Path, heads: list[str]) -> None:
     """Refuse a ledger of fewer or other lines than the mark and the log know of."""
     count, mark, in_log = len(heads) - 1, log.mark_of(folder), log.last_account(folder)
     there = {name: os.path.lexists(folder / name) for name in (log.MARK, ROWS)}
+    there["answers"] = next(folder.glob("*.answer"), None) is not None  # of rounds
     wrong = {
         f"{FILE} is gone, or empty": not count and any(there.values()),
         f"{log.MARK} is gone, or cannot be read": not mark and (count > 1 or there[log.MARK]),

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, TypeVar
 import torch
 from msgspec import Meta
 
-from hierfl.core.typed_json import made_of
 from hierfl.data.absent import FILLS, form_of, rows_absent, stand_in
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
@@ -105,18 +104,6 @@ class Introduction:
             )
         return Introduction(data.names[0], data.num_rows, Fields.of(data), codes_of(data))
 
-    @staticmethod
-    def from_json(content: Any) -> Introduction:
-        """Read what `asdict` returned, or raise Refused."""
-        return _read(Introduction, content)
-
-
-def _read(kind: type[Made], content: Any) -> Made:
-    try:
-        return made_of(kind, content)
-    except ValueError as error:
-        raise Refused(f"it is no {kind.__name__.lower()} ({error})") from error
-
 
 @dataclass(frozen=True)
 class Agreement:
@@ -172,11 +159,6 @@ class Agreement:
     def digest(self) -> str:
         """A hash of all of it."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
-
-    @staticmethod
-    def from_json(content: Any) -> Agreement:
-        """Read what `asdict` returned, or raise Refused."""
-        return _read(Agreement, content)
 
     def absent_rows(self, fills: Fills) -> ClientData:
         """Return all clients without their rows; two numbers may stand in for the values."""

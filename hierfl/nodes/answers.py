@@ -25,7 +25,8 @@ from hierfl.engine.client_store import taken
 from hierfl.engine.left_out import times_left_out
 from hierfl.formulas.formula import Formula
 from hierfl.nodes.account import END
-from hierfl.nodes.local_fit import without_few
+from hierfl.nodes.credible import check_answer, unlike_others
+from hierfl.nodes.local_fit import Few, without_few
 from hierfl.nodes.messages import (
     AfterKind,
     Answer,
@@ -93,16 +94,22 @@ def ask_nodes(
         clients = fit.clients if rows is None else rows.names
     fit.federation.data.index(clients)  # refuses unknown clients
     contents = {name: _question(fit, kind, name, rows, options) for name in clients}
-    given, withheld = dict[str, Of](), dict[str, str]()
+    data = fit.federation.data if rows is None else rows
+    counts = dict(zip(data.names, data.counts.tolist(), strict=True))
+    trees, given, withheld = dict[str, Tree](), dict[str, Of](), dict[str, str]()
     for answer in fit.ask(contents):
         if answer.client not in contents or answer.client in given:
             continue
         try:
-            given[answer.client] = read(_read(fit, answer, kind))
+            tree, few = _read(fit, answer, kind, counts[answer.client])
+            given[answer.client] = read(without_few(tree, few))
+            trees[answer.client] = tree
         except Exception as error:  # whatever crafted bytes raise
             withheld.setdefault(answer.client, str(error)[:500])
-    why = {n: withheld.get(n, "it did not answer") for n in sorted(contents) if n not in given}
-    return FromNodes({name: given[name] for name in clients if name in given}, why)
+    withheld |= unlike_others(kind, trees)
+    given = {name: given[name] for name in clients if name in given and name not in withheld}
+    silent = {name: "it did not answer" for name in sorted(contents) if name not in given}
+    return FromNodes(given, {name: withheld.get(name, why) for name, why in silent.items()})
 
 
 def imputed_at_nodes(fit: Any, draws: int = 1000, *, seed: int = 0) -> FromNodes[None]:
@@ -152,8 +159,8 @@ def _question(
     return to_bytes(tree, asdict(request))
 
 
-def _read(fit: Any, answer: Answer, kind: AfterKind) -> Tree:
-    """Return what a node released in answer to this question; refuse any other."""
+def _read(fit: Any, answer: Answer, kind: AfterKind, rows: int) -> tuple[Tree, Few]:
+    """Return what a node released in answer to this question, and its groups of few rows; refuse any other."""
     if answer.content is None:
         raise Refused(answer.reason or "it did not answer")
     tree, about = from_bytes(answer.content, most=MOST)
@@ -166,7 +173,8 @@ def _read(fit: Any, answer: Answer, kind: AfterKind) -> Tree:
     check_numbers(tree)
     if not nbytes(tree):
         raise Refused("its answer is empty")
-    return without_few(tree, about.get("few", {}))
+    check_answer(kind, tree, rows)
+    return tree, about.get("few", {})
 
 
 # ------------------------------------------------------------ clients' own draws

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from hierfl.formulas.constants import STATEFUL, Implausible
 from hierfl.formulas.expressions import Operator, within
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.functions import CODINGS
+from hierfl.formulas.parse import parse
 from hierfl.formulas.terms import calls
 from hierfl.nodes import gate, log
 from hierfl.nodes.approval import asked_first
@@ -124,13 +127,23 @@ def check_brought(formula: Any, folder: Path, policy: str | Path | None) -> None
         allowed = policy_at(policy, folder)
         if not isinstance(formula, Formula):
             raise Forbidden("the request brings a model that is no formula")
-        if "".join(formula.text.split()) in ("".join(t.split()) for t in allowed.formulas or ()):
+        if any(map(partial(_is_listed, formula), allowed.formulas or ())):
             return
         why = "the node's policy lists no columns that formulas may read"
         if allowed.columns is not None:
             why = _beyond(formula, allowed.columns, allowed.transforms or PLAIN)
         if why:
             asked_first(folder, "formula", _text(formula, why))
+
+
+def _is_listed(formula: Formula, text: str) -> bool:
+    """Return whether a text reads as a formula does; blanks may differ, but not those of a column's name."""
+    with suppress(ValueError):
+        as_read = (
+            replace(of, text="", texts=()) for of in (parse(text), formula.declared.formulas)
+        )
+        return next(as_read) == next(as_read)
+    return False
 
 
 def _text(formula: Formula, why: str) -> str:

@@ -150,8 +150,10 @@ def answers_by_client(
     left_out: dict[Any, str] = {}
 
     def read(key: Any, client: str, content: Any) -> TableAnswer | SurvivalAnswer:
-        made: Any = survival_from_json(content) if question.kind == "times" else None
-        made = made or table_from_json(content, question.columns)
+        if question.kind == "times":
+            made: Any = survival_from_json(content, question.least)
+        else:
+            made = table_from_json(content, question.columns, question.least)
         if not question.by and not {*made.groups} <= {""}:
             raise Refused("it answers by groups that were not asked for")
         return made
@@ -172,4 +174,7 @@ def _unlike(question: DescriptionRequest, answers: Mapping[str, Any]) -> dict[st
             kinds.setdefault(f"column '{name}'", {})[client] = kind
             size = max((abs(of.mean) + of.sd for of in numbers), default=0.0)
             sizes.setdefault(f"the values of '{name}' are", {})[client] = size
+    for client, of in answers.items() if question.kind == "times" else ():
+        last = max((max(times.ends, default=0.0) for times in of.groups.values()), default=0.0)
+        sizes.setdefault("its times are", {})[client] = last
     return unlike_most(kinds) | far_from_most(sizes, FAR)

@@ -1,4 +1,4 @@
-"""A request to a node and its answer: as bytes, one line of JSON and what `hierfl.nodes` sends; and as text.
+"""A request to a node and its answer: as bytes, one line of JSON and what `hierfl.nodes` sends.
 
 {"hierfl": 1, "request": "round", "bytes": 1234}
 {"hierfl": 1, "answer": "SHA-256 of the request", "bytes": 1234, "wrong": ""}
@@ -7,17 +7,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
-from hierfl.core.trees import named_leaves
-from hierfl.nodes.messages import Refused, from_bytes, read_json
+from hierfl.nodes.messages import Refused, read_json
 
 FORM = 1
 LONGEST = 4096  # bytes of the line
 MOST = 1 << 31  # bytes of a file
-FEW = 6  # values of a tensor that `show` prints
 ASKS = {
     "describe": "Asks for counts, means and sds of the rows, for a table of all clients.",
     "schema": "Asks for counts and sums of the rows, from which the clients agree on a schema.",
@@ -73,36 +70,3 @@ def read_line(whole: object) -> tuple[dict[str, Any], bytes]:
     if why:
         raise Refused(why)
     return line, content
-
-
-# ------------------------------------------------------------ as text
-def show(whole: bytes) -> str:
-    """Return a request or an answer as text, its own words escaped; or raise Refused."""
-    line, content = read_line(whole)
-    if "request" in line:
-        head = [f"Request {line['request']!r}, SHA-256 {sha256(whole).hexdigest()}"]
-        head += [ASKS.get(str(line["request"]), "No node answers it.")]
-    else:
-        head = [f"Answer to the request with SHA-256 {line.get('answer')!r}"]
-        head += [f"Refused: {line['wrong']!r}"] if line.get("wrong") else []
-    return "\n".join([*head, f"{len(content):,} bytes", *(_content(content) if content else ())])
-
-
-def _content(content: bytes) -> Iterator[str]:
-    try:
-        tree, about = from_bytes(content, most=MOST)
-    except Refused:
-        try:
-            yield json.dumps(read_json(content), indent=1)
-        except Refused as error:
-            yield f"It is neither JSON nor tensors, and will be refused: {str(error)!r}"
-        return
-    if about.get("kind", "round") != "round":
-        yield f"After the rounds: {about['kind']!r} of the client."
-    yield json.dumps(about)
-    for name, value in named_leaves(tree).items():
-        flat = value.flatten()
-        values = ", ".join(f"{float(v):.6g}" for v in flat[:FEW]) + ", ..." * (len(flat) > FEW)
-        dtype = str(value.dtype).removeprefix("torch.")
-        # a name may hold what moves a terminal's cursor
-        yield f"  {json.dumps(name)[1:-1]}  {dtype} {tuple(value.shape)}: {values}"

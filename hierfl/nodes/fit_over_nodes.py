@@ -11,12 +11,11 @@ import pandas as pd
 from torch import Tensor
 
 from hierfl.core.tables import shown_as
-from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.summary import Summary
 from hierfl.nodes import answers, living
 from hierfl.nodes.answers import FromNodes, ask_nodes, brief_over
-from hierfl.nodes.local_fit import table_of_rows, table_of_sites
+from hierfl.nodes.local_fit import table_of_rows, table_of_scores, table_of_sites
 from hierfl.nodes.messages import Ask
 from hierfl.posterior.arviz_groups import EXPAND
 from hierfl.posterior.draws import Draws, posterior_draws
@@ -179,11 +178,9 @@ class FitOverNodes(Fit):
         Raises:
             KeyError: rows of a client that was not fitted.
         """
-
-        def read(tree: Tree) -> pd.DataFrame:
-            return table_of_rows({name: tree.get(name) for name in ("mean", "sd")})
-
-        return ask_nodes(self, "predictions", read, rows, site=site, draws=draws, seed=seed)
+        return ask_nodes(
+            self, "predictions", table_of_rows, rows, site=site, draws=draws, seed=seed
+        )
 
     def scores(
         self,
@@ -195,16 +192,9 @@ class FitOverNodes(Fit):
     ) -> FromNodes[pd.DataFrame]:
         """Let each node score its predictions of labeled rows, as `Prediction.scores` does: one line a client.
 
-        A node sends it where its policy has "scores" in `may_leave`; arguments are as in `predict`.
-
-        Raises:
-            KeyError: rows of a client that was not fitted.
+        A node sends it where its policy has "scores" in `may_leave`; arguments and errors are those of `predict`.
         """
-
-        def read(tree: Tree) -> pd.DataFrame:
-            return pd.DataFrame({name: [float(value)] for name, value in tree.items()})
-
-        return ask_nodes(self, "scores", read, rows, site=site, draws=draws, seed=seed)
+        return ask_nodes(self, "scores", table_of_scores, rows, site=site, draws=draws, seed=seed)
 
     @property
     def here(self) -> Fit:

@@ -14,11 +14,10 @@ from msgspec.structs import replace
 
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree
-from hierfl.core.typed_json import made_of
 from hierfl.nodes import log
 from hierfl.nodes.account import Entry, Ledger, RowSet, digest
 from hierfl.nodes.approval import asked_first
-from hierfl.nodes.messages import ROUND, Message, Refused, from_bytes, read_json
+from hierfl.nodes.messages import ROUND, Message, Refused, from_bytes, read_json, read_typed
 from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.nodes.row_sets import Rows, check_rows
 
@@ -147,10 +146,8 @@ def _read(asks: str, content: bytes) -> tuple[Kind, Any, Message]:
     kind = KINDS.get(str(about["kind"]))
     if kind is None or kind.asks != asks:
         raise Refused(f"it asks for {str(about['kind'])[:40]!r}, which no node answers")
-    try:
-        return kind, made_of(kind.request, about), message
-    except ValueError as error:
-        raise Refused(f"it is no request of the kind '{about['kind']}' ({error})") from error
+    called = f"request of the kind '{about['kind']}'"
+    return kind, read_typed(kind.request, about, called), message
 
 
 def _new_rows(inquiry: Inquiry, reply: Reply) -> tuple[RowSet, ...]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from msgspec import Meta
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.trees import Tree, tree_leaves, tree_map
-from hierfl.core.typed_json import read_as
+from hierfl.core.typed_json import made_of, read_as
 
 ENTRY = "hierfl"  # one entry of metadata, as safetensors writes several in no fixed order
 DEEPEST = 32  # levels of a tree
@@ -23,6 +23,8 @@ HEADER = 1 << 20  # bytes of names and shapes, beside the numbers
 LARGEST = 1e15  # of an honest update; squares of larger values overflow in single precision
 NAMES = "float32 float64 int8 int16 int32 int64 uint8 bool".split()
 DTYPES = frozenset(getattr(torch, name) for name in NAMES)
+
+Made = TypeVar("Made")
 
 
 class Refused(ValueError):
@@ -99,6 +101,14 @@ def read_json(content: object, most: int = 1 << 26) -> Any:
         return read_as(Any, content, most=most)
     except ValueError as error:
         raise Refused(f"it is no JSON ({error})") from error
+
+
+def read_typed(kind: type[Made], content: object, called: str) -> Made:
+    """Read JSON, or what it holds, as a dataclass, or raise Refused."""
+    try:
+        return made_of(kind, read_json(content) if isinstance(content, bytes) else content)
+    except ValueError as error:
+        raise Refused(f"it is no {called} ({error})") from error
 
 
 def _short(error: Exception) -> str:

@@ -17,10 +17,10 @@ import msgspec
 from msgspec import Meta
 
 from hierfl.core.disk import private_folder, write_private
+from hierfl.engine.supervised import Limits
 from hierfl.method import Client, Method, Phase
 from hierfl.methods.listed import names
 from hierfl.nodes.messages import Refused
-from hierfl.nodes.supervised import Limits
 
 FILE, SEEN = "policy.toml", "has-policy"  # in the node's folder; SEEN names the file last read
 LISTS = ("methods", "discloses", "may_leave", "formulas", "columns", "transforms")

@@ -17,7 +17,7 @@ from hierfl.nodes.choosing import Decided, FitCall
 from hierfl.nodes.envelope import read_answer, write_request
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.gathering import check_enough, fit_introduced, join_introduced
-from hierfl.nodes.messages import Answer, Ask, Refused, last_counted, read_json
+from hierfl.nodes.messages import Answer, Ask, Refused, last_counted, read_json, read_typed
 from hierfl.nodes.node import run_name
 from hierfl.nodes.run import SILENT, TooFewNodes
 from hierfl.nodes.updates import AskSum
@@ -135,7 +135,7 @@ class Reached:
         answers, left_out = self._answers("introduce", nodes, schema)
         for node, content in answers.items():
             try:
-                introduced[node] = Introduction.from_json(read_json(content))
+                introduced[node] = read_typed(Introduction, content, "introduction")
             except Refused as error:
                 left_out[node] = str(error)
         left_out |= of_one_name({node: of.client for node, of in introduced.items()})

@@ -1,4 +1,4 @@
-"""Nodes that are reached by files in folders, and the node.toml of a node that answers them."""
+"""Nodes that are reached by files in folders."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ import os
 import secrets
 import stat
 import time
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
-from hierfl.core.arguments import expect, imported, spelled
-from hierfl.core.typed_json import made_of
-from hierfl.data.clients import ClientData
+from hierfl.core.arguments import expect, spelled
 from hierfl.nodes import log
 from hierfl.nodes.account import digest
-from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.envelope import MOST, read_line, read_request
 from hierfl.nodes.messages import Answer, Refused
 from hierfl.nodes.reached import Reached, over
@@ -26,13 +21,7 @@ from hierfl.nodes.same_process import folder_of
 from hierfl.nodes.stations import Station
 
 REQUEST, ANSWER = ".request.hfl", ".answer.hfl"
-FILE = "node.toml"
-OPTIONS = ("family", "clients", "missing")
-Key = Literal["rows", "client", "model", "formula", "family", "clients", "missing"]
-HOW = (
-    'write rows = "rows.csv" and formula = "y ~ x + (x | hospital)", family = "bernoulli", clients '
-    '= "hospital"; or model = "MODULE:NAME" and rows, a CSV file or "MODULE:NAME"'
-)
+MOST_ANSWERED = 1 << 29  # bytes of an answer
 
 
 @spelled
@@ -164,12 +153,15 @@ def read(path: Path, most: int = MOST) -> bytes:
         os.close(handle)
         raise Refused(f"it is no file of {most:,} bytes or fewer")
     with open(handle, "rb") as file:
-        return file.read()
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise Refused("it grows while it is read")
+    return content
 
 
 def _answer(path: Path, request: bytes) -> tuple[bytes, str]:
     """Return the answer in a file, and what it says is wrong; none, a part, and one to another request are Refused."""
-    answer = read(path)
+    answer = read(path, MOST_ANSWERED)
     line, _ = read_line(answer)
     if line.get("answer") != digest(request):
         raise Refused("it answers another request: put the answer to the request beside it there")
@@ -180,35 +172,3 @@ def _has_answer(path: Path, request: bytes) -> bool:
     with suppress(Refused):
         return bool(_answer(_of(path), request))
     return False
-
-
-# ------------------------------------------------------------ a node
-def station_at(folder: Path) -> Station:
-    """Return the station of a node whose folder has a valid `node.toml` (docs/nodes_files.md), or raise ValueError."""
-    path = folder / FILE
-    try:
-        keys: dict[str, str] = made_of(dict[Key, str], tomllib.loads(path.read_text()))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"'{path}' cannot be read ({error}): {HOW}") from error
-    if "rows" not in keys or ("model" in keys) == ("formula" in keys):
-        raise ValueError(f"'{path}' must have rows, and a model or a formula: {HOW}")
-    if "formula" in keys:
-        from hierfl.formulas.declare import formula  # pandas, which most models do not need
-
-        options: Any = {name: keys[name] for name in OPTIONS if name in keys}
-        model: Any = formula(keys["formula"], **options)
-    else:
-        model = imported(keys["model"], folder)
-    return Station(FitCall(model), lambda: _rows(keys, folder), folder)
-
-
-def _rows(keys: Mapping[str, str], folder: Path) -> Any:
-    """Return the rows of the file or name that `rows` is; of a `client`, where they do not name it."""
-    if ":" in keys["rows"]:
-        rows = imported(keys["rows"], folder)
-        rows = rows() if callable(rows) else rows
-    else:
-        import pandas as pd
-
-        rows = pd.read_csv(folder / keys["rows"])
-    return rows if isinstance(rows, ClientData) or "client" not in keys else {keys["client"]: rows}

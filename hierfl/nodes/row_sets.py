@@ -7,61 +7,49 @@ and precisions they are of. Codes stay in the node's folder.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from hierfl.core.disk import private_folder, replace_private
 from hierfl.data.clients import ClientData
-from hierfl.data.row_codes import HALF, Codes, codes_of_values, mixed
+from hierfl.data.row_codes import Codes, codes_of_values
+from hierfl.data.row_differences import fewest_between
 from hierfl.nodes.account import ROWS, Ledger, RowSet, broken, digest
 from hierfl.nodes.policy import Forbidden
-
-TIMES = 3  # that an answer may count in a difference
-LONGEST = 20.0  # seconds of a comparison, after which the answer is refused
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Codes of the cells of some rows, column -> (n,); `labels` as of a `RowSet`."""
+    """Codes of the cells of some rows, column -> (n,); which of these are `labels` as of a `RowSet`."""
 
-    columns: Mapping[str, Codes]
-    labels: Mapping[str, Codes] = field(default_factory=dict)
-
-    @property
-    def every(self) -> Mapping[str, Codes]:
-        """All columns, of both kinds."""
-        return {**self.labels, **self.columns}
+    every: Mapping[str, Codes]
+    labels: frozenset[str] = frozenset()
 
     @cached_property
     def row_set(self) -> RowSet:
         """The names under which the codes are kept."""
-        of = ({k: digest(v.tobytes()) for k, v in of.items()} for of in (self.columns, self.labels))
-        return RowSet(*of)
+        names = {name: digest(codes.tobytes()) for name, codes in self.every.items()}
+        labels = {name: names.pop(name) for name in self.labels}
+        return RowSet(names, labels)
 
     def where(self, rows: NDArray[np.bool_]) -> Rows:
         """Return some of the rows."""
-        return Rows(
-            *({name: v[rows] for name, v in of.items()} for of in (self.columns, self.labels))
-        )
+        return Rows({name: codes[rows] for name, codes in self.every.items()}, self.labels)
 
 
 def rows_of_frame(
     frame: Any, columns: Sequence[str], key: bytes, labels: Sequence[str] = ()
 ) -> Rows:
     """Return the codes of columns of a frame; of `labels` too, by which rows are told apart."""
-    of = (
-        {str(name): codes_of_values(frame[name].to_numpy(), key) for name in n}
-        for n in (columns, labels)
-    )
-    return Rows(*of)
+    names = [str(name) for name in (*labels, *columns)]
+    codes = {name: codes_of_values(frame[name].to_numpy(), key) for name in names}
+    return Rows(codes, frozenset(labels) - {*columns})
 
 
 def rows_of_formula(formula: Any, frames: Any, key: bytes) -> Rows:
@@ -141,19 +129,7 @@ def _fewest(
         return least
     sets = [[rows.every[name] for name in names]]
     sets += [[_read(folder, column) for column in of] for of in sorted(sets_before)]
-    fewest = least
-    for half in (np.uint64(0), HALF):
-        counts = _counts([reduce(_joined, (codes >> half for codes in of)) for of in sets])
-        if len(counts) == 1:  # the number of rows, which is no secret
-            return least
-        new, old = counts[:, 0], counts[:, 1:]
-        for times in range(1, TIMES + 1):
-            apart = new[:, None] - times * old
-            sums = np.maximum(apart.clip(min=0).sum(0), -apart.clip(max=0).sum(0))
-            fewest = min([fewest, *sums[sums > 0].tolist()])
-        if len(sets) > 2:
-            fewest = min(fewest, _fewest_combined(*_patterns(counts, least), least))
-    return fewest
+    return fewest_between(sets, least)
 
 
 def _read(folder: Path, name: str) -> Codes:
@@ -165,68 +141,3 @@ def _read(folder: Path, name: str) -> Codes:
     if digest(content) != name:
         raise broken(f"{ROWS}/{name} has changed")
     return np.frombuffer(content, dtype=np.uint64)
-
-
-def _joined(codes: Codes, others: Codes) -> Codes:
-    """Return codes of pairs of codes; the order counts."""
-    return mixed(codes * np.uint64(3) + others, bytes(8))
-
-
-def _counts(sets: Sequence[Codes]) -> NDArray[np.int64]:
-    """Return how often each row is in each of some sets of rows, (V, K)."""
-    values, place = np.unique(np.concatenate(sets), return_inverse=True)
-    ends = np.cumsum([len(of) for of in sets])[:-1]
-    of_set = [np.bincount(at, minlength=len(values)) for at in np.split(place, ends)]
-    return np.stack(of_set, axis=1).astype(np.int64)
-
-
-def _patterns(counts: NDArray[np.int64], least: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return in which sets rows are, (P, K), and how many rows are so, (P,).
-
-    Rows that are equal to `least` or more others of a set cannot be told from them: as few of them as
-    possible are taken for other rows.
-    """
-    code = reduce(_joined, counts.astype(np.uint64).T)
-    _, first, times = np.unique(code, return_index=True, return_counts=True)
-    patterns: Counter[tuple[int, ...]] = Counter()
-    for count, weight in zip(counts[first], times.tolist(), strict=True):
-        if count.max() < least:
-            common = int(np.gcd.reduce(count))
-            patterns[tuple((count // common).tolist())] += common * weight
-            continue
-        upto = 0
-        for level in np.unique(count[count > 0]).tolist():
-            patterns[tuple((count >= level).astype(int).tolist())] += (level - upto) * weight
-            upto = level
-    return np.array(list(patterns)), np.array(list(patterns.values()))
-
-
-def _fewest_combined(patterns: NDArray[Any], weights: NDArray[Any], least: int) -> int:
-    """Return how few rows a whole-number combination of sets of rows adds or takes away, with the first set in it.
-
-    0: the first set is a combination of the others, and tells nothing new. `least`: so many or more.
-    """
-    is_light = weights < least
-    light, times, size = patterns[is_light], weights[is_light], patterns.shape[1]
-    count = len(light)
-    # counts of the sets, rows added and taken away by pattern, and the larger of their numbers
-    never = np.hstack([patterns[~is_light], np.zeros((sum(~is_light), 2 * count + 1))])
-    split = np.hstack([light, -np.eye(count), np.eye(count), np.zeros((count, 1))])
-    zero = np.zeros(size), np.zeros(count)
-    larger = np.array([np.r_[zero[0], times, zero[1], -1.0], np.r_[zero[0], zero[1], times, -1.0]])
-    solved = milp(
-        np.r_[np.zeros(size + 2 * count), 1.0],
-        integrality=np.r_[np.ones(size), np.zeros(2 * count + 1)],
-        bounds=Bounds(
-            np.r_[1.0, np.full(size - 1, -TIMES), np.zeros(2 * count + 1)],
-            np.r_[np.full(size, TIMES), np.full(2 * count + 1, np.inf)],
-        ),
-        constraints=[
-            LinearConstraint(np.vstack([never, split]), 0.0, 0.0),
-            LinearConstraint(larger, -np.inf, 0.0),
-        ],
-        options={"time_limit": LONGEST},
-    )
-    if solved.status == 2:  # whatever is taken, `least` rows or more remain
-        return least
-    return min(round(solved.fun), least) if solved.status == 0 else 1

@@ -15,6 +15,7 @@ from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import nbytes, tree_map
 from hierfl.data.absent import FILLS
 from hierfl.data.clients import ClientData
+from hierfl.engine import exact_sums
 from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, client_round, counted, once_each
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.left_out import with_absent
@@ -155,13 +156,15 @@ class Nodes:
     ) -> Done:
         """Run the tasks of a round at the nodes, of which the server learns the sum alone."""
         template = self._template(task)
-        updates.check_sums(self.method.name, template)
-        answer = ask_sum(contents, updates.size_of(template))
+        exact_sums.check_sums(self.method.name, template)
+        answer = ask_sum(contents, exact_sums.size_of(template))
         there = {places[name] for name in answer.clients}
         left_out = self._ended(task, places, there, answer.reasons)
         at = torch.tensor(sorted(there))
         own, sent = tree_map(lambda v: v[at], task.own), nbytes(template) * len(at)
-        return Done(updates.sums_of(answer.parts, template), own, task.ids[at], {}, left_out, sent)
+        return Done(
+            exact_sums.sums_of(answer.parts, template), own, task.ids[at], {}, left_out, sent
+        )
 
     def _ended(
         self, task: Task, places: Mapping[str, int], there: set[int], reasons: Mapping[str, str]

@@ -19,18 +19,17 @@ from msgspec import Meta
 from hierfl.core.arguments import spelled
 from hierfl.core.disk import private_folder, write_private
 from hierfl.core.process import one_at_a_time
-from hierfl.core.typed_json import made_of
 from hierfl.data.clients import ClientData
+from hierfl.engine.supervised import Supervised, TooMuch, raise_if_memory
 from hierfl.method import Method
 from hierfl.nodes import log
 from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.client_state import Node
 from hierfl.nodes.envelope import ASKS, read_request, write_answer
-from hierfl.nodes.messages import NodeFailed, Refused, read_json
+from hierfl.nodes.messages import NodeFailed, Refused, read_typed
 from hierfl.nodes.node import answer, introduce, introduced, node
 from hierfl.nodes.policy import Policy, policy_at
-from hierfl.nodes.supervised import Supervised, raise_if_memory
 from hierfl.program.sites import Model
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ class Station:
         if kind != "agree":
             return self._about_rows(kind, content)
         with log.answering(self.folder):
-            _agreed(content)
+            read_typed(Agreed, content, "agreement")
             write_private(self.folder / AGREEMENT, content)
         self.ready.pop(self.folder, None)
         return json.dumps(introduced(self._node())).encode()
@@ -164,7 +163,7 @@ class Station:
     def _node(self) -> Node:
         """Return the node, set up from what was agreed on; a new process sets it up again."""
         if self.folder not in self.ready:
-            agreed = _agreed(self._agreed_on(AGREEMENT))
+            agreed = read_typed(Agreed, self._agreed_on(AGREEMENT), "agreement")
             call, data, frames = self._read()
             method, how = call.made_by(agreed.method), {"policy": self.policy, "frames": frames}
             made = node(method, data, agreed.agreement, self.folder, seed=agreed.seed, **how)
@@ -200,18 +199,10 @@ def station(
 
 def said(error: Exception, folder: Path | None) -> str:
     """Return what may leave a node of an error, which its log has whole; without a folder it has none."""
-    safe = isinstance(error, Refused | NodeFailed)
+    safe = isinstance(error, Refused | NodeFailed | TooMuch)
     text = str(error) if safe else log.may_tell(error)
     if folder is not None and not getattr(error, "logged", False):
         with suppress(Exception):
             private_folder(folder)
             log.refused(folder, None, text, error)
     return text
-
-
-def _agreed(content: bytes) -> Agreed:
-    try:
-        agreed: Agreed = made_of(Agreed, read_json(content))
-    except ValueError as error:
-        raise Refused(f"it is no agreement ({error})") from error
-    return agreed

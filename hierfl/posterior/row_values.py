@@ -22,7 +22,7 @@ from hierfl.posterior.draws import at_draws, posterior_draws
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.program import Params
 from hierfl.program.quadrature import CANDIDATES
-from hierfl.program.row_sites import Rows, rows_of
+from hierfl.program.row_sites import RowSites, rows_of
 from hierfl.program.sites import Values
 
 DRAWS = 5  # of the posterior, at which integrals over rows are compared
@@ -90,7 +90,7 @@ def infer_rows(fit: Snapshot, *, draws: int = 200, prob: float = 0.9, seed: int 
     return RowValues(pd.concat(frames, ignore_index=True), whole)
 
 
-def _drawn(rows: Rows, batch: ClientBatch) -> dict[str, Tree]:
+def _drawn(rows: RowSites, batch: ClientBatch) -> dict[str, Tree]:
     """Return a draw of each site of rows, (C, B, *event)."""
     shape = torch.Size((batch.num_clients, batch.num_rows))
     drawn: dict[str, Tree] = {}

@@ -35,6 +35,7 @@ from hierfl.program.traces import (
 )
 
 # how a distribution fails that does not implement something
+FINITE = ("Bernoulli", "Categorical", "Binomial", "BetaBinomial")  # of which scalars are summed out
 LACKING = (NotImplementedError, TypeError, AssertionError, AttributeError)
 
 
@@ -61,6 +62,11 @@ def check_support(site: Site, *, integrates: bool = False) -> None:
 
 
 def _faults_of_support(name: str, kind: str, support: Any) -> Iterator[str]:
+    if getattr(support, "is_discrete", False) and kind in FINITE:
+        yield (
+            f"site '{name}' is a vector of discrete sites ({kind}): sample each of its entries as a "
+            "site of its own, in a loop of Python or in a plate"
+        )
     if getattr(support, "is_discrete", False):
         yield (
             f"site '{name}' is discrete ({kind}) and latent, with no finite support to sum it out "

@@ -9,6 +9,7 @@ after another: values that a label did not take are ruled out of its t_i.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,12 +36,16 @@ class Component:
     terms: the sites that depend on them.
     plates: which the result keeps.
     is_mixture: the only term gets the mixture of its distributions, in place of a factor.
+    is_scaled: `poutine.scale` counts all of its sites together.
+    mixed: the continuous site that depends on labels, if there is one; its prior is their mixture.
     """
 
     labels: tuple[str, ...]
     terms: tuple[str, ...]
     plates: Plates
     is_mixture: bool
+    is_scaled: bool = False
+    mixed: str = ""
 
     @property
     def name(self) -> str:
@@ -77,21 +82,30 @@ class Tables:
     trace: the sites, packed.
     component: which of them are labels.
     batch: the rows.
+    scale: of `poutine.scale` around all of the sites.
     """
 
     trace: Trace
     component: Component
     batch: ClientBatch
+    scale: Tensor | float = 1.0
 
     @staticmethod
     def of(component: Component, sites: Trace, batch: ClientBatch) -> Tables:
         """Return the tables of a component out of the sites of one run."""
-        trace = Trace()
+        trace, scale = Trace(), sites.nodes[component.labels[0]]["scale"]
         for name in (*component.labels, *component.terms):
-            trace.add_node(name, **sites.nodes[name])
+            own = 1.0 if component.is_scaled else sites.nodes[name]["scale"]
+            trace.add_node(name, **{**sites.nodes[name], "scale": own})
         trace.compute_log_prob()
+        for name in component.labels:
+            _normalize(trace.nodes[name])
         trace.pack_tensors()
-        return Tables(trace, component, batch)
+        return Tables(trace, component, batch, scale if component.is_scaled else 1.0)
+
+    def counted(self) -> Tensor:
+        """Return log Z as often as `poutine.scale` counts it, (C, B) or (C, 1)."""
+        return self.scale * self.log_sum()
 
     def log_sum(self, shifts: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return log Z, (C, B) by row or (C, 1) by client.
@@ -137,6 +151,14 @@ class Tables:
             width = rows if DATA in plates_of(site) else 1
             shifts[name] = torch.zeros(count, self.batch.num_clients, width)
         return shifts
+
+
+def _normalize(label: Any) -> None:
+    """Give the values of a masked label equal probabilities, which sum to 1 as others do."""
+    if label["mask"] is not None:
+        count = label["fn"].enumerate_support(expand=False).shape[0]
+        mask = torch.as_tensor(label["mask"])
+        label["log_prob"] = torch.where(mask, label["log_prob"], -math.log(count))
 
 
 def _shifted(site: Any, shift: Tensor) -> Tensor:

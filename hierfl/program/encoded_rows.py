@@ -19,12 +19,12 @@ from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Answer, keyed_draw, untouched_store
-from hierfl.program.row_runs import At, Term, isolated
+from hierfl.program.row_runs import At, RowTerm, isolated
 from hierfl.program.sites import Guide, Model, Values
 from hierfl.program.terms import divergence
 from hierfl.program.traces import Middle, Site, in_data, is_latent, middle, samples
 
-NO_TERM = Term("", (), ())
+NO_TERM = RowTerm("", (), ())
 
 
 def with_encoded_rows(model: Model, guide: Guide, batch: ClientBatch) -> tuple[Model, Guide]:

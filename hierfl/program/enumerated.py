@@ -58,13 +58,19 @@ class _Enumerated(EnumMessenger):
     `sites` holds what is hidden. Without components, all sites are kept and none is hidden.
     """
 
-    def __init__(self, nesting: int, components: Sequence[Component] | None) -> None:
+    def __init__(
+        self, nesting: int, components: Sequence[Component] | None, batch: ClientBatch
+    ) -> None:
         super().__init__(first_available_dim=-1 - nesting)
-        self.nesting, self.sites = nesting, Trace()
+        self.nesting, self.sites, self.batch = nesting, Trace(), batch
         self.discovers = components is None
         whole = components or ()
         self.mixtures = {c.terms[0]: c for c in whole if c.is_mixture}
         self.factors = {name for c in whole if not c.is_mixture for name in c.terms}
+        self.mixed = {c.mixed: c for c in whole if c.mixed}
+        self.priors: dict[
+            str, Tensor
+        ] = {}  # log densities of `mixed` sites, as outer handlers see them
 
     def _pyro_sample(self, msg: Site) -> None:
         name = msg["name"]
@@ -75,8 +81,8 @@ class _Enumerated(EnumMessenger):
         if isinstance(msg["fn"], dist.Poisson):
             # of a rate of 0 the slope is no number: a label takes its rate away
             msg["fn"] = dist.Poisson(msg["fn"].rate.clamp(min=TINY))
-        if name in self.mixtures:
-            labels: Any = [self.sites.nodes[label] for label in self.mixtures[name].labels]
+        if (component := self.mixtures.get(name) or self.mixed.get(name)) is not None:
+            labels: Any = [self.sites.nodes[label] for label in component.labels]
             weights = [site["fn"].log_prob(site["value"]) for site in labels]
             total = torch.stack(torch.broadcast_tensors(*weights)).sum(0)
             msg["fn"] = Mixture(msg["fn"], total, self.nesting)
@@ -102,9 +108,12 @@ class _Enumerated(EnumMessenger):
         self._value_dims[msg["name"]] = {
             dim: number for dim, number in ids.items() if len(shape) >= -dim and shape[dim] > 1
         }
+        if msg["name"] in self.mixed:
+            self.priors[msg["name"]], fn = fn.log_prob(value), fn.fn
         if self.discovers or msg["stop"] or msg["name"] in self.factors:
             # the factor has the scale of its plates, and a factor by client takes whole batches
-            self.sites.add_node(msg["name"], **{**msg, "scale": 1.0})
+            scale = msg["scale"] / self.batch.row_scale if in_data(msg) else msg["scale"]
+            self.sites.add_node(msg["name"], **{**msg, "fn": fn, "scale": scale})
 
 
 def summed_out(model: Model, batch: ClientBatch) -> Model:
@@ -126,15 +135,17 @@ def summed_out(model: Model, batch: ClientBatch) -> Model:
         asked_for = _TABLES.get()
         summed = components
         if asked_for is not None:
-            summed = tuple(replace(component, is_mixture=False) for component in components)
-        with _Enumerated(nesting, summed) as enumerated:
+            summed = tuple(replace(of, is_mixture=False, mixed="") for of in components)
+        with _Enumerated(nesting, summed, batch) as enumerated:
             value = model(batch)
         for component in summed:
             if component.is_mixture:
                 continue
             tables = Tables.of(component, enumerated.sites, batch)
             if asked_for is None:
-                _add_factor(component, tables.log_sum(), batch)
+                # the factor has the density of a mixed site, which its own prior has counted too
+                prior = enumerated.priors.get(component.mixed, 0.0)
+                _add_factor(component, tables.counted() - prior, batch)
             else:
                 asked_for.append(tables)
         return value
@@ -179,11 +190,13 @@ class _First(pyro.poutine.messenger.Messenger):
 
 def _components(model: Model, batch: ClientBatch, nesting: int) -> tuple[Component, ...]:
     """Return which discrete sites are summed out together, from one run of the program."""
-    with Center(), pyro.validation_enabled(False), _Enumerated(nesting, None) as enumerated:
+    enumerated = _Enumerated(nesting, None, batch)
+    with Center(), pyro.validation_enabled(False), enumerated:
         model(batch)
     trace = enumerated.sites
     refuse_first(_faults_of_steps(trace))
     trace.compute_log_prob()
+    refuse_first(_faults_of_plates(trace))
     trace.pack_tensors()
     plates = set(trace.plate_to_symbol.values())
     tables = {n: set(site["packed"]["log_prob"]._pyro_dims) - plates for n, site in samples(trace)}
@@ -214,6 +227,21 @@ def _faults_of_steps(trace: Any) -> Iterator[str]:
                 )
 
 
+def _faults_of_plates(trace: Any) -> Iterator[str]:
+    """Say which site depends on all labels of a plate that it is not in."""
+    for name, site in samples(trace):
+        shape = site["log_prob"].shape
+        own = {frame.dim for frame in site["cond_indep_stack"] if frame.vectorized}
+        own |= {*site["infer"]["_dim_to_id"]}
+        for dim in range(-len(shape), 0):
+            if shape[dim] > 1 and dim not in own:
+                yield (
+                    f"site '{name}' depends on the discrete sites of a plate that it is not in (dim {dim}): "
+                    "sample these labels in a loop of Python, one site each, or open the plate around "
+                    f"'{name}'"
+                )
+
+
 def _component(trace: Any, names: Sequence[str]) -> Component:
     order = [name for name in trace.nodes if name in names]
     labels = tuple(name for name in order if is_enumerable(trace.nodes[name]))
@@ -223,20 +251,39 @@ def _component(trace: Any, names: Sequence[str]) -> Component:
         outside = next(name for name in order if CLIENTS not in stacks[name])
         raise ProgramError(
             f"site '{outside}' is discrete, or depends on a discrete site, outside of "
-            "batch.clients(): a discrete site of all clients is not summed out; fit the model once "
-            "for each of its values, and compare them by fit.evidence or hierfl.compare_models"
+            "batch.clients(): its sum is one of products over all clients, which no client can "
+            "compute alone; fit the model once for each of its values, and compare them by "
+            "fit.evidence or hierfl.compare_models"
         )
     markov = any("_markov_depth" in trace.nodes[name]["infer"] for name in labels)
-    is_mixture = len(terms) == len({*stacks.values()}) == 1 and not markov
+    is_scaled, is_apart = _scales(trace, labels, order)
+    is_mixture = len(terms) == len({*stacks.values()}) == 1 and not (markov or is_apart)
     latent = [name for name in terms if is_latent(trace.nodes[name])]
-    if latent and not is_mixture:
+    mixed = latent[0] if latent and not is_mixture else ""
+    in_one_plate = {stacks[name] for name in (*labels, *latent)} == {stacks[labels[0]]}
+    if mixed and not (len(latent) == 1 and in_one_plate and set(order[: len(labels)]) == {*labels}):
         raise ProgramError(
-            f"site '{latent[0]}' is continuous, and depends on discrete site '{labels[0]}', which "
-            "other sites depend on as well: give it a distribution that does not"
+            f"site '{mixed}' is continuous, and depends on discrete site '{labels[0]}', which "
+            "other latent sites depend on as well, or which lies in another plate: give it a "
+            "distribution that does not"
         )
     _check_size(trace, labels, order)
     common = frozenset.intersection(*stacks.values())
-    return Component(labels, terms, common, is_mixture)
+    return Component(labels, terms, common, is_mixture, is_scaled, mixed)
+
+
+def _scales(trace: Any, labels: Sequence[str], names: Sequence[str]) -> tuple[bool, bool]:
+    """Return whether all sites are scaled together, and whether labels are not, but their terms."""
+    scales = {name: torch.as_tensor(trace.nodes[name]["scale"]) for name in names}
+    is_one = {name: bool((scale == 1).all()) for name, scale in scales.items()}
+    if all(is_one[name] for name in labels):
+        return False, not all(is_one.values())
+    if not all(torch.equal(scale, scales[labels[0]]) for scale in scales.values()):
+        raise ProgramError(
+            f"site '{labels[0]}' is discrete, and is scaled by poutine.scale otherwise than what "
+            "depends on it: put all of them into one poutine.scale, or leave the discrete sites out"
+        )
+    return True, False
 
 
 def _check_size(trace: Any, labels: Sequence[str], names: Sequence[str]) -> None:

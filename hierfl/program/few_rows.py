@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hierfl.data.batch import ClientBatch, gather, keys_of, mapped
+from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of, mapped
 from hierfl.data.clients import ClientData
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Params, Program
@@ -60,6 +60,18 @@ def distinct_rows(data: ClientData, labels: tuple[str, ...]) -> Tensor:
             values = values.byte() if values.dtype == torch.bool else values
             extreme += [int(values.argmin()), int(values.argmax())]
     return torch.tensor(sorted(list(dict.fromkeys([*extreme, *at]))[:FEW]))
+
+
+def of_codes(data: ClientData, names: Iterable[str]) -> Iterator[ClientBatch]:
+    """Yield a client of the rows with the least and the largest codes, and the client with the least of all."""
+    for name in names:
+        values = data.fields[name].reshape(data.num_rows, -1)
+        index = torch.cat([values.argmin(0), values.argmax(0)]).unique()[None]
+        first = data.row_client[index[0, :1]]
+        yield gather(data, first, index, None, keys_of(data, first, 0, 0))
+        largest = torch.full((data.num_clients,), -1, dtype=values.dtype)
+        largest.scatter_reduce_(0, data.row_client, values.amax(1), "amax")
+        yield full_batch(data, largest.argmin()[None])
 
 
 def point(program: Program, away: float, seed: int = 0) -> tuple[Params, Values]:

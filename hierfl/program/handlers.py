@@ -69,7 +69,7 @@ class NoSampler(NoKeyedDraw):
     """A distribution that cannot be drawn from at all."""
 
 
-class Noise:
+class KeyedNoise:
     """Normals and uniforms of a key, (2,), (C, 2), or (C, B, 2) of rows; `axis` is the clients' dimension."""
 
     def __init__(self, key: Tensor, axis: int) -> None:
@@ -86,7 +86,7 @@ class Noise:
         return source(key, others, like.dtype).movedim(own, [self.axis + at for at in own])
 
 
-def draw(fn: Any, source: Noise) -> Tensor:
+def draw(fn: Any, source: KeyedNoise) -> Tensor:
     """Return a reparameterized draw, or `NoKeyedDraw` where it is no known transform (Gamma, Poisson)."""
     # fn.shape() is Pyro's alone: torch's own distributions, as inside a HalfNormal, lack it
     shape = torch.Size((*fn.batch_shape, *fn.event_shape))
@@ -151,7 +151,7 @@ def keyed_draw(site: Site, batch: ClientBatch, *, reparameterized: bool = True) 
             return middle(site["fn"])
         key = noise.fold(key[:, None], torch.arange(batch.num_rows, device=key.device))
     try:
-        return draw(site["fn"], Noise(key, axis=len(site["fn"].batch_shape) - 2))
+        return draw(site["fn"], KeyedNoise(key, axis=len(site["fn"].batch_shape) - 2))
     except NoKeyedDraw:
         try:
             return seeded(site["fn"], key, reparameterized=reparameterized)

@@ -41,22 +41,29 @@ from hierfl.program.check_program import (
 )
 from hierfl.program.check_pure import check_boundary, check_pure, no_global_draws
 from hierfl.program.failures import root_of, why_it_fails
+from hierfl.program.few_rows import of_codes
 from hierfl.program.handlers import Answer, NoKeyedDraw, untouched_store
 from hierfl.program.joint_sites import check_sizes, joint_sites
-from hierfl.program.program import Program, ProgramError, Reads
+from hierfl.program.program import Program, ProgramError, Reads, refuse_first
 from hierfl.program.read_traces import (
     closed_of,
     derived_of,
+    faults_of_rows,
     is_keyed,
     latents_of,
     likelihood_factors,
     params_of,
-    sites_to_float,
-    with_common_site,
-    with_float_labels,
 )
 from hierfl.program.sites import Family, Guide, Model
 from hierfl.program.traces import Center, Site, is_deterministic, samples
+from hierfl.program.wrapped import (
+    has_mapped_normals,
+    sites_to_float,
+    with_common_site,
+    with_filled_labels,
+    with_float_labels,
+    with_plain_sites,
+)
 
 if TYPE_CHECKING:
     from hierfl.program.row_runs import Structure
@@ -194,7 +201,7 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
     # by name: what a method begins with must not depend on the order in which clients are given
     ends = data.by_name[[0, -1]].tolist()
     single_batch, two = _prototype(data, ends[:1]), _prototype(data, ends)
-    row_sites = None
+    row_sites, model = None, with_filled_labels(model) if missing else model
     with pyro.validation_enabled(True):
         # two clients first: only they show a local site that is read outside its plate
         try:
@@ -203,10 +210,16 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
             model, row_sites = _without_hidden_sites(model, data, two, seed)
             pair, _ = _trace(model, two, "model", seed, _Start())
         single, reads = _trace(model, single_batch, "model", seed, _Start())
+        if codes := [name for name in sorted(codes_of(data)) if name in reads]:
+            for batch in of_codes(data, codes):
+                other, _ = _trace(model, batch, "model", seed, _Start())
+                refuse_first(faults_of_rows(single, other))
         with untouched_store():
             labels = label_fields(model, pair, two)
-        if floats := sites_to_float(pair):
-            model = with_float_labels(model, floats)
+        floats, is_mapped = sites_to_float(pair), has_mapped_normals(pair)
+        if floats or is_mapped:
+            model = with_float_labels(model, floats) if floats else model
+            model = with_plain_sites(model) if is_mapped else model
             pair, _ = _trace(model, two, "model", seed, _Start())
             single, reads = _trace(model, single_batch, "model", seed, _Start())
         check_sizes(model, single, single_batch)
@@ -243,14 +256,17 @@ def _without_hidden_sites(
     model: Model, data: ClientData, two: ClientBatch, seed: int
 ) -> tuple[Model, Structure | None]:
     """Integrate sites of rows out of a program, and sum out discrete ones; few programs need it."""
+    from hierfl.program.enumerated import summed_out
     from hierfl.program.row_orders import without_row_sites
+    from hierfl.program.row_structure import LabelGivenRow
 
-    model, structure = without_row_sites(model, data)
+    try:
+        model, structure = without_row_sites(model, data)
+    except LabelGivenRow:
+        return without_row_sites(summed_out(model, two), data)
     try:
         _trace(model, two, "model", seed, _Start())
     except Enumerable:
-        from hierfl.program.enumerated import summed_out
-
         model = summed_out(model, two)
     return model, structure
 

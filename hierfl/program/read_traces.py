@@ -5,22 +5,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from functools import wraps
 from typing import Any
 
-import pyro
 import pyro.distributions as dist
 import torch
-from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import kl_divergence, transform_to
 
 from hierfl.core import noise
 from hierfl.data.batch import CLIENTS, ClientBatch
 from hierfl.program.check_data import kind_of
-from hierfl.program.handlers import Noise, NoKeyedDraw, draw
+from hierfl.program.handlers import KeyedNoise, NoKeyedDraw, draw
 from hierfl.program.program import ParamSpec, ProgramError, refuse_first
-from hierfl.program.sites import COMMON, Latents, LatentSite, Model
+from hierfl.program.sites import Latents, LatentSite, Model
 from hierfl.program.traces import (
     NORMAL,
     Site,
@@ -30,73 +27,10 @@ from hierfl.program.traces import (
     is_deterministic,
     is_factor,
     is_latent,
-    is_likelihood,
     samples,
     unit_of,
     with_one_changed,
 )
-
-
-class _Floats(Messenger):
-    """Turns the observed values of some sites into floats of the batch's dtype."""
-
-    def __init__(self, sites: frozenset[str], dtype: torch.dtype) -> None:
-        super().__init__()
-        self.sites, self.dtype = sites, dtype
-
-    def _pyro_sample(self, msg: Site) -> None:
-        if msg["name"] in self.sites and msg["is_observed"]:
-            value = torch.as_tensor(msg["value"])
-            msg["value"] = value if value.is_floating_point() else value.to(self.dtype)
-
-
-def sites_to_float(trace: Any) -> frozenset[str]:
-    """Return the observed sites that need integers or booleans as floats, such as a Bernoulli's."""
-    names = set()
-    for name, site in samples(trace):
-        value, fn = site["value"], site["fn"]
-        if not is_likelihood(site) or not isinstance(value, Tensor):
-            continue
-        if value.is_floating_point():
-            of_bernoulli = isinstance(getattr(fn, "base_dist", fn), dist.Bernoulli)
-            picky = of_bernoulli and not _scores(site, value.long())
-        else:
-            as_float = value.to(torch.get_default_dtype())
-            picky = not _scores(site, value) and _scores(site, as_float)
-        if picky:
-            names.add(name)
-    return frozenset(names)
-
-
-def _scores(site: Site, value: Tensor) -> bool:
-    try:
-        site["fn"].log_prob(value)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError):
-        return False
-    return True
-
-
-def with_float_labels(model: Model, sites: Iterable[str]) -> Model:
-    """Return the model with the labels of some sites observed as floats."""
-    chosen = frozenset(sites)
-
-    @wraps(model, updated=())
-    def floated(batch: ClientBatch) -> Any:
-        with _Floats(chosen, batch.counts.dtype):
-            return model(batch)
-
-    return floated
-
-
-def with_common_site(model: Model) -> Model:
-    """Return a program without global sites with one that nothing depends on."""
-
-    @wraps(model, updated=())
-    def joined(batch: ClientBatch) -> Any:
-        pyro.sample(COMMON, dist.Normal(0.0, 1.0))
-        return model(batch)
-
-    return joined
 
 
 def likelihood_factors(
@@ -167,6 +101,23 @@ def _latent(site: Site, pair: Site) -> LatentSite:
     return latent
 
 
+def faults_of_rows(trace: Any, other: Any) -> Iterator[str]:
+    """Say which global sites some rows have, and others do not or in another shape."""
+    shapes = [
+        {n: tuple(s["value"].shape) for n, s in samples(of) if is_latent(s) and not in_clients(s)}
+        for of in (trace, other)
+    ]
+    for name in sorted(shapes[0].keys() | shapes[1].keys()):
+        here, there = (of.get(name) for of in shapes)
+        if here != there:
+            how = "for some rows only" if None in (here, there) else f"as {here} and as {there}"
+            yield (
+                f"site '{name}' is sampled {how}, since the model takes the number of its groups from "
+                "the rows of a batch: take it from all rows before, outside of the model, groups = "
+                "int(data.fields[name].max()) + 1"
+            )
+
+
 def _faults_of_site(
     site: Site, pair: Site, plates: Iterable[tuple[str, int | None, int | None]]
 ) -> Iterator[str]:
@@ -230,7 +181,11 @@ def _param(site: Site, pair: Site) -> ParamSpec:
     if len(differ) != int(local):
         where, fix = "outside", "it must not depend on the clients"
         if local:
-            where, fix = "inside", "give it one entry a client, (num_clients, 1, ...)"
+            where = "inside"
+            fix = (
+                "give it one entry a client, (num_clients, 1, ...), or declare one for all of them "
+                "before batch.clients() (of LocScaleReparam and AutoReparam: LocScaleReparam(0.0))"
+            )
         raise ProgramError(
             f"param '{site['name']}' is {where} the clients plate, but its shape is "
             f"{tuple(before)} for one client and {tuple(after)} for two: {fix}"
@@ -262,7 +217,7 @@ def is_keyed(guide: Any) -> bool:
         if not is_latent(site):
             continue
         try:
-            draw(site["fn"], Noise(noise.root_key(0), axis=0))
+            draw(site["fn"], KeyedNoise(noise.root_key(0), axis=0))
         except NoKeyedDraw as error:
             if not site["fn"].has_rsample:
                 raise ProgramError(

@@ -15,7 +15,7 @@ from hierfl.program.quadrature import CANDIDATES, POINTS, nodes_of
 from hierfl.program.row_steps import pieces_of
 
 if TYPE_CHECKING:
-    from hierfl.program.row_runs import Term
+    from hierfl.program.row_runs import RowTerm
 
 MEAN, VARIANCE = attrgetter("mean"), attrgetter("variance")
 FINE = {1: 41, 2: 15}  # nodes of each number, of means and variances
@@ -32,7 +32,7 @@ class RowMixture(TorchDistribution):
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, fn: Any, rows: Any, term: Term) -> None:
+    def __init__(self, fn: Any, rows: Any, term: RowTerm) -> None:
         self.fn, self.rows, self.term = fn, rows, term
         super().__init__(fn.batch_shape, fn.event_shape, validate_args=False)
 

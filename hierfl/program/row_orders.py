@@ -15,8 +15,8 @@ from hierfl.data.batch import ClientBatch, first_rows, gather, keys_of
 from hierfl.data.clients import ClientData
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.quadrature import integral
-from hierfl.program.row_runs import Structure, Term
-from hierfl.program.row_sites import Integrating, Rows, integrated
+from hierfl.program.row_runs import RowTerm, Structure
+from hierfl.program.row_sites import Integrating, RowSites, integrated
 from hierfl.program.row_structure import Fixed, structure_of, unchecked_runs
 from hierfl.program.sites import Model
 from hierfl.program.traces import Center, Site, center, is_enumerable, is_latent
@@ -52,7 +52,7 @@ def without_row_sites(model: Model, data: ClientData) -> tuple[Model, Structure 
     if structure is None:
         return model, None
     with unchecked_runs(), double_precision():
-        terms: dict[str, Term] = {}
+        terms: dict[str, RowTerm] = {}
         for name, term in structure.terms.items():
             terms[name] = _ordered(model, in_double(batch), replace(structure, terms=terms), term)
     structure = replace(structure, terms=terms)
@@ -72,7 +72,7 @@ def _rows_of(data: ClientData) -> ClientBatch:
     return gather(data, ids, index, inside, keys_of(data, ids, 0, 0))
 
 
-def _ordered(model: Model, batch: ClientBatch, structure: Structure, term: Term) -> Term:
+def _ordered(model: Model, batch: ClientBatch, structure: Structure, term: RowTerm) -> RowTerm:
     """Return a term with as many nodes as change nothing; Laplace's approximation of many numbers."""
     if term.steps:
         return term
@@ -103,9 +103,9 @@ def _shape(batch: ClientBatch) -> torch.Size:
     return torch.Size((batch.num_clients, batch.num_rows))
 
 
-def _rows_at(model: Model, batch: ClientBatch, structure: Structure, seed: int) -> Rows:
+def _rows_at(model: Model, batch: ClientBatch, structure: Structure, seed: int) -> RowSites:
     """Return the rows of a program near the centers of its priors, in double precision."""
-    rows = Rows(model, batch, structure)
+    rows = RowSites(model, batch, structure)
     with Center(), Fixed({}), _Near(AWAY * min(seed, 1), seed), Integrating(rows):
         poutine.trace(model).get_trace(batch)
     return rows

@@ -16,7 +16,7 @@ from hierfl.program.handlers import ModuleWeights, unchecked
 from hierfl.program.traces import Site, center, is_latent
 
 
-class Term(NamedTuple):
+class RowTerm(NamedTuple):
     """A site that depends on sites of its row.
 
     sites: these.
@@ -44,7 +44,7 @@ class Structure:
 
     sites: tuple[str, ...]
     hidden: frozenset[str]
-    terms: Mapping[str, Term]
+    terms: Mapping[str, RowTerm]
     by_mean: Mapping[str, bool]
 
     def center(self, site: Site) -> Tensor:
@@ -63,7 +63,7 @@ def log_prob_of(fn: Any, value: Tensor) -> Tensor:
     return log
 
 
-class Density(NamedTuple):
+class RowDensity(NamedTuple):
     """A term at given values of its row: its distribution, observed value and mask."""
 
     fn: Any
@@ -76,7 +76,7 @@ class Density(NamedTuple):
         return log if self.mask is None else torch.where(torch.as_tensor(self.mask), log, 0.0)
 
 
-class Reached(Exception):
+class TermReached(Exception):
     """A program has come to the last site that is asked for."""
 
 
@@ -102,11 +102,11 @@ class At(Messenger):
         values: Mapping[str, Tensor],
         params: Mapping[str, Tensor],
         choose: Callable[[Site], Tensor],
-        term: Term,
+        term: RowTerm,
     ) -> None:
         super().__init__()
         self.values, self.params, self.choose, self.term = values, params, choose, term
-        self.terms: dict[str, Density] = {}
+        self.terms: dict[str, RowDensity] = {}
         self.weights = ModuleWeights()
 
     def __exit__(self, *error: Any) -> None:
@@ -122,9 +122,9 @@ class At(Messenger):
     def _pyro_sample(self, msg: Site) -> None:
         name = msg["name"]
         if name == self.term.name or name in self.term.before:
-            self.terms[name] = Density(msg["fn"], msg["value"], msg["mask"])
+            self.terms[name] = RowDensity(msg["fn"], msg["value"], msg["mask"])
             if name == self.term.name:
-                raise Reached
+                raise TermReached
         elif is_latent(msg) and not msg["done"]:
             value = self.values.get(name)
             if name in self.term.sites or value is None:

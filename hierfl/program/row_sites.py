@@ -30,17 +30,17 @@ from hierfl.data.batch import ClientBatch
 from hierfl.program.program import Params, Program
 from hierfl.program.quadrature import Log, Normals, by_points, drawn, fitted, integral
 from hierfl.program.row_mixture import RowMixture
-from hierfl.program.row_runs import At, Density, Reached, Structure, Term, isolated
+from hierfl.program.row_runs import At, RowDensity, RowTerm, Structure, TermReached, isolated
 from hierfl.program.row_steps import pieces_of
 from hierfl.program.sites import Model, Values
 from hierfl.program.traces import Site, is_deterministic, is_factor, is_latent
 
 # where a run of a program leaves its rows
-_ROWS: ContextVar[list[Rows] | None] = ContextVar("rows", default=None)
+_ROWS: ContextVar[list[RowSites] | None] = ContextVar("rows", default=None)
 
 
 @dataclass
-class Rows:
+class RowSites:
     """The rows of one run of a program, which can be run again at other values of their sites."""
 
     model: Model
@@ -49,24 +49,24 @@ class Rows:
     values: Values = field(default_factory=dict)
     params: Values = field(default_factory=dict)
     observed: Values = field(default_factory=dict)
-    sums: dict[tuple[Term, torch.Size, bool], Tensor] = field(default_factory=dict)
+    sums: dict[tuple[RowTerm, torch.Size, bool], Tensor] = field(default_factory=dict)
 
-    def frozen(self) -> Rows:
+    def frozen(self) -> RowSites:
         """Return the rows with values that carry no gradient."""
         values, params = (
             {name: value.detach() for name, value in of.items()}
             for of in (self.values, self.params)
         )
-        return Rows(self.model, self.batch, self.structure, values, params)
+        return RowSites(self.model, self.batch, self.structure, values, params)
 
-    def run(self, term: Term, choose: Callable[[Site], Tensor]) -> dict[str, Density]:
+    def run(self, term: RowTerm, choose: Callable[[Site], Tensor]) -> dict[str, RowDensity]:
         """Run the program to a term, sites of rows set by `choose`."""
         handler = At(self.values, self.params, choose, term)
-        with isolated(), suppress(Reached), handler:
+        with isolated(), suppress(TermReached), handler:
             self.model(self.batch)
         return handler.terms
 
-    def center(self, term: Term, shape: torch.Size) -> Tensor:
+    def center(self, term: RowTerm, shape: torch.Size) -> Tensor:
         """Return the middles of the priors of a term's row sites, unconstrained, (*shape, D)."""
         pieces: list[Tensor] = []
 
@@ -81,7 +81,7 @@ class Rows:
         self.run(term, choose)
         return torch.cat(pieces, -1).detach()
 
-    def density(self, term: Term, value: Tensor | None, *, last: bool) -> Log:
+    def density(self, term: RowTerm, value: Tensor | None, *, last: bool) -> Log:
         """Return log p(e, terms before, and the term itself if `last`) as a function of (*shape, D)."""
 
         def log(free: Tensor) -> Tensor:
@@ -92,14 +92,14 @@ class Rows:
 
         return log
 
-    def at(self, free: Tensor, term: Term) -> tuple[dict[str, Density], Tensor]:
+    def at(self, free: Tensor, term: RowTerm) -> tuple[dict[str, RowDensity], Tensor]:
         """Return the terms at unconstrained values (*shape, D), and the sites' log density."""
         terms, _, total = self.constrained(free, term)
         return terms, total
 
     def constrained(
-        self, free: Tensor, term: Term
-    ) -> tuple[dict[str, Density], dict[str, Tensor], Tensor]:
+        self, free: Tensor, term: RowTerm
+    ) -> tuple[dict[str, RowDensity], dict[str, Tensor], Tensor]:
         """Return the terms at unconstrained values, the sites' values, and their log density."""
         place, logs, values = [0], [torch.zeros(())], {}
 
@@ -122,28 +122,28 @@ class Rows:
         terms = self.run(term, choose)
         return terms, values, torch.stack(torch.broadcast_tensors(*logs)).sum(0)
 
-    def last_terms(self) -> list[Term]:
+    def last_terms(self) -> list[RowTerm]:
         """Return the last term of each group, which has all sites of the group before it."""
         terms = self.structure.terms
         earlier = {name for term in terms.values() for name in term.before}
         return [term for name, term in terms.items() if name not in earlier]
 
     def drawn_given(
-        self, term: Term, shape: torch.Size, z: Tensor, chances: Tensor, *, last: bool
+        self, term: RowTerm, shape: torch.Size, z: Tensor, chances: Tensor, *, last: bool
     ) -> Tensor:
         """Draw unconstrained values (*shape, D) of a row's sites given its terms, by noise."""
         place = self.place(term, None, shape, last=last)
         return drawn(self.density(term, None, last=last), place, z, chances)
 
-    def density_at(self, value: Tensor, term: Term) -> Density:
+    def density_at(self, value: Tensor, term: RowTerm) -> RowDensity:
         """Return a term at a value of its only site."""
         return self.run(term, lambda site: value)[term.name]
 
-    def from_priors(self, term: Term) -> Density:
+    def from_priors(self, term: RowTerm) -> RowDensity:
         """Return a term at a draw of its row sites from their priors."""
         return self.run(term, lambda site: site["fn"].sample())[term.name]
 
-    def log_integral(self, term: Term, value: Tensor | None, shape: torch.Size) -> Tensor:
+    def log_integral(self, term: RowTerm, value: Tensor | None, shape: torch.Size) -> Tensor:
         """Return log p(term | terms before), of the shape."""
         total = self.log_sum(term, value, shape)
         if not term.before:
@@ -151,7 +151,7 @@ class Rows:
         before = self.structure.terms[term.before[-1]]
         return total - self.log_sum(before, None, shape)
 
-    def log_sum(self, term: Term, value: Tensor | None, shape: torch.Size) -> Tensor:
+    def log_sum(self, term: RowTerm, value: Tensor | None, shape: torch.Size) -> Tensor:
         """Return log p(terms before, term), once where it is of the observed value."""
         if value is None or value is self.observed.get(term.name):
             key = term, shape, torch.is_grad_enabled()
@@ -160,7 +160,7 @@ class Rows:
             return self.sums[key]
         return self._log_sum(term, value, shape)
 
-    def _log_sum(self, term: Term, value: Tensor | None, shape: torch.Size) -> Tensor:
+    def _log_sum(self, term: RowTerm, value: Tensor | None, shape: torch.Size) -> Tensor:
         if term.steps:
             pieces = pieces_of(self, term, shape)
             densities = [self.density_at(at, term).log_prob(value) for at in pieces.values]
@@ -169,7 +169,7 @@ class Rows:
         log = self.density(term, value, last=True)
         return integral(log, self.place(term, value, shape, last=True), term.order)
 
-    def error(self, term: Term, shape: torch.Size) -> Tensor:
+    def error(self, term: RowTerm, shape: torch.Size) -> Tensor:
         """Return what more nodes change in the integral of each row, or points in Laplace's."""
         sums = self.log_sum(term, None, shape)
         if term.steps:
@@ -179,7 +179,9 @@ class Rows:
         log = self.density(term, None, last=True)
         return by_points(log, self.place(term, None, shape, last=True)) - sums
 
-    def place(self, term: Term, value: Tensor | None, shape: torch.Size, *, last: bool) -> Normals:
+    def place(
+        self, term: RowTerm, value: Tensor | None, shape: torch.Size, *, last: bool
+    ) -> Normals:
         """Return the Normal of each row at the mode of its sites, without gradients."""
         rows = self.frozen()
         value = None if value is None else value.detach()
@@ -191,7 +193,7 @@ class Rows:
 class Integrating(Messenger):
     """Hides the sites of rows, and gives what depends on them its distribution without them."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RowSites) -> None:
         super().__init__()
         self.rows = rows  # filled with the sites and params of the run
         self.latent: set[str] = set()
@@ -220,7 +222,7 @@ class Integrating(Messenger):
             self.rows.values[msg["name"]] = msg["value"]
 
 
-def _mixture(rows: Rows, term: Term, fn: Any) -> Any:
+def _mixture(rows: RowSites, term: RowTerm, fn: Any) -> Any:
     """Return the distribution of a term; that of classes is one of classes again."""
     if not isinstance(fn, dist.Bernoulli | dist.Categorical):
         return RowMixture(fn, rows, term)
@@ -238,7 +240,7 @@ def integrated(model: Model, structure: Structure) -> Model:
 
     @wraps(model, updated=())
     def marginal(batch: ClientBatch) -> Any:
-        rows, runs = Rows(model, batch, structure), _ROWS.get()
+        rows, runs = RowSites(model, batch, structure), _ROWS.get()
         if runs is not None:
             runs.append(rows)
         with Integrating(rows):
@@ -247,9 +249,11 @@ def integrated(model: Model, structure: Structure) -> Model:
     return marginal
 
 
-def rows_of(program: Program, values: Values, batch: ClientBatch, params: Params) -> Rows | None:
+def rows_of(
+    program: Program, values: Values, batch: ClientBatch, params: Params
+) -> RowSites | None:
     """Return the rows of a program at given values of its other sites; None without sites of rows."""
-    runs: list[Rows] = []
+    runs: list[RowSites] = []
     token = _ROWS.set(runs)
     try:
         program.conditioned(values, params, batch)

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from hierfl.core.gaussians import log_normal_between, log_normal_cdf
 
 if TYPE_CHECKING:
-    from hierfl.program.row_runs import Term
+    from hierfl.program.row_runs import RowTerm
 
 NAMES = ("gt", "ge", "lt", "le", "__gt__", "__ge__", "__lt__", "__le__")
 WRAPPERS = ("ExpandedDistribution", "MaskedDistribution")
@@ -44,13 +44,13 @@ class Pieces(NamedTuple):
     logs: list[Tensor]
 
 
-def _margins(rows: Any, term: Term, at: Tensor) -> list[Tensor]:
+def _margins(rows: Any, term: RowTerm, at: Tensor) -> list[Tensor]:
     with Comparisons() as compared:
         rows.run(term, lambda site: at)
     return compared.margins
 
 
-def steps_of(rows: Any, term: Term, value: Tensor) -> tuple[int, ...]:
+def steps_of(rows: Any, term: RowTerm, value: Tensor) -> tuple[int, ...]:
     """Return the places of the comparisons that a term's only site is in; none if one is not linear in it."""
     marked = value.detach().clone().requires_grad_()
     with torch.enable_grad():
@@ -65,7 +65,7 @@ def steps_of(rows: Any, term: Term, value: Tensor) -> tuple[int, ...]:
     return steps
 
 
-def pieces_of(rows: Any, term: Term, shape: torch.Size) -> Pieces:
+def pieces_of(rows: Any, term: RowTerm, shape: torch.Size) -> Pieces:
     """Return the pieces of the only site of a term, of the shape each."""
     seen: list[tuple[Any, Tensor]] = []
 

@@ -17,8 +17,8 @@ from hierfl.data.batch import ClientBatch
 from hierfl.program.check_data import check_support
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import ProgramError, refuse_first
-from hierfl.program.row_runs import Structure, Term, log_prob_of
-from hierfl.program.row_sites import Integrating, Rows
+from hierfl.program.row_runs import RowTerm, Structure, log_prob_of
+from hierfl.program.row_sites import Integrating, RowSites
 from hierfl.program.row_steps import steps_of
 from hierfl.program.sites import Model, Values
 from hierfl.program.traces import (
@@ -42,6 +42,10 @@ LINKED = (
     "torch.nn.functional.one_hot(batch.{field}, T)).sum(-1), of whole numbers {field} from 0; or, if "
     "it is Gaussian given the other sites, sum it out by batch.joint_normal (docs/recipes.md)"
 )
+
+
+class LabelGivenRow(ProgramError):
+    """A discrete site that depends on a site of its row: it is summed out before that is integrated."""
 
 
 class Fixed(Messenger):
@@ -191,7 +195,7 @@ def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) ->
         touching = [group for group in groups if group & whole]
         groups = [group for group in groups if not group & whole]
         groups.append(whole.union(*touching))
-    terms: dict[str, Term] = {}
+    terms: dict[str, RowTerm] = {}
     sites: set[str] = set()
     for group in groups:
         inside = sorted(group, key=order.index)
@@ -201,7 +205,7 @@ def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) ->
             if name not in rows:
                 refuse_first(_faults(runs, name, own))
                 earlier = tuple(n for n in own if order.index(n) < order.index(name))
-                terms[name] = Term(name, earlier, before)
+                terms[name] = RowTerm(name, earlier, before)
                 before = (*before, name)
                 sites |= {*earlier}
     for name in rows:
@@ -212,17 +216,19 @@ def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) ->
     hidden = ({*rows} - sites) | computed
     by_mean = {name: has_mean(runs.nodes[name]["fn"]) for name in rows}
     structure = Structure(tuple(n for n in rows if n in sites), frozenset(hidden), terms, by_mean)
-    stepped = {name: _stepped(runs, structure, term) for name, term in terms.items()}
+    stepped = {name: _stepped(runs, structure, term, reads) for name, term in terms.items()}
     return replace(structure, terms=stepped)
 
 
-def _stepped(runs: _Runs, structure: Structure, term: Term) -> Term:
+def _stepped(
+    runs: _Runs, structure: Structure, term: RowTerm, reads: Mapping[str, set[str]]
+) -> RowTerm:
     """Return a term with its comparisons, if it has no slope in a site; these must be linear in it."""
-    flat = [name for name in term.sites if term.name not in runs.slopes(name)]
+    flat = [n for n in term.sites if term.name in reads[n] and term.name not in runs.slopes(n)]
     if not flat:
         return term
     alone = len(term.sites) == 1 and not term.before and not runs.nodes[flat[0]]["fn"].event_shape
-    rows = Rows(runs.model, runs.batch, structure)
+    rows = RowSites(runs.model, runs.batch, structure)
     with Center(), Fixed({}), Integrating(rows):
         poutine.trace(runs.model).get_trace(runs.batch)
     steps = steps_of(rows, term, runs.values[flat[0]]) if alone else ()
@@ -250,6 +256,8 @@ def _faults_unread(runs: _Runs, name: str) -> Iterator[str]:
 def _faults(runs: _Runs, name: str, sites: Sequence[str]) -> Iterator[str]:
     """Say whether a term is latent, or in other plates than the sites that it depends on."""
     site = runs.nodes[name]
+    if is_enumerable(site):
+        raise LabelGivenRow(f"site '{name}' is discrete, and depends on the site '{sites[0]}'")
     if is_latent(site):
         yield (
             f"site '{name}' is latent, and depends on the site '{sites[0]}' of a row, "

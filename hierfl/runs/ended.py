@@ -2,23 +2,24 @@
 
 Clients in one process have rows that may be read together. So where rounds do not end, Hamiltonian
 chains on the exact posterior do (`hierfl.methods.stages.exact`); clients then locate their own
-scalars, and weight the draws, in two more rounds.
+scalars, and weight the draws, in two more rounds. What decides is rounds and counted work, the same
+on every machine; the clock decides at a `time_limit=` alone.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.watch import Watch, watched
 from hierfl.data.batch import full_batch
 from hierfl.diagnostics.check import LEAST_EFFECTIVE
-from hierfl.engine.chunks import ClientError
+from hierfl.engine.chunks import NotFinite
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, one_round
 from hierfl.method import Method
@@ -33,10 +34,12 @@ from hierfl.runs.expected import in_words
 
 # rounds in which the distance from final factors has to fall by this factor
 PATIENCE, GAIN = 5, 0.7
-AT_ONCE = 20.0  # seconds of the CPU before chains are considered
-TIMES = 2.0  # the time that rounds may take, in that of the chains
+# rounds before chains that take no time, and seconds of chains that are worth one more
+ROUNDS, A_ROUND = 12, 2.0
 TIRED = "rounds ceased to gain: the clients' factors move in a cycle"
-LONGEST = 3600.0  # seconds that chains may take
+# seconds that chains may take: at all, where they look for other modes, and in place of rounds
+LONGEST, LOOKING, AT_ONCE = 3600.0, 20.0, 60.0
+TIMES = 3.0  # the time that chains on all rows may take, in that of one run of the server's chains
 
 
 class NoGain(Exception):
@@ -50,42 +53,22 @@ def line_of(call: FitArguments) -> Callable[[str], None] | None:
     return lambda text: print(f"hierfl.fit: {text}", file=sys.stderr, flush=True)
 
 
-def ends_by_chains(
+def fallback_of(
     method: Method, federation: Federation, call: FitArguments, *, chosen: bool
-) -> bool:
-    """Return whether a run may go over to chains: two_stage without row noise, rows in one process."""
+) -> Fallback | None:
+    """Return what a run may go over to: of two_stage without row noise, rows in one process."""
     recipe = recipe_of(method)
     if recipe is None or method.name != "two_stage" or not (chosen or call.time_limit):
-        return False
+        return None
     is_whole = federation.cohort == federation.data.num_clients and call.rounds is None
     local = federation.settings.on_client_error != "skip" and federation.settings.device == "cpu"
-    return is_whole and local and seen_in(federation.program).spread is None
-
-
-def watch_of(federation: Federation, call: FitArguments, *, chains: bool) -> Watch:
-    """Return the watch of a run: its time limit; with chains, some times what these would take."""
-    say = line_of(call)
-    if call.time_limit is not None or not chains:
-        return Watch(say, math.inf if call.time_limit is None else call.time_limit)
-
-    def later() -> float:
-        return max(AT_ONCE, TIMES * chains_of(federation).seconds())
-
-    # of the CPU, so that a fit does not depend on what else a machine does
-    return Watch(say, AT_ONCE, later, time.process_time)
-
-
-def why_at_once(federation: Federation) -> str | None:
-    """Return why a run of two_stage goes over to chains before its first round; None: it does not."""
-    if not seen_in(federation.program).hierarchy.reading.is_scaled:
+    if not is_whole or not local or seen_in(federation.program).spread is not None:
         return None
-    if chains_of(federation).seconds() > LONGEST:
-        return None
-    return "a global site scales a local one, for which no Gaussian factor is a good one"
+    return Fallback(federation, line_of(call))
 
 
-def why_over(history: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return why a run of two_stage goes over to chains after its last round; None: it does not."""
+def why_tired(history: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return why rounds end: what the last one says, or that none has gained; None: they go on."""
     last = history[-1]
     if last.get("stage") == DONE:
         k_hat, effective = last.get("k_hat", 0.0), last.get("effective", math.inf)
@@ -99,17 +82,6 @@ def why_over(history: Sequence[Mapping[str, Any]]) -> str | None:
     return TIRED
 
 
-def why_doubted(federation: Federation, where: Progress) -> str | None:
-    """Return why chains check the draws of a run that is done; None where they need not, or take long."""
-    k_hat = float(where.history[-1].get("k_hat", 0.0))
-    done = where.history[-1].get("stage") == DONE
-    if not done or not may_hide_modes(federation.program, where.server, k_hat):
-        return None
-    if chains_of(federation).seconds() > AT_ONCE:
-        return None
-    return f"modes of little mass may be missed (k-hat {k_hat:.2f})"
-
-
 def _away(record: Mapping[str, Any]) -> float | None:
     """Return how far factors are from final, 1 where they are; None before they are compared."""
     if "moved" not in record and "changed" not in record:
@@ -117,39 +89,72 @@ def _away(record: Mapping[str, Any]) -> float | None:
     return max(record.get("moved", math.inf) / STILL, record.get("changed", math.inf) / STILL_SD)
 
 
-def chains_of(federation: Federation) -> Chains:
-    """Return the chains of a federation."""
-    data = federation.data
-    batch = full_batch(data, data.by_name, seed=federation.seed)
-    score = seen_in(federation.program).score
-    return Chains(rounds_of(federation), score, batch, federation.seed)
+@dataclass(eq=False)
+class Fallback:
+    """Chains on the rows of a federation, and when a run goes over to them."""
 
+    federation: Federation
+    say: Callable[[str], None] | None
 
-def by_chains(federation: Federation, where: Progress, call: FitArguments, why: str) -> Progress:
-    """Return the progress of a run that chains have ended; `ended` says why."""
-    chains, say = chains_of(federation), line_of(call)
-    seconds = chains.seconds()
-    if seconds > LONGEST:
-        raise NoGain(f"{why}, and chains on all rows would take {in_words(seconds)}")
-    if say is not None:
-        say(f"{why}; chains on all rows take {in_words(seconds)}")
-    rounds, state, before = rounds_of(federation), where.server, len(where.history)
-    with watched(Watch(say)):
-        drawn = chains.run(state, len(state["final"]["draws"]))
-        where = replace(where, server=chained(rounds, state, drawn))
-        try:
-            while not federation.server.finished(where.server):
-                where = one_round(federation, where, where.round + 2)
-        except ClientError:  # no factor of these rows: what is sampled of all clients stays
-            where = replace(where, server=closed(where.server))
-    if len(where.history) == before:
-        record = {"round": where.round, **federation.server.logged(where.server)}
-        where = where.advanced(where.server, where.table, [record])
-    return replace(where, ended=f"{chains.count} chains on all clients' rows, since {why}")
+    @cached_property
+    def rounds(self) -> Rounds:
+        """The server's part of two_stage."""
+        recipe = recipe_of(self.federation.method)
+        assert recipe is not None
+        return server_rounds(self.federation.program, recipe.options["draws"], None)
 
+    @cached_property
+    def chains(self) -> Chains:
+        """The chains."""
+        data, program, seed = self.federation.data, self.federation.program, self.federation.seed
+        batch = full_batch(data, data.by_name, seed=seed)
+        return Chains(self.rounds, seen_in(program).score, batch, seed)
 
-def rounds_of(federation: Federation) -> Rounds:
-    """Return the server's part of two_stage."""
-    recipe = recipe_of(federation.method)
-    assert recipe is not None
-    return server_rounds(federation.program, recipe.options["draws"], None)
+    def why_at_once(self) -> str | None:
+        """Return why a run goes over before its first round; None: it does not."""
+        hierarchy = seen_in(self.federation.program).hierarchy
+        if hierarchy.reading.is_scaled and self.chains.seconds <= LONGEST:
+            return "a global site scales a local one, for which no Gaussian factor is a good one"
+        if hierarchy.mixing is not None and self.chains.seconds <= AT_ONCE:
+            return "local sites are not Normal, so that rounds need chains, too"
+        return None
+
+    def is_faster(self, seconds: float) -> bool:
+        """Return whether chains on the rows take little beside chains of the server that take so long."""
+        return self.chains.seconds <= TIMES * seconds
+
+    def why_over(self, where: Progress) -> str | None:
+        """Return why a run goes over after its last round; None: it does not."""
+        why, done = why_tired(where.history), where.history[-1].get("stage") == DONE
+        if why is not None:
+            return why
+        beyond = where.round - ROUNDS
+        if not done and beyond >= 0 and beyond >= self.chains.seconds / A_ROUND:
+            return f"{where.round} rounds were not enough, and chains are faster than more"
+        k_hat = float(where.history[-1].get("k_hat", 0.0))
+        if not done or not may_hide_modes(self.federation.program, where.server, k_hat):
+            return None
+        if self.chains.seconds > LOOKING:
+            return None
+        return f"modes of little mass may be missed (k-hat {k_hat:.2f})"
+
+    def ended(self, where: Progress, why: str) -> Progress:
+        """Return the progress of a run that chains have ended; its `ended` says why."""
+        federation, chains = self.federation, self.chains
+        if chains.seconds > LONGEST:
+            raise NoGain(f"{why}, and chains on all rows would take {in_words(chains.seconds)}")
+        if self.say is not None:
+            self.say(f"{why}; chains on all rows take {in_words(chains.seconds)}")
+        state, before = where.server, len(where.history)
+        with watched(Watch(self.say)):
+            drawn = chains.run(state, len(state["final"]["draws"]))
+            where = replace(where, server=chained(self.rounds, state, drawn))
+            try:
+                while not federation.server.finished(where.server):
+                    where = one_round(federation, where, where.round + 2)
+            except NotFinite:  # no factor of these rows: what is sampled of all clients stays
+                where = replace(where, server=closed(where.server))
+        if len(where.history) == before:
+            record = {"round": where.round, **federation.server.logged(where.server)}
+            where = where.advanced(where.server, where.table, [record])
+        return replace(where, ended=f"{chains.count} chains on all clients' rows, since {why}")

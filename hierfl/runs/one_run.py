@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -16,7 +17,7 @@ from rich.progress import Progress as Bar
 
 from hierfl.core.watch import OutOfTime, Watch, watched
 from hierfl.data.clients import ClientData
-from hierfl.engine.chunks import ClientError
+from hierfl.engine.chunks import NotFinite
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.left_out import times_left_out
@@ -28,14 +29,7 @@ from hierfl.program.check_columns import warn_of_unscaled
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import FitArguments
 from hierfl.runs.choice import Choice
-from hierfl.runs.ended import (
-    by_chains,
-    ends_by_chains,
-    watch_of,
-    why_at_once,
-    why_doubted,
-    why_over,
-)
+from hierfl.runs.ended import Fallback, fallback_of, line_of
 from hierfl.runs.expected import expected, in_words, seconds_expected
 from hierfl.runs.records import about
 from hierfl.runs.result import Fit
@@ -112,27 +106,25 @@ def _each_round(fitted: Fit, call: FitArguments, *, chosen: bool) -> Generator[F
     over = fitted.progress.round and is_over(fitted, call.patience)
     until = fitted.progress.round if over else fitted.rounds
     federation, where = fitted.federation, fitted.progress
-    chains = not over and ends_by_chains(fitted.method, federation, call, chosen=chosen)
-    why = why_at_once(federation) if chains and not where.round else None
-    if why is not None:
-        yield replace(fitted, progress=by_chains(federation, where, call, why))
-        return
-    watch = watch_of(federation, call, chains=chains)
+    fallback = None if over else fallback_of(fitted.method, federation, call, chosen=chosen)
+    why = fallback.why_at_once() if fallback is not None and not where.round else None
+    watch = Watch(line_of(call), call.time_limit or math.inf)
+    if fallback is not None:
+        watch.has_faster = fallback.is_faster
     with closing(run_rounds(federation, where, until)) as each_round:
         while True:
-            with _caught(chains) as caught:
+            with _caught(fallback is not None) as caught:
                 try:
-                    where, why = _next(each_round, watch, where, chains=chains)
+                    if why is None:
+                        where, why = _next(each_round, watch, where, fallback)
                 except StopIteration:
                     return
-            if chains and why is None:
-                why = why_over(where.history) or why_doubted(federation, where)
-            if why is not None and chains:
-                yield replace(fitted, progress=by_chains(federation, where, call, why))
+            if fallback is not None and (why := why or fallback.why_over(where)) is not None:
+                yield replace(fitted, progress=fallback.ended(where, why))
                 return
             repeat_warnings(caught)
             if not where.history:
-                raise TimeoutError(f"{why}, the time limit, before the first was done: allow more")
+                raise TimeoutError(f"{why}, before the first was done: allow more")
             fitted = replace(fitted, progress=where)
             if call.validation is not None and where.round % call.eval_every == 0:
                 settle(federation, fitted.message, where.table)
@@ -154,17 +146,17 @@ def _caught(catch: bool) -> Iterator[list[warnings.WarningMessage]]:
 
 
 def _next(
-    each_round: Iterator[Progress], watch: Watch, where: Progress, *, chains: bool
+    each_round: Iterator[Progress], watch: Watch, where: Progress, fallback: Fallback | None
 ) -> tuple[Progress, str | None]:
-    """Return the progress after another round, or `where`, and why rounds end if their time is over."""
+    """Return the progress after another round, or `where`, and why rounds end if they do."""
     try:
         with watched(watch):
             where = next(each_round)
             watch.look(f"{where.round} rounds")
-    except OutOfTime:
-        return where, f"the rounds took {in_words(watch.seconds).removeprefix('about ')}"
-    except ClientError as error:
-        if not chains:
+    except OutOfTime as over:
+        return where, str(over)
+    except NotFinite as error:
+        if fallback is None:
             raise
         return where, str(error).partition(" (")[0]
     return where, None

@@ -78,7 +78,7 @@ class Record(msgspec.Struct, frozen=True):
             raise ValueError("a hash is missing")
 
 
-class Schema(TypedDict):
+class FitRecord(TypedDict):
     """The `fit.json` of a saved fit: what its data look like, and what its program starts from."""
 
     names: list[str]
@@ -93,7 +93,7 @@ class Schema(TypedDict):
 
 
 def typed(kind: type[T], value: Any, file: str) -> T:
-    """Return what a file holds as a `Record` or a `Schema`, if `save` can have written it."""
+    """Return what a file holds as a `Record` or a `FitRecord`, if `save` can have written it."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -44,23 +44,24 @@ if TYPE_CHECKING:
         survival_curves,
     )
     from hierfl.formulas.formula import Frames
-    from hierfl.posterior import row_values
+    from hierfl.posterior import of_pyro, row_values
     from hierfl.report import Report
     from hierfl.runs import joining, living, updating
 
 # Methods that few fits need -> the module of the function.
 OF_FEW = {
     "infer_rows": "hierfl.posterior.row_values",
+    "get_samples": "hierfl.posterior.of_pyro",
     "without": "hierfl.runs.living",
     "updated": "hierfl.runs.joining",
     "update": "hierfl.runs.updating",
 }
 
 
-TABLE, DRAWS = "fit.summary()", "fit.draws() or fit.posterior()"
+TABLE, DRAWS = "fit.summary()", "fit.get_samples() or fit.posterior()"
 # what Pyro's and NumPyro's runs and guides are asked for -> the nearest of a Fit
 OF_PYRO = {
-    **dict.fromkeys(("get_samples", "sample", "sample_posterior", "get_posterior"), DRAWS),
+    **dict.fromkeys(("sample", "sample_posterior", "get_posterior"), DRAWS),
     **dict.fromkeys(("quantiles", "median", "print_summary", "diagnostics"), TABLE),
     **dict.fromkeys(("get_params", "state_dict", "named_parameters"), "fit.save(folder)"),
 }
@@ -96,7 +97,8 @@ class Fit:
             """Refuse a fit as the guide of `pyro.infer.Predictive`."""
             raise TypeError(
                 "a Fit is no guide that can be called: in place of pyro.infer.Predictive take "
-                "fit.predict(rows), fit.replicate(rows) or fit.posterior_predictive()"
+                "fit.predict(rows), fit.replicate(rows) or fit.posterior_predictive(), or give "
+                "Predictive the draws, fit.get_samples()"
             )
 
     @property
@@ -270,6 +272,7 @@ class Fit:
 
     if TYPE_CHECKING:  # by `late_methods`
         infer_rows = row_values.infer_rows
+        get_samples = of_pyro.get_samples
         without = living.without
         updated = joining.updated
         update = updating.update

@@ -24,7 +24,7 @@ from hierfl.laplace.trials import FAILS, sites_at, trial
 from hierfl.program.few_rows import in_double
 from hierfl.program.program import Program
 from hierfl.runs import checkpoint as state
-from hierfl.runs.records import Record, Schema, about, compared, is_of, read_json, typed
+from hierfl.runs.records import FitRecord, Record, about, compared, is_of, read_json, typed
 from hierfl.runs.run_folder import ROWS, SCHEMA, held
 
 Fitted = Any  # a `hierfl.Fit`, whose module imports this one
@@ -155,7 +155,7 @@ class SavedData:
     """What a saved fit holds of its data: rows (None: not saved), schema (None: a checkpoint)."""
 
     data: ClientData | None
-    schema: Schema | None
+    schema: FitRecord | None
 
     def without_rows(self, fills: tuple[float, float]) -> ClientData:
         """Return the clients without rows; two numbers may stand in for their values."""
@@ -190,7 +190,7 @@ def read(checkpoint: Path, record: Record) -> SavedData:
     if SCHEMA not in hashes:
         return SavedData(None, None)
     try:
-        schema = typed(Schema, read_json(checkpoint / SCHEMA), SCHEMA)
+        schema = typed(FitRecord, read_json(checkpoint / SCHEMA), SCHEMA)
         if ROWS in hashes:
             rows = _client_data(schema, state.read_tensors(checkpoint / ROWS))
     except Exception as error:  # `ClientData` or torch raises at what does not fit

@@ -15,74 +15,131 @@ rounds.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
 
+from hierfl import methods
 from hierfl.method import Method
-from hierfl.methods import over_relaxed
-from hierfl.studies import baseline_builders as build
-from hierfl.studies import hierarchy_builders as of_hierarchies
+from hierfl.optimizers import SGD, Adam
+from hierfl.program.sites import Model
+from hierfl.studies import baseline_parts as of
+from hierfl.studies.baseline_parts import HELD, Budget, Options
+
+PROX = 0.5  # FedProx' weight that FedABML's paper chose for its MNIST sets
+PARTICLES = 5  # of FedWBA, whose step takes the gradient of each
 
 
-def _all(total: int) -> int:
-    return total
+def _none(net: nn.Sequential, lr: float, b: Budget) -> Options:
+    return {}
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A method `made` from a network, with the evaluations `spent` in a round.
+    """A method of `hierfl.methods`, for studies.
 
-    It `tunes` before a prediction, averages over `draws`, has an `adaptive` step size (Adam's),
-    needs a layer below the last (`body`), or `everyone` in each of then fewer rounds.
+    Args:
+        method: its name.
+        model: (network, budget, **own settings) -> its model.
+        more: (network, step size, budget, **own settings) -> options in place of those of descent.
+        evaluations: gradients of a step; 0: one gradient of all rows a round.
+        momentum: of the descent.
+        tunes: whether clients tune before a prediction.
+        draws: whether predictions average over draws.
+        adaptive: whether the step size is Adam's.
+        body: whether it needs a layer below the last.
+        everyone: whether all clients take part in each of then fewer rounds.
+        wrappers: (method, step size, budget) -> method, from the inside out.
     """
 
-    made: build.Made
-    spent: Callable[[int], int] = _all
+    method: str
+    model: Callable[..., Model] = of.common
+    more: Callable[..., Options] = _none
+    evaluations: int = 1
+    momentum: float = 0.0
     tunes: bool = False
     draws: bool = False
     adaptive: bool = False
     body: bool = False
     everyone: bool = False
+    wrappers: tuple[Callable[[Method, float, Budget], Method], ...] = ()
+
+    def made(self, net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:
+        """Return the method; settings are options of it, and of its model."""
+        builder = getattr(methods, self.method)
+        optimizer = Adam(lr) if self.adaptive else SGD(lr, momentum=self.momentum)
+        descent = local(b, max(1, self.evaluations), optimizer=optimizer)
+        options = {k: v for k, v in descent.items() if k in inspect.signature(builder).parameters}
+        options |= self.more(net, lr, b, **_taken(self.more, settings))
+        model = self.model(net, b, **_taken(self.model, settings))
+        foreign = {*_keywords(self.more), *_keywords(self.model)}
+        options |= {name: value for name, value in settings.items() if name not in foreign}
+        method: Method = builder(model, **options)
+        for wrapper in self.wrappers:
+            method = wrapper(method, lr, b)
+        return method
+
+    def options(self) -> list[str]:
+        """Return the names of what a study may set."""
+        builder = inspect.signature(getattr(methods, self.method)).parameters
+        own = dict.fromkeys([*_keywords(self.more), *_keywords(self.model), *builder])
+        return ["lr", *[name for name in own if name not in ("model", "lr")]]
+
+    def spent(self, total: int) -> int:
+        """Return the gradient evaluations of a round whose budget is `total`."""
+        return self.evaluations * of.nearest(total, self.evaluations) if self.evaluations else 1
 
 
-def _times(evaluations: int) -> Callable[[int], int]:
-    """Return what is spent by steps of `each` evaluations."""
-    return lambda total: evaluations * build.nearest(total, evaluations)
+def _keywords(function: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+
+
+def _taken(function: Callable[..., Any], settings: Options) -> Options:
+    return {name: settings[name] for name in _keywords(function) if name in settings}
+
+
+def local(b: Budget, evaluations: int = 1, **more: Any) -> Options:
+    """Return most methods' options of descent, with so many gradient evaluations a step."""
+    return {"steps": b.steps(evaluations), "unit": "step", "batch_size": b.rows, **more}
+
+
+def tuning(method: Method, lr: float, b: Budget, *, own_steps: bool = True) -> Method:
+    """Return a method with the budget's `tune_steps` of fine-tuning; `own_steps` as there."""
+    options = local(b, optimizer=SGD(lr)) | {"steps": b.tune_steps or b.evaluations}
+    return methods.fine_tuned(method, **options, own_steps=own_steps)
 
 
 def fine_tuning(plain: Baseline) -> Baseline:
     """Return a method "+FT": its clients tune before they are scored."""
-
-    def made(net: nn.Sequential, lr: float, b: build.Budget, **settings: Any) -> Method:
-        return build.tuning(plain.made(net, lr, b, **settings), lr, b)
-
-    return replace(plain, made=made, tunes=True)
+    return replace(plain, wrappers=(*plain.wrappers, tuning), tunes=True)
 
 
-def over_relaxing(plain: Baseline) -> Baseline:
-    """Return a method "+AM": its server goes twice as far."""
-
-    def made(net: nn.Sequential, lr: float, b: build.Budget, **settings: Any) -> Method:
-        return over_relaxed(plain.made(net, lr, b, **settings))
-
-    return replace(plain, made=made)
+def _wrapped(wrapper: Callable[[Method], Method], plain: Baseline) -> Baseline:
+    return replace(plain, wrappers=(*plain.wrappers, lambda method, lr, b: wrapper(method)))
 
 
-SUFFIXES = {"FT": fine_tuning, "AM": over_relaxing}
+# "+AM": the server goes twice as far; "+rows": clients count by their rows
+SUFFIXES: dict[str, Callable[[Baseline], Baseline]] = {
+    "FT": fine_tuning,
+    "AM": partial(_wrapped, methods.over_relaxed),
+    "rows": partial(_wrapped, methods.by_rows),
+}
 
 
 def baseline(name: str) -> Baseline:
-    """Return a method by the key of `BASELINES`, with "+FT" or "+AM" behind it or not."""
+    """Return a method by the key of `BASELINES`, with or without "+FT", "+AM" or "+rows"."""
     if name in BASELINES:
         return BASELINES[name]
     plain, *suffixes = name.split("+")
     if plain not in BASELINES or not set(suffixes) <= set(SUFFIXES):
         raise KeyError(
-            f"there is no method '{name}'; choose from {', '.join(BASELINES)}, with "
-            f"{' or '.join(f'+{suffix}' for suffix in SUFFIXES)} behind it or not"
+            f"there is no method '{name}'; choose from {', '.join(BASELINES)}, with or without "
+            f"{', '.join(f'+{suffix}' for suffix in SUFFIXES)} behind it"
         )
     method = BASELINES[plain]
     for suffix in suffixes:
@@ -90,51 +147,121 @@ def baseline(name: str) -> Baseline:
     return method
 
 
+def _constant(**options: Any) -> Callable[..., Options]:
+    return lambda net, lr, b: options
+
+
+FEDAVG = Baseline("fedavg")
+FEDPROX = Baseline("fedavg", more=_constant(prox=PROX))
+SCAFFOLD = Baseline("scaffold")
 BASELINES: dict[str, Baseline] = {
-    "local_only": Baseline(build.a_local_only),
-    "fedavg": Baseline(build.a_fedavg),
-    "fedprox": Baseline(build.a_fedprox),
-    "fedavg+FT": fine_tuning(Baseline(build.a_fedavg)),
-    "fedprox+FT": fine_tuning(Baseline(build.a_fedprox)),
-    "fedavg+AM": over_relaxing(Baseline(build.a_fedavg)),
-    "scaffold": Baseline(build.a_scaffold),
-    "scaffold+FT": fine_tuning(Baseline(build.a_scaffold)),
-    "fedpa": Baseline(build.a_fedpa),
-    "per_fedavg": Baseline(build.a_per_fedavg, _times(2), tunes=True),
-    "ditto": Baseline(build.a_ditto, _times(2)),
-    "apfl": Baseline(build.an_apfl, _times(2)),
-    "fedrep": Baseline(build.a_fedrep, body=True),
-    "fedper": Baseline(build.a_fedper, body=True),
-    "fedbabu": Baseline(build.a_fedbabu, tunes=True, body=True),
-    "fedrecon": Baseline(build.a_fedrecon, tunes=True, body=True),
-    "fedpac": Baseline(build.a_fedpac, body=True),
-    "fedbn": Baseline(build.a_fedbn, body=True),
-    "knn_per": Baseline(build.a_knn_per, tunes=True),
-    "fedem": Baseline(build.a_fedem, _times(3)),
-    "ifca": Baseline(build.an_ifca, tunes=True),
-    "fedhb_mixture": Baseline(build.a_fedhb_mixture),
-    "clustered_fl": Baseline(build.a_clustered_fl, everyone=True),
-    "fedamp": Baseline(build.a_fedamp),
-    "heur_fedamp": Baseline(build.a_heur_fedamp),
-    "fedfomo": Baseline(build.a_fedfomo),
-    "pfedhn": Baseline(build.a_pfedhn),
-    "pfedme": Baseline(of_hierarchies.a_pfedme, _times(5)),
-    "pfedbred": Baseline(of_hierarchies.a_pfedbred, _times(6)),
-    "fedmap": Baseline(of_hierarchies.a_fedmap, adaptive=True),
-    "pfedbayes": Baseline(of_hierarchies.a_pfedbayes, _times(5), draws=True, adaptive=True),
-    "fedabml": Baseline(of_hierarchies.a_fedabml, _times(5), tunes=True, draws=True),
-    "fedpop": Baseline(of_hierarchies.a_fedpop, draws=True, body=True),
-    "fedvi": Baseline(of_hierarchies.a_fedvi, draws=True, body=True),
-    "fedsvi": Baseline(of_hierarchies.a_fedsvi, draws=True, adaptive=True),
-    "fedhb": Baseline(of_hierarchies.a_fedhb, tunes=True, draws=True),
-    "pfedvem": Baseline(of_hierarchies.a_pfedvem, draws=True),
-    "fola": Baseline(of_hierarchies.a_fola, draws=True),
-    "fedivon": Baseline(of_hierarchies.a_fedivon, draws=True, adaptive=True),
-    "fedwba": Baseline(
-        of_hierarchies.a_fedwba, _times(of_hierarchies.PARTICLES), draws=True, adaptive=True
+    "local_only": Baseline("local_only"),
+    "fedavg": FEDAVG,
+    "fedprox": FEDPROX,
+    "fedavg+FT": fine_tuning(FEDAVG),
+    "fedprox+FT": fine_tuning(FEDPROX),
+    "fedavg+AM": SUFFIXES["AM"](FEDAVG),
+    "scaffold": SCAFFOLD,
+    "scaffold+FT": fine_tuning(SCAFFOLD),
+    "fedpa": Baseline(
+        "fedpa",
+        more=lambda net, lr, b: {"epochs": b.passes, "burn_in": min(1, b.passes - 1)},
+        momentum=0.9,
     ),
-    "pfedgp": Baseline(of_hierarchies.a_pfedgp, body=True),
-    "pfedhb": Baseline(of_hierarchies.a_pfedhb, tunes=True, draws=True, adaptive=True),
-    "fald": Baseline(of_hierarchies.a_fald, draws=True),
-    "qlsd": Baseline(of_hierarchies.a_qlsd, lambda total: 1, draws=True),
+    "per_fedavg": Baseline(
+        "per_fedavg",
+        more=lambda net, lr, b: {"inner_optimizer": SGD(lr)},
+        evaluations=2,
+        tunes=True,
+    ),
+    "ditto": Baseline("ditto", evaluations=2),  # half of the steps are the common model's
+    "apfl": Baseline("apfl", evaluations=2),  # as Ditto's
+    "fedrep": Baseline(
+        "fedrep",
+        more=lambda net, lr, b: of.in_two(b, 10, 1) | of.head_of(net),
+        momentum=0.5,
+        body=True,
+    ),
+    "fedper": Baseline("fedrep", more=of.fedper_options, momentum=0.5, body=True),
+    "fedbabu": Baseline(  # clients tune by as many steps as a round has
+        "fedbabu",
+        more=lambda net, lr, b: {"tune_steps": b.evaluations, **of.head_of(net)},
+        momentum=0.9,
+        tunes=True,
+        body=True,
+    ),
+    "fedrecon": Baseline("fedrecon", more=of.fedrecon_options, tunes=True, body=True),
+    "fedpac": Baseline("fedpac", of.with_head, of.fedpac_options, body=True),
+    "fedbn": Baseline("fedbn", of.with_batch_norm, body=True),
+    "knn_per": Baseline("knn_per", of.with_memory, tunes=True),
+    "fedem": Baseline(
+        "fedem", more=_constant(components=3), evaluations=3
+    ),  # a step is of all three
+    "ifca": Baseline("ifca", tunes=True),
+    "fedhb_mixture": Baseline("fedhb_mixture"),
+    "clustered_fl": Baseline(
+        "clustered_fl",
+        more=lambda net, lr, b: {"warmup_rounds": min(20, b.rounds // 2)},
+        momentum=0.9,
+        everyone=True,
+    ),
+    "fedamp": Baseline("fedamp", more=lambda net, lr, b: {"sigma": float(b.clients)}),
+    "heur_fedamp": Baseline("heur_fedamp"),
+    "fedfomo": Baseline("fedfomo", more=_constant(validation=HELD)),  # rows of `held_out`
+    "pfedhn": Baseline("pfedhn", momentum=0.9),
+    "pfedme": Baseline("pfedme", of.about_a_mean, _constant(inner_steps=5), evaluations=5),
+    "pfedbred": Baseline(  # 5 of the client's model, and one that moves the mean
+        "pfedbred", of.about_a_mean, _constant(inner_steps=5, strategy="mh"), evaluations=6
+    ),
+    "fedmap": Baseline("fedmap", of.mapped, of.fedmap_options, adaptive=True),
+    "pfedbayes": Baseline(
+        "pfedbayes",
+        of.hierarchy,
+        lambda net, lr, b: {"inner_steps": 5, "global_optimizer": Adam(lr)},
+        evaluations=5,
+        draws=True,
+        adaptive=True,
+    ),
+    "fedabml": Baseline(
+        "fedabml",
+        of.hierarchy,
+        _constant(kl_weight=0.05, inner_steps=5, draws=1),
+        evaluations=5,
+        tunes=True,
+        draws=True,
+    ),
+    "fedpop": Baseline("fedpop", of.heads_about_a_mean, of.fedpop_options, draws=True, body=True),
+    "fedvi": Baseline("fedvi", of.personal_heads, draws=True, body=True),
+    "fedsvi": Baseline("fedsvi", of.hierarchy, of.fedsvi_options, draws=True, adaptive=True),
+    "fedhb": Baseline("fedhb", of.hierarchy, of.fedhb_options, tunes=True, draws=True),
+    "pfedvem": Baseline("pfedvem", of.heads_of_own_scale, of.pfedvem_options, draws=True),
+    "fola": Baseline("fola", of.common_posterior, of.fola_options, draws=True),
+    "fedivon": Baseline(
+        "fedivon", of.common_posterior, lambda net, lr, b: {"lr": lr}, draws=True, adaptive=True
+    ),
+    "fedwba": Baseline(
+        "fedwba",
+        of.about_the_module,
+        _constant(particles=PARTICLES),
+        evaluations=PARTICLES,
+        draws=True,
+        adaptive=True,
+    ),
+    "pfedgp": Baseline("pfedgp", of.process, momentum=0.9, body=True),
+    "pfedhb": Baseline(
+        "pfedhb", of.hierarchy, _constant(draws=1), tunes=True, draws=True, adaptive=True
+    ),
+    "fald": Baseline(
+        "fald",
+        of.common_posterior,
+        lambda net, lr, b: {"step_size": b.pooled(lr), "draws": 20},
+        draws=True,
+    ),
+    "qlsd": Baseline(
+        "qlsd",
+        of.common_posterior,
+        lambda net, lr, b: {"step_size": b.pooled(lr), "draws": 20, "batch_size": None},
+        evaluations=0,
+        draws=True,
+    ),
 }

@@ -44,11 +44,22 @@ def fedmap_lines(seed: int) -> Both:
     return _fedmap(FEDMAP_ROWS, seed), _fedmap(tests, seed + TEST_SEEDS)
 
 
-def least_squares(rows: ClientData, *, bias: bool) -> Tensor:
-    """Return the least-squares weights of all clients' rows, (columns,), any intercept last."""
+def exact_posterior(rows: ClientData, *, bias: bool) -> tuple[Tensor, Tensor]:
+    """Return mean (d,) and covariance (d, d) of weights that all rows share; any intercept is last.
+
+        Normal(least squares, (X'X)^-1)
+
+    The noise of y has sd 1, as `fedabml_lines` draws it, and the prior is flat.
+    """
     x, y = rows.fields["x"].double(), rows.fields["y"].double()
     design = torch.cat([x, torch.ones_like(x[:, :1])], 1) if bias else x
-    return torch.linalg.lstsq(design, y[:, None]).solution.flatten()
+    mean = torch.linalg.lstsq(design, y[:, None]).solution.flatten()
+    return mean, torch.linalg.pinv(design.T @ design)
+
+
+def least_squares(rows: ClientData, *, bias: bool) -> Tensor:
+    """Return the least-squares weights of all clients' rows, (columns,), any intercept last."""
+    return exact_posterior(rows, bias=bias)[0]
 
 
 def probes_of(rows: ClientData) -> ClientData:

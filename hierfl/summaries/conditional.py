@@ -193,6 +193,34 @@ def proposals_of(
     return found
 
 
+def mixing_density(
+    hierarchy: Hierarchy, row: ClientBatch, factor: tuple[Tensor, Tensor]
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return log p(t | z) times the integral of a client's factor, a function of t (M,) and z (K,)."""
+
+    def density(t: Tensor, z: Tensor) -> Tensor:
+        t = t[None]
+        sites = hierarchy.given(z, row, t)
+        of_w = given(hierarchy, hierarchy.local(z, row, t, sites), z, *factor, t)
+        return (hierarchy.log_mixing(sites, t) + of_w.log_integral()[0])[0]
+
+    return density
+
+
+def mixing_modes(
+    density: Callable[[Tensor, Tensor], Tensor], draws_z: Tensor, center: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return modes (F, M) of a density of t at draws of z, and covariances (F, M, M) there."""
+
+    def each(t: Tensor) -> Tensor:  # (F, 1, M) -> (F,)
+        return torch.vmap(density)(t[:, 0], draws_z)
+
+    modes = climb(each, center.to(draws_z.dtype).expand(len(draws_z), 1, -1), steps=CLIMB)
+    values, vectors = torch.linalg.eigh(curvature(each, modes)[1][:, 0])
+    values = values.nan_to_num(nan=LEAST).clamp(min=LEAST)
+    return modes[:, 0], (vectors / values[:, None]) @ vectors.mT
+
+
 def _proposal_of(
     hierarchy: Hierarchy,
     draws_z: Tensor,
@@ -204,19 +232,8 @@ def _proposal_of(
     mixing = hierarchy.mixing
     assert mixing is not None
 
-    def density(t: Tensor, z: Tensor) -> Tensor:
-        t = t[None]
-        sites = hierarchy.given(z, row, t)
-        of_w = given(hierarchy, hierarchy.local(z, row, t, sites), z, *factor, t)
-        return (hierarchy.log_mixing(sites, t) + of_w.log_integral()[0])[0]
-
-    def each(t: Tensor) -> Tensor:  # (F, 1, M) -> (F,)
-        return torch.vmap(density)(t[:, 0], draws_z)
-
-    modes = climb(each, mixing.center.to(draws_z.dtype).expand(len(draws_z), 1, -1), steps=CLIMB)
-    values, vectors = torch.linalg.eigh(curvature(each, modes)[1][:, 0])
-    values = values.nan_to_num(nan=LEAST).clamp(min=LEAST)
-    modes, within = modes[:, 0], (vectors / values[:, None]) @ vectors.mT
+    density = mixing_density(hierarchy, row, factor)
+    modes, within = mixing_modes(density, draws_z, mixing.center)
     mean = modes.mean(0)
     covariance = within.mean(0) + (modes - mean).mT @ (modes - mean) / len(modes)
     for _ in range(PASSES):

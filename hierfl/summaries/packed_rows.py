@@ -218,19 +218,21 @@ class PackedRows:
         return self.by_client((slope[:, None] @ x)[:, 0])[:, order], square[:, order][:, :, order]
 
     # ------------------------------------------------------------------------------ values
-    def values(self, at: Tensor) -> Tensor:
-        """Return log p(y | v), (C, T), at v (C, T, V)."""
-        return torch.cat([self._values(part) for part in at.split(self.draws_at_once(), 1)], 1)
+    def values(self, at: Tensor, *, same: bool | None = None) -> Tensor:
+        """Return log p(y | v), (C, T), at v (C, T, V); `same` s of all clients, None: see whether."""
+        parts = at.split(self.draws_at_once(), 1)
+        return torch.cat([self._values(part, same) for part in parts], 1)
 
     def draws_at_once(self, points: int = 1) -> int:
         """Return how many draws of so many points are carried at once."""
         return max(1, AT_ONCE // (len(self.client) * max(1, self.design.shape[1]) * points))
 
-    def _values(self, at: Tensor) -> Tensor:
+    def _values(self, at: Tensor, same: bool | None) -> Tensor:
         rest = at[..., self.line.rest]
         # what depends on s alone is computed once if s is shared; on a row alone, once without s
         points = 0 if rest.shape[-1] else None
-        same = self.clients == 1 or points is None or bool((rest == rest[:1]).all())
+        if same is None or self.clients == 1 or points is None:
+            same = self.clients == 1 or points is None or bool((rest == rest[:1]).all())
         rest = rest[0] if same else rest[self.client]
         rest = rest if points == 0 else rest[0]
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.chains import Sampled, Whitening, sampled
+from hierfl.core.chains import LEAPS, Sampled, Whitening, sampled
 from hierfl.core.importance_sampling import FLAT, FLAT_SHARE, chosen, normal_points, resampled
 from hierfl.core.proposal import Proposal, fitted
-from hierfl.core.watch import working
-from hierfl.program.handlers import unchecked
-from hierfl.summaries.hierarchy import Factors, of_means
+from hierfl.core.watch import about_to, working
+from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.scales import Density
 from hierfl.summaries.surrogate import Surrogate
 from hierfl.summaries.weights import (
     effective_share,
@@ -215,46 +215,6 @@ def _about_peak(y: Tensor, log_p: Tensor, weights: Tensor, e: Tensor) -> Proposa
     return fitted(loc + scale * (peak + away), torch.full((len(e),), 1.0 / len(e)))
 
 
-class Density:
-    """The density of the scales and of t, with everything else integrated out; 0 beyond bounds."""
-
-    def __init__(self, surrogate: Surrogate, factors: Factors, bounds: Tensor) -> None:
-        self.surrogate, self.factors = surrogate, factors
-        self.slopes: Tensor | None = None
-        wide = torch.tensor([[-torch.inf], [torch.inf]]).expand(2, surrogate.mixed)
-        self.low, self.high = torch.cat([bounds, wide], 1)
-        hierarchy = surrogate.hierarchy
-        if hierarchy.steady:
-            batch, mixing = hierarchy.batch(factors.fields), hierarchy.mixing
-            t = None if mixing is None else mixing.center.expand(batch.num_clients, -1)
-            with unchecked():
-                self.slopes = hierarchy.slopes_at(hierarchy.reading.origin.double(), batch, t)
-
-    def at(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log p (S,), and mean (S, Km) and covariance (S, Km, Km) of m given x (S, Ks + N M)."""
-        far = ((x < self.low) | (x > self.high) | ~x.isfinite()).any(1)
-        near = x.nan_to_num().clamp(self.low, self.high)
-        hierarchy = self.surrogate.hierarchy
-
-        def one(at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            s, t = self.surrogate.parts(at, len(hierarchy.outside))
-            normal = of_means(hierarchy, s, self.factors, t, self.slopes)
-            value, covariance = normal.log_integral()
-            return value, covariance @ normal.shift, covariance
-
-        alike = not hierarchy.fields and not self.surrogate.mixed  # clients have one prior
-        value, mean, covariance = self.surrogate.mapped(one, self.factors, near, narrow=alike)
-        return torch.where(far, -torch.inf, value), mean, covariance
-
-    def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log p (S,) and its gradient (S, Ks + N M); clients and points are independent."""
-        with torch.enable_grad():
-            x = x.detach().clone().requires_grad_()
-            value = self.at(x)[0]
-            (slope,) = torch.autograd.grad(value.sum(), x)
-        return value.detach(), slope
-
-
 # -------------------------------------------------------------------------------------- chains
 def _chains(
     density: Density, count: int, start: Start, final: bool, seed: int, g: torch.Generator
@@ -264,11 +224,16 @@ def _chains(
     chains = next(many for limit, many in CHAINS if cost <= limit)
     starts = resampled(start.draws, start.log_weights, len(start.draws))
     points = density.surrogate.scales(starts)
-    whitening = Whitening(points.mean(0), torch.diag(points.std(0) + 1e-9))
+    dense, spread = len(hierarchy.outside), points.std(0) + 1e-9
+    whitening = Whitening(points.mean(0), torch.diag(spread[:dense]), spread[dense:])
     first, warmup = points[torch.randperm(len(points), generator=g)[:chains]], WARM
     if start.is_prior:
         warmup = COLD
     least = 2 * LEAST if final else LEAST
+    about_to(
+        "the scales of the hierarchy need chains, which are on all rows as fast",
+        lambda: density.seconds(first) * LEAPS * (warmup + least),
+    )
     while True:
         run = sampled(
             density.gradient,
@@ -278,7 +243,6 @@ def _chains(
             warmup=warmup,
             least=least,
             seed=seed,
-            dense=len(hierarchy.outside),
         )
         if not run.r_hat > (MIXED_WELL if final else MIXED):
             return run

@@ -38,6 +38,7 @@ from hierfl.summaries.sampling import LEAST_SHARE, Draws, Start, by_importance
 from hierfl.summaries.surrogate import Surrogate
 
 DRAWS = 1000  # of z
+FEWEST = 4  # clients: of fewer, nobody can say which differs from all others
 MOST = 2000  # clients; of more, the server would take minutes
 AGAIN = 8  # clients, at most, without whom the surrogate is resampled: each takes seconds
 LIKELY = 0.5  # tail probability above which that is not worth it
@@ -64,7 +65,8 @@ def surprises(posterior: Known) -> Surprise:
     surrogate, factors = posterior.surrogate, posterior.factors
     count, hierarchy = len(factors.shift), surrogate.hierarchy
     surprise = Surprise(*torch.full((2, count), torch.nan))
-    if hierarchy.mixing is not None or not hierarchy.reading.own_size or count > MOST:
+    few_or_many = not FEWEST <= count <= MOST
+    if hierarchy.mixing is not None or not hierarchy.reading.own_size or few_or_many:
         return surprise
     draws = posterior.draws[:DRAWS]
     marginals = surrogate.log_marginals(draws, factors)[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from pyro import poutine
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.traced import Gradient
 from hierfl.program.carried import OF_MANY_DRAWS, carried
 from hierfl.program.few_rows import in_double
 from hierfl.program.handlers import Answer, unchecked, untouched_store
@@ -31,6 +32,7 @@ class Surrogate:
     """The surrogate posterior; a draw is (z, t of client 1, t of client 2, ...), (K + N M,)."""
 
     hierarchy: Hierarchy
+    gradients: dict[str, Gradient] = field(default_factory=dict)  # of its densities, recorded once
 
     @property
     def clients(self) -> int:

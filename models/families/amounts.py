@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pyro.distributions as dist
 
-from hierfl.models.families.family import Response, ResponseFamily
+from hierfl.models.families.family import ResponseFamily
 from hierfl.models.families.links import (
+    a_shape,
+    a_sigma,
     check_link,
-    half_student,
     identity_scale,
     inverse_scale,
     log_scale,
-    phi,
-    shape,
+    priors,
     unit_scale,
 )
-from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 
 LIKELIHOODS = {
@@ -24,10 +23,6 @@ LIKELIHOODS = {
     "inverse": "dist.Normal(1 / eta, sigma)",
 }
 SCALES = {"identity": identity_scale, "log": log_scale, "inverse": inverse_scale}
-
-
-def _gaussian_parameters(response: Response) -> dict[str, Prior]:
-    return {"sigma": half_student(response.sd, response.sd)}
 
 
 @recorded
@@ -41,18 +36,11 @@ def gaussian(link: str = "identity") -> ResponseFamily:
 
     Raises:
         ValueError: link is none of these.
-
-    >>> gaussian().likelihood
-    'dist.Normal(eta, sigma)'
     """
     check_link(link, [*LIKELIHOODS], "gaussian")
     return ResponseFamily(
-        "gaussian", link, "real", LIKELIHOODS[link], _gaussian_parameters, SCALES[link]
+        "gaussian", link, "real", LIKELIHOODS[link], priors(sigma=a_sigma), SCALES[link]
     )
-
-
-def _student_parameters(response: Response) -> dict[str, Prior]:
-    return {"sigma": half_student(response.sd, response.sd), "nu": dist.Gamma(2.0, 0.1)}
 
 
 @recorded
@@ -64,14 +52,10 @@ def student() -> ResponseFamily:
 
     brms truncates the prior of nu at 1; here it is not truncated, and has 0.5 % of its mass below
     1.
-
-    >>> student().likelihood
-    'dist.StudentT(nu, eta, sigma)'
     """
     likelihood = "dist.StudentT(nu, eta, sigma)"
-    return ResponseFamily(
-        "student", "identity", "real", likelihood, _student_parameters, identity_scale
-    )
+    parameters = priors(sigma=a_sigma, nu=lambda response: dist.Gamma(2.0, 0.1))
+    return ResponseFamily("student", "identity", "real", likelihood, parameters, identity_scale)
 
 
 @recorded
@@ -82,24 +66,17 @@ def gamma() -> ResponseFamily:
         shape ~ InverseGamma(0.4, 0.3)
 
     The link is log, as it is in most uses of brms, whose default for this family is the inverse.
-
-    >>> gamma().likelihood
-    'dist.Gamma(shape, shape * (-eta).exp())'
     """
-    return ResponseFamily(
-        "gamma", "log", "positive", "dist.Gamma(shape, shape * (-eta).exp())", shape, log_scale
-    )
+    likelihood = "dist.Gamma(shape, shape * (-eta).exp())"
+    return ResponseFamily("gamma", "log", "positive", likelihood, priors(shape=a_shape), log_scale)
 
 
 @recorded
 def beta() -> ResponseFamily:
     """Return the family of shares with mean logit^-1(eta) and precision phi, logit link.
 
-        y ~ Beta(p phi, (1 - p) phi),    var(y) = p (1 - p) / (1 + phi)
-        phi ~ InverseGamma(0.4, 0.3)
-
-    >>> beta().likelihood
-    'dist.Beta(eta.sigmoid() * phi, (-eta).sigmoid() * phi)'
+    y ~ Beta(p phi, (1 - p) phi),    var(y) = p (1 - p) / (1 + phi)
+    phi ~ InverseGamma(0.4, 0.3)
     """
     likelihood = "dist.Beta(eta.sigmoid() * phi, (-eta).sigmoid() * phi)"
-    return ResponseFamily("beta", "logit", "unit", likelihood, phi, unit_scale)
+    return ResponseFamily("beta", "logit", "unit", likelihood, priors(phi=a_shape), unit_scale)

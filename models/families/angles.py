@@ -9,9 +9,8 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from hierfl.models.families.family import Response, ResponseFamily
-from hierfl.models.families.links import unit_scale
-from hierfl.models.priors import Prior
+from hierfl.models.families.family import ResponseFamily
+from hierfl.models.families.links import priors, unit_scale
 from hierfl.program.recipes import recorded
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(64)
@@ -48,10 +47,6 @@ class VonMises(dist.VonMises):  # type: ignore[misc]  # Any in Pyro
         return square.to(self.concentration.dtype)
 
 
-def _kappa(response: Response) -> dict[str, Prior]:
-    return {"kappa": dist.Gamma(2.0, 0.01)}
-
-
 @recorded
 def von_mises() -> ResponseFamily:
     """Return the family of angles from -pi to pi, with the link tan(mu / 2).
@@ -61,9 +56,7 @@ def von_mises() -> ResponseFamily:
     mu is the mean direction, in radians, and kappa the concentration around it: 0 is uniform. The
     link has no value at -pi and pi: turn the angles, so that few of them lie there. The mean of a
     row is mu, and its variance the mean square of the angle between y and mu.
-
-    >>> von_mises().likelihood
-    'families.VonMises(2 * eta.atan(), kappa)'
     """
+    kappa = priors(kappa=lambda response: dist.Gamma(2.0, 0.01))
     likelihood = "families.VonMises(2 * eta.atan(), kappa)"
-    return ResponseFamily("von_mises", "tan_half", "angle", likelihood, _kappa, unit_scale)
+    return ResponseFamily("von_mises", "tan_half", "angle", likelihood, kappa, unit_scale)

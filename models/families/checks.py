@@ -31,6 +31,24 @@ ALLOWED: dict[str, tuple[Callable[[Numbers], NDArray[np.bool_]], str]] = {
 }
 
 
+FIXES = {
+    "binary": "use family='poisson' for counts, 'binomial' for successes among trials, 'beta' for "
+    "shares, or 'gaussian'",
+    "positive": "use family='poisson' for counts, 'hurdle_gamma' for amounts with zeros, or "
+    "'gaussian'",
+    "time": "give a time above 0 (an interval from 0 on is its upper end, with cens -1)",
+    "count": "use family='gamma' for positive amounts, or 'gaussian'",
+    "unit": "use family='ordered_beta' for shares with 0 and 1, 'bernoulli' for these "
+    "alone, or 'gaussian'",
+    "share": "divide percentages by 100, or use family='gaussian'",
+    "category": "give the levels as text",
+    "ordered": "give the levels as text",
+    "angle": "take numpy.deg2rad of degrees, and subtract 2 pi from angles above pi",
+    "counts": "use family='dirichlet' for shares",
+    "shares": "use family='multinomial' for counts; shares of 0 and 1 have no density",
+}  # kind of values -> what to do about another one
+
+
 def _whole(x: Numbers) -> NDArray[np.bool_]:
     return x == np.floor(x)
 
@@ -127,34 +145,10 @@ def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -
 
 
 def _fix(kind: str, value: float) -> str:
+    """Return what to do about a value that a kind of response does not have."""
     if not np.isfinite(value):
         return "drop the row"
-    whole = value == np.floor(value)
-    if kind == "binary" and whole and value > 0:
-        return "use family='poisson' for counts, or 'binomial' for successes among trials"
-    if kind == "binary" and 0 < value < 1:
-        return "use family='beta' for shares"
-    if kind in ("positive", "time") and value == 0:
-        if kind == "time":
-            return "give a time above 0 (an interval from 0 on is its upper end, with cens -1)"
-        return (
-            "use family='poisson' for counts, 'hurdle_gamma' for amounts with zeros, or 'gaussian'"
-        )
-    if kind == "count" and value > 0:
-        return "use family='gamma' for positive amounts"
-    if kind == "unit" and value in (0.0, 1.0):
-        return "use family='ordered_beta' for shares with 0 and 1, 'bernoulli' for these alone"
-    if kind == "share" and 1.0 < value <= 100.0:
-        return "divide percentages by 100"
-    if kind in ("category", "ordered"):
-        return "give the levels as text"
-    if kind == "angle":
-        return "take numpy.deg2rad of degrees, and subtract 2 pi from angles above pi"
-    if kind == "counts":
-        return "use family='dirichlet' for shares"
-    if kind == "shares":
-        return "use family='multinomial' for counts; shares of 0 and 1 have no density"
-    return "use family='gaussian'"
+    return FIXES.get(kind, "use family='gaussian'")
 
 
 def check_bounds(values: ArrayLike, bounds: tuple[float, float]) -> None:

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from hierfl.models.families.family import Response, ResponseFamily, no_parameters
-from hierfl.models.families.links import log_scale, shape, shape_prior
-from hierfl.models.priors import Prior
+from hierfl.models.families.family import ResponseFamily, no_parameters
+from hierfl.models.families.links import a_shape, a_share, log_scale, priors
 from hierfl.program.recipes import recorded
 
 LARGE = 30.0  # from here on Stirling's series is exact to 1e-12
@@ -19,10 +18,7 @@ LARGE = 30.0  # from here on Stirling's series is exact to 1e-12
 def poisson() -> ResponseFamily:
     """Return the family of counts with a Poisson distribution, log link.
 
-        y ~ Poisson(exp(eta))
-
-    >>> poisson().likelihood
-    'dist.Poisson(eta.exp())'
+    y ~ Poisson(exp(eta))
     """
     return ResponseFamily(
         "poisson", "log", "count", "dist.Poisson(eta.exp())", no_parameters, log_scale
@@ -49,16 +45,11 @@ def negative_binomial() -> ResponseFamily:
         shape ~ InverseGamma(0.4, 0.3)
 
     The larger the shape, the closer to a Poisson.
-
-    >>> negative_binomial().likelihood
-    'families.NegativeBinomial(shape, logits=eta - shape.log())'
     """
     likelihood = "families.NegativeBinomial(shape, logits=eta - shape.log())"
-    return ResponseFamily("negative_binomial", "log", "count", likelihood, shape, log_scale)
-
-
-def _zi(response: Response) -> dict[str, Prior]:
-    return {"zi": dist.Beta(1.0, 1.0)}
+    return ResponseFamily(
+        "negative_binomial", "log", "count", likelihood, priors(shape=a_shape), log_scale
+    )
 
 
 @recorded
@@ -68,16 +59,11 @@ def zero_inflated_poisson() -> ResponseFamily:
         y = 0 with probability zi, else y ~ Poisson(exp(eta)),    zi ~ Beta(1, 1)
 
     The mean of y is (1 - zi) exp(eta).
-
-    >>> zero_inflated_poisson().likelihood
-    'dist.ZeroInflatedPoisson(eta.exp(), gate=zi)'
     """
     likelihood = "dist.ZeroInflatedPoisson(eta.exp(), gate=zi)"
-    return ResponseFamily("zero_inflated_poisson", "log", "count", likelihood, _zi, log_scale)
-
-
-def _zi_and_shape(response: Response) -> dict[str, Prior]:
-    return {"shape": shape_prior(), "zi": dist.Beta(1.0, 1.0)}
+    return ResponseFamily(
+        "zero_inflated_poisson", "log", "count", likelihood, priors(zi=a_share), log_scale
+    )
 
 
 @recorded
@@ -88,9 +74,6 @@ def zero_inflated_negative_binomial() -> ResponseFamily:
         zi ~ Beta(1, 1),    shape ~ InverseGamma(0.4, 0.3)
 
     The link is log, and the mean of y is (1 - zi) exp(eta).
-
-    >>> sorted(zero_inflated_negative_binomial().parameters(Response(1.0, 1.0)))
-    ['shape', 'zi']
     """
     base = "families.NegativeBinomial(shape, logits=eta - shape.log())"
     return ResponseFamily(
@@ -98,7 +81,7 @@ def zero_inflated_negative_binomial() -> ResponseFamily:
         "log",
         "count",
         f"dist.ZeroInflatedDistribution({base}, gate=zi)",
-        _zi_and_shape,
+        priors(shape=a_shape, zi=a_share),
         log_scale,
     )
 

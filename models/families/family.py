@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from types import CodeType, SimpleNamespace
@@ -76,7 +76,7 @@ class ResponseFamily:
     link: str
     kind: str
     likelihood: str
-    parameters: Callable[[Response], dict[str, Prior]]
+    parameters: Callable[[Response], dict[str, Prior]] = field(compare=False)
     scale: Callable[[Response], tuple[float, float]]
     additions: tuple[str, ...] = ()
     required: tuple[str, ...] = ()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
 from torch import Tensor
 from torch.distributions import Distribution
 
 from hierfl.core.gaussians import log1mexp
-from hierfl.models.families.family import Response, ResponseFamily
-from hierfl.models.families.links import half_student, log_scale, shape_prior
+from hierfl.models.families.family import ResponseFamily
+from hierfl.models.families.links import (
+    a_shape,
+    a_share,
+    half_student,
+    log_scale,
+    priors,
+)
 from hierfl.models.families.rows import RowDistribution
-from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 
 
@@ -94,18 +98,6 @@ class Hurdle(RowDistribution):
         return first + torch.distributions.NegativeBinomial(remaining, logits=base.logits).sample()
 
 
-def _hu(response: Response) -> dict[str, Prior]:
-    return {"hu": dist.Beta(1.0, 1.0)}
-
-
-def _hu_and_shape(response: Response) -> dict[str, Prior]:
-    return {"shape": shape_prior(), "hu": dist.Beta(1.0, 1.0)}
-
-
-def _hu_and_sigma(response: Response) -> dict[str, Prior]:
-    return {"sigma": half_student(log_scale(response)[1]), "hu": dist.Beta(1.0, 1.0)}
-
-
 @recorded
 def hurdle_poisson() -> ResponseFamily:
     """Return the family of counts that are 0 with probability hu, and else Poisson above 0, log link.
@@ -113,12 +105,11 @@ def hurdle_poisson() -> ResponseFamily:
         y = 0 with probability hu, else y ~ Poisson(exp(eta)) given y > 0,    hu ~ Beta(1, 1)
 
     The mean of y is (1 - hu) exp(eta) / (1 - exp(-exp(eta))).
-
-    >>> hurdle_poisson().likelihood
-    'families.Hurdle(dist.Poisson(eta.exp()), hu)'
     """
     likelihood = "families.Hurdle(dist.Poisson(eta.exp()), hu)"
-    return ResponseFamily("hurdle_poisson", "log", "count", likelihood, _hu, log_scale)
+    return ResponseFamily(
+        "hurdle_poisson", "log", "count", likelihood, priors(hu=a_share), log_scale
+    )
 
 
 @recorded
@@ -129,9 +120,6 @@ def hurdle_negative_binomial() -> ResponseFamily:
         hu ~ Beta(1, 1),    shape ~ InverseGamma(0.4, 0.3)
 
     The link is log.
-
-    >>> sorted(hurdle_negative_binomial().parameters(Response(1.0, 1.0)))
-    ['hu', 'shape']
     """
     base = "families.NegativeBinomial(shape, logits=eta - shape.log())"
     return ResponseFamily(
@@ -139,7 +127,7 @@ def hurdle_negative_binomial() -> ResponseFamily:
         "log",
         "count",
         f"families.Hurdle({base}, hu)",
-        _hu_and_shape,
+        priors(shape=a_shape, hu=a_share),
         log_scale,
     )
 
@@ -152,12 +140,10 @@ def hurdle_gamma() -> ResponseFamily:
         hu ~ Beta(1, 1),    shape ~ InverseGamma(0.4, 0.3)
 
     The link is log, and the mean of y is (1 - hu) exp(eta).
-
-    >>> hurdle_gamma().likelihood
-    'families.Hurdle(dist.Gamma(shape, shape * (-eta).exp()), hu)'
     """
     likelihood = "families.Hurdle(dist.Gamma(shape, shape * (-eta).exp()), hu)"
-    return ResponseFamily("hurdle_gamma", "log", "amount", likelihood, _hu_and_shape, log_scale)
+    parameters = priors(shape=a_shape, hu=a_share)
+    return ResponseFamily("hurdle_gamma", "log", "amount", likelihood, parameters, log_scale)
 
 
 @recorded
@@ -168,11 +154,9 @@ def hurdle_lognormal() -> ResponseFamily:
         hu ~ Beta(1, 1),    sigma ~ half-StudentT(3, 0, max(2.5, spread of log y))
 
     The mean of y is (1 - hu) exp(eta + sigma^2 / 2).
-
-    >>> hurdle_lognormal().likelihood
-    'families.Hurdle(dist.LogNormal(eta, sigma), hu)'
     """
     likelihood = "families.Hurdle(dist.LogNormal(eta, sigma), hu)"
+    parameters = priors(sigma=lambda y: half_student(log_scale(y)[1]), hu=a_share)
     return ResponseFamily(
-        "hurdle_lognormal", "identity", "amount", likelihood, _hu_and_sigma, log_scale
+        "hurdle_lognormal", "identity", "amount", likelihood, parameters, log_scale
     )

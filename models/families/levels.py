@@ -33,9 +33,6 @@ def categorical() -> ResponseFamily:
         y ~ Categorical(softmax(0, eta_1, ..., eta_{K - 1}))
 
     The response is a code 0, 1, ..., K - 1, and the linear predictor has K - 1 columns.
-
-    >>> categorical().outputs(Response(float("nan"), float("nan"), ("a", "b", "c")))
-    2
     """
     likelihood = "dist.Categorical(logits=torch.nn.functional.pad(eta, (1, 0)))"
     return ResponseFamily(
@@ -93,9 +90,6 @@ def cumulative(link: str = "logit") -> ResponseFamily:
 
     Raises:
         ValueError: link is none of these.
-
-    >>> cumulative().has_intercept
-    False
     """
     check_link(link, [*LIKELIHOODS], "cumulative")
     likelihood = LIKELIHOODS[link]

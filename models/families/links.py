@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import pyro.distributions as dist
@@ -59,14 +59,24 @@ def shape_prior() -> dist.InverseGamma:
     return dist.InverseGamma(0.4, 0.3)
 
 
-def phi(response: object) -> dict[str, Prior]:
-    """Return the prior of a precision."""
-    return {"phi": shape_prior()}
+def priors(**makers: Callable[[Response], Prior]) -> Callable[[Response], dict[str, Prior]]:
+    """Return what makes the priors of a family's parameters from a response."""
+    return lambda response: {name: make(response) for name, make in makers.items()}
 
 
-def shape(response: object) -> dict[str, Prior]:
-    """Return the prior of a shape."""
-    return {"shape": shape_prior()}
+def a_shape(response: Response) -> Prior:
+    """Return the prior of a shape or precision."""
+    return shape_prior()
+
+
+def a_share(response: Response) -> Prior:
+    """Return Beta(1, 1), the prior of a probability."""
+    return dist.Beta(1.0, 1.0)
+
+
+def a_sigma(response: Response) -> Prior:
+    """Return the prior of a standard deviation in the response's unit."""
+    return half_student(response.sd, response.sd)
 
 
 if TYPE_CHECKING:

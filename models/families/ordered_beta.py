@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hierfl.core.gaussians import log1mexp
-from hierfl.models.families.family import Response, ResponseFamily
+from hierfl.models.families.family import ResponseFamily
 from hierfl.models.families.levels import Ordered
-from hierfl.models.families.links import shape_prior, unit_scale
+from hierfl.models.families.links import a_shape, priors, unit_scale
 from hierfl.models.families.rows import RowDistribution
-from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 
 
@@ -77,10 +76,6 @@ class OrderedBeta(RowDistribution):
         return torch.where(uniform > 1.0 - at_one, torch.ones_like(value), value)
 
 
-def _parameters(response: Response) -> dict[str, Prior]:
-    return {"phi": shape_prior(), "thresholds": Ordered(dist.StudentT(3.0, 0.0, 2.5), 2)}
-
-
 @recorded
 def ordered_beta() -> ResponseFamily:
     """Return the family of shares from 0 to 1, both included, logit link.
@@ -91,9 +86,9 @@ def ordered_beta() -> ResponseFamily:
 
     A larger eta makes larger shares, and ones, more probable. Kubinec 2023, Political Analysis
     31:519, has an induced Dirichlet prior of the thresholds c instead.
-
-    >>> ordered_beta().likelihood
-    'families.OrderedBeta(eta, thresholds, phi)'
     """
+    parameters = priors(
+        phi=a_shape, thresholds=lambda response: Ordered(dist.StudentT(3.0, 0.0, 2.5), 2)
+    )
     likelihood = "families.OrderedBeta(eta, thresholds, phi)"
-    return ResponseFamily("ordered_beta", "logit", "share", likelihood, _parameters, unit_scale)
+    return ResponseFamily("ordered_beta", "logit", "share", likelihood, parameters, unit_scale)

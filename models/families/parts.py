@@ -10,7 +10,7 @@ from pyro.distributions import constraints
 from torch import Tensor
 
 from hierfl.models.families.family import Response, ResponseFamily, no_parameters
-from hierfl.models.families.links import count_of, phi, unit_scale
+from hierfl.models.families.links import a_shape, count_of, priors, unit_scale
 from hierfl.models.families.rows import RowDistribution
 from hierfl.program.recipes import recorded
 
@@ -87,9 +87,6 @@ def multinomial() -> ResponseFamily:
         y ~ Multinomial(trials, softmax(0, eta_1, ..., eta_{K - 1}))
 
     The response has K columns, and the linear predictor K - 1; the first category is the reference.
-
-    >>> multinomial().outputs(Response(float("nan"), float("nan"), ("a", "b", "c")))
-    2
     """
     return ResponseFamily(
         name="multinomial",
@@ -113,13 +110,16 @@ def dirichlet() -> ResponseFamily:
 
     The response has K columns, and the linear predictor K - 1; the first share is the reference.
     The larger phi, the closer y to p.
-
-    >>> dirichlet().outputs(Response(float("nan"), float("nan"), ("a", "b", "c")))
-    2
     """
     likelihood = (
         "families.Dirichlet(torch.nn.functional.pad(eta, (1, 0)).softmax(-1) * phi[..., None])"
     )
     return ResponseFamily(
-        "dirichlet", "logit", "shares", likelihood, phi, unit_scale, outputs=_outputs
+        "dirichlet",
+        "logit",
+        "shares",
+        likelihood,
+        priors(phi=a_shape),
+        unit_scale,
+        outputs=_outputs,
     )

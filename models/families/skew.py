@@ -10,10 +10,9 @@ from pyro.distributions import constraints
 from torch import Tensor
 
 from hierfl.core.gaussians import log_normal_cdf
-from hierfl.models.families.family import Response, ResponseFamily
-from hierfl.models.families.links import half_student, identity_scale
+from hierfl.models.families.family import ResponseFamily
+from hierfl.models.families.links import a_sigma, identity_scale, priors
 from hierfl.models.families.rows import RowDistribution
-from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
 
 
@@ -63,10 +62,6 @@ class SkewNormal(RowDistribution):
         return start + width * (delta * half + (1.0 - delta**2).sqrt() * normal)
 
 
-def _parameters(response: Response) -> dict[str, Prior]:
-    return {"sigma": half_student(response.sd, response.sd), "alpha": dist.Normal(0.0, 4.0)}
-
-
 @recorded
 def skew_normal() -> ResponseFamily:
     """Return the family of skewed real responses of mean eta and standard deviation sigma.
@@ -75,11 +70,7 @@ def skew_normal() -> ResponseFamily:
         sigma ~ half-StudentT(3, 0, 2.5 sd(y)),    alpha ~ Normal(0, 4), as in brms
 
     The link is the identity. A positive alpha is a longer tail to the right.
-
-    >>> skew_normal().likelihood
-    'families.SkewNormal(eta, sigma, alpha)'
     """
     likelihood = "families.SkewNormal(eta, sigma, alpha)"
-    return ResponseFamily(
-        "skew_normal", "identity", "real", likelihood, _parameters, identity_scale
-    )
+    parameters = priors(sigma=a_sigma, alpha=lambda response: dist.Normal(0.0, 4.0))
+    return ResponseFamily("skew_normal", "identity", "real", likelihood, parameters, identity_scale)

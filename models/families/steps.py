@@ -72,9 +72,6 @@ def sratio(link: str = "logit") -> ResponseFamily:
         ValueError: link is none of these.
 
     Reference: Tutz 1990, British Journal of Mathematical and Statistical Psychology 43:39.
-
-    >>> sratio().has_intercept
-    False
     """
     check_link(link, [*LIKELIHOODS], "sratio")
     likelihood = LIKELIHOODS[link]
@@ -91,9 +88,6 @@ def acat() -> ResponseFamily:
 
     The response is a code 0, 1, ..., K - 1. A larger eta makes higher levels more probable. Effects
     may be another at each step: `cs(x)` in a formula.
-
-    >>> acat().likelihood
-    'dist.Categorical(logits=families.acat_logits(eta, thresholds))'
     """
     likelihood = "dist.Categorical(logits=families.acat_logits(eta, thresholds))"
     return ResponseFamily(

@@ -9,7 +9,7 @@ from torch.nn.functional import logsigmoid
 
 from hierfl.models.families.counts import log_rising
 from hierfl.models.families.family import ResponseFamily, no_parameters
-from hierfl.models.families.links import check_link, phi, unit_scale
+from hierfl.models.families.links import a_shape, check_link, priors, unit_scale
 from hierfl.program.recipes import recorded
 
 # link -> the log odds of a success
@@ -31,9 +31,6 @@ def bernoulli(link: str = "logit") -> ResponseFamily:
 
     Raises:
         ValueError: link is none of these.
-
-    >>> bernoulli().likelihood
-    'dist.Bernoulli(logits=eta)'
     """
     check_link(link, [*LOGITS], "bernoulli")
     likelihood = f"dist.Bernoulli(logits={LOGITS[link]})"
@@ -63,9 +60,6 @@ def binomial(link: str = "logit") -> ResponseFamily:
 
     Raises:
         ValueError: link is none of these.
-
-    >>> binomial().likelihood
-    'families.Binomial(batch.trials, logits=eta)'
     """
     check_link(link, [*LOGITS], "binomial")
     return ResponseFamily(
@@ -101,9 +95,6 @@ def beta_binomial() -> ResponseFamily:
         phi ~ InverseGamma(0.4, 0.3)
 
     The larger phi, the closer to a binomial.
-
-    >>> beta_binomial().required
-    ('trials',)
     """
     return ResponseFamily(
         name="beta_binomial",
@@ -112,7 +103,7 @@ def beta_binomial() -> ResponseFamily:
         likelihood=(
             "families.BetaBinomial(eta.sigmoid() * phi, (-eta).sigmoid() * phi, batch.trials)"
         ),
-        parameters=phi,
+        parameters=priors(phi=a_shape),
         scale=unit_scale,
         additions=("trials",),
         required=("trials",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import pyro.distributions as dist
@@ -45,11 +45,11 @@ class Hazards(Protocol):
 def hazards(fn: Any) -> Hazards:
     """Return the hazards of a distribution of times, which may have these methods itself."""
     if isinstance(fn, torch_dist.Exponential):
-        return ExponentialHazards(fn.rate)
+        return _ExponentialHazards(fn.rate)
     if isinstance(fn, torch_dist.Weibull):
-        return WeibullHazards(fn.scale, fn.concentration)
+        return _WeibullHazards(fn.scale, fn.concentration)
     if isinstance(fn, torch_dist.LogNormal):
-        return LogNormalHazards(fn)
+        return _LogNormalHazards(fn.loc, fn.scale)
     if all(
         hasattr(fn, name)
         for name in ("log_density", "cumulative_hazard", "time_at", "moments_beyond")
@@ -62,46 +62,39 @@ def hazards(fn: Any) -> Hazards:
 
 
 @dataclass(frozen=True)
-class ExponentialHazards:
+class _ExponentialHazards:
     """Constant hazards, per unit of time."""
 
     rate: Tensor
 
     def log_density(self, time: Tensor) -> Tensor:
-        """Return log rate - rate t."""
         return self.rate.log() - self.rate * time
 
     def cumulative_hazard(self, time: Tensor) -> Tensor:
-        """Return rate t."""
         return self.rate * time
 
     def log_between(self, low: Tensor, high: Tensor) -> Tensor:
-        """Return -H(low) + log(1 - exp(-(H(high) - H(low))))."""
         return log1mexp(self.rate * (high - low)) - self.rate * low
 
     def time_at(self, hazard: Tensor) -> Tensor:
-        """Return H / rate."""
         return hazard / self.rate
 
     def moments_beyond(self, entry: Tensor) -> tuple[Tensor, Tensor]:
-        """Return entry + 1 / rate and 1 / rate^2."""
         return entry + 1.0 / self.rate, (1.0 / self.rate**2).expand_as(entry + self.rate)
 
 
 @dataclass(frozen=True)
-class WeibullHazards:
+class _WeibullHazards:
     """Hazards that are powers of time."""
 
     scale: Tensor
     shape: Tensor
 
     def log_density(self, time: Tensor) -> Tensor:
-        """Return log(shape / t) + log H - H."""
         log_hazard = self.shape * (time.log() - self.scale.log())
         return self.shape.log() - time.log() + log_hazard - log_hazard.exp()
 
     def cumulative_hazard(self, time: Tensor) -> Tensor:
-        """Return (t / scale)^shape."""
         # log 0 is left out before the power, not after it: else the gradient at time 0 is nan
         there = time > 0.0
         log_time = torch.where(there, time, torch.ones_like(time)).log()
@@ -109,7 +102,6 @@ class WeibullHazards:
         return torch.where(there, hazard, torch.zeros_like(hazard))
 
     def log_between(self, low: Tensor, high: Tensor) -> Tensor:
-        """Return -H(low) + log(1 - exp(-(H(high) - H(low)))), by the log of the difference."""
         there = low > 0.0
         log_ratio = self.shape * (high.log() - torch.where(there, low, 0.5 * high).log())
         share = torch.where(there, log1mexp(log_ratio), torch.zeros_like(log_ratio))
@@ -121,16 +113,14 @@ class WeibullHazards:
         return torch.where(small, near, log1mexp(gap)) - self.cumulative_hazard(low)
 
     def time_at(self, hazard: Tensor) -> Tensor:
-        """Return scale H^(1 / shape)."""
         return self.scale * hazard ** (1.0 / self.shape)
 
     def moments_beyond(self, entry: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance beyond entry, by the upper incomplete gamma function."""
-        scale, shape, entry = (x.double() for x in (self.scale, self.shape, entry))
-        hazard = WeibullHazards(scale, shape).cumulative_hazard(entry)
-        first = scale * _upper_gamma(1.0 + 1.0 / shape, hazard)
-        second = scale**2 * _upper_gamma(1.0 + 2.0 / shape, hazard)
-        like = self.scale.dtype
+        of, like = doubled(self), self.scale.dtype
+        hazard = of.cumulative_hazard(entry.double())
+        first = of.scale * _upper_gamma(1.0 + 1.0 / of.shape, hazard)
+        second = of.scale**2 * _upper_gamma(1.0 + 2.0 / of.shape, hazard)
         return first.to(like), (second - first**2).clamp(min=0.0).to(like)
 
 
@@ -149,49 +139,57 @@ def _upper_gamma(a: Tensor, x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LogNormalHazards:
+class _LogNormalHazards:
     """Hazards of times whose logarithm is Normal."""
 
-    fn: Any
+    loc: Tensor
+    scale: Tensor
 
     def _standard(self, time: Tensor) -> Tensor:
         """Return (log t - loc) / scale, far below for time 0."""
         there = time > 0.0
         log_time = torch.where(there, time, torch.ones_like(time)).log()
-        z: Tensor = (log_time - self.fn.loc) / self.fn.scale
+        z = (log_time - self.loc) / self.scale
         return torch.where(there, z, torch.full_like(z, -FAR))
 
     def log_density(self, time: Tensor) -> Tensor:
-        """Return the log density of the distribution."""
-        return self.fn.log_prob(time)
+        log_prob: Tensor = dist.LogNormal(self.loc, self.scale, validate_args=False).log_prob(time)
+        return log_prob
 
     def cumulative_hazard(self, time: Tensor) -> Tensor:
-        """Return -log Phi(-z)."""
         return -log_normal_cdf(-self._standard(time))
 
     def log_between(self, low: Tensor, high: Tensor) -> Tensor:
-        """Return log(Phi(z_high) - Phi(z_low))."""
         return log_normal_between(self._standard(low), self._standard(high))
 
     def time_at(self, hazard: Tensor) -> Tensor:
-        """Return exp(loc + scale z), where Phi(-z) is exp(-H)."""
-        deep = hazard.double().clamp(max=DEEPEST)
-        low = torch.special.ndtri(-torch.expm1(-deep))  # exact where H is small, else the other is
-        z = torch.where(deep < 0.5, low, -torch.special.ndtri((-deep).exp()))
-        return (self.fn.loc + self.fn.scale * z.to(self.fn.loc.dtype)).exp()
+        z = normal_at(hazard.double()).to(self.loc.dtype)
+        return (self.loc + self.scale * z).exp()
 
     def moments_beyond(self, entry: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance beyond entry, by those of a truncated Normal."""
-        loc, scale = self.fn.loc.double(), self.fn.scale.double()
-        z = LogNormalHazards(dist.LogNormal(loc, scale))._standard(entry.double())
+        of, like = doubled(self), self.loc.dtype
+        z = of._standard(entry.double())
         survival = log_normal_cdf(-z)
 
         def moment(n: int) -> Tensor:
-            above = log_normal_cdf(n * scale - z)
-            return (n * loc + 0.5 * (n * scale) ** 2 + above - survival).exp()
+            above = log_normal_cdf(n * of.scale - z)
+            return (n * of.loc + 0.5 * (n * of.scale) ** 2 + above - survival).exp()
 
-        first, like = moment(1), self.fn.loc.dtype
+        first = moment(1)
         return first.to(like), (moment(2) - first**2).clamp(min=0.0).to(like)
+
+
+def normal_at(hazard: Tensor) -> Tensor:
+    """Return z where Phi(-z) is exp(-H), in double precision."""
+    deep = hazard.clamp(max=DEEPEST)
+    low = torch.special.ndtri(-torch.expm1(-deep))  # exact where H is small, else the other is
+    return torch.where(deep < 0.5, low, -torch.special.ndtri((-deep).exp()))
+
+
+def doubled(of: Any) -> Any:
+    """Return hazards in double precision."""
+    return type(of)(*(getattr(of, field.name).double() for field in fields(of)))
 
 
 def of_times(

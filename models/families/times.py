@@ -8,7 +8,7 @@ import pyro.distributions as dist
 from torch import Tensor
 
 from hierfl.models.families.family import Response, ResponseFamily, no_parameters
-from hierfl.models.families.links import half_student, log_scale
+from hierfl.models.families.links import half_student, log_scale, priors
 from hierfl.models.families.survival import hazards, of_times
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
@@ -21,9 +21,6 @@ def exponential() -> ResponseFamily:
         y ~ Exponential(rate exp(-eta))
 
     Times may be censored or entered late (`Censored`): the row fields "cens", "upper" and "entry".
-
-    >>> exponential().expression()
-    'dist.Exponential((-eta).exp())'
     """
     base = "dist.Exponential((-eta).exp())"
     return of_times("exponential", "log", base, no_parameters, log_scale)
@@ -43,10 +40,6 @@ class Weibull(dist.Weibull):  # type: ignore[misc]  # Any in Pyro
         return hazards(self).log_density(value)
 
 
-def _weibull_parameters(response: Response) -> dict[str, Prior]:
-    return {"shape": dist.LogNormal(0.0, 1.0)}
-
-
 @recorded
 def weibull() -> ResponseFamily:
     """Return the family of times with a Weibull distribution of mean exp(eta), log link.
@@ -57,12 +50,11 @@ def weibull() -> ResponseFamily:
     0.01), allows shapes of thousands, under which all times are equal; here the hazard is as likely
     to rise as to fall, and nine of ten shapes lie between 0.2 and 5. Times may be censored or
     entered late (`Censored`): the row fields "cens", "upper" and "entry".
-
-    >>> weibull().expression()
-    'families.Weibull((eta - torch.lgamma(1 + 1 / shape)).exp(), shape)'
     """
     base = "families.Weibull((eta - torch.lgamma(1 + 1 / shape)).exp(), shape)"
-    return of_times("weibull", "log", base, _weibull_parameters, log_scale)
+    return of_times(
+        "weibull", "log", base, priors(shape=lambda response: dist.LogNormal(0.0, 1.0)), log_scale
+    )
 
 
 def _lognormal_scale(response: Response) -> tuple[float, float]:
@@ -71,9 +63,9 @@ def _lognormal_scale(response: Response) -> tuple[float, float]:
     return center - 0.5 * spread**2, spread
 
 
-def _lognormal_parameters(response: Response) -> dict[str, Prior]:
+def _sigma_of_logs(response: Response) -> Prior:
     spread = _lognormal_scale(response)[1]
-    return {"sigma": half_student(spread if math.isfinite(spread) else 0.0)}
+    return half_student(spread if math.isfinite(spread) else 0.0)
 
 
 @recorded
@@ -85,9 +77,6 @@ def lognormal() -> ResponseFamily:
     exp(eta) is the median of y. The sd of log y is that of a log-normal with the mean and sd of the
     response. As times they may be censored or entered late (`Censored`): the row fields "cens",
     "upper" and "entry".
-
-    >>> lognormal().expression(("cens",))
-    'families.Censored(dist.LogNormal(eta, sigma), cens=batch.cens)'
     """
     base = "dist.LogNormal(eta, sigma)"
-    return of_times("lognormal", "identity", base, _lognormal_parameters, _lognormal_scale)
+    return of_times("lognormal", "identity", base, priors(sigma=_sigma_of_logs), _lognormal_scale)

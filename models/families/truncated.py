@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid
 from hierfl.core.gaussians import log1mexp, log_normal_between, log_normal_cdf
 from hierfl.models.families.family import ResponseFamily
 from hierfl.models.families.rows import RowDistribution
-from hierfl.models.families.survival import DEEPEST, hazards
+from hierfl.models.families.survival import doubled, hazards, normal_at
 from hierfl.program.recipes import recorded
 
 REALS = ("gaussian",)
@@ -173,7 +173,6 @@ class Truncated(RowDistribution):
         return _Continuous(self).moments()
 
 
-# ------------------------------------------------------------ numbers and times
 class _Continuous:
     """The quantiles of a truncated continuous distribution, by the survival above its lower bound."""
 
@@ -189,7 +188,7 @@ class _Continuous:
             self.start = -log_normal_cdf(-low)  # a cumulative hazard
             self.gap = log_normal_cdf(-low) - log_normal_cdf(-high)
             return
-        self.of = hazards(type(base)(*_arguments(base)))
+        self.of = doubled(hazards(base))
         low = torch.full(fn.batch_shape, max(fn.low, 0.0), dtype=torch.float64)
         self.start = self.of.cumulative_hazard(low)
         inside = self.of.log_between(low, torch.full_like(low, fn.high)) + self.start
@@ -203,9 +202,7 @@ class _Continuous:
         if not self.is_normal:
             value = self.of.time_at(hazard)
         else:
-            deep = hazard.clamp(max=DEEPEST)
-            low = torch.special.ndtri(-torch.expm1(-deep))
-            x = torch.where(deep < 0.5, low, -torch.special.ndtri((-deep).exp()))
+            x = normal_at(hazard)
             value = self.loc + self.scale * torch.where(self.flip, -x, x)
         return value.clamp(self.fn.low, self.fn.high).to(self.fn.base.mean.dtype)
 
@@ -222,16 +219,6 @@ class _Continuous:
         return (center + mean).to(like), (second / total - mean**2).clamp(min=0.0).to(like)
 
 
-def _arguments(base: Any) -> list[Tensor]:
-    """Return the parameters of a distribution of times, in double precision."""
-    if isinstance(base, torch_dist.Exponential):
-        return [base.rate.double()]
-    if isinstance(base, torch_dist.LogNormal):
-        return [base.loc.double(), base.scale.double()]
-    return [base.scale.double(), base.concentration.double()]
-
-
-# ------------------------------------------------------------ counts
 def _double(base: Any) -> Any:
     """Return a distribution of counts in double precision, in which 1 - P keeps its digits."""
     if isinstance(base, torch_dist.Poisson):

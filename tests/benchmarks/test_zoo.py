@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.zoo.__main__ import COLUMNS, NAMES, apart, data_of, program_of, row_of
+from benchmarks.zoo.__main__ import COLUMNS, NAMES, apart, row_of
+from benchmarks.zoo.reading import data_of, program_of
 from hierfl.program.read import read_model
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hierfl.core.chains import Sampled, Whitening, mixing_of, sampled
 from hierfl.program.few_rows import double_precision
-from hierfl.summaries import sampling
+from hierfl.summaries import sampling, scales
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.sampling import MIXED_WELL, Draws, Start, bounds_of, sample
@@ -38,18 +38,23 @@ def gumbel(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def run(
-    density: Any, *, seed: int = 0, far: float = 3.0, least: int = 60, draws: int = 4000
+    density: Any,
+    *,
+    seed: int = 0,
+    far: float = 3.0,
+    least: int = 60,
+    draws: int = 4000,
+    dense: int = 2,
 ) -> Sampled:
     g = torch.Generator().manual_seed(1)
     return sampled(
         density,
         far * torch.randn(64, 2, generator=g),
-        Whitening(torch.zeros(2), torch.eye(2)),
+        Whitening(torch.zeros(2), torch.eye(dense), torch.ones(2 - dense)),
         draws=draws,
         warmup=80,
         least=least,
         seed=seed,
-        dense=2,
     )
 
 
@@ -133,15 +138,15 @@ def test_points_without_a_density_leave_no_draw_that_is_not_finite(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A covariance that rounding makes singular is NaN, as of a column 1,000 sds from 0."""
-    plain = sampling.Density.at
+    plain = scales.Density.at
 
-    def with_holes(self: sampling.Density, x: Tensor) -> tuple[Tensor, ...]:
+    def with_holes(self: scales.Density, x: Tensor) -> tuple[Tensor, ...]:
         holes = x[:, 0] > x[:, 0].quantile(0.9)
         return tuple(
             torch.where(holes.view(-1, *[1] * (v.ndim - 1)), torch.nan, v) for v in plain(self, x)
         )
 
-    monkeypatch.setattr(sampling.Density, "at", with_holes)
+    monkeypatch.setattr(scales.Density, "at", with_holes)
     eta, precision = torch.linspace(-1.0, 1.0, 8), torch.ones(8)
     draws = drawn_of(surrogate_of(programs.spread), eta, precision, final=False)
     assert bool((draws.log_weights == -torch.inf).any())

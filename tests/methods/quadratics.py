@@ -24,13 +24,13 @@ START = torch.tensor([3.0, -2.0], dtype=torch.float64)
 I2 = torch.eye(2, dtype=torch.float64)
 
 
-def clients() -> ClientData:
+def clients(curves: Tensor = H) -> ClientData:
     """Return three clients of 5, 3 and 2 equal rows.
 
     Each row of client k holds the factor R and the label R b, with R'R = H, so that half of the
     squared norm of R w - R b is the client's quadratic.
     """
-    roots = torch.linalg.cholesky(H).mT
+    roots = torch.linalg.cholesky(curves).mT
     rows = {}
     for k, n in enumerate((5, 3, 2)):
         rows["abc"[k]] = {"factor": roots[k].expand(n, 2, 2), "y": (roots[k] @ B[k]).expand(n, 2)}

@@ -4,6 +4,7 @@ and u common.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pyro
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
+from tests.methods import quadratics
 from tests.methods.quadratics import B
 
 HC = torch.tensor(
@@ -22,15 +23,7 @@ HC = torch.tensor(
 EVERY_ROW: dict[str, Any] = {"batch_size": None, "unit": "step"}
 
 
-def clients() -> ClientData:
-    """Return three clients of 5, 3 and 2 equal rows, whose mean loss is (w - b_k)' H_k (w - b_k) /
-    2.
-    """
-    roots = torch.linalg.cholesky(HC).mT
-    rows = {}
-    for k, n in enumerate((5, 3, 2)):
-        rows["abc"[k]] = {"factor": roots[k].expand(n, 2, 2), "y": (roots[k] @ B[k]).expand(n, 2)}
-    return ClientData.from_clients(rows)
+clients = partial(quadratics.clients, HC)
 
 
 def at(u: float = 0.0, v: float = 0.0, *, plate: bool = False):  # type: ignore[no-untyped-def]  # noqa: ANN201

@@ -91,21 +91,6 @@ def planted() -> ClientData:
     return ClientData.from_clients(rows)
 
 
-@pytest.mark.parametrize("start", [0.2, 0.5, 0.9])
-def test_alpha_goes_to_0_where_clients_agree_and_to_1_where_they_differ(start: float) -> None:
-    """From (20, 0) the common model gets to (0, 0) before the nine clients' own ones, and suits no other."""
-    method = apfl(
-        at(torch.tensor([20.0, 0.0])), alpha=start, adaptive=True, alpha_optimizer=SGD(0.02),
-        optimizer=SGD(0.1), steps=5, batch_size=None,
-    )  # fmt: skip
-    fitted = fit(method, planted(), rounds=30)
-    weight = own(fitted, "alpha")
-    assert weight.tolist() == [0.0] * 9 + [1.0, 1.0]
-    assert torch.equal(served(fitted)[:9], fitted.message["theta"].expand(9, 2))
-    wanted = torch.tensor([[0.0, 30.0], [0.0, -30.0]])
-    assert torch.allclose(served(fitted)[9:], wanted, atol=1e-2)
-
-
 def test_a_new_client_starts_at_theta_and_moves_its_own_model_alone() -> None:
     fitted = fit(apfl(at(START), alpha=0.5, steps=3, batch_size=None), clients(), rounds=2)
     theta = fitted.message["theta"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,8 @@ from hierfl.methods import batch_normed, fedavg
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD, Adam
 from hierfl.program.program import ProgramError
-from hierfl.program.recipes import describe, remake
+from tests.methods import cases
+from tests.methods.cases import CASES
 from tests.methods.test_messages import exchange
 from tests.programs import federation, fit
 
@@ -61,12 +61,6 @@ def cnn() -> nn.Sequential:
     )
 
 
-NETS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {
-    "mlp": (mlp, (6,)),
-    "cnn": (cnn, (1, 6, 6)),
-}
-
-
 def line(*, normalized: bool = True) -> nn.Sequential:
     """A small network of two features, with one layer of batch norm with scale and shift and one without."""
     torch.manual_seed(2)
@@ -83,88 +77,45 @@ def personal(net: nn.Module, scale: Any = 1.0) -> Any:
     return models.bayesian_network(net, prior_scale=scale, scale_start=0.05)
 
 
-FEW: dict[str, Any] = {"steps": 4, "batch_size": 12}
-LOCAL: dict[str, Any] = {"optimizer": SGD(0.2), **FEW}
-STEP: dict[str, Any] = {**LOCAL, "unit": "step"}
-PROX: dict[str, Any] = {"optimizer": SGD(0.05), "global_optimizer": SGD(0.05), "inner_steps": 3}
-ADAM: dict[str, Any] = {"optimizer": Adam(0.02), "global_optimizer": Adam(0.02), "inner_steps": 2}
-OF_NETWORK: dict[str, dict[str, Any]] = {
-    "fedavg": LOCAL,
-    "scaffold": LOCAL,
-    "per_fedavg": {"optimizer": SGD(0.1)},
-    "ditto": LOCAL,
-    "apfl": LOCAL,
-    "ifca": {"clusters": 2, **LOCAL},
-    "fedem": {"components": 2, **STEP},
-    "fedamp": {"alpha": 0.1, **STEP, "optimizer": SGD(0.05)},
-    "fedfomo": {"models": 2, **STEP},
-    "pfedhn": FEW,
-    "fedpa": {},
-}
-WITH_A_HEAD: dict[str, dict[str, Any]] = {
-    "fedrep": {"optimizer": SGD(0.2), "batch_size": 12},
-    "fedbabu": LOCAL,
-    "fedrecon": {"body_optimizer": SGD(0.2), "head_optimizer": SGD(0.2)},
-}
-OF_A_PRIOR: dict[str, tuple[Any, dict[str, Any]]] = {  # the scale of weights, and options
-    "pfedme": (1.0, {**PROX, **FEW}),
-    "pfedbayes": ("learned", {**ADAM, **FEW, "kl_weight": 1.0, "init_scale": 0.05}),
-    "fedabml": ("learned", {**PROX, **FEW, "draws": 1, "unit": "step"}),
-}
+LOCAL: dict[str, Any] = {"optimizer": SGD(0.2), "steps": 4, "unit": "step", "batch_size": 12}
 
 
-def _of_network(name: str, net: nn.Sequential) -> Method:
-    method: Method = getattr(methods, name)(models.network(net), **OF_NETWORK[name])
-    return method
+def fedsvi(net: nn.Module) -> Method:
+    guide = guides.mean_field(init_scale=0.05)
+    return methods.fedsvi(personal(net, "learned"), guide, optimizer=Adam(0.02), batch_size=12)
 
 
-def _with_a_head(name: str, net: nn.Sequential) -> Method:
-    head = f"theta.{len(net) - 1}."
-    method: Method = getattr(methods, name)(models.network(net), head=head, **WITH_A_HEAD[name])
-    return method
-
-
-def _of_a_prior(name: str, net: nn.Sequential) -> Method:
-    scale, options = OF_A_PRIOR[name]
-    method: Method = getattr(methods, name)(personal(net, scale), **options)
-    return method
-
-
-METHODS: dict[str, Callable[[Any], Method]] = {
-    **{name: partial(_of_network, name) for name in OF_NETWORK},
-    **{name: partial(_with_a_head, name) for name in WITH_A_HEAD},
-    **{name: partial(_of_a_prior, name) for name in OF_A_PRIOR},
-    "fine_tuned": lambda net: methods.fine_tuned(
-        fedavg(models.network(net), **LOCAL), when="every round", unit="step"
+# cases whose model is of `cases.net`, which `normed` replaces
+NAMES = (
+    *(
+        "apfl",
+        "clustered_fl",
+        "ditto",
+        "fedabml",
+        "fedamp",
+        "fedavg",
+        "fedbabu",
+        "fedem",
+        "fedfomo",
     ),
-    "fedpac": lambda net: methods.fedpac(
-        models.HeadedNetwork(net, head=str(len(net) - 1)),
-        optimizer=SGD(0.1),
-        head_optimizer=SGD(0.2),
-        batch_size=12,
-    ),
-    "knn_per": lambda net: methods.knn_per(
-        models.MemoryNetwork(net, features=str(len(net) - 1)), **STEP
-    ),
-    "fedmap": lambda net: methods.fedmap(
-        models.learned_prior_network(net), optimizer=Adam(0.02), steps=2, batch_size=12
-    ),
-    "fedsvi": lambda net: methods.fedsvi(
-        personal(net, "learned"),
-        guides.mean_field(init_scale=0.05),
-        optimizer=Adam(0.02),
-        local_optimizer=Adam(0.02),
-        local_steps=4,
-        batch_size=12,
-    ),
-    "fedvi": lambda net: methods.fedvi(
-        models.PersonalHeads(
-            net[:-1], outputs=CLASSES, features=net[-1].in_features, local_features=2
-        ),
-        hidden=8,
-        batch_size=12,
-    ),
-}
+    *("fedhb", "fedhb_mixture", "fedmap", "fedpa", "fedpac", "fedrecon", "fedrep", "ifca"),
+    *("knn_per", "local_only", "per_fedavg first", "pfedbayes", "pfedbred", "pfedhb", "pfedhn"),
+    *("pfedme", "pfedvem", "scaffold I", "scaffold II", "fine_tuned mh", "robust", "over_relaxed"),
+)
+
+
+def with_layer(monkeypatch: pytest.MonkeyPatch, layer: Callable[[], nn.Module]) -> None:
+    """Put a layer into the network of the cases."""
+
+    def net(outputs: int = 1) -> nn.Module:
+        return cases.filled(nn.Linear(2, 3), layer(), nn.Linear(3, outputs))
+
+    monkeypatch.setattr(cases, "net", net)
+
+
+@pytest.fixture
+def normed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_layer(monkeypatch, lambda: nn.BatchNorm1d(3))
 
 
 def statistics(fitted: hierfl.Fit) -> dict[str, Tensor]:
@@ -269,21 +220,28 @@ def test_without_batch_norm_it_is_the_method_bit_for_bit(make: Any) -> None:
     assert torch.equal(*joined)
 
 
-@pytest.mark.parametrize("name", ["fine_tuned", "per_fedavg", "apfl", "fedbabu", "pfedhn"])
+@pytest.mark.usefixtures("normed")
+@pytest.mark.parametrize("name", ["fine_tuned mh", "per_fedavg first", "apfl", "fedbabu", "pfedhn"])
 def test_statistics_are_at_the_weights_that_each_client_predicts_by(name: str) -> None:
-    data, new = clients((6,), (7, 4, 9)), clients((6,), (5, 8), seed=5)
-    fitted = fit(batch_normed(METHODS[name](mlp())), data, rounds=2, cohort=2)
+    data, new = federation((7, 4, 9)), federation((5, 8), seed=5)
+    fitted = fit(batch_normed(CASES[name].make()), data, rounds=2, cohort=2)
     for held, rows in ((fitted, data), (fitted.personalize(new, rounds=1), new)):
         found = statistics(held)["statistics.1.mean"]
         for k, client in enumerate(rows.names):
             served = held.federation.client.params(held.message, _of(held.progress.table, k))
-            own = rows.select([client]).fields["x"] @ served["theta.0.weight"].T
+            first, end = ("w.0", ".at") if "w.0.weight.at" in served else ("theta.0", "")
+            weight = served[f"{first}.weight{end}"].reshape(3, 2)
+            own = (
+                rows.select([client]).fields["x"] @ weight.T
+                + served[f"{first}.bias{end}"].flatten()
+            )
             assert torch.allclose(found[k], own.mean(0), atol=1e-10)
 
 
 def test_each_component_of_a_mixture_has_statistics_of_its_own() -> None:
     data = clients((6,))
-    fitted = fit(batch_normed(METHODS["fedem"](mlp())), data, rounds=2)
+    method = methods.fedem(models.network(mlp()), components=2, **LOCAL)
+    fitted = fit(batch_normed(method), data, rounds=2)
     found = statistics(fitted)
     for m in (0, 1):
         weight = fitted.message[f"{m}.theta.0.weight"]
@@ -295,7 +253,7 @@ def test_each_component_of_a_mixture_has_statistics_of_its_own() -> None:
 
 def test_under_a_posterior_statistics_are_at_its_mean() -> None:
     data = clients((6,))
-    fitted = fit(batch_normed(METHODS["fedsvi"](mlp())), data, rounds=2)
+    fitted = fit(batch_normed(fedsvi(mlp())), data, rounds=2)
     params = fitted.federation.client.params(fitted.message, _of(fitted.progress.table, 1))
     loc = params["w.0.weight.loc"][0, 0]
     own = data.select([data.names[1]]).fields["x"] @ loc.T
@@ -308,49 +266,32 @@ def _of(table: Any, k: int) -> Any:
     return torch.utils._pytree.tree_map(lambda v: v[k], table)
 
 
-@pytest.mark.parametrize("name", ["ditto", "fedem", "fedpac", "fedfomo", "pfedhn", "fedsvi"])
-def test_no_statistic_is_sent(name: str) -> None:
+@pytest.mark.parametrize("name", ["ditto", "fedem", "fedpac", "fedfomo", "pfedhn", "pfedbayes"])
+def test_no_statistic_is_sent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What crosses is named and sized as for the same network with a layer of weights in the norm's place."""
-    data, module = clients((6,), (7, 4, 9)), mlp()
-    message, up, kept, _ = exchange(batch_normed(METHODS[name](module)), data)
-    module[1] = nn.GroupNorm(2, 8)
-    plain_message, plain_up, plain_kept, _ = exchange(METHODS[name](module), data)
-    assert sizes(message) == sizes(plain_message)
-    assert up.keys() == plain_up.keys()
-    for name in up:
-        assert sizes(up[name].value) == sizes(plain_up[name].value)
-    assert set(kept) == {*plain_kept, "statistics"}
+    sent = {}
+    for layer, wrapper in (
+        (lambda: nn.BatchNorm1d(3), batch_normed),
+        (lambda: nn.GroupNorm(1, 3), None),
+    ):
+        with_layer(monkeypatch, layer)
+        method = CASES[name].make()
+        message, up, kept, _ = exchange(wrapper(method) if wrapper else method, federation())
+        sent[wrapper is None] = sizes(message), {k: sizes(v.value) for k, v in up.items()}, {*kept}
+    assert sent[False][:2] == sent[True][:2]
+    assert sent[False][2] == {*sent[True][2], "statistics"}
 
 
 # ------------------------------------------------------------ every method
-# a layer of images differs from one of features in its shapes, so that a few methods will do
-ON_IMAGES = ("fedavg", "fedem", "fedpac", "fedsvi", "fedvi")
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"), [*((name, "mlp") for name in METHODS), *((name, "cnn") for name in ON_IMAGES)]
-)
-def test_every_method_learns_planted_classes(name: str, kind: str) -> None:
-    make, shape = NETS[kind]
-    data, new = clients(shape), clients(shape, (20, 25), seed=5)
-    test = clients(shape, seed=6)
-    fitted = fit(batch_normed(METHODS[name](make())), data, rounds=8)
-    assert np.isfinite(fitted.history["elbo" if name == "fedsvi" else "loss"]).all()
+@pytest.mark.usefixtures("normed")
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_keeps_statistics_of_each_clients_rows(name: str) -> None:
+    data, new = federation((6, 4, 8)), federation((5, 4), seed=8)
+    fitted = fit(batch_normed(CASES[name].make()), data, rounds=1)
     for value in statistics(fitted).values():
         assert bool(value.isfinite().all())
-        assert not torch.allclose(value, value.round(), atol=1e-3), "neither 0 nor 1"
-    for rows, held in ((data, fitted), (test, fitted), (new, fitted.personalize(new, rounds=2))):
-        scores = held.predict(rows, draws=10).scores()
-        assert float(scores["accuracy"].mean()) > 0.6, "chance is a third"
-
-
-@pytest.mark.parametrize("make", [fedavg, methods.scaffold])
-def test_a_regression_likelihood(make: Any) -> None:
-    data = federation((40, 30, 50))
-    data = data.with_fields(y=data.fields["x"].sum(-1))
-    method = make(regression(), steps=10, optimizer=SGD(0.1))
-    fitted = fit(batch_normed(method), data, rounds=10)
-    assert float(fitted.predict(data, draws=1).scores()["rmse"].mean()) < 0.5  # of sd 1.4
+    for rows, held in ((data, fitted), (new, fitted.personalize(new, rounds=1))):
+        assert np.isfinite(held.predict(rows, draws=2).scores()["log_score"]).all()
 
 
 # ------------------------------------------------------------ runs
@@ -358,7 +299,7 @@ def test_a_regression_likelihood(make: Any) -> None:
 
 def test_scores_of_rows_held_out_use_the_statistics_of_that_round() -> None:
     data, held = clients((6,)), clients((6,), seed=6)
-    method = batch_normed(METHODS["fedavg"](mlp()))
+    method = batch_normed(fedavg(models.network(mlp()), **LOCAL))
     fitted = fit(method, data, rounds=3, validation=held, eval_every=1)
     logged = fitted.history["validation_log_score"]
     for rounds in (1, 2, 3):
@@ -381,13 +322,6 @@ def test_clients_in_no_cohort_and_new_ones_have_statistics_of_their_own() -> Non
         assert torch.allclose(found[k], data.select([name]).fields["x"].mean(0), atol=1e-12)
 
 
-def test_it_is_rebuilt_from_its_description() -> None:
-    method = batch_normed(methods.ditto(models.regression("gaussian", "x"), steps=3))
-    assert method.name == "ditto+BN"
-    assert describe(method)["with"]["method"]["with"]["steps"] == 3
-    assert describe(remake(describe(method))) == describe(method)
-
-
 @pytest.mark.parametrize(
     "wrapper", [methods.by_rows, lambda m: methods.averaging_some(m, share=0.5)]
 )
@@ -400,14 +334,15 @@ def test_wrappers_of_the_server_may_be_inside_or_around(wrapper: Any) -> None:
 
 
 # ------------------------------------------------------------ refusals
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.usefixtures("normed")
+@pytest.mark.parametrize("name", NAMES)
 def test_without_it_every_method_refuses_batch_norm_by_name(name: str) -> None:
     advice = (
         r"layer '1' is batch norm, .*: wrap the method, hierfl.methods.batch_normed\(method\), take "
         r"models.batch_norm_network\(module\), which methods.fedbn is for"
     )
     with pytest.raises(ProgramError, match=advice):
-        fit(METHODS[name](mlp()), clients((6,)), rounds=1)
+        federate(CASES[name].make(), federation())
 
 
 def shared(net: nn.Module) -> Any:
@@ -438,7 +373,7 @@ def test_methods_that_need_a_product_over_rows_are_refused(make: Callable[[], Me
 
 def test_what_would_be_wrong_is_refused() -> None:
     data = clients((6,))
-    method = METHODS["fedavg"](mlp())
+    method = fedavg(models.network(mlp()), **LOCAL)
     with pytest.raises(ProgramError, match=r"put it inside, batch_normed\(fine_tuned\(method\)\)"):
         fit(methods.fine_tuned(batch_normed(method)), data, rounds=1)
     steps = methods.fedsvi(personal(mlp()), guides.unrolled(steps=1))

@@ -11,7 +11,6 @@ from hierfl.methods.clustered.clustered_fl import halved
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
-from tests.methods.quadratics import START, at, clients
 from tests.methods.test_pfedhn import kind
 from tests.programs import fit
 
@@ -64,13 +63,3 @@ def test_planted_clusters_are_found_and_a_new_client_takes_its_own() -> None:
     new = ClientData.from_clients({"p": kind(1.5, 20, g), "q": kind(-1.5, 20, g)})
     joined = fitted.personalize(new, rounds=1)
     assert (joined.predict(new).scores()["rmse"] < 0.2).all()
-
-
-def test_updates_are_matched_to_clients_in_any_order_of_chunks() -> None:
-    method = clustered_fl(
-        at(START), mean_norm=1e-3, client_norm=0.1, warmup_rounds=0, optimizer=SGD(0.1), steps=5
-    )
-    one, two = (fit(method, clients(), rounds=30, chunk=chunk) for chunk in (None, 2))
-    assert torch.equal(one.progress.server["cluster"], two.progress.server["cluster"])
-    mine, theirs = (f.progress.table["mail"]["theta"] for f in (one, two))
-    assert torch.allclose(mine, theirs, rtol=0.0, atol=1e-10)

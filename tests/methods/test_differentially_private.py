@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import nn
 
 import hierfl
 from hierfl.core.secret_noise import new_key, secret_normals
-from hierfl.core.trees import as_vector, named_leaves
+from hierfl.core.trees import as_vector
 from hierfl.engine.federation import federate
 from hierfl.method import Clock, Method
 from hierfl.methods import (
@@ -25,10 +24,8 @@ from hierfl.methods import (
 from hierfl.methods.wrappers.differentially_private import _shortened
 from hierfl.methods.wrappers.privacy_budget import cost_of_round, epsilon_of, noise_for_epsilon
 from hierfl.models import likelihood, network
-from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD
 from tests.methods.cases import shared as _shared
-from tests.nodes.one_process import machines
 from tests.programs import federation, fit
 
 SMALL: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "unit": "step", "batch_size": 2}
@@ -130,19 +127,6 @@ def test_nodes_cannot_tell_the_cohort_from_the_seed() -> None:
         drawn.add(server.cohort_seed(clock))
         assert server.cohort_seed(clock) == server.cohort_seed(clock)
     assert len(drawn) == 8 and 0 not in drawn
-
-
-def test_nodes_give_the_same(tmp_path: Path) -> None:
-    data = federation((5, 3, 7, 1))
-    data = data.select(sorted(data.names))
-    method = differentially_private(plain(), clipping_norm=0.1, noise_multiplier=0.5, secret=2)
-    around = machines(method, data, tmp_path, seed=4)
-    options: dict[str, Any] = {"rounds": 3, "seed": 4, "cohort": 2}
-    over = fit_nodes(method, around.agreement, around.ask, starts=around.starts(), **options)
-    here = fit(method, data, **options)
-    for name, value in named_leaves(here.progress.server).items():
-        assert torch.allclose(named_leaves(over.progress.server)[name], value, atol=1e-9, rtol=0.0)
-    assert over.history["epsilon"].tolist() == pytest.approx(here.history["epsilon"].tolist())
 
 
 # ------------------------------------------------------------------------------------------------ the budget

@@ -174,34 +174,6 @@ def test_rounds_do_not_depend_on_client_state() -> None:
         assert torch.equal(after[0][name], after[1][name])
 
 
-def test_a_new_client_predicts_from_the_prior_and_improves_with_each_round() -> None:
-    method, data = (
-        fedabml(net(), optimizer=SGD(0.05), steps=2, batch_size=2, draws=2),
-        federation((5, 3, 7, 2)),
-    )
-    fitted = fit(method, data, rounds=2, seed=3, cohort=1)
-    new = federation((40, 60), seed=9)
-    unseen = fitted.personalize(new, rounds=0)
-    prior = {
-        k: (v if k.startswith("theta") else torch.nn.functional.softplus(v))
-        for k, v in fitted.message.items()
-    }
-    draws = unseen.draws(4000).own["w.weight"][:, 1, 0]
-    assert torch.allclose(
-        draws.mean(0),
-        prior["theta.weight"][0],
-        atol=5 * float(prior["scale.weight"].max()) / 4000**0.5,
-    )
-    assert torch.allclose(draws.std(0), prior["scale.weight"][0], rtol=0.06)
-    scores = [
-        fitted.personalize(new, rounds=e).predict(new).scores().log_score.mean() for e in (0, 1, 2)
-    ]
-    assert scores[0] < scores[1] < scores[2]
-    once, twice = fitted.personalize(new, rounds=1), fitted.personalize(new, rounds=2)
-    assert not torch.equal(own(once)["w.weight.loc"], own(twice)["w.weight.loc"])
-    assert own(twice)["seen"].tolist() == [1.0, 1.0]
-
-
 def test_scale_link_exp_as_in_the_paper(not_lowered: None) -> None:
     """With scale_link='exp', FedABML follows the paper's formulas.
 

@@ -155,12 +155,3 @@ def test_means_are_weighted_by_rows_and_a_single_client_gives_its_own_copy() -> 
         min((theta(alone) - (b + ck @ (START - b))).abs().max() for b, ck in zip(B, c, strict=True))
         < 1e-13
     )
-
-
-def test_the_loss_is_that_of_the_last_step() -> None:
-    fitted = fit(
-        fedavg(at(START), optimizer=SGD(LR), steps=1, batch_size=None), clients(), rounds=1
-    )
-    half = 0.5 * torch.einsum("ki,kij,kj->k", START - B, H, START - B)
-    constant = torch.log(torch.tensor(2.0 * torch.pi)).item()
-    assert fitted.history["loss"][0] == pytest.approx(float((P * half).sum()) + constant)

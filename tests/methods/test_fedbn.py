@@ -8,11 +8,6 @@ from torch import nn
 from torch.func import functional_call
 
 import hierfl
-from hierfl.core.trees import named_leaves
-from hierfl.engine.chunks import client_round
-from hierfl.engine.federation import federate
-from hierfl.engine.rounds import begin
-from hierfl.method import Clock
 from hierfl.methods import fedbn, fine_tuned
 from hierfl.models import batch_norm_network, network
 from hierfl.models.likelihood import normal
@@ -86,22 +81,6 @@ def test_padded_rows_do_not_enter_the_statistics() -> None:
     assert torch.allclose(
         together["norm.0.mean"][0, 0, 0], data.fields["x"][:5].mean(0), atol=1e-12
     )
-
-
-def test_local_layers_are_not_sent() -> None:
-    federation_ = federate(fedbn(batch_norm_network(net(), likelihood=normal(1.0))), federation())
-    start = begin(federation_)
-    message = federation_.server.down(start.server, Clock(0, 1))
-    up, kept = client_round(
-        federation_, federation_.client.phases, message, start.table, torch.arange(4), 0
-    )
-    assert set(message) == {
-        f"theta.{layer}.{part}" for layer in (1, 4) for part in ("weight", "bias")
-    }
-    assert not [path for path in named_leaves(up) if "norm." in path]
-    statistics = {f"norm.{layer}.{part}" for layer in (0, 2) for part in ("mean", "var")}
-    layer = {"norm.0.weight", "norm.0.bias", "norm.learning"}
-    assert set(kept) == statistics | layer | {"seen"}
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "+FT"])

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from hierfl.data.clients import ClientData
-from hierfl.methods import fedavg, fedem
-from hierfl.models import network
-from hierfl.models.mixture import SHARES, Mixed
+from hierfl.methods import fedem
+from hierfl.models.mixture import Mixed
 from hierfl.optimizers import SGD
 from tests.methods.test_ifca import center, sets
 from tests.programs import fit
@@ -74,32 +73,6 @@ def test_a_planted_mixture_is_recovered_and_a_new_client_fits_its_shares() -> No
     assert np.allclose(scores.known()[1].numpy(), np.logaddexp(*joint.T), atol=1e-9)
 
 
-def test_classes_of_networks() -> None:
-    """Rows of a client come from two labelings of the same inputs, by its shares; one network cannot fit both."""
-    g, rows = torch.Generator().manual_seed(2), {}
-    for k, share in enumerate((0.95, 0.05, 0.9, 0.1)):
-        x = torch.randn(60, 2, generator=g)
-        flip = torch.rand(60, generator=g) < share
-        rows[f"c{k}"] = {"x": x, "y": ((x[:, 0] > 0) ^ flip).long()}
-    data = ClientData.from_clients(rows)
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(2, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
-    how: dict[str, Any] = {
-        "optimizer": SGD(0.5),
-        "steps": 5,
-        "unit": "step",
-        "batch_size": None,
-    }
-    mixed = fit(fedem(network(net), components=2, **how), data, rounds=60).predict(data)
-    assert mixed.kind == "categorical"
-    assert torch.allclose(mixed.mean.sum(1), torch.ones(240))
-    assert mixed.scores()["accuracy"].mean() > 0.85
-    assert (
-        fit(fedavg(network(net), **how), data, rounds=60).predict(data).scores()["accuracy"].mean()
-        < 0.7
-    )
-
-
 def test_a_mixture_is_a_distribution() -> None:
     loc = torch.tensor([-1.0, 2.0])
     parts = [dist.Normal(loc[m].expand(3), 1.0 + m) for m in range(2)]
@@ -115,8 +88,3 @@ def test_a_mixture_is_a_distribution() -> None:
     drawn = fn.expand((2, 3)).sample((4000,))
     assert drawn.shape == (4000, 2, 3)
     assert float(drawn.mean()) == pytest.approx(float(known.mean), abs=0.05)
-
-
-def test_shares_stay_at_the_client() -> None:
-    fitted = fit(fedem(center, starts=sets(-1.0, 0.5), **GRADIENT), planted(), rounds=2)
-    assert SHARES not in fitted.message

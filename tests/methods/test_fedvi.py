@@ -5,22 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import grad
 
 import hierfl
-from hierfl.core.trees import tree_leaves
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
-from hierfl.engine.rounds import begin
 from hierfl.method import Method, Phase
 from hierfl.methods import fedvi
 from hierfl.methods.fedvi import every_other, queried
 from hierfl.models import PersonalHeads
-from hierfl.models.likelihood import categorical, normal, poisson
+from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
 from tests.programs import federation, fit, row_plan
 
@@ -95,55 +92,6 @@ def test_pooling_ignores_padded_rows(pool: Any) -> None:
     alone = replace(together, federation=replace(together.federation, data=data.select([0])))
     both, one = together.draws(5).own["beta"][:, 0], alone.draws(5).own["beta"][:, 0]
     assert torch.allclose(both, one, atol=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("likelihood", "field", "outputs"),
-    [
-        (categorical(), "kind", 3),
-        (poisson(), "visits", 1),
-        (lambda output: dist.Laplace(output[..., 0], 1.0), "y", 1),
-    ],
-)
-def test_any_likelihood_and_images(likelihood: Any, field: str, outputs: int) -> None:
-    data = federation((5, 3, 7))
-    data = data.with_fields(
-        kind=torch.arange(15) % 3,
-        image=torch.randn(15, 1, 6, 6, generator=torch.Generator().manual_seed(1)),
-    )
-    pixels = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 6))
-    for net, x in ((embedding(), "x"), (pixels, "image")):
-        model = PersonalHeads(
-            net, outputs=outputs, features=6, local_features=2, likelihood=likelihood, x=x, y=field
-        )
-        result = fit(method(model, batch_size=None, optimizer=SGD(0.03)), data, rounds=6)
-        untrained = replace(result, progress=begin(result.federation))
-        before, after = (f.predict(data, draws=20).log_score for f in (untrained, result))
-        assert before is not None and after is not None
-        assert after.mean() > before.mean() + 0.01
-        assert (result.history["kl"] > 0.0).all()
-
-
-def test_an_unknown_noise_scale_is_learned_as_a_point() -> None:
-    result = fit(
-        method(heads(likelihood=normal()), optimizer=SGD(0.1)), federation((20, 30)), rounds=15
-    )
-    at = result.draws(2).shared["noise_scale"]
-    assert torch.equal(at[0], at[1]), "the noise scale is the same in every draw"
-    assert (
-        0.3
-        < float(at[0])
-        != pytest.approx(float(result.program.start()[0]["noise_scale.at"].exp()))
-    )
-    assert result.history["loss"].iloc[-1] < result.history["loss"].iloc[0]
-
-
-def test_a_round_moves_every_param_and_a_client_keeps_nothing() -> None:
-    fitted = fit(method(), federation((5, 3, 7, 1, 2)), rounds=3, cohort=4)
-    start = fitted.program.start()[0]
-    for name, value in fitted.message.items():
-        assert not torch.equal(value, start[name]), name
-    assert tree_leaves(fitted.progress.table) == []
 
 
 def test_v1_without_local_heads_it_equals_fedavg_with_momentum_on_query_rows() -> None:

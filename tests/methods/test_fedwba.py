@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -12,10 +10,9 @@ from hierfl.methods import fedwba
 from hierfl.methods.posteriors.fedwba import barycenter, stein
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import Adam
-from tests.methods.cases import net
 from tests.methods.test_pfedvem import views
 from tests.methods.test_pvi import close
-from tests.programs import federation, fit
+from tests.programs import fit
 
 
 def test_stein_s_direction_is_that_of_its_definition() -> None:
@@ -63,17 +60,3 @@ def test_particles_have_the_posterior_s_mean_and_spread() -> None:
     # the prior is a kernel estimate of 40 draws of N(0, 1), a little wider than that
     close(points.mean(), 1.5 * 4 / 5, 0.12)
     close(points.std(), (1 / 5) ** 0.5, 0.12)
-
-
-def test_new_clients_begin_at_the_barycenter() -> None:
-    method = fedwba(personal_known(), particles=4, steps=2)
-    fitted = fit(method, federation(), rounds=2)
-    new = fitted.personalize(federation((4,), seed=8), rounds=0)
-    served = new.federation.client.params(
-        new.message, {n: v[0] for n, v in new.progress.table.items()}
-    )
-    assert torch.equal(served["_local.points"][0, 0], fitted.message["particles"])
-
-
-def personal_known() -> Any:
-    return models.bayesian_network(net(), likelihood=normal(1.0), prior_loc="zero", prior_scale=1.0)

@@ -15,8 +15,6 @@ from torch import Tensor
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.methods import ifca
-from hierfl.models import network
-from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
 from tests.programs import fit
 
@@ -62,34 +60,3 @@ def test_a_cluster_that_nobody_chooses_stays_and_another_start_finds_it() -> Non
     lost = fit(ifca(center, clusters=2, starts=sets(2.0, 90.0), **EXACT), data, rounds=3)
     assert lost.message["theta"]["mu"].tolist() == pytest.approx([154.0 / 60.0, 90.0])
     assert lost.message["share"].tolist() == [1.0, 0.0]
-
-
-def test_planted_clusters_are_recovered_from_networks() -> None:
-    """Two kinds of clients, y = 2 x and y = -2 x; a new client of either kind takes the model of
-    its kind.
-    """
-    g = torch.Generator().manual_seed(1)
-
-    def of(slope: float, n: int) -> dict[str, Tensor]:
-        x = torch.randn(n, 1, generator=g)
-        return {"x": x, "y": slope * x[:, 0] + 0.1 * torch.randn(n, generator=g)}
-
-    kinds = [2.0, -2.0, 2.0, 2.0, -2.0, -2.0]
-    data = ClientData.from_clients({f"c{k}": of(s, 12 + k) for k, s in enumerate(kinds)})
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-    method = ifca(network(net, likelihood=normal(1.0)), clusters=2, steps=10, batch_size=None)
-    fitted = fit(method, data, rounds=40)
-    found = fitted.progress.table["cluster"].argmax(1)
-    assert ((found == found[0]) == (torch.tensor(kinds) > 0)).all()
-    new = fitted.personalize(ClientData.from_clients({"new": of(-2.0, 15)}), rounds=1)
-    assert new.progress.table["cluster"].argmax(1).tolist() == [int(found[1])]
-    assert float(new.predict(new.federation.data).scores()["rmse"].iloc[0]) < 0.3
-
-
-def test_a_client_may_be_skipped_and_a_cohort_drawn() -> None:
-    fitted = fit(ifca(center, clusters=2, starts=sets(1.0, 3.0), **EXACT), BIG, rounds=5, cohort=2)
-    assert set(fitted.history["clients"]) == {2}
-
-
-BIG = numbers((0.0, 0.2, -0.1, 5.0, 5.3), (3, 4, 5, 6, 7))

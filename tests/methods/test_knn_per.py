@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hierfl.data.clients import ClientData
-from hierfl.methods import fedavg, knn_per
-from hierfl.models import MemoryNetwork, network
+from hierfl.methods import knn_per
+from hierfl.models import MemoryNetwork
 from hierfl.optimizers import SGD
 from tests.programs import fit
 
@@ -71,28 +71,6 @@ def test_the_nearest_row_of_its_own_is_itself() -> None:
     model = MemoryNetwork(net(), features="2", memory=40, neighbors=1, weight=1.0)
     found = fit(knn_per(model, unit="step", **HOW), data, rounds=2).predict(data)
     assert (found.scores()["accuracy"] == 1.0).all()
-
-
-def test_clients_that_contradict_each_other_differ_and_new_ones_too() -> None:
-    """One network cannot fit both kinds; memories can, of clients that join too, on rows
-    not seen.
-    """
-    data, fresh = labeled(), labeled(1)
-    model = MemoryNetwork(net(), features="2", memory=40, neighbors=5, weight=0.9)
-    fitted = fit(knn_per(model, unit="step", **HOW), data, rounds=5)
-    assert fitted.predict(fresh).scores()["accuracy"].mean() > 0.75
-    assert (
-        fit(fedavg(network(net()), **HOW), data, rounds=5)
-        .predict(fresh)
-        .scores()["accuracy"]
-        .mean()
-        < 0.7
-    )
-    joined = fitted.personalize(
-        ClientData(data.fields, data.offsets, ("p", "q", "r", "s")), rounds=1
-    )
-    again = joined.predict(ClientData(fresh.fields, fresh.offsets, ("p", "q", "r", "s")))
-    assert torch.allclose(again.mean, fitted.predict(fresh).mean)
 
 
 def test_a_small_memory_spreads_over_the_rows() -> None:

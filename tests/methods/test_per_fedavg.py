@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import models
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import full_batch, parts
 from hierfl.methods import per_fedavg
 from hierfl.methods.personalized.per_fedavg import _meta_gradient
 from hierfl.optimizers import SGD
+from tests.methods.cases import shared as net
 from tests.methods.quadratics import I2, START, B, H, P, at, clients, stationary
 from tests.programs import federation, fit, read
 
@@ -68,12 +68,6 @@ def test_without_hessians_it_is_exact_for_quadratics(difference: float) -> None:
         for m in ("full", "hessian-free")
     )
     assert torch.allclose(theta(one), theta(two), atol=1e-11, rtol=0.0)
-
-
-def net() -> Any:
-    torch.manual_seed(1)
-    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
-    return models.network(module, likelihood=models.likelihood.normal(1.0))
 
 
 @pytest.mark.parametrize("inner_lr", [0.1, 0.7])

@@ -16,37 +16,16 @@ from hierfl import models
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.method import Phase
-from hierfl.methods import averaging_some, fine_tuned, over_relaxed, pfedbred
+from hierfl.methods import over_relaxed, pfedbred
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
 from hierfl.models.bregman_network import BregmanKernel, Means
 from hierfl.optimizers import SGD
+from tests.methods.cases import net
 from tests.methods.quadratics import START, B, H, at, clients
 from tests.programs import federation, fit, row_plan
 
 WHOLE: dict[str, Any] = {"batch_size": None}
-STEPS: dict[str, Any] = {"steps": 2, "batch_size": None}
-
-
-def net() -> torch.nn.Module:
-    g = torch.Generator().manual_seed(3)
-    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
-    with torch.no_grad():
-        for p in module.parameters():
-            p.copy_(0.5 * torch.randn(p.shape, generator=g))
-    return module
-
-
-def gaussian_net() -> Any:
-    return models.bayesian_network(net(), likelihood=models.likelihood.normal(1.0), prior_scale=1.0)
-
-
-def assert_close(one: dict[str, Tensor], two: dict[str, Tensor], atol: float = 1e-10) -> None:
-    for name, value in one.items():
-        assert torch.allclose(value, two[name], atol=atol, rtol=0.0), (
-            name,
-            (value - two[name]).abs().max(),
-        )
 
 
 def line(batch: ClientBatch) -> None:
@@ -310,30 +289,3 @@ def test_values_stay_in_their_domain(name: str) -> None:
 
 
 # ------------------------------------------------------------ client state and served models
-def test_fine_tuning_changes_only_the_served_model() -> None:
-    data = federation((5, 3, 7))
-    method = pfedbred(gaussian_net(), steps=2, batch_size=2, prox=2.0)
-    last = fine_tuned(method, unit="step", batch_size=2, when="every round", mirror=True)
-    plain, tuned = (fit(m, data, rounds=2, seed=1) for m in (method, last))
-    assert_close(plain.message, tuned.message, atol=0.0)
-    assert_close(plain.progress.table["v"], tuned.progress.table["v"], atol=0.0)
-    served, own = (f.draws(1).own["w.0.weight"] for f in (tuned, plain))
-    assert not torch.equal(served, own)
-
-
-def test_some_are_averaged() -> None:
-    """The average is over exactly one subset of the clients; other clients' rows do not enter it."""
-    data = federation((5, 3, 7, 2, 4))
-    method = pfedbred(
-        gaussian_net(), "none", prox=2.0, optimizer=SGD(0.05), global_optimizer=SGD(0.1), **STEPS
-    )
-    some = fit(averaging_some(method, share=0.5), data, rounds=1, seed=5)
-    copies = [fit(method, data.select([k]), rounds=1, seed=5).message for k in data.names]
-    matches = []
-    for drawn in range(1, 32):
-        inside = [c for k, c in enumerate(copies) if drawn >> k & 1]
-        means = {n: torch.stack([c[n] for c in inside]).mean(0) for n in some.message}
-        matches += [drawn] * all(
-            torch.allclose(means[n], v, atol=1e-10) for n, v in some.message.items()
-        )
-    assert len(matches) == 1 and matches != [31]

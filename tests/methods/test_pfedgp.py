@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
@@ -15,7 +14,7 @@ from hierfl.data.clients import ClientData
 from hierfl.methods import pfedgp
 from hierfl.models import GaussianProcessNetwork
 from hierfl.models.gaussian_process_network import JITTER, Process
-from hierfl.optimizers import SGD, Adam
+from hierfl.optimizers import SGD
 from tests.methods.test_pvi import close
 from tests.programs import fit
 
@@ -83,21 +82,6 @@ def test_rows_that_are_not_there_count_for_nothing() -> None:
             close(a, b, 1e-6)
 
 
-@pytest.mark.parametrize("inducing", [None, 12])
-def test_a_common_embedding_is_learned(inducing: Any) -> None:
-    """Planted: labels depend on the first input alone, which the kernel learns to look at."""
-    data, test = wavy(0, 4), wavy(5, 4)
-    model = identity(inducing=inducing, noise=0.5)
-    method = pfedgp(model, optimizer=Adam(0.05), steps=10)
-    before = fit(pfedgp(model, **STILL), data, rounds=1).predict(test, draws=1)
-    fitted = fit(method, data, rounds=12)
-    after = fitted.predict(test, draws=1)
-    y = test.fields["y"]
-    assert float((after.mean - y).square().mean()) < 0.6 * float((before.mean - y).square().mean())
-    columns = fitted.message["theta.weight"].norm(dim=0)
-    assert columns[0] > 2.0 * columns[1]
-
-
 def test_classes_by_hand() -> None:
     """One row of class 1 of two, at the row asked: a scalar process for each class."""
     module = nn.Linear(2, 2, bias=False)
@@ -111,15 +95,3 @@ def test_classes_by_hand() -> None:
         mean, variance = gain * (np.log(a) - t / 2), 4.0 - gain * 4.0
         logits.append(mean / np.sqrt(1 + np.pi / 8 * variance))
     close(found, torch.tensor(logits).softmax(0).to(found), 1e-5)
-
-
-def test_a_new_client_needs_its_rows_alone() -> None:
-    data = wavy()
-    fitted = fit(pfedgp(identity(), optimizer=Adam(0.05), steps=10), data, rounds=12)
-    joined = fitted.personalize(wavy(7), rounds=1)
-    for name, value in joined.message.items():
-        assert torch.equal(value, fitted.message[name])
-    rest, y = joined.predict(wavy(8), draws=1), wavy(8).fields["y"]
-    alone = fitted.personalize(wavy(7), rounds=0).predict(wavy(8), draws=1)
-    assert float(alone.mean.abs().max()) == 0.0  # the prior's
-    assert float((rest.mean - y).square().mean()) < float(y.square().mean())

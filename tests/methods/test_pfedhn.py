@@ -12,14 +12,11 @@ import torch
 from torch import Tensor
 
 from hierfl.core.trees import Tree
-from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import Progress, begin
 from hierfl.method import Method
 from hierfl.methods import fedavg, local_only, pfedhn
 from hierfl.methods.personalized.pfedhn import Mlp
-from hierfl.models import network
-from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
 from hierfl.program.program import Params
 from tests.methods.quadratics import START, B, H, at, clients
@@ -131,33 +128,6 @@ def test_the_gradient_is_clipped() -> None:
 def kind(slope: float, n: int, g: torch.Generator) -> dict[str, Tensor]:
     x = torch.randn(n, 2, generator=g)
     return {"x": x, "y": slope * x.sum(1) + 0.1 * torch.randn(n, generator=g)}
-
-
-def test_a_new_client_of_a_known_kind_fits_an_embedding_of_its_own() -> None:
-    """Two planted kinds: training fits both, and a client that joins ends near its kind, with phi
-    as it was.
-    """
-    g = torch.Generator().manual_seed(0)
-    slopes = [1.5, -1.5] * 4
-    data = ClientData.from_clients({f"c{k}": kind(s, 20, g) for k, s in enumerate(slopes)})
-    torch.manual_seed(0)
-    method = pfedhn(
-        network(torch.nn.Linear(2, 1), likelihood=normal(1.0)),
-        hypernetwork=Mlp((16,)),
-        optimizer=SGD(0.05),
-        steps=5,
-        batch_size=None,
-        server_optimizer=SGD(0.02, momentum=0.9),
-    )
-    fitted = fit(method, data, rounds=150)
-    assert (fitted.predict(data).scores()["rmse"] < 0.3).all()
-    new = ClientData.from_clients({"p": kind(1.5, 20, g), "q": kind(-1.5, 20, g)})
-    joined = fitted.personalize(new, rounds=150)
-    assert (joined.predict(new).scores()["rmse"] < 0.5).all()
-    assert (
-        joined.message["phi"] is not None
-        and (fitted.personalize(new, rounds=0).predict(new).scores()["rmse"] > 0.5).any()
-    )
 
 
 def test_embeddings_follow_clients_names() -> None:

@@ -121,9 +121,9 @@ def test_pfedbayes_reaches_the_gaussian_posterior_under_a_fixed_prior() -> None:
         optimizer=Adam(0.02),
         global_optimizer=Adam(0.0),
         inner_steps=1,
-        steps=250,
+        steps=200,
         batch_size=None,
-        draws=128,
+        draws=64,
         init_scale=0.3,
     )
     fitted = fit(method, clients(), rounds=1)
@@ -134,6 +134,6 @@ def test_pfedbayes_reaches_the_gaussian_posterior_under_a_fixed_prior() -> None:
     rows = torch.tensor([5.0, 3.0, 2.0])[:, None, None]
     precision = rows * H + I2
     mean = torch.linalg.solve(precision, rows * H @ B[..., None])[..., 0]
-    assert torch.allclose(loc, mean, atol=0.03)
-    assert torch.allclose(scale, precision.diagonal(dim1=-2, dim2=-1) ** -0.5, rtol=0.06)
+    assert torch.allclose(loc, mean, atol=0.04)
+    assert torch.allclose(scale, precision.diagonal(dim1=-2, dim2=-1) ** -0.5, rtol=0.08)
     assert torch.equal(fitted.message["theta"], prior)

@@ -12,6 +12,7 @@ from torch import Tensor
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.methods import fedivon, fola
+from hierfl.methods.posteriors.fedivon import new_curvature
 from hierfl.optimizers import SGD
 from hierfl.runs.result import Fit
 from tests.methods.test_pvi import close
@@ -61,7 +62,7 @@ def test_fedivon_is_exact_where_clients_converge() -> None:
     Curvature is learned from draws, without bias where it is constant; its noise averages out.
     """
     method = fedivon(
-        apart, lr=1.0, betas=(0.0, 0.95), steps=120, batch_size=None, draws=8, curvature_start=1.0
+        apart, lr=1.0, betas=(0.0, 0.95), steps=60, batch_size=None, draws=6, curvature_start=1.0
     )
     (loc, precision), (mean, wanted) = gaussian(fit(method, clients(), rounds=2)), pooled()
     close(loc, mean, 0.1)
@@ -70,11 +71,8 @@ def test_fedivon_is_exact_where_clients_converge() -> None:
 
 def test_the_curvature_of_fedivon_is_updated_as_published() -> None:
     """h 1 and d 0.1 with b2 = 0.9: numbers of methods_bayesian.md, section 10."""
-    from hierfl.methods.posteriors.fedivon import Newton
-
-    how = Newton(0.1, 0.9, 0.9, 1, "step", None, 1, 1.0)
-    seen = torch.tensor([-50.0, -1.0, 1.0, 20.0])
-    found = how._curved(torch.ones(4), seen, torch.full((4,), 1.1))
+    hat = torch.tensor([-50.0, -1.0, 1.0, 20.0])
+    found = new_curvature(0.9, torch.ones(4), hat, torch.full((4,), 1.1))
     close(found + 0.1, [7.722727 + 0.1, 0.818182 + 0.1, 1.1, 4.540909 + 0.1], 1e-5)
     assert bool((found + 0.1 > 0.0).all())
 
@@ -99,19 +97,19 @@ def test_one_round_of_fola_by_hand() -> None:
 
 
 def test_fola_s_precision_is_that_of_the_posterior() -> None:
-    """Where the model is right, squared gradients of 4,000 rows are near the Fisher information."""
+    """Where the model is right, squared gradients of 800 rows are near the Fisher information."""
     g = torch.Generator().manual_seed(0)
     parts = {}
     for k in range(4):
-        x = torch.randn(1000, 2, generator=g, dtype=torch.float64) * torch.tensor([1.0, 0.6])
-        noise = torch.randn(1000, generator=g, dtype=torch.float64)
+        x = torch.randn(200, 2, generator=g, dtype=torch.float64) * torch.tensor([1.0, 0.6])
+        noise = torch.randn(200, generator=g, dtype=torch.float64)
         parts[f"c{k}"] = {"x": x, "y": x @ torch.tensor([2.0, -1.0], dtype=torch.float64) + noise}
     data = ClientData.from_clients(parts)
     method = fola(apart, optimizer=SGD(0.8), steps=20, batch_size=None, fisher_rows=1)
     loc, precision = gaussian(fit(method, data, rounds=5))
     x, y = data.fields["x"], data.fields["y"]
-    close(precision / ((x * x).sum(0) + 0.25), torch.ones(2), 0.1)
-    close((loc - torch.linalg.lstsq(x, y[:, None]).solution[:, 0]) * precision.sqrt(), [0, 0], 0.5)
+    close(precision / ((x * x).sum(0) + 0.25), torch.ones(2), 0.2)
+    close((loc - torch.linalg.lstsq(x, y[:, None]).solution[:, 0]) * precision.sqrt(), [0, 0], 0.8)
 
 
 def test_the_product_keeps_what_one_client_knows() -> None:

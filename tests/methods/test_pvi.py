@@ -103,8 +103,9 @@ def test_a_sequential_pass_is_exact(name: str) -> None:
     close(precision, PRECISION)
 
 
-@pytest.mark.parametrize("model", ["means", "slopes"])
-@pytest.mark.parametrize("name", ["pvi", "fedep"])
+@pytest.mark.parametrize(
+    ("name", "model"), [("pvi", "means"), ("pvi", "slopes"), ("fedep", "slopes")]
+)
 def test_hierarchies_are_exact_after_one_visit(name: str, model: str) -> None:
     program, data = {"means": (means, three()), "slopes": (slopes, federation())}[model]
     known = exact(data, model)
@@ -113,8 +114,7 @@ def test_hierarchies_are_exact_after_one_visit(name: str, model: str) -> None:
     close(precision, torch.linalg.inv(known.cov))
 
 
-@pytest.mark.parametrize(("make", "draws"), [(pvi, 4), (fedep, 16)])
-@pytest.mark.parametrize("damping", [None, 0.7])
+@pytest.mark.parametrize(("make", "draws", "damping"), [(pvi, 4, None), (fedep, 16, 0.7)])
 def test_q_is_the_product_of_prior_and_factors(
     make: Any, draws: int, damping: float | None
 ) -> None:
@@ -163,7 +163,7 @@ def test_the_fixed_point_solves_the_pooled_problem() -> None:
     """
     data = federation()
     fitted = fit(pvi(logistic, damping=0.8, steps=1), data, rounds=10)
-    q = fit(fedlaplace(logistic, weighting_rounds=0, settle_draws=64), data, rounds=10)
+    q = fit(fedlaplace(logistic, weighting_rounds=0, settle_draws=32), data, rounds=8)
     (loc, precision), (other, its) = gaussian(fitted), gaussian(q)
     sd = torch.linalg.inv(its).diagonal().sqrt()
     close((loc - other) / sd, torch.zeros(2), 0.05)
@@ -195,8 +195,8 @@ def contaminated() -> ClientData:
 @pytest.mark.parametrize("loss", ["beta", "gamma"])
 def test_a_robust_loss_leaves_outliers_aside(loss: Any) -> None:
     truth, data = torch.tensor([1.0, -2.0], dtype=torch.float64), contaminated()
-    plain, _ = gaussian(fit(pvi(line), data, rounds=10))
-    robust, _ = gaussian(fit(pvi(line, loss=loss), data, rounds=25))
+    plain, _ = gaussian(fit(pvi(line), data, rounds=6))
+    robust, _ = gaussian(fit(pvi(line, loss=loss), data, rounds=18))
     assert (plain - truth).abs().max() > 1.0
     assert (robust - truth).abs().max() < 0.25
 
@@ -233,7 +233,7 @@ def test_losses_are_those_of_their_definitions(name: Any) -> None:
         close(-found, defined(normal.pdf(2.0), whole), 1e-5)
 
 
-@pytest.mark.parametrize(("alpha", "factors"), [(0.3, "full"), (0.7, "full"), (0.5, "diagonal")])
+@pytest.mark.parametrize(("alpha", "factors"), [(0.3, "full"), (0.5, "diagonal")])
 def test_renyi_divergence_is_minimized(alpha: float, factors: Any) -> None:
     """One client's q minimizes the expected loss plus the divergence, by scipy on its numbers."""
     full = float(factors == "full")

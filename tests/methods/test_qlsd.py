@@ -14,7 +14,7 @@ from hierfl.core.trees import restored
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.methods import qlsd
-from hierfl.methods.posteriors.qlsd import rounded_at_random
+from hierfl.methods.posteriors.langevin import rounded_at_random
 from tests.methods.test_pvi import close
 from tests.programs import fit
 

@@ -99,18 +99,6 @@ def test_hospitals_in_twelve_rounds_on_either_engine() -> None:
         close(named_leaves(other.progress.server)[name].double(), value.double(), 1e-6)
 
 
-@needs_files
-def test_the_mode_of_the_hospitals_on_either_engine() -> None:
-    method = fedlaplace(HOSPITALS.sampled, weighting_rounds=0, settle_draws=8)
-    with pytest.warns(UserWarning, match="rounds ended while"):
-        one, other = (
-            fit(method, HOSPITALS.data(), rounds=3, engine=engine)
-            for engine in ("vectorized", "sequential")
-        )
-    close(one.progress.server["loc"], other.progress.server["loc"], 1e-8)
-    close(one.progress.server["precision"], other.progress.server["precision"], 1e-6)
-
-
 # ------------------------------------------------------------ bad starts
 def bad_start(problem: Problem, seed: int) -> dict[str, Tensor]:
     """Return a draw of the prior; for seed 0, the value of every site whose unconstrained value is

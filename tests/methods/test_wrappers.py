@@ -4,12 +4,9 @@ nothing.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +14,6 @@ from torch import Tensor
 import hierfl
 from hierfl import models
 from hierfl.core.trees import named_leaves, tree_leaves
-from hierfl.data.batch import ClientBatch
 from hierfl.methods import (
     averaging_some,
     by_rows,
@@ -32,7 +28,6 @@ from hierfl.methods import (
     server_optimized,
 )
 from hierfl.optimizers import SGD
-from hierfl.program.recipes import describe, remake
 from tests.methods.quadratics import START, at, clients
 from tests.programs import federation, fit
 
@@ -77,27 +72,6 @@ def assert_same(one: hierfl.Fit, two: hierfl.Fit) -> None:
 
 
 # ------------------------------------------------------------ two engines
-
-
-@hierfl.model
-def shared_slope(batch: ClientBatch) -> None:
-    """A line through the origin whose slopes are global params: a model that a recipe can name."""
-    theta = pyro.param("theta", torch.zeros(2))
-    with batch.clients(), batch.data():
-        pyro.sample("y", dist.Normal((batch.x * theta).sum(-1), 1.0), obs=batch.y)
-
-
-@pytest.mark.parametrize("make", [fedavg, ditto, local_only])
-def test_a_wrapped_method_is_rebuilt_from_its_description(make: Any, tmp_path: Path) -> None:
-    data, method = federation((5, 3, 7)), make(shared_slope, **SMALL)
-    method = over_relaxed(averaging_some(by_rows(method), share=0.5), beta=1.5)
-    method = fine_tuned(method, optimizer=SGD(0.2), **FEW)
-    assert describe(remake(describe(method))) == describe(method)
-    assert describe(method)["with"]["method"]["with"]["beta"] == 1.5
-    assert_same(fit(method, data, rounds=2), fit(remake(describe(method)), data, rounds=2))
-    half = fit(method, data, rounds=1, seed=3, checkpoint=tmp_path)
-    again = hierfl.load(tmp_path, data=data)
-    assert_same(half, again)
 
 
 # ------------------------------------------------------------ effects

@@ -17,7 +17,6 @@ from torch.func import functional_call
 
 from hierfl import guides, models
 from hierfl.data.clients import ClientData
-from hierfl.models.likelihood import bernoulli, normal, poisson
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import Program
 from hierfl.program.read import read
@@ -158,28 +157,6 @@ def test_global_sites_by_hand(data: ClientData) -> None:
     assert densities(program, values, everyone(data))[1].item() == pytest.approx(by_hand)
 
 
-def test_centered_and_non_centered_models_have_the_same_density(data: ClientData) -> None:
-    centered, offset = (
-        read(
-            models.bayesian_network(mlp(), y="kind", prior_scale=0.3, centered=c),
-            guides.delta,
-            data,
-        )
-        for c in (True, False)
-    )
-    values, params = values_at_random(centered), params_at_random(centered)
-    moved = {
-        f"{name}_offset": (w - params[name.replace("w.", "theta.")]) / 0.3
-        for name, w in values.items()
-    }
-    weights = sum(w[0].numel() for w in values.values())
-    in_w, in_z = (
-        densities(centered, values, everyone(data), params)[0],
-        densities(offset, moved, everyone(data), params)[0],
-    )
-    torch.testing.assert_close(in_z - weights * np.log(0.3), in_w)
-
-
 def test_network_has_the_loss_and_gradient_of_plain_torch(data: ClientData) -> None:
     net = mlp()
     program = read(models.network(net, y="kind"), guides.delta, data)
@@ -199,22 +176,6 @@ def test_network_has_the_loss_and_gradient_of_plain_torch(data: ClientData) -> N
     torch.testing.assert_close(
         torch.func.grad_and_value(loss)(start), torch.func.grad_and_value(plain)(start)
     )
-
-
-def test_image_network_has_a_gradient_for_every_param(data: ClientData) -> None:
-    net = nn.Sequential(
-        nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)
-    )
-    program = read(
-        models.bayesian_network(net, x="picture", y="kind", local=["4."]), guides.mean_field, data
-    )
-    values, params = values_at_random(program), params_at_random(program)
-    own = check_every_engine(program, data, values, params)
-    gradient = torch.func.grad(lambda p: densities(program, values, everyone(data), p)[0].sum())(
-        params
-    )
-    assert own.isfinite().all()
-    assert all(bool((g != 0).any()) for g in gradient.values())
 
 
 def test_guides_start_at_the_weights_of_the_module(data: ClientData) -> None:
@@ -261,19 +222,3 @@ def test_frozen_and_tied_parameters(data: ClientData) -> None:
     program = read(models.bayesian_network(Tied(), y="kind"), guides.delta, data)
     assert names(program)[0] == {"w.first.weight", "w.first.bias", "w.second.bias"}
     check_every_engine(program, data, values_at_random(program), params_at_random(program))
-
-
-@pytest.mark.parametrize(
-    ("label", "likelihood"),
-    [("ill", bernoulli()), ("visits", poisson()), ("y", normal()), ("y", normal(0.5))],
-)
-def test_likelihoods_with_one_output(label: str, likelihood: Any, data: ClientData) -> None:
-    for net in (mlp(1), nn.Sequential(mlp(1), nn.Flatten(0))):
-        program = read(
-            models.bayesian_network(net, likelihood=likelihood(), y=label), guides.mean_field, data
-        )
-        assert (
-            check_every_engine(program, data, values_at_random(program), params_at_random(program))
-            .isfinite()
-            .all()
-        )

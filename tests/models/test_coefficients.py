@@ -11,13 +11,10 @@ import pytest
 import torch
 
 from hierfl import guides, models
-from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.program.program import ProgramError
 from hierfl.program.read import read
-from hierfl.program.recipes import describe, recipe_of, remake
 from tests.models.scene import (
-    alone,
     check_every_engine,
     densities,
     everyone,
@@ -173,52 +170,6 @@ def test_client_fields_and_integer_features(data: ClientData) -> None:
     assert check_every_engine(counted, data, values_at_random(counted)).isfinite().all()
 
 
-def test_hand_written_guide(data: ClientData) -> None:
-    def guide(batch: ClientBatch) -> None:
-        positive = dist.constraints.positive
-        for name, event in (("slope_loc", (2,)), ("intercept_loc", ())):
-            loc, scale = (
-                pyro.param(f"{name}.m", torch.zeros(event)),
-                pyro.param(f"{name}.s", torch.ones(event), constraint=positive),
-            )
-            pyro.sample(name, dist.Normal(loc, scale).to_event(len(event)))
-        for name, event in (("slope_scale", (2,)), ("intercept_scale", ())):
-            at = pyro.param(f"{name}.at", torch.ones(event), constraint=positive)
-            pyro.sample(name, dist.Delta(at, event_dim=len(event)))
-        with batch.clients():
-            c = batch.num_clients
-            pyro.sample("intercept", dist.Delta(pyro.param("a", torch.zeros(c, 1))))
-            pyro.sample("slope", dist.Delta(pyro.param("b", torch.zeros(c, 1, 2)), event_dim=1))
-
-    program = read(models.regression("bernoulli", y="ill", centered=True), guide, data)
-    shared, own = program.start()
-    assert set(own) == {"a", "b"}
-    assert program.terms({**shared, **own}, alone(data, 0)).loss(1 / 3).isfinite().all()
-
-
-def test_every_coefficient_has_a_gradient(data: ClientData) -> None:
-    program = read(models.regression("poisson", y="visits"), guides.delta, data)
-    values = {
-        name: value.detach().requires_grad_() for name, value in values_at_random(program).items()
-    }
-    own, above = densities(program, values, everyone(data))
-    for gradient in torch.autograd.grad(own.sum() + above, list(values.values())):
-        assert gradient.isfinite().all()
-        assert (gradient != 0).all()
-
-
-def test_remade_from_its_recipe(data: ClientData) -> None:
-    for own in REGRESSIONS:
-        model = models.regression(**own, slopes="global", centered=True)
-        assert recipe_of(model) is not None
-        again = remake(describe(model))
-        first, second = (read(m, guides.delta, data) for m in (model, again))
-        values = values_at_random(first)
-        torch.testing.assert_close(
-            densities(first, values, everyone(data)), densities(second, values, everyone(data))
-        )
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -240,11 +191,6 @@ def test_invalid_options_raise_when_the_model_is_built(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         models.regression("bernoulli", **options)
-
-
-def test_unknown_option_raises() -> None:
-    with pytest.raises(TypeError, match="has no argument 'slope': did you mean 'slopes'"):
-        models.regression("bernoulli", slope="global")  # type: ignore[call-arg]
 
 
 def test_torch_distribution_raises() -> None:

@@ -13,7 +13,6 @@ from hierfl.data.clients import ClientData
 from hierfl.models.likelihood import Likelihood, bernoulli, categorical, normal, poisson
 from hierfl.program.program import ProgramError
 from hierfl.program.read import read
-from hierfl.program.recipes import describe, remake
 from tests.models.scene import (
     check_every_engine,
     densities,
@@ -120,8 +119,3 @@ def test_wrong_number_of_outputs_or_label_shape_raises(
 def test_scale_must_be_positive() -> None:
     with pytest.raises(ValueError, match=r"scale is 0.0, but a scale must be > 0"):
         normal(0.0)
-
-
-def test_remade_from_its_recipe() -> None:
-    for likelihood in (categorical(), bernoulli(), normal(0.5), poisson()):
-        assert set(remake(describe(likelihood)).priors) == set(likelihood.priors)

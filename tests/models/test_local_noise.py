@@ -12,16 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import hierfl
 from hierfl import guides, models
 from hierfl.core.trees import tree_leaves
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
-from hierfl.method import over_draws
 from hierfl.models.likelihood import normal
 from hierfl.program.program import Program
 from hierfl.program.read import read
-from tests.programs import fit
 
 DRAWS = 4000
 
@@ -124,25 +121,6 @@ def test_gradient_is_finite_where_all_inputs_are_zero(data: ClientData) -> None:
     assert all(bool(v.isfinite().all()) for v in tree_leaves(slopes))
 
 
-@pytest.mark.parametrize("engine", ["sequential", "pooled", "compiled"])
-def test_every_engine_makes_the_same_draws(
-    engine: str, data: ClientData, not_lowered: None
-) -> None:
-    method = hierfl.methods.fedsvi(
-        models.bayesian_network(mlp(3, 4, 2), local_reparameterization=True),
-        guides.mean_field,
-        draws=1 if engine == "compiled" else 2,  # a graph of two takes twice as long to trace
-    )
-    how: Any = {"compile": True} if engine == "compiled" else {"engine": engine}
-    one, other = (
-        fit(method, data, rounds=1, seed=3, **of).progress for of in ({"compile": False}, how)
-    )
-    for a, b in zip(
-        tree_leaves((one.server, one.table)), tree_leaves((other.server, other.table)), strict=True
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-
-
 def test_weights_are_not_sampled_where_outputs_are(data: ClientData) -> None:
     """Sampling the weights would be most of the work.
 
@@ -184,10 +162,3 @@ def test_other_guides_sample_weights_as_usual(data: ClientData) -> None:
 def test_non_centered_weights_raise() -> None:
     with pytest.raises(ValueError, match="local_reparameterization is set and centered is False"):
         models.bayesian_network(mlp(3, 2), local_reparameterization=True, centered=False)
-
-
-def test_draws_under_vmap_agree_with_single_draws(data: ClientData) -> None:
-    p = program(data, mlp(3, 2), local=True)
-    params, batch = params_of(p), full_batch(data, torch.tensor([1]), seed=5)
-    at_once = over_draws(lambda b: p.terms(params, b).nll.sum(), batch, 7, keyed=True)
-    torch.testing.assert_close(at_once, nll(p, params, data, 7).mean())

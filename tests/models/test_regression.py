@@ -113,20 +113,6 @@ def test_known_noise_makes_no_site(data: ClientData) -> None:
     )
 
 
-def test_classes_are_exchangeable(data: ClientData) -> None:
-    program = read(MODELS["categorical"], guides.delta, data)
-    assert {s.name: tuple(s.event_shape) for s in program.latents.local_block.sites} == {
-        "intercept": (3,),
-        "slope": (2, 3),
-    }
-    values, order = values_at_random(program), torch.tensor([1, 2, 0])
-    renamed = data.with_fields(kind=order.argsort()[data.fields["kind"]])
-    permuted = {name: value[..., order] for name, value in values.items()}
-    torch.testing.assert_close(
-        check_every_engine(program, data, values), check_every_engine(program, renamed, permuted)
-    )
-
-
 def test_thresholds_take_the_place_of_a_common_intercept(data: ClientData) -> None:
     model = models.regression("ordinal", y="kind", num_classes=3, centered=True)
     program = read(model, guides.delta, data)
@@ -198,11 +184,3 @@ def test_label_out_of_range_raises(data: ClientData) -> None:
         ValueError, match=r"field 'kind' of client '.*' has the value 2, outside the support"
     ):
         read(models.regression("categorical", y="kind", num_classes=2), guides.delta, data)
-
-
-def test_float32_by_default(data: ClientData) -> None:
-    torch.set_default_dtype(torch.float32)
-    narrow = data.with_fields(x=data.fields["x"].float(), y=data.fields["y"].float())
-    program = read(models.regression(), guides.delta, narrow)
-    own, above = densities(program, values_at_random(program), everyone(narrow))
-    assert own.dtype == above.dtype == torch.float32

@@ -11,7 +11,7 @@ from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.client_state import Node
-from hierfl.nodes.messages import Answer, NodeFailed
+from hierfl.nodes.messages import Answer, NodeFailed, read_typed
 from hierfl.nodes.node import answer, introduced, node
 
 
@@ -44,8 +44,8 @@ def machines(method: Method, data: ClientData, folder: Path, *, seed: int = 0) -
     """Start a node for each client; what they tell of themselves has been through JSON."""
     parts = {name: data.select([name]) for name in data.names}
     told = [json.loads(json.dumps(asdict(Introduction.of(part)))) for part in parts.values()]
-    agreement = Agreement.between([Introduction.from_json(one) for one in told])
-    read = Agreement.from_json(json.loads(json.dumps(asdict(agreement))))
+    agreement = Agreement.between([read_typed(Introduction, one, "introduction") for one in told])
+    read = read_typed(Agreement, json.dumps(asdict(agreement)).encode(), "agreement")
     nodes = {
         name: node(method, part, read, folder / str(k), seed=seed)
         for k, (name, part) in enumerate(parts.items())

@@ -20,7 +20,7 @@ from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.client_state import Node
 from hierfl.nodes.messages import NodeFailed, Refused, from_bytes, to_bytes
 from hierfl.nodes.node import answer, introduce, node
-from hierfl.nodes.policy import Forbidden, policy_at
+from hierfl.nodes.policy import Forbidden
 from hierfl.summaries.row_noise import RowNoise
 from tests.formulas.frames import patients
 from tests.nodes.test_agreed_schema import made
@@ -172,15 +172,6 @@ def test_rows_with_a_budget_are_not_scored_for_a_server(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------ policies
-@pytest.mark.parametrize("text", ['methods = ["two-stage"]', 'methods = ["fedavgg"]'])
-def test_a_method_that_does_not_exist_is_refused_by_name(text: str, tmp_path: Path) -> None:
-    (tmp_path / "policy.toml").write_text(text)
-    with pytest.raises(ValueError, match=r"methods holds .*: did you mean"):
-        policy_at(tmp_path / "policy.toml")
-    (tmp_path / "policy.toml").write_text('methods = ["fedavg+BN", "two_stage with row noise"]')
-    policy_at(tmp_path / "policy.toml")
-
-
 def test_a_named_policy_must_be_there(tmp_path: Path) -> None:
     part = rows().select(["east"])
     with pytest.raises(ValueError, match=r"there is no policy '.*polcy\.toml'"):

@@ -102,8 +102,8 @@ def test_an_older_account_with_its_mark_is_noticed_by_the_log(tmp_path: Path) ->
 def test_a_budget_is_not_whole_again_without_its_account(tmp_path: Path) -> None:
     one = noisy(tmp_path)
     ask(one, 0), ask(one, 7)
-    for path in (tmp_path / "account.jsonl", tmp_path / log.MARK):
-        path.unlink()
+    for name in ("account.jsonl", log.MARK, log.FILE):
+        (tmp_path / name).unlink()
         with pytest.raises(Refused, match="does not add up"):
             ask(noisy(tmp_path, seed=5), 0)
 

@@ -35,8 +35,9 @@ def made(text: str = TEXT) -> hierfl.Formula:
 
 
 def frames(rows: int = 60) -> dict[str, pd.DataFrame]:
+    """Return the rows of four sites of three regions."""
     whole = patients(rows=rows)
-    return {str(site): part for site, part in whole.groupby("site")}
+    return {name: whole[whole["site"] == name] for name in ("s0", "s3", "s6", "s7")}
 
 
 def asked_of(
@@ -100,7 +101,8 @@ def test_a_fit_over_nodes_is_the_fit_of_the_frames(tmp_path: Path) -> None:
 
 def test_columns_above_the_clients_over_nodes(tmp_path: Path) -> None:
     """Nodes and server start from the prior of the same made-up client, whatever the fields of their own."""
-    text, parts = "y ~ beds + (1 | site)", frames(20)
+    text = "y ~ beds + (1 | site)"
+    parts = {str(site): part for site, part in patients(rows=20).groupby("site")}
     over = hierfl.nodes.fit(made(text), in_process(parts, tmp_path))
     assert (over.chosen or "").startswith("two_stage")
     assert over.history["k_hat"].iloc[-1] < 0.7 and over.history["effective"].iloc[-1] > 1000

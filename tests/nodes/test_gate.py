@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pandas as pd
 import pytest
 
 import hierfl
-from hierfl.formulas.constants import STATEFUL, Stateful
+from hierfl.formulas.constants import STATEFUL, Implausible, Stateful
 from hierfl.formulas.disclosure import coarse, isolated
+from hierfl.formulas.plausible import check_design
 from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.time_answers import Observed, client_logrank
@@ -265,6 +267,28 @@ def test_no_combination_of_a_designs_columns_is_of_few_rows(name: str, tmp_path:
     with pytest.warns(UserWarning, match="'north' is left out: .*few"):
         fit = hierfl.nodes.fit(made, in_process(of, tmp_path), rounds=1, disclose="sums")
     assert fit.clients == ("south", "west")
+
+
+BESIDE = {
+    "an event": ("time | event(ill) ~ age", "weibull", {"ill": (0, 1)}),
+    "a censored time": ("time | cens(state) ~ age", "weibull", {"state": ("none", "right")}),
+    "trials": ("k | trials(n) ~ age", "binomial", {"n": (1, 10**6)}),
+    "an entry": ("time | event(ill) + entry(start) ~ age", "weibull", {"start": (0.0, 0.005)}),
+    "weights": ("y | weights(w) ~ age", "gaussian", {"w": (1.0, 9.0)}),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_stands_beside_a_response_is_of_enough_rows(name: str) -> None:
+    """X'y of one event has the covariates of its patient, and so has a row that counts more than all others."""
+    text, family, ((column, (usual, other)),) = (*BESIDE[name][:2], BESIDE[name][2].items())
+    made = hierfl.formula(f"{text} + (1 | hospital)", family, clients="hospital")
+    own = rows(0).assign(time=np.arange(N) + 1.0, k=np.arange(N) % 2, ill=np.arange(N) % 2)
+    for count in (1, 4, 5, 100):
+        own[column] = np.where(np.arange(N) < count, other, usual)
+        ready = made.on({"north": own, "south": own})
+        with pytest.raises(Implausible) if count < 5 else nullcontext():
+            check_design(ready, own, "north", 5)
 
 
 @pytest.mark.filterwarnings("ignore")

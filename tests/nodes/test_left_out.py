@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,10 @@ import pytest
 import torch
 
 import hierfl
+from hierfl.formulas.questions import Question
 from hierfl.nodes import in_process, station
+from hierfl.nodes.envelope import read_answer, write_request
+from hierfl.nodes.messages import Refused
 from tests.methods.cases import CASES
 from tests.nodes.ways import WAYS
 
@@ -89,9 +93,8 @@ def fitted(model: Any, nodes: Any, **options: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_node_whose_rows_cannot_be_used_is_named(fault: str, tmp_path: Path) -> None:
-    parts, why = without_west(fault)
+def test_a_node_whose_rows_cannot_be_used_is_named(tmp_path: Path) -> None:
+    parts, why = without_west("missing")
     nodes = in_process(parts, tmp_path / "nodes")
     fit = fitted(formula(), nodes)
     assert_named(fit, why, tmp_path)
@@ -102,6 +105,16 @@ def test_a_node_whose_rows_cannot_be_used_is_named(fault: str, tmp_path: Path) -
     ):
         assert_named(again, why, tmp_path)
     assert "west" in fit.without("east").summary().verdict.split("\n")[0]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_node_says_what_is_wrong_with_its_rows(fault: str, tmp_path: Path) -> None:
+    parts, why = without_west(fault)
+    request = write_request("schema", Question("columns", 5).json().encode())
+    node = station(formula(), {"west": parts["west"]}, tmp_path)
+    with pytest.raises(Refused, match=re.escape(why)) as error:
+        read_answer(request, node.answer(request))
+    assert str(SECRET)[:5] not in str(error.value)
 
 
 @pytest.mark.filterwarnings("ignore")

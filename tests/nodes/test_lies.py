@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import os
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+import hierfl
 from benchmarks.attacks import hostile_server, lying_nodes
+from benchmarks.attacks.lying_nodes import LIAR
+from hierfl.core.typed_json import written
+from hierfl.formulas.table_answers import table_answer
+from hierfl.formulas.time_answers import survival_answer
+from hierfl.nodes import Answer, in_process
+from hierfl.nodes.describing import DescriptionRequest, answers_by_client
+from tests.nodes.lies import JSON_LIES, PLAUSIBLE, lies_of, places, replaced
+
+EVERY = bool(os.environ.get("HIERFL_SLOW"))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def in_double() -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -43,17 +58,16 @@ TWELVE = [
     "deep JSON",
     "another client",
 ]
-ALL = [*lying_nodes.LIES, *lying_nodes.BYTES]
 
 
 @pytest.mark.parametrize(
     ("name", "lie"),
     [
-        *(("exact", lie) for lie in ALL),
-        *(("two_stage", lie) for lie in TWELVE[:7]),  # the others are of no method's numbers
-        *(("fedavg", lie) for lie in TWELVE),
+        *(("fedavg", lie) for lie in [*lying_nodes.LIES, *lying_nodes.BYTES]),
+        *(("exact", lie) for lie in TWELVE[:5]),  # the others are of no method's numbers
+        *(("two_stage", lie) for lie in TWELVE[:7]),
         *(("fedsvi", lie) for lie in [*TWELVE[2:7], "values of -1e14", "infinity"]),
-        *(("pvi", lie) for lie in ("a negative definite factor", "values of -1e14")),
+        *(pytest.param("pvi", lie, marks=pytest.mark.slow) for lie in TWELVE[:1]),
     ],
 )
 def test_a_run_ends_without_the_liar_and_names_it(
@@ -68,7 +82,7 @@ def test_a_run_ends_without_the_liar_and_names_it(
     assert lying_nodes.same(ended, silent)
 
 
-@pytest.mark.parametrize("lie", ["values of 1e14", "values of -1e14", "another shape", "NaN"])
+@pytest.mark.parametrize("lie", ["values of 1e14", "another shape"])
 def test_a_lie_about_weights_alone(lie: str, kept: dict[str, Any], tmp_path: Path) -> None:
     if lying_nodes.LATE not in kept:
         made = lying_nodes.around(lying_nodes.runs()["two_stage"], tmp_path)
@@ -76,6 +90,100 @@ def test_a_lie_about_weights_alone(lie: str, kept: dict[str, Any], tmp_path: Pat
     made, silent = kept[lying_nodes.LATE]
     ended = lying_nodes.lied_to(made, lie, late=True)
     assert ended.lied and lying_nodes.is_named(ended) and lying_nodes.same(ended, silent)
+
+
+@pytest.mark.parametrize(("name", "step"), [("fedavg", 4), ("fedsvi", 20), ("exact", 30)])
+def test_a_lie_in_a_field_of_an_update_is_not_silent(
+    name: str, step: int, kept: dict[str, Any], tmp_path: Path
+) -> None:
+    if name not in kept:
+        made = lying_nodes.around(lying_nodes.runs()[name], tmp_path)
+        kept[name] = made, lying_nodes.lied_to(made, None, rounds=1)
+    made, silent = kept[name]
+    honest = next(of for (client, _), of in made.first_answers.items() if client == LIAR)
+    for what, content in list(lies_of(honest))[:: 1 if EVERY else step]:
+        ended = lying_nodes.lied_to(made, lambda _, lie=content: lie, rounds=1)
+        is_named = lying_nodes.is_named(ended) and lying_nodes.same(ended, silent)
+        assert is_named or content == honest or what.endswith(PLAUSIBLE), what
+
+
+ANSWERS: dict[str, Any] = {
+    "summaries": lambda fit: fit.local_summary(50),
+    "draws": lambda fit: fit.local_draws(50),
+    "predictions": lambda fit: fit.predict(draws=50),
+    "scores": lambda fit: fit.scores(draws=50),
+}
+
+
+@pytest.fixture(scope="module")
+def fitted(in_double: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a fit over four nodes that let everything leave."""
+    home, (_, data) = tmp_path_factory.mktemp("nodes"), lying_nodes.runs()["exact"]
+    for name in data.names:
+        (home / name).mkdir()
+        (home / name / "policy.toml").write_text(f"may_leave = {[*ANSWERS, 'rows']}\n")
+    model: Any = hierfl.models.regression("gaussian", centered=True)
+    return hierfl.nodes.fit(hierfl.methods.fedsvi(model), in_process(data, home), rounds=1)
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_lie_after_the_rounds_is_not_silent_and_takes_no_other_answer(
+    kind: str, fitted: Any
+) -> None:
+    honest: dict[str, bytes] = {}
+
+    def asked(contents: Any) -> Iterator[Answer]:
+        for answer in fitted.ask(contents):
+            honest[answer.client] = answer.content
+            yield answer
+
+    whole = ANSWERS[kind](replace(fitted, ask=asked))
+    assert [*whole.given] == [*fitted.clients], whole.withheld
+    silent = []
+    for what, content in lies_of(honest[LIAR]):
+        answers = {**honest, LIAR: content}
+        lied = replace(fitted, ask=lambda of, all=answers: [Answer(n, all[n]) for n in of])
+        given = ANSWERS[kind](lied).given
+        assert {*given} >= {*fitted.clients} - {LIAR}, what
+        silent += [what] * (LIAR in given and content != honest[LIAR])
+    assert all(what.endswith(PLAUSIBLE) or what == "round 1099511627776" for what in silent), silent
+    assert not [what for what in silent if "sd" in what and what.endswith("-7")]
+
+
+TEXT, KINDS = "time | event(ill) ~ x + (1 | h)", ("x", "ill", "sex")
+
+
+@pytest.mark.parametrize("kind", ["table", "times"])
+def test_a_lie_in_a_description_is_not_silent(kind: Any) -> None:
+    declared = hierfl.formula(TEXT, "weibull", clients="h").declared
+    rng, honest = np.random.default_rng(0), {}
+    for name in lying_nodes.NAMES:
+        x, sex = rng.normal(50.0, 9.0, 80), rng.choice(["f", "m"], 80)
+        times, ill = rng.exponential(9.0, 80).round(1) + 0.1, rng.integers(0, 2, 80)
+        frame = pd.DataFrame({"x": x, "sex": sex, "time": times, "ill": ill})
+        made: Any = table_answer(frame, KINDS, "sex", name, 5)
+        if kind == "times":
+            made = survival_answer(frame, declared, "sex", name, 5)
+        honest[name] = {"client": name, "answer": json.loads(written(made))}
+    question = DescriptionRequest(kind, 5, "sex", KINDS if kind == "table" else ())
+
+    def left_out(path: Any, lie: str) -> Any:
+        said = {**honest, LIAR: replaced(honest[LIAR], path, lie)}
+        read = {name: json.dumps(of).encode() for name, of in said.items()}
+        return {*answers_by_client(read, question)[1]}, said[LIAR] == honest[LIAR]
+
+    silent = []
+    for path in places(honest[LIAR]):
+        for lie in JSON_LIES:
+            names, is_true = left_out(path, lie)
+            assert names <= {LIAR}, (path, lie)
+            silent += [((None, *path)[-1], lie)] * (not names and not is_true)
+    # a name; a column, or sums, that are said to be of few rows; ones of other values; events and a
+    # time of 0; a group that others do not have
+    assert {*silent} <= {
+        *(("client", "a text"), ("numbers", "null"), ("levels", "null"), ("logrank", "null")),
+        *(("ones", "null"), (0, "0"), ("f", "one too many"), ("m", "one too many")),
+    }
 
 
 def test_a_hostile_server_reads_no_row() -> None:

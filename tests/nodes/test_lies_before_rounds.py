@@ -5,12 +5,11 @@ Answers are judged where the server reads them, and honest ones are computed onc
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -22,6 +21,7 @@ import pytest
 
 import hierfl
 from hierfl.core.typed_json import read_as, written
+from hierfl.formulas.credible import Heard
 from hierfl.formulas.questions import Question, own_answer
 from hierfl.nodes import Answer, Reached, over, station
 from hierfl.nodes.agreed_schema import agreed_over
@@ -29,6 +29,7 @@ from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.choosing import FitCall, decided
 from hierfl.nodes.envelope import read_answer, read_request, write_answer
 from hierfl.nodes.gathering import _whose_codes_run
+from tests.nodes.lies import JSON_LIES, at, places, replaced
 
 LIAR, NODES = "north", ("east", "north", "south", "west")
 FORMULAS = {
@@ -39,25 +40,6 @@ FORMULAS = {
 }
 FORMULA = FORMULAS["scale"]
 EVERY = bool(os.environ.get("HIERFL_SLOW"))
-DEEP: list[Any] = []
-for _ in range(200):
-    DEEP = [DEEP]
-LIES: dict[str, Any] = {
-    "nan": float("nan"),
-    "inf": float("inf"),
-    "1e308": 1e308,
-    "-1e308": -1e308,
-    "0": 0,
-    "-7": -7,
-    "2 ** 40": 1 << 40,
-    "a text": "lie",
-    "null": None,
-    "a list": [1, 2],
-    "a dict": {"lie": 1},
-    "deep": DEEP,
-    "nothing": None,  # the field is not there
-    "one too many": None,  # beside the fields that are there
-}
 # sums of curves, and of third and fourth powers: other rows of one's own have these, with all that
 # else is asked
 CURVES = ("s(x, k=4)[", "poly(z, 2)[")
@@ -76,48 +58,16 @@ def frames() -> dict[str, pd.DataFrame]:
     return parts
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the paths of all values inside a JSON value, itself first; of long lists some."""
-    yield path
-    inside = value.items() if isinstance(value, dict) else ()
-    listed = list(enumerate(value)) if isinstance(value, list) else []
-    for key, part in [*inside, *listed[:: max(1, len(listed) // 12)]]:
-        yield from places(part, (*path, key))
-
-
-def replaced(value: Any, path: tuple[Any, ...], lie: str) -> Any:
-    """Return a JSON value with a lie at a path."""
-    if not path:
-        return LIES[lie]
-    whole = copy.deepcopy(value)
-    inner = at(whole, path[:-1])
-    if lie == "nothing":
-        del inner[path[-1]]
-    elif lie == "one too many":
-        if isinstance(inner, dict):
-            inner["another"] = inner[path[-1]]
-        else:
-            inner.append(inner[path[-1]])
-    else:
-        inner[path[-1]] = LIES[lie]
-    return whole
-
-
-def at(value: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        value = value[key]
-    return value
-
-
 def is_plausible(honest: Any, path: tuple[Any, ...], lie: str) -> bool:
     """Return whether nobody can know of a lie: it is a word, or what other rows of one's own have."""
     truth = at(honest, path)
     if lie in ("nothing", "one too many"):  # of levels, of which some are rare
         return path[-2:-1] in (("counts",), ("declared",), ("constant",))
     is_curve = path[:2] == ("answer", "columns") and str(path[2:3])[2:].startswith(CURVES)
+    is_curve &= lie in ("0", "-7")
     is_power = path[:2] == ("answer", "more") and len(at(honest, path[:2])) == 5
     is_curve |= is_power and path[2:] > (2,) and lie in ("0", "-7")
-    return isinstance(truth, str | list | dict) or LIES[lie] == truth or is_curve
+    return isinstance(truth, str | list | dict) or JSON_LIES[lie] == truth or is_curve
 
 
 @cache
@@ -158,7 +108,7 @@ def schema_lies(formula: str) -> Iterator[tuple[int, tuple[Any, ...], str]]:
         (asked, path, lie)
         for asked, answer in enumerate(agreeing.honest)
         for path in places(answer)
-        for lie in LIES
+        for lie in JSON_LIES
     ]
     yield from every if EVERY else islice(every, 0, None, max(1, len(every) // 40))
 
@@ -200,6 +150,32 @@ def test_sums_of_one_column_must_agree_in_all_answers(what: str, lie: str) -> No
         for path in of:
             agreeing = Agreeing("scale", asked, path, lie)
             assert [*agreeing.left_out()] == [LIAR], (asked, path)
+
+
+def test_squares_of_each_transform_are_bounded_by_its_basis() -> None:
+    """By what its columns are of any values that the client can have; honest sums are below."""
+    text = (
+        "y ~ s(age, k=5) + poly(income, 3) + bs(age, df=5) + gp(income) + s(age, by=w) + ward:age"
+    )
+    made = hierfl.formula(f"{text} + poly(age, 2):income + (1 | hospital)", clients="hospital")
+    heard, told = Heard(), []
+
+    def send(content: bytes) -> dict[str, bytes]:
+        question = read_as(Question, content)
+        answer = own_answer(question, made.declared, plain_rows(0), "north")
+        heard.check(question, answer, made.declared)
+        told.append((question, answer))
+        return {"north": written({"client": "north", "answer": answer}).encode()}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert agreed_over(made, send)[1] == {}
+        question, answer = told[-1]
+        for name, sums in ((n, of) for n, of in answer.columns.items() if of.count):
+            squares = 2.0**80 if "income" in name else 2.0**40
+            lie = replace(answer, columns={**answer.columns, name: replace(sums, squares=squares)})
+            with pytest.raises(ValueError, match=r"squares|another number of rows|differ"):
+                heard.check(question, lie, made.declared)
 
 
 HONEST = [
@@ -287,12 +263,16 @@ def test_a_lie_of_an_introduction_ends_no_run_and_is_not_silent() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for path in places(json.loads(json.dumps(honest))):
-            for lie in LIES:
+            for lie in JSON_LIES:
                 left_out = introducing.left_out(path, lie)
                 assert {*left_out} <= {LIAR}, (path, lie, left_out)
                 is_name = path == ("client",) and lie == "a text"
                 is_level = "levels" in path and len(path) > 2
-                if not left_out and LIES[lie] != at(honest, path) and not (is_name or is_level):
+                if (
+                    not left_out
+                    and JSON_LIES[lie] != at(honest, path)
+                    and not (is_name or is_level)
+                ):
                     silent.append((path, lie))
     assert silent == []
 
@@ -301,7 +281,7 @@ def test_a_lie_of_a_start_ends_no_run_and_is_not_silent() -> None:
     """The name in it is not read: the server knows whom it has asked."""
     honest = {name: {"run": "r", "client": name, "start": "s"} for name in NODES}
     for path in places(honest[LIAR]):
-        for lie in LIES:
+        for lie in JSON_LIES:
             answers = {**honest, LIAR: replaced(honest[LIAR], path, lie)}
             starts, others = reached(answers)._agree({}, {name: name for name in NODES}, "r")
             differ = {name for name, start in starts.items() if start != "s"}

@@ -19,11 +19,11 @@ import pytest
 import torch
 
 import hierfl
+from hierfl.engine.supervised import Limits, Supervised, TooMuch
 from hierfl.nodes import Station, TooFewNodes, station
 from hierfl.nodes.envelope import read_answer, read_line
 from hierfl.nodes.log import entries
 from hierfl.nodes.messages import Refused
-from hierfl.nodes.supervised import Limits, Supervised, TooMuch
 from hierfl.runs.run_folder import held
 from tests.nodes.test_faults import plain, rows
 from tests.nodes.transports import INTRODUCE, assert_same, frames, plain_stations
@@ -247,7 +247,7 @@ def test_a_fit_is_the_same_without_copies(tmp_path: Path, monkeypatch: pytest.Mo
     """As on systems where processes cannot be copied."""
     fits = []
     for can_copy in (True, False):
-        monkeypatch.setattr("hierfl.nodes.supervised.CAN_COPY", can_copy)
+        monkeypatch.setattr("hierfl.engine.supervised.CAN_COPY", can_copy)
         with memory(tmp_path) as way:
             nodes = way.reached(plain_stations(tmp_path / str(can_copy)))
             fits.append(hierfl.nodes.fit(plain(), nodes, rounds=2))

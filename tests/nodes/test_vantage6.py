@@ -23,10 +23,11 @@ from hierfl.formulas.questions import Question
 from hierfl.models.families.names import FAMILIES
 from hierfl.nodes import Station
 from hierfl.nodes.approval import approve
+from hierfl.nodes.client_rows import check_brought
 from hierfl.nodes.envelope import read_answer, read_request, write_answer, write_request
 from hierfl.nodes.log import entries
 from hierfl.nodes.messages import Refused, from_bytes, to_bytes
-from hierfl.nodes.policy import Policy, policy_at
+from hierfl.nodes.policy import Forbidden, Policy, policy_at
 from tests.nodes.transports import RAN, TEXT, Evil, formula, frames
 from tests.nodes.ways import Organizations, algorithm
 
@@ -258,6 +259,17 @@ def test_a_formula_of_a_task_waits_for_its_owner(
     assert "waits for the approval" in said("y ~ log(age - 76) + (1 | hospital)")
 
 
+def test_a_listed_formula_is_the_one_that_reads_the_same(tmp_path: Path) -> None:
+    """Blanks may differ, but not those of a column's name."""
+    listed = "y ~ `a b` + x + (1 | h)"
+    (tmp_path / "policy.toml").write_text(f'formulas = ["{listed}", "no formula ~"]')
+    for text in (listed, "y~`a b`+x+(1|h)"):
+        check_brought(hierfl.formula(text, clients="h"), tmp_path, None)
+    for text in ("y ~ `ab` + x + (1 | h)", "y ~ `a  b` + x + (1 | h)", f"{listed}; sigma ~ x"):
+        with pytest.raises(Forbidden, match="waits for the approval"):
+            check_brought(hierfl.formula(text, clients="h"), tmp_path, None)
+
+
 def test_a_task_can_call_two_functions(functions: Any) -> None:
     """vantage6 calls what a task names of the package, and sends back what that returns."""
     package = importlib.import_module("hierfl_formula")
@@ -307,6 +319,8 @@ def test_a_misspelled_variable_of_a_node_stops_it(
     for variable, value, why in (
         ("HIERFL_MIN_ROW", "150", "no key 'min_row': did you mean 'min_rows'"),
         ("HIERFL_", "150", "cannot be read"),
+        ("HEIRFL_MIN_ROWS", "150", "no key 'heirfl_min_rows': did you mean 'min_rows'"),
+        ("hierfl_min_rows", "150", "no key 'hierfl_min_rows': did you mean 'min_rows'"),
         ("HIERFL_MIN_ROWS", "many", "min_rows is 'many': Expected `int`"),
         ("HIERFL_APPROVE", '"', "approve is '\"': Invalid enum"),
         ("HIERFL_METHODS", "fedsvy", "did you mean 'fedsvi'"),

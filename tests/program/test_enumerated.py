@@ -11,6 +11,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from pyro.infer import config_enumerate
 from torch import Tensor
 
@@ -276,6 +277,99 @@ def kinds_and_labels_by_hand(batch: ClientBatch) -> None:
         pyro.factor("rows", (torch.stack(sums) + bernoulli(share)[:, None, None]).logsumexp(0))
 
 
+# ------------------------------------------------------------ kinds that move a local site and its rows
+def kinds_of_both(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        kind = pyro.sample("kind", dist.Bernoulli(share))
+        own = pyro.sample("a", dist.Normal(mu + gain * kind, 0.5 + kind))
+        with batch.data():
+            pyro.sample("y", dist.Normal(own, 0.7 + kind), obs=batch.y)
+
+
+def kinds_of_both_by_hand(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.ImproperUniform(dist.constraints.real, (), ()))
+        sums = []
+        for k in (0.0, 1.0):
+            prior = dist.Normal(mu + gain * k, 0.5 + k).log_prob(own)
+            sums.append(prior + batch.sum(dist.Normal(own, 0.7 + k).log_prob(batch.y)))
+        pyro.factor("rows", (torch.stack(sums) + bernoulli(share)[:, None, None]).logsumexp(0))
+
+
+# ------------------------------------------------------------ rows that count by weights, or do not
+def weighted(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        weights, seen = 0.5 + batch.n, batch.w > 0.0
+        with batch.data(), poutine.scale(scale=weights), poutine.mask(mask=seen):
+            label = pyro.sample("label", dist.Bernoulli(share))
+            pyro.sample("y", dist.Normal(own + gain * label, 0.7), obs=batch.y)
+            pyro.sample("n", dist.Poisson(1.0 + gain * label), obs=batch.n)
+
+
+def weighted_by_hand(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        terms = [
+            dist.Normal(own + gain * k, 0.7).log_prob(batch.y)
+            + dist.Poisson(1.0 + gain * k).log_prob(batch.n)
+            for k in (0.0, 1.0)
+        ]
+        with batch.data():
+            mixed = (torch.stack(terms) + bernoulli(share)[:, None, None]).logsumexp(0)
+            pyro.factor("rows", (0.5 + batch.n) * batch.w * mixed)
+
+
+# ------------------------------------------------------------ a kind of client, and weights of its rows
+def weighted_rows(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        kind = pyro.sample("kind", dist.Bernoulli(share))
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data(), poutine.scale(scale=0.5 + batch.n):
+            pyro.sample("y", dist.Normal(own + gain * kind, 0.7), obs=batch.y)
+
+
+def weighted_rows_by_hand(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        terms = [dist.Normal(own + gain * k, 0.7).log_prob(batch.y) for k in (0.0, 1.0)]
+        sums = torch.stack([batch.sum((0.5 + batch.n) * term) for term in terms])
+        pyro.factor("rows", (sums + bernoulli(share)[:, None, None]).logsumexp(0))
+
+
+# ------------------------------------------------------------ labels that are seen in some rows
+def seen_labels(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            seen = batch.n > 0.0
+            label = pyro.sample("w", dist.Bernoulli(share), obs=batch.w, obs_mask=seen)
+            pyro.sample("y", dist.Normal(own + gain * label, 0.7), obs=batch.y)
+            pyro.sample("h", dist.Bernoulli(0.2 + 0.5 * label), obs=batch.h[..., 0])
+
+
+def seen_labels_by_hand(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        terms = [
+            dist.Normal(own + gain * k, 0.7).log_prob(batch.y)
+            + dist.Bernoulli(torch.tensor(0.2 + 0.5 * k)).log_prob(batch.h[..., 0])
+            for k in (0.0, 1.0)
+        ]
+        both = torch.stack(terms) + bernoulli(share)[:, None, None]
+        with batch.data():
+            known = torch.where(batch.w > 0.0, both[1], both[0])
+            pyro.factor("rows", torch.where(batch.n > 0.0, known, both.logsumexp(0)))
+
+
 Program = Callable[[ClientBatch], None]
 PAIRS: dict[str, tuple[Program, Program]] = {
     "row label": (row_label, row_label_by_hand),
@@ -287,6 +381,10 @@ PAIRS: dict[str, tuple[Program, Program]] = {
     "kinds": (kinds, kinds_by_hand),
     "kinds of priors": (kinds_of_priors, kinds_of_priors_by_hand),
     "kinds and labels": (kinds_and_labels, kinds_and_labels_by_hand),
+    "kinds of priors and rows": (kinds_of_both, kinds_of_both_by_hand),
+    "weights and masks": (weighted, weighted_by_hand),
+    "weights of rows": (weighted_rows, weighted_rows_by_hand),
+    "seen labels": (seen_labels, seen_labels_by_hand),
 }
 VALUES = {"mu": 0.3, "gain": 1.4, "share": 0.35}
 

@@ -18,7 +18,7 @@ from torch import Tensor
 import hierfl
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
-from hierfl.program.handlers import Noise, NoKeyedDraw, draw, seeded
+from hierfl.program.handlers import KeyedNoise, NoKeyedDraw, draw, seeded
 from hierfl.program.program import ProgramError
 from tests.programs import federation, fit, read
 
@@ -52,7 +52,7 @@ LAWS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 def test_law(name: str, dtype: torch.dtype) -> None:
     torch.set_default_dtype(dtype)
     fn, cdf = LAWS[name]
-    value = draw(fn.expand([SIZE]), Noise(KEY, axis=0))
+    value = draw(fn.expand([SIZE]), KeyedNoise(KEY, axis=0))
     assert value.shape == (SIZE,)
     assert stats.kstest(value.double().numpy(), cdf).pvalue > 1e-3
     assert bool(fn.support.check(value).all())
@@ -81,7 +81,7 @@ VECTORS: dict[str, Callable[[], tuple[Any, Tensor]]] = {
 @pytest.mark.parametrize("name", VECTORS)
 def test_law_of_vectors(name: str) -> None:
     fn, covariance = VECTORS[name]()
-    value = draw(fn.expand([SIZE]), Noise(KEY, axis=0))
+    value = draw(fn.expand([SIZE]), KeyedNoise(KEY, axis=0))
     white = torch.linalg.solve_triangular(
         torch.linalg.cholesky(covariance), (value - LOC).T, upper=False
     )
@@ -112,23 +112,23 @@ STACKED: dict[str, Made] = {
 @pytest.mark.parametrize("name", STACKED)
 def test_a_client_draws_the_same_alone_and_among_others(name: str) -> None:
     keys, fn = noise.client_keys(["a", "b", "c", "d"]), STACKED[name](4)
-    value = draw(fn, Noise(keys, axis=1))
+    value = draw(fn, KeyedNoise(keys, axis=1))
     assert value.shape == fn.shape()
     assert len(value.flatten().unique()) == value.numel(), "every number is its own draw"
     for k in range(4):
-        alone = draw(STACKED[name](1), Noise(keys[k : k + 1], axis=1))
+        alone = draw(STACKED[name](1), KeyedNoise(keys[k : k + 1], axis=1))
         assert torch.allclose(alone[:, 0], value[:, k], rtol=1e-14, atol=1e-14)
 
 
 def test_delta_has_no_noise() -> None:
     assert torch.equal(
-        draw(dist.Delta(torch.tensor([1.0, 2.0])), Noise(KEY, 0)), torch.tensor([1.0, 2.0])
+        draw(dist.Delta(torch.tensor([1.0, 2.0])), KeyedNoise(KEY, 0)), torch.tensor([1.0, 2.0])
     )
 
 
 def test_gradients_pass_through_a_draw() -> None:
     loc, scale = torch.tensor(1.0, requires_grad=True), torch.tensor(2.0, requires_grad=True)
-    value = draw(dist.LogNormal(loc, scale), Noise(KEY, 0))
+    value = draw(dist.LogNormal(loc, scale), KeyedNoise(KEY, 0))
     by_loc, by_scale = torch.autograd.grad(value, [loc, scale])
     assert by_loc == pytest.approx(value.item())
     assert by_scale == pytest.approx((value * noise.normals(KEY, ())).item())
@@ -149,9 +149,9 @@ OTHERWISE = {
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_distributions_without_keyed_draws_are_named(name: str) -> None:
     with pytest.raises(NoKeyedDraw, match=name):
-        draw(OTHERWISE[name], Noise(KEY, 0))
+        draw(OTHERWISE[name], KeyedNoise(KEY, 0))
     with pytest.raises(NoKeyedDraw, match=name):
-        draw(OTHERWISE[name].expand([2]).mask(False), Noise(KEY, 0))
+        draw(OTHERWISE[name].expand([2]).mask(False), KeyedNoise(KEY, 0))
 
 
 @pytest.mark.usefixtures("global_generator_untouched")

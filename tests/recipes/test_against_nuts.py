@@ -1,6 +1,6 @@
-"""Each recipe of examples/recipes agrees with pooled NUTS, as `tests.recipes.reference` ran and stored it.
+"""Each recipe of examples/recipes agrees with pooled NUTS, as `benchmarks.recipe_nuts` ran and stored it.
 
-Every test compares the fit with `nuts.json`; a slow one runs NUTS of a recipe again, and compares
+Every test compares the fit with `recipe_nuts.json`; a slow one runs NUTS of a recipe again, and compares
 that with the file.
 """
 
@@ -16,8 +16,8 @@ import pytest
 
 import hierfl
 from benchmarks import pooled_nuts
+from benchmarks import recipe_nuts as reference
 from hierfl.posterior.draws import posterior_draws
-from tests.recipes import reference
 
 STORED: dict[str, Any] = json.loads(reference.STORED.read_text())
 ON_FILES = {"frailty", "missing_covariates", "missing_covariates:imputed", "three_levels"}

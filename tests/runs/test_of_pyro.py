@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -23,11 +25,35 @@ def model(batch: ClientBatch) -> None:
 def test_pyros_names_name_the_nearest() -> None:
     data = hierfl.ClientData.from_arrays(["a", "a", "b"], y=torch.tensor([0.1, 0.5, -0.3]))
     fit = hierfl.fit(model, data, seed=0)
-    with pytest.raises(AttributeError, match=r"'get_samples': it is fit.draws\(\)"):
-        fit.get_samples()  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match=r"'quantiles': it is fit.summary\(\)"):
         fit.quantiles([0.1])  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match=r"no attribute 'postirior'$"):
         _ = fit.postirior  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match=r"fit.predict\(rows\)"):
         Predictive(model, guide=fit, num_samples=2)(hierfl.full_batch(data))
+
+
+def nested(batch: ClientBatch) -> None:
+    """A plate within clients, and a vector of each."""
+    mu = pyro.sample("mu", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with batch.clients():
+        pair = pyro.sample("pair", dist.Normal(mu, 1.0).to_event(1))
+        with pyro.plate("wards", 4, dim=-3):
+            ward = pyro.sample("ward", dist.Normal(pair[..., 0], 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(ward.sum(0) + pair[..., 1], 1.0), obs=batch.y)
+
+
+@pytest.mark.parametrize("program", [model, nested])
+def test_pyros_predictive_takes_the_samples(program: Callable[[ClientBatch], None]) -> None:
+    data = hierfl.ClientData.from_arrays(["a", "a", "b"], y=torch.tensor([0.1, 0.5, -0.3]))
+    fit = hierfl.fit(program, data, seed=0)
+    samples, rows = fit.get_samples(draws=400), hierfl.full_batch(data)
+    drawn = Predictive(pyro.poutine.uncondition(program), samples, return_sites=("y", *samples))
+    predicted = drawn(rows)
+    of_rows = predicted["y"].reshape(400, 2, 2)[:, rows.mask()]
+    for name, value in samples.items():
+        assert torch.equal(predicted[name].reshape(value.shape), value)
+    expected = fit.predict(data, draws=400).mean.flatten()
+    away = (of_rows.mean(0) - expected) / of_rows.std(0)
+    assert float(away.abs().max()) < 0.3

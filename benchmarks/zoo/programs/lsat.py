@@ -1,4 +1,4 @@
-"""Five questions of the Law School Aptitude Test, 250 students."""
+"""Five questions of the Law School Aptitude Test, 1,000 students."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ def rows() -> dict[str, Any]:
     patterns = np.array([[(p >> (4 - k)) & 1 for k in range(5)] for p in range(32)], float)
     ends = [3, 9, 11, 22, 23, 24, 27, 31, 32, 40, 40, 56, 56, 59, 61, 76, 86, 115, 129, 210]
     ends += [213, 241, 256, 336, 352, 408, 429, 602, 613, 674, 702, 1000]
-    y = np.repeat(patterns, np.diff([0, *ends]), axis=0)[::4]
-
+    y = np.repeat(patterns, np.diff([0, *ends]), axis=0)
     client, item = np.repeat(np.arange(len(y)), 5), np.tile(np.arange(5), len(y))
     return {"client": client, "item": item, "y": y.ravel()}
 

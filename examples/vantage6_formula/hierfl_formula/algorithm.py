@@ -12,7 +12,8 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from vantage6.algorithm.tools.decorators import algorithm_client, data
 from vantage6.algorithm.tools.util import info
 
 import hierfl
-from hierfl.nodes import Answer, Reached, over, station
+from hierfl.nodes import Answer, Policy, Reached, over, station
 from hierfl.nodes.policy import LISTS
 
 torch.set_default_dtype(torch.float64)  # at the server and at every node
@@ -32,6 +33,7 @@ PRIORS = "Normal HalfNormal StudentT Cauchy HalfCauchy Exponential Gamma Beta".s
 # HIERFL_* in a node's environment (`algorithm_env` in its configuration) are keys of its policy, but for what
 # vantage6 sets of a database `hierfl`, and what hierfl's own tests do
 OTHERS = {"HIERFL_DATABASE_URI", "HIERFL_DATABASE_TYPE", "HIERFL_DATA", "HIERFL_SLOW"}
+KEYS = {key.name for key in fields(Policy)}
 LONGEST = 100_000_000  # characters of a request or an answer
 
 
@@ -189,13 +191,21 @@ def _policy(folder: Path) -> Path | None:
 
     A variable that is no key of a policy is written too, so that the node refuses to answer.
     """
-    own = {name for name in os.environ if name.startswith("HIERFL_")} - OTHERS
+    own = sorted(filter(_is_meant, os.environ.keys() - OTHERS))
     if not own:
         return None
     path = folder / "environment.toml"
-    keys = {name.removeprefix("HIERFL_").lower(): os.environ[name] for name in sorted(own)}
-    path.write_text("".join(f"{key} = {_value(key, said)}\n" for key, said in keys.items()))
+    keys = {name.removeprefix("HIERFL_").lower(): os.environ[name] for name in own}
+    lines = (f"{json.dumps(key)} = {_value(key, said)}\n" for key, said in keys.items())
+    path.write_text("".join(lines))
     return path
+
+
+def _is_meant(name: str) -> bool:
+    """Return whether a variable may be meant as a key of the policy: HIERFL_MIN_COUNT, or nearly so."""
+    prefix, _, key = name.upper().partition("_")
+    is_near = SequenceMatcher(None, prefix, "HIERFL").ratio() > 0.75
+    return name.upper().startswith("HIERFL") or (is_near and key.lower() in KEYS)
 
 
 def _value(key: str, said: str) -> str:

@@ -16,14 +16,14 @@ from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Method, Up
+from hierfl.method import Client, Method
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import (
     Descent,
+    averaging_client,
     common_params,
-    copies,
-    half_square,
     plain_average,
+    proximal_loss,
 )
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
@@ -34,8 +34,6 @@ from hierfl.program.sites import Model
     infers="one global model; FedProx with `prox=`",
     source="McMahan et al. 2017, arXiv:1602.05629; FedProx: Li et al. 2020, arXiv:1812.06127",
     common="weights",
-    own="none",
-    kept="nothing",
     crosses="its copy of the weights",
     new="the global model",
     up="`theta`*: its weights after training; `loss`*",
@@ -72,14 +70,8 @@ def fedavg(
         common_params(program, "fedavg")
 
         def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
-            nll = program.mean_loss(w, batch)
-            return nll + prox * half_square(w, message) if prox else nll
+            return proximal_loss(program, w, message, prox, batch)
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            return copies(work, rows), own
-
-        return Client(
-            {}, lambda message, own: descent.begin(message), (descent.phase(loss),), finish
-        )
+        return averaging_client(descent, descent.phase(loss))
 
     return Method("fedprox" if prox else "fedavg", model, delta, client, plain_average)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from hierfl.core.trees import Tree, lerp
 from hierfl.data.batch import ClientBatch
-from hierfl.method import Clock, Phase, Server, Share, Up, slope
+from hierfl.method import Client, Clock, Phase, Server, Share, Step, Up, slope
 from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 
@@ -43,7 +43,11 @@ class Descent:
         def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             return self.moved(work, lambda w: loss(w, work, message, batch))
 
-        return Phase(move, self.steps, self.unit, self.batch_size)
+        return self.taking(move)
+
+    def taking(self, move: Step, steps: int | None = None) -> Phase:
+        """Return the phase of a step, as often as the client descends, or `steps` times."""
+        return Phase(move, self.steps if steps is None else steps, self.unit, self.batch_size)
 
     def on_likelihood(self, program: Program) -> Phase:
         """Return steps down the mean negative log likelihood of a row, and nothing else."""
@@ -139,6 +143,17 @@ def expect_model(model: object, kind: type, method: str, options: str) -> None:
         )
 
 
+def averaging_client(descent: Descent, *phases: Phase, **others: Any) -> Client:
+    """Return the client of FedAvg: a stateless one that descends from the server's params and sends its copy."""
+    return Client(
+        own={},
+        start=lambda message, own: descent.begin(message),
+        phases=phases,
+        finish=lambda work, message, own, rows: (copies(work, rows), own),
+        **others,
+    )
+
+
 def copies(work: Tree, rows: Tensor) -> Up:
     """Return what a client of FedAvg sends, weighted by rows: its copy, and its last loss."""
     return {"theta": Share(work["w"], rows), "loss": Share(work["loss"], rows)}
@@ -147,3 +162,11 @@ def copies(work: Tree, rows: Tensor) -> Up:
 def half_square(a: Tree, b: Tree) -> Tensor:
     """Return |a - b|^2 / 2 of two dicts of tensors, ()."""
     return sum((0.5 * (a[k] - b[k]).square().sum() for k in a), torch.zeros(()))
+
+
+def proximal_loss(
+    program: Program, w: Params, center: Params, prox: float, batch: ClientBatch
+) -> Tensor:
+    """Return nll(w) + prox |w - center|^2 / 2, nll the mean negative log likelihood of a row, ()."""
+    nll = program.mean_loss(w, batch)
+    return nll + prox * half_square(w, center) if prox else nll

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.distributions import Transform, transform_to
 
 from hierfl.core.trees import Tree
+from hierfl.method import Server
+from hierfl.methods.parts.averaging import averaging_server
 from hierfl.program.handlers import Answer, unchecked
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Values
@@ -114,6 +116,10 @@ def _same(target: Tensor, values: Params) -> str | None:
     )
 
 
+# mean over clients, and variance about it -> the prior's mean and variance, elementwise
+Rule = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
 @dataclass(frozen=True)
 class PriorMoments:
     """First and second moments of the clients' posteriors, and the prior that fits them best."""
@@ -133,18 +139,24 @@ class PriorMoments:
             square[loc] = away[loc].square() + sd.square().view(theta[loc].shape)
         return {"away": away, "square": square}
 
-    def best(self, theta: Params, moments: Tree) -> Params:
-        """Return the prior with the smallest mean of KL(q_i || p), the M-step of EM."""
+    def best(self, theta: Params, moments: Tree, rule: Rule) -> Params:
+        """Return the prior's params by a rule for the mean and the variance of each weight."""
         new = dict(theta)
         for loc, away in moments["away"].items():
-            new[loc] = theta[loc] + away
+            around = (moments["square"][loc] - away.square()).clamp(min=0.0)
+            new[loc], variance = rule(theta[loc] + away, around)
             if loc in self.scale:
-                sd, name = (
-                    (moments["square"][loc] - away.square()).clamp(min=0.0).sqrt(),
-                    self.scale[loc],
-                )
-                new[name] = self.links[name].inv(sd).view(theta[name].shape)
+                name = self.scale[loc]
+                new[name] = self.links[name].inv(variance.sqrt()).view(theta[name].shape)
         return new
+
+    def server(self, program: Program, rule: Rule = lambda mean, around: (mean, around)) -> Server:
+        """Return the server of `best`; without a rule it minimizes the mean of KL(q_i || p), EM's M-step."""
+
+        def target(theta: Params, means: dict[str, Tree]) -> Params:
+            return self.best(theta, means["moments"], rule)
+
+        return averaging_server(program.start()[0], target)
 
 
 def moments_of(program: Program) -> PriorMoments:

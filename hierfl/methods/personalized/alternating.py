@@ -39,13 +39,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree, chosen
+from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Phase, Share, Up, over_draws, slope
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import plain_average
+from hierfl.methods.parts.personal import personal_client
 from hierfl.methods.parts.prior_params import at_prior, learned_hierarchy
 from hierfl.methods.wrappers.averages import by_rows
 from hierfl.optimizers import SGD, Adam, Optimizer, Stepped, step
@@ -73,18 +74,15 @@ class Alternating:
         above, mine = learned_hierarchy(program, "this method")
 
         def loss(theta: Params, phi: Params, batch: ClientBatch) -> Tensor:
-            def one(b: ClientBatch) -> Tensor:
+            def at(b: ClientBatch) -> Tensor:
                 return self.loss(program.terms({**theta, **phi}, b), b.counts)
 
-            return over_draws(one, batch, self.draws, keyed=program.in_vmap)
+            return over_draws(at, batch, self.draws, keyed=program.in_vmap)
 
         self.begin(program, above)  # refuses a guide that cannot start there before the first round
 
-        def served(message: Tree, own: Tree) -> Params:
-            return chosen(own["seen"], own["phi"], self.begin(program, message))
-
         def start(message: Tree, own: Tree) -> Tree:
-            phi = self.begin(program, message) if self.restarts else served(message, own)
+            phi = self.begin(program, message) if self.restarts else own["phi"]
             return {
                 "theta": Stepped(message, self.shared.init(message)),
                 "phi": Stepped(phi, self.local.init(phi)),
@@ -112,16 +110,16 @@ class Alternating:
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             up = {"theta": Share(work["theta"].params), "loss": Share(work["loss"])}
-            return up, {"phi": work["phi"].params, "seen": torch.ones(())}
+            return up, {"phi": work["phi"].params}
 
-        return Client(
-            own={"phi": mine, "seen": torch.zeros(())},
+        return personal_client(
+            {"phi": mine},
+            lambda message, own: {"phi": self.begin(program, message)},
             start=start,
             phases=(Phase(move, self.steps, batch_size=self.batch_size),),
             finish=finish,
-            params=lambda message, own: {**message, **served(message, own)},
+            params=lambda message, own: {**message, **own["phi"]},
             adapt=(Phase(tune, self.steps, batch_size=self.batch_size),),
-            seen=lambda own: own["seen"],
         )
 
 

@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree, chosen, scaled, tree_map
+from hierfl.core.trees import Tree, scaled, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Share, Up, slope
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import common_params, plain_average
+from hierfl.methods.parts.personal import personal_client
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
@@ -80,17 +81,10 @@ def apfl(
     def client(program: Program) -> Client:
         above = common_params(program, "apfl")
 
-        def own_model(message: Tree, own: Tree) -> Params:
-            return chosen(own["seen"], own["v"], message)
-
-        def params(message: Tree, own: Tree) -> Params:
-            return _mixed(message, own_model(message, own), own["alpha"])
-
         def start(message: Tree, own: Tree) -> Tree:
-            w, v = message, own_model(message, own)
             return {
-                "w": Stepped(w, optimizer.init(w)),
-                "v": Stepped(v, optimizer.init(v)),
+                "w": Stepped(message, optimizer.init(message)),
+                "v": Stepped(own["v"], optimizer.init(own["v"])),
                 "alpha": own["alpha"],
                 "moves": torch.full((), float(adaptive)),
                 "loss": torch.zeros(()),
@@ -115,16 +109,16 @@ def apfl(
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             up: Up = {"theta": Share(work["w"].params), "loss": Share(work["loss"])}
-            return up, {"v": work["v"].params, "alpha": work["alpha"], "seen": torch.ones(())}
+            return up, {"v": work["v"].params, "alpha": work["alpha"]}
 
-        return Client(
-            own={"v": above, "alpha": torch.tensor(alpha), "seen": torch.zeros(())},
+        return personal_client(
+            {"v": above, "alpha": torch.tensor(alpha)},
+            lambda message, own: {"v": message},
             start=start,
             phases=(Phase(move, steps, unit, batch_size),),
             finish=finish,
-            params=params,
+            params=lambda message, own: _mixed(message, own["v"], own["alpha"]),
             adapt=(Phase(tune, steps, unit, batch_size),),
-            seen=lambda own: own["seen"],
         )
 
     return Method("apfl", model, delta, client, plain_average)

@@ -12,7 +12,7 @@ from torch import Tensor
 from hierfl.core.arguments import NameRule, names_by_rule
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.method import Server, Share, Step, slope
+from hierfl.method import Server, Share, Step, Up, slope
 from hierfl.methods.parts.averaging import averaging_server, check_no_sites
 from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
@@ -47,6 +47,10 @@ class BodyAndHead:
         """Return a client's update: its body, if any, and the loss of its last step."""
         body = {"theta": Share(work["body"].params, weight)} if self.body else {}
         return {**body, "loss": Share(work["loss"], weight)}
+
+    def finished(self, work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        """Return the update, weighted by rows, and the head, which is kept."""
+        return self.sent(work, rows), {"head": work["head"].params}
 
     def server(self) -> Server:
         """Return the server that averages the bodies."""

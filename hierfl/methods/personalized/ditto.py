@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree, chosen
+from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Method, Phase, Server, Share, Up
+from hierfl.method import Client, Method, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, averaging_server, common_params, half_square
+from hierfl.methods.parts.averaging import Descent, averaging_server, common_params, proximal_loss
+from hierfl.methods.parts.personal import personal_client
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
@@ -107,19 +107,9 @@ def _alongside(
     name: str, model: Model, prox: float, descent: Descent, personal_steps: int
 ) -> Method:
     def client(program: Program) -> Client:
-        above = common_params(program, name)
-
-        def params(message: Tree, own: Tree) -> Params:
-            return chosen(own["seen"], own["theta"], message)
-
-        def start(message: Tree, own: Tree) -> Tree:
-            ours = descent.begin(message)
-            return {"mine": {**ours, "w": params(message, own)}, "ours": ours}
-
         def personal(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             def loss(w: Params) -> Tensor:
-                nll = program.mean_loss(w, batch)
-                return nll + prox * half_square(w, message) if prox else nll
+                return proximal_loss(program, w, message, prox, batch)
 
             return {**work, "mine": descent.moved(work["mine"], loss)}
 
@@ -132,18 +122,21 @@ def _alongside(
             up = {"loss": Share(mine["loss"], rows)}
             if descent.steps:
                 up["theta"] = Share(ours["w"], rows)
-            return up, {"theta": mine["w"], "seen": torch.ones(())}
+            return up, {"theta": mine["w"]}
 
-        tuning = Phase(personal, personal_steps, descent.unit, descent.batch_size)
-        return Client(
-            own={"theta": above, "seen": torch.zeros(())},
-            start=start,
+        tuning = descent.taking(personal, personal_steps)
+        return personal_client(
+            {"theta": common_params(program, name)},
+            lambda message, own: {"theta": message},
+            start=lambda message, own: {
+                "mine": descent.begin(own["theta"]),
+                "ours": descent.begin(message),
+            },
             # the common model comes first: in phase 0 its mini-batches are those of fedavg
-            phases=(Phase(common, descent.steps, descent.unit, descent.batch_size), tuning),
+            phases=(descent.taking(common), tuning),
             finish=finish,
-            params=params,
+            params=lambda message, own: own["theta"],
             adapt=(tuning,),
-            seen=lambda own: own["seen"],
         )
 
     def server(program: Program) -> Server:

@@ -26,12 +26,13 @@ import torch
 from torch import Tensor
 
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree, chosen, tree_map
+from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, common_params, half_square
+from hierfl.methods.parts.averaging import Descent, common_params, proximal_loss
+from hierfl.methods.parts.personal import personal_client
 from hierfl.methods.parts.stacked import at_each, distances, flat, mean_of, stored
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program, ProgramError
@@ -154,31 +155,21 @@ def _attentive(
     def client(program: Program) -> Client:
         first = common_params(program, name)
 
-        def mine(own: Tree) -> Params:
-            return chosen(own["seen"], own["w"], own["mail"])
-
-        def start(message: Tree, own: Tree) -> Tree:
-            return {**descent.begin(mine(own)), "mix": own["mail"]}
-
         def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
-            nll = program.mean_loss(w, batch)
-            return nll + pull * half_square(w, work["mix"]) if pull else nll
+            return proximal_loss(program, w, work["mix"], pull, batch)
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             up: Up = {"w": Each(work["w"]), "loss": Share(work["loss"], rows)}
-            return up, {"w": work["w"], "mail": work["mix"], "seen": torch.ones(())}
+            return up, {"w": work["w"], "mail": work["mix"]}
 
-        def new(message: Tree) -> Tree:
-            return {"w": message, "mail": message, "seen": torch.zeros(())}
-
-        return Client(
-            own=new(first),
-            start=start,
+        return personal_client(
+            {"w": first, "mail": first},
+            lambda message, own: {"w": own["mail"]},
+            start=lambda message, own: {**descent.begin(own["w"]), "mix": own["mail"]},
             phases=(descent.phase(loss),),
             finish=finish,
-            params=lambda message, own: mine(own),
-            seen=lambda own: own["seen"],
-            new=new,
+            params=lambda message, own: own["w"],
+            new=lambda message: {"w": message, "mail": message, "seen": torch.zeros(())},
         )
 
     def server(program: Program) -> Server:

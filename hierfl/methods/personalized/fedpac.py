@@ -20,7 +20,6 @@ plugged-in means. Heads are no hierarchy: their mix trades bias for variance.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -34,8 +33,10 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import expect_model
+from hierfl.methods.parts.averaging import Descent, expect_model
+from hierfl.methods.parts.personal import personal_client
 from hierfl.methods.parts.stacked import at_each, mean_of, stored
+from hierfl.methods.personalized.body_and_head import moving
 from hierfl.models.headed_network import HeadedNetwork
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
@@ -107,59 +108,20 @@ def fedpac(
     """
     expect_model(model, HeadedNetwork, "fedpac", "head=...")
     expect(feature_weight=(feature_weight, "[0, inf)"))
+    descents = Descent(optimizer, body_steps, unit, batch_size)
 
-    how = Training(
-        *(model, feature_weight, mix, head_optimizer, optimizer),
-        *(head_steps, body_steps, unit, batch_size),
-    )
-
-    def server(program: Program) -> Server:
-        return _server(program, model, mix)
-
-    return Method("fedpac", model, delta, how.client, server, discloses="summaries")
-
-
-def _parts(model: HeadedNetwork, program: Program) -> tuple[Params, Params]:
-    params = program.start()[0]
-    head = {name: v for name, v in params.items() if model.in_head(name)}
-    return {name: v for name, v in params.items() if name not in head}, head
-
-
-def _sizes(model: HeadedNetwork, program: Program) -> tuple[int, int]:
-    params, batch = program.start()[0], program.prototype
-    width = model.features(params, batch).shape[-1]
-    fn, _ = program.observed({}, batch, params)[model.y]
-    return fn.probs.shape[-1], width
-
-
-@dataclass(frozen=True)
-class Training:
-    """The arguments of `fedpac`, under the same names."""
-
-    model: HeadedNetwork
-    feature_weight: float
-    mix: bool
-    head_optimizer: Optimizer
-    optimizer: Optimizer
-    head_steps: int
-    body_steps: int
-    unit: Literal["step", "epoch"]
-    batch_size: int | None
-
-    def client(self, program: Program) -> Client:
-        """Return the client of one program."""
-        head, (classes, _) = _parts(self.model, program)[1], _sizes(self.model, program)
+    def client(program: Program) -> Client:
+        head, (classes, _) = _parts(model, program)[1], _sizes(model, program)
 
         def features(work: Tree, batch: ClientBatch) -> Classes:
             theta = {**work["body"].params, **work["head"].params}
-            return by_class(self.model, classes, theta, batch)
+            return by_class(model, classes, theta, batch)
 
         def start(message: Tree, own: Tree) -> Tree:
-            mine = chosen(own["seen"], own["mail"] if self.mix else own["head"], message["head"])
+            mine = chosen(own["seen"], own["mail"] if mix else own["head"], message["head"])
             return {
-                "body": Stepped(message["body"], self.optimizer.init(message["body"])),
-                "head": Stepped(mine, self.head_optimizer.init(mine)),
-                "own": own,
+                "body": Stepped(message["body"], optimizer.init(message["body"])),
+                "head": Stepped(mine, head_optimizer.init(mine)),
                 "h": torch.zeros_like(message["mu"]),
                 "means": torch.zeros_like(message["mu"]),
                 "classes": tuple(Classes(message["mu"], message["known"], torch.zeros(()))),
@@ -175,67 +137,81 @@ class Training:
             v = (by_label.squares - h.square().sum()) / by_label.rows.sum()
             return {**work, "h": h, "v": v.clamp(min=1e-12), "means": means}
 
-        def on_head(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            body, head = work["body"].params, work["head"]
-            gradient, value = slope(lambda h: program.mean_loss({**body, **h}, batch), head.params)
-            return {**work, "head": step(self.head_optimizer, gradient, head), "loss": value}
-
         def on_body(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            loss = self._body_loss(program, work, message, batch)
+            loss = _body_loss(program, model, feature_weight, work, message, batch)
             gradient, value = slope(loss, work["body"].params)
-            return {**work, "body": step(self.optimizer, gradient, work["body"]), "loss": value}
+            return {**work, "body": step(optimizer, gradient, work["body"]), "loss": value}
 
         def look_again(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             return {**work, "classes": tuple(features(work, batch))}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            (total, count, _), head = work["classes"], work["head"].params
+            (total, count, _), mine = work["classes"], work["head"].params
             up: Up = {
                 "theta": Share(work["body"].params, rows),
                 "classes": Share({"total": total, "count": count}),
-                "head": Each({"head": head, "h": work["h"], "v": work["v"]}),
+                "head": Each({"head": mine, "h": work["h"], "v": work["v"]}),
                 "loss": Share(work["loss"], rows),
             }
-            return up, {"head": head, "mail": own["mail"], "seen": torch.ones(())}
+            return up, {"head": mine, "mail": own["mail"]}
 
-        def params(message: Tree, own: Tree) -> Params:
-            return {**message["body"], **chosen(own["seen"], own["head"], message["head"])}
-
-        def new(head: Params) -> Tree:
-            return {"head": head, "mail": head, "seen": torch.zeros(())}
-
-        tuning = Phase(on_head, self.head_steps, self.unit, self.batch_size)
-        training = Phase(on_body, self.body_steps, self.unit, self.batch_size)
-        return Client(
-            own=new(head),
+        tuning = descents.taking(moving(program, {"head": head_optimizer}), head_steps)
+        return personal_client(
+            {"head": head, "mail": head},
+            lambda message, own: {"head": message["head"]},
             start=start,
-            phases=(Phase(look), tuning, training, Phase(look_again)),
+            phases=(Phase(look), tuning, descents.taking(on_body), Phase(look_again)),
             finish=finish,
-            params=params,
+            params=lambda message, own: {**message["body"], **own["head"]},
             adapt=(tuning,),
-            seen=lambda own: own["seen"],
-            new=lambda message: new(message["head"]),
+            new=lambda message: (
+                {n: message["head"] for n in ("head", "mail")} | {"seen": torch.zeros(())}
+            ),
         )
 
-    def _body_loss(
-        self, program: Program, work: Tree, message: Tree, batch: ClientBatch
-    ) -> Callable[[Params], Tensor]:
-        """Return the loss of the body: nll, and the pull of features to their classes' means."""
-        head, has_mean = work["head"].params, message["known"][:, None] > 0.0
-        labels = batch.fields[self.model.y][0].long()
-        center = torch.where(has_mean, message["mu"], work["means"])[labels]
-        pull = self.feature_weight * message["known"].amax()  # none in the first round
+    def server(program: Program) -> Server:
+        return _server(program, model, mix)
 
-        def loss(body: Params) -> Tensor:
-            with self.model.features_seen() as seen:
-                nll = program.mean_loss({**body, **head}, batch)
-            if not self.feature_weight:
-                return nll
-            away = (seen[-1].flatten(1) - center).square().mean(1)
-            rows = torch.ones_like(away) if batch.rows is None else batch.rows[0]
-            return nll + pull * (away * rows).sum() / rows.sum()
+    return Method("fedpac", model, delta, client, server, discloses="summaries")
 
-        return loss
+
+def _parts(model: HeadedNetwork, program: Program) -> tuple[Params, Params]:
+    params = program.start()[0]
+    head = {name: v for name, v in params.items() if model.in_head(name)}
+    return {name: v for name, v in params.items() if name not in head}, head
+
+
+def _sizes(model: HeadedNetwork, program: Program) -> tuple[int, int]:
+    params, batch = program.start()[0], program.prototype
+    width = model.features(params, batch).shape[-1]
+    fn, _ = program.observed({}, batch, params)[model.y]
+    return fn.probs.shape[-1], width
+
+
+def _body_loss(
+    program: Program,
+    model: HeadedNetwork,
+    weight: float,
+    work: Tree,
+    message: Tree,
+    batch: ClientBatch,
+) -> Callable[[Params], Tensor]:
+    """Return the loss of the body: nll, and the pull of features to their classes' means."""
+    head, has_mean = work["head"].params, message["known"][:, None] > 0.0
+    labels = batch.fields[model.y][0].long()
+    center = torch.where(has_mean, message["mu"], work["means"])[labels]
+    pull = weight * message["known"].amax()  # none in the first round
+
+    def loss(body: Params) -> Tensor:
+        with model.features_seen() as seen:
+            nll = program.mean_loss({**body, **head}, batch)
+        if not weight:
+            return nll
+        away = (seen[-1].flatten(1) - center).square().mean(1)
+        rows = torch.ones_like(away) if batch.rows is None else batch.rows[0]
+        return nll + pull * (away * rows).sum() / rows.sum()
+
+    return loss
 
 
 def by_class(model: HeadedNetwork, classes: int, theta: Params, batch: ClientBatch) -> Classes:

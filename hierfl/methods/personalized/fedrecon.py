@@ -20,14 +20,14 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from hierfl.core.arguments import NameRule
-from hierfl.core.trees import Tree, chosen
+from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Method, Phase, Rows, Server, Up
+from hierfl.method import Client, Method, Phase, Rows, Server
 from hierfl.methods.about import About
+from hierfl.methods.parts.personal import personal_client
 from hierfl.methods.personalized.body_and_head import (
     Optimizers,
     body_and_head,
@@ -36,7 +36,7 @@ from hierfl.methods.personalized.body_and_head import (
 )
 from hierfl.methods.wrappers.averages import with_optimizer
 from hierfl.optimizers import SGD, Optimizer
-from hierfl.program.program import Params, Program
+from hierfl.program.program import Program
 from hierfl.program.sites import Model
 
 
@@ -103,9 +103,6 @@ def fedrecon(
         query: Rows = "query" if split else "all"
         move = moving(program, {"body": body_optimizer})
 
-        def params(message: Tree, own: Tree) -> Params:
-            return {**message, **chosen(own["seen"], own["head"], split_params.first_head(message))}
-
         def start(message: Tree, own: Tree) -> Tree:
             work = split_params.work(message, split_params.first_head(message), optimizers)
             return {**work, "rows": torch.zeros(())}
@@ -113,22 +110,20 @@ def fedrecon(
         def counted(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             return {**move(work, message, batch), "rows": work["rows"] + batch.mask().sum()}
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            after = {"head": work["head"].params, "seen": torch.ones(())}
-            return split_params.sent(work, work["rows"]), after
-
         on_head = Phase(
             moving(program, {"head": head_optimizer}), head_steps, unit, batch_size, support
         )
         made = (on_head,) if split_params.head and head_steps else ()
-        return Client(
-            own={"head": split_params.head, "seen": torch.zeros(())},
+        return personal_client(
+            {"head": split_params.head},
+            lambda message, own: {"head": split_params.first_head(message)},
             start=start,
             phases=(*made, Phase(counted, body_steps, unit, batch_size, query)),
-            finish=finish,
-            params=params,
+            finish=lambda work, message, own, rows: split_params.finished(
+                work, message, own, work["rows"]
+            ),
+            params=lambda message, own: {**message, **own["head"]},
             adapt=tuple(replace(phase, rows="all") for phase in made),
-            seen=lambda own: own["seen"],
         )
 
     def server(program: Program) -> Server:

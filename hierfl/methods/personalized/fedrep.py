@@ -18,17 +18,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from hierfl.core.arguments import NameRule
-from hierfl.core.trees import Tree, chosen
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Method, Phase, Server, Up
+from hierfl.method import Client, Method, Phase, Server
 from hierfl.methods.about import About
+from hierfl.methods.parts.personal import personal_client
 from hierfl.methods.personalized.body_and_head import Optimizers, body_and_head, moving
 from hierfl.optimizers import SGD, Optimizer
-from hierfl.program.program import Params, Program
+from hierfl.program.program import Program
 from hierfl.program.sites import Model
 
 
@@ -82,29 +79,20 @@ def fedrep(
         split = body_and_head(program, head, name)
         optimizers: Optimizers = {"body": optimizer, "head": optimizer}
 
-        def head_of(message: Tree, own: Tree) -> Params:
-            return chosen(own["seen"], own["head"], split.first_head(message))
-
-        def start(message: Tree, own: Tree) -> Tree:
-            return split.work(message, head_of(message, own), optimizers)
-
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            return split.sent(work, rows), {"head": work["head"].params, "seen": torch.ones(())}
-
         on_head = Phase(moving(program, {"head": optimizer}), head_steps, unit, batch_size)
         on_body = Phase(moving(program, {"body": optimizer}), body_steps, unit, batch_size)
         on_all = Phase(moving(program, optimizers), body_steps, unit, batch_size)
         tuned = (on_head,) if split.head and head_steps else ()
         trained = (on_body,) if split.body and body_steps else ()
-        return Client(
-            own={"head": split.head, "seen": torch.zeros(())},
-            start=start,
+        return personal_client(
+            {"head": split.head},
+            lambda message, own: {"head": split.first_head(message)},
+            start=lambda message, own: split.work(message, own["head"], optimizers),
             # a phase without steps is left out: mini-batches stay those of methods without it
             phases=(on_all,) if joint else (*tuned, *trained),
-            finish=finish,
-            params=lambda message, own: {**message, **head_of(message, own)},
+            finish=split.finished,
+            params=lambda message, own: {**message, **own["head"]},
             adapt=tuned,
-            seen=lambda own: own["seen"],
         )
 
     def server(program: Program) -> Server:

@@ -45,7 +45,6 @@ BATCHES = {"first": 2, "hessian-free": 3, "full": 3}  # independent mini-batches
     infers="a common start from which one gradient step fits a client",
     source="Fallah et al. 2020, arXiv:2002.07948",
     common="a start for one step",
-    own="none",
     kept="its weights one step from those received",
     crosses="its copy of the start",
     new="one step on its rows",

@@ -18,12 +18,13 @@ is then stiff, and plain steps diverge, which is refused.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.distributions import transform_to
+from torch.distributions import Transform, transform_to
 
 from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, chosen
@@ -42,6 +43,7 @@ from hierfl.method import (
     slope,
 )
 from hierfl.methods.about import About
+from hierfl.methods.parts.personal import personal_client
 from hierfl.methods.parts.prior_params import mean_params
 from hierfl.models.bayesian_network import SPREAD
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
@@ -98,13 +100,67 @@ def pfedvem(
             that are no global params.
     """
     expect(head_steps=(head_steps, "[1, inf)"), draws=(draws, "[1, inf)"))
-    how = PFedVEMSetting(optimizer, base_optimizer, draws, confidence)
 
     def client(program: Program) -> Client:
-        em = Expectation(program, how)
-        heads = Phase(em.expect, head_steps, batch_size=head_batch_size)
-        count = steps if em.base else 0
-        return em.client(heads, Phase(em.move, count, unit, batch_size))
+        view = SpreadView.of(program)
+
+        def loss(params: Params, batch: ClientBatch, *, prior: bool) -> Tensor:
+            """Return [ E_q NLL_k (+ KL) ] / n_k, ()."""
+
+            def at(b: ClientBatch) -> Tensor:
+                terms = program.terms(params, b)
+                return ((terms.nll + terms.local_kl if prior else terms.nll) / b.counts).sum()
+
+            return over_draws(at, batch, draws, keyed=program.in_vmap)
+
+        def start(message: Tree, own: Tree) -> Tree:
+            phi = own["phi"]
+            spread = phi[SPREAD]
+            if confidence:
+                spread = chosen(own["seen"], view.most_likely(phi, message), spread)
+            q = {name: value for name, value in phi.items() if name != SPREAD}
+            base = {name: message[name] for name in view.base}
+            return {
+                "q": Stepped(q, optimizer.init(q)),
+                "spread": spread,
+                "base": Stepped(base, base_optimizer.init(base)),
+                "loss": torch.zeros(()),
+            }
+
+        def on_head(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            fixed, q = {**message, SPREAD: work["spread"]}, work["q"]
+            gradient, value = slope(lambda p: loss({**fixed, **p}, batch, prior=True), q.params)
+            return {**work, "q": step(optimizer, gradient, q), "loss": value}
+
+        def on_base(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            fixed = {**message, **work["q"].params, SPREAD: work["spread"]}
+            base = work["base"]
+            gradient, _ = slope(lambda p: loss({**fixed, **p}, batch, prior=False), base.params)
+            return {**work, "base": step(base_optimizer, gradient, base)}
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            q, rho = work["q"].params, view.links[SPREAD](work["spread"]).mean()
+            head = {p: q[f"{site}.loc"].reshape(message[p].shape) for site, p in view.means.items()}
+            weight = -2.0 * rho.log() if confidence else torch.zeros(())
+            up: Up = {
+                "head": LogShare(head, weight),
+                "base": Share(work["base"].params, rows),
+                "loss": Share(work["loss"]),
+                "rho": Share(rho),
+            }
+            phi = {**q, SPREAD: work["spread"]}
+            return up, {"phi": {name: phi[name] for name in view.mine}}
+
+        heads = Phase(on_head, head_steps, batch_size=head_batch_size)
+        return personal_client(
+            {"phi": view.mine},
+            lambda message, own: {"phi": view.about(message)},
+            start=start,
+            phases=(heads, Phase(on_base, steps if view.base else 0, unit, batch_size)),
+            finish=finish,
+            params=lambda message, own: {**message, **own["phi"]},
+            adapt=(heads,),
+        )
 
     return Method("pfedvem", model, mean_field, client, _server)
 
@@ -116,114 +172,44 @@ def _server(program: Program) -> Server:
     return Server(program.start()[0], update)
 
 
-@dataclass(frozen=True)
-class PFedVEMSetting:
-    """The arguments of `pfedvem` that clients need."""
+@dataclass(frozen=True, eq=False)
+class SpreadView:
+    """What the prior of a program whose clients have one scale each consists of."""
 
-    optimizer: Optimizer
-    base_optimizer: Optimizer
-    draws: int
-    confidence: bool
+    mine: Params  # local params as they start
+    means: Mapping[str, str]  # local site -> the global param that is its prior's mean
+    links: Mapping[str, Transform]  # param -> its map from unconstrained values
+    base: list[str]  # other global params
 
-
-class Expectation:
-    """A client of one program."""
-
-    def __init__(self, program: Program, how: PFedVEMSetting) -> None:
-        self.program, self.how = program, how
-        self.above, self.mine = program.start()
-        if SPREAD not in self.mine:
+    @classmethod
+    def of(cls, program: Program) -> SpreadView:
+        """Return the view of a program; refuse one without a scale of each client."""
+        above, mine = program.start()
+        if SPREAD not in mine:
             raise ProgramError(
                 f"pfedvem fits a scale for each client, a local param '{SPREAD}', and the model "
                 'has none: take bayesian_network(module, prior_scale="client")'
             )
-        self.means = mean_params(program)  # site -> its prior's mean
-        self.links = {spec.name: transform_to(spec.constraint) for spec in program.params}
-        heads = set(self.means.values())
-        self.base = [name for name in self.above if name not in heads]
+        means = mean_params(program)
+        links = {spec.name: transform_to(spec.constraint) for spec in program.params}
+        return cls(mine, means, links, [n for n in above if n not in means.values()])
 
-    def client(self, heads: Phase, base: Phase) -> Client:
-        """Return the client of two phases."""
-        return Client(
-            own={"phi": self.mine, "seen": torch.zeros(())},
-            start=self.start,
-            phases=(heads, base),
-            finish=self.finish,
-            params=lambda message, own: {**message, **self.served(message, own)},
-            adapt=(heads,),
-            seen=lambda own: own["seen"],
-        )
-
-    def served(self, message: Tree, own: Tree) -> Params:
-        """Return a client's own params; before its first round, those about the common weights."""
-        begin = dict(self.mine)
-        for site, param in self.means.items():
-            begin[f"{site}.loc"] = message[param].reshape(self.mine[f"{site}.loc"].shape)
-        return chosen(own["seen"], own["phi"], begin)
-
-    def start(self, message: Tree, own: Tree) -> Tree:
-        """Return the working state: the last q, the spread that it shows, and the base."""
-        phi = self.served(message, own)
-        if self.how.confidence:
-            spread = chosen(own["seen"], self.spread_of(phi, message), phi[SPREAD])
-        else:
-            spread = phi[SPREAD]
-        q = {name: value for name, value in phi.items() if name != SPREAD}
-        base = {name: message[name] for name in self.base}
-        return {
-            "q": Stepped(q, self.how.optimizer.init(q)),
-            "spread": spread,
-            "base": Stepped(base, self.how.base_optimizer.init(base)),
-            "loss": torch.zeros(()),
+    def about(self, message: Tree) -> Params:
+        """Return a client's own params about the common weights."""
+        locs = {
+            f"{site}.loc": message[param].reshape(self.mine[f"{site}.loc"].shape)
+            for site, param in self.means.items()
         }
+        return {**self.mine, **locs}
 
-    def spread_of(self, phi: Params, message: Tree) -> Tensor:
+    def most_likely(self, phi: Params, message: Tree) -> Tensor:
         """Return the most likely rho_k, unconstrained, of the shape of its param."""
         total, count = torch.zeros(()), 0
-        for site, param in self.means.items():
-            name = f"{site}.scale"
-            away = phi[f"{site}.loc"] - message[param].reshape(phi[f"{site}.loc"].shape)
-            total = total + self.links[name](phi[name]).square().sum() + away.square().sum()
-            count += away.numel()
+        for name, loc in self.about(message).items():
+            if name.endswith(".loc"):
+                scale = name.removesuffix("loc") + "scale"
+                away = phi[name] - loc
+                total = total + self.links[scale](phi[scale]).square().sum() + away.square().sum()
+                count += away.numel()
         rho = (total / count).sqrt().clamp(min=LEAST)
         return self.links[SPREAD].inv(rho).expand(self.mine[SPREAD].shape)
-
-    def loss(self, params: Params, batch: ClientBatch, *, prior: bool) -> Tensor:
-        """Return [ E_q NLL_k (+ KL) ] / n_k, ()."""
-
-        def one(b: ClientBatch) -> Tensor:
-            terms = self.program.terms(params, b)
-            total = terms.nll + terms.local_kl if prior else terms.nll
-            return (total / b.counts).sum()
-
-        return over_draws(one, batch, self.how.draws, keyed=self.program.in_vmap)
-
-    def expect(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        """Take a step of q_k."""
-        fixed = {**message, SPREAD: work["spread"]}
-        gradient, value = slope(
-            lambda q: self.loss({**fixed, **q}, batch, prior=True), work["q"].params
-        )
-        return {**work, "q": step(self.how.optimizer, gradient, work["q"]), "loss": value}
-
-    def move(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        """Take a step of the base."""
-        fixed = {**message, **work["q"].params, SPREAD: work["spread"]}
-        gradient, _ = slope(
-            lambda base: self.loss({**fixed, **base}, batch, prior=False), work["base"].params
-        )
-        return {**work, "base": step(self.how.base_optimizer, gradient, work["base"])}
-
-    def finish(self, work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        """Return the update, the head's means by confidence and the base by rows, and the client state."""
-        q, rho = work["q"].params, self.links[SPREAD](work["spread"]).mean()
-        head = {p: q[f"{site}.loc"].reshape(message[p].shape) for site, p in self.means.items()}
-        weight = -2.0 * rho.log() if self.how.confidence else torch.zeros(())
-        up: Up = {
-            "head": LogShare(head, weight),
-            "base": Share(work["base"].params, rows),
-            "loss": Share(work["loss"]),
-            "rho": Share(rho),
-        }
-        phi = {**q, SPREAD: work["spread"]}
-        return up, {"phi": {name: phi[name] for name in self.mine}, "seen": torch.ones(())}

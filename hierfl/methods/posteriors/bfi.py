@@ -46,7 +46,6 @@ FRACTIONS = torch.tensor([1.0, 0.5, 0.25, 0.0])  # of a step, tried in a line se
     common="sites",
     own="sites with modes",
     guide="a Gaussian",
-    kept="nothing",
     crosses="a Gaussian posterior, once",
     new="one round: its own mode",
     down="the prior's Gaussian",

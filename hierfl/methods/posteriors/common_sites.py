@@ -76,6 +76,11 @@ class CommonSites:
             params[scale] = links[scale].inv(value.rsqrt())
         return params
 
+    def served(self, message: Tree, own: Tree) -> Params:
+        """Return the params of the guide `mean_field` at `product_server`'s state."""
+        count = float(self.program.num_clients)
+        return self.gaussian(message["z"], scaled(message["precision"], count))
+
 
 def common_sites(program: Program, method: str, *, independent: bool = False) -> CommonSites:
     """Return the global sites of a program; refuse one with others, or with params, or with tied priors."""

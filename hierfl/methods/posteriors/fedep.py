@@ -62,7 +62,6 @@ AT_ONCE = 32  # points evaluated together
     ),
     source="Guo et al. 2023, arXiv:2302.04228",
     common="sites",
-    own="none",
     guide="a Gaussian, by moments",
     kept="its Gaussian factor; mode of the local sites. Nothing with `shared_factor=True`",
     crosses="the change of its factor",

@@ -17,7 +17,7 @@ weight decay, and counted once in the product; the paper weights by h alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -44,9 +44,7 @@ from hierfl.program.sites import Model
     infers="one global posterior by variational online Newton, at Adam's cost",
     source="Pal et al. 2025, arXiv:2411.18385",
     common="sites",
-    own="none",
     guide="independent Gaussians",
-    kept="nothing",
     crosses="its weighted move and its precision",
     new="the global posterior",
     down="`z`, the mean precision of a client, and its rows",
@@ -94,44 +92,17 @@ def fedivon(
         draws=(draws, "[1, inf)"),
         **{"betas[0]": (first, "[0, 1)"), "betas[1]": (second, "[0, 1]")},
     )
-    how = Newton(lr, first, second, steps, unit, batch_size, draws, temperature)
 
     def client(program: Program) -> Client:
-        return how.client(common_sites(program, "fedivon", independent=True))
-
-    def server(program: Program) -> Server:
         sites = common_sites(program, "fedivon", independent=True)
-        z = sites.start()
-        bent = scaled(sites.prior_slope(z)[1], program.share)
-        return product_server(sites, tree_map(lambda b: b + curvature_start, bent))
-
-    return Method("fedivon", model, mean_field, client, server)
-
-
-@dataclass(frozen=True)
-class Newton:
-    """The options of a client, under the names of `fedivon`."""
-
-    lr: float
-    first: float
-    second: float
-    steps: int
-    unit: Literal["step", "epoch"]
-    batch_size: int | None
-    draws: int
-    temperature: float
-
-    def client(self, sites: CommonSites) -> Client:
-        """Return the client of one program."""
-        share, count = sites.program.share, float(sites.program.num_clients)
+        share, count = program.share, float(program.num_clients)
 
         def start(message: Tree, own: Tree) -> Tree:
             z = message["z"]
             pull, bent = (scaled(part, share) for part in sites.prior_slope(z))
-            mine = scaled(sub(message["precision"], bent), 1.0 / message["rows"])
             return {
                 "mean": z,
-                "curvature": mine,
+                "curvature": scaled(sub(message["precision"], bent), 1.0 / message["rows"]),
                 "momentum": zeros_like(z),
                 "prior": {"pull": pull, "bent": bent},
                 "taken": torch.zeros(()),
@@ -139,76 +110,74 @@ class Newton:
             }
 
         def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            mean, rows = work["mean"], batch.counts.sum()
+            mean, h, rows = work["mean"], work["curvature"], batch.counts.sum()
             near = scaled(work["prior"]["bent"], 1.0 / rows)
-            whole = add(work["curvature"], near)
-            gradient, seen, value = self._seen(sites, mean, scaled(whole, count * rows), batch)
+            whole = add(h, near)
+            precision = scaled(whole, count * rows)
+            gradient, hat, value = drawn_slopes(sites, mean, precision, batch, draws, temperature)
             taken = work["taken"] + 1.0
             momentum = tree_map(
-                lambda m, g: self.first * m + (1.0 - self.first) * g, work["momentum"], gradient
+                lambda m, g: first * m + (1.0 - first) * g, work["momentum"], gradient
             )
-            curvature = tree_map(self._curved, work["curvature"], seen, whole)
-            debias = 1.0 - self.first**taken
-            away = sub(mean, message["z"])
+            if temperature:
+                h = tree_map(partial(new_curvature, second), h, hat, whole)
+            debias = 1.0 - first**taken
 
             def moved(m: Tensor, g: Tensor, h: Tensor, d: Tensor, p: Tensor, a: Tensor) -> Tensor:
-                return m - self.lr * (g / debias + p / rows + d * a) / (h + d)
+                return m - lr * (g / debias + p / rows + d * a) / (h + d)
 
-            pull = work["prior"]["pull"]
-            new = tree_map(moved, mean, momentum, curvature, near, pull, away)
-            return {
-                **work,
-                "mean": new,
-                "curvature": curvature,
-                "momentum": momentum,
-                "taken": taken,
-                "loss": value,
-            }
+            away, pull = sub(mean, message["z"]), work["prior"]["pull"]
+            new = {"mean": tree_map(moved, mean, momentum, h, near, pull, away), "curvature": h}
+            return {**work, **new, "momentum": momentum, "taken": taken, "loss": value}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             precision = add(scaled(work["curvature"], rows), work["prior"]["bent"])
-            moved = sub(work["mean"], message["z"])
-            shift = tree_map(torch.mul, precision, moved)
+            shift = tree_map(torch.mul, precision, sub(work["mean"], message["z"]))
             return product_share(precision, shift, work["loss"], rows), own
 
         return Client(
             own={},
             start=start,
-            phases=(Phase(move, self.steps, self.unit, self.batch_size),),
+            phases=(Phase(move, steps, unit, batch_size),),
             finish=finish,
-            params=lambda message, own: sites.gaussian(
-                message["z"], scaled(message["precision"], count)
-            ),
+            params=sites.served,
             adapt=(),
         )
 
-    def _curved(self, h: Tensor, seen: Tensor, whole: Tensor) -> Tensor:
-        """Return the next curvature of a row, which with the prior's is positive."""
-        if not self.temperature:
-            return h
-        new = 1.0 - self.second
-        return self.second * h + new * seen + 0.5 * (new * (h - seen)).square() / whole
+    def server(program: Program) -> Server:
+        sites = common_sites(program, "fedivon", independent=True)
+        bent = scaled(sites.prior_slope(sites.start())[1], program.share)
+        return product_server(sites, tree_map(lambda b: b + curvature_start, bent))
 
-    def _seen(
-        self, sites: CommonSites, mean: Params, precision: Params, batch: ClientBatch
-    ) -> tuple[Params, Params, Tensor]:
-        """Return the gradient at draws, the curvature of a row that they show, and the loss."""
-        gradient, seen, loss = zeros_like(mean), zeros_like(mean), torch.zeros(())
-        for draw in range(self.draws):
-            away = self._away(precision, batch.redrawn(draw))
-            slope_here, value = slope(lambda z: sites.mean_nll(z, batch), add(mean, away))
-            gradient = add(gradient, scaled(slope_here, 1.0 / self.draws))
-            seen_here = tree_map(
-                lambda g, a, p: g * a * p / self.draws, slope_here, away, precision
-            )
-            seen, loss = add(seen, seen_here), loss + value / self.draws
-        return gradient, seen, loss
+    return Method("fedivon", model, mean_field, client, server)
 
-    def _away(self, precision: Params, batch: ClientBatch) -> Params:
-        """Return how far a draw is from the mean."""
-        away = {}
-        for name, value in precision.items():
-            key = noise.fold(batch.key[0], noise.word(name))
-            eps = noise.normals(key, tuple(value.shape), value.dtype)
-            away[name] = self.temperature**0.5 * eps * value.rsqrt()
-        return away
+
+def new_curvature(b2: float, h: Tensor, hat: Tensor, whole: Tensor) -> Tensor:
+    """Return the next curvature of a row, which with the prior's is positive."""
+    new = 1.0 - b2
+    return b2 * h + new * hat + 0.5 * (new * (h - hat)).square() / whole
+
+
+def drawn_slopes(
+    sites: CommonSites,
+    mean: Params,
+    precision: Params,
+    batch: ClientBatch,
+    draws: int,
+    temperature: float,
+) -> tuple[Params, Params, Tensor]:
+    """Return the gradient at draws, the curvature of a row that they show, and the loss."""
+    gradient, curvature, loss = zeros_like(mean), zeros_like(mean), torch.zeros(())
+    for draw in range(draws):
+        key = batch.redrawn(draw).key[0]
+        away = {
+            name: temperature**0.5
+            * noise.normals(noise.fold(key, noise.word(name)), tuple(p.shape), p.dtype)
+            * p.rsqrt()
+            for name, p in precision.items()
+        }
+        here, value = slope(lambda z: sites.mean_nll(z, batch), add(mean, away))
+        gradient = add(gradient, scaled(here, 1.0 / draws))
+        bent = tree_map(lambda g, a, p: g * a * p / draws, here, away, precision)
+        curvature, loss = add(curvature, bent), loss + value / draws
+    return gradient, curvature, loss

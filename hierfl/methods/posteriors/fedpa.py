@@ -21,7 +21,6 @@ product. The answer is a point.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -48,9 +47,7 @@ LIMIT = 1000  # most params of a dense Hessian
     infers="one global model, the mode of the product of the clients' Gaussian posteriors",
     source="Al-Shedivat et al. 2021, arXiv:2010.05273",
     common="params under a flat prior",
-    own="none",
     guide="points; clients sample",
-    kept="nothing",
     crosses="a gradient scaled by its covariance",
     new="the global model",
     down="the weights; whether to average",
@@ -103,37 +100,19 @@ def fedpa(
         shrinkage=(shrinkage, "[0, inf)"),
         newton_steps=(newton_steps, "[1, inf)"),
     )
-    how = Iterates(epochs, burn_in, shrinkage, batch_size, optimizer)
+
+    def steps_of(rows: Tensor) -> Tensor:
+        """Return the mini-batches of a pass over a client's rows, ()."""
+        return torch.ones(()) if batch_size is None else (rows / batch_size).ceil()
 
     def client(program: Program) -> Client:
-        if posterior == "iterates":
-            return how.client(program)
-        return _laplace_client(program, newton_steps)
-
-    def server(program: Program) -> Server:
-        return _server(program, server_optimizer, averaging_rounds)
-
-    return Method("fedpa", model, delta, client, server)
-
-
-@dataclass(frozen=True)
-class Iterates:
-    """The options of a client that draws from its posterior, under the names of `fedpa`."""
-
-    epochs: int
-    burn_in: int
-    shrinkage: float
-    batch_size: int | None
-    optimizer: Optimizer
-
-    def client(self, program: Program) -> Client:
-        """Return the client of one program."""
-        draws = self.epochs - self.burn_in
-        size = as_vector(common_params(program, "fedpa")).numel()
+        if posterior == "laplace":
+            return _laplace_client(program, newton_steps)
+        draws, size = epochs - burn_in, as_vector(common_params(program, "fedpa")).numel()
 
         def start(message: Tree, own: Tree) -> Tree:
             return {
-                "at": Stepped(message["theta"], self.optimizer.init(message["theta"])),
+                "at": Stepped(message["theta"], optimizer.init(message["theta"])),
                 "sums": torch.zeros(draws, size),
                 "taken": torch.zeros(()),
                 "loss": torch.zeros(()),
@@ -141,15 +120,15 @@ class Iterates:
 
         def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             gradient, value = slope(lambda w: program.mean_loss(w, batch), work["at"].params)
-            at = step(self.optimizer, gradient, work["at"])
-            draw = (work["taken"] / self._steps(batch.counts.sum())).floor() - self.burn_in
+            at = step(optimizer, gradient, work["at"])
+            draw = (work["taken"] / steps_of(batch.counts.sum())).floor() - burn_in
             away = as_vector(sub(at.params, message["theta"]))
             sums = add_to_row(work["sums"], away, draw)
             return {"at": at, "sums": sums, "taken": work["taken"] + 1.0, "loss": value}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             theta = message["theta"]
-            moved = product_gradient(work["sums"], self._steps(rows), self.shrinkage)
+            moved = product_gradient(work["sums"], steps_of(rows), shrinkage)
             averaged = sub(theta, work["at"].params)
             sent = chosen(message["averaging"], averaged, as_tree(moved, theta))
             return {"moved": Share(sent, rows), "loss": Share(work["loss"], rows)}, own
@@ -157,15 +136,16 @@ class Iterates:
         return Client(
             own={},
             start=start,
-            phases=(Phase(move, self.epochs, "epoch", self.batch_size),),
+            phases=(Phase(move, epochs, "epoch", batch_size),),
             finish=finish,
             params=lambda message, own: message["theta"],
             adapt=(),
         )
 
-    def _steps(self, rows: Tensor) -> Tensor:
-        """Return the mini-batches of a pass over a client's rows, ()."""
-        return torch.ones(()) if self.batch_size is None else (rows / self.batch_size).ceil()
+    def server(program: Program) -> Server:
+        return _server(program, server_optimizer, averaging_rounds)
+
+    return Method("fedpa", model, delta, client, server)
 
 
 def product_gradient(sums: Tensor, steps: Tensor, rho: float) -> Tensor:

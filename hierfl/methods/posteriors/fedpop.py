@@ -40,8 +40,9 @@ from hierfl.guides.kept_draws import kept_draws as guide_of_draws
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import stepping_server
+from hierfl.methods.parts.personal import personal_client
 from hierfl.optimizers import Adam, Optimizer
-from hierfl.program.handlers import Noise, NoKeyedDraw, draw, unchecked
+from hierfl.program.handlers import KeyedNoise, NoKeyedDraw, draw, unchecked
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Model, Values
 from hierfl.program.terms import log_joint
@@ -160,9 +161,9 @@ class Chain:
         # refuses a program without local sites before the first round
         prior_draws(program, above, torch.zeros(1, dtype=torch.int32))
 
-        def points(message: Tree, own: Tree) -> Tensor:
-            drawn = prior_draws(program, message, torch.arange(self.kept_draws, dtype=torch.int32))
-            return chosen(own["seen"], own["points"], drawn)
+        def first(message: Tree, own: Tree) -> Tree:
+            numbers = torch.arange(self.kept_draws, dtype=torch.int32)
+            return {"points": prior_draws(program, message, numbers)}
 
         def start(message: Tree, own: Tree) -> Tree:
             last = {"z": own["z"], "slope": torch.zeros(size)}
@@ -199,48 +200,37 @@ class Chain:
             late = work["taken"] - self.burn_in
             now = (torch.arange(draws) == late).to(late.dtype)
             mean = torch.where(late >= 0.0, 1.0 / draws, 0.0)
+            of_theta = state.get("theta", gradient["theta"])
             return {
                 **work,
                 "at": state["z"] - self.step_size * state["slope"] + self._noise(batch, size),
                 "last": state,
                 "draws": torch.where(now[:, None] > 0.0, state["z"], work["draws"]),
-                "gradient": tree_map(
-                    lambda s, g: s + mean * g,
-                    work["gradient"],
-                    state["theta"] if self.metropolis else gradient["theta"],
-                ),
+                "gradient": tree_map(lambda s, g: s + mean * g, work["gradient"], of_theta),
                 "taken": work["taken"] + 1.0,
-                "loss": state["loss"] if self.metropolis else value,
+                "loss": state.get("loss", value),
                 "measured": work["measured"] + (work["taken"] > 0.0) * measured,
             }
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up: Up = {
-                "gradient": Share(work["gradient"]),
-                "loss": Share(work["loss"]),
-                **self._measures(work["measured"]),
-            }
+            up: Up = {"gradient": Share(work["gradient"]), "loss": Share(work["loss"])}
             # at first all kept draws are of the first round, so that none is of the prior
             whole = work["draws"].repeat(math.ceil(self.kept_draws / draws), 1)[-self.kept_draws :]
             later = torch.cat([own["points"], work["draws"]])[-self.kept_draws :]
-            points_after = chosen(own["seen"], later, whole)
             z = work["last"]["z"] if self.metropolis else work["at"]
-            return up, {"z": z, "points": points_after, "seen": torch.ones(())}
+            after = {"z": z, "points": chosen(own["seen"], later, whole)}
+            return {**up, **self._measures(work["measured"])}, after
 
-        return Client(
-            own={
-                "z": torch.zeros(size),
-                "points": torch.zeros(self.kept_draws, size),
-                "seen": torch.zeros(()),
-            },
+        return personal_client(
+            {"z": torch.zeros(size), "points": torch.zeros(self.kept_draws, size)},
+            first,
             start=start,
             phases=(
                 Phase(begin, batch_size=1, scores_rows=False),
                 Phase(move, self.steps, batch_size=self.batch_size),
             ),
             finish=finish,
-            params=lambda message, own: {**message, POINTS: points(message, own)[None, None]},
-            seen=lambda own: own["seen"],
+            params=lambda message, own: {**message, POINTS: own["points"][None, None]},
         )
 
     def _accepts(self, last: Tree, here: Tree, batch: ClientBatch) -> Tensor:
@@ -296,7 +286,7 @@ def prior_draws(program: Program, theta: Params, numbers: Tensor) -> Tensor:
             values = {}
             for name, prior in priors.items():
                 key = noise.fold(noise.root_key(0), noise.word(name), number)[None]
-                values[name] = draw(prior, Noise(key, axis=len(prior.batch_shape) - 2))
+                values[name] = draw(prior, KeyedNoise(key, axis=len(prior.batch_shape) - 2))
             return block.flatten(values)[0, 0]
 
         try:

@@ -18,7 +18,6 @@ dimension; and the server sees each client's particles, as it must.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -27,12 +26,13 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree, chosen
+from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.kept_draws import POINTS
 from hierfl.guides.kept_draws import kept_draws as guide_of_draws
 from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
+from hierfl.methods.parts.personal import personal_client
 from hierfl.methods.posteriors.fedpop import prior_draws
 from hierfl.optimizers import Adam, Optimizer, Stepped, step
 from hierfl.program.program import Program, ProgramError
@@ -48,7 +48,6 @@ from hierfl.program.sites import Model
     kept="its particles",
     crosses="its particles individually",
     discloses="summaries",
-    new="the same steps",
     down="the barycenter's particles",
     up="`particles`: its particles, (P, D); `loss`",
 )
@@ -87,7 +86,42 @@ def fedwba(
         matchings=(matchings, "[1, inf)"),
         prior_width=(prior_width, "(0, inf) or None"),
     )
-    how = Stein(particles, optimizer, steps, unit, batch_size, prior_width)
+
+    def client(program: Program) -> Client:
+        block = program.latents.local_block
+
+        def nll(w: Tensor, batch: ClientBatch) -> Tensor:
+            values, _ = block.unflatten(w[None, None])
+            terms = program.log_likelihoods(values, batch, {})
+            return -sum((term.sum() for term in terms.values()), torch.zeros(()))
+
+        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            w, prior = work["w"].params["at"], message["particles"]
+
+            def energy(particle: Tensor) -> tuple[Tensor, Tensor]:
+                value = nll(particle, batch)
+                return value - log_prior(particle, prior, prior_width), value
+
+            slope, (_, value) = torch.vmap(grad_and_value(energy, has_aux=True))(w)
+            moved = step(optimizer, {"at": -stein(w, -slope)}, work["w"])
+            return {"w": moved, "loss": value.mean()}
+
+        def start(message: Tree, own: Tree) -> Tree:
+            w = {"at": message["particles"]}
+            return {"w": Stepped(w, optimizer.init(w)), "loss": torch.zeros(())}
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            at = work["w"].params["at"]
+            return {"particles": Each(at), "loss": Share(work["loss"])}, {"particles": at}
+
+        return personal_client(
+            {"particles": first_particles(program, particles)},
+            lambda message, own: {"particles": message["particles"]},
+            start=start,
+            phases=(Phase(move, steps, unit, batch_size),),
+            finish=finish,
+            params=lambda message, own: {POINTS: own["particles"][None, None]},
+        )
 
     def server(program: Program) -> Server:
         return _server(first_particles(program, particles), matchings)
@@ -96,7 +130,7 @@ def fedwba(
         "fedwba",
         model,
         guide_of_draws(size=particles),
-        how.client,
+        client,
         server,
         discloses="summaries",
         traits=frozenset({"by rows"}),
@@ -135,68 +169,15 @@ def barycenter(start: Tensor, clouds: Tensor, matchings: int) -> Tensor:
     return at
 
 
-@dataclass(frozen=True)
-class Stein:
-    """The options of a client, under the names of `fedwba`."""
-
-    particles: int
-    optimizer: Optimizer
-    steps: int
-    unit: Literal["step", "epoch"]
-    batch_size: int | None
-    prior_width: float | None
-
-    def client(self, program: Program) -> Client:
-        """Return the client of one program."""
-        block = program.latents.local_block
-
-        def nll(w: Tensor, batch: ClientBatch) -> Tensor:
-            values, _ = block.unflatten(w[None, None])
-            terms = program.log_likelihoods(values, batch, {})
-            return -sum((term.sum() for term in terms.values()), torch.zeros(()))
-
-        def served(message: Tree, own: Tree) -> Tensor:
-            return chosen(own["seen"], own["particles"], message["particles"])
-
-        def start(message: Tree, own: Tree) -> Tree:
-            w = {"at": message["particles"]}
-            return {"w": Stepped(w, self.optimizer.init(w)), "loss": torch.zeros(())}
-
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            w, prior = work["w"].params["at"], message["particles"]
-
-            def energy(particle: Tensor) -> tuple[Tensor, Tensor]:
-                value = nll(particle, batch)
-                return value - self.log_prior(particle, prior), value
-
-            slope, (_, value) = torch.vmap(grad_and_value(energy, has_aux=True))(w)
-            moved = step(self.optimizer, {"at": -stein(w, -slope)}, work["w"])
-            return {"w": moved, "loss": value.mean()}
-
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            particles = work["w"].params["at"]
-            up: Up = {"particles": Each(particles), "loss": Share(work["loss"])}
-            return up, {"particles": particles, "seen": torch.ones(())}
-
-        begin = first_particles(program, self.particles)
-        return Client(
-            own={"particles": begin, "seen": torch.zeros(())},
-            start=start,
-            phases=(Phase(move, self.steps, self.unit, self.batch_size),),
-            finish=finish,
-            params=lambda message, own: {POINTS: served(message, own)[None, None]},
-            seen=lambda own: own["seen"],
-        )
-
-    def log_prior(self, w: Tensor, particles: Tensor) -> Tensor:
-        """Return the log density of the server's particles at w (D,), without its constant, ()."""
-        count, size = particles.shape
-        if self.prior_width is None:
-            spread = particles.std(0, correction=0).clamp(min=1e-3)
-            width = spread * (4.0 / (size + 2.0) / count) ** (1.0 / (size + 4.0))
-        else:
-            width = torch.full((size,), self.prior_width)
-        return (-0.5 * ((w - particles) / width).square().sum(-1)).logsumexp(0)
+def log_prior(w: Tensor, particles: Tensor, width: float | None) -> Tensor:
+    """Return the log density of the server's particles at w (D,), without its constant, ()."""
+    count, size = particles.shape
+    if width is None:
+        spread = particles.std(0, correction=0).clamp(min=1e-3)
+        widths = spread * (4.0 / (size + 2.0) / count) ** (1.0 / (size + 4.0))
+    else:
+        widths = torch.full((size,), width)
+    return (-0.5 * ((w - particles) / widths).square().sum(-1)).logsumexp(0)
 
 
 def stein(w: Tensor, slope: Tensor) -> Tensor:

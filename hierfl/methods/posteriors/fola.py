@@ -46,9 +46,7 @@ from hierfl.program.sites import Model
     infers="one global posterior, the product of clients' Laplace approximations",
     source="Liu et al. 2021, arXiv:2102.01936",
     common="sites",
-    own="none",
     guide="independent Gaussians, by squared gradients",
-    kept="nothing",
     crosses="its weighted move and its precision",
     new="the global posterior",
     down="`z`, the mean precision of a client, and its rows",
@@ -144,8 +142,6 @@ def _client(
         start=start,
         phases=(descent.phase(loss), Phase(square, 1, "epoch", fisher_rows)),
         finish=finish,
-        params=lambda message, own: sites.gaussian(
-            message["z"], scaled(message["precision"], float(program.num_clients))
-        ),
+        params=sites.served,
         adapt=(),
     )

@@ -213,7 +213,7 @@ def _belief(message: Tree) -> tuple[Tensor, Tensor]:
     """Return mean and covariance of any client's v, as a server believes them."""
     loc, covariance = message["loc"], message["covariance"]
     if not bool(covariance.isfinite().all()):
-        raise ValueError(
+        raise FloatingPointError(
             "what the priors say of a client has no finite variance: give the scale of its sites a "
             "prior without such tails, as HalfNormal(1), or Gamma(2, 1) of a precision"
         )

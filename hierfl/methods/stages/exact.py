@@ -14,24 +14,24 @@ one that is 0 gives the non-centered form.
 from __future__ import annotations
 
 import math
-import time
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hierfl.core.chains import Sampled, Whitening, sampled
+from hierfl.core.chains import LEAPS, Sampled, Whitening, sampled
 from hierfl.core.importance_sampling import resampled
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.methods.stages.checks import DONE, GATHER
-from hierfl.methods.stages.joint import Joint
+from hierfl.methods.stages.joint import Joint, Standard, flat
 from hierfl.methods.stages.server import Rounds
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
-from hierfl.summaries.conditional import Proposal, proposals_of
 from hierfl.summaries.factor import Factor, factor_of
 from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.moving import Line, line_of
 from hierfl.summaries.packed_rows import PackedRows, packed
 from hierfl.summaries.reading import Nodes, nodes_of
 from hierfl.summaries.sampling import one_thread
@@ -45,7 +45,6 @@ CHAINS = ((2e4, 64), (2e5, 32), (2e6, 16), (math.inf, 8))
 TURNS, CLIMB, WARM = 2, 100, 60
 LEAST, MOST = 60, 480  # iterations after it, at first, and at most where R-hat asks for more
 MIXED = 1.05  # split R-hat above which chains run on
-LEAPS = 8  # gradients an iteration, about
 TRIES = 20  # points for each chain, of which it starts at one of the likeliest
 NOWHERE_FINITE = (
     "the joint log density is not finite at any draw of the priors, nor near 0: check the scales of "
@@ -54,7 +53,7 @@ NOWHERE_FINITE = (
 STEP, FLATTEST = 1e-4, 0.02  # of differences of slopes; least curvature of a direction
 LOWEST = 1e30  # log density of a point where it is not finite
 AWAY = 0.5  # sd of points about 0
-FEW = 16  # draws of z by which clients locate their mixing variables
+FEW = 4  # draws of z by which clients locate their mixing variables, for each number of z
 
 
 class Ended(NamedTuple):
@@ -79,6 +78,8 @@ class Chains:
         self.fields = {n: doubled.client_fields[n][:, 0] for n in hierarchy.fields}
         work = len(self.rows.client) * max(1, self.rows.design.shape[1])
         self.count = next(many for most, many in CHAINS if work <= most)
+        with double_precision():
+            self.joint = Joint(self.surrogate, self.rows, self._none(), self.count)
 
     @property
     def size(self) -> int:
@@ -87,80 +88,82 @@ class Chains:
         own = hierarchy.normal_size + hierarchy.mixing_size
         return len(hierarchy.reading.origin) + self.rows.clients * own
 
+    @cached_property
     def seconds(self) -> float:
-        """Return about how long the chains take, by the CPU time of one evaluation; infinite if too large."""
+        """About how long the chains take, by the counted work of a gradient; infinite if too large."""
         if self.size > MOST_SCALARS:
             return math.inf
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
-            joint = self._joint(self._none(), None)
-            x = torch.zeros(self.count, joint.size)
-            x[:, : joint.shared] = self.surrogate.hierarchy.reading.origin.double()
-            joint(x)
-            began = time.process_time()  # one thread's, whatever else the machine does
-            joint(x)
-            seconds = time.process_time() - began
-        return seconds * LEAPS * (WARM + 2 * LEAST)
+            origin = self.surrogate.hierarchy.reading.origin.double()
+            x = torch.cat([origin, torch.zeros(self.joint.size - len(origin))])
+            once = self.joint.gradient.seconds(
+                x.expand(self.count, -1).contiguous(), *flat(self._alone(origin[None]))
+            )
+        return once * LEAPS * (WARM + 2 * LEAST)
 
     def run(self, state: Tree, count: int) -> Ended:
         """Return draws, from what a server's state says of the posterior."""
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
-            joint, start, whitening = self._located(state["scouts"])
+            standard, start, whitening = self._located(state["scouts"])
             warm, least = WARM, LEAST
             while True:
-                drawn = self._sampled(joint, start, whitening, warm, least, count)
+                drawn = self._sampled(standard, start, whitening, warm, least, count)
                 if not drawn.r_hat > MIXED or least >= MOST:
                     break
                 at = torch.linspace(0, len(drawn.draws) - 1, self.count).round().long()
                 start, whitening = drawn.draws[at], drawn.whitening
                 warm, least = WARM // 2, 2 * least
-            t = self._mixing(joint, drawn.draws)
-            draws = torch.cat([drawn.draws[:, : joint.shared], t], 1)
+            t = self.joint.mixing(drawn.draws, standard)
+            draws = torch.cat([drawn.draws[:, : self.joint.shared], t], 1)
         return Ended(draws, drawn.r_hat, min(drawn.effective, float(count)))
 
-    def _located(self, scouts: Tree) -> tuple[Joint, Tensor, Whitening]:
-        """Return a density by factors about its mode, where the chains start, and their whitening."""
+    def _located(self, scouts: Tree) -> tuple[Standard, Tensor, Whitening]:
+        """Return clients' scales by factors about the mode, where the chains start, and their whitening."""
         z = resampled(scouts["draws"], scouts["log_weights"], len(scouts["draws"]))
-        joint = self._joint(self._none(), None)
-        at = self._likeliest(joint, z[:, : joint.shared])
+        shared = self.joint.shared
+        standard = self._alone(z[:, :shared])
+        at = self._likeliest(standard, z[:, :shared])
         for _ in range(TURNS):  # each by factors about the mode of the one before
-            mode = self._climbed(joint, at)[: joint.shared]
-            of_z = self._whitening(joint, mode)
-            near = self._spread(of_z, joint)
-            joint, at = self._about(near), torch.zeros(joint.size)
-            at[: joint.shared] = mode
-        own = joint.size - joint.shared
+            mode = self._climbed(standard, at)[:shared]
+            of_z = self._whitening(standard, mode)
+            near = self._spread(of_z, standard)
+            standard, at = self._about(near), torch.zeros(self.joint.size)
+            at[:shared] = mode
+        own = self.joint.size - shared
         start = torch.cat([near[: self.count], self._normal(self.count, own)], 1)
-        return joint, start, Whitening(at, torch.block_diag(of_z.tril, torch.eye(own)))
+        return standard, start, of_z._replace(loc=at, scale=torch.ones(own))
 
     def _sampled(
-        self, joint: Joint, start: Tensor, whitening: Whitening, warm: int, least: int, count: int
+        self,
+        standard: Standard,
+        start: Tensor,
+        whitening: Whitening,
+        warm: int,
+        least: int,
+        count: int,
     ) -> Sampled:
+        def density(x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.joint.at(x, standard)
+
         return sampled(
-            joint,
-            start,
-            whitening,
-            draws=count,
-            warmup=warm,
-            least=least,
-            seed=self.seed,
-            dense=joint.shared,
+            density, start, whitening, draws=count, warmup=warm, least=least, seed=self.seed
         )
 
     def _none(self) -> Factors:
         size, count = self.surrogate.hierarchy.reading.size, self.rows.clients
         return Factors(torch.zeros(count, size, size), torch.zeros(count, size), self.fields)
 
-    def _joint(self, factors: Factors, points: Tensor | None) -> Joint:
-        hierarchy, proposal = self.surrogate.hierarchy, None
-        if hierarchy.mixing is not None:
-            points = hierarchy.reading.origin.double()[None] if points is None else points
-            own = factors.precision, factors.shift
-            sides = proposals_of(hierarchy, points, factors.fields, own)
-            proposal = Proposal(sides.loc[:, 0], sides.tril[:, 0])
-        return Joint(self.surrogate, self.rows, factors, proposal)
+    def _alone(self, z: Tensor) -> Standard:
+        """Return scales by the prior alone, about draws of z (S, K)."""
+        none = self._none()
+        return Standard(none.precision, none.shift, self._line(z, none.precision, none.shift))
 
-    def _about(self, z: Tensor) -> Joint:
-        """Return the density with clients standardized by their factors about draws of z (S, K)."""
+    def _line(self, z: Tensor, *factor: Tensor) -> Line:
+        few = z[:: max(1, len(z) // (FEW * (1 + z.shape[1])))]
+        return line_of(self.surrogate.hierarchy, few, self.fields, factor)
+
+    def _about(self, z: Tensor) -> Standard:
+        """Return clients' scales by their factors about draws of z (S, K)."""
         none = self._none()
         equal = torch.full((len(z),), -math.log(len(z)))
         belief = any_client(self.surrogate, z, equal, none)
@@ -169,28 +172,26 @@ class Chains:
         unknown = torch.zeros(count, dtype=torch.bool)
         own = factor_of(self.rows, belief, self.nodes, before, unknown)
         usable = (own.precision.isfinite().flatten(1).all(1)) & own.shift.isfinite().all(1)
-        factors = none._replace(
-            precision=torch.where(usable[:, None, None], own.precision, 0.0),
-            shift=torch.where(usable[:, None], own.shift, 0.0),
-        )
-        return self._joint(factors, z[:: max(1, len(z) // FEW)])
+        precision = torch.where(usable[:, None, None], own.precision, 0.0)
+        shift = torch.where(usable[:, None], own.shift, 0.0)
+        return Standard(precision, shift, self._line(z, precision, shift))
 
     def _normal(self, count: int, size: int) -> Tensor:
         g = torch.Generator().manual_seed(self.seed & 0x7FFFFFFF)
         return torch.randn(count, size, generator=g)
 
-    def _likeliest(self, joint: Joint, z: Tensor) -> Tensor:
+    def _likeliest(self, standard: Standard, z: Tensor) -> Tensor:
         """Return the point of the highest density, of draws z (S, K) and of points about 0, at e = 0."""
         some = z[:: max(1, len(z) // (TRIES * self.count))]
         # of vague priors all draws may be impossible
-        near = AWAY * self._normal(TRIES * self.count, joint.shared)
+        near = AWAY * self._normal(TRIES * self.count, self.joint.shared)
         some = torch.cat([some, self.surrogate.hierarchy.reading.origin.double() + near])
-        x = torch.zeros(len(some), joint.size)
-        x[:, : joint.shared] = some
-        value = torch.cat([joint.value(part) for part in x.split(self.count)])
+        x = torch.zeros(len(some), self.joint.size)
+        x[:, : self.joint.shared] = some
+        value = self.joint.at(x, standard)[0]
         best = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf).argmax()
         if not bool(value[best].isfinite()):
-            raise ValueError(f"{NOWHERE_FINITE}{self._fault(x[0, : joint.shared])}")
+            raise ValueError(f"{NOWHERE_FINITE}{self._fault(x[0, : self.joint.shared])}")
         return x[best]
 
     def _fault(self, z: Tensor) -> str:
@@ -208,50 +209,44 @@ class Chains:
         sites = ", ".join(f"'{name}'" for name in (*program.labels, *program.factors))
         return f"; the likelihood {sites} of {bad} of {len(values)} clients is not finite there"
 
-    def _climbed(self, joint: Joint, start: Tensor) -> Tensor:
+    def _climbed(self, standard: Standard, start: Tensor) -> Tensor:
         """Return the mode of the density, from a point (K + N E,)."""
         at = start.clone().requires_grad_()
         climb = torch.optim.LBFGS([at], max_iter=CLIMB, line_search_fn="strong_wolfe")
 
         def loss() -> Tensor:
-            value, slope = joint(at[None])
+            value, slope = self.joint.at(at.detach()[None], standard)
             at.grad = -slope[0].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             return -value[0].nan_to_num(nan=-LOWEST, posinf=-LOWEST, neginf=-LOWEST)
 
         climb.step(loss)
         there = at.detach()
-        rises = bool(joint.value(there[None]) >= joint.value(start[None]))
+        value, before = (self.joint.at(x[None], standard)[0] for x in (there, start))
+        rises = bool(value >= before)
         return there if rises and bool(there.isfinite().all()) else start
 
-    def _whitening(self, joint: Joint, mode: Tensor) -> Whitening:
+    def _whitening(self, standard: Standard, mode: Tensor) -> Whitening:
         """Return the Normal distribution of z by the curvature at its mode, by differences of slopes."""
         size, eye = len(mode), torch.eye(len(mode))
-        x = torch.zeros(2 * size, joint.size)
+        x = torch.zeros(2 * size, self.joint.size)
         x[:, :size] = mode + STEP * torch.cat([eye, -eye])
-        slopes = torch.cat([joint(part)[1] for part in x.split(self.count)])[:, :size]
+        slopes = self.joint.at(x, standard)[1][:, :size]
         ahead, behind = slopes.split(size)
         curvature = (behind - ahead) / (2.0 * STEP)
         values, vectors = torch.linalg.eigh(0.5 * (curvature + curvature.mT).nan_to_num())
         covariance = (vectors / values.abs().clamp(min=FLATTEST)) @ vectors.mT
-        return Whitening(mode, torch.linalg.cholesky_ex(covariance).L)
+        return Whitening(mode, torch.linalg.cholesky_ex(covariance).L, torch.ones(0))
 
-    def _spread(self, whitening: Whitening, joint: Joint) -> Tensor:
+    def _spread(self, whitening: Whitening, standard: Standard) -> Tensor:
         """Return points about a mode where the density is finite, (S, K)."""
-        z = whitening.loc + self._normal(TRIES * self.count, joint.shared) @ whitening.tril.mT
-        x = torch.zeros(len(z), joint.size)
-        x[:, : joint.shared] = z
-        value = torch.cat([joint.value(part) for part in x.split(self.count)])
-        usable = value > value.nan_to_num(nan=-torch.inf).max() - 5.0 * joint.shared - 10.0
+        z = whitening.loc + self._normal(TRIES * self.count, self.joint.shared) @ whitening.tril.mT
+        x = torch.zeros(len(z), self.joint.size)
+        x[:, : self.joint.shared] = z
+        value = self.joint.at(x, standard)[0]
+        usable = value > value.nan_to_num(nan=-torch.inf).max() - 5.0 * self.joint.shared - 10.0
         usable[0] |= not bool(usable.any())
         z = z[usable]
         return z[torch.arange(max(self.count, len(z))) % len(z)]
-
-    def _mixing(self, joint: Joint, x: Tensor) -> Tensor:
-        """Return the clients' mixing parameters at draws x, (S, N M)."""
-        if joint.proposal is None:
-            return torch.zeros(len(x), 0)
-        e = x[:, joint.shared :].reshape(len(x), self.rows.clients, joint.own)
-        return joint.proposal.at(e[..., : joint.hierarchy.mixing_size]).flatten(1)
 
 
 def chained(rounds: Rounds, state: Tree, ended: Ended) -> Tree:

@@ -2,84 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import times
-from hierfl.core.graphs import graph_of
-from hierfl.laplace.trials import nearly_equal
+from hierfl.core.gaussians import Quadratic, times
+from hierfl.core.traced import Gradient
+from hierfl.program.traces import Site
 from hierfl.summaries.conditional import Proposal, normal_of
 from hierfl.summaries.hierarchy import Factors, given
+from hierfl.summaries.moving import Line, laplace_at
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.surrogate import Surrogate
 
-COMPARED, AWAY = 2, 0.5  # points at which recorded operations and the program agree
+PADDED = 1 << 16  # scalars of points, beyond which a single one is not carried as many
+
+
+class Standard(NamedTuple):
+    """What clients' scalars are standardized by."""
+
+    precision: Tensor  # (N, V, V) of factors
+    shift: Tensor  # (N, V)
+    line: Line
+
+
+def flat(standard: Standard) -> tuple[Tensor, ...]:
+    """Return the tensors of what scalars are standardized by."""
+    return (standard.precision, standard.shift, *standard.line)
 
 
 class Joint:
     """The log density of z (K,) and the clients' standardized scalars e (N, E), by the rows."""
 
-    def __init__(
-        self,
-        surrogate: Surrogate,
-        rows: PackedRows,
-        factors: Factors,
-        proposal: Proposal | None,
-    ) -> None:
+    def __init__(self, surrogate: Surrogate, rows: PackedRows, none: Factors, count: int) -> None:
+        """Read what the density needs of N clients, for `count` points at a time."""
         self.surrogate, self.hierarchy, self.rows = surrogate, surrogate.hierarchy, rows
-        self.factors, self.proposal = factors, proposal
+        self.none, self.count = none, count
         self.shared = len(self.hierarchy.reading.origin)
         self.own = self.hierarchy.normal_size + self.hierarchy.mixing_size
-        self.one = self._recorded() or self._one
+        self.same = bool((rows.line.rest >= self.hierarchy.reading.own_size).all())
+        self.gradient = Gradient(self._value)
 
     @property
     def size(self) -> int:
         """K + N E."""
         return self.shared + self.rows.clients * self.own
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log densities (S,) and gradients (S, K + N E)."""
-        with torch.enable_grad():
-            x = x.detach().clone().requires_grad_()
-            value = self.value(x)
-            (slope,) = torch.autograd.grad(value.sum(), x)
-        return value.detach(), slope
+    def at(self, x: Tensor, standard: Standard) -> tuple[Tensor, Tensor]:
+        """Return log densities (S,) and gradients (S, K + N E) at points x, of which some at a time."""
+        if len(x) == self.count:
+            return self.gradient(x, *flat(standard))
+        if len(x) == 1 and self.count * self.size > PADDED:
+            return self.gradient.eager(x, *flat(standard))
+        values, slopes = [], []
+        for some in x.split(self.count):
+            padded = torch.cat([some, some[:1].expand(self.count - len(some), -1)])
+            value, slope = self.gradient(padded, *flat(standard))
+            values.append(value[: len(some)])
+            slopes.append(slope[: len(some)])
+        return torch.cat(values), torch.cat(slopes)
 
-    def value(self, x: Tensor) -> Tensor:
-        """Return log densities (S,)."""
+    def _value(self, x: Tensor, *standard: Tensor) -> Tensor:
+        by = Standard(*standard[:2], Line(*standard[2:]))
         e = x[:, self.shared :].reshape(len(x), self.rows.clients, self.own)
-        terms = self.surrogate.mapped(self.one, self.factors, x[:, : self.shared], e, narrow=False)
-        values = self.rows.values(terms[:, 1:].view(*e.shape[:2], -1).movedim(0, 1))
+
+        def one(z: Tensor, e: Tensor) -> Tensor:
+            return self._one(z, e, by)
+
+        terms = self.surrogate.mapped(one, self.none, x[:, : self.shared], e, narrow=False)
+        at = terms[:, 1:].view(*e.shape[:2], -1).movedim(0, 1)
+        values = self.rows.values(at, same=self.same)
         return terms[:, 0] + values.sum(0) - 0.5 * e.square().sum((1, 2))
 
-    def _recorded(self) -> Callable[..., Tensor] | None:
-        """Return `_one` as a list of operations, which is faster than a program; None if it has branches."""
-        g = torch.Generator().manual_seed(0)
-        z, own = self.hierarchy.reading.origin.double(), (self.rows.clients, self.own)
-        graph = graph_of(self._one, z, torch.zeros(own))
-        for _ in range(COMPARED if graph is not None else 0):
-            at = z + AWAY * torch.randn(len(z), generator=g), torch.randn(own, generator=g)
-            if graph is None or not nearly_equal(graph(*at), self._one(*at)):
-                return None
-        return graph
+    def mixing(self, x: Tensor, standard: Standard) -> Tensor:
+        """Return the clients' mixing parameters at points x, (S, N M)."""
+        size = self.hierarchy.mixing_size
+        if not size:
+            return torch.zeros(len(x), 0)
+        e = x[:, self.shared :].reshape(len(x), self.rows.clients, self.own)[..., :size]
 
-    def _one(self, z: Tensor, e: Tensor) -> Tensor:
+        def one(z: Tensor, e: Tensor) -> Tensor:
+            return self._proposal(z, standard).at(e).flatten()
+
+        mixing: Tensor = self.surrogate.mapped(one, self.none, x[:, : self.shared], e, narrow=False)
+        return mixing
+
+    def _one(self, z: Tensor, e: Tensor, by: Standard) -> Tensor:
         """Return the log density of z and e without rows, over that of the factors, and all v, (1 + N V,)."""
-        h, factor = self.hierarchy, (self.factors.precision, self.factors.shift)
-        t, size = None, h.mixing_size
-        if self.proposal is not None:
-            t = self.proposal.at(e[:, :size])
-        row = h.batch(self.factors.fields, 1 if t is None else len(t))
-        sites = h.given(z, row, t)
-        integral, mean, tril = normal_of(given(h, h.local(z, row, t, sites), z, *factor, t), 1.0)
+        h, size = self.hierarchy, self.hierarchy.mixing_size
+        proposal = self._proposal(z, by) if size else None
+        t = proposal.at(e[:, :size]) if proposal is not None else None
+        sites, of_w = self._given(z, t, by)
+        integral, mean, tril = normal_of(of_w, 1.0)
         w = mean + (tril @ e[:, size:, None])[..., 0]
         over = integral + h.log_mixing(sites, t)
-        if t is not None and self.proposal is not None and h.mixing is not None:
-            over = over - self.proposal.log_prob(t)
-            w = h.mixing.whole(w, t)
+        if proposal is not None and t is not None and h.mixing is not None:
+            over, w = over - proposal.log_prob(t), h.mixing.whole(w, t)
         v = torch.cat([w, z[h.reading.shared].expand(len(w), -1)], 1)
-        log_factor = ((factor[1] - 0.5 * times(factor[0], v)) * v).sum(1)
+        log_factor = ((by.shift - 0.5 * times(by.precision, v)) * v).sum(1)
         log_p = h.log_global(z, sites, without=()) + (over - log_factor).sum()
         return torch.cat([log_p[None], v.flatten()])
+
+    def _given(
+        self, z: Tensor, t: Tensor | None, by: Standard
+    ) -> tuple[dict[str, Site], Quadratic]:
+        """Return the sites at z and t (N, M), and p(w | z, t) times the clients' factors."""
+        h = self.hierarchy
+        row = h.batch(self.none.fields, 1 if t is None else len(t))
+        sites = h.given(z, row, t)
+        return sites, given(h, h.local(z, row, t, sites), z, by.precision, by.shift, t)
+
+    def _proposal(self, z: Tensor, by: Standard) -> Proposal:
+        """Return proposals of mixing parameters at z, by their density there."""
+
+        def density(t: Tensor) -> Tensor:  # (N, 1, M) -> (N,)
+            sites, of_w = self._given(z, t[:, 0], by)
+            return self.hierarchy.log_mixing(sites, t[:, 0]) + of_w.log_integral()[0]
+
+        return laplace_at(density, by.line.at(z))

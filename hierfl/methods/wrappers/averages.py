@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from hierfl.method import Client, Clock, Method, Server, Share, Up
 from hierfl.methods.about import Wrapper
 from hierfl.methods.wrappers.wrapping import (
     as_share,
+    averaging_server_of,
     check_averages,
     inside,
     is_logged,
@@ -53,12 +55,8 @@ def by_rows(method: Method) -> Method:
 
         return replace(plain, finish=finish)
 
-    def server(program: Program) -> Server:
-        plain = method.server(program)
-        fix = "its weights are part of the method; fedmap takes them as omega"
-        check_averages("by_rows", method, program, plain, fix)
-        return plain
-
+    fix = "its weights are part of the method; fedmap takes them as omega"
+    server = averaging_server_of("by_rows", method, fix)
     return replace(method, name=f"{method.name} by rows", client=client, server=server)
 
 
@@ -92,12 +90,8 @@ def averaging_some(method: Method, *, share: float) -> Method:
     def client(program: Program) -> Client:
         return _drawn(method.client(program), share)
 
-    def server(program: Program) -> Server:
-        plain = method.server(program)
-        fix = "sample clients with fit(..., cohort=...)"
-        check_averages("averaging_some", method, program, plain, fix)
-        return plain
-
+    fix = "sample clients with fit(..., cohort=...)"
+    server = averaging_server_of("averaging_some", method, fix)
     name = f"{method.name} averaging {share:g}"
     return wrapped(method, name, trait="leaves out", client=client, server=server)
 
@@ -195,13 +189,9 @@ def server_optimized(method: Method, optimizer: Optimizer) -> Method:
 
     Source: Reddi et al. 2021, arXiv:2003.00295, Algorithm 1.
     """
-
-    def server(program: Program) -> Server:
-        plain = method.server(program)
-        fix = "set the options of its own server"
-        check_averages("server_optimized", method, program, plain, fix)
-        return with_optimizer(plain, optimizer)
-
+    fix = "set the options of its own server"
+    change = partial(with_optimizer, optimizer=optimizer)
+    server = averaging_server_of("server_optimized", method, fix, change)
     return wrapped(method, f"{method.name}+opt", server=server)
 
 

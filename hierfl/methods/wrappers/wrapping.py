@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -89,6 +90,19 @@ def check_averages(
         f"{wrapper} needs a method whose server averages its clients' copies of the global params, "
         f"and '{method.name}' does not: {fix}"
     )
+
+
+def averaging_server_of(
+    wrapper: str, method: Method, fix: str, change: Callable[[Server], Server] = lambda plain: plain
+) -> Callable[[Program], Server]:
+    """Return what makes a wrapper's server of the method's, refusing one that does more than average."""
+
+    def server(program: Program) -> Server:
+        plain = method.server(program)
+        check_averages(wrapper, method, program, plain, fix)
+        return change(plain)
+
+    return server
 
 
 def check_takes_means(

@@ -1,6 +1,6 @@
-"""Posteriors of the recipes by pooled NUTS, kept in `nuts.json`.
+"""Posteriors of the recipes by pooled NUTS, kept in `recipe_nuts.json`.
 
-`python -m tests.recipes.reference NAME ...` runs them; a name is a script's, or
+`python -m benchmarks.recipe_nuts NAME ...` runs them; a name is a script's, or
 `missing_covariates:imputed`.
 
 Each site's mean, sd, and the largest Monte Carlo error of a mean in posterior sds, one over the
@@ -41,8 +41,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import hierfl
 from benchmarks import pooled_nuts
 
-ROOT = Path(__file__).parents[2]
-STORED = Path(__file__).with_name("nuts.json")
+ROOT = Path(__file__).parents[1]
+STORED = Path(__file__).with_name("recipe_nuts.json")
 NON_CENTERED = {  # recipe -> the sites that NUTS samples non-centered
     "autoregression": ("inertia",),
     "frailty": ("frailty",),
@@ -231,7 +231,7 @@ def sampled_in_numpyro(file: str, data: hierfl.ClientData) -> dict[str, Tensor]:
 
 
 def main(names: list[str]) -> None:
-    """Run NUTS for recipes, and put their summaries into nuts.json."""
+    """Run NUTS for recipes, and put their summaries into recipe_nuts.json."""
     torch.set_default_dtype(torch.float64)
     pyro.enable_validation(False)
     warnings.simplefilter("ignore")

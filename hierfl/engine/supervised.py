@@ -13,7 +13,6 @@ from weakref import finalize
 import torch
 
 from hierfl.engine.processes import CAN_COPY, Copy, WorkerDied, copied, wait_for
-from hierfl.nodes.messages import Refused
 
 STATUS = Path("/proc/self/status")
 ALLOCATES = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "bad allocation")
@@ -26,7 +25,7 @@ class Limits(NamedTuple):
     memory: int
 
 
-class TooMuch(Refused):
+class TooMuch(RuntimeError):
     """A request takes more than the node's policy allows."""
 
 

@@ -1,0 +1,134 @@
+"""Programs under handlers: maps of Normals as Normals, masked values filled, numbers of groups held fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pyro.distributions.transforms as T
+import pytest
+import torch
+from pyro import poutine
+from torch import Tensor
+
+import hierfl
+from hierfl import ClientBatch, ClientData, guides
+from hierfl.data.batch import full_batch
+from hierfl.program.program import ProgramError
+from hierfl.program.read import read
+from hierfl.program.terms import log_joint
+from hierfl.program.wrapped import plain_of
+
+MOVE = T.AffineTransform(torch.tensor(1.0), torch.tensor(-2.0))
+THREE = dist.Normal(torch.zeros(3), 1.0)
+MAPS: dict[str, Any] = {
+    "moved": dist.TransformedDistribution(THREE.to_event(1), [MOVE]),
+    "log": dist.TransformedDistribution(
+        THREE, [MOVE, T.AffineTransform(0.5, 3.0), T.ExpTransform()]
+    )
+    .expand([2, 3])
+    .to_event(1),
+    "expanded": dist.TransformedDistribution(dist.Normal(0.0, 1.0), [MOVE]).expand([4, 1]),
+}
+OTHERS = (
+    dist.LogNormal(0.0, 1.0),
+    dist.Normal(0.0, 1.0),
+    dist.TransformedDistribution(THREE.to_event(1), [T.OrderedTransform()]),
+    dist.TransformedDistribution(dist.Gamma(1.0, 1.0), [MOVE]),
+)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_maps_of_normals_are_normals(name: str) -> None:
+    plain, value = plain_of(MAPS[name]), MAPS[name].sample()
+    torch.testing.assert_close(plain.log_prob(value), MAPS[name].log_prob(value))
+    assert (plain.batch_shape, plain.event_shape) == (
+        MAPS[name].batch_shape,
+        MAPS[name].event_shape,
+    )
+
+
+def test_other_distributions_stay() -> None:
+    assert [plain_of(fn) for fn in OTHERS] == [None] * len(OTHERS)
+
+
+def data() -> ClientData:
+    """Return three clients, of which the second has fewer groups; some numbers are missing."""
+    g = torch.Generator().manual_seed(0)
+    y = torch.randn(12, generator=g)
+    group = torch.tensor([0, 1, 2, 3, 0, 1, 1, 0, 0, 1, 2, 3])
+    holed = torch.where(torch.arange(12) % 3 == 1, torch.nan, y.exp())
+    return ClientData.from_arrays(list("aaaabbbbcccc"), y=y, group=group, holed=holed)
+
+
+def centered(batch: ClientBatch, fn: Callable[[Tensor, Tensor], Any]) -> None:
+    """A local site of its own distribution, and Normal rows."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        own = pyro.sample("own", fn(mu, torch.tensor(0.5)))
+        with batch.data():
+            pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
+
+
+def test_a_program_with_a_mapped_site_is_fitted_as_one_with_a_normal() -> None:
+    def mapped(loc: Tensor, scale: Tensor) -> Any:
+        return dist.TransformedDistribution(
+            dist.Normal(torch.zeros(()), 1.0), [T.AffineTransform(loc, scale)]
+        )
+
+    here, there = (
+        hierfl.fit(lambda batch, fn=fn: centered(batch, fn), data(), seed=0).summary().frame
+        for fn in (mapped, dist.Normal)
+    )
+    torch.testing.assert_close(torch.tensor(here["mean"]), torch.tensor(there["mean"]))
+
+
+def masked(batch: ClientBatch) -> None:
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with batch.clients(), batch.data(), poutine.mask(mask=batch.holed.isfinite()):
+        pyro.sample("holed", dist.LogNormal(mu, 1.0), obs=batch.holed)
+
+
+def imputed(batch: ClientBatch) -> None:
+    mu, seen = pyro.sample("mu", dist.Normal(0.0, 1.0)), batch.holed.isfinite()
+    with batch.clients(), batch.data():
+        pyro.sample("holed", dist.LogNormal(mu, 1.0), obs=batch.holed, obs_mask=seen)
+
+
+@pytest.mark.parametrize("model", [masked, imputed])
+def test_masked_values_may_be_missing(model: Callable[[ClientBatch], None]) -> None:
+    rows = data()
+    program, batch = read(model, guides.delta, rows), full_batch(rows)
+    mu = torch.tensor(0.3, requires_grad=True)
+    density = log_joint(program.model, {"mu": mu}, batch, {})[0].sum()
+    seen = batch.holed[batch.holed.isfinite()]
+    expected = dist.LogNormal(torch.tensor(0.3), 1.0).log_prob(seen).sum()
+    torch.testing.assert_close(density, expected)
+    (slope,) = torch.autograd.grad(density, mu)
+    torch.testing.assert_close(slope, (seen.log() - 0.3).sum())
+
+
+def looped(batch: ClientBatch) -> None:
+    count = int(batch.group.max()) + 1
+    sites = [pyro.sample(f"site_{k}", dist.Normal(0.0, 1.0)) for k in range(count)]
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal(torch.stack(sites)[batch.group], 1.0), obs=batch.y)
+
+
+def sized(batch: ClientBatch) -> None:
+    with pyro.plate("groups", len(batch.group.unique())):
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal(a[batch.group.clamp(max=1)], 1.0), obs=batch.y)
+
+
+@pytest.mark.parametrize(
+    ("model", "how"), [(looped, "for some rows only"), (sized, r"as \(4,\) and")]
+)
+def test_sites_that_some_rows_lack_are_refused_by_name(
+    model: Callable[[ClientBatch], None], how: str
+) -> None:
+    with pytest.raises(ProgramError, match=rf"site '\w+' is sampled {how}.*outside of the model"):
+        read(model, guides.delta, data())
