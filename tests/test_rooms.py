@@ -90,3 +90,15 @@ def test_tests_have_a_folder_for_each_room() -> None:
         path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.glob("*.py"))
     }
     assert folders == packages() | {"benchmarks", "recipes"}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """A reader who finds a class by its name finds the right one."""
+    homes: dict[str, list[str]] = {}
+    for room in ("hierfl", "models", "guides"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    twice = {name: paths for name, paths in homes.items() if len(set(paths)) > 1}
+    assert not twice, twice
