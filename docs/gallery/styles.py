@@ -132,8 +132,8 @@ plt.show()
 
 # %%
 figure, axes = plt.subplots(3, 6, figsize=(7.2, 3.8), layout="constrained")
-for row, line in zip((60, 66, 73), axes, strict=True):
-    for k, ax in enumerate(line):
-        title = names[k] if line is axes[0] else ""
+for line, row in enumerate((60, 66, 73)):
+    for k, ax in enumerate(axes[line]):
+        title = "" if line else names[k]
         show(ax, pictures[row] ** style[k].exp(), title)
 plt.show()
