@@ -132,7 +132,6 @@ def _largest(up: Up) -> float:
     return max((float(v.double().abs().max()) for v in tree_leaves(up) if v.numel()), default=0.0)
 
 
-# ------------------------------------------------------------ in a sum
 class Summed(NamedTuple):
     """The sum of some clients' parts, (3 n,), as `parts_of` orders them, and why the others are not in it."""
 
