@@ -167,7 +167,7 @@ def test_no_kill_of_an_answer_stops_the_node(
 ) -> None:
     """Whatever step of an answer is the last, the same answer is given afterwards, and is paid for once."""
     expected, sync = ask(noisy(tmp_path / "whole"), 0), os.fsync
-    for at in range(0, 40, 3):
+    for at in range(0, 40, 5):
         count = [0]
 
         def fsync(handle: int, at: int = at, count: list[int] = count) -> None:
