@@ -6,6 +6,9 @@ the numbers to 2^-64 of the largest.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,6 +22,18 @@ GRID = 1 << 21
 PARTS = 3
 LARGEST = float(1 << 30)  # of a client's numbers times its weight
 Numbers = NDArray[np.float64]
+
+
+class Summed(NamedTuple):
+    """The sum of some clients' parts, (3 n,), as `parts_of` orders them, and why the others are not in it."""
+
+    clients: tuple[str, ...]
+    parts: Numbers
+    reasons: Mapping[str, str]
+
+
+# (client -> bytes, parts of an update) -> the sum of what the clients answer
+AskSum = Callable[[Mapping[str, bytes], int], Summed]
 
 
 def check_sums(method: str, up: Up) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 
+from hierfl.engine.exact_sums import AskSum
 from hierfl.flower.at_node import PAYLOAD, RECORD, payload_of
 from hierfl.flower.secure import sum_of
 from hierfl.nodes.messages import Answer, Refused
 from hierfl.nodes.reached import Reached
 from hierfl.nodes.run import TooFewNodes
-from hierfl.nodes.updates import AskSum
 
 ONCE_MORE = 1.0  # seconds between two looks for nodes
 # seconds between two looks for answers: at first, at most, and by how much they grow

@@ -32,9 +32,8 @@ from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECOR
 from flwr.server.workflow.constant import Key as Workflow
 from flwr.serverapp import Grid
 
-from hierfl.engine.exact_sums import GRID, Numbers, parts_of
+from hierfl.engine.exact_sums import GRID, Numbers, Summed, parts_of
 from hierfl.nodes.messages import ROUND, Refused, from_bytes
-from hierfl.nodes.updates import Summed
 
 PAYLOAD, INS = "payload", "fitins.config"
 MOST_BYTES = 1 << 31  # of a message to a node

@@ -79,7 +79,8 @@ def _apart(answers: Mapping[str, Any]) -> dict[str, str]:
             names.setdefault(f"the names in {where} are", {})[client] = len(counts)
         if isinstance(answer, OfGroups):
             names.setdefault("its groups are", {})[client] = answer.distinct
-    return far_from_most(values, FAR) | far_from_most(names, MANY, MORE)
+    # columns of curves may be nearly 0 at most others
+    return far_from_most(values, FAR, 1.0) | far_from_most(names, MANY, MORE)
 
 
 def _hidden(question: Question, answers: Mapping[str, Any]) -> dict[str, str]:

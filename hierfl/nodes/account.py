@@ -14,7 +14,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -31,6 +31,7 @@ from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.summaries.row_noise import RowNoise
 
 FILE, KEY = "account.jsonl", "account.key"
+ANSWER = ".answer"  # of a run, the last one
 ROWS = "rows"  # a folder of the codes of rows
 AGAIN = "its owner may let it answer again, hierfl node reset-account FOLDER --questions"
 ROUNDING = 1e-9  # of a budget
@@ -122,7 +123,7 @@ class Ledger:
             made.entries.append(replace(entry, before=""))
             made._size += len(line) + 1
         made._head = heads[-1]
-        _check_marks(folder, heads)
+        _check_marks(folder, heads, {entry.request for entry in made.entries})
         made._key = _key(folder, made.entries)
         return made
 
@@ -181,11 +182,6 @@ class Ledger:
                 )
         return None
 
-    def is_paid(self, run: str, request: str) -> bool:
-        """Return whether the noise of the answer to a request is paid for."""
-        of = (run, request)
-        return any((e.run, e.request) == of and e.spent is not None for e in self.entries)
-
     def check_state(self, run: str, state: str, policy: Policy, *, ends: bool) -> None:
         """Refuse a state of the server that is not of a run's rounds; where the run `ends`, take a few others."""
         of_run = [e for e in self.entries if e.run == run and e.kind in ("round", END)]
@@ -239,19 +235,26 @@ class Ledger:
 
 
 # ------------------------------------------------------------ what must add up
-def _check_marks(folder: Path, heads: list[str]) -> None:
-    """Refuse a ledger of fewer or other lines than the mark and the log know of."""
+def _check_marks(folder: Path, heads: list[str], requests: set[str]) -> None:
+    """Refuse a ledger of fewer or other lines than the mark, the log and kept answers know of."""
     count, mark, in_log = len(heads) - 1, log.mark_of(folder), log.last_account(folder)
     there = {name: os.path.lexists(folder / name) for name in (log.MARK, ROWS)}
-    there["answers"] = next(folder.glob("*.answer"), None) is not None  # of rounds
     wrong = {
         f"{FILE} is gone, or empty": not count and any(there.values()),
         f"{log.MARK} is gone, or cannot be read": not mark and (count > 1 or there[log.MARK]),
         f"{FILE} lacks lines that were in it": mark and heads[min(mark[0], count)] != mark[1],
         f"{FILE} lacks lines that {log.FILE} names": in_log not in (None, *heads),
+        f"{FILE} lacks answers that are there": not requests.issuperset(answered_last(folder)),
     }
     for why in (why for why, is_so in wrong.items() if is_so):
         raise broken(why)
+
+
+def answered_last(folder: Path) -> Iterator[str]:
+    """Yield the digest of each run's last request, whose answer is kept after it."""
+    for path in folder.glob(f"*{ANSWER}"):
+        with open(path, "rb") as file:
+            yield file.read(64).decode(errors="replace")
 
 
 def _key(folder: Path, entries: list[Entry]) -> bytes:
@@ -290,7 +293,8 @@ def begin_again(folder: Path) -> Path | None:
         if os.path.lexists(path):
             aside = folder / f"account-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.jsonl"
             path.replace(aside)
-        (folder / log.MARK).unlink(missing_ok=True)
+        for file in (folder / log.MARK, *folder.glob(f"*{ANSWER}")):
+            file.unlink(missing_ok=True)
         shutil.rmtree(folder / ROWS, ignore_errors=True)
         made = Ledger(folder)
         made.append(Entry("begun again", digest(made.key)))

@@ -164,8 +164,6 @@ answer_schema = partial(answer, ASKS)
 
 
 # ------------------------------------------------------------ the server
-
-
 def agreed_over(
     formula: Formula, send: Callable[[bytes], Mapping[Key, bytes]]
 ) -> tuple[Formula, dict[Key, str]]:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from hierfl.core.trees import Tree, named_leaves
-from hierfl.formulas.odd_answers import FAR, far_from_most, unlike_most
+from hierfl.formulas.odd_answers import far_from_most, unlike_most
 from hierfl.nodes.messages import Refused
+from hierfl.nodes.updates import FAR
 
 # of a distribution, in its sds: Cantelli's bounds of the quantiles of 5, 50 and 95%
 REACH = (19.0**0.5, 1.0, 19.0**0.5)
@@ -19,7 +20,7 @@ NEAR = 1e-3  # of an sd, and of single precision
 
 def check_answer(kind: str, tree: Tree, rows: int) -> None:
     """Refuse an answer about a client that its draws, or predictions of so many rows, cannot give."""
-    for why in CHECKS[kind](tree, rows) if kind in CHECKS else ():
+    for why in CHECKS.get(kind, lambda *of: ())(tree, rows):
         raise Refused(why)
 
 
@@ -59,9 +60,7 @@ CHECKS = {"summaries": _summaries, "predictions": _predictions, "scores": _score
 
 def unlike_others(kind: str, trees: Mapping[str, Any]) -> dict[str, str]:
     """Return the clients whose answers have other sites or shapes than most others', or numbers far from theirs."""
-    first = (
-        1 if kind == "predictions" else 0
-    )  # of the shapes that all have: rows are a client's own
+    first = 1 if kind == "predictions" else 0  # their rows are a client's own
     forms: dict[str, dict[str, str]] = {"the form of its answer": {}}
     sizes: dict[str, dict[str, float]] = {}
     for client, tree in trees.items():

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree
 from hierfl.nodes import log
-from hierfl.nodes.account import Entry, Ledger, RowSet, digest
+from hierfl.nodes.account import Entry, Ledger, digest
 from hierfl.nodes.approval import asked_first
 from hierfl.nodes.messages import ROUND, Message, Refused, from_bytes, read_json, read_typed
 from hierfl.nodes.policy import Forbidden, Policy
@@ -117,8 +117,10 @@ def _replied(kind: Kind, inquiry: Inquiry, entry: Entry) -> bytes:
     """Return the first answer of a handler whose rows may be told about, once the account has it."""
     refusal: Exception = Refused("nothing may be told")
     for reply in kind.handler(inquiry):
+        # noise of the server's choice is no reason not to compare
+        rows = reply.rows if inquiry.policy.budget is None else ()
         try:
-            new_rows = _new_rows(inquiry, reply)
+            new_rows = check_rows(inquiry.ledger, rows, inquiry.policy.min_count)
         except Forbidden as error:
             refusal = error
             continue
@@ -148,15 +150,6 @@ def _read(asks: str, content: bytes) -> tuple[Kind, Any, Message]:
         raise Refused(f"it asks for {str(about['kind'])[:40]!r}, which no node answers")
     called = f"request of the kind '{about['kind']}'"
     return kind, read_typed(kind.request, about, called), message
-
-
-def _new_rows(inquiry: Inquiry, reply: Reply) -> tuple[RowSet, ...]:
-    """Return the rows behind an answer that are behind no earlier one; refuse those of few others.
-
-    Noise alone is no reason not to compare: without a budget of the owner, the server says how much of it there is.
-    """
-    rows = () if inquiry.policy.budget is not None else reply.rows
-    return check_rows(inquiry.ledger, rows, inquiry.policy.min_count)
 
 
 def _left(inquiry: Inquiry, release: Release, what: str = "") -> bytes:

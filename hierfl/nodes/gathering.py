@@ -15,6 +15,7 @@ from hierfl.core.arguments import spelled
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import new_table
+from hierfl.engine.exact_sums import AskSum
 from hierfl.engine.left_out import absent_from, with_absent
 from hierfl.engine.rounds import Progress, one_round
 from hierfl.engine.settings import Disclose
@@ -31,7 +32,7 @@ from hierfl.nodes.living import forget
 from hierfl.nodes.messages import COUNTED, Answer, Ask, last_counted
 from hierfl.nodes.node import run_name
 from hierfl.nodes.run import LONGEST, Nodes, TooFewNodes, fit_nodes, other_starts, without_rows
-from hierfl.nodes.updates import AskSum, without_one
+from hierfl.nodes.updates import without_one
 from hierfl.program.few_rows import point
 from hierfl.program.read import read_model
 from hierfl.program.sites import Model

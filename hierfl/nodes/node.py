@@ -140,7 +140,8 @@ def _update_before(inquiry: Inquiry) -> bytes | None:
     node, ledger = inquiry.source, inquiry.ledger
     how = node.federation.client.row_noise
     content = client_state.answer_again(node, inquiry.digest)
-    if content is not None and how is not None and not ledger.is_paid(node.run, inquiry.digest):
+    paid = {(entry.run, entry.request) for entry in ledger.entries if entry.spent is not None}
+    if content is not None and how is not None and (node.run, inquiry.digest) not in paid:
         _pay(inquiry, how)
     return content
 

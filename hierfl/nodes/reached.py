@@ -10,6 +10,7 @@ from typing import Any
 
 from hierfl.core.arguments import spelled
 from hierfl.engine.client_store import CheckpointError
+from hierfl.engine.exact_sums import AskSum
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction, of_one_name
 from hierfl.nodes.answers import end_run
@@ -20,7 +21,6 @@ from hierfl.nodes.gathering import check_enough, fit_introduced, join_introduced
 from hierfl.nodes.messages import Answer, Ask, Refused, last_counted, read_json, read_typed
 from hierfl.nodes.node import run_name
 from hierfl.nodes.run import SILENT, TooFewNodes
-from hierfl.nodes.updates import AskSum
 from hierfl.program.recipes import describe
 from hierfl.program.sites import Family, Guide, Model
 from hierfl.runs import checkpoint as state

@@ -73,7 +73,7 @@ class Nodes:
     ask: Ask
     fewest: int
     counted: dict[str, int]
-    ask_sum: updates.AskSum | None = None
+    ask_sum: exact_sums.AskSum | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
     latest: updates.LatestRound = field(default_factory=updates.LatestRound)
 
@@ -149,7 +149,7 @@ class Nodes:
 
     def _summed(
         self,
-        ask_sum: updates.AskSum,
+        ask_sum: exact_sums.AskSum,
         task: Task,
         places: Mapping[str, int],
         contents: Mapping[str, bytes],
@@ -247,7 +247,7 @@ def fit_nodes(
     resume: bool = False,
     chosen: str | None = None,
     read: ReadAlone | None = None,
-    ask_sum: updates.AskSum | None = None,
+    ask_sum: exact_sums.AskSum | None = None,
     absent: Mapping[str, str] | None = None,
 ) -> FitOverNodes:
     """Fit a method to clients whose rows are at nodes, which agreed on it.

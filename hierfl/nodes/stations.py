@@ -165,9 +165,9 @@ class Station:
         if self.folder not in self.ready:
             agreed = read_typed(Agreed, self._agreed_on(AGREEMENT), "agreement")
             call, data, frames = self._read()
-            method, how = call.made_by(agreed.method), {"policy": self.policy, "frames": frames}
-            made = node(method, data, agreed.agreement, self.folder, seed=agreed.seed, **how)
-            self.ready[self.folder] = made
+            how = {"seed": agreed.seed, "policy": self.policy, "frames": frames}
+            method = call.made_by(agreed.method)
+            self.ready[self.folder] = node(method, data, agreed.agreement, self.folder, **how)
         return self.ready[self.folder]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from torch import Tensor
 from hierfl.core.trees import Tree, restored, tree_leaves
 from hierfl.engine.aggregate import Sums, means_of
 from hierfl.engine.chunks import FAILURES
-from hierfl.engine.exact_sums import Numbers
 from hierfl.method import Client, Clock, Each, LogShare, Server, Share, Up
 from hierfl.nodes.messages import Refused, check_numbers
 
@@ -130,16 +128,3 @@ def without_one(server: Server, latest: LatestRound) -> Server:
 
 def _largest(up: Up) -> float:
     return max((float(v.double().abs().max()) for v in tree_leaves(up) if v.numel()), default=0.0)
-
-
-# ------------------------------------------------------------ in a sum
-class Summed(NamedTuple):
-    """The sum of some clients' parts, (3 n,), as `parts_of` orders them, and why the others are not in it."""
-
-    clients: tuple[str, ...]
-    parts: Numbers
-    reasons: Mapping[str, str]
-
-
-# (client -> bytes, parts of an update) -> the sum of what the clients answer
-AskSum = Callable[[Mapping[str, bytes], int], Summed]

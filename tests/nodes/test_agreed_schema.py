@@ -15,13 +15,12 @@ import pytest
 
 import hierfl
 from hierfl.core.trees import named_leaves
-from hierfl.flower import apps
 from hierfl.formulas.questions import Question
 from hierfl.nodes import in_process
 from hierfl.nodes.agreed_schema import agreed_over, answer_schema, with_schema
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden
-from tests.flower.test_apps import Grid, identity
+from tests.flower.test_apps import identity
 from tests.formulas.frames import patients
 from tests.formulas.test_left_side import rows
 
@@ -111,24 +110,6 @@ def test_columns_above_the_clients_over_nodes(tmp_path: Path) -> None:
     drawn: Any = over.posterior(2000)
     beds = drawn.posterior["beds"].values
     assert abs(beds.mean() - slope) < beds.std()  # the slope of all rows together, nearly
-
-
-@pytest.mark.filterwarnings("ignore:k-hat")  # of one round
-def test_a_formula_runs_on_flower(tmp_path: Path) -> None:
-    parts = dict(zip(("east", "north", "south", "west"), frames().values(), strict=False))
-    done: list[Any] = []
-    text = "y ~ scale(age) + sex + (1 | site)"
-
-    def of_node(context: Any) -> Any:
-        client = str(context.node_config["client"])
-        return {client: parts[client]}
-
-    both = apps(made(text), of_node, done=done.append, nodes=4, rounds=1, disclose="sums")
-    grid: Any = Grid(both.client, tmp_path)
-    both.server(grid, next(iter(grid.contexts.values())))
-    schema = hierfl.schema(parts, made(text), min_count=5)
-    assert done[0].method.model.agreed == schema
-    assert json.loads((tmp_path / "east" / "schema.json").read_text()) == json.loads(schema.json())
 
 
 def test_answers_are_logged_and_hold_no_row(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hierfl.data.clients import ClientData
 from hierfl.nodes import FitOverNodes, InProcess, in_process, stations
 from hierfl.nodes.node import answer as node_answer
 from tests.formulas.frames import patients
-from tests.programs import federation, fit, logistic, regression
+from tests.programs import federation, fit, regression
 
 
 def rows() -> ClientData:
@@ -43,12 +43,6 @@ def test_a_named_method_gives_the_numbers_of_a_fit_here(tmp_path: Path) -> None:
     assert list(found.given) == ["east"]
     slope = here.draws(50, seed=1).own["slope"][:, here.clients.index("east")]
     assert found.table["mean"].tolist() == pytest.approx(slope.mean(0).tolist())
-
-
-def test_a_model_runs_by_the_method_that_fit_chooses(tmp_path: Path) -> None:
-    over = hierfl.nodes.fit(logistic, in_process(rows(), tmp_path), rounds=2, disclose="sums")
-    assert over.chosen is not None and over.method.discloses == "sums"
-    same(over, fit(over.method, rows(), rounds=2))
 
 
 def test_a_run_that_has_ended_is_asked_again_from_its_checkpoint(tmp_path: Path) -> None:

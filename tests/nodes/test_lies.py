@@ -28,7 +28,7 @@ from tests.nodes.lies import JSON_LIES, PLAUSIBLE, lies_of, places, replaced
 EVERY = bool(os.environ.get("HIERFL_SLOW"))
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def in_double() -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -115,15 +115,18 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def fitted(in_double: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
+@pytest.fixture
+def fitted(kept: dict[str, Any], tmp_path: Path) -> Any:
     """Return a fit over four nodes that let everything leave."""
-    home, (_, data) = tmp_path_factory.mktemp("nodes"), lying_nodes.runs()["exact"]
-    for name in data.names:
-        (home / name).mkdir()
-        (home / name / "policy.toml").write_text(f"may_leave = {[*ANSWERS, 'rows']}\n")
-    model: Any = hierfl.models.regression("gaussian", centered=True)
-    return hierfl.nodes.fit(hierfl.methods.fedsvi(model), in_process(data, home), rounds=1)
+    if "fitted" not in kept:
+        data = lying_nodes.runs()["exact"][1]
+        for name in data.names:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "policy.toml").write_text(f"may_leave = {[*ANSWERS, 'rows']}\n")
+        model: Any = hierfl.models.regression("gaussian", centered=True)
+        method, nodes = hierfl.methods.fedsvi(model), in_process(data, tmp_path)
+        kept["fitted"] = hierfl.nodes.fit(method, nodes, rounds=1)
+    return kept["fitted"]
 
 
 @pytest.mark.parametrize("kind", ANSWERS)

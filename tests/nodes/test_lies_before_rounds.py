@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cache
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,11 +22,10 @@ import hierfl
 from hierfl.core.typed_json import read_as, written
 from hierfl.formulas.credible import Heard
 from hierfl.formulas.questions import Question, own_answer
-from hierfl.nodes import Answer, Reached, over, station
+from hierfl.nodes import Answer, Reached
 from hierfl.nodes.agreed_schema import agreed_over
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.choosing import FitCall, decided
-from hierfl.nodes.envelope import read_answer, read_request, write_answer
 from hierfl.nodes.gathering import _whose_codes_run
 from tests.nodes.lies import JSON_LIES, at, places, replaced
 
@@ -296,23 +294,3 @@ def test_a_liar_that_is_known_late_is_said_to_be_in_what_was_agreed_on() -> None
     assert "what all have agreed on before" in agreeing.left_out()[LIAR]
     early = Agreeing("scale", 0, ("answer", "x", "sums", "total"), "nan").left_out()[LIAR]
     assert "what all have agreed on before" not in early
-
-
-def test_a_liar_is_named_and_the_fit_goes_on(tmp_path: Path) -> None:
-    """End to end: it lies in its introduction."""
-    stations = {n: station(FORMULA, {n: rows}, tmp_path / n) for n, rows in frames().items()}
-
-    def ask(requests: Mapping[str, bytes]) -> Iterator[Answer]:
-        for name, request in requests.items():
-            kind, content = read_request(request)
-            answer = write_answer(request, stations[name].reply(kind, content))
-            if name == LIAR and kind == "introduce":
-                lie = replaced(json.loads(read_answer(request, answer)), ("rows",), "-7")
-                answer = write_answer(request, json.dumps(lie).encode())
-            yield Answer(name, answer)
-
-    with pytest.warns(UserWarning, match=LIAR):
-        fit = hierfl.nodes.fit(FORMULA, over(ask, NODES), rounds=1, disclose="sums")
-    assert fit.clients == ("east", "south", "west") and LIAR in str(
-        fit.history["left_out"].tolist()
-    )

@@ -109,21 +109,6 @@ def test_a_run_goes_on_without_a_node_that_fails_before_it(
         assert name == "apfl" and counted in ([3, 3], [4, 4])
 
 
-def test_too_few_nodes_are_refused_with_all_reasons(tmp_path: Path) -> None:
-    made = apps(
-        CASES["apfl"].make(),
-        lambda context: rows().select([str(context.node_config["client"])]),
-        done=print,
-        nodes=4,
-        fewest=4,
-        timeout=0.1,
-    )
-    with pytest.raises(
-        TooFewNodes, match=r"3 nodes agree .* 4 are needed \(client 'north': it did"
-    ):
-        over(Bad(made.client, tmp_path, "agree", ANSWERS["agree", "silent"]), made)
-
-
 # ------------------------------------------------------------ the schema
 def four() -> dict[str, pd.DataFrame]:
     parts = (part for _, part in patients(rows=60).groupby("site"))
@@ -218,18 +203,6 @@ def test_one_nodes_codes_neither_end_a_run_nor_choose_its_method(
         with pytest.warns(UserWarning, match="client 'north' is left out: no other client has its"):
             fit = hierfl.nodes.fit(model, in_process(data, folder))
         assert fit.clients == ("east", "south", "west") and fit.method.name == "two_stage"
-
-
-def test_a_schema_in_one_process_without_a_bad_frame(tmp_path: Path) -> None:
-    parts = four()
-    parts["north"] = parts["north"].assign(age=[f"{v} years" for v in parts["north"]["age"]])
-    parts["west"] = pd.DataFrame(parts["west"]).drop(columns="sex")
-    formula = hierfl.formula(TEXT, clients="site")
-    with pytest.warns(UserWarning) as seen:
-        fit = hierfl.nodes.fit(formula, in_process(parts, tmp_path), disclose="sums", rounds=1)
-    assert fit.clients == ("east", "south")
-    text = " ".join(str(one.message) for one in seen)
-    assert "client 'west' is left out: " in text and "client 'north' is left out: " in text
 
 
 def test_a_method_that_needs_every_client_begins_again_without_one_that_lies(

@@ -61,9 +61,12 @@ def test_a_wrong_policy_is_refused_with_the_nearest_key(
         policy_at(tmp_path / "policy.toml")
 
 
-def test_without_a_file_rounds_run_and_nothing_else_leaves(tmp_path: Path) -> None:
+def test_methods_of_hierfl_may_be_named_with_their_wrappers(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text('methods = ["fedavg+BN", "two_stage with row noise"]')
-    policy_at(tmp_path / "own.toml")  # methods of hierfl
+    assert len(policy_at(tmp_path / "own.toml").methods or ()) == 2
+
+
+def test_without_a_file_rounds_run_and_nothing_else_leaves(tmp_path: Path) -> None:
     policy = policy_at(None, tmp_path)
     policy.check(methods.two_stage(regression), 1)
     assert policy.may_leave == frozenset() and policy.approve == "always"

@@ -126,12 +126,12 @@ def test_codes_of_tensors_are_those_of_their_columns(tmp_path: Path) -> None:
     own: dict[str, Any] = {"x": x, "ill": torch.tensor(A["ill"].to_numpy())}
     data = hierfl.ClientData.from_arrays(["a"] * 200, features={"x": ("age", "bmi")}, **own)
     of_data, of_frame = rows_of_data(data, ["x", "ill"], key), rows_of_frame(A, list(A), key)
-    assert set(of_data.columns) == {"age", "bmi", "ill"}
-    for name, codes in of_data.columns.items():
-        assert (codes >> np.uint64(32) == of_frame.columns[name] >> np.uint64(32)).all(), name
-    assert len(np.unique(of_frame.columns["age"])) == A["age"].nunique()
+    assert set(of_data.every) == {"age", "bmi", "ill"}
+    for name, codes in of_data.every.items():
+        assert (codes >> np.uint64(32) == of_frame.every[name] >> np.uint64(32)).all(), name
+    assert len(np.unique(of_frame.every["age"])) == A["age"].nunique()
     other = rows_of_frame(A, list(A), b"0" * 32)
-    assert not np.isin(other.columns["age"], of_frame.columns["age"]).any()
+    assert not np.isin(other.every["age"], of_frame.every["age"]).any()
 
 
 @pytest.mark.parametrize("change", ["gone", "edited"])
