@@ -141,6 +141,7 @@ def test_what_pages_print_is_kept_and_is_of_the_code_that_stands_there(outputs: 
 def test_a_change_of_the_code_is_seen_and_blocks_are_run_one_after_another(
     outputs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("hierfl.program.public_names._MARKED", {})
     monkeypatch.setattr(outputs, "ROOT", tmp_path)
     monkeypatch.setattr(outputs, "KEPT", tmp_path / "docs" / "outputs")
     page = tmp_path / "docs" / "page.md"
