@@ -128,6 +128,7 @@ def keep(page: str) -> None:
 def ran(codes: list[str], page: str) -> list[str]:
     """Run blocks one after another, as they stand but not compiled, and return what each printed."""
     import matplotlib
+    import pandas as pd
     import torch
 
     import hierfl
@@ -147,6 +148,7 @@ def ran(codes: list[str], page: str) -> list[str]:
                 contextlib.redirect_stdout(out),
                 silent,
                 warnings.catch_warnings(),
+                pd.option_context("display.width", 100),
             ):
                 warnings.simplefilter("ignore")
                 exec(compile(code, page, "exec"), names)
