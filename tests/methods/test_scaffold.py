@@ -40,9 +40,7 @@ def gradients(w: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("weights", "optimum"), [("uniform", (0.313253, 0.807229)), ("rows", (0.509413, 0.591362))]
 )
-def test_it_reaches_the_optimum(
-    option: str, weights: str, optimum: tuple[float, float]
-) -> None:
+def test_it_reaches_the_optimum(option: str, weights: str, optimum: tuple[float, float]) -> None:
     p = P if weights == "rows" else UNIFORM
     best = stationary(p[:, None, None] * H)
     assert best.tolist() == pytest.approx(optimum, abs=1e-6)
