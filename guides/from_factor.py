@@ -73,11 +73,7 @@ class FromFactor:
         hierarchy, width, shapes = self.hierarchy, block.size, own_shapes(block.size, 0)
         if hierarchy is not None:
             width, shapes = hierarchy.mixing_size + hierarchy.normal_size, self.shapes
-        own = {}
-        with batch.clients():
-            for name, shape in shapes.items():  # one of each client in dimension 0
-                start = torch.zeros(batch.num_clients, 1, *shape)
-                own[name] = pyro.param(f"{OWN_PARAM}.{name}", start)[:, 0]
+        own = _own_params(shapes, batch)
         zero = torch.zeros(batch.num_clients, 1, width, dtype=own["shift"].dtype)
         normal = dist.Normal(zero, torch.ones_like(zero)).to_event(1)
         with batch.clients():
@@ -106,18 +102,9 @@ class FromFactor:
         assert hierarchy is not None
         shared = self.latents.global_block.size
         z = self.posterior(batch).vector if shared else torch.zeros(0)
-        with batch.clients():
-            own = {
-                name: pyro.param(f"{OWN_PARAM}.{name}", torch.zeros(batch.num_clients, 1, *shape))[
-                    :, 0
-                ]
-                for name, shape in self.shapes.items()
-            }
-        factors = Factors(own["precision"], own["shift"], {}, own.get("num_rows"), belief=own)
-        here, power, _ = hierarchy.at_scale(factors, z)
+        factor = _factor_at(hierarchy, _own_params(self.shapes, batch), z)
         with poutine.block(hide_types=["sample", "observe"]):
             normal = hierarchy.local(z, first_row(batch))
-        factor = power * here.precision, power * here.shift
         after = given(hierarchy, normal, z, *factor).log_integral()[1]
         before = torch.linalg.inv_ex(normal.precision).inverse.expand_as(after)
         if hierarchy.reading.effects is not None:  # the local sites are what effects are made of
@@ -171,6 +158,20 @@ class FromFactor:
         return drawn_vectors[:, None], (joint.gather(0, at)[0] - evidence)[:, None]
 
 
+def _own_params(shapes: dict[str, tuple[int, ...]], batch: ClientBatch) -> dict[str, Tensor]:
+    """Return the clients' own params, (C, ...) each."""
+    with batch.clients():  # one of each client in dimension 0
+        start = {name: torch.zeros(batch.num_clients, 1, *shape) for name, shape in shapes.items()}
+        return {name: pyro.param(f"{OWN_PARAM}.{name}", start[name])[:, 0] for name in shapes}
+
+
+def _factor_at(hierarchy: Hierarchy, own: dict[str, Tensor], z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return precision and shift of the clients' factors at z."""
+    factors = Factors(own["precision"], own["shift"], {}, own.get("num_rows"), belief=own)
+    here, power, _ = hierarchy.at_scale(factors, z)
+    return power * here.precision, power * here.shift
+
+
 def spread_out(first: Tensor, count: int) -> Tensor:
     """Return normals (count, C, M) by Sobol' points shifted by `first` (doi:10.1137/0713071)."""
     points = SobolEngine(first.shape[-1]).draw(count, dtype=first.dtype)[1:]
@@ -202,9 +203,7 @@ def candidate(
     row = first_row(batch)
     proposals = Proposal(own["loc"], own["tril"]) if hierarchy.mixing is not None else None
     exact = hierarchy.spread is not None
-    factors = Factors(own["precision"], own["shift"], {}, own.get("num_rows"), belief=own)
-    here, power, _ = hierarchy.at_scale(factors, z)
-    factor = power * here.precision, power * here.shift
+    factor = _factor_at(hierarchy, own, z)
     wider = 1.0 if exact else 1.0 + WIDER / max(1, e.shape[-1]) ** 0.5
     wide = (own["wide_precision"], own["wide_shift"]) if "wide_shift" in own else None
     how: dict[str, Any] = {"wide": wide, "wider": wider, "with_prior": with_prior}

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,43 +100,9 @@ def as_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def results(out: Path) -> pd.DataFrame:
-    """Return results.csv of a study's folder."""
-    texts = ("method", "score", "clients", "test", "weighting", "metric")
-    return _frame(out / RESULTS, texts, ("seed", "adapted", "value"))
-
-
-def costs_of(out: Path) -> pd.DataFrame:
-    """Return costs.csv of a study's folder."""
-    return _frame(out / COSTS, ("method",), ("seed", "diverged"))
-
-
-def trials_of(out: Path) -> pd.DataFrame:
-    """Return tuning.csv of a study's folder."""
-    return _frame(out / TUNED, ("method", "options"), ("score", "chosen"))
-
-
-def curves_of(out: Path) -> pd.DataFrame:
-    """Return curves.csv of a study's folder."""
-    return _frame(out / CURVES, ("method",), ("seed", "round", "P", "G"))
-
-
-def part_of(out: Path, part: str) -> pd.DataFrame | None:
-    """Return what a study measured besides: a key of `PARTS`; None where it did not."""
-    file, columns = PARTS[part]
-    if not (out / file).exists():
-        return None
-    numbers = {"seed", "round", "value", "class", "deviation", "entropy", "draw", "w0", "w1"}
-    every = ("method", "seed", *columns)
-    return _frame(
-        out / file,
-        [name for name in every if name not in numbers],
-        [name for name in every if name in numbers],
-    )
-
-
-def _frame(file: Path, texts: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
-    """Return a CSV file that has these columns: texts as they are, and numbers or booleans."""
+def _frame(name: str, texts: Sequence[str], numbers: Sequence[str], out: Path) -> pd.DataFrame:
+    """Return a CSV file of a study's folder, with texts as they are, and numbers or booleans."""
+    file = out / name
     try:
         frame = pd.read_csv(file, dtype=dict.fromkeys(texts, "str"), keep_default_na=True)
         frame[list(texts)] = frame[list(texts)].fillna("")
@@ -152,6 +119,29 @@ def _frame(file: Path, texts: Sequence[str], numbers: Sequence[str]) -> pd.DataF
 
 def _holds_numbers(column: pd.Series[Any]) -> bool:
     return column.empty or pd.api.types.is_numeric_dtype(column) or bool(column.isna().all())
+
+
+# (out) -> the table of a study's folder
+results = partial(
+    _frame,
+    RESULTS,
+    ("method", "score", "clients", "test", "weighting", "metric"),
+    ("seed", "adapted", "value"),
+)
+costs_of = partial(_frame, COSTS, ("method",), ("seed", "diverged"))
+trials_of = partial(_frame, TUNED, ("method", "options"), ("score", "chosen"))
+curves_of = partial(_frame, CURVES, ("method",), ("seed", "round", "P", "G"))
+
+
+def part_of(out: Path, part: str) -> pd.DataFrame | None:
+    """Return what a study measured besides: a key of `PARTS`; None where it did not."""
+    file, columns = PARTS[part]
+    if not (out / file).exists():
+        return None
+    numbers = {"seed", "round", "value", "class", "deviation", "entropy", "draw", "w0", "w1"}
+    every = ("method", "seed", *columns)
+    texts = [name for name in every if name not in numbers]
+    return _frame(file, texts, [name for name in every if name in numbers], out)
 
 
 def study_of(out: Path) -> Study:

@@ -29,7 +29,7 @@ def test_noise_leaves_a_distribution_that_knows_no_less_than_the_prior() -> None
     how: dict[str, Any] = {"clipping_norm": 0.5, "noise_multiplier": 3.0, "secret": 4}
     for factors in ("full", "diagonal"):
         method = pvi(logistic, factors=factors, draws=2, steps=1)
-        fitted = fit(differentially_private(method, **how), federation(), rounds=3)
+        fitted = fit(differentially_private(method, **how), federation(), rounds=2)
         state = fitted.progress.server["method"]
         bent = torch.linalg.eigvalsh(state["q"]["precision"] - state["prior"]["precision"])
         assert float(bent.min()) > -1e-8

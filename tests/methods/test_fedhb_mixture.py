@@ -25,7 +25,7 @@ def test_clients_and_networks_are_each_other_s_best() -> None:
         batch_size=None,
         starts=sets(-1.5, 2.5),
     )
-    fitted = fit(method, data, rounds=20)
+    fitted = fit(method, data, rounds=10)
     for j, ys in enumerate(((-2.0, -1.8), (3.0, 3.2))):
         # w = (10 y + 10 r) / 20, and 2.1 r = sum w = sum(y) / 2 + r
         r = sum(ys) / 2.0 / 1.1

@@ -34,8 +34,8 @@ equally, each as if all were like it; and own noise is scaled by the clients of 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,37 +53,40 @@ from hierfl.program.program import Program
 from hierfl.program.sites import Model
 
 
-@dataclass(frozen=True)
-class ChainDraws:
-    """The first `burn_in` of the rounds are left out, and `draws` of the states after them kept."""
+class Chain(NamedTuple):
+    """What a server keeps of a chain of K numbers."""
 
-    burn_in: float
-    draws: int
+    z: Tensor  # (K,), the state
+    points: Tensor  # (draws, K), the states kept
+    count: Tensor  # (), how many were
 
-    def start(self, z: Tensor) -> Tree:
-        """Return the server's state before the first round."""
-        return {"z": z, "points": z.expand(self.draws, -1).clone(), "count": torch.zeros(())}
+    @classmethod
+    def begin(cls, z: Tensor, draws: int) -> Chain:
+        """Return the chain before the first round."""
+        return cls(z, z.expand(draws, -1).clone(), torch.zeros(()))
 
-    def moved(self, state: Tree, z: Tensor, clock: Clock, step_size: float) -> Tree:
-        """Return the server's state after a round that led to z; refuse a chain that diverged."""
+    def moved(self, z: Tensor, clock: Clock, step_size: float, burn_in: float) -> Chain:
+        """Return the chain after a round that led to z; refuse one that diverged."""
         if not bool(z.isfinite().all()):
             raise ValueError(
                 f"the chain diverged in round {clock.round}: lower step_size ({step_size:g})"
             )
-        first = math.ceil(self.burn_in * clock.rounds)
-        every = max(1, (clock.rounds - first) // self.draws)
+        draws, first = len(self.points), math.ceil(burn_in * clock.rounds)
+        every = max(1, (clock.rounds - first) // draws)
         if clock.round < first or (clock.round - first) % every:
-            return {"z": z, "points": state["points"], "count": state["count"]}
-        points = state["points"].clone()
-        points[int(state["count"]) % self.draws] = z
-        return {"z": z, "points": points, "count": state["count"] + 1.0}
+            return self._replace(z=z)
+        points = self.points.clone()
+        points[int(self.count) % draws] = z
+        return Chain(z, points, self.count + 1.0)
 
-    def final(self, state: Tree, clock: Clock) -> Tree:
-        """Return the last state and the draws, repeated where the rounds were fewer."""
-        count = min(int(state["count"]), self.draws)
-        if not count:
-            return {"z": state["z"], "points": state["z"].expand(self.draws, -1).clone()}
-        return {"z": state["z"], "points": state["points"][torch.arange(self.draws) % count]}
+    def final(self) -> Tree:
+        """Return the state and the draws, repeated where the rounds were fewer."""
+        draws, count = len(self.points), min(int(self.count), len(self.points))
+        which = torch.arange(draws) % max(1, count)
+        return {
+            "z": self.z,
+            "points": self.points[which] if count else self.z.expand(draws, -1).clone(),
+        }
 
 
 def check_chain(step_size: float, burn_in: float, draws: int, temperature: float) -> None:
@@ -147,24 +150,24 @@ def qlsd(
     """
     check_chain(step_size, burn_in, draws, temperature)
     expect(memory=(memory, "[0, 1]"), levels=(levels, f"[1, {LEVELS}] or None"))
-    chain = ChainDraws(burn_in, draws)
 
     def server(program: Program) -> Server:
         begin = program.latents.global_block.start.detach()
 
         def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+            chain: Chain = state["chain"]
             gradient = state["memory"] + program.num_clients * means["gradient"]
             key = noise.fold(noise.root_key(program.seed), noise.word("qlsd"), clock.round)
             wide = math.sqrt(2.0 * step_size * temperature)
-            z = state["z"] - step_size * gradient + wide * noise.normals(key, (len(begin),))
+            z = chain.z - step_size * gradient + wide * noise.normals(key, (len(begin),))
             held = state["memory"] + memory * clock.clients * means["gradient"]
-            return {**chain.moved(state, z, clock, step_size), "memory": held}
+            return {"chain": chain.moved(z, clock, step_size, burn_in), "memory": held}
 
         return Server(
-            state={**chain.start(begin), "memory": torch.zeros_like(begin)},
+            state={"chain": Chain.begin(begin, draws), "memory": torch.zeros_like(begin)},
             update=update,
-            down=lambda state, clock: {"z": state["z"]},
-            final=chain.final,
+            down=lambda state, clock: {"z": state["chain"].z},
+            final=lambda state, clock: state["chain"].final(),
         )
 
     return Method(
@@ -259,17 +262,19 @@ def fald(
     check_chain(step_size, burn_in, draws, temperature)
     expect(common_noise=(common_noise, "[0, 1]"), steps=(steps, "[1, inf)"))
     spread = math.sqrt(2.0 * step_size * temperature)
-    chain = ChainDraws(burn_in, draws)
 
-    def down(state: Tree, clock: Clock) -> Tree:
-        return {"z": state["z"], "clients": torch.tensor(float(max(1, clock.clients)))}
+    def update(state: Chain, means: dict[str, Tree], clock: Clock) -> Chain:
+        return state.moved(means["z"], clock, step_size, burn_in)
+
+    def down(state: Chain, clock: Clock) -> Tree:
+        return {"z": state.z, "clients": torch.tensor(float(max(1, clock.clients)))}
 
     def server(program: Program) -> Server:
         return Server(
-            state=chain.start(program.latents.global_block.start.detach()),
-            update=lambda state, means, clock: chain.moved(state, means["z"], clock, step_size),
+            state=Chain.begin(program.latents.global_block.start.detach(), draws),
+            update=update,
             down=down,
-            final=chain.final,
+            final=lambda state, clock: state.final(),
         )
 
     return Method(
