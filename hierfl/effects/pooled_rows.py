@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import ordered, refuse_similar
-from hierfl.formulas.identifiers import is_identifier
+from hierfl.formulas.doubtful_columns import is_identifier
 from hierfl.formulas.levels import MANY_LEVELS, merged
 from hierfl.formulas.table_answers import OTHERS, LevelsAnswer, NumbersAnswer
 

@@ -13,8 +13,7 @@ from hierfl.formulas.columns import CENSORED, level_name, ordered, refuse_simila
 from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design, every_design_of
-from hierfl.formulas.functions import SMOOTHS
-from hierfl.formulas.identifiers import refuse_identifier
+from hierfl.formulas.doubtful_columns import refuse_identifier
 from hierfl.formulas.levels import (
     Rare,
     agreed_column,
@@ -28,7 +27,14 @@ from hierfl.formulas.plausible import stateful_calls
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
 from hierfl.formulas.terms import monotone_columns, options_of
-from hierfl.formulas.transforms import Constants, moments, polynomials_of, smooth_of, spline_of
+from hierfl.formulas.transforms import (
+    SMOOTHS,
+    Constants,
+    moments,
+    polynomials_of,
+    smooth_of,
+    spline_of,
+)
 
 FAR = 1e-6  # sd of numbers over their mean, below which single precision loses their differences
 

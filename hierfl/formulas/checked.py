@@ -8,10 +8,9 @@ from itertools import chain, combinations
 from typing import Any
 
 from hierfl.core.arguments import expect, shown
-from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.declaration import Declaration, additions_of
 from hierfl.formulas.expressions import Name
 from hierfl.formulas.prior_texts import as_given
-from hierfl.formulas.source import additions_of
 from hierfl.formulas.terms import calls, columns_of
 from hierfl.models import families
 from hierfl.models.families import ResponseFamily

@@ -21,8 +21,7 @@ from hierfl.data.grouping import offsets_of
 from hierfl.formulas.answers import group_names
 from hierfl.formulas.columns import by_client, complete, incomplete, index_in, prepared
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.far_values import warn_of_far_values
-from hierfl.formulas.identifiers import warn_of_identifiers
+from hierfl.formulas.doubtful_columns import warn_of_far_values, warn_of_identifiers
 from hierfl.formulas.labels import labels_of
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
 from hierfl.formulas.one_frame import ends_of, joined

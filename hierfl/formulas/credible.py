@@ -16,8 +16,7 @@ import numpy as np
 from hierfl.formulas.answers import OfCall, OfDesign
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
-from hierfl.formulas.expressions import Call, Name
-from hierfl.formulas.functions import CODINGS
+from hierfl.formulas.expressions import CODINGS, Call, Name
 from hierfl.formulas.plausible import stateful_calls
 from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema

@@ -7,9 +7,8 @@ from typing import Any
 
 from hierfl.core.arguments import shown, spelled
 from hierfl.formulas.checked import check_declared, given
-from hierfl.formulas.declaration import Missing
+from hierfl.formulas.declaration import Missing, joined
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.parameters import joined
 from hierfl.formulas.schema import Schema
 from hierfl.models.families import ResponseFamily
 

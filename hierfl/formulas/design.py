@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from hierfl.formulas.columns import Column, level_name
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.design_terms import DesignTerm
-from hierfl.formulas.expressions import Call, value_of
-from hierfl.formulas.functions import CODINGS, SMOOTHS
+from hierfl.formulas.expressions import CODINGS, Call, value_of
 from hierfl.formulas.schema import Schema
+from hierfl.formulas.smooths import DesignTerm
 from hierfl.formulas.terms import Factor, Product, TermSum, columns_of, options_of
-from hierfl.formulas.transforms import BeyondKnots, Constants
+from hierfl.formulas.transforms import SMOOTHS, BeyondKnots, Constants
 
 Matrix = NDArray[np.float64]
 

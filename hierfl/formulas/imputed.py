@@ -19,13 +19,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import check_column, column_fault, missing_in, numbers
-from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.declaration import LINKS, Declaration, covariate_family
 from hierfl.formulas.design import Design
-from hierfl.formulas.design_terms import DesignTerm
 from hierfl.formulas.expressions import Call, Name, calls_within, names_in
 from hierfl.formulas.layout import Layout, rows_of_above
-from hierfl.formulas.parameters import LINKS, covariate_family
 from hierfl.formulas.schema import Schema
+from hierfl.formulas.smooths import DesignTerm
 from hierfl.formulas.terms import TermSum, callee_of, calls, column_of, columns_of
 from hierfl.formulas.writer import INTERCEPT, NO_NAME, ProgramWriter
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.declaration import LINKS, SOME, Declaration
 from hierfl.formulas.layout import Layout, check_columns, layout_of
-from hierfl.formulas.parameters import LINKS, SOME
 from hierfl.formulas.priors import all_priors, is_of
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.writer import CENTERED, INTERCEPT, NO_NAME

@@ -13,10 +13,10 @@ import torch
 from torch.distributions import Distribution
 
 from hierfl.formulas.declaration import Declaration, response_of
-from hierfl.formulas.design_terms import DesignTerm
 from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.prior_texts import of_text
 from hierfl.formulas.schema import OFFSET, Schema
+from hierfl.formulas.smooths import DesignTerm
 from hierfl.formulas.writer import INTERCEPT
 from hierfl.models.families import Ordered, as_source, half_student, intercept_prior
 from hierfl.models.priors import Prior, check_scale, is_distribution

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hierfl.formulas.declaration import Declaration, response_of
-from hierfl.formulas.design_terms import DesignTerm
+from hierfl.formulas.declaration import Declaration, additions_of, response_of
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
 from hierfl.formulas.schema import Schema
+from hierfl.formulas.smooths import DesignTerm
 from hierfl.formulas.writer import (
     AT_MEANS,
     CENTERED,
@@ -84,13 +84,6 @@ def _title(declared: Declaration, schema: Schema) -> str:
     if declared.family.kind == "binary" and levels:
         text += f"; 1 is {''.join(c if c.isprintable() else '?' for c in levels[1])}"
     return text.replace("\\", "\\\\").replace('"', "'")
-
-
-def additions_of(declared: Declaration) -> tuple[str, ...]:
-    """Return the additions that the likelihood reads: event() is the code of cens()."""
-    additions = set(declared.parts.additions)
-    codes = {"cens"} if "event" in additions else set()
-    return tuple(sorted((additions | codes) - {"event", "weights"}))
 
 
 @dataclass(frozen=True)

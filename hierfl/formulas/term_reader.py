@@ -7,16 +7,20 @@ from itertools import chain, combinations
 
 from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.expressions import (
+    CODINGS,
+    FUNCTIONS,
+    OPTIONS,
+    OTHERS,
     Call,
     Expression,
     Literal,
     Name,
     Operator,
     calls_within,
+    enough_sines,
     summands,
     within,
 )
-from hierfl.formulas.functions import CODINGS, FUNCTIONS, OPTIONS, OTHERS, SMOOTHS, enough_sines
 from hierfl.formulas.grammar import refused
 from hierfl.formulas.terms import (
     Factor,
@@ -27,6 +31,7 @@ from hierfl.formulas.terms import (
     is_constant,
     options_of,
 )
+from hierfl.formulas.transforms import SMOOTHS
 
 ALONE = ("cs", "bs", *SMOOTHS)  # which no product may hold
 FUNCTIONS_HERE = {*STATEFUL, *CODINGS, *OTHERS, *FUNCTIONS} - {"np"}

@@ -8,6 +8,8 @@ from itertools import chain
 from typing import Any
 
 from hierfl.formulas.expressions import (
+    CODINGS,
+    OPTIONS,
     Call,
     Expression,
     Literal,
@@ -16,7 +18,6 @@ from hierfl.formulas.expressions import (
     calls_within,
     names_in,
 )
-from hierfl.formulas.functions import CODINGS, OPTIONS
 
 Factor = Name | Call
 

@@ -20,9 +20,8 @@ import pandas as pd
 from hierfl.core.typed_json import written
 from hierfl.formulas.columns import by_client
 from hierfl.formulas.constants import STATEFUL, Implausible
-from hierfl.formulas.expressions import Operator, within
+from hierfl.formulas.expressions import CODINGS, Operator, within
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.functions import CODINGS
 from hierfl.formulas.parse import parse
 from hierfl.formulas.terms import calls
 from hierfl.nodes import gate, log

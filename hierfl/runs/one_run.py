@@ -29,8 +29,7 @@ from hierfl.program.check_columns import warn_of_unscaled
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import FitArguments
 from hierfl.runs.choice import Choice
-from hierfl.runs.ended import Fallback, fallback_of, line_of
-from hierfl.runs.expected import expected, in_words, seconds_expected
+from hierfl.runs.ended import Fallback, expected, fallback_of, in_words, line_of, seconds_expected
 from hierfl.runs.records import about
 from hierfl.runs.result import Fit
 from hierfl.runs.run_folder import clear, held

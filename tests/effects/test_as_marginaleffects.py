@@ -15,10 +15,9 @@ import pytest
 import torch
 
 import hierfl
-from hierfl.effects.comparisons import comparisons
+from hierfl.effects.comparisons import comparisons, predictions
 from hierfl.effects.drawn import CoefficientDraws
 from hierfl.effects.hypotheses import hypotheses
-from hierfl.effects.predictions import predictions
 
 CLIENTS = ("north", "south", "east", "west")
 # statsmodels' estimates

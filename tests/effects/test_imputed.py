@@ -13,13 +13,12 @@ import torch
 from scipy import stats
 
 from hierfl.effects.answer import Answer
-from hierfl.effects.comparisons import comparisons
+from hierfl.effects.comparisons import comparisons, predictions
 from hierfl.effects.drawn import CoefficientDraws
 from hierfl.effects.imputed import imputed
-from hierfl.effects.predictions import predictions
 from hierfl.effects.profile import profile
 from hierfl.effects.proportional_hazards import proportional_hazards
-from hierfl.effects.r2 import r2
+from hierfl.effects.variance import r2
 from hierfl.formulas.formula import Formula
 from hierfl.runs.planning import simulate
 from tests.effects.made import repeated

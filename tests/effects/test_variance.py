@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from hierfl.effects.icc import icc
 from hierfl.effects.predictor_rows import rows_of_client
-from hierfl.effects.r2 import r2
+from hierfl.effects.variance import icc, r2
 from tests.effects.made import drawn, frame, repeated, with_shared
 
 

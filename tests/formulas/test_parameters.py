@@ -12,13 +12,11 @@ from scipy import stats
 from scipy.special import gamma
 
 import hierfl
-from hierfl.effects.comparisons import comparisons
+from hierfl.effects.comparisons import comparisons, predictions
 from hierfl.effects.conditional_effects import effects
-from hierfl.effects.icc import icc
-from hierfl.effects.predictions import predictions
 from hierfl.effects.predictor_rows import rows_of_client
-from hierfl.effects.r2 import r2
 from hierfl.effects.survival_curves import survival
+from hierfl.effects.variance import icc, r2
 from tests.effects.made import drawn, frame, of_program, with_shared
 from tests.formulas.frames import patients
 from tests.formulas.test_program import traced, value

@@ -26,9 +26,10 @@ from hierfl.nodes import in_process
 from hierfl.program import read as read_module
 from hierfl.program.recipes import describe
 from hierfl.runs import checkpoint as state
-from hierfl.runs import choice, chosen
+from hierfl.runs import choice
+from hierfl.runs import fit as chosen
 from hierfl.runs.choice import choose
-from hierfl.runs.expected import expected
+from hierfl.runs.ended import expected
 from hierfl.runs.result import Fit
 from tests.formulas.frames import patients
 from tests.programs import federation, fit, logistic, regression, same
