@@ -27,6 +27,7 @@ from hierfl.effects.predictor_rows import (
 )
 from hierfl.formulas.columns import check_column, complete, level_name, prepared
 from hierfl.formulas.formula import Formula, Frames
+from hierfl.formulas.imputed import with_known
 
 NewData: TypeAlias = Frames | Literal["mean", "rows"]
 
@@ -206,10 +207,7 @@ def _of_frames(
         own = own if labeled else _weighted(own, plain, declared.parts.additions, name)
         _check_within(draws, own, name)
         groups = _groups(plain, by, name, declared.clients)
-        if own.lacking:
-            from hierfl.formulas.imputed import with_known
-
-            plain = with_known(plain, declared, name)
+        plain = with_known(plain, declared, name)
         for covariate, of in own.lacking.items():
             plain[covariate] = plain[covariate].mask(of.gone.numpy(), 0.0)
         sets = [_set_in(own, draws.formula, plain, setting, name) for setting in settings]

@@ -14,6 +14,7 @@ from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design, every_design_of
 from hierfl.formulas.doubtful_columns import refuse_identifier
+from hierfl.formulas.imputed import check_known
 from hierfl.formulas.levels import (
     Rare,
     agreed_column,
@@ -26,6 +27,7 @@ from hierfl.formulas.parse import grouping_name
 from hierfl.formulas.plausible import stateful_calls
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
+from hierfl.formulas.structures import structures
 from hierfl.formulas.terms import monotone_columns, options_of
 from hierfl.formulas.transforms import (
     SMOOTHS,
@@ -120,8 +122,6 @@ def agree_on_formula(
     """Return a schema of columns with what a formula needs too: groups, constants, design."""
     groups = {grouping_name(by): _grouping(by, schema, ask, levels) for by in declared.groupings}
     if declared.structured:
-        from hierfl.formulas.structures import structures
-
         groups |= structures(
             declared,
             schema,
@@ -160,8 +160,6 @@ def _margins(
             continue
         mean, sd = moments(own)
         if name in imputed:
-            from hierfl.formulas.imputed import check_known
-
             above = len(answers) > 1 and all(name in answer.constant for answer in answers)
             check_known(imputed[name], mean, sd, above=above)
         is_flat = sd == 0.0 and name != OFFSET and not _keeps_prior(name, mean, designs, answers)

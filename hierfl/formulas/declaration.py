@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
+from hierfl.core.arguments import expect_kind
 from hierfl.formulas.columns import Kind
 from hierfl.formulas.expressions import CODINGS
 from hierfl.formulas.parse import Formulas, FormulaTree, Group
@@ -31,33 +32,22 @@ SOME = Response(1.0, 1.0, ("a", "b", "c"))  # of which every family has its para
 
 def joined(texts: str | Sequence[str]) -> str:
     """Return the text of a formula, or of a list of them: of the response and of parameters."""
-    if isinstance(texts, str):
-        return texts
-    if isinstance(texts, Mapping):
-        formulas = [f"{name} {terms}" for name, terms in texts.items()]
-        fix = f"write a list, {formulas!r}, that of the response first"
-        raise TypeError(f"the formula is a dict: {fix}")
-    listed = isinstance(texts, list | tuple) and len(texts) > 0
-    if not listed or not all(isinstance(text, str) for text in texts):
-        fix = "it must be a string, 'y ~ x', or a list of strings, ['y ~ x', 'sigma ~ x']"
-        raise TypeError(f"the formula is {texts!r}: {fix}")
-    return "; ".join(text.strip() for text in texts)
+    fix = "it must be a string, 'y ~ x', or a list of strings, ['y ~ x', 'sigma ~ x']"
+    listed = [texts] if isinstance(texts, str) else texts
+    expect_kind(listed or None, list | tuple, "the formula", fix)
+    for text in listed:
+        expect_kind(text, str, "a formula of the list", fix)
+    return texts if isinstance(texts, str) else "; ".join(text.strip() for text in texts)
 
 
-def family_of_parameter(name: str, family: ResponseFamily, response: str) -> ResponseFamily:
+def family_of_parameter(name: str, family: ResponseFamily) -> ResponseFamily:
     """Return the family of a parameter with terms; refuse a name that cannot have some."""
     parameters = family.parameters(SOME)
     usable = [parameter for parameter in parameters if parameter in LINKS]
     if name not in usable:
-        if response in usable:
-            advice = (
-                f"and the formula of the response comes first: put that of '{response}' after it"
-            )
-        elif not usable:
-            advice = f"and no parameter of family '{family.name}' may have some: leave it out"
-        else:
-            advice = f"which family '{family.name}' cannot have: write '{usable[0]} ~ ...'"
-        raise ValueError(f"'{name} ~ ...' gives terms to '{name}', {advice}")
+        there = " or ".join(f"'{parameter} ~ ...'" for parameter in usable) or "none"
+        what = f"'{name} ~ ...' gives terms to '{name}', which family '{family.name}' cannot have"
+        raise ValueError(f"{what}: after the formula of the response write {there}")
 
     def scale(response: Response) -> tuple[float, float]:
         """Return the center and spread of the predictor, given the response."""
@@ -112,7 +102,7 @@ class Declaration:
             if name in self.imputed:
                 family = covariate_family(name, 0.0, 1.0)
             else:
-                family = family_of_parameter(name, self.family, self.parts.response)
+                family = family_of_parameter(name, self.family)
             declared[name] = replace(self, formulas=Formulas("", tree), family=family)
         return declared
 

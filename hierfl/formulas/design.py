@@ -19,7 +19,7 @@ from hierfl.formulas.columns import Column, level_name
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.expressions import CODINGS, Call, value_of
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.smooths import DesignTerm
+from hierfl.formulas.smooths import DesignTerm, check_constants, named_smooth
 from hierfl.formulas.terms import Factor, Product, TermSum, columns_of, options_of
 from hierfl.formulas.transforms import SMOOTHS, BeyondKnots, Constants
 
@@ -159,8 +159,6 @@ def _design(terms: TermSum, schema: Schema) -> Design:
         blocks.append(TermColumns(term.name, factors, order))
         made += own
     if any(term.smooth for term in made):
-        from hierfl.formulas.smooths import check_constants
-
         check_constants(made)
     return Design(
         terms.has_intercept,
@@ -290,8 +288,6 @@ def _named(
     made_of = frozenset(coded.factor for coded in factors)
     callees = [coded.factor.callee for coded in factors if isinstance(coded.factor, Call)]
     if {*callees} & {*SMOOTHS}:
-        from hierfl.formulas.smooths import named_smooth
-
         (call,) = made_of
         assert isinstance(call, Call)
         return named_smooth(call, schema), None

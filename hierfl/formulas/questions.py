@@ -41,6 +41,7 @@ from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import coarse_frame
 from hierfl.formulas.expressions import Call
+from hierfl.formulas.imputed import with_known
 from hierfl.formulas.one_frame import OneFrame, ends_of, joined
 from hierfl.formulas.plausible import check_schema, stateful_calls
 from hierfl.formulas.schema import Schema
@@ -151,11 +152,7 @@ def call_of(declared: Declaration, text: str) -> Call:
 def own_rows(declared: Declaration, frame: pd.DataFrame, client: str, least: int) -> pd.DataFrame:
     """Return the rows of a client that a formula keeps, its covariates numbers or NaN."""
     whole = complete(frame, declared.rows_of, client, declared.missing)
-    if declared.imputed:
-        from hierfl.formulas.imputed import with_known
-
-        whole = with_known(whole, declared, client, least)
-    return whole
+    return with_known(whole, declared, client, least)
 
 
 def own_answer(
@@ -173,16 +170,8 @@ def own_answer(
     least = question.least if question.schema is None else question.schema.min_count
     whole = own_rows(declared, frame, client, least)
     if question.schema is not None:
-        check_schema(
-            declared,
-            question.schema,
-            whole,
-            client,
-            least,
-            start=start,
-            text=question.text,
-            at=question.at,
-        )
+        asked_of: dict[str, Any] = {"start": start, "text": question.text, "at": question.at}
+        check_schema(declared, question.schema, whole, client, least, **asked_of)
     frames = {client: whole}
     return answers_of(question, declared.clients, declared.columns, declared, frames)[client]
 
