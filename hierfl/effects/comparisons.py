@@ -138,9 +138,7 @@ def _slope(
         raise ValueError("values are of differences and ratios: a slope is taken where at= says")
     (column,) = chosen(draws.formula, [variable]).values()
     if column.kind == "category":
-        raise ValueError(
-            f"'{variable}' is a category, which has no slope: take fit.comparisons('{variable}')"
-        )
+        raise ValueError(f"'{variable}' is a category, which has no slope: compare its levels")
     center = checked(variable, column, at[variable]) if at and variable in at else column.mean
     step, start = STEP * column.sd, center - column.mean
     settings = [Intervention(variable, step=start + side) for side in (-step, step)]
@@ -159,10 +157,8 @@ def _pairs(
     if isinstance(values, Real) and not isinstance(values, bool):
         step = float(values)
         if column.kind == "category" or not abs(step) < float("inf") or step == 0.0:
-            raise ValueError(
-                f"values is {values!r}: a step is a finite number other than 0, of a column of "
-                "numbers; of others give a list of levels"
-            )
+            what = "a step is a finite number other than 0, of a column of numbers"
+            raise ValueError(f"values is {values!r}: {what}")
         settings = [Intervention(variable, step=side) for side in (-step / 2, step / 2)]
         return Contrast(settings, [(0, 1)], [f"{step:+.4g}"])
     compared = several(variable, column, values)
@@ -185,10 +181,8 @@ def respond(
 ) -> Responses:
     """Return the response under each setting, on a typical row of some clients or averaged over rows."""
     if by is not None if is_typical(newdata) else at or client is not None:
-        raise ValueError(
-            "at and client are of a typical row, newdata='mean', and by is of averages over rows, "
-            "newdata='rows', or frames: leave out what is of the other"
-        )
+        what = "at and client are of a typical row, and by is of averages over rows or frames"
+        raise ValueError(f"{what}: leave out what is of the other")
     if not is_typical(newdata):
         return averages(draws, newdata, settings, by, scale)
     variable = str(settings[0].variable)
@@ -225,9 +219,8 @@ def _check_ratio(draws: CoefficientDraws, scale: Scale) -> None:
     elif scale == "response" and family.kind == "real" and family.link != "log":
         reason = f"responses of {family.name} may be negative"
     if reason:
-        raise ValueError(
-            f"comparison is 'ratio', and {reason}: take comparison='difference', or the other scale"
-        )
+        fix = "take comparison='difference', or the other scale"
+        raise ValueError(f"comparison is 'ratio', and {reason}: {fix}")
 
 
 @one_at_a_time

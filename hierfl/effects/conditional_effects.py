@@ -155,10 +155,8 @@ def chosen(
     for name in names:
         expect_kind(name, str, "a column", "give the name of one, such as 'age'")
         if name not in columns:
-            raise KeyError(
-                f"'{name}' is no column that the formula's terms read: they read "
-                f"{', '.join(columns) or 'none'}"
-            )
+            there = ", ".join(columns) or "none"
+            raise KeyError(f"'{name}' is no column that the formula's terms read: {there}")
         reason = None
         if name in TAKEN:
             reason = "is the name of a column or a dimension of the answer: rename the column"

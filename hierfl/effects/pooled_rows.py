@@ -35,10 +35,8 @@ def form_of(column: str, answers: Sequence[ColumnAnswer], least: int) -> Form:
     """
     are_levels = {isinstance(answer, LevelsAnswer) for answer in answers}
     if len(are_levels) > 1:
-        raise ValueError(
-            f"column '{column}' holds numbers at one client and names at another: make it the same "
-            "everywhere, or leave it out by columns="
-        )
+        what = f"column '{column}' holds numbers at one client and names at another"
+        raise ValueError(f"{what}: make it the same everywhere, or leave it out by columns=")
     if True not in are_levels and not _are_binary(answers):
         is_id = least == 1 and _are_row_numbers(answers)
         return Form("counted" if is_id else "numbers")

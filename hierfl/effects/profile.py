@@ -149,10 +149,8 @@ class Profile(Answer):
         from hierfl.plots.effects import funnel, new_axes
 
         if "smr" not in self.frame:
-            raise ValueError(
-                "there is no standardized ratio to draw: it is for responses that are "
-                f"{' or '.join(COUNTED)}; use plot_ranks()"
-            )
+            fix = f"it is for {' or '.join(COUNTED)} responses; use plot_ranks()"
+            raise ValueError(f"there is no standardized ratio to draw: {fix}")
         return funnel(new_axes(ax), self.frame, funnel_curves(self.frame["expected"], self.rate))
 
 
@@ -226,20 +224,13 @@ def own_effects(draws: CoefficientDraws, column: str) -> Tensor:
     """Return how far each client lies from the average one at each draw, (S, N), by `column`."""
     terms = draws.layout.at("clients")
     if not terms:
-        raise ValueError(
-            f"the formula has no groups by client, so that clients do not differ: add "
-            f"(1 | {draws.formula.clients})"
-        )
+        raise ValueError(f"the formula has no groups by client: add (1 | {draws.formula.clients})")
     if draws.outputs > 1:
-        raise ValueError(
-            f"a response of {draws.family.name} has {draws.outputs} effects a client: profile one "
-            "level as a bernoulli response"
-        )
+        what = f"a response of {draws.family.name} has {draws.outputs} effects a client"
+        raise ValueError(f"{what}: profile one level as a bernoulli response")
     columns = [name for term in terms for name in term.columns]
     if column != "Intercept" and column not in columns:
-        raise KeyError(
-            f"clients have no own coefficient of '{column}': they have {', '.join(columns)}"
-        )
+        raise KeyError(f"no own coefficient of '{column}': they have {', '.join(columns)}")
     rows = typical(draws.formula, None, {})
     effects = []
     for client in range(len(draws.clients)):

@@ -59,10 +59,8 @@ def r2(fit: Snapshot | CoefficientDraws, **drawing: Unpack[Drawing]) -> Answer:
     draws = drawn(fit, "r2", **drawing)
     what = WITHOUT_VARIANCE.get(draws.family.kind)
     if what is not None:
-        raise ValueError(
-            f"a response of {draws.family.name} is {what}, which have no variance of one number: "
-            "score its predictions, fit.predict(rows).scores()"
-        )
+        what = f"a response of {draws.family.name} is {what}, without a variance of one number"
+        raise ValueError(f"{what}: score its predictions, fit.predict(rows).scores()")
     total = torch.zeros(6, draws.count, dtype=torch.float64)
     for client in range(len(draws.clients)):
         total = total + sums_of_client(draws, client)
@@ -173,9 +171,7 @@ def _why_not(draws: CoefficientDraws) -> Iterator[str]:
     if not draws.layout.groups:
         yield f"the formula has no groups: add some, such as (1 | {draws.formula.clients})"
     for name in draws.with_terms:
-        yield (
-            f"{name} of {family.name} has terms, so that no variance is that of all rows: {others}"
-        )
+        yield f"{name} of {family.name} has terms, so that no variance is of all rows: {others}"
     for term in draws.layout.groups:
         if term.group.kind:
             yield f"the groups of '{term.group.text}' have no common variance: {others}"

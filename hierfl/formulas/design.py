@@ -227,13 +227,12 @@ def _is_category(factor: Factor, values: _Values) -> bool:
 
     A curve of each level then starts where all of them do.
     """
-    is_monotone = isinstance(factor, Call) and factor.callee == "mo"
-    return not is_monotone and hasattr(values.value_of(factor), "cat")
+    return factor.callee != "mo" and hasattr(values.value_of(factor), "cat")
 
 
 def _code(factor: Factor, full: bool, values: _Values) -> Coded:
     """Return a factor with the codes of its category, whose first or chosen level has none, or its columns."""
-    value, callee = values.value_of(factor), factor.callee if isinstance(factor, Call) else ""
+    value, callee = values.value_of(factor), factor.callee
     if not hasattr(value, "cat"):
         if callee in CODINGS:
             fix = "make a second column of its numbers, or of its names"
@@ -286,7 +285,7 @@ def _named(
 ) -> tuple[tuple[DesignTerm, ...], tuple[int, ...] | None]:
     """Return a term with the names of its columns, two of s(x), and the order of its columns."""
     made_of = frozenset(coded.factor for coded in factors)
-    callees = [coded.factor.callee for coded in factors if isinstance(coded.factor, Call)]
+    callees = [coded.factor.callee for coded in factors]
     if {*callees} & {*SMOOTHS}:
         (call,) = made_of
         assert isinstance(call, Call)

@@ -25,7 +25,7 @@ from hierfl.formulas.expressions import Call, Name, calls_within, names_in
 from hierfl.formulas.layout import Layout, rows_of_above
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.smooths import DesignTerm
-from hierfl.formulas.terms import TermSum, callee_of, calls, column_of, columns_of
+from hierfl.formulas.terms import TermSum, calls, column_of, columns_of
 from hierfl.formulas.writer import INTERCEPT, NO_NAME, ProgramWriter
 
 PROGRAM = "take a Pyro program (docs/recipes.md)"
@@ -123,7 +123,7 @@ def _faults_of_terms(terms: TermSum) -> Iterator[str]:
 def _plain(terms: TermSum) -> set[str]:
     """Return the columns that terms read outside of mi()."""
     factors = chain.from_iterable(product.factors for product in terms.products)
-    return {name for f in factors if callee_of(f) != "mi" for name in names_in(f)}
+    return {name for f in factors if f.callee != "mi" for name in names_in(f)}
 
 
 # ------------------------------------------------------------ rows

@@ -99,7 +99,7 @@ def named_smooth(call: Call, schema: Schema) -> tuple[DesignTerm, ...]:
     is_spline = call.callee == "s"
     size = len(constants.knots) - 2 if is_spline else constants.degree
     by = call.option("by")
-    levels = schema.columns[by.name].levels if isinstance(by, Name) else ()
+    levels = schema.columns[by.head].levels if isinstance(by, Name) else ()
     made_of = frozenset([call])
     numbers = tuple(map(str, range(1, size + 1)))
     coords = tuple(f"{level}:{n}" for level in levels for n in numbers) or numbers
@@ -108,7 +108,7 @@ def named_smooth(call: Call, schema: Schema) -> tuple[DesignTerm, ...]:
     if not is_spline:
         return (curves,)
     line = f"linear_{name}"
-    coords = levels or ((by.name, f"{by.name}:{call.args[0]}") if isinstance(by, Name) else ())
+    coords = levels or ((by.head, f"{by.head}:{call.args[0]}") if isinstance(by, Name) else ())
     return DesignTerm(line, labels(line, coords) or (line,), coords, made_of), curves
 
 

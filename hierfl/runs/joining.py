@@ -70,9 +70,8 @@ def personalized(
     if not from_scratch:
         fitted = set(fit.federation.data.names)
         if new := [name for name in data.names if name not in fitted]:
-            raise ValueError(
-                f"client '{new[0]}' is new, and has no state to go on from: take from_scratch=True"
-            )
+            what = f"client '{new[0]}' is new, and has no state to go on from"
+            raise ValueError(f"{what}: take from_scratch=True")
         start = subset(fit.progress.table, fit.federation.data.index(data.names))
     table = adapt(federation, fit.progress.server, rounds, start)
     # weights of these clients alone would leave the fitted ones out of the posterior
@@ -94,11 +93,9 @@ def _check_labels(fit: Snapshot, federation: Federation) -> None:
         error_of_labels: Exception | None = None
     except (AttributeError, RuntimeError, ValueError) as error:
         error_of_labels = error
-    raise ValueError(
-        f"new clients are inferred from their labels, and the rows have no field '{missing[0]}': "
-        "give it, or fit with a guide that does without, guides.amortized(fields=...); before any "
-        "label, predict_from_prior(fit, rows)"
-    ) from error_of_labels
+    what = f"new clients are inferred from their labels, and the rows have no field '{missing[0]}'"
+    fix = "give it, or take guides.amortized(fields=...); before any label predict_from_prior(fit, rows)"
+    raise ValueError(f"{what}: {fix}") from error_of_labels
 
 
 WHAT = "the posterior with new clients"
@@ -126,10 +123,8 @@ def updated(fit: Fitted, rows: ClientData | Frames, *, rounds: int | None = None
     _check(fit, rows)
     before = Kept(rounds_of(fit.method, old.program, WHAT), fit.progress.server)
     if before.rounds.gathers is not None:
-        raise ValueError(
-            "each round spends a part of the rows' privacy budget, which this fit has spent: fit "
-            "again with all clients"
-        )
+        what = "each round spends a part of the rows' privacy budget, which this fit has spent"
+        raise ValueError(f"{what}: fit again with all clients")
     stay = [name for name in old.data.names if name not in set(rows.names)]
     data = together(old.data.select(stay), rows) if stay else rows
     federation = federate(fit.method, data, seed=old.seed, settings=old.settings)

@@ -166,7 +166,11 @@ def test_what_is_refused() -> None:
     refused(lambda: proportional_hazards(times), "rows lack 'dose'", "from their times")
     whole = frame.fillna({"dose": 1.0})
     assert proportional_hazards(replace(times, data=of_times.data(whole))).frame.notna().any().any()
-    refused(lambda: simulate(formula, frame, clients=2, rows=9), "imputes 'dose'", "in place of mi")
+    refused(
+        lambda: simulate(formula, frame, clients=2, rows=9),
+        "a drawn row has 'dose'",
+        "in place of mi",
+    )
     plain = made("y ~ age + (1 | site)", frame=frame)
     other = at(plain, frame, latent(conditioned(plain, frame, {})), 20)
     refused(lambda: imputed(other), "imputes nothing", "x | mi() ~ z")

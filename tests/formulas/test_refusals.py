@@ -97,10 +97,7 @@ FORMULAS: dict[str, dict[str, str]] = {
         "grade ~ age + (cs(dose) | site)": "among the common terms only",
         "ill ~ cs(dose)": "for several thresholds, and one is there",
     },
-    "categorical": {
-        "kind ~ s(age)": "for one predictor, and the response has 2",
-        "two ~ age": "family='bernoulli'",
-    },
+    "categorical": {"kind ~ s(age)": "for one predictor, and the response has 2", "two ~ age": "family='bernoulli'"},
     "multinomial": {
         "cbind(wins, wins) | trials(n) ~ age": "two different columns or more",
         "c(wins, lost) | trials(n) ~ age": r"write cbind\(a, b, c\)",
@@ -128,7 +125,7 @@ FORMULAS: dict[str, dict[str, str]] = {
         "some | trunc(lb=101) ~ age": "without an upper one it goes up to 100",
         "some | trunc(1, 2000) ~ age": "less than 1000 above the lower one",
     },
-}
+}  # fmt: skip
 
 
 def odd() -> pd.DataFrame:
