@@ -16,6 +16,7 @@ from hierfl.effects.drawn import Drawing, Fitted, drawn
 from hierfl.effects.predictor import SCALES, Scale, asked, on_scale
 from hierfl.effects.predictor_rows import predictors, typical
 from hierfl.formulas.columns import Column
+from hierfl.formulas.expressions import Name
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.terms import calls
 
@@ -178,7 +179,7 @@ def along(formula: Formula, name: str, column: Column) -> list[Any]:
         for call in calls(terms):
             constants = formula.agreed.transforms.get(str(call))
             knots = constants.knots if constants else ()
-            if knots and getattr(call.args[0], "name", None) == name:
+            if knots and call.args[0] == Name(name):
                 low, high = max(low, knots[0]), min(high, knots[-1])
     grid: list[Any] = np.linspace(low, high, POINTS).tolist()
     return grid

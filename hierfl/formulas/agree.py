@@ -24,8 +24,7 @@ from hierfl.formulas.levels import (
     with_rare,
 )
 from hierfl.formulas.parse import grouping_name
-from hierfl.formulas.plausible import stateful_calls
-from hierfl.formulas.questions import Ask, Kinds, Question, call_of
+from hierfl.formulas.questions import Ask, Kinds, Question, call_of, stateful_calls
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
 from hierfl.formulas.structures import structures
 from hierfl.formulas.terms import monotone_columns, options_of

@@ -14,8 +14,8 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
+from hierfl.data.arrays import RowsFault
 from hierfl.data.clients import ClientData
-from hierfl.data.faults import RowsFault
 from hierfl.data.frames import FrameRows
 from hierfl.data.grouping import offsets_of
 from hierfl.formulas.answers import group_names

@@ -14,9 +14,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hierfl.core.arguments import shown
+from hierfl.data.arrays import RowsFault
 from hierfl.data.consistency import look_alike
 from hierfl.data.expected import as_frame, is_frame
-from hierfl.data.faults import RowsFault
 from hierfl.data.frames import check_has, is_number
 from hierfl.formulas.one_frame import OneFrame, joined
 

@@ -304,9 +304,7 @@ def _monotone(
     name: str, factors: Sequence[Coded], made_of: frozenset[Factor]
 ) -> tuple[DesignTerm, tuple[int, ...]]:
     """Return mo(x), or a product with it, whose steps of a curve follow each other."""
-    place = next(
-        k for k, coded in enumerate(factors) if getattr(coded.factor, "callee", "") == "mo"
-    )
+    place = next(k for k, coded in enumerate(factors) if coded.factor.callee == "mo")
     labels = [coded.labels for coded in factors]
     sizes = list(map(len, labels))
     order = np.moveaxis(np.arange(math.prod(sizes)).reshape(sizes), place, -1).ravel().tolist()

@@ -83,7 +83,7 @@ class DesignTerm:
 
     def calls(self, callee: str) -> bool:
         """Return whether a factor of it is a call of this function."""
-        return any(getattr(factor, "callee", "") == callee for factor in self.factors)
+        return any(factor.callee == callee for factor in self.factors)
 
     def of_curves(self, site: str) -> tuple[str, ...]:
         """Return what the entries of a site of curves are called: the site itself where there is one curve."""
