@@ -81,11 +81,9 @@ def _are_days(values: Floats) -> bool:
     return bool(are_days.all()) and len(np.unique(values)) >= SOME
 
 
-Floats = NDArray[np.float64]
 FAR = 8.0  # sds of the other rows, from their mean
-FAR_LOGS = (
-    5.0  # of a client's values above 0, if none is below it, whose logarithms must be far out too
-)
+# of a client's values above 0, if none is below it, whose logarithms must be far out too
+FAR_LOGS = 5.0
 SOME_ROWS = 10  # of a client, which tell of two values, and of a long tail
 
 

@@ -107,7 +107,7 @@ class TermReader:
             return self._product(expression)
         raise self.error(*_arithmetic(expression))
 
-    def _product(self, expression: Operator) -> Sum:
+    def _product(self, expression: Expression) -> Sum:
         """Return the terms of a * b, a:b or a / b."""
         factors = [*_factors(expression)]
         if any(isinstance(arg, Literal) for arg in expression.args):
@@ -123,7 +123,7 @@ class TermReader:
         main = {"*": first | second, "/": first, ":": {}}[expression.sign]
         return self._with_products(main, crossed)
 
-    def _power(self, expression: Operator) -> Sum:
+    def _power(self, expression: Expression) -> Sum:
         """Return the terms of a sum, and all their products of up to so many."""
         base, power = expression.args
         size = power.value if isinstance(power, Literal) else 0
