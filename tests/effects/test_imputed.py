@@ -68,7 +68,7 @@ def test_draws_have_the_density_given_the_response(text: str) -> None:
     assert len(found.frame) == gone.to_numpy().sum()
     line = found.frame.set_index(["column", "row"])
     assert (line["client"] == [frame["site"][i] for _, i in line.index]).all()
-    for i in np.flatnonzero(gone.any(axis=1))[::5]:
+    for i in np.flatnonzero(gone.any(axis=1))[::10]:
         grid, logs = on_a_grid(formula, frame, values, i)
         share = np.exp(logs - logs.max()) / np.exp(logs - logs.max()).sum()
         moments, drawn = [], []

@@ -146,13 +146,13 @@ def test_answers_have_the_mean_of_the_program(
 
 
 def test_a_new_client_has_deviations_of_its_own_in_each_part() -> None:
-    found = drawn("time ~ dose + (1 | site); shape ~ (1 | site)", "gamma", draws=4000)
+    found = drawn("time ~ dose + (1 | site); shape ~ (1 | site)", "gamma", draws=1500)
     (eta,), (own,) = found.layout.groups, found.with_terms["shape"].layout.groups
     first, second = found.of_new(eta)[:, 0, 0], found.with_terms["shape"].of_new(own)[:, 0, 0]
     first = first / found.shared["sd_site"]
     second = second / found.shared["sd_shape_site"]
-    assert abs(np.corrcoef(first, second)[0, 1]) < 0.06
-    np.testing.assert_allclose(second.std(), 1.0, atol=0.05)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.09
+    np.testing.assert_allclose(second.std(), 1.0, atol=0.07)
 
 
 def test_survival_reads_the_shape_of_each_row() -> None:

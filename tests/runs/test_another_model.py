@@ -125,19 +125,18 @@ def test_another_model_is_refused_by_name(what: str, tmp_path: Path) -> None:
     one, two, message = OTHERS[what]
     data = federation((3, 2))
     first = fit(one(), data, rounds=1, checkpoint=tmp_path)
-    with pytest.raises(
-        hierfl.CheckpointError, match="is of another run: it differs in method"
-    ) as resumed:
-        fit(two(), data, rounds=1, checkpoint=tmp_path, resume=True)
-    with pytest.raises(
-        hierfl.CheckpointError, match="is of another run: it differs in method"
-    ) as loaded:
-        hierfl.load(tmp_path, method=two(), data=data)
-    assert message in str(resumed.value) and message in str(loaded.value)
+    for read in (
+        lambda: fit(two(), data, rounds=1, checkpoint=tmp_path, resume=True),
+        lambda: hierfl.load(tmp_path, method=two(), data=data),
+    ):
+        with pytest.raises(
+            hierfl.CheckpointError, match="another run: it differs in method"
+        ) as told:
+            read()
+        assert message in str(told.value)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again = hierfl.load(tmp_path, method=one(), data=data)
-        fit(one(), data, rounds=1, checkpoint=tmp_path, resume=True)
     for name, leaf in named_leaves(first.progress.server).items():
         assert leaf.equal(named_leaves(again.progress.server)[name])
 

@@ -289,8 +289,8 @@ def test_a_checkpoint_of_another_run_is_refused(what: str, stopped: Path, tmp_pa
 def test_a_new_run_in_the_folder_of_an_old_one_is_refused(tmp_path: Path) -> None:
     """A forgotten resume=True must not overwrite the result of days of rounds."""
     data = federation()
-    old = fit(METHODS["structured"](), data, rounds=6, checkpoint=tmp_path, checkpoint_every=2)
+    old = fit(METHODS["structured"](), data, rounds=2, checkpoint=tmp_path, checkpoint_every=1)
     with pytest.raises(ValueError, match="already holds a run: continue it with resume=True"):
-        fit(METHODS["conditional"](), data, rounds=3, checkpoint=tmp_path, checkpoint_every=1)
-    again = fit(METHODS["structured"](), data, rounds=6, checkpoint=tmp_path, resume=True)
+        fit(METHODS["conditional"](), data, rounds=1, checkpoint=tmp_path, checkpoint_every=1)
+    again = fit(METHODS["structured"](), data, rounds=2, checkpoint=tmp_path, resume=True)
     same(old, again)
