@@ -175,7 +175,7 @@ def _together(formula: Formula, made: Sequence[DesignRows]) -> DesignRows:
 # ------------------------------------------------------------ a client's rows
 def data_of(
     formula: Formula, frames: Frames
-) -> tuple[ClientData, dict[str, pd.DataFrame], dict[str, Kind | None], bool]:
+) -> tuple[ClientData, Mapping[str, pd.DataFrame], dict[str, Kind | None], bool]:
     """Return frames as data, by client, the kinds of the columns that are read, and whether they have responses."""
     declared = formula.declared
     labels = declared.parts.labels
