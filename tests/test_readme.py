@@ -29,7 +29,8 @@ from hierfl.demo.audited import method_of
 from hierfl.methods.about import About, Wrapper
 from hierfl.methods.listed import described
 from hierfl.program import public_names
-from hierfl.runs import choice, chosen
+from hierfl.runs import choice
+from hierfl.runs import fit as chosen
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))

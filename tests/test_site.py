@@ -15,7 +15,7 @@ import torch
 
 import hierfl
 from hierfl.methods.listed import names
-from hierfl.runs import chosen
+from hierfl.runs import fit as chosen
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -90,7 +90,7 @@ def groups() -> list[Group]:
                 ],
                 "Methods of a fit": [
                     "hierfl.runs.saved.save",
-                    "hierfl.runs.personalize.personalize",
+                    "hierfl.runs.joining.personalize",
                     "hierfl.runs.updating.update",
                     "hierfl.runs.living.without",
                     "hierfl.runs.joining.updated",
@@ -136,13 +136,13 @@ def groups() -> list[Group]:
             {
                 "Methods of a fit": [
                     "hierfl.effects.conditional_effects.effects",
-                    "hierfl.effects.predictions.predictions",
+                    "hierfl.effects.comparisons.predictions",
                     "hierfl.effects.comparisons.comparisons",
                     "hierfl.effects.hypotheses.hypotheses",
                     "hierfl.effects.profile.profile",
                     "hierfl.effects.survival_curves.survival",
-                    "hierfl.effects.r2.r2",
-                    "hierfl.effects.icc.icc",
+                    "hierfl.effects.variance.r2",
+                    "hierfl.effects.variance.icc",
                     "hierfl.effects.imputed.imputed",
                 ],
                 "What they return": [

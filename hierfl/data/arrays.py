@@ -12,6 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+
+class RowsFault(ValueError):
+    """Rows that cannot be used.
+
+    The message is for their owner. `public` names a column and the kind of fault, and no value: it
+    is what a node may say of them.
+    """
+
+    def __init__(self, message: str, public: str = "") -> None:
+        super().__init__(message)
+        self.public = public
+
+
 Array = Any  # anything torch.as_tensor takes: a tensor, a NumPy array, a list of numbers
 
 _LARGEST = torch.iinfo(torch.int64).max

@@ -16,7 +16,6 @@ from hierfl.core import noise
 from hierfl.core.arguments import expect, expect_integer, spelled
 from hierfl.data.arrays import Array, as_tensor
 from hierfl.data.consistency import (
-    OF_A_BATCH,
     check_consistent,
     feature_names,
     field_of,
@@ -83,15 +82,6 @@ class ClientData:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle, without cached values that another thread may add to."""
         return {part.name: getattr(self, part.name) for part in dataclass_fields(self)}
-
-    if not TYPE_CHECKING:  # hidden from type checkers, which would accept any misspelled name
-
-        def __getattr__(self, name: str) -> Any:
-            """Refuse a model that is run on the data: it is a function of a batch."""
-            fix = ", which a ClientBatch has: run a model on hierfl.full_batch(data), as in "
-            fix += "pyro.render_model(model, (hierfl.full_batch(data),))"
-            message = f"ClientData has no attribute '{name}'"
-            raise AttributeError(message + fix if name in OF_A_BATCH else message)
 
     @classmethod
     def from_arrays(

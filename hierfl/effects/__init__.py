@@ -4,8 +4,7 @@
 METHODS = {
     "effects": "hierfl.effects.conditional_effects",
     "survival": "hierfl.effects.survival_curves",
-    **{
-        name: f"hierfl.effects.{name}"
-        for name in "predictions comparisons hypotheses profile r2 imputed icc".split()
-    },
+    **dict.fromkeys(("predictions", "comparisons"), "hierfl.effects.comparisons"),
+    **dict.fromkeys(("r2", "icc"), "hierfl.effects.variance"),
+    **{name: f"hierfl.effects.{name}" for name in ("hypotheses", "profile", "imputed")},
 }

@@ -27,6 +27,7 @@ from hierfl.effects.predictor_rows import (
 )
 from hierfl.formulas.columns import check_column, complete, level_name, prepared
 from hierfl.formulas.formula import Formula, Frames
+from hierfl.formulas.imputed import with_known
 
 NewData: TypeAlias = Frames | Literal["mean", "rows"]
 
@@ -68,10 +69,7 @@ def averages(
     if not draws.clients:
         raise ValueError("clients' rows are at their nodes: take a typical row, newdata='mean'")
     if draws.family.kind == "angle" and scale == "response":
-        raise ValueError(
-            "the response is an angle, and an average of angles is none: take scale='link', or "
-            "fit.effects"
-        )
+        raise ValueError("an average of angles is none: take scale='link', or fit.effects")
     sums: dict[str, Tensor] = {}
     weights: dict[str, float] = {}
     levels: tuple[str, ...] = ("",)
@@ -145,10 +143,7 @@ def _lacks(formula: Formula, settings: Sequence[Intervention], by: str | None) -
         for product in terms.products:
             is_read = variables & product.columns
             if is_read and (len(product.columns) > 1 or product.name not in columns_of_term):
-                yield (
-                    f"the term '{product.name}' reads '{min(map(str, is_read))}' and the fit keeps "
-                    "no columns apart"
-                )
+                yield f"the term '{product.name}' reads '{min(map(str, is_read))}' beside others"
 
 
 Places = dict[str | None, list[int]]
@@ -206,10 +201,7 @@ def _of_frames(
         own = own if labeled else _weighted(own, plain, declared.parts.additions, name)
         _check_within(draws, own, name)
         groups = _groups(plain, by, name, declared.clients)
-        if own.lacking:
-            from hierfl.formulas.imputed import with_known
-
-            plain = with_known(plain, declared, name)
+        plain = with_known(plain, declared, name)
         for covariate, of in own.lacking.items():
             plain[covariate] = plain[covariate].mask(of.gone.numpy(), 0.0)
         sets = [_set_in(own, draws.formula, plain, setting, name) for setting in settings]
@@ -249,10 +241,8 @@ def _weighted(
     check_column(frame, column, client)
     weights = torch.tensor(frame[column].to_numpy(dtype=np.float64))
     if not bool(((weights >= 0.0) & weights.isfinite()).all()):
-        raise ValueError(
-            f"column '{column}' of client '{client}' has weights that are missing or negative, so "
-            "that its rows cannot be averaged: give each row its weight"
-        )
+        fault = f"column '{column}' of client '{client}' has weights that are missing or negative"
+        raise ValueError(f"{fault}: give each row its weight")
     return replace(rows, fields={**rows.fields, "weights": weights})
 
 
@@ -281,8 +271,5 @@ def _check_within(draws: CoefficientDraws, rows: DesignRows, client: str) -> Non
     before, now = _codes(fitted), _codes(rows)
     for term in within:
         if not torch.equal(before[term.site], now[term.site]):
-            raise ValueError(
-                f"the rows of client '{client}' have other groups of '{term.group.name}' than "
-                "when fitted, and these are known by index alone: pass the frames of the "
-                "fit"
-            )
+            what = f"the rows of client '{client}' have other groups of '{term.group.name}' than"
+            raise ValueError(f"{what} when fitted: pass the frames of the fit")

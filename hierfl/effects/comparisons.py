@@ -1,4 +1,4 @@
-"""Comparisons: how much the response differs between values of one column, or changes along it."""
+"""Average predictions, and comparisons: how the response differs between values of a column, or changes along it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from hierfl.core.arguments import expect, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.answer import Answer, labeled, share_above
 from hierfl.effects.averages import Intervention, NewData, Responses, averages
-from hierfl.effects.conditional_effects import chosen, listed
+from hierfl.effects.conditional_effects import chosen, few, listed
 from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
 from hierfl.effects.predictor import SCALES, Scale, asked, on_scale
 from hierfl.effects.predictor_rows import checked, typical
 from hierfl.formulas.columns import Column
+from hierfl.posterior.snapshot import Snapshot
 
 Comparison = Literal["difference", "ratio", "slope"]
 EDGE = {"difference": 0.0, "ratio": 1.0, "slope": 0.0}  # above which `p` is the probability
@@ -137,9 +138,7 @@ def _slope(
         raise ValueError("values are of differences and ratios: a slope is taken where at= says")
     (column,) = chosen(draws.formula, [variable]).values()
     if column.kind == "category":
-        raise ValueError(
-            f"'{variable}' is a category, which has no slope: take fit.comparisons('{variable}')"
-        )
+        raise ValueError(f"'{variable}' is a category, which has no slope: compare its levels")
     center = checked(variable, column, at[variable]) if at and variable in at else column.mean
     step, start = STEP * column.sd, center - column.mean
     settings = [Intervention(variable, step=start + side) for side in (-step, step)]
@@ -158,10 +157,8 @@ def _pairs(
     if isinstance(values, Real) and not isinstance(values, bool):
         step = float(values)
         if column.kind == "category" or not abs(step) < float("inf") or step == 0.0:
-            raise ValueError(
-                f"values is {values!r}: a step is a finite number other than 0, of a column of "
-                "numbers; of others give a list of levels"
-            )
+            what = "a step is a finite number other than 0, of a column of numbers"
+            raise ValueError(f"values is {values!r}: {what}")
         settings = [Intervention(variable, step=side) for side in (-step / 2, step / 2)]
         return Contrast(settings, [(0, 1)], [f"{step:+.4g}"])
     compared = several(variable, column, values)
@@ -184,10 +181,8 @@ def respond(
 ) -> Responses:
     """Return the response under each setting, on a typical row of some clients or averaged over rows."""
     if by is not None if is_typical(newdata) else at or client is not None:
-        raise ValueError(
-            "at and client are of a typical row, newdata='mean', and by is of averages over rows, "
-            "newdata='rows', or frames: leave out what is of the other"
-        )
+        what = "at and client are of a typical row, and by is of averages over rows or frames"
+        raise ValueError(f"{what}: leave out what is of the other")
     if not is_typical(newdata):
         return averages(draws, newdata, settings, by, scale)
     variable = str(settings[0].variable)
@@ -224,6 +219,71 @@ def _check_ratio(draws: CoefficientDraws, scale: Scale) -> None:
     elif scale == "response" and family.kind == "real" and family.link != "log":
         reason = f"responses of {family.name} may be negative"
     if reason:
-        raise ValueError(
-            f"comparison is 'ratio', and {reason}: take comparison='difference', or the other scale"
-        )
+        fix = "take comparison='difference', or the other scale"
+        raise ValueError(f"comparison is 'ratio', and {reason}: {fix}")
+
+
+@one_at_a_time
+@spelled
+def predictions(
+    fit: Snapshot | CoefficientDraws,
+    variable: str | None = None,
+    newdata: NewData = "rows",
+    *,
+    values: Sequence[Any] | None = None,
+    by: str | None = None,
+    scale: Scale = "response",
+    **drawing: Unpack[Drawing],
+) -> Answer:
+    """Return the response averaged over the rows of all clients, as they are or with a column set.
+
+    Each client sets the column to a value in all its rows, keeps their other columns, and takes the
+    mean response expected under its own coefficients. It returns the sum of these, a scalar per
+    value, group of rows and draw, and the number of its rows. The server adds them up. A binomial
+    response is averaged as the share of successes. It is `avg_predictions` of marginaleffects; the
+    response at one typical row is `fit.effects`, and that of each row `fit.predict`.
+
+    Args:
+        fit: of a `hierfl.formula`, with the clients' rows.
+        variable: a column that the formula reads. Default None: rows stay as they are.
+        newdata: frames of fitted clients, as `hierfl.fit` takes them. Default "rows": those of the
+            fit, which suffice where no term reads another column beside `variable`.
+        values: of the column. Default None: all levels; of a number its mean, and one sd below and
+            above it.
+        by: the column of clients, or any column of the frames of `newdata`: an average for each of
+            its values. Default None: one of all rows.
+        scale: "response": the mean of the response, or the probabilities of its levels; "link": the
+            linear predictor.
+        **drawing: `prob`, `draws` and `seed`.
+
+    Returns:
+        One row per group of rows, value and level of the response: the columns `by` and `variable`
+        where there are such.
+
+    Raises:
+        TypeError: the fit is of another model.
+        KeyError: the formula reads no such column; or a client of `newdata` was not fitted.
+        ValueError: a value is no level; `newdata` is "rows", and a term reads `variable` and another
+            column, or `by` is another column than that of clients; or groups within a client of
+            `newdata` are not those of the fit.
+        RowsNotSaved: `newdata` is "rows", and the rows were not saved with the fit.
+    """
+    expect(scale=(scale, SCALES))
+    draws = drawn(fit, "predictions", **drawing)
+    settings, dims, what = [Intervention()], dict[str, Any](), "rows as they are"
+    if variable is None and values is not None:
+        raise ValueError("values is given without variable: name the column that they are of")
+    if variable is not None:
+        (column,) = chosen(draws.formula, [variable]).values()
+        grid = few(column) if values is None else several(variable, column, values, least=1)
+        settings = [Intervention(variable, value) for value in grid]
+        dims, what = {variable: grid}, f"{variable} set in all rows"
+        if by == variable:
+            raise ValueError(f"by is '{by}', which is set in all rows: leave out one of the two")
+    mean = averages(draws, newdata, settings, by, scale)
+    response = draws.formula.declared.parts.response
+    return Answer.of(
+        f"{response}, averaged over clients' rows{f' by {by}' if by else ''}, {what}",
+        labeled(mean.draws, {**mean.dims, **dims, "level": mean.levels}, response),
+        draws,
+    )

@@ -16,6 +16,7 @@ from hierfl.effects.drawn import Drawing, Fitted, drawn
 from hierfl.effects.predictor import SCALES, Scale, asked, on_scale
 from hierfl.effects.predictor_rows import predictors, typical
 from hierfl.formulas.columns import Column
+from hierfl.formulas.expressions import Name
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.terms import calls
 
@@ -155,10 +156,8 @@ def chosen(
     for name in names:
         expect_kind(name, str, "a column", "give the name of one, such as 'age'")
         if name not in columns:
-            raise KeyError(
-                f"'{name}' is no column that the formula's terms read: they read "
-                f"{', '.join(columns) or 'none'}"
-            )
+            there = ", ".join(columns) or "none"
+            raise KeyError(f"'{name}' is no column that the formula's terms read: {there}")
         reason = None
         if name in TAKEN:
             reason = "is the name of a column or a dimension of the answer: rename the column"
@@ -180,7 +179,7 @@ def along(formula: Formula, name: str, column: Column) -> list[Any]:
         for call in calls(terms):
             constants = formula.agreed.transforms.get(str(call))
             knots = constants.knots if constants else ()
-            if knots and getattr(call.args[0], "name", None) == name:
+            if knots and call.args[0] == Name(name):
                 low, high = max(low, knots[0]), min(high, knots[-1])
     grid: list[Any] = np.linspace(low, high, POINTS).tolist()
     return grid

@@ -130,7 +130,7 @@ def _here(
     if formula is None and isinstance(rows, pd.DataFrame):
         if not len(rows):
             raise ValueError("the frame has no rows: give at least one")
-        frames = {"": rows}
+        frames: Mapping[str, Any] = {"": rows}
     else:
         expect_kind(rows, pd.DataFrame | Mapping, "rows", "give a frame, {client: frame}, or nodes")
         frames = by_client(rows, "" if formula is None else formula.clients)

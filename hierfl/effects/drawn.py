@@ -15,11 +15,10 @@ from hierfl.core.intervals import PROB, check_prob, least_draws, percent
 from hierfl.data.absent import Sites
 from hierfl.data.clients import ClientData
 from hierfl.formulas.declaration import response_of
-from hierfl.formulas.design_terms import DesignTerm
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.parameter_layouts import Parameter
-from hierfl.formulas.smooths import drawn_spread
+from hierfl.formulas.smooths import DesignTerm, drawn_spread
 from hierfl.formulas.structures import drawn_values
 from hierfl.formulas.writer import CENTERED, INTERCEPT, THRESHOLDS
 from hierfl.models.families import Response, ResponseFamily
@@ -49,10 +48,7 @@ class CoefficientDraws:
     def position(self, client: str) -> int:
         """Return the position of a client; refuse one that was not fitted."""
         if client not in self.clients:
-            raise KeyError(
-                f"client '{client}' was not fitted: leave its rows out, or fit.personalize(its "
-                "rows) first"
-            )
+            raise KeyError(f"client '{client}' was not fitted: fit.personalize(its rows) first")
         return self.clients.index(client)
 
     @property
@@ -181,10 +177,8 @@ class CoefficientDraws:
     def of_new(self, term: GroupTerm) -> Tensor:
         """Draw a new group's deviations from the group-level distribution, (S, q, O)."""
         if term.group.kind:
-            raise ValueError(
-                f"a new group is none of the matrix '{term.group.cov}' of '{term.group.text}', so that nothing is "
-                f"known of it: name one, at={{'{term.group.name}': ...}}, or give client=None or the names of clients"
-            )
+            what = f"a new group is none of the matrix '{term.group.cov}' of '{term.group.text}'"
+            raise ValueError(f"{what}: name one, at={{'{term.group.name}': ...}}, or clients")
         place = [group.site for group in self.layout.groups].index(term.site)
         if self.parameter is not None:  # apart from the groups of the response's terms
             place += 1000 * (1 + list(self.formula.parameters).index(self.parameter.name))
@@ -257,10 +251,8 @@ def drawn(
     _check_draws(draws, prob)
     model = whole.method.model
     if not isinstance(model, Formula):
-        raise TypeError(
-            f"fit.{what} is for fits of a hierfl.formula, and the model is '{_name(model)}': use "
-            f"fit.predict(rows), or fit a formula"
-        )
+        kind = f"is for fits of a hierfl.formula, and the model is '{_name(model)}'"
+        raise TypeError(f"fit.{what} {kind}: use fit.predict(rows), or fit a formula")
     if over is None and whole.progress.corrected:  # which takes rows
         sites = corrected(whole, draws, seed=seed).draws
     else:

@@ -73,9 +73,7 @@ def hypotheses(fit: Fitted, hypothesis: str | Sequence[str], **drawing: Unpack[D
         before, after = (_value(side, values, draws.count) for side in (first, second))
         differences.append(before - after)
         if not differences[-1].isfinite().all():
-            raise ValueError(
-                f"the hypothesis '{text}' is not finite at some draws: check its signs"
-            )
+            raise ValueError(f"the hypothesis '{text}' is not finite at some draws")
         above = float(share_above(differences[-1][:, None], 0.0)[0])
         shares.append(1.0 - above if sign == "<" else above)
     if not texts:
@@ -122,10 +120,8 @@ def _sides(text: Any) -> tuple[str, str, str]:
         if letter in SIGNS and not quoted and not depth:
             at.append(place)
     if len(at) != 1:
-        raise ValueError(
-            f"the hypothesis '{text}' has {len(at)} of the signs =, > and <: write one, as in "
-            "'sex[male] = 0' or 'sex[male] > 0'"
-        )
+        what = f"the hypothesis '{text}' has {len(at)} of the signs =, > and <"
+        raise ValueError(f"{what}: write one, as in 'sex[male] > 0'")
     return text[: at[0]], text[at[0]], text[at[0] + 1 :]
 
 
@@ -188,9 +184,7 @@ class _Side(NamedTuple):
 
 
 def _refused(text: str) -> ValueError:
-    return ValueError(
-        f"'{text.strip()}' cannot be read: write sums and products of parameters and numbers"
-    )
+    return ValueError(f"'{text.strip()}' cannot be read: write sums of products of parameters")
 
 
 def _unknown(name: str, parameters: Mapping[str, Tensor]) -> ValueError:

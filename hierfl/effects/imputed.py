@@ -76,10 +76,8 @@ def imputed(
     draws = drawn(fit, "imputed", **drawing)
     formula, names = draws.formula, draws.formula.declared.imputed
     if not names:
-        raise ValueError(
-            f"the formula '{formula.text}' imputes nothing: write mi(x) for a covariate x that rows "
-            "lack, and 'x | mi() ~ z' for what it depends on"
-        )
+        fix = "write mi(x) for a covariate x, and 'x | mi() ~ z' for what it depends on"
+        raise ValueError(f"the formula '{formula.text}' imputes nothing: {fix}")
     data = draws.data
     if not isinstance(newdata, str):
         data = data_of(formula, newdata)[0]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import ordered, refuse_similar
-from hierfl.formulas.identifiers import is_identifier
+from hierfl.formulas.doubtful_columns import is_identifier
 from hierfl.formulas.levels import MANY_LEVELS, merged
 from hierfl.formulas.table_answers import OTHERS, LevelsAnswer, NumbersAnswer
 
@@ -35,10 +35,8 @@ def form_of(column: str, answers: Sequence[ColumnAnswer], least: int) -> Form:
     """
     are_levels = {isinstance(answer, LevelsAnswer) for answer in answers}
     if len(are_levels) > 1:
-        raise ValueError(
-            f"column '{column}' holds numbers at one client and names at another: make it the same "
-            "everywhere, or leave it out by columns="
-        )
+        what = f"column '{column}' holds numbers at one client and names at another"
+        raise ValueError(f"{what}: make it the same everywhere, or leave it out by columns=")
     if True not in are_levels and not _are_binary(answers):
         is_id = least == 1 and _are_row_numbers(answers)
         return Form("counted" if is_id else "numbers")

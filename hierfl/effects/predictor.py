@@ -112,10 +112,7 @@ def on_scale(
     """Return predictors or mean responses of rows, (S, n, L), and their L levels, ("",) of a number."""
     value = predictor(draws, rows, who)
     if scale == "link" and draws.layout.steps:
-        raise ValueError(
-            "the formula has cs(), so that a row has a predictor for each threshold: take "
-            "scale='response'"
-        )
+        raise ValueError("a row has a predictor for each threshold of cs(): take scale='response'")
     if scale == "response":
         value = mean_response(draws, value, parameters_at(draws, rows, who))
     if value.dim() == 2:
@@ -131,10 +128,8 @@ def asked(draws: CoefficientDraws, client: Any) -> Iterator[tuple[str, Who]]:
         return
     if isinstance(client, str):
         if client in (NEW, EACH) and client in draws.clients:
-            raise ValueError(
-                f"client is {client!r}, which is also the name of a client: for that one give "
-                f"client=[{client!r}]"
-            )
+            what = f"client is {client!r}, which is also the name of a client"
+            raise ValueError(f"{what}: for that one give client=[{client!r}]")
         if client == EACH:
             yield from ((name, k) for k, name in enumerate(draws.clients))
         if client in (NEW, EACH):
@@ -145,9 +140,6 @@ def asked(draws: CoefficientDraws, client: Any) -> Iterator[tuple[str, Who]]:
     expect_kind(client, Iterable, "client", f"give {names}")
     for name in dict.fromkeys(map(str, client)):
         if name not in draws.clients:
-            there = ", ".join(draws.clients[:8]) + (", ..." if len(draws.clients) > 8 else "")
-            raise KeyError(
-                f"client '{name}' was not fitted here, where own coefficients are those of "
-                f"{there or 'nobody: they are at the nodes'}; give {names}"
-            )
+            there = ", ".join(draws.clients[:8]) or "nobody: they are at the nodes"
+            raise KeyError(f"client '{name}' was not fitted here, but {there}; give {names}")
         yield name, draws.clients.index(name)

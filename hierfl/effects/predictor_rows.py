@@ -118,10 +118,9 @@ def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any
     except ValueError as error:
         where = {name: values for name, values in grid.items() if columns[name].kind == "number"}
         ends = ", ".join(f"{name} from {min(v):.4g} to {max(v):.4g}" for name, v in where.items())
-        raise ValueError(
-            f"a term is not finite at typical values{ends and f', with {ends}'} "
-            f"({str(error).split(' in row')[0]}): give other values, by grid=, values= or at="
-        ) from error
+        what = f"a term is not finite at typical values{ends and f', with {ends}'}"
+        why = str(error).split(" in row")[0]
+        raise ValueError(f"{what} ({why}): give other values, by grid=, values= or at=") from error
 
 
 def _check_names(
@@ -147,9 +146,8 @@ def _place(name: str, what: str, levels: Sequence[str], value: Any) -> int:
     """Return the place of a level or a group among those of a column."""
     text = level_name(value)
     if text not in levels:
-        raise ValueError(
-            f"'{name}' has no {what} {text!r}: its {what}s are {', '.join(levels[:8])}"
-        )
+        there = ", ".join(levels[:8])
+        raise ValueError(f"'{name}' has no {what} {text!r}: its {what}s are {there}")
     return levels.index(text)
 
 
@@ -177,7 +175,7 @@ def _together(formula: Formula, made: Sequence[DesignRows]) -> DesignRows:
 # ------------------------------------------------------------ a client's rows
 def data_of(
     formula: Formula, frames: Frames
-) -> tuple[ClientData, dict[str, pd.DataFrame], dict[str, Kind | None], bool]:
+) -> tuple[ClientData, Mapping[str, pd.DataFrame], dict[str, Kind | None], bool]:
     """Return frames as data, by client, the kinds of the columns that are read, and whether they have responses."""
     declared = formula.declared
     labels = declared.parts.labels

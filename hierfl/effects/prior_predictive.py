@@ -50,10 +50,8 @@ def prior_predictive(
     expect_client_data(rows, "data")
     before = _before_the_first_round(ready, rows)
     for param in learned_params(before):
-        raise ProgramError(
-            f"param '{param.name}' of the model has no prior to be drawn from: give it one, "
-            "pyro.sample, or fit the model and call fit.prior(predictive=True)"
-        )
+        what = f"param '{param.name}' of the model has no prior to be drawn from"
+        raise ProgramError(f"{what}: give it one, pyro.sample, or fit the model first")
     return prior_data(before, draws, seed=seed, var_names=None, expand=EXPAND, predictive=True)
 
 

@@ -1,6 +1,7 @@
-"""Profiles of clients: own effects, ranks and standardized ratios, with their uncertainty.
+"""Profiles of clients: own effects, ranks and standardized ratios, with their limits of a funnel plot.
 
-Sources: Spiegelhalter 2005, Stat. Med. 24:1185; Goldstein and Spiegelhalter 1996, JRSS A 159:385.
+Sources: Spiegelhalter 2005, Stat. Med. 24:1185, A.1.1; Goldstein and Spiegelhalter 1996, JRSS A 159:385; of limits
+Clopper and Pearson 1934, Garwood 1936.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 import pandas as pd
+import scipy  # which loads scipy.stats when it is used
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from hierfl.core.arguments import expect, spelled
@@ -20,13 +23,75 @@ from hierfl.core.tables import Shown
 from hierfl.data.absent import is_absent
 from hierfl.effects.answer import Answer, labeled, statistics
 from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
-from hierfl.effects.funnel import beyond, funnel_curves, ratio_interval
 from hierfl.effects.imputed import completed
 from hierfl.effects.predictor import mean_response, parameters_at, predictor
 from hierfl.effects.predictor_rows import in_turn, typical
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+Floats = NDArray[np.float64]
+# Two-sided probability -> its name: two and three standard errors.
+LIMITS = {0.95: "95 %", 0.998: "99.8 %"}
+
+
+def ratio_interval(
+    observed: float, expected: float, trials: float | None, *, prob: float
+) -> tuple[float, float]:
+    """Return exact limits of observed / expected: Clopper and Pearson's; without `trials` Garwood's."""
+    tail = 0.5 - prob / 2
+    if trials is None:
+        low = scipy.stats.gamma.ppf(tail, observed) if observed else 0.0
+        return float(low) / expected, float(
+            scipy.stats.gamma.ppf(1 - tail, observed + 1)
+        ) / expected
+    low = scipy.stats.beta.ppf(tail, observed, trials - observed + 1) if observed else 0.0
+    full = observed >= trials
+    high = 1.0 if full else scipy.stats.beta.ppf(1 - tail, observed + 1, trials - observed)
+    return float(low) * trials / expected, float(high) * trials / expected
+
+
+def funnel_limits(expected: ArrayLike, rate: float | None, prob: float) -> tuple[Floats, Floats]:
+    """Return limits (n,) of observed / expected at ratio 1: binomial, or Poisson for rate None."""
+    at = np.asarray(expected, dtype=np.float64)
+    fn = _counts(at, rate)
+    limits = []
+    for p in (0.5 - prob / 2, 0.5 + prob / 2):
+        count = fn.ppf(p)
+        above, below = fn.cdf(count), fn.cdf(count - 1)
+        share = (above - p) / np.maximum(above - below, 1e-300)
+        limits.append(np.maximum(count - share, 0.0) / at)
+    return limits[0], limits[1]
+
+
+def funnel_curves(expected: ArrayLike, rate: float | None) -> pd.DataFrame:
+    """Return the limits of a funnel plot as curves: `limits`, `expected`, `low` and `high`."""
+    events = np.asarray(expected, dtype=np.float64)
+    at = np.geomspace(0.8 * events.min(), 1.1 * events.max(), 200)
+    curves = []
+    for prob, name in LIMITS.items():
+        low, high = funnel_limits(at, rate, prob)
+        curves.append(pd.DataFrame({"limits": name, "expected": at, "low": low, "high": high}))
+    return pd.concat(curves, ignore_index=True)
+
+
+def _counts(expected: Floats, rate: float | None) -> Any:
+    if rate is None:
+        return scipy.stats.poisson(expected)
+    trials = np.maximum(np.round(expected / rate), 1.0)
+    return scipy.stats.binom(trials, np.minimum(expected / trials, 1.0))
+
+
+def beyond(observed: float, expected: float, rate: float | None) -> str:
+    """Return the widest limits that observed / expected exceeds, or "inside"."""
+    widest = "inside"
+    for prob, name in LIMITS.items():
+        low, high = funnel_limits([expected], rate, prob)
+        if not low[0] <= observed / expected <= high[0]:
+            widest = name
+    return widest
+
 
 RATIOS = tuple("observed expected smr smr_low smr_high ratio ratio_low ratio_high funnel".split())
 COUNTED = ("bernoulli", "binomial", "poisson")  # families with a standardized ratio
@@ -84,10 +149,8 @@ class Profile(Answer):
         from hierfl.plots.effects import funnel, new_axes
 
         if "smr" not in self.frame:
-            raise ValueError(
-                "there is no standardized ratio to draw: it is for responses that are "
-                f"{' or '.join(COUNTED)}; use plot_ranks()"
-            )
+            fix = f"it is for {' or '.join(COUNTED)} responses; use plot_ranks()"
+            raise ValueError(f"there is no standardized ratio to draw: {fix}")
         return funnel(new_axes(ax), self.frame, funnel_curves(self.frame["expected"], self.rate))
 
 
@@ -161,20 +224,13 @@ def own_effects(draws: CoefficientDraws, column: str) -> Tensor:
     """Return how far each client lies from the average one at each draw, (S, N), by `column`."""
     terms = draws.layout.at("clients")
     if not terms:
-        raise ValueError(
-            f"the formula has no groups by client, so that clients do not differ: add "
-            f"(1 | {draws.formula.clients})"
-        )
+        raise ValueError(f"the formula has no groups by client: add (1 | {draws.formula.clients})")
     if draws.outputs > 1:
-        raise ValueError(
-            f"a response of {draws.family.name} has {draws.outputs} effects a client: profile one "
-            "level as a bernoulli response"
-        )
+        what = f"a response of {draws.family.name} has {draws.outputs} effects a client"
+        raise ValueError(f"{what}: profile one level as a bernoulli response")
     columns = [name for term in terms for name in term.columns]
     if column != "Intercept" and column not in columns:
-        raise KeyError(
-            f"clients have no own coefficient of '{column}': they have {', '.join(columns)}"
-        )
+        raise KeyError(f"no own coefficient of '{column}': they have {', '.join(columns)}")
     rows = typical(draws.formula, None, {})
     effects = []
     for client in range(len(draws.clients)):

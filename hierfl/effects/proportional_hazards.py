@@ -137,10 +137,7 @@ def _why_not(draws: CoefficientDraws) -> Iterator[str]:
     """Yield why hazards cannot be checked, each with what to do."""
     family = draws.family.name
     if family not in PROPORTIONAL:
-        yield (
-            f"the response is {family}, whose hazards are not proportional: the check is for "
-            f"{', '.join(PROPORTIONAL)}"
-        )
+        yield f"the response is {family}, whose hazards are not proportional"
     for name in draws.with_terms:
         yield f"'{name}' has terms, so that hazards are not proportional: check a fit without them"
     if not draws.clients:
@@ -149,10 +146,7 @@ def _why_not(draws: CoefficientDraws) -> Iterator[str]:
         yield "the formula has no common columns, whose effects could be checked"
     for name in draws.formula.declared.imputed:
         if not bool(has_covariate(draws.data, name).all()):
-            yield (
-                f"rows lack '{name}', which mi() imputes from their times: check a fit of the rows "
-                "that have it"
-            )
+            yield f"rows lack '{name}', which mi() imputes from their times: leave these rows out"
 
 
 def _factor(draws: CoefficientDraws) -> Tensor:

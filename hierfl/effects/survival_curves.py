@@ -91,10 +91,7 @@ def survival(
     """
     draws = drawn(fit, "survival", client=client, **drawing)
     if draws.family.kind != "time":
-        raise ValueError(
-            f"the response is {draws.family.name}, no time: survival curves are for exponential, "
-            "weibull, lognormal and piecewise_exponential"
-        )
+        raise ValueError(f"the response is {draws.family.name}, no time: fit a family of times")
     when = _checked(draws, times)
     levels = {} if by is None else {by: few(chosen(draws.formula, [by], at)[by])}
     rows = typical(draws.formula, at, levels)
@@ -127,7 +124,6 @@ def _checked(draws: CoefficientDraws, times: Sequence[float] | None) -> Tensor:
         return torch.linspace(0.0, 2.0 * draws.response.mean, POINTS, dtype=torch.float64)
     values = np.asarray(times, dtype=np.float64).reshape(-1)
     if not len(values) or not (np.isfinite(values) & (values >= 0.0)).all():
-        raise ValueError(
-            f"times are {list(times)}: give one or more that are finite and 0 or later"
-        )
+        what = f"times are {list(times)}"
+        raise ValueError(f"{what}: give one or more that are finite and 0 or later")
     return torch.as_tensor(values)

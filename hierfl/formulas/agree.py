@@ -13,8 +13,8 @@ from hierfl.formulas.columns import CENSORED, level_name, ordered, refuse_simila
 from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design, every_design_of
-from hierfl.formulas.functions import SMOOTHS
-from hierfl.formulas.identifiers import refuse_identifier
+from hierfl.formulas.doubtful_columns import refuse_identifier
+from hierfl.formulas.imputed import check_known
 from hierfl.formulas.levels import (
     Rare,
     agreed_column,
@@ -24,11 +24,18 @@ from hierfl.formulas.levels import (
     with_rare,
 )
 from hierfl.formulas.parse import grouping_name
-from hierfl.formulas.plausible import stateful_calls
-from hierfl.formulas.questions import Ask, Kinds, Question, call_of
+from hierfl.formulas.questions import Ask, Kinds, Question, call_of, stateful_calls
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
+from hierfl.formulas.structures import structures
 from hierfl.formulas.terms import monotone_columns, options_of
-from hierfl.formulas.transforms import Constants, moments, polynomials_of, smooth_of, spline_of
+from hierfl.formulas.transforms import (
+    SMOOTHS,
+    Constants,
+    moments,
+    polynomials_of,
+    smooth_of,
+    spline_of,
+)
 
 FAR = 1e-6  # sd of numbers over their mean, below which single precision loses their differences
 
@@ -114,8 +121,6 @@ def agree_on_formula(
     """Return a schema of columns with what a formula needs too: groups, constants, design."""
     groups = {grouping_name(by): _grouping(by, schema, ask, levels) for by in declared.groupings}
     if declared.structured:
-        from hierfl.formulas.structures import structures
-
         groups |= structures(
             declared,
             schema,
@@ -154,8 +159,6 @@ def _margins(
             continue
         mean, sd = moments(own)
         if name in imputed:
-            from hierfl.formulas.imputed import check_known
-
             above = len(answers) > 1 and all(name in answer.constant for answer in answers)
             check_known(imputed[name], mean, sd, above=above)
         is_flat = sd == 0.0 and name != OFFSET and not _keeps_prior(name, mean, designs, answers)

@@ -29,6 +29,7 @@ from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
 from hierfl.formulas.disclosure import coarse, told, told_together
 from hierfl.formulas.expressions import Call, value_of
+from hierfl.formulas.imputed import filled, known_values
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.table_answers import rounded_count
 from hierfl.formulas.terms import options_of
@@ -202,12 +203,8 @@ def of_design(
     client: str,
 ) -> Slices:
     """Return clients' sums of the columns of all terms, the common ones first, and of the response."""
-    ready, rows_known = prepared(frame, schema.columns, client), dict[str, Any]()
-    if declared.imputed:
-        from hierfl.formulas.imputed import filled, known_values
-
-        ready, gone = filled(declared.imputed, ready)
-        rows_known = known_values(designs, ready, gone, client)
+    ready, gone = filled(declared.imputed, prepared(frame, schema.columns, client))
+    rows_known = known_values(designs, ready, gone, client)
     columns: dict[str, NDArray[np.float64]] = {}
     for design in designs:
         matrix, offset = design.evaluate(ready, client)

@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import chain, combinations
 from typing import Any
 
-from hierfl.core.arguments import expect, shown
-from hierfl.formulas.declaration import Declaration
+from hierfl.core.arguments import expect, expect_kind
+from hierfl.formulas.declaration import Declaration, additions_of
 from hierfl.formulas.expressions import Name
+from hierfl.formulas.imputed import check_imputed
 from hierfl.formulas.prior_texts import as_given
-from hierfl.formulas.source import additions_of
 from hierfl.formulas.terms import calls, columns_of
 from hierfl.models import families
 from hierfl.models.families import ResponseFamily
@@ -20,16 +20,11 @@ from hierfl.models.families import ResponseFamily
 def given(*, family: Any, priors: Any, missing: Any) -> dict[str, Any]:
     """Return what a formula is made of, from what a user gave."""
     chosen = families.named(family) if isinstance(family, str) else family
-    is_named = isinstance(priors or {}, Mapping) and all(isinstance(n, str) for n in priors or ())
-    fault = ""
-    if not isinstance(chosen, ResponseFamily):
-        fix = "give a name such as 'bernoulli', or hierfl.models.families.bernoulli()"
-        fault = f"family is {family!r}: {fix}"
-    elif not is_named:
-        fix = "give a dict of sites' names, {'b': 'normal(0, 1)'}"
-        fault = f"priors is {shown(priors)}: {fix}"
-    if fault:
-        raise TypeError(fault)
+    expect_kind(chosen, ResponseFamily, "family", "give a name, 'bernoulli', or a ResponseFamily")
+    fix = "give a dict of sites' names, {'b': 'normal(0, 1)'}"
+    expect_kind(priors or {}, Mapping, "priors", fix)
+    for name in priors or ():
+        expect_kind(name, str, "a name in priors", fix)
     expect(missing=(missing, ("refuse", "drop")))
     own = {name: as_given(name, prior) for name, prior in (priors or {}).items()}
     return {"family": chosen, "priors": own, "missing": missing}
@@ -46,8 +41,6 @@ def check_declared(declared: Declaration) -> None:
     if fault := next(faults, ""):
         raise ValueError(fault)
     if declared.imputed or declared.calls_of("mi"):
-        from hierfl.formulas.imputed import check_imputed
-
         check_imputed(declared)
     declared.family.expression(additions_of(declared))
 
@@ -107,8 +100,7 @@ def _faults_of_columns(declared: Declaration) -> Iterator[str]:
         fix = f"write '{text} ~ ...', family='{other}'"
         yield f"the response has two columns, of which one says all: {fix}"
     if family.kind in IN_PARTS and len(labels) == 1:
-        other = "'categorical' for a column of levels" if family.kind == "counts" else "'beta'"
-        yield f"{what}: write cbind(a, b, c), or take family={other}"
+        yield f"{what}: write cbind(a, b, c)"
     if family.kind not in IN_PARTS and len(labels) > 1:
         fix = "take 'multinomial' for counts, 'dirichlet' for shares, or write "
         yield f"{what}: {fix}'{labels[0]} | trials(n) ~ ...' for a binomial"

@@ -14,15 +14,15 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
+from hierfl.data.arrays import RowsFault
 from hierfl.data.clients import ClientData
-from hierfl.data.faults import RowsFault
 from hierfl.data.frames import FrameRows
 from hierfl.data.grouping import offsets_of
 from hierfl.formulas.answers import group_names
 from hierfl.formulas.columns import by_client, complete, incomplete, index_in, prepared
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.far_values import warn_of_far_values
-from hierfl.formulas.identifiers import warn_of_identifiers
+from hierfl.formulas.doubtful_columns import warn_of_far_values, warn_of_identifiers
+from hierfl.formulas.imputed import fields_of, filled, with_known
 from hierfl.formulas.labels import labels_of
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
 from hierfl.formulas.one_frame import ends_of, joined
@@ -95,18 +95,13 @@ def _read(
     counts = np.bincount(owner, minlength=len(frames))
     if not counts.all():
         raise RowsFault("a client has no rows that are complete")
-    if declared.imputed:
-        from hierfl.formulas.imputed import fields_of, filled, with_known
-
-        whole = with_known(
-            whole, declared, client, schema.min_count if labeled and not asked else 1
-        )
-    ready, imputed_fields = prepared(whole, read, client), {}
+    least = schema.min_count if labeled and not asked else 1
+    whole = with_known(whole, declared, client, least)
+    ready = prepared(whole, read, client)
     judged = {*declared.parts.labels, *chain.from_iterable(map(columns_of, declared.described))}
     numbers = {n: ready[n].to_numpy() for n in read.keys() & judged if read[n].kind == "number"}
-    if declared.imputed:
-        ready, gone = filled(declared.imputed, ready)
-        imputed_fields = fields_of(formula.layout, declared.imputed, ready, gone, client)
+    ready, gone = filled(declared.imputed, ready)
+    imputed_fields = fields_of(formula.layout, declared.imputed, ready, gone, client)
     fields = Fields()
     for layout in formula.layouts:
         fields |= _of_layout(layout, ready, client)
@@ -117,10 +112,7 @@ def _read(
             names = np.split(group_names(whole, by, client), counts.cumsum()[:-1])
             pairs = zip(frames, names, strict=True)
             fields[term.index] = _joined([_inside(term, of, name, inside) for name, of in pairs])
-    if labeled:
-        fields |= labels_of(declared, ready, whole, client)
-    else:
-        fields |= _unlabeled(declared, ready)
+    fields |= labels_of(declared, ready, whole, client) if labeled else _unlabeled(declared, ready)
     if not fields | imputed_fields:
         fields["ones"] = np.ones(len(ready))
     above = chain.from_iterable(layout.at("above") for layout in formula.layouts)

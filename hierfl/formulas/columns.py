@@ -13,9 +13,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hierfl.core.arguments import shown
+from hierfl.data.arrays import RowsFault
 from hierfl.data.consistency import look_alike
 from hierfl.data.expected import as_frame, is_frame
-from hierfl.data.faults import RowsFault
 from hierfl.data.frames import check_has, is_number
 from hierfl.formulas.one_frame import OneFrame, joined
 
@@ -56,11 +57,9 @@ def by_client(frames: Any, clients: str) -> Mapping[str, pd.DataFrame]:
     """Return each client's rows by its name, from one frame or from {client: frame}."""
     if isinstance(frames, pd.DataFrame):
         return _split(frames, clients)
-    is_frames = isinstance(frames, Mapping) and all(map(is_frame, frames.values()))
-    if not is_frames:
-        what = f"give one pandas frame with the column '{clients}', or a frame for each client, "
-        fix = f"{{name: frame}}; {as_frame(frames)}".removesuffix("; ")
-        raise TypeError(f"frames is a {type(frames).__name__}: {what}{fix}")
+    if not isinstance(frames, Mapping) or not all(map(is_frame, frames.values())):
+        fix = f"give one pandas frame with the column '{clients}', or {{name: frame}}"
+        raise TypeError(f"frames is {shown(frames)}: {fix}; {as_frame(frames)}".removesuffix("; "))
     _refuse_one_name(frames, "the names of the frames")
     refuse_similar(list(map(str, frames)), "the names of the frames")
     if fault := next(_faults_of_frames(frames, clients), ""):
@@ -117,15 +116,11 @@ def kind_of(series: Any, name: str, client: str) -> Kind:
     if not others and digits is None:
         return "category"
     public, what = "holds numbers as strings", f"holds the number '{digits}' as a string"
-    fix = "convert it with pandas.to_numeric, or make the column a category if it holds names"
-    if all(isinstance(v, date) for v in values):
+    if others and all(isinstance(v, date) for v in values):
         public = what = "holds dates"
-        fix = (
-            "make it numbers, such as the days since a day, (column - day).dt.days, or leave it out"
-        )
     elif others:
         public, what = "holds neither numbers nor strings alone", f"holds {(words or others)[0]!r}"
-        fix = "make it numbers, strings or categories, or leave it out"
+    fix = "make it numbers, such as days since a day, or a category if it holds names, or leave it out"
     raise column_fault(f"{what}: {fix}", public, name, client)
 
 
@@ -237,19 +232,16 @@ def incomplete(
         check_column(frame, name, client)
         lost = missing_in(frame[name])
         infinite = frame[name].dtype.kind == "f" and np.isinf(frame[name].to_numpy())
-        what = ""
+        detail = ""
         if lost.any() and missing == "refuse":
-            what, fix = (
-                "has missing values",
-                "leave their rows out with formula(..., missing='drop')",
-            )
-            count, row = int(lost.sum()), int(lost.argmax())
-            detail = f"has {count} missing values, the first in row {row}: fill them, or {fix}"
+            many = f"{int(lost.sum())} missing values, the first in row {int(lost.argmax())}"
+            fix = "fill them, or leave their rows out with formula(..., missing='drop')"
+            detail, public = f"has {many}: {fix}", "has missing values"
         elif np.any(infinite):
-            what = "has an infinite value"
             detail = f"is infinite in row {int(np.argmax(infinite))}: fix the value"
-        if what:
-            raise column_fault(detail, what, name, client)
+            public = "has an infinite value"
+        if detail:
+            raise column_fault(detail, public, name, client)
         gone |= lost
     return gone
 
@@ -271,11 +263,9 @@ def coded(series: Any, name: str, client: str, column: Column) -> NDArray[np.int
     codes = index_in(column.levels, names)
     codes[codes < 0] = index_in(column.levels, [column.rare])[0]
     if (codes < 0).any():
-        row = int((codes < 0).argmax())
+        row, levels = int((codes < 0).argmax()), ", ".join(column.levels)
         fix = f"correct it, or fit with it, levels={{'{name}': [...]}} of hierfl.schema"
-        what = (
-            f"has the value '{names[row]}' in row {row}, none of {', '.join(column.levels)}: {fix}"
-        )
+        what = f"has the value '{names[row]}' in row {row}, none of {levels}: {fix}"
         raise column_fault(what, "has a value that is none of the agreed levels", name, client)
     return codes
 
@@ -291,10 +281,8 @@ def prepared(frame: pd.DataFrame, columns: Mapping[str, Column], client: str) ->
             public = "is in another unit than clients have agreed on"
             raise column_fault(what, public, name, client)
         if column.kind == "category":
-            codes = coded(series, name, client, column)
-            ready[name] = pd.Categorical.from_codes(
-                codes, categories=list(column.levels), ordered=True
-            )
-            continue
-        ready[name] = number_column(series, name, client)
+            codes, levels = coded(series, name, client, column), list(column.levels)
+            ready[name] = pd.Categorical.from_codes(codes, categories=levels, ordered=True)
+        else:
+            ready[name] = number_column(series, name, client)
     return pd.DataFrame(ready, index=range(len(frame)))

@@ -1,20 +1,75 @@
-"""What a user declares: the formulas, the family, and the columns that they read."""
+"""What a user declares, checked: formulas, the families of the response and parameters, and columns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from hierfl.core.arguments import expect_kind
 from hierfl.formulas.columns import Kind
-from hierfl.formulas.functions import CODINGS
-from hierfl.formulas.parameters import covariate_family, family_of_parameter
+from hierfl.formulas.expressions import CODINGS
 from hierfl.formulas.parse import Formulas, FormulaTree, Group
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import TermSum, bare_columns, calls, column_of, columns_of
-from hierfl.models.families import Response, ResponseFamily
+from hierfl.models.families import Response, ResponseFamily, gaussian
+
+
+class PredictorLink(NamedTuple):
+    """The link of a parameter's linear predictor, and the code that takes the predictor to the parameter."""
+
+    name: str
+    inverse: str
+
+
+LOG, LOGIT = PredictorLink("log", ".exp()"), PredictorLink("logit", ".sigmoid()")
+LINKS = {"sigma": LOG, "shape": LOG, "phi": LOG, "zi": LOGIT, "hu": LOGIT}
+SOME = Response(1.0, 1.0, ("a", "b", "c"))  # of which every family has its parameters
+
+
+def joined(texts: str | Sequence[str]) -> str:
+    """Return the text of a formula, or of a list of them: of the response and of parameters."""
+    fix = "it must be a string, 'y ~ x', or a list of strings, ['y ~ x', 'sigma ~ x']"
+    listed = [texts] if isinstance(texts, str) else texts
+    expect_kind(listed or None, list | tuple, "the formula", fix)
+    for text in listed:
+        expect_kind(text, str, "a formula of the list", fix)
+    return texts if isinstance(texts, str) else "; ".join(text.strip() for text in texts)
+
+
+def family_of_parameter(name: str, family: ResponseFamily) -> ResponseFamily:
+    """Return the family of a parameter with terms; refuse a name that cannot have some."""
+    parameters = family.parameters(SOME)
+    usable = [parameter for parameter in parameters if parameter in LINKS]
+    if name not in usable:
+        there = " or ".join(f"'{parameter} ~ ...'" for parameter in usable) or "none"
+        what = f"'{name} ~ ...' gives terms to '{name}', which family '{family.name}' cannot have"
+        raise ValueError(f"{what}: after the formula of the response write {there}")
+
+    def scale(response: Response) -> tuple[float, float]:
+        """Return the center and spread of the predictor, given the response."""
+        spread = family.scale(response)[1] if name == "sigma" else 1.0
+        return (float(f"{math.log(spread):.6g}") if spread > 0.0 else 0.0), 0.0
+
+    return ResponseFamily(name, LINKS[name].name, "positive", "", lambda response: {}, scale)
+
+
+def covariate_family(name: str, mean: float, sd: float) -> ResponseFamily:
+    """Return the family of a covariate, of which the response knows nothing."""
+    plain = gaussian()
+    center, spread = float(f"{mean:.6g}"), float(f"{sd:.6g}")
+    return replace(
+        plain,
+        name="gaussian",
+        parameters=lambda response: {
+            f"sigma_{name}": plain.parameters(replace(response, mean=center, sd=spread))["sigma"]
+        },
+        scale=lambda response: (center, spread),
+    )
+
 
 Missing = Literal["refuse", "drop"]
 
@@ -47,7 +102,7 @@ class Declaration:
             if name in self.imputed:
                 family = covariate_family(name, 0.0, 1.0)
             else:
-                family = family_of_parameter(name, self.family, self.parts.response)
+                family = family_of_parameter(name, self.family)
             declared[name] = replace(self, formulas=Formulas("", tree), family=family)
         return declared
 
@@ -125,3 +180,10 @@ def response_of(declared: Declaration, schema: Schema) -> Response:
         levels = labels if len(labels) > 1 else schema.columns[labels[0]].levels
         return Response(float("nan"), float("nan"), levels)
     return Response(schema.response.mean, schema.response.sd)
+
+
+def additions_of(declared: Declaration) -> tuple[str, ...]:
+    """Return the additions that the likelihood reads: event() is the code of cens()."""
+    additions = set(declared.parts.additions)
+    codes = {"cens"} if "event" in additions else set()
+    return tuple(sorted((additions | codes) - {"event", "weights"}))

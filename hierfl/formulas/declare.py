@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hierfl.core.arguments import shown, spelled
+from hierfl.core.arguments import expect_kind, spelled
 from hierfl.formulas.checked import check_declared, given
-from hierfl.formulas.declaration import Missing
+from hierfl.formulas.declaration import Missing, joined
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.parameters import joined
 from hierfl.formulas.schema import Schema
+from hierfl.formulas.structures import matrix_of
 from hierfl.models.families import ResponseFamily
 
 
@@ -67,18 +67,11 @@ def formula(
             the nearest supported one.
     """
     own = given(family=family, priors=priors, missing=missing)
-    if not isinstance(clients, str):
-        raise TypeError(
-            f"clients is {clients!r}: give the name of the column that names the clients"
-        )
+    expect_kind(clients, str, "clients", "give the name of the column that names the clients")
+    expect_kind(data2 or {}, Mapping, "data2", "give a dict of frames, {'A': frame}")
     if schema is not None and schema.clients != clients:
         raise ValueError(f"the schema is one of clients '{schema.clients}', and not of '{clients}'")
-    if data2:
-        from hierfl.formulas.structures import matrix_of
-
-        if not isinstance(data2, Mapping):
-            raise TypeError(f"data2 is {shown(data2)}: give a dict of frames, {{'A': frame}}")
-        own["data2"] = {name: matrix_of(name, matrix) for name, matrix in data2.items()}
+    own["data2"] = {name: matrix_of(name, matrix) for name, matrix in (data2 or {}).items()}
     made = Formula(joined(text), clients=clients, schema=schema, **own)
     check_declared(made.declared)
     return made

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from hierfl.formulas.columns import Column, level_name
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.design_terms import DesignTerm
-from hierfl.formulas.expressions import Call, value_of
-from hierfl.formulas.functions import CODINGS, SMOOTHS
+from hierfl.formulas.expressions import CODINGS, Call, value_of
 from hierfl.formulas.schema import Schema
+from hierfl.formulas.smooths import DesignTerm, check_constants, named_smooth
 from hierfl.formulas.terms import Factor, Product, TermSum, columns_of, options_of
-from hierfl.formulas.transforms import BeyondKnots, Constants
+from hierfl.formulas.transforms import SMOOTHS, BeyondKnots, Constants
 
 Matrix = NDArray[np.float64]
 
@@ -160,8 +159,6 @@ def _design(terms: TermSum, schema: Schema) -> Design:
         blocks.append(TermColumns(term.name, factors, order))
         made += own
     if any(term.smooth for term in made):
-        from hierfl.formulas.smooths import check_constants
-
         check_constants(made)
     return Design(
         terms.has_intercept,
@@ -230,13 +227,12 @@ def _is_category(factor: Factor, values: _Values) -> bool:
 
     A curve of each level then starts where all of them do.
     """
-    is_monotone = isinstance(factor, Call) and factor.callee == "mo"
-    return not is_monotone and hasattr(values.value_of(factor), "cat")
+    return factor.callee != "mo" and hasattr(values.value_of(factor), "cat")
 
 
 def _code(factor: Factor, full: bool, values: _Values) -> Coded:
     """Return a factor with the codes of its category, whose first or chosen level has none, or its columns."""
-    value, callee = values.value_of(factor), factor.callee if isinstance(factor, Call) else ""
+    value, callee = values.value_of(factor), factor.callee
     if not hasattr(value, "cat"):
         if callee in CODINGS:
             fix = "make a second column of its numbers, or of its names"
@@ -289,10 +285,8 @@ def _named(
 ) -> tuple[tuple[DesignTerm, ...], tuple[int, ...] | None]:
     """Return a term with the names of its columns, two of s(x), and the order of its columns."""
     made_of = frozenset(coded.factor for coded in factors)
-    callees = [coded.factor.callee for coded in factors if isinstance(coded.factor, Call)]
+    callees = [coded.factor.callee for coded in factors]
     if {*callees} & {*SMOOTHS}:
-        from hierfl.formulas.smooths import named_smooth
-
         (call,) = made_of
         assert isinstance(call, Call)
         return named_smooth(call, schema), None
@@ -310,9 +304,7 @@ def _monotone(
     name: str, factors: Sequence[Coded], made_of: frozenset[Factor]
 ) -> tuple[DesignTerm, tuple[int, ...]]:
     """Return mo(x), or a product with it, whose steps of a curve follow each other."""
-    place = next(
-        k for k, coded in enumerate(factors) if getattr(coded.factor, "callee", "") == "mo"
-    )
+    place = next(k for k, coded in enumerate(factors) if coded.factor.callee == "mo")
     labels = [coded.labels for coded in factors]
     sizes = list(map(len, labels))
     order = np.moveaxis(np.arange(math.prod(sizes)).reshape(sizes), place, -1).ravel().tolist()

@@ -19,6 +19,7 @@ from hierfl.formulas.checked import check_declared, given, with_bounds
 from hierfl.formulas.client_data import Inside, client_data
 from hierfl.formulas.columns import by_client, complete_rows
 from hierfl.formulas.declaration import Declaration, Missing
+from hierfl.formulas.imputed import with_known
 from hierfl.formulas.layout import Dims, Layout, dims, layout_of
 from hierfl.formulas.levels import Rare
 from hierfl.formulas.parameter_layouts import Parameter, parameters_of, priors_with_parameters
@@ -257,9 +258,7 @@ def schema(
     kinds: Kinds = {str(n): None for n in next(iter(by_name.values())).columns if n != by}
     needs, missing = (kinds, "drop") if declared is None else (declared.rows_of, declared.missing)
     rows = complete_rows(by_name, needs, missing)
-    if declared is not None and declared.imputed:
-        from hierfl.formulas.imputed import with_known
-
+    if declared is not None:
         rows = {name: with_known(frame, declared, name, least) for name, frame in rows.items()}
     read = kinds if declared is None else declared.columns
 

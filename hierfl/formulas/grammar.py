@@ -134,7 +134,7 @@ class Reader:
                 what = f"'{expression} {sign.text} {right}' compares twice"
                 fix = "write a product of two comparisons, (0 < x) * (x < 1)"
                 raise self.error(sign.at, f"{what}: {fix}")
-            expression = Operator(sign.text, (expression, right), sign.at)
+            expression = Operator(sign.text, (expression, right), at=sign.at)
         return expression
 
     def _operand(self) -> Expression:
@@ -142,25 +142,26 @@ class Reader:
         token = self._next()
         match token.kind:
             case "number" | "text":
-                return Literal(token.text, token.at)
+                return Literal(token.text, at=token.at)
             case "quoted":
-                return Name(token.text[1:-1], token.at)
+                return Name(token.text[1:-1], at=token.at)
             case "name" if token.text in WORDS:
-                return Literal(token.text, token.at)
+                return Literal(token.text, at=token.at)
             case "name":
-                return self._call(token) if self.token.text == "(" else Name(token.text, token.at)
+                is_call = self.token.text == "("
+                return self._call(token) if is_call else Name(token.text, at=token.at)
         if token.text == "+":
             return self._expression(UNARY)
         if token.text == "-":
-            return Operator("-", (self._expression(UNARY),), token.at)
+            return Operator("-", (self._expression(UNARY),), at=token.at)
         if token.text in CLOSE:
             inner = self._expression()
             self._close(token)
             if token.text == "{":
                 return Call("I", (inner,), at=token.at)
-            return replace(inner, wrapped=True) if isinstance(inner, Operator) else inner
+            return replace(inner, wrapped=bool(inner.sign))
         if token.text == "." and self.dots:
-            return Dot(token.at)
+            return Dot(".", at=token.at)
         raise self._unexpected(token)
 
     def _call(self, callee: Token) -> Call:
@@ -181,7 +182,7 @@ class Reader:
                 break
             self._next()
         self._close(opening)
-        return Call(callee.text, tuple(args), tuple(options), callee.at)
+        return Call(callee.text, tuple(args), tuple(options), at=callee.at)
 
     # -------------------------------------------------------- tokens
     @property
@@ -219,6 +220,4 @@ class Reader:
 
 
 def _compares(expression: Expression) -> bool:
-    if not isinstance(expression, Operator) or expression.wrapped:
-        return False
-    return expression.sign in COMPARISONS
+    return expression.sign in COMPARISONS and not expression.wrapped

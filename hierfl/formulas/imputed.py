@@ -19,14 +19,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import check_column, column_fault, missing_in, numbers
-from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.declaration import LINKS, Declaration, covariate_family
 from hierfl.formulas.design import Design
-from hierfl.formulas.design_terms import DesignTerm
 from hierfl.formulas.expressions import Call, Name, calls_within, names_in
 from hierfl.formulas.layout import Layout, rows_of_above
-from hierfl.formulas.parameters import LINKS, covariate_family
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import TermSum, callee_of, calls, column_of, columns_of
+from hierfl.formulas.smooths import DesignTerm
+from hierfl.formulas.terms import TermSum, calls, column_of, columns_of
 from hierfl.formulas.writer import INTERCEPT, NO_NAME, ProgramWriter
 
 PROGRAM = "take a Pyro program (docs/recipes.md)"
@@ -124,7 +123,7 @@ def _faults_of_terms(terms: TermSum) -> Iterator[str]:
 def _plain(terms: TermSum) -> set[str]:
     """Return the columns that terms read outside of mi()."""
     factors = chain.from_iterable(product.factors for product in terms.products)
-    return {name for f in factors if callee_of(f) != "mi" for name in names_in(f)}
+    return {name for f in factors if f.callee != "mi" for name in names_in(f)}
 
 
 # ------------------------------------------------------------ rows
@@ -132,24 +131,22 @@ def with_known(
     frame: pd.DataFrame, declared: Declaration, client: str, least: int = 1
 ) -> pd.DataFrame:
     """Return a client's rows, their covariates numbers or NaN; fewer known values than `least` are not read."""
+    if not declared.imputed:
+        return frame
     covariates = {}
     for name in declared.imputed:
         check_column(frame, name, client)
-        values = frame[name].mask(missing_in(frame[name]))
-        row_values, what = np.zeros(0), ""
-        try:
-            if values.dtype.kind in "iufbO":
-                row_values = numbers(values)
-            else:
-                what = f"holds {values.tolist()[0]!r}, and mi() imputes numbers: convert it"
+        values, what = frame[name].mask(missing_in(frame[name])), ""
+        try:  # pandas makes numbers of dates
+            row_values = numbers(values if values.dtype.kind in "iufbO" else values.astype(str))
         except (TypeError, ValueError) as error:
             what = f"holds words, and mi() imputes numbers ({error}): convert it"
-        if np.isinf(row_values).any():
-            what = f"is infinite in row {int(np.isinf(row_values).argmax())}: fix the value"
+        else:
+            if (infinite := np.isinf(row_values)).any():
+                what = f"is infinite in row {int(infinite.argmax())}: fix the value"
         if what:
-            raise column_fault(
-                what, "is imputed, and holds other values than numbers", name, client
-            )
+            public = "is imputed, and holds other values than numbers"
+            raise column_fault(what, public, name, client)
         is_few = np.isfinite(row_values).sum() < least
         covariates[name] = np.full(len(row_values), np.nan) if is_few else row_values
     return frame.assign(**covariates)
@@ -158,7 +155,7 @@ def with_known(
 def filled(names: Sequence[str], ready: pd.DataFrame) -> tuple[pd.DataFrame, Gone]:
     """Return `prepared` rows with 0 for what is missing, and which rows lack which covariate."""
     gone = {name: ready[name].isna().to_numpy() for name in names}
-    return ready.fillna(dict.fromkeys(names, 0.0)), gone
+    return ready.fillna(dict.fromkeys(names, 0.0)) if names else ready, gone
 
 
 def known_values(

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hierfl.data.faults import RowsFault
+from hierfl.data.arrays import RowsFault
 from hierfl.formulas.columns import CENSORED, check_column, column_fault, number_column
 from hierfl.formulas.declaration import Declaration
 

@@ -14,6 +14,7 @@ from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.design import Design, Matrix, designs_of
 from hierfl.formulas.parse import Group
 from hierfl.formulas.schema import Schema
+from hierfl.formulas.smooths import entries_of
 from hierfl.formulas.terms import Factor
 from hierfl.formulas.writer import CENTERED, INTERCEPT, THRESHOLDS, unique, unique_names
 from hierfl.models.families import Response
@@ -167,8 +168,6 @@ def _group_terms(
         of_fields = (index[name], fields[site])
         of_scales: tuple[tuple[str, ...], tuple[int, ...]] = (columns, ())
         if terms.is_smooth:
-            from hierfl.formulas.smooths import entries_of
-
             of_scales = entries_of(group, terms.terms, columns)
         made.append(
             GroupTerm(group, place, site, terms, columns, size, levels, *of_fields, *of_scales)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.declaration import LINKS, SOME, Declaration
+from hierfl.formulas.imputed import scaled
 from hierfl.formulas.layout import Layout, check_columns, layout_of
-from hierfl.formulas.parameters import LINKS, SOME
 from hierfl.formulas.priors import all_priors, is_of
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.writer import CENTERED, INTERCEPT, NO_NAME
@@ -63,8 +63,6 @@ def parameters_of(declared: Declaration, schema: Schema, main: Layout) -> dict[s
     taken = _sites(main)
     for name, own in declared.of_parameters.items():
         if own.family.kind == "real":
-            from hierfl.formulas.imputed import scaled
-
             own = scaled(own, schema)
         plain = layout_of(own, schema)
         if plain.common.offsets:

@@ -12,14 +12,13 @@ from hierfl.formulas.expressions import (
     Expression,
     Literal,
     Name,
-    Operator,
     calls_within,
     summands,
     within,
 )
 from hierfl.formulas.grammar import Reader, Sides, refused
 from hierfl.formulas.term_reader import Fault, TermReader
-from hierfl.formulas.terms import TermSum, callee_of, constant_of, is_constant
+from hierfl.formulas.terms import TermSum, constant_of, is_constant
 
 # Addition to the response -> what its column holds.
 ADDITIONS = {
@@ -140,10 +139,10 @@ class FormulaReader(TermReader):
         target, additions, bounds = sides.target, dict[str, str](), None
         if target is None:
             raise refused(self.text, sides.at, "nothing on one side of '~': name the response")
-        if isinstance(target, Operator) and target.sign == "|":
+        if target.sign == "|":
             target, right = target.args
             for sign, addition in summands(right):
-                callee = addition.callee if isinstance(addition, Call) else str(addition)
+                callee = addition.callee or str(addition)
                 columns = _addition(callee, addition)
                 is_twice = bounds if callee == "trunc" else not columns.keys().isdisjoint(additions)
                 self.refuse(_faults_of_addition(sign, callee, addition, columns, bool(is_twice)))
@@ -156,12 +155,12 @@ class FormulaReader(TermReader):
     def name_of(self, sides: Sides, imputed: Collection[Expression]) -> tuple[str, bool]:
         """Return what "sigma ~ x" or "x | mi() ~ z" is of, and whether it is a covariate."""
         target = column = sides.target
-        if isinstance(target, Operator) and target.sign == "|":
+        if target and target.sign == "|":
             column, addition = target.args
-            if isinstance(column, Name) and addition == Call("mi", ()):
-                return column.name, True
+            if isinstance(column, Name) and addition == Call("mi"):
+                return column.head, True
         if isinstance(target, Name) and column not in imputed:
-            return target.name, False
+            return target.head, False
         fix = "is no formula of a parameter: write 'sigma ~ x', or leave it out"
         if column in imputed:
             fix = f"imputes '{column}': write '{column} | mi() ~ {sides.right}'"
@@ -172,9 +171,9 @@ class FormulaReader(TermReader):
     def _response(self, target: Expression) -> tuple[str, tuple[str, ...]]:
         """Return the name and the columns of a column or of cbind(a, b, c)."""
         if isinstance(target, Name):
-            return target.name, (target.name,)
-        names = tuple(arg.name for arg in getattr(target, "args", ()) if isinstance(arg, Name))
-        if callee_of(target) != "cbind" or len(names) < len(getattr(target, "args", ())):
+            return target.head, (target.head,)
+        names = tuple(arg.head for arg in target.args if isinstance(arg, Name))
+        if target.callee != "cbind" or len(names) < len(target.args):
             fix = "write cbind(a, b, c), successes | trials(n) or time | event(status), or make a column"
             raise self.error(target, f"the response is no column: {fix}")
         if len({*names}) < max(len(names), 2):
@@ -187,7 +186,7 @@ class FormulaReader(TermReader):
         common: list[tuple[str, Expression]] = []
         groups: dict[tuple[str, TermSum], Group] = {}
         curves: list[tuple[Call, str]] = []
-        if isinstance(right, Operator) and right.is_bar and not right.wrapped:
+        if right.is_bar and not right.wrapped:
             fix = f"write ({right}), with all terms that vary by group inside of them"
             raise self.error(right, f"a bar without parentheses: {fix}")
         for sign, term in summands(right):
@@ -214,11 +213,10 @@ class FormulaReader(TermReader):
         if isinstance(term, Call):
             yield self._matrix_group(term)
             return
-        assert isinstance(term, Operator)
         terms_side, right = term.args
-        if any(isinstance(inner, Operator) and inner.is_bar for inner in within(terms_side)):
+        if any(inner.is_bar for inner in within(terms_side)):
             raise self.error(term, "a term has several bars: write one term for each")
-        if isinstance(right, Call) and right.callee == "gr":
+        if isinstance(right, Call) and right.head == "gr":
             if str(terms_side) != "1":
                 raise self.error(terms_side, f"the term must be (1 | {right}): {HOW}")
             yield self._matrix_group(right)
@@ -229,8 +227,8 @@ class FormulaReader(TermReader):
     def _columns(self, by: Expression) -> list[tuple[str, ...]]:
         """Return the columns of each kind of group that stands behind a bar."""
         if isinstance(by, Name):
-            return [(by.name,)]
-        if isinstance(by, Operator) and by.sign in (":", "/"):
+            return [(by.head,)]
+        if by.sign in (":", "/"):
             first, second = map(self._columns, by.args)
             if len(second) == 1 and (by.sign == "/" or len(first) == 1):
                 return [*(first if by.sign == "/" else []), first[-1] + second[0]]
@@ -245,7 +243,7 @@ class FormulaReader(TermReader):
         options = dict(zip((first,), call.args, strict=False)) | dict(call.options)
         matrix, groups = options.pop(matrix_name, None), options.pop("gr", None)
         kind = options.pop("type", Literal(f"'{types[0]}'"))
-        is_read = isinstance(matrix, Name) and matrix.name.isidentifier() and groups is not None
+        is_read = isinstance(matrix, Name) and matrix.head.isidentifier() and groups is not None
         if options or not is_read or groups is None or len(call.args) > 1:
             raise self.error(call, f"'{call}' cannot be read: {HOW}")
         if not isinstance(kind, Literal) or kind.value not in types:
@@ -257,8 +255,8 @@ class FormulaReader(TermReader):
 # ------------------------------------------------------------ additions to the response
 def _addition(callee: str, addition: Expression) -> dict[str, str]:
     """Return an addition and its column; brms's cens(status, upper) is two; {} of another expression."""
-    args = addition.args if isinstance(addition, Call) and not addition.options else ()
-    columns = [arg.name for arg in args if isinstance(arg, Name)]
+    args = addition.args if addition.callee and not addition.options else ()
+    columns = [arg.head for arg in args if isinstance(arg, Name)]
     if callee == "trunc" or len(columns) < len(args) or len(columns) > 1 + (callee == "cens"):
         return {}
     return dict(zip((callee, "upper"), columns, strict=False))
@@ -266,7 +264,7 @@ def _addition(callee: str, addition: Expression) -> dict[str, str]:
 
 def _bounds(addition: Expression) -> tuple[float, float] | None:
     """Return the numbers of trunc(lb=0, ub=10); None of something else."""
-    args, options = (addition.args, addition.options) if isinstance(addition, Call) else ((), ())
+    args, options = addition.args, addition.options
     values = [*zip(IN_TRUNC, args, strict=False), *options]
     bounds = {name: constant_of(value) for name, value in values if is_constant(value)}
     is_whole = len(bounds) == len(args) + len(options) and bounds.keys() <= {*IN_TRUNC}
@@ -294,9 +292,7 @@ def _faults_of_addition(
 
 
 def _is_group(term: Expression) -> bool:
-    if isinstance(term, Call):
-        return term.callee == "car"
-    return isinstance(term, Operator) and term.is_bar
+    return term.is_bar or term.callee == "car"
 
 
 def _factor_smooth(term: Expression) -> tuple[Call, str] | None:
@@ -307,4 +303,4 @@ def _factor_smooth(term: Expression) -> tuple[Call, str] | None:
     if not isinstance(basis, Literal) or basis.value != "fs" or not isinstance(group, Name):
         return None
     options = tuple((name, value) for name, value in term.options if name != "bs")
-    return replace(term, args=(column,), options=options), group.name
+    return replace(term, args=(column,), options=options), group.head

@@ -13,10 +13,10 @@ import torch
 from torch.distributions import Distribution
 
 from hierfl.formulas.declaration import Declaration, response_of
-from hierfl.formulas.design_terms import DesignTerm
 from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.prior_texts import of_text
 from hierfl.formulas.schema import OFFSET, Schema
+from hierfl.formulas.smooths import DesignTerm, length_prior, lengths_of, scale_priors
 from hierfl.formulas.writer import INTERCEPT
 from hierfl.models.families import Ordered, as_source, half_student, intercept_prior
 from hierfl.models.priors import Prior, check_scale, is_distribution
@@ -85,8 +85,6 @@ def all_priors(
         if term.monotone:
             priors |= _of_steps(term, step, schema)
         if term.smooth:
-            from hierfl.formulas.smooths import scale_priors
-
             priors |= scale_priors(term, spread, unit)
     for group in layout.groups:
         priors.update(_of_group(group, schema, spread, unit))
@@ -134,8 +132,6 @@ def _of_group(term: GroupTerm, schema: Schema, spread: float, unit: float) -> di
     if term.group.kind == "escar":
         priors[f"rho_{term.site}"] = dist.Beta(1.0, 1.0)
     if term.places:
-        from hierfl.formulas.smooths import length_prior, lengths_of
-
         for site, curve_term in lengths_of(term).items():
             priors[site] = length_prior(curve_term.smooth)  # type: ignore[arg-type]
     return priors | ({term.cor: 1.0} if term.cor else {})

@@ -1,21 +1,11 @@
-"""What clients are asked while they agree on a schema, and their answers, also as JSON.
-
-    rows      how many rows
-    columns   sums of a number; counts of a category's levels
-    outside   whether rows have levels or groups that are not among the agreed ones, 1 or 0
-    groups    how many groups, and counts of those that may be named
-    call      sums of a transform's argument; then counts or sums of powers in units of them
-    design    sums of the columns of all terms and of the response
-
-A client answers by `hierfl.formulas.answers`.
-"""
+"""Questions that clients are asked about a schema, and whether one that a server sends can be what they agreed on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -29,6 +19,7 @@ from hierfl.formulas.answers import (
     OfDesign,
     OfGroups,
     Slices,
+    argument_of,
     group_names,
     of_call,
     of_columns,
@@ -36,14 +27,129 @@ from hierfl.formulas.answers import (
     of_groups,
 )
 from hierfl.formulas.columns import Kind as KindOfColumn
-from hierfl.formulas.columns import complete
+from hierfl.formulas.columns import complete, number_column, prepared
+from hierfl.formulas.constants import STATEFUL, Implausible, check_constants, check_moments
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
-from hierfl.formulas.disclosure import coarse_frame
-from hierfl.formulas.expressions import Call
+from hierfl.formulas.disclosure import EXACT, coarse_frame, few_differ, few_dominate, isolated, told
+from hierfl.formulas.expressions import Call, calls_within
+from hierfl.formulas.imputed import filled, known_values, with_known
 from hierfl.formulas.one_frame import OneFrame, ends_of, joined
-from hierfl.formulas.plausible import check_schema, stateful_calls
-from hierfl.formulas.schema import Schema
+from hierfl.formulas.schema import OFFSET, Schema
+from hierfl.formulas.terms import calls, options_of
+from hierfl.formulas.transforms import Constants
+
+FEW = (
+    "{} fewer than {} rows of this client: leave its term out, merge its levels, take its logarithm, "
+    "or let the node's owner lower min_count"
+)
+
+
+def stateful_calls(declared: Declaration) -> list[Call]:
+    """Return a formula's transforms, inner ones first."""
+    every = chain.from_iterable(map(calls, declared.described))
+    return [call for call in every if call.callee in STATEFUL]
+
+
+def check_schema(
+    declared: Declaration,
+    schema: Schema,
+    frame: pd.DataFrame,
+    client: str,
+    least: int,
+    *,
+    start: Schema | None = None,
+    text: str = "",
+    at: tuple[float, float] | None = None,
+) -> None:
+    """Refuse a schema with constants that a formula or the client's rows cannot have (`Implausible`).
+
+    Columns as those of `start`, the owner's own schema, are taken as they are. Of a call that is
+    asked about, `text`, there are none yet but the mean and sd, `at`.
+    """
+    told_of = coarse_frame(frame, declared.columns, declared, least)
+    is_own = start is not None and start.columns == schema.columns
+    for name, column in () if is_own else schema.columns.items():
+        if column.kind == "number" and name in told_of:
+            values: Any = number_column(told_of[name], name, client)
+            own = told(values[pd.notna(values)], least)
+            check_moments(name, column.mean, column.sd, own, schema.rows, constant=True)
+    every = {str(call): call for call in stateful_calls(declared)}
+    if text and text not in every:
+        raise Implausible(f"the formula has no transform '{text[:200]}'")
+    within = calls_within(every[text]) if text else every.values()
+    needed = {str(call) for call in within if call.callee in STATEFUL} - {text}
+    if not needed <= schema.transforms.keys() or not schema.transforms.keys() <= {*every} - {text}:
+        raise Implausible("the schema has constants of other transforms than the formula")
+    for key in [*schema.transforms, *([text] if text and at else [])]:
+        values = argument_of(every[key], schema, told_of, client)
+        constants = schema.transforms.get(key) or Constants(*(at or (0.0, 1.0)))
+        own = told(values, least)
+        check_moments(key, constants.mean, constants.sd, own, schema.rows)
+        if key != text:
+            kind = every[key].callee
+            check_constants(kind, key, constants, options_of(every[key]), values, least)
+
+
+def design_matrix(declared: Declaration, schema: Schema, frame: pd.DataFrame, client: str) -> Any:
+    """Return the columns of all terms on a client's rows, (n, p), whatever `mi()` lacks filled."""
+    ready = prepared(frame, schema.columns, client)
+    if declared.imputed:
+        ready, _ = filled(declared.imputed, ready)
+    designs = every_design_of(declared, schema)
+    return np.hstack([np.zeros((len(ready), 0)), *(d.evaluate(ready, client)[0] for d in designs)])
+
+
+def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> None:
+    """Refuse a design whose columns, some combination of them or some of its groups are of a few rows (`Implausible`).
+
+    X'X and X'y of a column that is the same in all but a few rows have those rows' values of all others:
+    DataSHIELD's rule for `ds.glm`. So have those of x and of x + 1000 (age > 96), by their difference.
+    `formula` is a `Formula` with the schema.
+    """
+    declared, schema = formula.declared, formula.agreed
+    ready = prepared(frame, schema.columns, client)
+    rows_known: dict[str, Any] = {}
+    if declared.imputed:
+        ready, gone = filled(declared.imputed, ready)
+        rows_known = known_values(every_design_of(declared, schema), ready, gone, client)
+    columns: dict[str, Any] = {}
+    for layout in formula.layouts:
+        matrix, offset = layout.common.evaluate(ready, client)
+        columns |= dict(zip(layout.common.columns, matrix.T, strict=True))
+        columns |= {OFFSET: offset} if layout.common.offsets else {}
+        for term in layout.at("crossed"):
+            names = group_names(frame, term.group.by, client)
+            for name in np.unique(names).tolist():
+                own = (names == name)[:, None] * term.evaluate(ready, client)
+                labels = (f"{part} of {term.site} '{name}'" for part in term.columns)
+                columns |= dict(zip(labels, own.T, strict=True))
+    additions = declared.parts.additions
+    for label in (*declared.parts.labels, *filter(None, [additions.get("weights")])):
+        if schema.columns[label].kind == "number":
+            columns[label] = ready[label].to_numpy(np.float64)
+    beside = {name: values for of in additions.values() for name, values in _added(ready[of])}
+    for name, values in (*beside.items(), *columns.items()):
+        own = values[rows_known[name]] if name in rows_known else values
+        if few_differ(own, least):
+            raise Implausible(FEW.format(f"the column '{name}' is the same in all but", least))
+        if few_dominate(own, least):
+            raise Implausible(
+                FEW.format(f"nearly all squares of the column '{name}' are of", least)
+            )
+    whole = [values for name, values in columns.items() if name not in rows_known]
+    if whole and len(isolated(np.stack(whole, axis=1), least, EXACT)):
+        raise Implausible(FEW.format("a combination of its columns is the same in all but", least))
+
+
+def _added(column: pd.Series[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what an addition to the response holds, (n,): X'y of an event that few rows have is of their covariates."""
+    if not hasattr(column, "cat"):
+        yield str(column.name), np.nan_to_num(column.to_numpy(np.float64))
+        return
+    for level in column.cat.categories:
+        yield f"{column.name}[{level}]", (column == level).to_numpy(np.float64)
+
 
 Kind = Literal["rows", "columns", "outside", "groups", "call", "design"]
 Kinds = Mapping[str, KindOfColumn | None]
@@ -151,11 +257,7 @@ def call_of(declared: Declaration, text: str) -> Call:
 def own_rows(declared: Declaration, frame: pd.DataFrame, client: str, least: int) -> pd.DataFrame:
     """Return the rows of a client that a formula keeps, its covariates numbers or NaN."""
     whole = complete(frame, declared.rows_of, client, declared.missing)
-    if declared.imputed:
-        from hierfl.formulas.imputed import with_known
-
-        whole = with_known(whole, declared, client, least)
-    return whole
+    return with_known(whole, declared, client, least)
 
 
 def own_answer(
@@ -173,16 +275,8 @@ def own_answer(
     least = question.least if question.schema is None else question.schema.min_count
     whole = own_rows(declared, frame, client, least)
     if question.schema is not None:
-        check_schema(
-            declared,
-            question.schema,
-            whole,
-            client,
-            least,
-            start=start,
-            text=question.text,
-            at=question.at,
-        )
+        asked_of: dict[str, Any] = {"start": start, "text": question.text, "at": question.at}
+        check_schema(declared, question.schema, whole, client, least, **asked_of)
     frames = {client: whole}
     return answers_of(question, declared.clients, declared.columns, declared, frames)[client]
 

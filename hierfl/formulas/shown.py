@@ -9,7 +9,7 @@ import pandas as pd
 from torch.distributions import Distribution
 
 from hierfl.core.arguments import shown
-from hierfl.formulas.expressions import Call, Dot, Expression, Operator, summands, within
+from hierfl.formulas.expressions import Dot, Expression, summands, within
 from hierfl.formulas.grammar import Reader, refused
 from hierfl.formulas.priors import keys_of
 from hierfl.models.families import as_source
@@ -87,7 +87,7 @@ def updated(old: str, new: str) -> str:
             )
         elif sign == "-" and ("+", term) in terms:
             terms.remove(("+", term))
-        elif sign == "-" and isinstance(term, Operator) and term.is_bar:
+        elif sign == "-" and term.is_bar:
             message = f"the formula '{old}' has no term '({term})' to take away: leave it out"
             raise refused(new, term.at, message)
         elif (sign, term) not in terms:
@@ -98,14 +98,11 @@ def updated(old: str, new: str) -> str:
 
 def _in_sum(term: Expression) -> str:
     """Return a term as it stands in a sum."""
-    is_wrapped = isinstance(term, Operator) and (term.is_bar or term.is_sum)
-    return f"({term})" if is_wrapped else str(term)
+    return f"({term})" if term.is_bar or term.is_sum else str(term)
 
 
 def _filled(expression: Expression, dot: Expression) -> Expression:
     """Return an expression with another in place of its dots."""
     if isinstance(expression, Dot):
         return dot
-    if isinstance(expression, Operator | Call):
-        return replace(expression, args=tuple(_filled(arg, dot) for arg in expression.args))
-    return expression
+    return replace(expression, args=tuple(_filled(arg, dot) for arg in expression.args))

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hierfl.formulas.declaration import Declaration, response_of
-from hierfl.formulas.design_terms import DesignTerm
+from hierfl.formulas.declaration import Declaration, additions_of, response_of
+from hierfl.formulas.imputed import stepped, write_imputed
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
 from hierfl.formulas.schema import Schema
+from hierfl.formulas.smooths import DesignTerm, vector, write_smooth, write_spread
+from hierfl.formulas.structures import write_structure
 from hierfl.formulas.writer import (
     AT_MEANS,
     CENTERED,
@@ -86,13 +88,6 @@ def _title(declared: Declaration, schema: Schema) -> str:
     return text.replace("\\", "\\\\").replace('"', "'")
 
 
-def additions_of(declared: Declaration) -> tuple[str, ...]:
-    """Return the additions that the likelihood reads: event() is the code of cens()."""
-    additions = set(declared.parts.additions)
-    codes = {"cens"} if "event" in additions else set()
-    return tuple(sorted((additions | codes) - {"event", "weights"}))
-
-
 @dataclass(frozen=True)
 class PredictorLines:
     """Writes the lines of one linear predictor: of the response, a parameter or a covariate.
@@ -141,8 +136,6 @@ class PredictorLines:
     def _steps(self, term: DesignTerm) -> None:
         """Write a monotonic effect, the mean step of levels, the shares of each and their products; or a smooth."""
         if term.smooth:
-            from hierfl.formulas.smooths import write_smooth
-
             return write_smooth(self.out, term, self.priors, self.outputs)
         check_one(term.name, self.outputs, "take C(x)")
         out, mean, shares = self.out, f"b_{term.name}", f"simplex_{term.name}"
@@ -168,12 +161,8 @@ class PredictorLines:
         out.sample(group.sd, independent(priors, entry_names, shape), note=note)
         out.scales[group.site] = out.named(group.sd)
         if group.places:
-            from hierfl.formulas.smooths import write_spread
-
             out.scales[group.site] = write_spread(out, group, priors, outputs)
         if group.group.kind:
-            from hierfl.formulas.structures import write_structure
-
             write_structure(out, group, self.schema, priors, outputs)
         if group.cor:
             out.sample(group.cholesky, f"dist.LKJCholesky({size}, {float(priors[group.cor])})")
@@ -205,8 +194,6 @@ class PredictorLines:
             if term.coords and tuple(names) == term.columns:
                 return self.out.named(term.name)
         if self.layout.common.is_smooth:
-            from hierfl.formulas.smooths import vector
-
             return vector(self.out, self.layout.common.terms, names)
         return f"torch.stack([{', '.join(map(self._column, names))}])"
 
@@ -310,8 +297,6 @@ class PredictorLines:
         declared, out = self.declared, self.out
         likelihood = declared.family.expression(additions_of(declared))
         if declared.imputed:
-            from hierfl.formulas.imputed import stepped, write_imputed
-
             for covariate in declared.imputed:
                 step = stepped(self.layout, covariate)
                 if step.read:

@@ -7,26 +7,30 @@ from itertools import chain, combinations
 
 from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.expressions import (
+    CODINGS,
+    FUNCTIONS,
+    OPTIONS,
+    OTHERS,
     Call,
     Expression,
     Literal,
     Name,
     Operator,
     calls_within,
+    enough_sines,
     summands,
     within,
 )
-from hierfl.formulas.functions import CODINGS, FUNCTIONS, OPTIONS, OTHERS, SMOOTHS, enough_sines
 from hierfl.formulas.grammar import refused
 from hierfl.formulas.terms import (
     Factor,
     Product,
     TermSum,
-    callee_of,
     constant_of,
     is_constant,
     options_of,
 )
+from hierfl.formulas.transforms import SMOOTHS
 
 ALONE = ("cs", "bs", *SMOOTHS)  # which no product may hold
 FUNCTIONS_HERE = {*STATEFUL, *CODINGS, *OTHERS, *FUNCTIONS} - {"np"}
@@ -62,7 +66,7 @@ class TermReader:
     # -------------------------------------------------------- sums
     def _add(self, total: Sum, sign: str, expression: Expression, *, top: bool) -> None:
         """Add a term to a sum, or take it away."""
-        if isinstance(expression, Operator) and expression.is_minus:
+        if expression.is_minus:
             if not _is_intercept(expression.args[0]):
                 raise self.error(expression, "two signs in a row: keep one")
             sign, expression = {"+": "-", "-": "+"}[sign], expression.args[0]
@@ -89,21 +93,21 @@ class TermReader:
             self.refuse(_faults_of_call(expression))
         if isinstance(expression, Name | Call):
             return _once([(expression,)])
-        if isinstance(expression, Operator) and expression.is_bar:
+        if expression.is_bar:
             raise self.error(expression, "a bar stands inside of other parentheses: take it out")
-        if isinstance(expression, Operator) and expression.is_sum and expression.wrapped:
+        if expression.is_sum and expression.wrapped:
             total: Sum = {}
             for sign, summand in summands(Operator(expression.sign, expression.args)):
                 self.refuse([_arithmetic(summand)] if inside and _is_intercept(summand) else [])
                 self._add(total, sign, summand, top=False)
             return total
-        if isinstance(expression, Operator) and expression.sign == "**":
+        if expression.sign == "**":
             return self._power(expression)
-        if isinstance(expression, Operator) and expression.sign in (":", "*", "/"):
+        if expression.sign in (":", "*", "/"):
             return self._product(expression)
         raise self.error(*_arithmetic(expression))
 
-    def _product(self, expression: Operator) -> Sum:
+    def _product(self, expression: Expression) -> Sum:
         """Return the terms of a * b, a:b or a / b."""
         factors = [*_factors(expression)]
         if any(isinstance(arg, Literal) for arg in expression.args):
@@ -119,11 +123,11 @@ class TermReader:
         main = {"*": first | second, "/": first, ":": {}}[expression.sign]
         return self._with_products(main, crossed)
 
-    def _power(self, expression: Operator) -> Sum:
+    def _power(self, expression: Expression) -> Sum:
         """Return the terms of a sum, and all their products of up to so many."""
         base, power = expression.args
         size = power.value if isinstance(power, Literal) else 0
-        is_sum = isinstance(base, Operator) and base.is_sum and not base.is_minus
+        is_sum = base.is_sum and not base.is_minus
         if not is_sum or not isinstance(size, int) or size < 1:
             raise self.error(*_arithmetic(expression))
         total = self._products(base, inside=True)
@@ -149,11 +153,11 @@ def _faults_of_names(products: Iterable[Product]) -> Iterator[Fault]:
 
 def _faults_of_product(product: Product) -> Iterator[Fault]:
     """Yield why there is no product with an offset, of a curve, or of two mo()."""
-    callees = [callee_of(factor) for factor in product.factors]
+    callees = [factor.callee for factor in product.factors]
     if len(callees) > 1 and "offset" in callees:
         yield product, "an offset has no coefficient: add it as a term of its own"
     if len(callees) > 1 and {*callees} & {*ALONE}:
-        yield _alone(next(f for f in product.factors if callee_of(f) in ALONE))
+        yield _alone(next(f for f in product.factors if f.callee in ALONE))
     if callees.count("mo") > 1:
         fix = "take C(x) or x as a number for one of them"
         yield product, f"a product of two monotonic effects: {fix}"
@@ -167,15 +171,15 @@ def _arithmetic(expression: Expression) -> Fault:
 
 
 def _alone(call: Expression) -> Fault:
-    fix = f"; {callee_of(call)}(x, by=z) varies with z" if callee_of(call) in SMOOTHS else ""
-    fix = "; poly(x, 2) may stand in products" if callee_of(call) == "bs" else fix
+    fix = f"; {call.callee}(x, by=z) varies with z" if call.callee in SMOOTHS else ""
+    fix = "; poly(x, 2) may stand in products" if call.callee == "bs" else fix
     return call, f"'{call}' stands in a product or a function: let it be a term of its own{fix}"
 
 
 def _faults_of_call(call: Call) -> Iterator[Fault]:
     """Yield why the formula cannot have a call, or one in its arguments."""
     for part in within(call):
-        if isinstance(part, Operator) and (part.is_bar or part.sign == ":"):
+        if part.is_bar or part.sign == ":":
             yield part, f"no calculation has '{part.sign}': write a product as x * z"
     for inner in calls_within(call):
         if inner is not call and inner.callee == "offset":
@@ -245,11 +249,11 @@ def _once(several: Iterable[tuple[Factor, ...]]) -> Sum:
 
 
 def _is_intercept(expression: Expression) -> bool:
-    return isinstance(expression, Literal) and expression.text in ("0", "1")
+    return isinstance(expression, Literal) and expression.head in ("0", "1")
 
 
 def _factors(expression: Expression) -> Iterator[Expression]:
-    if isinstance(expression, Operator) and expression.sign in (":", "*", "/"):
+    if expression.sign in (":", "*", "/"):
         yield from chain.from_iterable(map(_factors, expression.args))
     else:
         yield expression

@@ -8,15 +8,15 @@ from itertools import chain
 from typing import Any
 
 from hierfl.formulas.expressions import (
+    CODINGS,
+    OPTIONS,
     Call,
     Expression,
     Literal,
     Name,
-    Operator,
     calls_within,
     names_in,
 )
-from hierfl.formulas.functions import CODINGS, OPTIONS
 
 Factor = Name | Call
 
@@ -35,7 +35,7 @@ class Product:
     @property
     def is_offset(self) -> bool:
         """It has no coefficient."""
-        return [callee_of(factor) for factor in self.factors] == ["offset"]
+        return [factor.callee for factor in self.factors] == ["offset"]
 
     @property
     def columns(self) -> frozenset[str]:
@@ -87,10 +87,9 @@ def bare_columns(terms: TermSum) -> frozenset[str]:
 
 def _bare(expression: Expression) -> Iterator[str]:
     if isinstance(expression, Name):
-        yield expression.name
-    elif isinstance(expression, Operator | Call) and callee_of(expression) not in CODINGS:
-        options = [value for _, value in getattr(expression, "options", ())]
-        yield from chain.from_iterable(map(_bare, (*expression.args, *options)))
+        yield expression.head
+    elif expression.callee not in CODINGS:
+        yield from chain.from_iterable(map(_bare, expression.inner))
 
 
 def monotone_columns(terms: TermSum) -> set[str]:
@@ -114,7 +113,7 @@ def options_of(call: Call) -> dict[str, Any]:
 
 def is_constant(expression: Expression) -> bool:
     """Return whether an expression is a literal, with a minus or without."""
-    if isinstance(expression, Operator) and expression.is_minus:
+    if expression.is_minus:
         number = expression.args[0]
         return isinstance(number, Literal) and isinstance(number.value, int | float)
     return isinstance(expression, Literal)
@@ -122,12 +121,7 @@ def is_constant(expression: Expression) -> bool:
 
 def constant_of(expression: Expression) -> Any:
     """Return the value of a constant."""
-    if isinstance(expression, Operator):
+    if expression.is_minus:
         return -constant_of(expression.args[0])
     assert isinstance(expression, Literal)
     return expression.value
-
-
-def callee_of(expression: Expression) -> str:
-    """Return the function of a call, "" of other expressions."""
-    return expression.callee if isinstance(expression, Call) else ""

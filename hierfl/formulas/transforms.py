@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from scipy.interpolate import BSpline, CubicSpline
 
 from hierfl.core.typed_json import Count
-from hierfl.formulas.functions import SMOOTHS
 
 Values = NDArray[np.float64]
 
+SMOOTHS = ("s", "gp")
 FAR = 0.1  # of the range of its knots, beyond which a spline is warned of
 # Edges of the bins of values, in sds from the mean: quantiles are found to a fraction of a bin.
 EDGES = np.linspace(-6.0, 6.0, 241)

@@ -22,8 +22,14 @@ from hierfl.formulas.credible import Heard
 from hierfl.formulas.disclosure import tells_of_few
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.odd_answers import odd_answers
-from hierfl.formulas.plausible import check_design, design_matrix
-from hierfl.formulas.questions import Question, answer_of_json, own_answer, own_rows
+from hierfl.formulas.questions import (
+    Question,
+    answer_of_json,
+    check_design,
+    design_matrix,
+    own_answer,
+    own_rows,
+)
 from hierfl.formulas.schema import Schema
 from hierfl.nodes.account import ROWS, Ledger, Subject, digest
 from hierfl.nodes.agreement import Key, named_answers

@@ -20,9 +20,8 @@ import pandas as pd
 from hierfl.core.typed_json import written
 from hierfl.formulas.columns import by_client
 from hierfl.formulas.constants import STATEFUL, Implausible
-from hierfl.formulas.expressions import Operator, within
+from hierfl.formulas.expressions import CODINGS, within
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.functions import CODINGS
 from hierfl.formulas.parse import parse
 from hierfl.formulas.terms import calls
 from hierfl.nodes import gate, log
@@ -165,6 +164,6 @@ def _beyond(formula: Formula, columns: frozenset[str], transforms: frozenset[str
     for call in (call for terms in declared.described for call in calls(terms)):
         if (name := str(call.callee)) not in transforms:
             return f"it has {name}(), which the policy's transforms do not list"
-        if any(isinstance(part, Operator) for part in within(call)):
+        if any(part.sign for part in within(call)):
             return f"'{call}' calculates with columns"
     return ""

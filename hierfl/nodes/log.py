@@ -22,7 +22,7 @@ from typing import Any
 
 from hierfl.core.disk import PRIVATE_FILE, CannotWrite, private_folder, replace_private, writing
 from hierfl.core.trees import Tree, named_leaves
-from hierfl.data.faults import RowsFault
+from hierfl.data.arrays import RowsFault
 from hierfl.nodes.messages import NodeFailed, Refused
 from hierfl.runs.run_folder import FolderInUse, held, sync
 

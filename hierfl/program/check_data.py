@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.distributions import biject_to
 from torch.distributions.constraints import Constraint
 
+from hierfl.data.arrays import RowsFault
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
-from hierfl.data.faults import RowsFault
 from hierfl.data.ragged import cut_ragged
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import ProgramError, refuse_first

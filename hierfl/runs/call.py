@@ -68,9 +68,7 @@ def check_model(model: Any, data: Any) -> None:
     """Refuse what is no method or model, and rows that are no `ClientData`."""
     check_method(model)
     if callable(getattr(data, "fit_over", None)):
-        raise TypeError(
-            f"data is a {type(data).__name__}: call hierfl.nodes.fit(model, nodes, ...)"
-        )
+        raise TypeError(f"data is {shown(data)}: call hierfl.nodes.fit(model, nodes, ...)")
     expect_client_data(data, "data")
 
 
@@ -82,10 +80,8 @@ def with_rows(data: ClientData, call: FitArguments) -> tuple[ClientData, FitArgu
         return data, call
     small = list(map(data.names.__getitem__, lacking))
     if len(small) == data.num_clients:
-        raise ValueError(
-            f"min_rows is {least}, and no client has as many rows: the most are "
-            f"{int(data.counts.max())}"
-        )
+        what = f"min_rows is {least}, and no client has as many rows"
+        raise ValueError(f"{what}: the most are {int(data.counts.max())}")
     others = f" and {len(small) - NAMED} more" if len(small) > NAMED else ""
     warnings.warn(
         f"{len(small)} of {data.num_clients} clients have fewer than {least} rows and take no part: "
@@ -106,20 +102,18 @@ def check_method(method: Any) -> None:
     if isinstance(method, Method):
         _check_optimizers(method)
         return
-    name = getattr(method, "__name__", "")
-    for room in (methods, models):
-        if name in room.__all__ and getattr(room, name) is method:
-            raise TypeError(
-                f"model is {room.__name__}.{name}, which is not called yet: hand over what it "
-                "returns"
-            )
     from hierfl.runs.result import Fit  # with pandas; a fit is callable, as a guide of Predictive
 
-    if isinstance(method, type | Family | Fit) or not callable(method):
-        raise TypeError(
-            f"model is {shown(method)}: hand over a model, a function of a batch or a "
-            "hierfl.formula, or a method, such as hierfl.methods.fedsvi(model)"
+    name, what = getattr(method, "__name__", ""), shown(method)
+    for room in (methods, models):
+        if name in room.__all__ and getattr(room, name) is method:
+            what = f"{room.__name__}.{name}, which is not called yet"
+    is_model = callable(method) and not isinstance(method, type | Family | Fit)
+    if not is_model or what != shown(method):
+        fix = (
+            "a model, a function of a batch or a hierfl.formula, or a method, methods.fedsvi(model)"
         )
+        raise TypeError(f"model is {what}: hand over {fix}")
 
 
 def check_count(name: str, value: object) -> None:
@@ -128,23 +122,23 @@ def check_count(name: str, value: object) -> None:
         return
     if name != "cohort":
         expect_integer(value, name)
-    elif not isinstance(value, numbers.Real) or isinstance(value, bool):
+    elif isinstance(value, bool):
         raise TypeError(f"cohort is {value!r}: it must be a count, a share or None")
+    else:
+        expect_kind(value, numbers.Real, "cohort", "it must be a count, a share or None")
 
 
 def _check_optimizers(method: Method) -> None:
     """Refuse options of a method that should be optimizers, or step sizes, and are not."""
     recipe = recipe_of(method)
     for name, value in ({} if recipe is None else recipe.options).items():
-        rate = value if name == "step_size" else 1.0
         if isinstance(value, Method):
             _check_optimizers(value)
         elif "optimizer" in name and value is not None:
-            if isinstance(value, type) or not hasattr(value, "init"):
-                kind = getattr(value, "__name__", type(value).__name__)
-                raise TypeError(
-                    f"{name} is {kind}: give one of hierfl.optimizers with its step size, "
-                    "Adam(0.01)"
-                )
-            name, rate = f"{name}.lr", getattr(value, "lr", 1.0)
-        expect_kind(rate, numbers.Real | Tensor, name, "it must be a number above 0")
+            has_step = isinstance(value, type) or not hasattr(value, "init")
+            fix = "give one of hierfl.optimizers with its step size, Adam(0.01)"
+            expect_kind(value, type(None) if has_step else object, name, fix)
+            value = getattr(value, "lr", 1.0)
+            expect_kind(value, numbers.Real | Tensor, f"{name}.lr", "it must be a number above 0")
+        elif name == "step_size":
+            expect_kind(value, numbers.Real | Tensor, name, "it must be a number above 0")

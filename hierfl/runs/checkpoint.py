@@ -34,15 +34,8 @@ from hierfl.runs.run_folder import RECORD, clear, draft_of, prune, put, round_of
 from hierfl.runs.run_folder import checkpoints as checkpoints
 
 FORMAT, VERSION = "hierfl-run", 4
-PROGRESS = (
-    "round",
-    "compiled",
-    "history",
-    "chosen",
-    "verdict",
-    "corrected",
-    "ended",
-)  # in the record
+# of `Progress`, in the record
+PROGRESS = ("round", "compiled", "history", "chosen", "verdict", "corrected", "ended")
 
 
 def save(
@@ -148,10 +141,8 @@ def load(
             warnings.warn(f"passed over damaged checkpoints of '{folder}': {damaged}", stacklevel=2)
         return Progress(server, table, **{name: getattr(record, name) for name in PROGRESS})
     damage = "; ".join(reasons) or "there is none"
-    raise CheckpointError(
-        f"no undamaged checkpoint in '{folder}' ({damage}): name another folder, or remove this one "
-        "and start again"
-    )
+    what = f"no undamaged checkpoint in '{folder}' ({damage})"
+    raise CheckpointError(f"{what}: name another folder, or remove this one and start again")
 
 
 def read_record(path: Path) -> Record:
@@ -173,10 +164,8 @@ def check_same(path: Path, record: Mapping[str, Any], about: Mapping[str, Any]) 
     """Refuse a checkpoint of another run; return what cannot be compared, in words."""
     difference = compared(record, about)
     if difference.differs:
-        raise CheckpointError(
-            f"'{path}' is of another run: it differs in {difference.in_words}; resume with the same "
-            "call, or name another folder"
-        )
+        what = f"'{path}' is of another run: it differs in {difference.in_words}"
+        raise CheckpointError(f"{what}; resume with the same call, or name another folder")
     return difference.unknown
 
 
@@ -254,14 +243,10 @@ def _differences(
             yield f"lacks {name}"
             continue
         first = int(name.rpartition("['")[2].removesuffix("']") in grows)
-        same = (
-            tensors[name].dim() == leaf.dim() and tensors[name].shape[first:] == leaf.shape[first:]
-        )
-        if not same or tensors[name].dtype != leaf.dtype:
-            yield (
-                f"has {name} of {tensors[name].dtype} {tuple(tensors[name].shape)}, not "
-                f"{leaf.dtype} {tuple(leaf.shape)}"
-            )
+        forms = [(v.dtype, v.dim(), v.shape[first:]) for v in (tensors[name], leaf)]
+        if forms[0] != forms[1]:
+            here, there = (f"{v.dtype} {tuple(v.shape)}" for v in (leaf, tensors[name]))
+            yield f"has {name} of {there}, not {here}"
     for name in sorted(tensors.keys() - leaves.keys() - {"nothing"}):
         yield f"holds {name}, which the method does not have"
 

@@ -99,10 +99,10 @@ def _chosen(facts: _ModelFacts, disclose: Disclose, *, everyone: bool) -> Choice
 def too_much(method: Method, data: ClientData) -> ValueError:
     """Return the error of a method that shows summaries where only sums may cross; it names another."""
     other = choose(method.model, data, settings=Settings(disclose="sums")).method.name
-    return ValueError(
-        f"disclose is 'sums', and method '{method.name}' shows the server a summary of each "
-        f"client: take hierfl.methods.{other}(model)"
+    what = (
+        f"disclose is 'sums', and method '{method.name}' shows the server a summary of each client"
     )
+    return ValueError(f"{what}: take hierfl.methods.{other}(model)")
 
 
 def too_large(facts: _ModelFacts) -> ProgramError:
@@ -178,9 +178,10 @@ def _two_stage(facts: _ModelFacts) -> Choice:
         largest = MOST_OF_GAUSSIAN if exact else MOST_READ
         curved = exact or size > largest or is_curved(reading)
     except _SlowDraws as error:
+        fix = "name a method, hierfl.fit(hierfl.methods.fedsvi(model), data, rounds=200)"
+        what = f"the model fails {error}"
         raise ProgramError(
-            f"the model fails {error}; or name a method, hierfl.fit(hierfl.methods.fedsvi(model), data, "
-            f"rounds=200), which then takes one client and one draw at a time"
+            f"{what}; or {fix}, which takes one client and one draw at a time"
         ) from None
     except FAILS as error:
         facts.caught.clear()

@@ -1,4 +1,4 @@
-"""When the rounds of a fit cease to gain, and what it goes over to: chains on all clients' rows.
+"""How long a run may take, when its rounds cease to gain, and what it goes over to: chains on all clients' rows.
 
 Clients in one process have rows that may be read together. So where rounds do not end, Hamiltonian
 chains on the exact posterior do (`hierfl.methods.stages.exact`); clients then locate their own
@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.watch import Watch, watched
 from hierfl.data.batch import full_batch
+from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import LEAST_EFFECTIVE
-from hierfl.engine.chunks import NotFinite
+from hierfl.engine.chunks import NotFinite, Task, work_on
+from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, one_round
-from hierfl.method import Method
+from hierfl.method import Clock, Method
 from hierfl.methods.stages.checks import DONE, GATHER, STILL, STILL_SD
 from hierfl.methods.stages.exact import Chains, chained, closed
 from hierfl.methods.stages.server import Rounds
@@ -30,7 +35,60 @@ from hierfl.methods.stages.two_stage import seen_in, server_rounds
 from hierfl.posterior.hidden_modes import may_hide_modes
 from hierfl.program.recipes import recipe_of
 from hierfl.runs.call import FitArguments
-from hierfl.runs.expected import in_words
+
+FEW = 12  # clients whose work is timed
+# What a self-stopping method takes beside its first round of clients' work: later rounds are longer,
+# and the server draws, the longer the more clients and global numbers. By the ten problems of
+# benchmarks.seconds; answers lie between half and twice as long.
+LATER, SERVER, MANY_NUMBERS, MANY_CLIENTS, MOST_CLIENTS = 2.0, 1.0, 20, 300, 1000
+
+
+def expected(method: Method, data: ClientData, rounds: int | None, usual: int | None = None) -> str:
+    """Return what a run is going to do, in words; `usual` rounds are those that it mostly takes."""
+    what = f"{data.num_clients:,} clients, {data.num_rows:,} rows: "
+    if rounds is not None:
+        return f"{what}{_rounds(rounds)}" + (" at most" if method.most_rounds else "")
+    if 1 in (method.most_rounds, usual):
+        return f"{what}one round"
+    about = f"about {usual} rounds" if usual else "rounds until it is done"
+    return f"{what}{about}, {method.most_rounds} at most"
+
+
+def seconds_expected(federation: Federation, where: Progress, rounds: int) -> float:
+    """Return about how long so many rounds take, by the work of a few clients, timed."""
+    data, cohort = federation.data, federation.cohort
+    message = federation.server.down(where.server, Clock(where.round, rounds, cohort))
+    sample = min(FEW, cohort)
+
+    def timed(count: int) -> float:
+        places = torch.linspace(0, data.num_clients - 1, count).long()
+        ids, began = data.by_name[places], time.perf_counter()
+        task = Task(message, taken(where.table, ids), ids, where.round, 0)
+        work_on(federation, federation.client.phases, task)
+        return time.perf_counter() - began
+
+    timed(1)  # the first call reads the program
+    first, several = timed(1), timed(sample)
+    per_client = max(0.0, several - first) / max(1, sample - 1)
+    clients = (first + per_client * (cohort - 1)) / federation.cores
+    if not federation.server.stops_itself:
+        return rounds * clients
+    numbers = federation.program.latents.global_block.size / MANY_NUMBERS
+    server = SERVER + numbers**2 + min(data.num_clients, MOST_CLIENTS) / MANY_CLIENTS
+    return server + clients * (1 if rounds == 1 else LATER * rounds)
+
+
+def in_words(seconds: float) -> str:
+    """Return a duration, rounded."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    minutes = seconds / 60
+    return f"about {minutes:.0f} minutes" if minutes < 90 else f"about {minutes / 60:.1f} hours"
+
+
+def _rounds(count: int) -> str:
+    return f"{count} round{'s' * (count > 1)}"
+
 
 # rounds in which the distance from final factors has to fall by this factor
 PATIENCE, GAIN = 5, 0.7

@@ -94,9 +94,7 @@ def leaving(federation: Federation, client: str) -> Tensor:
         some = ", ".join(names[:4]) + ", ..." * (len(names) > 4)
         raise KeyError(f"client '{client}' is not in this fit, but {some}")
     if len(names) < 2:
-        raise ValueError(
-            f"client '{client}' is the only one: without it there is no fit; remove the fit itself"
-        )
+        raise ValueError(f"client '{client}' is the only one: remove the fit itself")
     return torch.tensor([name == client for name in names])
 
 
@@ -190,10 +188,9 @@ def _check_can_be_rewritten(fit: Fitted, folder: Path) -> None:
         raise RowsNotSaved(f"a fit without its clients' rows is not saved again: {saved.HAND_IN}")
     is_there = any(state_files.is_of_run(path, who) for path in checkpoints(folder))
     if not is_there or isinstance(fit.progress.table, Stored):
-        raise CheckpointError(
-            f"'{folder}' does not hold this fit, or client states in a file of their own, which is "
-            "not rewritten: save the fit without the client to another folder, and remove the old one"
-        )
+        what = f"'{folder}' does not hold this fit, or client states in a file of their own"
+        fix = "save the fit without the client to another folder, and remove the old one"
+        raise CheckpointError(f"{what}: {fix}")
 
 
 def _rewrite(fit: Fitted, smaller: Fitted, folder: Path) -> None:
@@ -218,15 +215,12 @@ def rewritten(
     discard(folder, lambda path: state_files.is_of_run(path, old))
     remaining = [path.name for path in checkpoints(folder) if state_files.is_of_run(path, old)]
     if remaining:
-        raise CheckpointError(
-            f"'{folder}/{remaining[0]}' holds files that are not hierfl's, and was not removed: what the "
-            "client had sent is in it; remove it"
-        )
+        what = f"'{folder}/{remaining[0]}' holds files that are not hierfl's, and was not removed"
+        raise CheckpointError(f"{what}: what the client had sent is in it; remove it")
     if aside := sorted(path.name for path in folder.glob("*.aside-*")):
-        warnings.warn(
-            f"'{folder}/{aside[0]}' was set aside by hierfl, and may hold what the client had sent: "
-            "see what it is, and remove it",
-            stacklevel=5,
+        what = (
+            f"'{folder}/{aside[0]}' was set aside by hierfl, and may hold what the client had sent"
         )
+        warnings.warn(f"{what}: see what it is, and remove it", stacklevel=5)
     if len(table := certificates(progress.history)):
         write_private(folder / CERTIFICATE, json.dumps(table.to_dict("records"), indent=1).encode())

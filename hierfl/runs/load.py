@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from hierfl.core.arguments import expect_path, spelled
+from hierfl.core.arguments import expect_path, shown, spelled
 from hierfl.core.process import at_most, one_at_a_time
 from hierfl.data.absent import FILLS, RowsNotSaved, stand_in
 from hierfl.data.clients import ClientData
@@ -55,9 +55,7 @@ def remade(who: Mapping[str, Any], handed: Mapping[str, Any]) -> Method:
     def made() -> Method:
         method = remake(who["method"], handed=handed)
         if not isinstance(method, Method):
-            raise CannotRemake(
-                f"the record holds no method, but a {type(method).__name__}: {HAND_IN}"
-            )
+            raise CannotRemake(f"the record holds no method, but {shown(method)}: {HAND_IN}")
         return method
 
     return guarded(who, made)
@@ -71,9 +69,8 @@ def guarded(who: Mapping[str, Any], work: Callable[[], T]) -> T:
     except (CannotRemake, CheckpointError, RowsNotSaved):
         raise
     except Exception as error:
-        raise CannotRemake(
-            f"the method of the record does not run on these rows ({str(error)[:500]}): {HAND_IN}"
-        ) from error
+        what = f"the method of the record does not run on these rows ({str(error)[:500]})"
+        raise CannotRemake(f"{what}: {HAND_IN}") from error
 
 
 def _limits(who: Mapping[str, Any]) -> AbstractContextManager[None]:
@@ -190,10 +187,9 @@ def _without_rows(
         raise RowsNotSaved(f"'{folder}' was saved without the clients' rows: {saved.HAND_IN}")
     dtype, starts = str(torch.get_default_dtype()), set[str]()
     if schema["dtype"] != dtype:
-        raise state.CheckpointError(
-            f"'{folder}' is of a fit in {schema['dtype']}, and torch's default is {dtype}: call "
-            f"torch.set_default_dtype({schema['dtype']}) first"
-        )
+        what = f"'{folder}' is of a fit in {schema['dtype']}, and torch's default is {dtype}"
+        fix = f"call torch.set_default_dtype({schema['dtype']}) first"
+        raise state.CheckpointError(f"{what}: {fix}")
     for fills in FILLS:
         data = saved_data.without_rows(fills)
         try:
@@ -210,10 +206,10 @@ def _without_rows(
     if len(starts) > 1:  # by a client field, which is not there: the saved state has what it gave
         _check_sites(schema["sites"], sites, folder)
         return unfilled
-    raise RowsNotSaved(
-        f"'{folder}' was saved without the clients' rows, and its program cannot be read without "
-        f"them: {saved.HAND_IN}"
+    what = (
+        f"'{folder}' was saved without the clients' rows, which its program cannot be read without"
     )
+    raise RowsNotSaved(f"{what}: {saved.HAND_IN}")
 
 
 def _check_sites(saved_sites: Mapping[str, str], here: Mapping[str, str], folder: str) -> None:
@@ -221,7 +217,5 @@ def _check_sites(saved_sites: Mapping[str, str], here: Mapping[str, str], folder
     for name in {**saved_sites, **here}:
         there, now = saved_sites.get(name, "absent"), here.get(name, "absent")
         if there != now:
-            raise state.CheckpointError(
-                f"'{folder}' is of a fit of another program: it differs in site '{name}' ({there} "
-                f"there, {now} here); load it with the program that was fitted"
-            )
+            what = f"it differs in site '{name}' ({there} there, {now} here)"
+            raise state.CheckpointError(f"'{folder}' is of a fit of another program: {what}")

@@ -29,8 +29,7 @@ from hierfl.program.check_columns import warn_of_unscaled
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import FitArguments
 from hierfl.runs.choice import Choice
-from hierfl.runs.ended import Fallback, fallback_of, line_of
-from hierfl.runs.expected import expected, in_words, seconds_expected
+from hierfl.runs.ended import Fallback, expected, fallback_of, in_words, line_of, seconds_expected
 from hierfl.runs.records import about
 from hierfl.runs.result import Fit
 from hierfl.runs.run_folder import clear, held
@@ -93,10 +92,8 @@ def planned_of(method: Method, rounds: int | None) -> int:
     if rounds is not None:
         return rounds
     if method.most_rounds is None:
-        raise ValueError(
-            f"rounds is None, and method '{method.name}' does not stop itself: say how many, "
-            "rounds=100"
-        )
+        what = f"rounds is None, and method '{method.name}' does not stop itself"
+        raise ValueError(f"{what}: say how many, rounds=100")
     return method.most_rounds
 
 
@@ -180,11 +177,8 @@ def _compiles(method: Method, federation: Federation, rounds: int) -> bool:
     if federation.settings.engine != "vectorized":
         return False
     if compile is True and any(phase.eager for phase in federation.client.phases):
-        warnings.warn(
-            f"compile is True, and local steps of '{method.name}' cannot be compiled: they run "
-            "eagerly, which gives the same numbers; leave compile out",
-            stacklevel=2,
-        )
+        what = f"compile is True, and local steps of '{method.name}' cannot be compiled"
+        warnings.warn(f"{what}: they run eagerly, which gives the same numbers", stacklevel=2)
         return False
     if compile != "auto":
         return bool(compile)
@@ -199,9 +193,8 @@ def resumed(
     if not state.checkpoints(folder):
         return None
     if not resume:
-        raise ValueError(
-            f"'{folder}' already holds a run: continue it with resume=True, or name another folder"
-        )
+        fix = "continue it with resume=True, or name another folder"
+        raise ValueError(f"'{folder}' already holds a run: {fix}")
     return state.load(folder, begin(federation, folder), run, grows=federation.server.grows)
 
 

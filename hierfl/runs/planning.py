@@ -118,20 +118,11 @@ def _why_not(formula: Formula) -> Iterator[str]:
     if formula.declared.family.bounds is not None:
         yield "a response with trunc() cannot be drawn: leave trunc() out"
     for name in formula.declared.imputed:
-        yield (
-            f"the formula imputes '{name}', and a drawn row has all its columns: simulate the formula "
-            f"with '{name}' in place of mi()"
-        )
+        yield f"a drawn row has '{name}': simulate the formula with '{name}' in place of mi()"
     if formula.declared.family.kind in ("category", "ordered", "counts", "shares"):
-        yield (
-            "a response of words or of several columns cannot be drawn: give its program and "
-            "ClientData"
-        )
+        yield "a response of words or of several columns cannot be drawn: give its program"
     for addition in sorted(formula.declared.parts.additions.keys() - DRAWN):
-        yield (
-            f"the response has {addition}(), and a drawn response is neither censored nor weighted: "
-            "simulate the formula without it"
-        )
+        yield f"the response has {addition}(), and a drawn response has not: leave it out"
 
 
 def _sizes(clients: int, rows: int | Sequence[int]) -> list[int]:

@@ -52,10 +52,8 @@ def fit_pooled(method: Method, data: ClientData, *, rounds: int, seed: int = 0) 
     program = federation.program
     check_apart(program, data)
     if not program.keyed:
-        raise ValueError(
-            "fit_pooled draws for all clients at once, which the guide's own sampler cannot: use "
-            "hierfl.fit, or a guide of Normals (hierfl.diagnostics.nuts samples the model itself)"
-        )
+        fix = "use hierfl.fit, or a guide of Normals"
+        raise ValueError(f"fit_pooled draws for all clients at once, as the guide cannot: {fix}")
     check_padded(data)
     progress = begin(federation)
     for _ in range(rounds):
@@ -67,18 +65,14 @@ def _setting(method: Method) -> FedSVISetting:
     """Return the options of a method, which must be fedsvi with one joint step a round."""
     recipe = recipe_of(method)
     if recipe is None or recipe.factory.__name__ != "fedsvi":
-        raise ValueError(
-            f"method '{method.name}' has no pooled form: hand over hierfl.methods.fedsvi(model)"
-        )
+        raise ValueError(f"method '{method.name}' has no pooled form: take hierfl.methods.fedsvi")
     own = {field.name for field in fields(FedSVISetting)} & recipe.options.keys()
     how = FedSVISetting(**{name: recipe.options[name] for name in own})
     joint = {"merge": "gradient", "local_steps": 0, "global_steps": 1}
     for name, value in joint.items():
         if getattr(how, name) != value:
-            raise ValueError(
-                f"{name} is {getattr(how, name)!r}: pooled rows take one joint step a round, "
-                f"along a gradient: leave it at {value!r}"
-            )
+            what = f"{name} is {getattr(how, name)!r}: pooled rows take one joint step a round"
+            raise ValueError(f"{what}, along a gradient: leave it at {value!r}")
     return how
 
 

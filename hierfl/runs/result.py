@@ -27,7 +27,7 @@ from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.labels import replicate
 from hierfl.posterior.prediction import Prediction, in_frame_order, predict
 from hierfl.program.program import Program
-from hierfl.runs import personalize, saved
+from hierfl.runs import joining, saved
 
 if TYPE_CHECKING:
     from arviz import InferenceData
@@ -36,17 +36,15 @@ if TYPE_CHECKING:
         comparisons,
         conditional_effects,
         hypotheses,
-        icc,
         imputed,
-        predictions,
         profile,
-        r2,
         survival_curves,
+        variance,
     )
     from hierfl.formulas.formula import Frames
     from hierfl.posterior import of_pyro, row_values
     from hierfl.report import Report
-    from hierfl.runs import joining, living, updating
+    from hierfl.runs import living, updating
 
 # Methods that few fits need -> the module of the function.
 OF_FEW = {
@@ -267,7 +265,7 @@ class Fit:
 
         return certificates(self.progress.history)
 
-    personalize, save = personalize.personalize, saved.save
+    personalize, save = joining.personalize, saved.save
     infer_discrete, summary = infer_discrete, summary
 
     if TYPE_CHECKING:  # by `late_methods`
@@ -277,13 +275,13 @@ class Fit:
         updated = joining.updated
         update = updating.update
         effects = conditional_effects.effects
-        predictions = predictions.predictions
+        predictions = comparisons.predictions
         comparisons = comparisons.comparisons
         hypotheses = hypotheses.hypotheses
         profile = profile.profile
         survival = survival_curves.survival
-        r2 = r2.r2
-        icc = icc.icc
+        r2 = variance.r2
+        icc = variance.icc
         imputed = imputed.imputed
 
     def report(

@@ -100,21 +100,16 @@ def _in_use(root: Path) -> FolderInUse:
             who = json.loads((root / LOCK_FILE).read_text())
             break
         time.sleep(0.01)
-    is_known = isinstance(who, dict) and {"pid", "host", "since"} <= set(who)
     holder = "another process is writing to it"
-    if is_known:
-        where = f"process {who['pid']} on host {who['host']}"
-        holder = f"{where} has been writing to it since {who['since']}"
-    return FolderInUse(
-        f"'{root}' is in use: {holder}; wait until it has ended, or name another folder"
-    )
+    if isinstance(who, dict) and {"pid", "host", "since"} <= set(who):
+        holder = f"process {who['pid']} on host {who['host']} has been writing to it since {who['since']}"
+    fix = "wait until it has ended, or name another folder"
+    return FolderInUse(f"'{root}' is in use: {holder}; {fix}")
 
 
 def _warn(root: Path, why: str | None) -> None:
-    warnings.warn(
-        f"'{root}' cannot be locked ({why}): let no other process write to it meanwhile",
-        stacklevel=4,
-    )
+    what = f"'{root}' cannot be locked ({why})"
+    warnings.warn(f"{what}: let no other process write to it meanwhile", stacklevel=4)
 
 
 def _close_copies() -> None:
@@ -130,9 +125,7 @@ if hasattr(os, "register_at_fork"):
 
 CHECKPOINT = re.compile(r"round-(\d{8})")
 DRAFT = re.compile(r"\.draft-\d{8}-\d+")  # not complete: of a save that was interrupted
-REPLACED = re.compile(
-    r"\.replaced-(\d{8})"
-)  # complete, and about to be replaced by another of its round
+REPLACED = re.compile(r"\.replaced-(\d{8})")  # complete: another of its round is about to come
 RECORD, GLOBAL, LOCAL = "state.json", "global.safetensors", "local.safetensors"
 SCHEMA, ROWS = "fit.json", "local-rows.safetensors"  # of a saved fit
 NODES = "nodes.json"  # of a saved fit over nodes
@@ -145,10 +138,7 @@ IsOfThisRun = Callable[[Path], bool]
 def checkpoints(folder: str | Path) -> list[Path]:
     """Return the folders of a run's checkpoints, oldest first."""
     paths: dict[str, Path] = {}
-    for pattern in (
-        REPLACED,
-        CHECKPOINT,
-    ):  # one that was about to be replaced counts if nothing has replaced it
+    for pattern in (REPLACED, CHECKPOINT):  # the first counts if nothing has replaced it
         for path in Path(folder).glob("*"):
             name = pattern.fullmatch(path.name)
             if name and any((path / file).is_file() for file in FILES):
@@ -223,11 +213,8 @@ def _set_aside(path: Path) -> None:
         other = path.with_name(f"{path.name}.aside-{k}")
         if not other.exists():
             os.rename(path, other)
-            warnings.warn(
-                f"'{path}' was not written by this run as it stands, and is now '{other.name}': "
-                "remove it if nobody needs it",
-                stacklevel=2,
-            )
+            what = f"'{path}' was not written by this run as it stands, and is now '{other.name}'"
+            warnings.warn(f"{what}: remove it if nobody needs it", stacklevel=2)
             return
 
 

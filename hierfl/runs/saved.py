@@ -66,9 +66,8 @@ def write(
     """Write a fit: a checkpoint with `fit.json` and, if asked for, `local-rows.safetensors`."""
     data = federation.data
     if is_absent(data):
-        raise RowsNotSaved(
-            f"a fit without its clients' rows is not saved again: copy its folder, or {HAND_IN}"
-        )
+        what = "a fit without its clients' rows is not saved again"
+        raise RowsNotSaved(f"{what}: copy its folder, or {HAND_IN}")
     files = beside(federation, with_data=with_data)
     with held(folder):
         check_may_write(folder, who, progress.round)
@@ -105,9 +104,8 @@ def check_may_write(folder: str | Path, about: Mapping[str, Any], round: int) ->
         elif record.round > round:
             reason = f"this run after {record.round} rounds, and this fit has done {round}"
         if reason is not None:
-            raise state.CheckpointError(
-                f"'{folder}' holds {reason}; name another folder, or remove that run first"
-            )
+            fix = "name another folder, or remove that run first"
+            raise state.CheckpointError(f"'{folder}' holds {reason}; {fix}")
 
 
 def start_of(federation: Federation) -> str:
@@ -184,9 +182,8 @@ def read(checkpoint: Path, record: Record) -> SavedData:
     hashes, rows = record.hashes, None
     for name in (SCHEMA, ROWS):
         if name in hashes and not state.is_whole(checkpoint / name, hashes[name]):
-            raise state.CheckpointError(
-                f"'{checkpoint / name}' is missing, truncated or changed: {HAND_IN}"
-            )
+            what = f"'{checkpoint / name}' is missing, truncated or changed"
+            raise state.CheckpointError(f"{what}: {HAND_IN}")
     if SCHEMA not in hashes:
         return SavedData(None, None)
     try:
@@ -194,9 +191,8 @@ def read(checkpoint: Path, record: Record) -> SavedData:
         if ROWS in hashes:
             rows = _client_data(schema, state.read_tensors(checkpoint / ROWS))
     except Exception as error:  # `ClientData` or torch raises at what does not fit
-        raise state.CheckpointError(
-            f"'{checkpoint / SCHEMA}' or {ROWS} beside it cannot be read ({error}): {HAND_IN}"
-        ) from error
+        what = f"'{checkpoint / SCHEMA}' or {ROWS} beside it cannot be read ({error})"
+        raise state.CheckpointError(f"{what}: {HAND_IN}") from error
     return SavedData(rows, schema)
 
 

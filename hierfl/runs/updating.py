@@ -46,11 +46,8 @@ def update(
     made = _with_schema(new, old, data)
     rows = made.data(data)
     if is_fewer := federation.data.num_rows - rows.num_rows:
-        warnings.warn(
-            f"{is_fewer} rows miss a value of the new terms and are left out: fits of other rows are "
-            "not compared by their scores",
-            stacklevel=2,
-        )
+        what = f"{is_fewer} rows miss a value of the new terms and are left out"
+        warnings.warn(f"{what}: fits of other rows are not compared by their scores", stacklevel=2)
     how: dict[str, Any] = {"seed": federation.seed, "settings": federation.settings}
     if federation.cohort < federation.data.num_clients:
         how["cohort"] = federation.cohort
@@ -96,20 +93,16 @@ def _check_same_rows(old: Formula, fitted: ClientData, frames: Frames) -> None:
             break
         same &= torch.allclose(values.double(), other.double(), equal_nan=True)
     if not same:
-        raise ValueError(
-            "the frames have other rows than the fit's: give those that it was fitted to, or fit the "
-            "formula to others, hierfl.fit(fit.method.model.update(text), frames)"
-        )
+        fix = "give those that it was fitted to, or fit the updated formula, fit.method.model.update(text)"
+        raise ValueError(f"the frames have other rows than the fit's: {fix}")
 
 
 def with_model(method: Method, model: Formula) -> Method:
     """Return a method of the same settings for another model; refuse one that no builder made."""
     recipe = recipe_of(method)
     if recipe is None:
-        raise ValueError(
-            f"method '{method.name}' was not made by a function of hierfl.methods, and cannot be made "
-            "for another formula: fit it, hierfl.fit(method, frames)"
-        )
+        what = f"method '{method.name}' was not made by a function of hierfl.methods"
+        raise ValueError(f"{what}, and cannot be made for another formula: fit it to the frames")
     options = {
         name: model
         if value is method.model

@@ -16,22 +16,14 @@ from hierfl import partition
 
 LABELS = np.random.default_rng(0).integers(0, 10, 3000)
 MAKERS: dict[str, Callable[[int], Tensor]] = {
-    "pathological": lambda seed: partition.pathological(
-        LABELS, num_clients=20, classes_per_client=2, seed=seed
-    ),
+    "pathological": lambda seed: partition.pathological(LABELS, num_clients=20, classes_per_client=2, seed=seed),
     "dirichlet": lambda seed: partition.dirichlet(LABELS, num_clients=20, alpha=0.3, seed=seed),
-    "dirichlet_min_rows": lambda seed: partition.dirichlet(
-        LABELS, num_clients=12, alpha=1.0, seed=seed, min_rows=40
-    ),
-    "class_mixes": lambda seed: partition.class_mixes(
-        LABELS, num_clients=20, alpha=0.01, seed=seed
-    ),
+    "dirichlet_min_rows": lambda seed: partition.dirichlet(LABELS, num_clients=12, alpha=1.0, seed=seed, min_rows=40),
+    "class_mixes": lambda seed: partition.class_mixes(LABELS, num_clients=20, alpha=0.01, seed=seed),
     "log_normal": lambda seed: partition.quantity_skew(3000, num_clients=20, sigma=2.0, seed=seed),
-    "dirichlet_sizes": lambda seed: partition.quantity_skew(
-        3000, num_clients=20, alpha=0.2, seed=seed, min_rows=5
-    ),
+    "dirichlet_sizes": lambda seed: partition.quantity_skew(3000, num_clients=20, alpha=0.2, seed=seed, min_rows=5),
     "label_skew": lambda seed: partition.label_skew(LABELS, num_clients=20, share=0.8, seed=seed),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

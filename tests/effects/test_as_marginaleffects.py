@@ -15,10 +15,9 @@ import pytest
 import torch
 
 import hierfl
-from hierfl.effects.comparisons import comparisons
+from hierfl.effects.comparisons import comparisons, predictions
 from hierfl.effects.drawn import CoefficientDraws
 from hierfl.effects.hypotheses import hypotheses
-from hierfl.effects.predictions import predictions
 
 CLIENTS = ("north", "south", "east", "west")
 # statsmodels' estimates
@@ -76,12 +75,8 @@ ASKED: list[tuple[Any, dict[str, Any], list[float]]] = [
     (comparisons, {"variable": "age", "values": [40, 60]}, [0.4288283719]),
     (comparisons, {"variable": "arm"}, [-0.1251051973, -0.1269787627]),
     (comparisons, {"variable": "age", "comparison": "slope"}, [0.0176093832]),
-    (
-        comparisons,
-        {"variable": "age", "comparison": "slope", "by": "sex"},
-        [0.0164570082, 0.0187617583],
-    ),
-]
+    (comparisons, {"variable": "age", "comparison": "slope", "by": "sex"}, [0.0164570082, 0.0187617583]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("ask", "options", "wanted"), ASKED)
@@ -158,31 +153,17 @@ def test_rows_without_frames_are_those_of_the_fit() -> None:
 
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (comparisons, {"variable": "sex", "comparison": "slope"}, "'sex' is a category, which has no slope"),
     (
-        comparisons,
-        {"variable": "sex", "comparison": "slope"},
-        "'sex' is a category, which has no slope",
+        comparisons, {"variable": "age", "comparison": "slope", "newdata": "rows"},
+        "keeps no rows of 'age' that could be moved"
     ),
+    (comparisons, {"variable": "age", "comparison": "slope", "by": "arm"}, "by is of averages over rows"),
     (
-        comparisons,
-        {"variable": "age", "comparison": "slope", "newdata": "rows"},
-        "keeps no rows of 'age' that could be moved",
+        comparisons, {"variable": "age", "comparison": "slope", "newdata": "all"},
+        "newdata is 'all': it must be one of 'rows'"
     ),
-    (
-        comparisons,
-        {"variable": "age", "comparison": "slope", "by": "arm"},
-        "by is of averages over rows",
-    ),
-    (
-        comparisons,
-        {"variable": "age", "comparison": "slope", "newdata": "all"},
-        "newdata is 'all': it must be one of 'rows'",
-    ),
-    (
-        comparisons,
-        {"variable": "age", "comparison": "slope", "values": 10},
-        "a slope is taken where at= says",
-    ),
+    (comparisons, {"variable": "age", "comparison": "slope", "values": 10}, "a slope is taken where at= says"),
     (comparisons, {"variable": "sex", "values": 2}, "values is 2: a step is a finite number"),
     (comparisons, {"variable": "age", "values": 0}, "values is 0: a step is a finite number"),
     (comparisons, {"variable": "arm", "newdata": "rows", "client": "east"}, "at and client are of"),
@@ -190,7 +171,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (predictions, {"values": ["f"]}, "values is given without variable"),
     (predictions, {"variable": "arm", "by": "arm"}, "by is 'arm', which is set in all rows"),
     (predictions, {"prob": 95}, "prob is 95: give the probability"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("ask", "options", "words"), REFUSED)

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hierfl.effects.comparisons import comparisons
+from hierfl.effects.comparisons import comparisons, predictions
 from hierfl.effects.conditional_effects import effects
-from hierfl.effects.predictions import predictions
 from tests.effects.made import drawn, frame, of_program, with_shared
 
 

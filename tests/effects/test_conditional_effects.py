@@ -100,23 +100,15 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"variable": "y"}, KeyError, "'y' is no column"),
     ({"variable": "age", "by": "age"}, ValueError, "'age' is the column itself"),
     ({"variable": "age", "at": {"age": 3}}, ValueError, "'age' is to vary"),
-    (
-        {"variable": "age", "at": {"sex": "x"}},
-        ValueError,
-        "'sex' has no level 'x': its levels are f, m",
-    ),
+    ({"variable": "age", "at": {"sex": "x"}}, ValueError, "'sex' has no level 'x': its levels are f, m"),
     ({"variable": "age", "at": {"weight": 3}}, KeyError, "at has 'weight', which is no column"),
     ({"variable": "age", "at": {"site": "west"}}, KeyError, "choose a client by client="),
     ({"variable": "age", "at": {"region": "hot"}}, ValueError, "'region' has no group 'hot'"),
-    (
-        {"variable": "age", "grid": ["old"]},
-        TypeError,
-        "'age' is 'old': the column holds numbers",
-    ),
+    ({"variable": "age", "grid": ["old"]}, TypeError, "'age' is 'old': the column holds numbers"),
     ({"variable": "age", "grid": [float("nan")]}, ValueError, "age is nan"),
     ({"variable": "age", "grid": []}, ValueError, "grid is empty"),
     ({"variable": "age", "client": "center"}, KeyError, "client 'center' was not fitted"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("options", "error", "words"), WRONG, ids=[w for *_, w in WRONG])

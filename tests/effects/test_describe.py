@@ -255,32 +255,19 @@ def test_ids_and_dates_are_named_and_counted() -> None:
     assert "age, mean (sd)" in found.table.index
 
 
+HALF: Any = 2.5
 WRONG: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
-    "least_count is 0: it must be": (
-        ValueError,
-        lambda: hierfl.describe(patients(), least_count=0),
-    ),
+    "least_count is 0: it must be": (ValueError, lambda: hierfl.describe(patients(), least_count=0)),
     "has no column 'weight'": (KeyError, lambda: hierfl.describe(patients(), columns=["weight"])),
     "the frame has no column 'x'": (KeyError, lambda: hierfl.describe(patients(), by="x")),
     "client 'a' has no column 'x'": (KeyError, lambda: hierfl.describe({"a": patients()}, by="x")),
-    "columns is 'age': give a list": (
-        TypeError,
-        lambda: hierfl.describe(patients(), columns="age"),
-    ),
-    "the name of a column is 0: rename it": (
-        TypeError,
-        lambda: hierfl.describe(pd.DataFrame([[1.0], [2.0]])),
-    ),
+    "columns is 'age': give a list": (TypeError, lambda: hierfl.describe(patients(), columns="age")),
+    "the name of a column is 0: rename it": (TypeError, lambda: hierfl.describe(pd.DataFrame([[1.0], [2.0]]))),
     "holds numbers at one client and names at another": (
         ValueError,
-        lambda: hierfl.describe(
-            {"a": pd.DataFrame({"x": [1.0, 2.0]}), "b": pd.DataFrame({"x": ["u", "v"]})}
-        ),
+        lambda: hierfl.describe({"a": pd.DataFrame({"x": [1.0, 2.0]}), "b": pd.DataFrame({"x": ["u", "v"]})})
     ),
-    "least_count is 2.5: it must be an integer": (
-        TypeError,
-        lambda: hierfl.describe(patients(), least_count=2.5),  # type: ignore[arg-type]
-    ),
+    "least_count is 2.5: it must be an integer": (TypeError, lambda: hierfl.describe(patients(), least_count=HALF)),
     r"column 'x' of client 'b' has the value '\(missing\)', .*: rename it": (
         ValueError,
         lambda: hierfl.describe(
@@ -289,12 +276,11 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
         ),
     ),
     r"column 'x' of client '' has the value '\(others\)', .*: rename it": (
-        ValueError,
-        lambda: hierfl.describe(pd.DataFrame({"x": ["(others)", "u", "u"]}), least_count=2),
+        ValueError, lambda: hierfl.describe(pd.DataFrame({"x": ["(others)", "u", "u"]}), least_count=2)
     ),
     "nothing may leave": (ValueError, lambda: hierfl.describe(patients(9), least_count=50)),
     "rows is a list": (TypeError, lambda: hierfl.describe([1])),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("words", WRONG)

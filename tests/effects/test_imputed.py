@@ -13,13 +13,12 @@ import torch
 from scipy import stats
 
 from hierfl.effects.answer import Answer
-from hierfl.effects.comparisons import comparisons
+from hierfl.effects.comparisons import comparisons, predictions
 from hierfl.effects.drawn import CoefficientDraws
 from hierfl.effects.imputed import imputed
-from hierfl.effects.predictions import predictions
 from hierfl.effects.profile import profile
 from hierfl.effects.proportional_hazards import proportional_hazards
-from hierfl.effects.r2 import r2
+from hierfl.effects.variance import r2
 from hierfl.formulas.formula import Formula
 from hierfl.runs.planning import simulate
 from tests.effects.made import repeated
@@ -69,7 +68,7 @@ def test_draws_have_the_density_given_the_response(text: str) -> None:
     assert len(found.frame) == gone.to_numpy().sum()
     line = found.frame.set_index(["column", "row"])
     assert (line["client"] == [frame["site"][i] for _, i in line.index]).all()
-    for i in np.flatnonzero(gone.any(axis=1))[::5]:
+    for i in np.flatnonzero(gone.any(axis=1))[::10]:
         grid, logs = on_a_grid(formula, frame, values, i)
         share = np.exp(logs - logs.max()) / np.exp(logs - logs.max()).sum()
         moments, drawn = [], []
@@ -167,7 +166,11 @@ def test_what_is_refused() -> None:
     refused(lambda: proportional_hazards(times), "rows lack 'dose'", "from their times")
     whole = frame.fillna({"dose": 1.0})
     assert proportional_hazards(replace(times, data=of_times.data(whole))).frame.notna().any().any()
-    refused(lambda: simulate(formula, frame, clients=2, rows=9), "imputes 'dose'", "in place of mi")
+    refused(
+        lambda: simulate(formula, frame, clients=2, rows=9),
+        "a drawn row has 'dose'",
+        "in place of mi",
+    )
     plain = made("y ~ age + (1 | site)", frame=frame)
     other = at(plain, frame, latent(conditioned(plain, frame, {})), 20)
     refused(lambda: imputed(other), "imputes nothing", "x | mi() ~ z")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -244,31 +243,24 @@ def test_it_draws_steps() -> None:
     assert axes.lines[0].get_drawstyle() == "steps-post" and axes.get_xlabel() == "time"
 
 
-WRONG: dict[str, Callable[[], Any]] = {
-    r"has trunc\(...\), of which no Kaplan-Meier": lambda: hierfl.kaplan_meier(
-        made(), formula("time | trunc(lb=1) ~ arm")
+TEXT = "time | event(status) ~ arm + (1 | site)"
+# Words -> formula, what its columns hold, and arguments.
+WRONG: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    r"has trunc\(...\), of which no Kaplan-Meier": ("time | trunc(lb=1) ~ arm", {}, {}),
+    "column 'start' of client 'a' must be below 'time'": (LATE, {"start": 1000.0}, {}),
+    r"has weights\(w\), which could be solved for": (
+        "time | event(status) + weights(w) ~ arm", {"w": 1.0}, {"least_count": 5}
     ),
-    "column 'start' of client 'a' must be below 'time'": lambda: hierfl.kaplan_meier(
-        made().assign(start=1000.0), formula("time | event(status) + entry(start) ~ arm")
-    ),
-    r"has weights\(w\), which could be solved for": lambda: hierfl.kaplan_meier(
-        made().assign(w=1.0), formula("time | event(status) + weights(w) ~ arm"), least_count=5
-    ),
-    "column 'status' of client 'a' holds 'yes', .* as a number": lambda: hierfl.kaplan_meier(
-        made().assign(status="yes"), formula()
-    ),
-    "column 'time' of client 'a' holds 'soon', .* as a number": lambda: hierfl.kaplan_meier(
-        made().assign(time="soon"), formula()
-    ),
-    "must be finite and not below 0": lambda: hierfl.kaplan_meier(
-        made().assign(time=-1.0), formula()
-    ),
-    "must be 0 or 1": lambda: hierfl.kaplan_meier(made().assign(status=2.0), formula()),
-    "prob is 95": lambda: hierfl.kaplan_meier(made(), formula(), prob=95),
-}
+    "column 'status' of client 'a' holds 'yes', .* as a number": (TEXT, {"status": "yes"}, {}),
+    "column 'time' of client 'a' holds 'soon', .* as a number": (TEXT, {"time": "soon"}, {}),
+    "must be finite and not below 0": (TEXT, {"time": -1.0}, {}),
+    "must be 0 or 1": (TEXT, {"status": 2.0}, {}),
+    "prob is 95": (TEXT, {}, {"prob": 95}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("words", WRONG)
 def test_what_has_no_curve_is_refused_by_name(words: str) -> None:
+    text, columns, options = WRONG[words]
     with pytest.raises(ValueError, match=words):
-        WRONG[words]()
+        hierfl.kaplan_meier(made().assign(**columns), formula(text), **options)

@@ -147,27 +147,15 @@ def test_misuse_is_refused_with_what_to_write(ask: Callable[[Any], Any], words: 
 
 # ------------------------------------------------------------ draws, and other probabilities
 DRAWN: list[tuple[str, Callable[[hierfl.Fit], Any], tuple[str, ...]]] = [
-    (
-        "effects",
-        lambda f: f.effects("age", by="sex", client="each", prob=0.5),
-        ("client", "sex", "age"),
-    ),
-    (
-        "comparisons",
-        lambda f: f.comparisons("sex", client="new", prob=0.5),
-        ("client", "comparison"),
-    ),
+    ("effects", lambda f: f.effects("age", by="sex", client="each", prob=0.5), ("client", "sex", "age")),
+    ("comparisons", lambda f: f.comparisons("sex", client="new", prob=0.5), ("client", "comparison")),
     ("predictions", lambda f: f.predictions("sex", prob=0.5), ("sex",)),
     ("by", lambda f: f.predictions("sex", by="site", prob=0.5), ("site", "sex")),
-    (
-        "slopes",
-        lambda f: f.comparisons("age", comparison="slope", prob=0.5),
-        ("client", "comparison"),
-    ),
+    ("slopes", lambda f: f.comparisons("age", comparison="slope", prob=0.5), ("client", "comparison")),
     ("hypotheses", lambda f: f.hypotheses("age = 0", prob=0.5), ("hypothesis",)),
     ("r2", lambda f: f.r2(prob=0.5), ("share",)),
     ("icc", lambda f: f.icc(prob=0.5), ("group",)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "ask", "dims"), DRAWN, ids=[name for name, *_ in DRAWN])

@@ -58,7 +58,7 @@ NAMES = [f"{getattr(family, 'name', family)}: {text}" for text, family in CASES]
 
 @pytest.mark.parametrize(("text", "family"), CASES, ids=NAMES)
 def test_rows_of_clients_have_the_mean_of_the_program(text: str, family: Any) -> None:
-    found = drawn(text, family, draws=4)
+    found = drawn(text, family, draws=2)
     if family == "student":  # below 1 it has no mean
         found = replace(found, shared={**found.shared, "nu": found.shared["nu"] + 1.0})
     wanted = of_program(found, frame())
@@ -72,7 +72,7 @@ def test_rows_of_clients_have_the_mean_of_the_program(text: str, family: Any) ->
 
 @pytest.mark.parametrize(("text", "family"), CASES, ids=NAMES)
 def test_columns_read_off_a_clients_rows_are_those_of_its_frame(text: str, family: Any) -> None:
-    found = drawn(text, family, draws=4)
+    found = drawn(text, family, draws=2)
     south = frame().query("site == 'south'")
     ready = prepared(south, predictors(found.formula), "south")
     from_frame = evaluated(found.formula, ready, "south", {})

@@ -11,8 +11,15 @@ import torch
 from scipy import stats
 
 from hierfl.effects.drawn import CoefficientDraws
-from hierfl.effects.funnel import beyond, funnel_curves, funnel_limits, ratio_interval
-from hierfl.effects.profile import own_effects, profile, sums_of_client
+from hierfl.effects.profile import (
+    beyond,
+    funnel_curves,
+    funnel_limits,
+    own_effects,
+    profile,
+    ratio_interval,
+    sums_of_client,
+)
 from tests.effects.made import drawn, frame
 
 matplotlib.use("agg")

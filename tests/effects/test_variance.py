@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from hierfl.effects.icc import icc
 from hierfl.effects.predictor_rows import rows_of_client
-from hierfl.effects.r2 import r2
+from hierfl.effects.variance import icc, r2
 from tests.effects.made import drawn, frame, repeated, with_shared
 
 
@@ -60,13 +59,8 @@ CASES: list[tuple[str, str, Mapping[str, float], float]] = [
     ("time ~ dose + (1 | site)", "lognormal", {"sigma": 0.5}, 0.25),
     ("time ~ dose + (1 | site)", "gamma", {"shape": 2.0}, np.log(1.5)),
     ("count ~ dose + (1 | site)", "poisson", {}, np.log1p(1 / np.exp(1.0 + 0.32))),
-    (
-        "count ~ dose + (1 | site)",
-        "negative_binomial",
-        {"shape": 2.0},
-        np.log1p(1 / np.exp(1.0 + 0.32) + 0.5),
-    ),
-]
+    ("count ~ dose + (1 | site)", "negative_binomial", {"shape": 2.0}, np.log1p(1 / np.exp(1.0 + 0.32) + 0.5)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "family", "values", "left"), CASES, ids=[f for _, f, *_ in CASES])

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
 
 import hierfl
-from hierfl.formulas.expressions import Operator
 from hierfl.formulas.grammar import Reader
 from hierfl.formulas.parse import parse
 from tests.formulas.small import BASE, fields, on, refused
@@ -88,13 +85,9 @@ def test_formulas_of_parameters_and_covariates() -> None:
 @pytest.mark.parametrize("text", [*TERMS, *GROUPS])
 def test_what_is_written_is_read_as_the_same_again(text: str) -> None:
     (sides,) = Reader(f"y ~ {text}").formulas()
-    again = f"({sides.right})" if _is_bar(sides.right) else str(sides.right)
+    again = f"({sides.right})" if sides.right.is_bar else str(sides.right)
     (second,) = Reader(f"y ~ {again}").formulas()
     assert second.right == sides.right
-
-
-def _is_bar(expression: Any) -> bool:
-    return isinstance(expression, Operator) and expression.is_bar
 
 
 # ------------------------------------------------------------ what is refused

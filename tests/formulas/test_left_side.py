@@ -11,9 +11,9 @@ from scipy import stats
 from scipy.special import softmax
 
 import hierfl
+from hierfl.effects.comparisons import predictions
 from hierfl.effects.conditional_effects import effects
-from hierfl.effects.predictions import predictions
-from hierfl.effects.r2 import r2
+from hierfl.effects.variance import r2
 from tests.effects.made import drawn
 from tests.formulas.frames import patients
 from tests.formulas.test_program import traced, value

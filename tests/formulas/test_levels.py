@@ -261,13 +261,10 @@ def test_an_unused_level_of_mo_keeps_its_step(have: str) -> None:
 # ------------------------------------------------------------ IDs and dates
 NAMES = {
     "an ID": ([f"p{i}" for i in range(60)], "60 levels in 60 rows, as an ID has"),
-    "dates as text": (
-        [f"2020-01-{1 + i // 4:02d}" for i in range(60)],
-        "15 levels in 60 rows, which are dates",
-    ),
+    "dates as text": ([f"2020-01-{1 + i // 4:02d}" for i in range(60)], "15 levels in 60 rows, which are dates"),
     "dates": (pd.date_range("2020-01-01", periods=60), "holds dates: make it numbers"),
     "days": (pd.date_range("2020-01-01", periods=60).date, "holds dates: make it numbers"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", NAMES)

@@ -12,13 +12,11 @@ from scipy import stats
 from scipy.special import gamma
 
 import hierfl
-from hierfl.effects.comparisons import comparisons
+from hierfl.effects.comparisons import comparisons, predictions
 from hierfl.effects.conditional_effects import effects
-from hierfl.effects.icc import icc
-from hierfl.effects.predictions import predictions
 from hierfl.effects.predictor_rows import rows_of_client
-from hierfl.effects.r2 import r2
 from hierfl.effects.survival_curves import survival
+from hierfl.effects.variance import icc, r2
 from tests.effects.made import drawn, frame, of_program, with_shared
 from tests.formulas.frames import patients
 from tests.formulas.test_program import traced, value
@@ -148,13 +146,13 @@ def test_answers_have_the_mean_of_the_program(
 
 
 def test_a_new_client_has_deviations_of_its_own_in_each_part() -> None:
-    found = drawn("time ~ dose + (1 | site); shape ~ (1 | site)", "gamma", draws=4000)
+    found = drawn("time ~ dose + (1 | site); shape ~ (1 | site)", "gamma", draws=1500)
     (eta,), (own,) = found.layout.groups, found.with_terms["shape"].layout.groups
     first, second = found.of_new(eta)[:, 0, 0], found.with_terms["shape"].of_new(own)[:, 0, 0]
     first = first / found.shared["sd_site"]
     second = second / found.shared["sd_shape_site"]
-    assert abs(np.corrcoef(first, second)[0, 1]) < 0.06
-    np.testing.assert_allclose(second.std(), 1.0, atol=0.05)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.09
+    np.testing.assert_allclose(second.std(), 1.0, atol=0.07)
 
 
 def test_survival_reads_the_shape_of_each_row() -> None:

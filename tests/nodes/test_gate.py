@@ -16,8 +16,7 @@ import pytest
 import hierfl
 from hierfl.formulas.constants import STATEFUL, Implausible, Stateful
 from hierfl.formulas.disclosure import coarse, isolated
-from hierfl.formulas.plausible import check_design
-from hierfl.formulas.questions import Question
+from hierfl.formulas.questions import Question, check_design
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.time_answers import Observed, client_logrank
 from hierfl.nodes import in_process

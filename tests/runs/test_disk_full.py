@@ -17,6 +17,7 @@ from hierfl.engine.client_store import new_stored
 from hierfl.methods import fedsvi
 from hierfl.runs import checkpoint as state
 from tests.programs import federation, fit, regression
+from tests.runs.fits import two_rounds
 
 SAYS = r"cannot be written \([\d,]+ bytes: .*\): free some space there or make it writable, or name another place"
 
@@ -83,13 +84,12 @@ def test_drafts_of_dead_processes_go_before_a_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The space that they take may be what the save needs."""
-    fitted = fit(fedsvi(regression), federation(), rounds=1)
     draft = tmp_path / ".draft-00000001-77"
     draft.mkdir()
     (draft / ".tmpAbc").write_bytes(b"half")
     monkeypatch.setattr(state, "save_file", full)
     with pytest.raises(OSError, match=SAYS):
-        fitted.save(tmp_path)
+        two_rounds().save(tmp_path)
     assert not list(tmp_path.iterdir())
 
 

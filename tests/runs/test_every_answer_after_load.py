@@ -201,7 +201,7 @@ def _short(content: Any) -> str:
 
 
 # ------------------------------------------------------------------ every method
-QUICK = ("fedavg", "fedsvi structured", "fedsvi conditional", "fedmap", "pfedme")
+QUICK = ("fedsvi structured", "fedsvi conditional", "fedmap")
 
 
 def of_method(name: str) -> Asked:
@@ -238,11 +238,11 @@ def saved_and_loaded(asked: Asked, folder: Path, which: str, **of: Any) -> hierf
 # ------------------------------------------------------------------ formulas, and programs of two_stage
 def frame() -> pd.DataFrame:
     g = np.random.default_rng(8)
-    rows = pd.DataFrame({"h": np.resize(list("abcdef"), 180), "x": g.normal(size=180)})
+    rows = pd.DataFrame({"h": np.resize(list("abcdef"), 90), "x": g.normal(size=90)})
     eta = rows.h.map(dict(zip("abcdef", [-1, 0.0, 1.0, 0.5, -0.5, 2.0], strict=True))) + rows.x
-    rows["b"] = (g.random(180) < 1 / (1 + np.exp(-eta))).astype(int)
+    rows["b"] = (g.random(90) < 1 / (1 + np.exp(-eta))).astype(int)
     rows["count"] = g.poisson(np.exp(0.5 + 0.5 * eta))
-    rows["y"] = eta + g.normal(size=180)
+    rows["y"] = eta + g.normal(size=90)
     rows["time"] = g.exponential(np.exp(-eta / 3))
     return rows
 

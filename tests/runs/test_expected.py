@@ -11,8 +11,8 @@ import hierfl
 from hierfl import methods
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
-from hierfl.runs import expected
-from hierfl.runs.expected import in_words, seconds_expected
+from hierfl.runs import ended as expected
+from hierfl.runs.ended import in_words, seconds_expected
 from tests.programs import federation, means
 
 

@@ -18,11 +18,11 @@ from hierfl import guides, models
 from hierfl.core import noise
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
 from hierfl.methods import fedsvi
 from hierfl.optimizers import SGD, Adam
 from hierfl.runs.result import Fit
-from tests.programs import federation, fit, logistic, regression
+from tests.programs import federation, fit, regression
+from tests.runs.fits import of_binary, two_rounds, with_features
 
 
 # ------------------------------------------------------------ history
@@ -107,14 +107,8 @@ def test_an_error_of_callback_ends_the_run_after_its_checkpoint(tmp_path: Path) 
     with pytest.raises(KeyboardInterrupt):
         fit(method, data, rounds=4, checkpoint=tmp_path / "run", checkpoint_every=1, callback=stop)
     seen: list[int] = []
-    fit(
-        method,
-        data,
-        rounds=4,
-        checkpoint=tmp_path / "run",
-        resume=True,
-        callback=lambda fitted: seen.append(fitted.progress.round),
-    )
+    after: Any = {"resume": True, "callback": lambda fitted: seen.append(fitted.progress.round)}
+    fit(method, data, rounds=4, checkpoint=tmp_path / "run", **after)
     assert seen == [3, 4]
     with pytest.raises(TypeError, match="callback is 3"):
         fit(method, data, rounds=1, callback=3)
@@ -130,19 +124,10 @@ def test_early_stopping_waits_for_patience_and_keeps_the_last_params() -> None:
     assert stopped.progress.round < 40
     assert len(scores) >= 4
     assert max(scores) == scores[-4] and all(s <= scores[-4] for s in scores[-3:])
-    same = fit(wild, train, rounds=40, validation=test, eval_every=2, patience=50)
-    assert (
-        same.history["elbo"].tolist()[: stopped.progress.round] == stopped.history["elbo"].tolist()
-    )
-    kind = fit(
-        fedsvi(regression, optimizer=Adam(0.02)),
-        train,
-        rounds=20,
-        validation=test,
-        eval_every=1,
-        patience=20,
-    )
-    assert kind.progress.round == 20
+    patient = fit(wild, train, rounds=40, validation=test, eval_every=2, patience=50)
+    assert patient.progress.round == 40
+    of_both = (patient.history["elbo"][: stopped.progress.round], stopped.history["elbo"])
+    assert of_both[0].tolist() == of_both[1].tolist()
 
 
 def test_a_progress_bar_is_drawn_only_on_request(capfd: pytest.CaptureFixture[str]) -> None:
@@ -201,61 +186,46 @@ def kinds(batch: ClientBatch) -> None:
             )
 
 
-def with_kinds() -> tuple[ClientData, ClientData, Tensor]:
-    """`save` keeps checkpoints of the same run under old names and removes those of other runs."""
+def of_kinds() -> hierfl.Fit:
     data = federation()
-    data = data.with_fields(kind=(data.fields["visits"].long() % 3))
-    rows = data.select(["east", "north"])
-    return data, rows, torch.tensor([2, 0])[rows.row_client]
+    return fit(fedsvi(kinds), data.with_fields(kind=data.fields["visits"].long() % 3), rounds=2)
 
 
-def test_predictions_of_binary_labels_are_means_over_draws() -> None:
-    data, rows, owner = with_kinds()
-    binary = fit(fedsvi(logistic), data, rounds=2)
-    slope = binary.draws(30, seed=4).own["slope"][:, owner]
-    p = torch.sigmoid((slope * rows.fields["x"]).sum(-1))
-    found = binary.predict(rows, draws=30, seed=4)
-    density = torch.where(rows.fields["ill"] > 0.5, p, 1 - p)
-    assert found.kind == "binary"
-    assert found.log_score is not None and found.sd is not None
-    assert torch.allclose(found.mean, p.mean(0), atol=1e-12)
-    assert torch.allclose(found.log_score, density.mean(0).log(), atol=1e-12)
-    assert torch.allclose(found.sd, (p.mean(0) * (1 - p.mean(0))).sqrt(), atol=1e-9)
-    unlabeled = binary.predict(rows.without("ill"), draws=30, seed=4)
+# The fit, its own sites, and the distribution of the labels of rows with features x.
+OF_LABELS: dict[str, tuple[Any, str, Any]] = {
+    "binary": (of_binary, "slope", lambda w, x: dist.Bernoulli(logits=(w * x).sum(-1))),
+    "categorical": (of_kinds, "w", lambda w, x: dist.Categorical(logits=(w * x[:, None]).sum(-1))),
+    "numeric": (two_rounds, "slope", lambda w, x: dist.Normal((w * x).sum(-1), 1.0)),
+}
+
+
+@pytest.mark.parametrize("kind", OF_LABELS)
+def test_predictions_are_means_over_draws(kind: str) -> None:
+    make, site, law = OF_LABELS[kind]
+    fitted: hierfl.Fit = make()
+    rows = fitted.federation.data.select(["east", "north"])
+    own = fitted.draws(30, seed=4).own[site][:, torch.tensor([2, 0])[rows.row_client]]
+    of_rows = law(own, rows.fields["x"])
+    label = {"binary": "ill", "categorical": "kind", "numeric": "y"}[kind]
+    found = fitted.predict(rows, draws=30, seed=4)
+    assert found.kind == kind and found.log_score is not None
+    density = of_rows.log_prob(rows.fields[label]).logsumexp(0) - math.log(30)
+    torch.testing.assert_close(found.log_score, density, rtol=0.0, atol=1e-12)
+    mean = (of_rows.probs if kind == "categorical" else of_rows.mean).mean(0)
+    torch.testing.assert_close(found.mean, mean, rtol=0.0, atol=1e-12)
+    if kind == "categorical":
+        assert found.sd is None
+    else:
+        variance = of_rows.variance.mean(0) + of_rows.mean.var(0, correction=0)
+        torch.testing.assert_close(found.sd, variance.sqrt(), rtol=0.0, atol=1e-9)
+    unlabeled = fitted.predict(rows.without(label), draws=30, seed=4)
     assert unlabeled.log_score is None
     assert torch.equal(unlabeled.mean, found.mean)
 
 
-def test_predictions_of_classes_are_means_over_draws() -> None:
-    data, rows, owner = with_kinds()
-    classes = fit(fedsvi(kinds), data, rounds=2)
-    w = classes.draws(30, seed=4).own["w"][:, owner]
-    p = torch.softmax(torch.einsum("nd,snkd->snk", rows.fields["x"], w), -1)
-    found = classes.predict(rows, draws=30, seed=4)
-    assert (found.kind, found.sd) == ("categorical", None)
-    assert found.log_score is not None
-    assert torch.allclose(found.mean, p.mean(0), atol=1e-12)
-    of_labels = p.mean(0)[torch.arange(len(owner)), rows.fields["kind"]]
-    assert torch.allclose(found.log_score.exp(), of_labels, atol=1e-12)
-
-
-def test_predictions_of_numbers_are_means_over_draws() -> None:
-    data, rows, owner = with_kinds()
-    numeric = fit(fedsvi(regression), data, rounds=2)
-    loc = (numeric.draws(30, seed=4).own["slope"][:, owner] * rows.fields["x"]).sum(-1)
-    found = numeric.predict(rows, draws=30, seed=4)
-    assert found.kind == "numeric"
-    assert found.log_score is not None and found.sd is not None
-    assert torch.allclose(found.mean, loc.mean(0), atol=1e-12)
-    assert torch.allclose(found.sd**2, 1.0 + loc.var(0, correction=0), atol=1e-9)
-    expected = dist.Normal(loc, 1.0).log_prob(rows.fields["y"]).logsumexp(0) - math.log(30)
-    assert torch.allclose(found.log_score, expected, atol=1e-12)
-
-
 def test_scores_by_client() -> None:
-    fitted = fit(fedsvi(logistic), federation(), rounds=2)
     rows = federation().select(["west", "south"])
-    found = fitted.predict(rows, draws=20)
+    found = of_binary().predict(rows, draws=20)
     table = found.scores()
     assert table.index.tolist() == ["west", "south"]
     assert table["rows"].tolist() == [1, 3]
@@ -266,7 +236,7 @@ def test_scores_by_client() -> None:
 
 
 def test_a_clients_prediction_does_not_depend_on_other_clients_or_rows() -> None:
-    fitted = fit(fedsvi(regression), federation(), rounds=2)
+    fitted = two_rounds()
     whole = fitted.predict(federation(), draws=20, seed=1)
     alone = fitted.predict(federation().select(["east"]), draws=20, seed=1)
     assert torch.allclose(alone.mean, whole.mean[8:15], atol=1e-12)
@@ -276,31 +246,21 @@ def test_a_clients_prediction_does_not_depend_on_other_clients_or_rows() -> None
 
 # ------------------------------------------------------------ the posterior
 def test_draws_depend_only_on_the_seed_and_more_draws_keep_the_first() -> None:
-    fitted = fit(fedsvi(regression), federation(), rounds=2)
-    one, again, other, longer = (
-        fitted.draws(n, seed=s) for n, s in ((20, 1), (20, 1), (20, 2), (50, 1))
+    first, again, other, longer = (
+        two_rounds().draws(n, seed=s).own["slope"] for n, s in ((20, 1), (20, 1), (20, 2), (50, 1))
     )
-    assert torch.equal(one.own["slope"], again.own["slope"])
-    assert not torch.equal(one.own["slope"], other.own["slope"])
-    assert torch.allclose(longer.own["slope"][:20], one.own["slope"], atol=1e-12)
-    assert not torch.equal(
-        one.shared["loc"],
-        fit(fedsvi(regression), federation(), rounds=3).draws(20, seed=1).shared["loc"],
-    )
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert torch.allclose(longer[:20], first, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_dims_and_coords_of_the_posterior() -> None:
-    data = federation()
-    named = ClientData(
-        data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")}
-    )
-    idata: Any = fit(fedsvi(models.regression()), named, rounds=2).posterior(draws=5, seed=3)
-    posterior = idata.posterior
+    fitted = fit(fedsvi(models.regression()), with_features(), rounds=2)
+    posterior: Any = fitted.posterior(draws=5, seed=3)["posterior"]
     assert posterior["slope_loc"].dims == ("chain", "draw", "x")
     assert posterior["slope_offset"].dims == ("chain", "draw", "client", "x")
     assert posterior["slope"].sel(client="south", x="dose").shape == (1, 5)
-    assert posterior["client"].values.tolist() == list(data.names)
+    assert posterior["client"].values.tolist() == list(fitted.clients)
     assert posterior["x"].values.tolist() == ["age", "dose"]
     assert "not of a Markov chain" in posterior.attrs["approximation"]
 
@@ -316,17 +276,13 @@ def squares(batch: ClientBatch) -> None:
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_a_matrix_of_features_by_features_has_two_dims() -> None:
     """Correlations of varying slopes have shape (D, D), and xarray allows no two dimensions of one name."""
-    data = federation()
-    named = ClientData(
-        data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")}
-    )
-    posterior: Any = fit(fedsvi(squares), named, rounds=1).posterior(draws=3).posterior  # type: ignore[attr-defined]
+    posterior: Any = fit(fedsvi(squares), with_features(), rounds=1).posterior(3)["posterior"]
     assert posterior["lower"].shape == (1, 3, 2, 2)
     assert len(set(posterior["lower"].dims)) == 4
 
 
 def test_repr() -> None:
-    fitted = fit(fedsvi(regression), federation(), rounds=2)
+    fitted = two_rounds()
     assert repr(fitted).startswith("Fit(fedsvi, 4 clients, 2 rounds, ")
     assert fitted.clients == ("north", "south", "east", "west")
     assert hierfl.Fit is type(fitted)

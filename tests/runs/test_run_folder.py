@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from hierfl.methods import fedsvi
 from hierfl.runs import checkpoint as state
 from hierfl.runs.run_folder import LOCK_FILE, clear, held
 from tests.programs import federation, fit, regression
+from tests.runs.fits import two_rounds
 
 ROUNDS = ["round-00000002", "round-00000004"]
 
@@ -30,6 +32,20 @@ ROUNDS = ["round-00000002", "round-00000004"]
 def run(folder: Path, **options: Any) -> hierfl.Fit:
     asked = {"rounds": 4, "checkpoint": folder, "checkpoint_every": 2, **options}
     return fit(fedsvi(regression), federation(), **asked)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[hierfl.Fit, Path]:
+    """A run of four rounds, and its folder."""
+    torch.set_default_dtype(torch.float64)
+    folder = tmp_path_factory.mktemp("whole")
+    return run(folder), folder
+
+
+@pytest.fixture
+def ran(whole: tuple[hierfl.Fit, Path], tmp_path: Path) -> Path:
+    """A copy of its folder."""
+    return copytree(whole[1], tmp_path / "run")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -45,28 +61,29 @@ def others() -> dict[str, Callable[[hierfl.Fit], hierfl.Fit]]:
             fedsvi(regression, batch_size=2), federation(), rounds=4
         ),
         "its own new clients": lambda fitted: fitted.personalize(new, rounds=1),
-        "of fewer rounds": lambda _: fit(fedsvi(regression), federation(), rounds=2),
+        "of fewer rounds": lambda _: two_rounds(),
     }
 
 
 @pytest.mark.parametrize("what", others())
-def test_saving_into_the_folder_of_another_run_is_refused(what: str, tmp_path: Path) -> None:
-    fitted = run(tmp_path)
-    before = contents(tmp_path)
+def test_saving_into_the_folder_of_another_run_is_refused(
+    what: str, whole: tuple[hierfl.Fit, Path]
+) -> None:
+    fitted, folder = whole
+    before = contents(folder)
     other = others()[what](fitted)
     with pytest.raises(hierfl.CheckpointError, match=r"holds another run .*name another folder"):
-        other.save(tmp_path)
-    assert contents(tmp_path) == before
+        other.save(folder)
+    assert contents(folder) == before
 
 
-def test_an_earlier_state_of_the_run_does_not_hide_a_later_one(tmp_path: Path) -> None:
-    run(tmp_path / "run")
+def test_an_earlier_state_of_the_run_does_not_hide_a_later_one(ran: Path, tmp_path: Path) -> None:
     early = tmp_path / "early"
     early.mkdir()
-    (tmp_path / "run" / ROUNDS[0]).rename(early / ROUNDS[0])
+    (ran / ROUNDS[0]).rename(early / ROUNDS[0])
     older = hierfl.load(early, data=federation())
     with pytest.raises(hierfl.CheckpointError, match=r"after 4 rounds, and this fit has done 2"):
-        older.save(tmp_path / "run")
+        older.save(ran)
 
 
 def test_the_users_own_files_stay(tmp_path: Path) -> None:
@@ -120,39 +137,37 @@ def test_an_old_checkpoint_with_a_note_in_it_is_kept(tmp_path: Path) -> None:
     ]
 
 
-def test_a_damaged_checkpoint_is_set_aside_not_removed(tmp_path: Path) -> None:
-    run(tmp_path)
-    record = tmp_path / ROUNDS[1] / "state.json"
+def test_a_damaged_checkpoint_is_set_aside_not_removed(ran: Path) -> None:
+    record = ran / ROUNDS[1] / "state.json"
     record.write_bytes(record.read_bytes()[:-30])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        run(tmp_path, resume=True)
+        run(ran, resume=True)
     assert any("passed over damaged" in str(w.message) for w in said)
-    assert (tmp_path / "round-00000004.aside-1" / "state.json").exists()
-    assert [p.name for p in state.checkpoints(tmp_path)] == ROUNDS
+    assert (ran / "round-00000004.aside-1" / "state.json").exists()
+    assert [p.name for p in state.checkpoints(ran)] == ROUNDS
 
 
 @pytest.mark.parametrize("when", ["before the new one is there", "after"])
 def test_a_replacement_that_was_interrupted_loses_no_checkpoint(when: str, tmp_path: Path) -> None:
     """Between its two renames the old checkpoint has another name: it is found, and brought back."""
-    fitted = fit(fedsvi(regression), federation(), rounds=1)
+    fitted = two_rounds()
     fitted.save(tmp_path, with_data=True)
-    final, replaced = tmp_path / "round-00000001", tmp_path / ".replaced-00000001"
+    final, replaced = tmp_path / ROUNDS[0], tmp_path / ".replaced-00000002"
     final.rename(replaced)
     if when == "after":
         fitted.save(tmp_path / "other", with_data=True)
-        (tmp_path / "other" / "round-00000001").rename(final)
+        (tmp_path / "other" / ROUNDS[0]).rename(final)
     assert torch.equal(hierfl.load(tmp_path).draws(3).own["slope"], fitted.draws(3).own["slope"])
     clear(tmp_path)
     assert final.exists() and not replaced.exists()
 
 
-def test_a_finished_run_that_was_killed_while_it_cleared_up_is_cleared_up(tmp_path: Path) -> None:
+def test_a_finished_run_that_was_killed_while_it_cleared_up_is_cleared_up(ran: Path) -> None:
     """Found by `benchmarks.attacks.kills`: there is nothing left to save, which cleared up before."""
-    run(tmp_path)
-    (tmp_path / ROUNDS[0]).rename(tmp_path / ".draft-00000002-77")
-    run(tmp_path, resume=True)
-    assert [p.name for p in tmp_path.iterdir()] == ROUNDS[1:]
+    (ran / ROUNDS[0]).rename(ran / ".draft-00000002-77")
+    run(ran, resume=True)
+    assert [p.name for p in ran.iterdir()] == ROUNDS[1:]
 
 
 # ------------------------------------------------------------------ the lock
@@ -178,31 +193,25 @@ def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
         other.kill()
 
 
-def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+def test_a_second_process_is_told_who_holds_the_folder(
+    whole: tuple[hierfl.Fit, Path], ran: Path
+) -> None:
     """`fit` and `save` are refused while it lives; a lock of a killed process is no lock."""
-    fitted = run(tmp_path / "run")
-    before = contents(tmp_path / "run")
-    with holder(tmp_path / "run") as other:
-        told = (
-            rf"process {other.pid} on host {socket.gethostname()} .* since \d{{4}}-\d\d-\d\d \d\d:"
-        )
-        for write in (
-            lambda: fitted.save(tmp_path / "run"),
-            lambda: run(tmp_path / "run", resume=True),
-        ):
+    before = contents(ran)
+    with holder(ran) as other:
+        told = rf"process {other.pid} on host {socket.gethostname()} .* since [-\d]{{10}} \d\d:"
+        for write in (lambda: whole[0].save(ran), lambda: run(ran, resume=True)):
             with pytest.raises(
                 hierfl.FolderInUse, match=f"{told}.*wait until it has ended, or name"
             ):
                 write()
-        assert {**contents(tmp_path / "run"), LOCK_FILE: b""} == {**before, LOCK_FILE: b""}
-        assert (
-            hierfl.load(tmp_path / "run", data=federation()).progress.round == 4
-        )  # reading is free
+        assert {**contents(ran), LOCK_FILE: b""} == {**before, LOCK_FILE: b""}
+        assert hierfl.load(ran, data=federation()).progress.round == 4  # reading is free
         os.kill(other.pid, signal.SIGKILL)
         other.wait()
-        assert (tmp_path / "run" / LOCK_FILE).exists()
-        run(tmp_path / "run", resume=True)
-    assert not (tmp_path / "run" / LOCK_FILE).exists()
+        assert (ran / LOCK_FILE).exists()
+        run(ran, resume=True)
+    assert not (ran / LOCK_FILE).exists()
 
 
 def test_a_copy_of_the_process_does_not_keep_the_lock(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from hierfl.program import public_names
 from hierfl.program.public_names import CannotRemake
 from hierfl.program.recipes import describe, remake
 from tests.programs import FAMILIES, federation, fit, regression, same
+from tests.runs.fits import two_rounds
 
 
 # ------------------------------------------------------------ round trips
@@ -73,17 +75,6 @@ def test_a_run_whose_clients_weighted_more_draws_than_planned(
         torch.testing.assert_close(found[name], value, rtol=0.0, atol=0.0, equal_nan=True)
 
 
-@pytest.mark.parametrize("given", ["rows saved", "rows handed in", "all handed in"])
-def test_with_and_without_rows(given: str, tmp_path: Path) -> None:
-    method, data = fedsvi(regression), federation()
-    fitted = fit(method, data, rounds=2)
-    fitted.save(tmp_path, with_data=given == "rows saved")
-    options: dict[str, Any] = {} if given == "rows saved" else {"data": data}
-    if given == "all handed in":
-        options["method"] = method
-    same(fitted, hierfl.load(tmp_path, **options))
-
-
 def test_rows_that_a_checkpoint_never_holds_must_be_handed_in(tmp_path: Path) -> None:
     fit(fedsvi(regression), federation(), rounds=1, checkpoint=tmp_path)
     with pytest.raises(
@@ -107,9 +98,8 @@ def test_a_checkpoint_loads_with_client_names_and_features(tmp_path: Path) -> No
 
 
 def test_new_clients_are_saved_and_loaded(tmp_path: Path) -> None:
-    fitted = fit(fedsvi(regression), federation(), rounds=2)
-    new = fitted.personalize(
-        hierfl.ClientData(**_renamed(federation((4, 2), seed=8), "n")), rounds=3
+    new = two_rounds().personalize(
+        replace(federation((4, 2), seed=8), names=("new", "newer")), rounds=3
     )
     new.save(tmp_path, with_data=True)
     back = hierfl.load(tmp_path)
@@ -117,32 +107,20 @@ def test_new_clients_are_saved_and_loaded(tmp_path: Path) -> None:
     assert torch.equal(new.draws(3).own["slope"], back.draws(3).own["slope"])
 
 
-def _renamed(data: hierfl.ClientData, prefix: str) -> dict[str, Any]:
-    names = tuple(prefix + name for name in data.names)
-    return {
-        "fields": data.fields,
-        "offsets": data.offsets,
-        "names": names,
-        "client_fields": data.client_fields,
-    }
-
-
 def test_saving_again_replaces_what_was_saved(tmp_path: Path) -> None:
     """The same run, with rows and without; what is of another run has tests in test_run_folder.py."""
     for with_data in (False, True, False):
-        fitted = fit(fedsvi(regression), federation(), rounds=2)
-        fitted.save(tmp_path, with_data=with_data)
-        same(fitted, hierfl.load(tmp_path))
+        two_rounds().save(tmp_path, with_data=with_data)
+        same(two_rounds(), hierfl.load(tmp_path))
         assert [p.name for p in tmp_path.iterdir()] == ["round-00000002"]
         assert (tmp_path / "round-00000002" / "local-rows.safetensors").exists() == with_data
 
 
 # ------------------------------------------------------------ refused
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(hierfl.CheckpointError, match="holds no hierfl run"):
-        hierfl.load(tmp_path)
-    with pytest.raises(hierfl.CheckpointError, match="holds no hierfl run"):
-        hierfl.load(tmp_path / "nowhere")
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(hierfl.CheckpointError, match="holds no hierfl run"):
+            hierfl.load(folder)
     (tmp_path / "round-00000001").mkdir()
     (tmp_path / "round-00000001" / "state.json").write_text("{}")
     with pytest.raises(
@@ -153,8 +131,8 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_damaged_rows_are_refused_by_name(tmp_path: Path) -> None:
-    fit(fedsvi(regression), federation(), rounds=1).save(tmp_path, with_data=True)
-    rows = tmp_path / "round-00000001" / "local-rows.safetensors"
+    two_rounds().save(tmp_path, with_data=True)
+    rows = tmp_path / "round-00000002" / "local-rows.safetensors"
     rows.write_bytes(rows.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"local-rows.safetensors"):
         hierfl.load(tmp_path)

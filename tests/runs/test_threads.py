@@ -15,6 +15,7 @@ import hierfl
 from hierfl.core.process import one_at_a_time
 from hierfl.methods import fedsvi
 from tests.programs import federation, fit, regression
+from tests.runs.fits import two_rounds
 
 
 def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
@@ -34,13 +35,10 @@ def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
 
 def test_four_threads_get_the_answers_of_one() -> None:
     """Without turns, three of four such fits failed inside Pyro's handlers."""
-    fitted = fit(fedsvi(regression), federation(), rounds=2)
+    fitted = two_rounds()
 
-    def losses(seed: int) -> list[float]:
-        found: list[float] = (
-            fit(fedsvi(regression), federation(), rounds=4, seed=seed).history["elbo"].tolist()
-        )
-        return found
+    def losses(seed: int) -> Any:
+        return fit(fedsvi(regression), federation(), rounds=2, seed=seed).history["elbo"].tolist()
 
     calls: list[Callable[[], Any]] = [
         lambda: losses(0),
@@ -59,12 +57,9 @@ def test_four_threads_get_the_answers_of_one() -> None:
 def test_two_threads_in_one_folder(tmp_path: Any) -> None:
     """The second waits for the first, and then resumes what is done already."""
 
-    def go() -> list[float]:
+    def go() -> Any:
         options = {"rounds": 3, "checkpoint": tmp_path, "checkpoint_every": 1, "resume": True}
-        found: list[float] = (
-            fit(fedsvi(regression), federation(), **options).history["elbo"].tolist()
-        )
-        return found
+        return fit(fedsvi(regression), federation(), **options).history["elbo"].tolist()
 
     one, two = in_threads([go, go])
     assert one == two and isinstance(one, list)

@@ -66,8 +66,6 @@ def test_other_rows_are_refused_and_fewer_are_said() -> None:
 def test_what_cannot_be_updated_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="update"):
         fitted().update("~ . + age", rows(), familly="gaussian")
-    with pytest.raises(TypeError, match=r"a dict: write a list.*\['y ~ x', 'sigma ~ x'\]"):
-        hierfl.formula({"y": "~ x", "sigma": "~ x"}, clients="h")  # type: ignore[arg-type]
     model = hierfl.models.regression("gaussian")
     data = hierfl.ClientData.from_clients(
         {c: {"x": np.ones((6, 1)), "y": np.arange(6.0)} for c in "ab"}
