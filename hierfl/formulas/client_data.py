@@ -132,9 +132,7 @@ def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _placed(
-    frames: Any, clients: str
-) -> tuple[Mapping[str, pd.DataFrame], pd.Index[Any]]:
+def _placed(frames: Any, clients: str) -> tuple[Mapping[str, pd.DataFrame], pd.Index[Any]]:
     """Return each client's rows, numbered as they stand in the frames, and their own labels."""
     if isinstance(frames, pd.DataFrame):
         return by_client(frames.set_axis(range(len(frames))), clients), frames.index

@@ -14,6 +14,7 @@ from hierfl.engine.rounds import Progress
 from hierfl.method import Clock, Method
 
 FEW = 12  # clients whose work is timed
+LONG = 4.0  # seconds of one client that are long enough to be timed once
 # What a self-stopping method takes beside its first round of clients' work: later rounds are longer,
 # and the server draws, the longer the more clients and global numbers. By the ten problems of
 # benchmarks.seconds; answers lie between half and twice as long.
@@ -44,8 +45,11 @@ def seconds_expected(federation: Federation, where: Progress, rounds: int) -> fl
         work_on(federation, federation.client.phases, task)
         return time.perf_counter() - began
 
-    timed(1)  # the first call reads the program
-    first, several = timed(1), timed(sample)
+    first = timed(1)  # which reads the program, too
+    if first < LONG:
+        first, several = timed(1), timed(sample)
+    else:  # a round would not take much longer, and should not be run twice to say so
+        several = first
     per_client = max(0.0, several - first) / max(1, sample - 1)
     clients = (first + per_client * (cohort - 1)) / federation.cores
     if not federation.server.stops_itself:

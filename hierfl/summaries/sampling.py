@@ -40,6 +40,7 @@ MANY_SCALES = 12  # more of them are tempered sooner
 ENOUGH, ENOUGH_OF_MANY = 0.8, 0.25
 WORST_K_HAT, LEAST_SHARE = 0.6, 0.03  # of a proposal; chains run beyond
 MANY_CLIENTS = 4000  # with which a chain would take minutes
+NARROW = 500  # clients whose posterior is so narrow beside a prior that its peak is sought
 FARTHEST = 5.0  # sds from weighted points to the peak of a quadratic through them
 MOMENTS = 0.3  # share of the points that is effective, with which their moments are good
 NEAR_ZERO = 10.0  # in logs of a scale, from its median in the prior: nearly 0
@@ -192,7 +193,7 @@ def _adapted(density: Density, start: Start, *, final: bool) -> tuple[Proposal, 
             break
         best, low = max(best, share), share < least
         weights = tempered(log_w, aim) if low else log_w.softmax(0)
-        many = low and len(density.factors.shift) > MANY_CLIENTS
+        many = low and len(density.factors.shift) > NARROW
         proposal = (_about_peak(y, log_p, weights, e) if many else None) or fitted(y, weights)
     return proposal, share
 
