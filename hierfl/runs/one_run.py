@@ -87,7 +87,7 @@ def _say(eager: Federation, where: Progress, rounds: int | None, planned: int) -
     try:
         took = in_words(seconds_expected(eager, where, max(1, remaining)))
     except ClientError:  # the round says so, or goes over to what needs no such numbers
-        took = "for a time that its rows do not tell"
+        took = "how long is not known yet"
     print(f"{what}; {took}{' at most' if where.compiled else ''}", file=sys.stderr)
 
 

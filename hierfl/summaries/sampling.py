@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -231,11 +232,13 @@ def _chains(
     if start.is_prior:
         warmup = COLD
     least = 2 * LEAST if final else LEAST
-    about_to(
-        "the scales of the hierarchy need chains, which are on all rows as fast",
-        lambda: density.seconds(first) * LEAPS * (warmup + least),
-    )
+    iterations = 0
     while True:
+        iterations += warmup + least
+        about_to(
+            "the scales of the hierarchy need chains, which are on all rows as fast",
+            partial(density.seconds, first, LEAPS * iterations),
+        )
         run = sampled(
             density.gradient,
             first,
