@@ -115,7 +115,8 @@ class Fallback:
         hierarchy = seen_in(self.federation.program).hierarchy
         if hierarchy.reading.is_scaled and self.chains.seconds <= LONGEST:
             return "a global site scales a local one, for which no Gaussian factor is a good one"
-        if hierarchy.mixing is not None and self.chains.seconds <= AT_ONCE:
+        has_shared = len(hierarchy.reading.origin) > 0  # else clients are independent
+        if has_shared and hierarchy.mixing is not None and self.chains.seconds <= AT_ONCE:
             return "local sites are not Normal, so that rounds need chains, too"
         return None
 
