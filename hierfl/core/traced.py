@@ -39,7 +39,7 @@ class Work(NamedTuple):
 
 class _Counter(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations, self.scalars = 0, 0.0
 
     def __torch_dispatch__(

@@ -37,6 +37,7 @@ from hierfl.program.recipes import recipe_of
 from hierfl.runs.call import FitArguments
 
 FEW = 12  # clients whose work is timed
+LONG = 4.0  # seconds of one client that are long enough to be timed once
 # What a self-stopping method takes beside its first round of clients' work: later rounds are longer,
 # and the server draws, the longer the more clients and global numbers. By the ten problems of
 # benchmarks.seconds; answers lie between half and twice as long.
@@ -67,8 +68,11 @@ def seconds_expected(federation: Federation, where: Progress, rounds: int) -> fl
         work_on(federation, federation.client.phases, task)
         return time.perf_counter() - began
 
-    timed(1)  # the first call reads the program
-    first, several = timed(1), timed(sample)
+    first = timed(1)  # which reads the program, too
+    if first < LONG:
+        first, several = timed(1), timed(sample)
+    else:  # a round would not take much longer, and should not be run twice to say so
+        several = first
     per_client = max(0.0, several - first) / max(1, sample - 1)
     clients = (first + per_client * (cohort - 1)) / federation.cores
     if not federation.server.stops_itself:
@@ -173,7 +177,8 @@ class Fallback:
         hierarchy = seen_in(self.federation.program).hierarchy
         if hierarchy.reading.is_scaled and self.chains.seconds <= LONGEST:
             return "a global site scales a local one, for which no Gaussian factor is a good one"
-        if hierarchy.mixing is not None and self.chains.seconds <= AT_ONCE:
+        has_shared = len(hierarchy.reading.origin) > 0  # else clients are independent
+        if has_shared and hierarchy.mixing is not None and self.chains.seconds <= AT_ONCE:
             return "local sites are not Normal, so that rounds need chains, too"
         return None
 

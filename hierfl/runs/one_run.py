@@ -17,7 +17,7 @@ from rich.progress import Progress as Bar
 
 from hierfl.core.watch import OutOfTime, Watch, watched
 from hierfl.data.clients import ClientData
-from hierfl.engine.chunks import NotFinite
+from hierfl.engine.chunks import ClientError, NotFinite
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.left_out import times_left_out
@@ -83,7 +83,10 @@ def _say(eager: Federation, where: Progress, rounds: int | None, planned: int) -
     usual = eager.server.usual_rounds
     what = expected(eager.method, eager.data, rounds, usual)
     remaining = min(usual or planned, planned) - where.round
-    took = in_words(seconds_expected(eager, where, max(1, remaining)))
+    try:
+        took = in_words(seconds_expected(eager, where, max(1, remaining)))
+    except ClientError:  # the round says so, or goes over to what needs no such numbers
+        took = "how long is not known yet"
     print(f"{what}; {took}{' at most' if where.compiled else ''}", file=sys.stderr)
 
 

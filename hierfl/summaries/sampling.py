@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -40,6 +41,7 @@ MANY_SCALES = 12  # more of them are tempered sooner
 ENOUGH, ENOUGH_OF_MANY = 0.8, 0.25
 WORST_K_HAT, LEAST_SHARE = 0.6, 0.03  # of a proposal; chains run beyond
 MANY_CLIENTS = 4000  # with which a chain would take minutes
+NARROW = 500  # clients whose posterior is so narrow beside a prior that its peak is sought
 FARTHEST = 5.0  # sds from weighted points to the peak of a quadratic through them
 MOMENTS = 0.3  # share of the points that is effective, with which their moments are good
 NEAR_ZERO = 10.0  # in logs of a scale, from its median in the prior: nearly 0
@@ -192,7 +194,7 @@ def _adapted(density: Density, start: Start, *, final: bool) -> tuple[Proposal, 
             break
         best, low = max(best, share), share < least
         weights = tempered(log_w, aim) if low else log_w.softmax(0)
-        many = low and len(density.factors.shift) > MANY_CLIENTS
+        many = low and len(density.factors.shift) > NARROW
         proposal = (_about_peak(y, log_p, weights, e) if many else None) or fitted(y, weights)
     return proposal, share
 
@@ -230,11 +232,13 @@ def _chains(
     if start.is_prior:
         warmup = COLD
     least = 2 * LEAST if final else LEAST
-    about_to(
-        "the scales of the hierarchy need chains, which are on all rows as fast",
-        lambda: density.seconds(first) * LEAPS * (warmup + least),
-    )
+    iterations = 0
     while True:
+        iterations += warmup + least
+        about_to(
+            "the scales of the hierarchy need chains, which are on all rows as fast",
+            partial(density.seconds, first, LEAPS * iterations),
+        )
         run = sampled(
             density.gradient,
             first,

@@ -51,10 +51,10 @@ class Density:
         gradient, tensors = self._recorded()
         return gradient(x, *tensors)
 
-    def seconds(self, x: Tensor) -> float:
-        """Return about how long a gradient at points takes, by its counted work."""
+    def seconds(self, x: Tensor, times: int) -> float:
+        """Return about how long so many gradients at points take, by the counted work of one."""
         gradient, tensors = self._recorded()
-        return gradient.seconds(x, *tensors)
+        return times * gradient.seconds(x, *tensors)
 
     def _recorded(self) -> tuple[Gradient, list[Tensor]]:
         """Return the gradient, which other factors share, and the tensors that it is a function of."""

@@ -159,7 +159,7 @@ def test_a_belief_without_a_variance_is_said() -> None:
     work, size = Rows(*seen_in(fit.program), None), 2
     own = {name: v.expand(4, *v.shape) for name, v in work.nothing.items()}
     message = {"loc": torch.zeros(size), "covariance": torch.full((size, size), torch.inf)}
-    with pytest.raises(ValueError, match="no finite variance: give the scale"):
+    with pytest.raises(FloatingPointError, match="no finite variance: give the scale"):
         work.step({**own, "seen": torch.zeros(4)}, message, hierfl.full_batch(data))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -14,9 +15,12 @@ import hierfl
 from hierfl.core.watch import OutOfTime, Watch, watched, working
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
+from hierfl.engine.chunks import ClientError, NotFinite
+from hierfl.engine.rounds import Progress
 from hierfl.methods.stages.joint import Joint
 from hierfl.posterior.draws import posterior_draws
-from hierfl.runs.ended import TIRED, why_tired
+from hierfl.runs.ended import TIRED, Fallback, why_tired
+from hierfl.runs.one_run import _next
 
 N = torch.tensor([47.0, 148, 119, 810, 211, 196, 148, 215, 207, 97, 256, 360])
 DEATHS = torch.tensor([0.0, 18, 8, 46, 8, 13, 9, 31, 14, 8, 29, 24])
@@ -152,3 +156,51 @@ def test_a_density_that_is_nowhere_finite_is_an_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Joint, "_value", lambda self, x, *by: x.sum(1) * torch.nan)
     with pytest.raises(ValueError, match="not finite at any draw of the priors"):
         hierfl.fit(surgical, hospitals(), seed=0, time_limit=1e-3, progress=False)
+
+
+def test_a_programs_mistake_is_raised_and_numbers_without_digits_are_not() -> None:
+    """Chains would meet the mistake, too; a factor that is not finite they do without."""
+    fallback, where = Fallback(by_chains().federation, None), by_chains().progress
+
+    def failing(error: Exception) -> Iterator[Progress]:
+        raise error
+        yield where
+
+    with pytest.raises(ClientError, match="no key"):
+        _next(failing(ClientError("no key")), Watch(), where, fallback)
+    with pytest.raises(NotFinite):
+        _next(failing(NotFinite("NaN")), Watch(), where, None)
+    assert _next(failing(NotFinite("NaN")), Watch(), where, fallback) == (where, "NaN")
+
+
+HITS = torch.tensor([18.0, 14, 12, 10, 10, 7])
+
+
+def batters(batch: ClientBatch) -> None:
+    """Declare Pyro's baseball, partially pooled: rates that are not Normal."""
+    m = pyro.sample("m", dist.Uniform(0.0, 1.0))
+    kappa = pyro.sample("kappa", dist.Pareto(1.0, 1.5))
+    with batch.clients():
+        phi = pyro.sample("phi", dist.Beta(m * kappa, (1.0 - m) * kappa))
+        with batch.data():
+            pyro.sample("hits", dist.Binomial(45, phi), obs=batch.hits)
+
+
+@pytest.mark.slow
+def test_rates_of_a_beta_prior_go_over_at_once_and_have_the_moments_of_a_grid() -> None:
+    fit = hierfl.fit(batters, ClientData.from_arrays(NAMES[:6], hits=HITS), seed=0)
+    assert "rounds need chains, too" in fit.progress.ended
+    drawn = posterior_draws(fit, draws=4000)
+    m = torch.linspace(0.0025, 0.9975, 400, dtype=torch.float64)[:, None, None]
+    log_kappa = torch.linspace(0.005, 12.0, 500, dtype=torch.float64)[:, None]
+    kappa = log_kappa.exp()
+    rows = dist.BetaBinomial(m * kappa, (1.0 - m) * kappa, 45).log_prob(HITS.double()).sum(-1)
+    weights = (rows - 1.5 * log_kappa[:, 0]).flatten().softmax(0).view(400, 500)
+    of_phi = (HITS[0] + m[..., 0] * kappa[:, 0]) / (45.0 + kappa[:, 0])
+    for value, at in ((drawn.shared["m"], m[..., 0]), (drawn.shared["kappa"].log(), log_kappa.mT)):
+        mean = (weights * at).sum()
+        sd = (weights * (at - mean).square()).sum().sqrt()
+        assert abs(float(value.mean() - mean)) < 0.1 * sd
+        assert abs(float(value.std() / sd) - 1.0) < 0.1
+    first = drawn.own["phi"][:, 0].double()
+    assert abs(float(first.mean() - (weights * of_phi).sum())) < 0.1 * float(first.std())

@@ -44,7 +44,8 @@ MOST_SCALARS = 4000  # of all clients together: a whitening matrix of them has t
 CHAINS = ((2e4, 64), (2e5, 32), (2e6, 16), (math.inf, 8))
 TURNS, CLIMB, WARM = 2, 100, 60
 LEAST, MOST = 60, 480  # iterations after it, at first, and at most where R-hat asks for more
-MIXED = 1.05  # split R-hat above which chains run on
+MIXED = 1.05  # split R-hat above which chains run on, twice as long
+STUCK, GAIN = 0.2, 0.8  # an excess of R-hat over 1 that has to fall by this factor for it
 TRIES = 20  # points for each chain, of which it starts at one of the likeliest
 NOWHERE_FINITE = (
     "the joint log density is not finite at any draw of the priors, nor near 0: check the scales of "
@@ -105,11 +106,14 @@ class Chains:
         """Return draws, from what a server's state says of the posterior."""
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             standard, start, whitening = self._located(state["scouts"])
-            warm, least = WARM, LEAST
+            warm, least, before = WARM, LEAST, math.inf
             while True:
                 drawn = self._sampled(standard, start, whitening, warm, least, count)
-                if not drawn.r_hat > MIXED or least >= MOST:
+                excess = drawn.r_hat - 1.0
+                stuck = least > LEAST and excess >= max(STUCK, GAIN * before)
+                if not drawn.r_hat > MIXED or least >= MOST or stuck:
                     break
+                before = excess
                 at = torch.linspace(0, len(drawn.draws) - 1, self.count).round().long()
                 start, whitening = drawn.draws[at], drawn.whitening
                 warm, least = WARM // 2, 2 * least

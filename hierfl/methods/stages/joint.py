@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import Quadratic, times
+from hierfl.core.gaussians import Quadratic, product
 from hierfl.core.traced import Gradient
 from hierfl.program.traces import Site
 from hierfl.summaries.conditional import Proposal, normal_of
@@ -72,7 +72,8 @@ class Joint:
 
         terms = self.surrogate.mapped(one, self.none, x[:, : self.shared], e, narrow=False)
         at = terms[:, 1:].view(*e.shape[:2], -1).movedim(0, 1)
-        values = self.rows.values(at, same=self.same)
+        of_factor = ((by.shift[:, None] - 0.5 * product(at, by.precision)) * at).sum(-1)
+        values = self.rows.values(at, same=self.same) - of_factor
         return terms[:, 0] + values.sum(0) - 0.5 * e.square().sum((1, 2))
 
     def mixing(self, x: Tensor, standard: Standard) -> Tensor:
@@ -89,7 +90,7 @@ class Joint:
         return mixing
 
     def _one(self, z: Tensor, e: Tensor, by: Standard) -> Tensor:
-        """Return the log density of z and e without rows, over that of the factors, and all v, (1 + N V,)."""
+        """Return the log density of z and e with factors in the place of rows, and all v, (1 + N V,)."""
         h, size = self.hierarchy, self.hierarchy.mixing_size
         proposal = self._proposal(z, by) if size else None
         t = proposal.at(e[:, :size]) if proposal is not None else None
@@ -100,8 +101,7 @@ class Joint:
         if proposal is not None and t is not None and h.mixing is not None:
             over, w = over - proposal.log_prob(t), h.mixing.whole(w, t)
         v = torch.cat([w, z[h.reading.shared].expand(len(w), -1)], 1)
-        log_factor = ((by.shift - 0.5 * times(by.precision, v)) * v).sum(1)
-        log_p = h.log_global(z, sites, without=()) + (over - log_factor).sum()
+        log_p = h.log_global(z, sites, without=()) + over.sum()
         return torch.cat([log_p[None], v.flatten()])
 
     def _given(

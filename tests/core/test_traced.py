@@ -1,0 +1,57 @@
+"""Recorded gradients: those of the function, once a shape; and their work, counted."""
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from hierfl.core.traced import Gradient
+
+DATA = torch.tensor([0.3, -1.0, 2.0])
+
+
+def density(x: Tensor, scale: Tensor) -> Tensor:
+    """Return log densities of points (S, 2), by a program under vmap."""
+
+    def one(z: Tensor) -> Tensor:
+        rows = dist.Normal(z[0], z[1].exp() + scale, validate_args=False).log_prob(DATA)
+        return rows.sum() - torch.linalg.cholesky_ex(torch.eye(2) + z.outer(z)).L.sum()
+
+    return torch.vmap(one)(x)
+
+
+def branching(x: Tensor, scale: Tensor) -> Tensor:
+    """Look at a value, which no recorded operations can."""
+    return density(x, scale) if bool(x.sum() > 0.0) else -density(x, scale)
+
+
+def test_a_recorded_gradient_is_that_of_the_function_at_other_points_and_tensors() -> None:
+    calls = []
+    gradient = Gradient(lambda x, scale: calls.append(1) or density(x, scale))
+    g = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        x, scale = torch.randn(5, 2, generator=g), torch.rand(3, generator=g)
+        for one, other in zip(gradient(x, scale), gradient.eager(x, scale), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    eager, recorded = 4, 2  # and compared at one more point
+    assert len(calls) == eager + recorded
+    gradient(torch.zeros(3, 2), torch.ones(3))
+    assert len(gradient.recorded) == 2
+
+
+def test_a_function_of_branches_is_not_recorded() -> None:
+    gradient, scale = Gradient(branching), torch.ones(3)
+    for x in (torch.ones(4, 2), -torch.ones(4, 2)):
+        for one, other in zip(gradient(x, scale), gradient.eager(x, scale), strict=True):
+            assert torch.equal(one, other)
+    signs = gradient(torch.ones(4, 2), scale)[0], gradient(-torch.ones(4, 2), scale)[0]
+    assert (signs[0] < 0.0).all() and (signs[1] > 0.0).all()
+
+
+def test_work_is_counted_and_grows_with_points_and_without_a_record() -> None:
+    scale, times = torch.ones(3), {}
+    for count in (100, 100_000):
+        gradient = Gradient(density)
+        times[count] = gradient.seconds(torch.zeros(count, 2), scale)
+        assert gradient.seconds(torch.zeros(count, 2), scale) == times[count]
+    assert times[100_000] > 5.0 * times[100]
+    assert Gradient(branching).seconds(torch.ones(100, 2), scale) > times[100]
