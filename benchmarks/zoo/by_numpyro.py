@@ -165,6 +165,8 @@ def sampled(program: Any, rows: Any, args: argparse.Namespace) -> dict[str, Any]
     for name, value in draws.items():
         if name.endswith("_decentered"):
             continue
+        if value.shape[-2:] == (rows.num_clients, 1):  # clients first, as in a fit
+            value = np.moveaxis(value, -2, 2)
         sd = value.std((0, 1))
         moving = sd > 1e-8
         sites[name] = {"mean": value.mean((0, 1)).ravel().tolist(), "sd": sd.ravel().tolist()}

@@ -18,8 +18,8 @@ from hierfl.data.absent import FILLS, form_of, rows_absent, stand_in
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.nodes.messages import NAMES, Refused, read_json
+from hierfl.program.few_rows import codes_of
 from hierfl.program.program import Program
-from hierfl.program.read import codes_of
 
 Made = TypeVar("Made")
 Key = TypeVar("Key")  # of a node, to the transport

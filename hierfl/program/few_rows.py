@@ -11,13 +11,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of, mapped
+from hierfl.data.batch import ClientBatch, first_rows, full_batch, gather, keys_of, mapped
 from hierfl.data.clients import ClientData
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 
 FEW = 4  # rows
+PROTOTYPE_ROWS = 5  # neither 1 nor 2, so that the plates of rows and of clients differ in size
 # relative differences that are rounding; the second where double precision is impossible
 ROUNDING, ROUNDING_SINGLE = 1e-5, 1e-3
 LEAST = 1e-2  # nats; the differences of smaller terms are relative to it
@@ -60,6 +61,23 @@ def distinct_rows(data: ClientData, labels: tuple[str, ...]) -> Tensor:
             values = values.byte() if values.dtype == torch.bool else values
             extreme += [int(values.argmin()), int(values.argmax())]
     return torch.tensor(sorted(list(dict.fromkeys([*extreme, *at]))[:FEW]))
+
+
+def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:
+    """Return the range of each integer field that may hold codes: of two dimensions at most."""
+    ranges = {}
+    for name, values in data.fields.items():
+        if not values.is_floating_point() and values.dtype != torch.bool and values.dim() <= 2:
+            rows = values if values.stride(0) else values[:1]  # of rows that are not there
+            ranges[name] = int(rows.min()), int(rows.max())
+    return ranges
+
+
+def prototype_of(data: ClientData, ids: list[int]) -> ClientBatch:
+    """Return the first rows of some clients, padded to `PROTOTYPE_ROWS`."""
+    chosen = torch.tensor(ids)
+    inside, index = first_rows(data, chosen, PROTOTYPE_ROWS)
+    return gather(data, chosen, index, inside, keys_of(data, chosen, 0, 0))
 
 
 def of_codes(data: ClientData, names: Iterable[str]) -> Iterator[ClientBatch]:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from pyro.distributions import TorchDistribution
 from torch import Tensor
+from torch.distributions import constraints
 
 
 class Mixture(TorchDistribution):
@@ -28,8 +29,17 @@ class Mixture(TorchDistribution):
 
     @property
     def support(self) -> Any:
-        """That of the components."""
-        return self.fn.support
+        """That of the components; of counts up to the largest of theirs."""
+        support = self.fn.support
+        if isinstance(getattr(support, "upper_bound", None), Tensor):
+            return constraints.integer_interval(support.lower_bound, self.total_count)
+        return support
+
+    @property
+    def total_count(self) -> Tensor:
+        """The number of trials, of Binomials, (*plates)."""
+        trials: Tensor = self.fn.total_count.expand(*self._sizes, *self.batch_shape)
+        return trials.amax(self.over)
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyro
-import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
@@ -15,7 +14,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from hierfl.core import noise
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.data.batch import CLIENTS, DATA, ClientBatch, first_rows, gather, keys_of
+from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 from hierfl.program.check_columns import check_missing, filled, holes, not_dealt_with
@@ -41,7 +40,7 @@ from hierfl.program.check_program import (
 )
 from hierfl.program.check_pure import check_boundary, check_pure, no_global_draws
 from hierfl.program.failures import root_of, why_it_fails
-from hierfl.program.few_rows import of_codes
+from hierfl.program.few_rows import codes_of, of_codes, prototype_of
 from hierfl.program.handlers import Answer, NoKeyedDraw, untouched_store
 from hierfl.program.joint_sites import check_sizes, joint_sites
 from hierfl.program.program import Program, ProgramError, Reads, refuse_first
@@ -67,8 +66,6 @@ from hierfl.program.wrapped import (
 
 if TYPE_CHECKING:
     from hierfl.program.row_runs import Structure
-
-PROTOTYPE_ROWS = 5  # neither 1 nor 2, so that the plates of rows and of clients differ in size
 
 
 @spelled
@@ -101,7 +98,9 @@ def read(
     if not isinstance(guide, Family) and isinstance(data, ClientData):
         from hierfl.program.encoded_rows import with_encoded_rows  # few guides have sites of rows
 
-        model, guide = with_encoded_rows(model, guide, _prototype(data, data.by_name[:1].tolist()))
+        model, guide = with_encoded_rows(
+            model, guide, prototype_of(data, data.by_name[:1].tolist())
+        )
     return read_model(model, data, seed=seed).under(guide, learn=learn)
 
 
@@ -175,7 +174,7 @@ class ModelRead:
             built = guide
             if isinstance(guide, Family):
                 built = guide.build(model, latents, **guide.options)
-            two = _prototype(self.data, self.data.by_name[[0, -1]].tolist())
+            two = prototype_of(self.data, self.data.by_name[[0, -1]].tolist())
             guided, reads = _trace(built, batch, "guide", seed, Answer({}, batch))
             guided_pair, _ = _trace(built, two, "guide", seed, Answer({}, two))
             check_cover(latents, guided)
@@ -200,7 +199,7 @@ class ModelRead:
 def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> ModelRead:
     # by name: what a method begins with must not depend on the order in which clients are given
     ends = data.by_name[[0, -1]].tolist()
-    single_batch, two = _prototype(data, ends[:1]), _prototype(data, ends)
+    single_batch, two = prototype_of(data, ends[:1]), prototype_of(data, ends)
     row_sites, model = None, with_filled_labels(model) if missing else model
     with pyro.validation_enabled(True):
         # two clients first: only they show a local site that is read outside its plate
@@ -269,23 +268,6 @@ def _without_hidden_sites(
     except Enumerable:
         model = summed_out(model, two)
     return model, structure
-
-
-def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:
-    """Return the range of each integer field that may hold codes: of two dimensions at most."""
-    ranges = {}
-    for name, values in data.fields.items():
-        if not values.is_floating_point() and values.dtype != torch.bool and values.dim() <= 2:
-            rows = values if values.stride(0) else values[:1]  # of rows that are not there
-            ranges[name] = int(rows.min()), int(rows.max())
-    return ranges
-
-
-def _prototype(data: ClientData, ids: list[int]) -> ClientBatch:
-    """Return the first rows of some clients, padded to `PROTOTYPE_ROWS`."""
-    chosen = torch.tensor(ids)
-    inside, index = first_rows(data, chosen, PROTOTYPE_ROWS)
-    return gather(data, chosen, index, inside, keys_of(data, chosen, 0, 0))
 
 
 class _Start(Center):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+import pyro
 import pyro.distributions as dist
 import torch
+from pyro import poutine
 from torch import Tensor, nn
 from torch.distributions import kl_divergence, transform_to
 
@@ -20,6 +23,7 @@ from hierfl.program.program import ParamSpec, ProgramError, refuse_first
 from hierfl.program.sites import Latents, LatentSite, Model
 from hierfl.program.traces import (
     NORMAL,
+    Near,
     Site,
     has_mean,
     in_clients,
@@ -37,18 +41,9 @@ def likelihood_factors(
     model: Model, trace: Any, batch: ClientBatch, labels: Collection[str]
 ) -> dict[str, bool]:
     """Return the likelihood's factors -> whether by row; those outside the data plate must read fields."""
-    by_row, of_clients = {}, {}
-    for name, site in samples(trace):
-        if is_factor(site) and in_clients(site):
-            by_row[name] = in_data(site)
-            if not by_row[name]:
-                of_clients[name] = _density(site)
-    reading: set[str] = set()
-    for _, nodes in with_one_changed(model, batch) if of_clients else ():
-        for name, density in of_clients.items():
-            if not torch.equal(_density(nodes[name]), density):
-                reading.add(name)
-    for name in of_clients.keys() - reading:
+    by_row = {n: in_data(s) for n, s in samples(trace) if is_factor(s) and in_clients(s)}
+    of_clients = {name for name, is_by_row in by_row.items() if not is_by_row}
+    for name in of_clients and of_clients - _reading(model, batch, of_clients):
         del by_row[name]
     if not by_row and not labels:
         raise ProgramError(
@@ -56,6 +51,20 @@ def likelihood_factors(
             "pyro.sample(..., obs=batch.y)"
         )
     return by_row
+
+
+def _reading(model: Model, batch: ClientBatch, names: Collection[str]) -> set[str]:
+    """Return the factors that change with a field of rows, off the centers, which may hide a dependence."""
+    at = partial(Near, 0.5, 1)
+    with at(), pyro.validation_enabled(False):
+        nodes = poutine.trace(model).get_trace(batch).nodes
+    before = {name: _density(nodes[name]) for name in names}
+    return {
+        name
+        for _, other in with_one_changed(model, batch, at)
+        for name in names
+        if not torch.equal(_density(other[name]), before[name])
+    }
 
 
 def _density(site: Site) -> Tensor:

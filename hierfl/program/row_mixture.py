@@ -5,9 +5,11 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import pyro.distributions as dist
 import torch
 from pyro.distributions import TorchDistribution
 from torch import Tensor
+from torch.distributions.utils import lazy_property
 from torch.func import vmap
 
 from hierfl.core.importance_sampling import normal_points
@@ -124,3 +126,64 @@ class RowMixture(TorchDistribution):
         weights = logs.softmax(0)[(..., *[None] * self.event_dim)]
         mean = (weights * means).sum(0)
         return mean, (weights * (variances + (means - mean) ** 2)).sum(0)
+
+
+class _Classes:
+    """Classes of rows: their logits are integrals, which are computed where they are asked for."""
+
+    def __init__(self, fn: Any, rows: Any, term: RowTerm) -> None:
+        self.fn, self.rows, self.term = fn, rows, term
+        torch.distributions.Distribution.__init__(self, fn.batch_shape, validate_args=False)  # type: ignore[arg-type]
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density, integrated over the sites of each row."""
+        shape = torch.broadcast_shapes(value.shape, self.fn.batch_shape)
+        integral: Tensor = self.rows.log_integral(self.term, value, shape)
+        return integral
+
+    def logs_of(self, classes: int, dtype: torch.dtype) -> list[Tensor]:
+        """Return the log densities of each class, up to a constant."""
+        shape = self.fn.batch_shape
+        values = [torch.full(shape, k, dtype=dtype) for k in range(classes)]
+        return [self.rows.log_sum(self.term, value, shape) for value in values]
+
+    @property
+    def _param(self) -> Tensor:
+        logits: Tensor = self.logits  # type: ignore[attr-defined]
+        return logits
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        """Return the distribution for more plates."""
+        shape = torch.Size(batch_shape)
+        return mixture_of(self.fn.expand(shape), self.rows, self.term)
+
+
+class RowBernoulli(_Classes, dist.Bernoulli):  # type: ignore[misc]
+    """The average of a Bernoulli over the latent sites of its row."""
+
+    @lazy_property
+    def logits(self) -> Tensor:
+        """The log odds of 1."""
+        no, yes = self.logs_of(2, torch.get_default_dtype())
+        return yes - no
+
+
+class RowCategorical(_Classes, dist.Categorical):  # type: ignore[misc]
+    """The average of a Categorical over the latent sites of its row."""
+
+    def __init__(self, fn: Any, rows: Any, term: RowTerm) -> None:
+        super().__init__(fn, rows, term)
+        self._num_events = fn._num_events
+
+    @lazy_property
+    def logits(self) -> Tensor:
+        """The log probabilities of the classes."""
+        logs = self.logs_of(self._num_events, torch.long)
+        return torch.stack(logs, -1).log_softmax(-1)
+
+
+def mixture_of(fn: Any, rows: Any, term: RowTerm) -> Any:
+    """Return the average of a term's distribution; that of classes is one of classes again."""
+    if isinstance(fn, dist.Bernoulli):
+        return RowBernoulli(fn, rows, term)
+    return (RowCategorical if isinstance(fn, dist.Categorical) else RowMixture)(fn, rows, term)

@@ -7,9 +7,7 @@ from itertools import pairwise
 
 import torch
 from pyro import poutine
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import biject_to
 
 from hierfl.data.batch import ClientBatch, first_rows, gather, keys_of
 from hierfl.data.clients import ClientData
@@ -19,7 +17,7 @@ from hierfl.program.row_runs import RowTerm, Structure
 from hierfl.program.row_sites import Integrating, RowSites, integrated
 from hierfl.program.row_structure import Fixed, structure_of, unchecked_runs
 from hierfl.program.sites import Model
-from hierfl.program.traces import Center, Site, center, is_enumerable, is_latent
+from hierfl.program.traces import Center, Near
 
 MOST_ROWS = 20_000  # at which a program is compared with itself, padding included
 ORDERS = {
@@ -28,21 +26,6 @@ ORDERS = {
 }  # numbers of a row -> nodes of each, tried in turn
 UNCHANGED = 1e-8  # nats a row
 POINTS, AWAY = 3, 0.5  # where integrals are compared: the centers of priors, and points near them
-
-
-class _Near(Messenger):
-    """Moves latent sites off their centers, by a part of a unit of the real line."""
-
-    def __init__(self, away: float, seed: int) -> None:
-        super().__init__()
-        self.away, self.generator = away, torch.Generator().manual_seed(seed)
-
-    def _pyro_sample(self, msg: Site) -> None:
-        if is_latent(msg) and not msg["done"] and not is_enumerable(msg):
-            transform = biject_to(msg["fn"].support)
-            free = transform.inv(center(msg["fn"]))
-            noise = torch.randn(free.shape, generator=self.generator)
-            msg["value"], msg["done"] = transform(free + self.away * noise.to(free)), True
 
 
 def without_row_sites(model: Model, data: ClientData) -> tuple[Model, Structure | None]:
@@ -106,6 +89,6 @@ def _shape(batch: ClientBatch) -> torch.Size:
 def _rows_at(model: Model, batch: ClientBatch, structure: Structure, seed: int) -> RowSites:
     """Return the rows of a program near the centers of its priors, in double precision."""
     rows = RowSites(model, batch, structure)
-    with Center(), Fixed({}), _Near(AWAY * min(seed, 1), seed), Integrating(rows):
+    with Center(), Fixed({}), Near(AWAY * min(seed, 1), seed), Integrating(rows):
         poutine.trace(model).get_trace(batch)
     return rows

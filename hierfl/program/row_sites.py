@@ -29,7 +29,7 @@ from torch.distributions.utils import _sum_rightmost
 from hierfl.data.batch import ClientBatch
 from hierfl.program.program import Params, Program
 from hierfl.program.quadrature import Log, Normals, by_points, drawn, fitted, integral
-from hierfl.program.row_mixture import RowMixture
+from hierfl.program.row_mixture import mixture_of
 from hierfl.program.row_runs import At, RowDensity, RowTerm, Structure, TermReached, isolated
 from hierfl.program.row_steps import pieces_of
 from hierfl.program.sites import Model, Values
@@ -213,26 +213,13 @@ class Integrating(Messenger):
                 msg["fn"] = dist.Unit(total)
             else:
                 self.rows.observed[name] = msg["value"]
-                msg["fn"] = _mixture(self.rows, term, msg["fn"])
+                msg["fn"] = mixture_of(msg["fn"], self.rows, term)
         elif is_latent(msg):  # handlers outside may condition it
             self.latent.add(name)
 
     def _pyro_post_sample(self, msg: Site) -> None:
         if msg["name"] in self.latent:
             self.rows.values[msg["name"]] = msg["value"]
-
-
-def _mixture(rows: RowSites, term: RowTerm, fn: Any) -> Any:
-    """Return the distribution of a term; that of classes is one of classes again."""
-    if not isinstance(fn, dist.Bernoulli | dist.Categorical):
-        return RowMixture(fn, rows, term)
-    is_binary, shape = isinstance(fn, dist.Bernoulli), fn.batch_shape
-    values = range(2 if is_binary else fn.logits.shape[-1])
-    dtype = fn.logits.dtype if is_binary else torch.long
-    logs = [rows.log_sum(term, torch.full(shape, k, dtype=dtype), shape) for k in values]
-    if is_binary:
-        return dist.Bernoulli(logits=logs[1] - logs[0])
-    return dist.Categorical(logits=torch.stack(logs, -1))
 
 
 def integrated(model: Model, structure: Structure) -> Model:

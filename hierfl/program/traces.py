@@ -7,6 +7,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
+import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
@@ -127,18 +128,24 @@ def sums_by_owner(
 
 
 def with_one_changed(
-    model: Callable[[ClientBatch], Any], batch: ClientBatch
+    model: Callable[[ClientBatch], Any],
+    batch: ClientBatch,
+    at: Callable[[], Messenger] | None = None,
 ) -> Iterator[tuple[str, dict[str, Site]]]:
-    """Yield each field of rows, and a model's sites with it changed, unless the model then fails."""
+    """Yield each field of rows, and a model's sites, at centers or set by `at`, with it changed, unless it fails."""
     for name, field in batch.fields.items():
-        other = ~field if field.dtype == torch.bool else field + 1
-        try:
-            with Center():
-                changed = replace(batch, fields={**batch.fields, name: other})
-                trace: Any = poutine.trace(model).get_trace(changed)
-        except (RuntimeError, ValueError, IndexError):
-            continue
-        yield name, trace.nodes
+        others = [~field if field.dtype == torch.bool else field + 1]
+        if not field.is_floating_point() and field.dtype != torch.bool:
+            others.append(field.amax() + field.amin() - field)  # within the range of codes
+        for other in others:
+            changed = replace(batch, fields={**batch.fields, name: other})
+            with (at or Center)(), pyro.validation_enabled(False):
+                try:
+                    trace: Any = poutine.trace(model).get_trace(changed)
+                except (RuntimeError, ValueError, IndexError):
+                    continue
+            yield name, trace.nodes
+            break
 
 
 def has_mean(fn: Any) -> bool:
@@ -201,6 +208,21 @@ def center(fn: Any, by_mean: bool | None = None) -> Tensor:
     Center({} if by_mean is None else {"": by_mean})._pyro_sample(site)
     value: Tensor = site["value"]
     return value
+
+
+class Near(Messenger):
+    """Moves latent sites off their centers, by a part of a unit of the real line."""
+
+    def __init__(self, away: float, seed: int) -> None:
+        super().__init__()
+        self.away, self.generator = away, torch.Generator().manual_seed(seed)
+
+    def _pyro_sample(self, msg: Site) -> None:
+        if is_latent(msg) and not msg["done"] and not is_enumerable(msg):
+            transform = biject_to(msg["fn"].support)
+            free = transform.inv(center(msg["fn"]))
+            noise = torch.randn(free.shape, generator=self.generator)
+            msg["value"], msg["done"] = transform(free + self.away * noise.to(free)), True
 
 
 class Middle(Messenger):

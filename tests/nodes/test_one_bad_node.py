@@ -23,7 +23,7 @@ from hierfl.flower import apps
 from hierfl.formulas.odd_answers import odd_answers
 from hierfl.nodes import FitOverNodes, TooFewNodes, agreement, in_process
 from hierfl.optimizers import SGD
-from hierfl.program.read import codes_of
+from hierfl.program.few_rows import codes_of
 from tests.flower.test_apps import NAMES, Grid, identity, rows
 from tests.formulas.frames import patients
 from tests.methods.cases import CASES, shared

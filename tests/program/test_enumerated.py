@@ -343,6 +343,39 @@ def weighted_rows_by_hand(batch: ClientBatch) -> None:
         pyro.factor("rows", (sums + bernoulli(share)[:, None, None]).logsumexp(0))
 
 
+# ------------------------------------------------------------ trials of each row
+def trials(batch: ClientBatch) -> None:
+    _, _, share = shared()
+    with batch.clients(), batch.data():
+        label = pyro.sample("label", dist.Bernoulli(share))
+        pyro.sample("n", dist.Binomial(3.0 + batch.w, 0.2 + 0.5 * label), obs=batch.n)
+
+
+def trials_by_hand(batch: ClientBatch) -> None:
+    _, _, share = shared()
+    with batch.clients(), batch.data():
+        chances = (torch.tensor(0.2), torch.tensor(0.7))
+        terms = [dist.Binomial(3.0 + batch.w, p).log_prob(batch.n) for p in chances]
+        pyro.factor("n", (torch.stack(terms) + bernoulli(share)[:, None, None]).logsumexp(0))
+
+
+# ------------------------------------------------------------ kinds that no row tells apart at the centers
+def even(batch: ClientBatch) -> None:
+    mu, _, share = shared()
+    with batch.clients():
+        kind = pyro.sample("kind", dist.Bernoulli(share))
+        with batch.data():
+            pyro.sample("w", dist.Bernoulli(logits=mu * (1.0 + kind)), obs=batch.w)
+
+
+def even_by_hand(batch: ClientBatch) -> None:
+    mu, _, share = shared()
+    with batch.clients():
+        terms = [dist.Bernoulli(logits=mu * k).log_prob(batch.w) for k in (1.0, 2.0)]
+        sums = torch.stack([batch.sum(term) for term in terms])
+        pyro.factor("rows", (sums + bernoulli(share)[:, None, None]).logsumexp(0))
+
+
 # ------------------------------------------------------------ labels that are seen in some rows
 def seen_labels(batch: ClientBatch) -> None:
     mu, gain, share = shared()
@@ -385,6 +418,8 @@ PAIRS: dict[str, tuple[Program, Program]] = {
     "weights and masks": (weighted, weighted_by_hand),
     "weights of rows": (weighted_rows, weighted_rows_by_hand),
     "seen labels": (seen_labels, seen_labels_by_hand),
+    "trials": (trials, trials_by_hand),
+    "even kinds": (even, even_by_hand),
 }
 VALUES = {"mu": 0.3, "gain": 1.4, "share": 0.35}
 
