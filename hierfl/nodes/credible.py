@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ NEAR = 1e-3  # of an sd, and of single precision
 
 def check_answer(kind: str, tree: Tree, rows: int) -> None:
     """Refuse an answer about a client that its draws, or predictions of so many rows, cannot give."""
-    for why in CHECKS.get(kind, lambda *of: ())(tree, rows):
+    for why in CHECKS[kind](tree, rows) if kind in CHECKS else ():
         raise Refused(why)
 
 
@@ -55,6 +55,7 @@ def _scores(scores: Mapping[str, Tensor], rows: int) -> Iterator[str]:
             yield f"its {name} is none that predictions have"
 
 
+CHECKS: Mapping[str, Callable[[Any, int], Iterator[str]]]
 CHECKS = {"summaries": _summaries, "predictions": _predictions, "scores": _scores}
 
 

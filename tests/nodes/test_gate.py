@@ -268,7 +268,7 @@ def test_no_combination_of_a_designs_columns_is_of_few_rows(name: str) -> None:
         check_design(ready, of["north"], "north", 5)
 
 
-BESIDE = {
+BESIDE: dict[str, tuple[str, str, dict[str, tuple[Any, Any]]]] = {
     "an event": ("time | event(ill) ~ age", "weibull", {"ill": (0, 1)}),
     "a censored time": ("time | cens(state) ~ age", "weibull", {"state": ("none", "right")}),
     "trials": ("k | trials(n) ~ age", "binomial", {"n": (1, 10**6)}),
@@ -280,7 +280,8 @@ BESIDE = {
 @pytest.mark.parametrize("name", BESIDE)
 def test_what_stands_beside_a_response_is_of_enough_rows(name: str) -> None:
     """X'y of one event has the covariates of its patient, and so has a row that counts more than all others."""
-    text, family, ((column, (usual, other)),) = (*BESIDE[name][:2], BESIDE[name][2].items())
+    text, family, values = BESIDE[name]
+    ((column, (usual, other)),) = values.items()
     made = hierfl.formula(f"{text} + (1 | hospital)", family, clients="hospital")
     own = rows(0).assign(time=np.arange(N) + 1.0, k=np.arange(N) % 2, ill=np.arange(N) % 2)
     for count in (1, 4, 5, 100):

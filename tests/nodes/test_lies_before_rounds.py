@@ -156,10 +156,10 @@ def test_squares_of_each_transform_are_bounded_by_its_basis() -> None:
         "y ~ s(age, k=5) + poly(income, 3) + bs(age, df=5) + gp(income) + s(age, by=w) + ward:age"
     )
     made = hierfl.formula(f"{text} + poly(age, 2):income + (1 | hospital)", clients="hospital")
-    heard, told = Heard(), []
+    heard, told = Heard(), list[tuple[Question, Any]]()
 
     def send(content: bytes) -> dict[str, bytes]:
-        question = read_as(Question, content)
+        question: Question = read_as(Question, content)
         answer = own_answer(question, made.declared, plain_rows(0), "north")
         heard.check(question, answer, made.declared)
         told.append((question, answer))
