@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hierfl.nodes.row_sets import Rows
 
 
-class Kept(NamedTuple):
+class ClientStates(NamedTuple):
     """The states after `round`, the last one, and `before` it, after `base`, the last counted one; -1: none."""
 
     round: int
@@ -84,16 +84,16 @@ class Node:
         return policy
 
 
-def kept(node: Node) -> Kept:
+def kept(node: Node) -> ClientStates:
     """Return the client state that a node has kept, or the one before the first round."""
     own, path = node.federation.client.own, _file(node)
     if not path.exists():
-        return Kept(-1, -1, own, own)
+        return ClientStates(-1, -1, own, own)
     try:
         tree, about = from_bytes(path.read_bytes(), most=4 * nbytes(own))
         # its numbers may be anything, also infinite
         before, after = (like(tree[name], own, finite=False) for name in ("before", "after"))
-        return Kept(int(about["round"]), int(about["base"]), before, after)
+        return ClientStates(int(about["round"]), int(about["base"]), before, after)
     except (Refused, KeyError, TypeError, ValueError) as error:
         raise Refused(
             f"the client state '{path.name}' is damaged: restore it, or remove it to start again"
@@ -122,7 +122,7 @@ def state_after(node: Node, counted: int) -> Tree:
     raise Refused(f"client '{node.client}' {why}")
 
 
-def keep(node: Node, state: Kept) -> None:
+def keep(node: Node, state: ClientStates) -> None:
     """Write the client state, whole or not at all."""
     states = {"before": state.before, "after": state.after}
     content = to_bytes(states, {"round": state.round, "base": state.base})

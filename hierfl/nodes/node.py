@@ -160,7 +160,9 @@ def _update(inquiry: Inquiry) -> Iterator[Reply]:
         before = client_state.state_after(node, request.counted)
         own = client_state.with_mail(before, inquiry.tree["mail"])
         up, after = _one_round(node, message, own, request.round, policy)
-        client_state.keep(node, client_state.Kept(request.round, request.counted, before, after))
+        client_state.keep(
+            node, client_state.ClientStates(request.round, request.counted, before, after)
+        )
         about = {"run": node.run, "client": node.client, "round": request.round}
         return Release(to_bytes(up, about), up, "update", {"round_": request.round})
 

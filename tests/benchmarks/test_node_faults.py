@@ -56,11 +56,11 @@ def test_a_node_that_is_killed_while_it_writes_keeps_the_state_before(tmp_path: 
     agreement = Agreement.between([Introduction.of(part)])
     made = node(method(), part, agreement, tmp_path, seed=1)
     own = made.federation.client.own
-    client_state.keep(made, client_state.Kept(4, 3, own, own))
+    client_state.keep(made, client_state.ClientStates(4, 3, own, own))
 
     def dies() -> None:
         disk.__dict__["write_private"] = processes.dying_half_way
-        client_state.keep(made, client_state.Kept(5, 4, own, own))
+        client_state.keep(made, client_state.ClientStates(5, 4, own, own))
 
     process = get_context("fork").Process(target=dies)
     process.start()
