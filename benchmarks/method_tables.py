@@ -58,7 +58,7 @@ def firsts() -> dict[str, str]:
             for test in tests:
                 column = ScoreColumn(score, "participating", test, metric)
                 values = by_seed(scores, column, study.evaluation.weighting)
-                best, *tuned = str((column.sign * values.mean(axis=1)).idxmax()).split("+")
+                best, *tuned = str(column.merit(values).mean(axis=1).idxmax()).split("+")
                 where = f"{data} (fine-tuned)" if tuned else data
                 found.setdefault(best, {}).setdefault(name, []).append(where)
     return {

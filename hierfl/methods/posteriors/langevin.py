@@ -58,7 +58,7 @@ class Chain(NamedTuple):
 
     z: Tensor  # (K,), the state
     points: Tensor  # (draws, K), the states kept
-    count: Tensor  # (), how many were
+    kept: Tensor  # (), how many were
 
     @classmethod
     def begin(cls, z: Tensor, draws: int) -> Chain:
@@ -76,12 +76,12 @@ class Chain(NamedTuple):
         if clock.round < first or (clock.round - first) % every:
             return self._replace(z=z)
         points = self.points.clone()
-        points[int(self.count) % draws] = z
-        return Chain(z, points, self.count + 1.0)
+        points[int(self.kept) % draws] = z
+        return Chain(z, points, self.kept + 1.0)
 
     def final(self) -> Tree:
         """Return the state and the draws, repeated where the rounds were fewer."""
-        draws, count = len(self.points), min(int(self.count), len(self.points))
+        draws, count = len(self.points), min(int(self.kept), len(self.points))
         which = torch.arange(draws) % max(1, count)
         return {
             "z": self.z,

@@ -78,6 +78,8 @@ def test_log_density_by_integrals(name: str) -> None:
     rows = zip(TIMES.flat, ROWS.flat, UPPER.flat, ENTRY.flat, strict=True)
     wanted = np.array([by_hand(name, *row) for row in rows]).reshape(2, 3)
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6)
+    exact = Censored(BASES[name](), entry=torch.tensor(0.3)).log_prob(torch.tensor(1.4))
+    assert float(exact) == pytest.approx(by_hand(name, 1.4, 0, 0.0, 0.3), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", BASES)
