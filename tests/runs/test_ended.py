@@ -189,7 +189,7 @@ def batters(batch: ClientBatch) -> None:
 @pytest.mark.slow
 def test_rates_of_a_beta_prior_go_over_at_once_and_have_the_moments_of_a_grid() -> None:
     fit = hierfl.fit(batters, ClientData.from_arrays(NAMES[:6], hits=HITS), seed=0)
-    assert "rounds need chains, too" in fit.progress.ended
+    assert "rounds need chains, too" in str(fit.progress.ended)
     drawn = posterior_draws(fit, draws=4000)
     m = torch.linspace(0.0025, 0.9975, 400, dtype=torch.float64)[:, None, None]
     log_kappa = torch.linspace(0.005, 12.0, 500, dtype=torch.float64)[:, None]

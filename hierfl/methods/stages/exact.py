@@ -162,9 +162,9 @@ class Chains:
         none = self._none()
         return Standard(none.precision, none.shift, self._line(z, none.precision, none.shift))
 
-    def _line(self, z: Tensor, *factor: Tensor) -> Line:
+    def _line(self, z: Tensor, precision: Tensor, shift: Tensor) -> Line:
         few = z[:: max(1, len(z) // (FEW * (1 + z.shape[1])))]
-        return line_of(self.surrogate.hierarchy, few, self.fields, factor)
+        return line_of(self.surrogate.hierarchy, few, self.fields, (precision, shift))
 
     def _about(self, z: Tensor) -> Standard:
         """Return clients' scales by their factors about draws of z (S, K)."""

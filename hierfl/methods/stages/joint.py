@@ -63,8 +63,8 @@ class Joint:
             slopes.append(slope[: len(some)])
         return torch.cat(values), torch.cat(slopes)
 
-    def _value(self, x: Tensor, *standard: Tensor) -> Tensor:
-        by = Standard(*standard[:2], Line(*standard[2:]))
+    def _value(self, x: Tensor, precision: Tensor, shift: Tensor, *line: Tensor) -> Tensor:
+        by = Standard(precision, shift, Line(*line))
         e = x[:, self.shared :].reshape(len(x), self.rows.clients, self.own)
 
         def one(z: Tensor, e: Tensor) -> Tensor:
