@@ -82,7 +82,8 @@ def plain_of(fn: Any) -> Any:
     loc, scale = base.loc, base.scale
     for move in moves:
         loc, scale = move.loc + move.scale * loc, torch.as_tensor(move.scale).abs() * scale
-    made = (dist.LogNormal if is_log else dist.Normal)(loc, scale).expand(fn.shape())
+    family: Any = dist.LogNormal if is_log else dist.Normal
+    made = family(loc, scale).expand(fn.shape())
     return made.to_event(events) if events else made
 
 
