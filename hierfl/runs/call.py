@@ -135,9 +135,10 @@ def _check_optimizers(method: Method) -> None:
         if isinstance(value, Method):
             _check_optimizers(value)
         elif "optimizer" in name and value is not None:
-            has_step = isinstance(value, type) or not hasattr(value, "init")
-            fix = "give one of hierfl.optimizers with its step size, Adam(0.01)"
-            expect_kind(value, type(None) if has_step else object, name, fix)
+            if isinstance(value, type) or not hasattr(value, "init"):
+                kind = getattr(value, "__name__", type(value).__name__)
+                fix = "give one of hierfl.optimizers with its step size, Adam(0.01)"
+                raise TypeError(f"{name} is {kind}: {fix}")
             value = getattr(value, "lr", 1.0)
             expect_kind(value, numbers.Real | Tensor, f"{name}.lr", "it must be a number above 0")
         elif name == "step_size":

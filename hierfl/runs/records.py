@@ -44,7 +44,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Scalar = bool | int | float | str | None
 
 
-class About(TypedDict):
+class Identity(TypedDict):
     """What identifies a run; the hashes of its clients and rows are salted on disk."""
 
     method: dict[str, Any]
@@ -70,7 +70,7 @@ class Record(msgspec.Struct, frozen=True):
     corrected: bool
     ended: str | None
     hashes: dict[str, str]
-    about: About
+    about: Identity
 
     def __post_init__(self) -> None:
         """Refuse a record without the hashes of its two files."""
