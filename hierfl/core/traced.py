@@ -37,7 +37,9 @@ class Work(NamedTuple):
         return (BY_SCRIPT if recorded else BY_PYTHON) * self.operations + A_SCALAR * self.scalars
 
 
-class _Counter(TorchDispatchMode):
+class WorkCounter(TorchDispatchMode):
+    """Counts operations of torch while it is entered, and the scalars that they compute."""
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations, self.scalars = 0, 0.0
@@ -80,7 +82,7 @@ class Gradient:
     def seconds(self, x: Tensor, *inputs: Tensor) -> float:
         """Return about how long a call takes, by its counted work."""
         self(x, *inputs)
-        with _Counter() as counter:
+        with WorkCounter() as counter:
             self.eager(x, *inputs)
         run = self.recorded[tuple(v.shape for v in (x, *inputs))]
         work = Work(counter.operations, counter.scalars)

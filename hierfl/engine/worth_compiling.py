@@ -6,13 +6,12 @@ import time
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hierfl.core.device import moved, on
+from hierfl.core.traced import WorkCounter
 from hierfl.core.trees import Tree, tree_map
 from hierfl.engine.chunks import FAILURES, local_step, over_clients
 from hierfl.engine.federation import Federation
@@ -57,25 +56,15 @@ def worth_compiling(federation: Federation, rounds: int, most: int | None = None
     return eager > operations * OPERATION_SECONDS
 
 
-class _Counter(TorchDispatchMode):
-    count = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
 def _operations(
     federation: Federation, phase: Phase, work: Tree, message: Tree, ids: Tensor
 ) -> int:
     step, phase_of_one = local_step(phase, at_once=True), replace(phase, count=min(phase.count, 1))
-    with _Counter() as counter:  # type: ignore[no-untyped-call]
+    with WorkCounter() as counter:
         for tensors, _ in islice(steps(federation.rows, ids, phase_of_one, seed=0, at=(0, 0)), 1):
-            counter.count = 0  # what fetched the rows is no part of the step
+            counter.operations = 0  # what fetched the rows is no part of the step
             step(work, message, tensors, ())
-    return counter.count
+    return counter.operations
 
 
 def _seconds(federation: Federation, phase: Phase, work: Tree, message: Tree, ids: Tensor) -> float:

@@ -148,9 +148,8 @@ class _Classes:
         return [self.rows.log_sum(self.term, value, shape) for value in values]
 
     @property
-    def _param(self) -> Tensor:
-        logits: Tensor = self.logits  # type: ignore[attr-defined]
-        return logits
+    def _param(self) -> Any:
+        return self.logits  # type: ignore[attr-defined]
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
         """Return the distribution for more plates."""
