@@ -21,9 +21,9 @@ from hierfl.summaries.factor import (
     climbed,
     positive,
     q_of,
+    root_of,
     settled,
     step_of,
-    root_of,
 )
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
