@@ -193,9 +193,7 @@ def _iterated(
     return _State(*chosen_state), taken.to(chance.dtype), float(chance.mean())
 
 
-def _jumped(
-    density: Density, state: _State, whitening: Whitening, g: torch.Generator
-) -> _State:
+def _jumped(density: Density, state: _State, whitening: Whitening, g: torch.Generator) -> _State:
     """Propose the leading coordinates of every chain from a wide Student t."""
     dense = len(whitening.tril)
     if not 0 < dense <= MOST_JUMPING:

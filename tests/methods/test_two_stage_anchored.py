@@ -329,7 +329,7 @@ def test_scales_of_clients_with_one_row_are_those_of_quadrature() -> None:
     y = 2.0 + torch.randn(20, generator=g) * torch.exp(0.5 * torch.randn(20, generator=g))
     program = own_scales(lambda m: dist.Gamma(2.0, 2.0 / m.exp()))
     fitted = hierfl.fit(program, grouped(y, 1), seed=0)
-    assert "do not determine own sites" in str(fitted.progress.ended)
+    assert "local sites are not Normal" in str(fitted.progress.ended)
     check_moments(fitted, {"mu": ([2.1478], [0.1645]), "m": ([-0.1833], [0.2525])})
     own = fitted.posterior(draws=4000, seed=0)["posterior"]["s"].to_numpy()[0]
     for client, mean, sd in ((0, 0.6948, 0.4970), (4, 1.2872, 0.5721), (19, 1.2291, 0.5641)):
