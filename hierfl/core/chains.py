@@ -1,6 +1,8 @@
 """Hamiltonian Monte Carlo of a density on R^K with many chains side by side, as one batch.
 
 Chains share a step size, a trajectory length and a whitening matrix, adapted during a warm-up.
+Every few iterations each chain proposes the leading coordinates from one wide Student t, whatever
+they are now: trajectories do not pass from one mode to another, and these jumps do.
 
 Sources: Neal 2011, arXiv:1206.1901; dual averaging of the step size, Hoffman and Gelman 2014, JMLR
 15; adaptation across many chains, Hoffman, Radul and Sountsov 2021, AISTATS; rank-normalized R-hat,
@@ -30,6 +32,8 @@ WINDOWS = (0.2, 0.4, 0.6, 0.8)  # parts of the warm-up after which the whitening
 LEAST_ACCEPTED = 0.3  # mean chance of a trajectory to be accepted, below which chains do not fit
 MOVES = 0.1  # share of accepted trajectories below which a chain is stuck
 TAIL = 1.645  # normal score of the 95% point
+JUMPS, FREEDOM, WIDER = 3, 5.0, 1.5  # iterations from jump to jump; the t, in whitened coordinates
+MOST_JUMPING = 12  # leading coordinates: of more no jump is accepted
 SHRINK = 10  # states that a whitening matrix is shrunk by, as Stan's
 
 
@@ -116,6 +120,7 @@ def sampled(
     for i in range(warmup):
         working(f"chains, iteration {i} of {total}")
         state, taken, accepted = _iterated(density, state, whitening, math.exp(step.log), g)
+        state = state if i % JUMPS else _jumped(density, state, whitening, g)
         step.update(accepted)
         moves = moves + taken
         seen.append(whitening.at(state.at))
@@ -130,6 +135,7 @@ def sampled(
     for i in range(warmup, total):
         working(f"chains, iteration {i} of {total}")
         state, taken, chance = _iterated(density, state, whitening, size, g)
+        state = state if i % JUMPS else _jumped(density, state, whitening, g)
         moves, accepted = moves + taken, accepted + chance
         steps.append(whitening.at(state.at))
     chains = torch.stack(steps, 1)  # (C, draws of each, K)
@@ -185,6 +191,27 @@ def _iterated(
     which = (taken[:, None], taken, taken[:, None])
     chosen_state = (torch.where(*of) for of in zip(which, now, state, strict=True))
     return _State(*chosen_state), taken.to(chance.dtype), float(chance.mean())
+
+
+def _jumped(density: Density, state: _State, whitening: Whitening, g: torch.Generator) -> _State:
+    """Propose the leading coordinates of every chain from a wide Student t."""
+    dense = len(whitening.tril)
+    if not 0 < dense <= MOST_JUMPING:
+        return state
+    count, now = len(state.at), state.at[:, :dense]
+    normal = torch.randn(count, dense, generator=g, dtype=now.dtype)
+    square = torch.randn(count, int(FREEDOM), generator=g, dtype=now.dtype).square().mean(1)
+    there = WIDER * normal / square.sqrt()[:, None]
+    jumped = _at(density, torch.cat([there, state.at[:, dense:]], 1), whitening)
+
+    def log_q(x: Tensor) -> Tensor:
+        return -0.5 * (FREEDOM + dense) * (x.square().sum(1) / (FREEDOM * WIDER**2)).log1p()
+
+    gain = jumped.value - state.value + log_q(now) - log_q(there)
+    chance = gain.nan_to_num(nan=-torch.inf).clamp(max=0.0).exp()
+    taken = torch.rand(count, generator=g, dtype=chance.dtype) < chance
+    which = (taken[:, None], taken, taken[:, None])
+    return _State(*(torch.where(*of) for of in zip(which, jumped, state, strict=True)))
 
 
 def _alive(share: Tensor, g: torch.Generator) -> Tensor:

@@ -22,13 +22,16 @@ from hierfl.diagnostics.check import (
 )
 from hierfl.method import WeightedDraws
 from hierfl.methods.stages.checks import UNSURE
-from hierfl.posterior.hidden_modes import HIDDEN, may_hide_modes
+from hierfl.posterior.hidden_modes import may_hide_modes
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.handlers import unchecked
 from hierfl.program.sites import Values
 
 TAILS = "Do the tails rest on enough draws?"
-OF_SEVERAL_MODES = f"above {HIDDEN} where rows are of a mixture, or clients' likelihoods have no maximum of their own"
+OF_SEVERAL_MODES = (
+    "and rows are of a mixture, or clients' likelihoods have no maximum of their own, so that there "
+    "may be several modes"
+)
 MORE_DRAWS = "methods.two_stage(model, draws=20000)"
 
 

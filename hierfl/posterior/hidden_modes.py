@@ -2,16 +2,19 @@
 
 Where a row's density is a mixture, one component may serve all rows, and the other one no row;
 where clients' likelihoods have no maximum of their own, as with nonlinear growth, clients may be
-explained in another way altogether. Draws miss such a mode, and k-hat of their weights, which
-depends on the draws that there are, is hardly above 0.3.
+explained in another way altogether. Draws miss such a mode. k-hat of their weights depends on the
+draws that there are: it is hardly above 0.3 in the second case, and may be 0 in the first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from pyro import distributions as dist
 from pyro import poutine
+from torch.overrides import TorchFunctionMode
 
 from hierfl.core.trees import Tree
 from hierfl.methods.stages.anchored import was_anchored
@@ -20,20 +23,44 @@ from hierfl.program.handlers import Answer, unchecked, untouched_store
 from hierfl.program.mixture import Mixture
 from hierfl.program.program import Program, once_a_program
 
-HIDDEN = 0.3  # k-hat above which a mode of little mass may be missed
+HIDDEN = 0.3  # k-hat above which a mode of little mass may be missed, where rows are of no mixture
 MIXTURES = (dist.MixtureSameFamily, Mixture)
+SUMS = (torch.logsumexp, torch.logaddexp, torch.Tensor.logsumexp, torch.Tensor.logaddexp)
+
+
+class _SumsOfDensities(TorchFunctionMode):
+    """Notes whether logs of sums were taken."""
+
+    taken = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.taken |= func in SUMS
+        return func(*args, **(kwargs or {}))
 
 
 def may_hide_modes(program: Program, state: Tree, k_hat: float) -> bool:
-    """Return whether draws of two_stage with such a k-hat may have missed a mode of little mass."""
-    return k_hat > HIDDEN and (was_anchored(state) or is_mixture(program))
+    """Return whether weighted draws with such a k-hat may have missed a mode of little mass.
+
+    Chains start in many places, and R-hat compares where they end.
+    """
+    if bool(state.get("chained", False)):
+        return False
+    return is_mixture(program) or (k_hat > HIDDEN and was_anchored(state))
 
 
 @once_a_program
 def is_mixture(program: Program) -> bool:
-    """Return whether the density of some observed row is a mixture, or a sum over discrete sites."""
+    """Return whether the density of some observed row is a mixture, or a sum over discrete sites.
+
+    So is a factor of which some log of a sum is taken.
+    """
     if any("+" in name for name in program.factors):  # the terms of a discrete site, joined
         return True
-    with untouched_store(), unchecked(), Answer({}, program.prototype, reparameterized=False):
+    sums = _SumsOfDensities()
+    with untouched_store(), unchecked(), Answer({}, program.prototype, reparameterized=False), sums:
         nodes: dict[str, Any] = poutine.trace(program.model).get_trace(program.prototype).nodes
+    if program.factors and sums.taken:
+        return True
     return any(isinstance(base_of(nodes[name]["fn"]), MIXTURES) for name in program.labels)

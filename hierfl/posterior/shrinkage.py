@@ -106,8 +106,14 @@ def _turn(program: Program, weights: Mapping[str, Tensor]) -> Tensor:
     block = program.latents.local_block
     turn, at = torch.eye(block.size), 0
     for site in block.sites:
-        if site.name in weights:
-            turn[at, at : at + site.size] = weights[site.name]
+        if site.name in weights or site.has_root:
+            # of values, which scalars are in units of
+            entries = torch.eye(site.size).view(site.size, *site.start.shape)
+            values = site.transform(entries) - site.transform(torch.zeros_like(entries))
+            of_values = values.reshape(site.size, site.size)
+            turn[at : at + site.size, at : at + site.size] = of_values.T
+            if site.name in weights:
+                turn[at, at : at + site.size] = of_values @ weights[site.name]
         at += site.size
     return turn
 

@@ -80,6 +80,10 @@ def latents_of(single: Any, pair: Any) -> Latents:
     return Latents(tuple(sites))
 
 
+# sd of an entry given those before it, relative to its sd, below which a root is the unit
+CORRELATED = 0.5
+
+
 def _latent(site: Site, pair: Site) -> LatentSite:
     """Return a latent site, as the traces on one and on two clients show it."""
     plates = tuple(
@@ -144,6 +148,11 @@ def _unit(fn: Any, *, is_local: bool) -> Tensor | None:
     """Return the unit of a site; None where it is 1, and of local sites that are not Normal."""
     unit = unit_of(fn)
     base = getattr(fn, "base_dist", fn)
+    if is_local and isinstance(base, dist.MultivariateNormal):
+        root = base.scale_tril.detach()
+        narrow = root.diagonal(dim1=-2, dim2=-1) < CORRELATED * base.stddev
+        if bool(narrow.any() and root.isfinite().all()):
+            return root.expand(*fn.shape(), fn.event_shape[-1])
     if unit is None or bool((unit == 1.0).all()) or (is_local and not isinstance(base, NORMAL)):
         return None
     return unit

@@ -48,9 +48,35 @@ class _InUnits(AffineTransform):
         return total
 
 
+class _InRoots(Transform):
+    """Multiplies vectors by a lower triangular matrix, on the device and in the dtype of what it is given."""
+
+    domain = codomain = constraints.real_vector
+    bijective = True
+
+    def __init__(self, root: Tensor) -> None:
+        super().__init__()
+        self.root = root
+
+    def _call(self, x: Tensor) -> Tensor:
+        return (self.root.to(x) @ x[..., None])[..., 0]
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(self.root.to(y), y[..., None], upper=False)[..., 0]
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        logs = self.root.to(x).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return logs.expand(x.shape[:-1])
+
+
 @dataclass(frozen=True, eq=False)
 class LatentSite:
-    """A site in one client's shapes; its prior has center `start` and, far from 1, scale `unit`."""
+    """A site in one client's shapes; its prior has center `start` and, far from 1, scale `unit`.
+
+    Of vectors with a strongly correlated prior the unit is a root of their covariance, with one
+    dimension more than values: scalars of a slope and of an intercept far from the rows would else
+    be known to a few digits only.
+    """
 
     name: str
     is_local: bool
@@ -68,7 +94,14 @@ class LatentSite:
         transform: Transform = biject_to(self.support)
         if self.unit is None:
             return transform
+        if self.has_root:
+            return ComposeTransform([transform, _InRoots(self.unit)])
         return ComposeTransform([transform, _InUnits(self.unit, len(self.event_shape))])
+
+    @property
+    def has_root(self) -> bool:
+        """Whether the unit is a matrix."""
+        return self.unit is not None and self.unit.dim() > self.start.dim()
 
     @property
     def is_real(self) -> bool:

@@ -99,6 +99,7 @@ PATIENCE, GAIN = 5, 0.7
 # rounds before chains that take no time, and seconds of chains that are worth one more
 ROUNDS, A_ROUND = 12, 2.0
 TIRED = "rounds ceased to gain: the clients' factors move in a cycle"
+LOOSE = 2.0  # rows a client, whose own scales no Gaussian factor fits
 # seconds that chains may take: at all, where they look for other modes, and in place of rounds
 LONGEST, LOOKING, AT_ONCE = 3600.0, 20.0, 60.0
 TIMES = 3.0  # the time that chains on all rows may take, in that of one run of the server's chains
@@ -124,7 +125,10 @@ def fallback_of(
         return None
     is_whole = federation.cohort == federation.data.num_clients and call.rounds is None
     local = federation.settings.on_client_error != "skip" and federation.settings.device == "cpu"
-    if not is_whole or not local or seen_in(federation.program).spread is not None:
+    seen, data = seen_in(federation.program), federation.data
+    # of Gaussian rows their sums suffice, but of so few where the server cannot integrate by itself
+    is_loose = seen.hierarchy.spread is None and data.num_rows <= LOOSE * data.num_clients
+    if not is_whole or not local or (seen.spread is not None and not is_loose):
         return None
     return Fallback(federation, line_of(call))
 

@@ -16,7 +16,15 @@ from torch import Tensor
 from hierfl.core.gaussians import inverse, times
 from hierfl.core.importance_sampling import normal_points
 from hierfl.summaries.conditional import normals_of
-from hierfl.summaries.factor import Factor, climbed, positive, q_of, settled, step_of
+from hierfl.summaries.factor import (
+    Factor,
+    climbed,
+    positive,
+    q_of,
+    root_of,
+    settled,
+    step_of,
+)
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.quartic import Quartic, monomials
@@ -55,12 +63,13 @@ def coefficients_of(hierarchy: Hierarchy, others: int, *, by_row: bool) -> int:
 def expanded(rows: PackedRows, belief: tuple[Tensor, Tensor]) -> Expansion:
     """Return polynomials about the modes of Normal(v; `belief`) p(y | v), in a few passes."""
     loc, prior = belief
+    root = root_of(prior)
     mean = climbed(rows.thinned(THINNED, FEW_ROWS), loc, prior)[0]
     close = torch.zeros(rows.clients, dtype=torch.bool)
     for _ in range(WHOLE):
         there = rows.at_mean(mean, prior.expand(rows.clients, -1, -1))
         pull = there.slope - (mean - loc) @ prior
-        step = step_of(pull, prior + positive(there.curvature)[0])
+        step = step_of(pull, prior + positive(there.curvature, root)[0], root)
         mean = torch.where(close[:, None], mean, mean + step)
         close = close | ((step * pull).sum(1).abs() < CLOSE)
         if bool(close.all()):
@@ -75,7 +84,8 @@ def factors_by(
     """Return factors by polynomials, and for which clients these stand for the rows, (C,) bool."""
     prior = belief[1]
     quartic, every = expansion.quartic, torch.ones(expansion.quartic.clients, dtype=torch.bool)
-    start = prior + positive(quartic.at_mean(quartic.center, prior).curvature)[0]
+    curvature = quartic.at_mean(quartic.center, prior).curvature
+    start = prior + positive(curvature, root_of(prior))[0]
     factor = settled(quartic, belief, nodes, quartic.center, start, every)
     return factor, expansion.fits & is_quiet(quartic, belief, factor)
 

@@ -33,7 +33,7 @@ Rows = PackedRows | Quartic
 
 # Newton steps to the mode; variational steps of the first and of later rounds
 CLIMB, FIRST, LATER = 10, 4, 12
-CAP = 4.0  # the longest step, in unconstrained coordinates
+CAP = 4.0  # the longest step, in sds of the belief
 SHARES = (1.0, 0.5, 0.25, 0.0625, 0.0)  # of a Newton step that are tried
 UPHILL = 1e-2  # nats that a Newton step still gains
 # posterior sds that a mean still moves, relative change of the precision
@@ -141,7 +141,7 @@ def settled(
 ) -> Factor:
     """Take variational steps from q, a mean (C, V) and precision (C, V, V), until all are still."""
     loc, prior = belief
-    clients = len(mean)
+    clients, root = len(mean), root_of(prior)
     rate, done = torch.ones(clients), torch.zeros(clients, dtype=torch.bool)
     before, was_wide = None, torch.zeros(clients, dtype=torch.bool)
     for turn in range(steps):
@@ -158,8 +158,9 @@ def settled(
         pull = now.slope - (now.mean - loc) @ prior
         share = rate[:, None, None]
         next_precision = (1.0 - share) * now.precision + share * (prior + now.curvature)
-        step = step_of(pull, next_precision)
-        drift = _size(prior + now.curvature - now.precision) / _size(prior + now.curvature)
+        step = step_of(pull, next_precision, root)
+        whole = _scaled(prior + now.curvature, root)
+        drift = _size(whole - _scaled(now.precision, root)) / _size(whole)
         still = ((step * pull).sum(1).abs() < STILL**2) & (drift < STILL_CURVATURE)
         done = done | still | (rate < SHORTEST)
         if bool(done.all()) or turn == steps - 1:
@@ -184,14 +185,16 @@ def _evaluated(
     """Return expectations under q, where it is far too wide (the second) values at its mean."""
     loc, prior = belief
     expected = rows.expected(mean, precision, nodes)
-    wide = ~_usable(expected) | (_largest(expected.curvature) > WIDE * (1.0 + _largest(precision)))
+    root = root_of(prior)
+    curved, narrow = (_largest(_scaled(m, root)) for m in (expected.curvature, precision))
+    wide = ~_usable(expected) | (curved > WIDE * narrow)
     if bool(wide.any()):
         there = rows.at_mean(mean, precision)
         expected = Expected(*(_where(wide, a, b) for a, b in zip(there, expected, strict=True)))
     usable = _usable(expected)
     slope = torch.where(usable[:, None], expected.slope, 0.0)
     curvature = _where(usable, expected.curvature, prior.expand_as(expected.curvature))
-    curvature, raised = positive(curvature)
+    curvature, raised = positive(curvature, root)
     away = mean - loc
     covariance, log_det = inverse(precision)
     distance = (away * (away @ prior)).sum(1)
@@ -209,15 +212,15 @@ def _usable(expected: Expected) -> Tensor:
 
 def climbed(rows: PackedRows, loc: Tensor, prior: Tensor) -> tuple[Tensor, ...]:
     """Return modes of Normal(v; loc, prior^-1) p(y | v), curvatures, eigenvalues raised, slopes."""
-    shares = torch.tensor(SHARES)
+    shares, root = torch.tensor(SHARES), root_of(prior)
     mean = loc.expand(rows.clients, -1).clone()
     precision = prior.expand(rows.clients, -1, -1)
     done = torch.zeros(rows.clients, dtype=torch.bool)
     for turn in range(CLIMB + 1):
         expected = rows.at_mean(mean, precision)
-        curvature, raised = positive(expected.curvature)
+        curvature, raised = positive(expected.curvature, root)
         pull = expected.slope - (mean - loc) @ prior
-        step = step_of(pull, prior + curvature)
+        step = step_of(pull, prior + curvature, root)
         done = done | ((step * pull).sum(1).abs() < UPHILL)
         if turn == CLIMB or bool(done.all()):
             break
@@ -229,20 +232,34 @@ def climbed(rows: PackedRows, loc: Tensor, prior: Tensor) -> tuple[Tensor, ...]:
     return mean, curvature, raised, expected.slope
 
 
-def positive(curvature: Tensor) -> tuple[Tensor, Tensor]:
-    """Return curvatures (C, V, V) with negative eigenvalues set to 0, and their number, (C,)."""
+def root_of(prior: Tensor) -> Tensor:
+    """Return a root of a belief's covariance, by its precision (V, V): steps and sizes are in its sds.
+
+    So no step depends on the units or the origin of a column.
+    """
+    return torch.linalg.cholesky_ex(inverse(prior)[0]).L
+
+
+def _scaled(matrix: Tensor, root: Tensor) -> Tensor:
+    return root.mT @ matrix @ root
+
+
+def positive(curvature: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+    """Return curvatures (C, V, V) with negative eigenvalues set to 0, as of `root`, and their number, (C,)."""
     curvature = _symmetric(curvature)
     none = curvature.new_zeros(len(curvature))
     size = curvature.shape[-1]
     if size == 1:
         return curvature.clamp(min=0.0), (curvature[:, 0, 0] < 0.0).to(curvature.dtype)
-    floor = 1e-12 * curvature.diagonal(dim1=1, dim2=2).abs().amax(1) + NOTHING
-    fine = torch.linalg.cholesky_ex(curvature + floor[:, None, None] * torch.eye(size)).info == 0
+    scaled = _scaled(curvature, root)
+    floor = 1e-12 * scaled.diagonal(dim1=1, dim2=2).abs().amax(1) + NOTHING
+    fine = torch.linalg.cholesky_ex(scaled + floor[:, None, None] * torch.eye(size)).info == 0
     if bool(fine.all()):
         return curvature, none
-    values, vectors = torch.linalg.eigh(curvature[~fine])
+    values, vectors = torch.linalg.eigh(scaled[~fine])
     negative = (values < -1e-6 * values.abs().amax(1, keepdim=True)).sum(1).to(none.dtype)
     raised = (vectors * values.clamp(min=0.0)[:, None]) @ vectors.mT
+    raised = _scaled(raised, torch.linalg.inv_ex(root).inverse)
     return curvature.index_put((~fine,), raised), none.index_put((~fine,), negative)
 
 
@@ -265,10 +282,11 @@ def _on_grid(value: Tensor, unit: Tensor) -> Tensor:
     return (value / unit).round() * unit
 
 
-def step_of(pull: Tensor, precision: Tensor) -> Tensor:
-    """Return Newton steps (C, V), shortened to at most `CAP`."""
+def step_of(pull: Tensor, precision: Tensor, root: Tensor) -> Tensor:
+    """Return Newton steps (C, V), shortened to at most `CAP` sds."""
     step = times(inverse(precision)[0], pull)
-    return step * (CAP / (step.norm(dim=1, keepdim=True) + 1e-12)).clamp(max=1.0)
+    sds = torch.linalg.solve_triangular(root, step.mT, upper=False).mT
+    return step * (CAP / (sds.norm(dim=1, keepdim=True) + 1e-12)).clamp(max=1.0)
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

@@ -35,7 +35,11 @@ class NotNormal(Exception):
 def means_of(sites: tuple[LatentSite, ...], values: dict[str, Site]) -> Tensor:
     """Return the means of sites, unconstrained: (C, D) of local sites, (1, K) of global ones."""
     normals = [(site, normal_of(values[site.name]["fn"])) for site in sites]
-    return torch.cat([_flat(site, fn.loc / _unit(site)) for site, fn in normals], -1)
+    locs = [
+        _in_units(site, fn.loc[..., None])[..., 0] if site.has_root else fn.loc / _unit(site)
+        for site, fn in normals
+    ]
+    return torch.cat([_flat(*of) for of in zip(sites, locs, strict=True)], -1)
 
 
 def precision_of(
@@ -49,10 +53,10 @@ def precision_of(
     for site, start in zip(sites, before, strict=True):
         fn = normal_of(values[site.name]["fn"])
         if isinstance(fn, torch.distributions.MultivariateNormal):
-            unit, is_diagonal = _unit(site), False
-            across = unit[..., :, None] * unit[..., None, :] if unit.dim() else 1.0
-            dense = _block_diagonal(_blocks(site, fn.precision_matrix * across))
-            tril = _blocks(site, fn.scale_tril / (unit[..., None] if unit.dim() else 1.0))
+            is_diagonal = False
+            # in units before it is inverted: precisions of correlated sites have few digits
+            tril = _blocks(site, _in_units(site, fn.scale_tril))
+            dense = _block_diagonal(torch.cholesky_inverse(tril))
             log_det = log_det - 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum((-2, -1))
         else:
             scale = _flat(site, fn.scale / _unit(site))
@@ -86,6 +90,14 @@ def unwrapped(fn: Any) -> Any:
 
 def _unit(site: LatentSite) -> Tensor:
     return torch.ones(()) if site.unit is None else site.unit
+
+
+def _in_units(site: LatentSite, columns: Tensor) -> Tensor:
+    """Return columns (..., d, n) of vectors in units of a site of vectors."""
+    unit = _unit(site).to(columns)
+    if site.has_root:
+        return torch.linalg.solve_triangular(unit, columns, upper=False)
+    return columns / (unit[..., None] if unit.dim() else unit)
 
 
 def _flat(site: LatentSite, value: Tensor) -> Tensor:

@@ -83,6 +83,20 @@ def test_chains_that_cannot_move_go_on_from_others() -> None:
     assert torch.allclose(found.draws.var(0), torch.full((2,), math.pi**2 / 6.0), rtol=0.15)
 
 
+def two_modes(z: Tensor) -> tuple[Tensor, Tensor]:
+    """A tenth of the mass is 8 sds from the other nine."""
+    modes = z[:, None] - torch.tensor([[0.0, 0.0], [8.0, 0.0]])
+    log_parts = torch.tensor([0.9, 0.1]).log() - 0.5 * modes.square().sum(2)
+    slope = -(log_parts.softmax(1)[..., None] * modes).sum(1)
+    return log_parts.logsumexp(1), slope
+
+
+def test_chains_that_start_in_one_mode_jump_to_another() -> None:
+    found = run(two_modes, far=1.0, least=300)
+    assert abs(float((found.draws[:, 0] > 4.0).float().mean()) - 0.1) < 0.03
+    assert found.r_hat < 1.1
+
+
 def test_draws_are_a_function_of_the_seed() -> None:
     one, two, other = (run(gumbel, seed=seed, draws=100) for seed in (3, 3, 4))
     assert torch.equal(one.draws, two.draws)

@@ -15,10 +15,12 @@ from torch import Tensor
 
 import hierfl
 from hierfl import ClientBatch, ClientData
+from hierfl.engine.federation import federate
 from hierfl.methods.stages.anchored import was_anchored
 from hierfl.methods.stages.checks import NOWHERE
 from hierfl.methods.stages.client import Rows
 from hierfl.methods.stages.two_stage import seen_in
+from hierfl.posterior.hidden_modes import is_mixture
 from hierfl.program.few_rows import double_precision
 
 # BUGS's Jaws: 20 boys, the height of the ramus at four ages
@@ -148,6 +150,33 @@ def labeled_eyes(batch: ClientBatch) -> None:
         pyro.sample("y", dist.Normal(first + apart * second, sd), obs=batch.y)
 
 
+def fixed_eyes(batch: ClientBatch) -> None:
+    """The same by a factor, with the priors of the BUGS book and the label of the first and last row."""
+    first = pyro.sample("first", dist.Normal(0.0, 1000.0))
+    apart = pyro.sample("apart", dist.HalfNormal(1000.0))
+    tau = pyro.sample("tau", dist.Gamma(0.001, 0.001))
+    share = pyro.sample("share", dist.Beta(1.0, 1.0))
+    with batch.clients(), batch.data():
+        one, other = (dist.Normal(at, tau**-0.5).log_prob(batch.y) for at in (first, first + apart))
+        either = torch.logaddexp((1.0 - share).log() + one, share.log() + other)
+        by_label = torch.where(batch.label == 0.0, one, other)
+        pyro.factor("y", torch.where(batch.label < 0.0, either, by_label))
+
+
+def own_scales(prior: Callable[[Tensor], Any]) -> Program:
+    """One row a client, and a scale of each client."""
+
+    def model(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 10.0))
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        with batch.clients():
+            scale = pyro.sample("s", prior(m))
+            with batch.data():
+                pyro.sample("y", dist.Normal(mu, scale), obs=batch.y)
+
+    return model
+
+
 def orange(batch: ClientBatch) -> None:
     """Nonlinear growth, as BUGS's Orange trees."""
     mu = pyro.sample("mu", dist.Normal(torch.zeros(3), 100.0).to_event(1))
@@ -269,6 +298,43 @@ def test_chains_see_the_mode_of_eyes_that_rounds_miss() -> None:
     fitted = hierfl.fit(eyes, grouped(EYES, 48), seed=0)
     assert "modes of little mass may be missed" in str(fitted.progress.ended)
     check_moments(fitted, OF_EYES)
+
+
+@pytest.mark.slow
+def test_a_mixture_by_a_factor_with_vague_priors_is_that_of_quadrature() -> None:
+    """Draws of one mode had sds of 0.5 to 0.8 of these, and were trusted."""
+    label = torch.full((48,), -1.0)
+    label[0], label[-1] = 0.0, 1.0
+    data = ClientData.from_arrays(["c"] * 48, y=EYES, label=label)
+    fitted = hierfl.fit(fixed_eyes, data, seed=0)
+    check_moments(
+        fitted,
+        {"first": ([536.78], [1.116]), "apart": ([12.08], [1.597]), "tau": ([0.0741], [0.0211])},
+    )
+
+
+def test_a_mixture_is_one_however_it_is_written() -> None:
+    data = ClientData.from_arrays(["c"] * 48, y=EYES, label=torch.full((48,), -1.0))
+    for program in (eyes, labeled_eyes, fixed_eyes):
+        federation = federate(hierfl.methods.two_stage(program), data, seed=0)
+        assert is_mixture(federation.program)
+    plain = federate(hierfl.methods.two_stage(covariance), grouped(JAWS[:, :2], 1), seed=0)
+    assert not is_mixture(plain.program)
+
+
+@pytest.mark.slow
+def test_scales_of_clients_with_one_row_are_those_of_quadrature() -> None:
+    """Gamma scales took more than 300 s in rounds."""
+    g = torch.Generator().manual_seed(3)
+    y = 2.0 + torch.randn(20, generator=g) * torch.exp(0.5 * torch.randn(20, generator=g))
+    program = own_scales(lambda m: dist.Gamma(2.0, 2.0 / m.exp()))
+    fitted = hierfl.fit(program, grouped(y, 1), seed=0)
+    assert "local sites are not Normal" in str(fitted.progress.ended)
+    check_moments(fitted, {"mu": ([2.1478], [0.1645]), "m": ([-0.1833], [0.2525])})
+    own = fitted.posterior(draws=4000, seed=0)["posterior"]["s"].to_numpy()[0]
+    for client, mean, sd in ((0, 0.6948, 0.4970), (4, 1.2872, 0.5721), (19, 1.2291, 0.5641)):
+        assert abs(own[:, client].mean() - mean) < 0.1 * sd
+        assert abs(own[:, client].std() / sd - 1.0) < 0.15
 
 
 def test_draws_that_have_collapsed_are_not_trusted(done: hierfl.Fit) -> None:

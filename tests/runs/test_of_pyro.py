@@ -27,6 +27,8 @@ def test_pyros_names_name_the_nearest() -> None:
     fit = hierfl.fit(model, data, seed=0)
     with pytest.raises(AttributeError, match=r"'quantiles': it is fit.summary\(\)"):
         fit.quantiles([0.1])  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"'predict_proba': it is fit.predict\(rows\).mean"):
+        fit.predict_proba(data)  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match=r"no attribute 'postirior'$"):
         _ = fit.postirior  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match=r"fit.predict\(rows\)"):

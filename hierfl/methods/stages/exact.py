@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.chains import LEAPS, Sampled, Whitening, sampled
+from hierfl.core.draw_quality import quality_of
 from hierfl.core.importance_sampling import resampled
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
@@ -46,6 +47,7 @@ TURNS, CLIMB, WARM = 2, 100, 60
 LEAST, MOST = 60, 480  # iterations after it, at first, and at most where R-hat asks for more
 MIXED = 1.05  # split R-hat above which chains run on, twice as long
 STUCK, GAIN = 0.2, 0.8  # an excess of R-hat over 1 that has to fall by this factor for it
+SURE = 0.08  # Monte Carlo error of a global scalar's sd, relative to it, above which they run on
 TRIES = 20  # points for each chain, of which it starts at one of the likeliest
 NOWHERE_FINITE = (
     "the joint log density is not finite at any draw of the priors, nor near 0: check the scales of "
@@ -54,6 +56,7 @@ NOWHERE_FINITE = (
 STEP, FLATTEST = 1e-4, 0.02  # of differences of slopes; least curvature of a direction
 LOWEST = 1e30  # log density of a point where it is not finite
 AWAY = 0.5  # sd of points about 0
+WIDE = 3.0  # sds about the mode from which every second chain starts: R-hat then sees another mode
 FEW = 4  # draws of z by which clients locate their mixing variables, for each number of z
 
 
@@ -111,7 +114,8 @@ class Chains:
                 drawn = self._sampled(standard, start, whitening, warm, least, count)
                 excess = drawn.r_hat - 1.0
                 stuck = least > LEAST and excess >= max(STUCK, GAIN * before)
-                if not drawn.r_hat > MIXED or least >= MOST or stuck:
+                good = not drawn.r_hat > MIXED and self._error(drawn) < SURE
+                if good or least >= MOST or stuck:
                     break
                 before = excess
                 at = torch.linspace(0, len(drawn.draws) - 1, self.count).round().long()
@@ -120,6 +124,12 @@ class Chains:
             t = self.joint.mixing(drawn.draws, standard)
             draws = torch.cat([drawn.draws[:, : self.joint.shared], t], 1)
         return Ended(draws, drawn.r_hat, min(drawn.effective, float(count)))
+
+    def _error(self, drawn: Sampled) -> float:
+        """Return the largest relative Monte Carlo error of the sd of a global scalar."""
+        z = drawn.draws[:, : len(self.surrogate.hierarchy.reading.origin)]
+        share = min(1.0, drawn.effective / len(z))
+        return float(quality_of(z, torch.zeros(len(z)), share).sd_error.max())
 
     def _located(self, scouts: Tree) -> tuple[Standard, Tensor, Whitening]:
         """Return clients' scales by factors about the mode, where the chains start, and their whitening."""
@@ -134,7 +144,10 @@ class Chains:
             standard, at = self._about(near), torch.zeros(self.joint.size)
             at[:shared] = mode
         own = self.joint.size - shared
-        start = torch.cat([near[: self.count], self._normal(self.count, own)], 1)
+        wide = self._spread(of_z._replace(tril=WIDE * of_z.tril), standard)
+        z = near[: self.count].clone()
+        z[1::2] = wide[1 : self.count : 2]
+        start = torch.cat([z, self._normal(self.count, own)], 1)
         return standard, start, of_z._replace(loc=at, scale=torch.ones(own))
 
     def _sampled(
