@@ -156,7 +156,7 @@ def over_flower(folder: Path) -> Reached:
     from flwr.supercore.task_identity import TaskIdentity
 
     from hierfl.flower import apps
-    from hierfl.flower.at_server import Server
+    from hierfl.flower.at_server import FlowerServer
 
     for name in ("_task_id", "_run_id", "_node_id"):  # as in a process that Flower starts
         setattr(TaskIdentity, name, 1)
@@ -165,7 +165,7 @@ def over_flower(folder: Path) -> Reached:
         model(), lambda c: data.select([str(c.node_config["client"])]), done=print, nodes=4
     ).client
     grid: Any = Grid(client, folder)
-    return Server(grid, 60.0, 1).reached()
+    return FlowerServer(grid, 60.0, 1).reached()
 
 
 # ------------------------------------------------------------ in another process

@@ -19,7 +19,7 @@ NARROWEST = 1e-6  # distance of the outer quantiles
 
 
 @dataclass(frozen=True, eq=False)
-class Proposal:
+class ScalesProposal:
     """A distribution of K scales y_i = g_i(x_i), x = L e, with e from a mixture of Normals.
 
     g_i is a monotone cubic, then a parabola; wide components see what narrow points would miss.
@@ -64,7 +64,7 @@ class Proposal:
         return value, slope
 
 
-def fitted(points: Tensor, weights: Tensor) -> Proposal:
+def fitted(points: Tensor, weights: Tensor) -> ScalesProposal:
     """Return the proposal of weighted points (S, K); the weights (S,) sum to 1."""
     points = points.to(weights)  # priors made outside of the program are of single precision
     count, size = points.shape
@@ -92,7 +92,7 @@ def fitted(points: Tensor, weights: Tensor) -> Proposal:
         beyond = (weights @ (excess > 0.0).to(weights)).clamp(min=1e-12)
         steep = WIDER_TAILS * scores[end].abs() * (weights @ excess) / beyond
         slopes[end] = slopes[end].maximum(steep)
-    return Proposal(scores, knots, slopes, WIDER * _copula(sums, order, weights, effective))
+    return ScalesProposal(scores, knots, slopes, WIDER * _copula(sums, order, weights, effective))
 
 
 def _copula(sums: Tensor, order: Tensor, weights: Tensor, effective: float) -> Tensor:

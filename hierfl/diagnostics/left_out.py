@@ -31,7 +31,7 @@ TAIL = 0.3  # k-hat above which further rounds widen the proposal, long before 0
 MOST = 128  # local draws for each draw of the global sites, at most
 
 
-class Scored(NamedTuple):
+class LeftOutScores(NamedTuple):
     """Log likelihoods of what is left out, (S, n), log weights, (S, 1) or (S, n), and earlier `k_hat`."""
 
     log_likelihood: Tensor
@@ -48,7 +48,7 @@ class LeftOut(NamedTuple):
     mc_se: NDArray[np.float64]
 
 
-def estimated(scored: Scored) -> LeftOut:
+def estimated(scored: LeftOutScores) -> LeftOut:
     """Estimate every row or client left out, by Pareto-smoothed weights."""
     log_p = scored.log_likelihood.detach().double().mT
     weights = scored.log_weights.detach().double().mT
@@ -64,12 +64,12 @@ def estimated(scored: Scored) -> LeftOut:
 
 def scored_rows(
     fit: Snapshot, site: str, draws: int, inner: int, correct: str | None, seed: int
-) -> Scored:
+) -> LeftOutScores:
     """Draw the log density of every row of an observed site."""
     if correct is None:
         drawn = posterior_draws(fit, draws=draws, seed=seed)
         likelihood = log_likelihoods(fit, drawn)[site]
-        return Scored(likelihood, likelihood.new_zeros(draws, 1))
+        return LeftOutScores(likelihood, likelihood.new_zeros(draws, 1))
     found, weights, k_hat = _weighted(fit, draws, inner, seed)
     likelihood = log_likelihoods(fit, found.draws)[site]
     if weights.shape[1] > 1:
@@ -77,21 +77,23 @@ def scored_rows(
         of_rows = site in fit.program.sites_of_rows
         weights = weights[:, data.row_client] if of_rows else weights
     usable = weights.isfinite().expand_as(likelihood)
-    return Scored(likelihood.masked_fill(~usable, 0.0), weights, k_hat)
+    return LeftOutScores(likelihood.masked_fill(~usable, 0.0), weights, k_hat)
 
 
-def scored_clients(fit: Snapshot, draws: int, inner: int, correct: str | None, seed: int) -> Scored:
+def scored_clients(
+    fit: Snapshot, draws: int, inner: int, correct: str | None, seed: int
+) -> LeftOutScores:
     """Draw log p(y_k | global sites), an estimate of it, of every client."""
     if lacks_rows(fit):
         return _kept_clients(fit)
     if correct is None or already_weighted(fit):
         found = _precise(fit, draws, inner, seed)
-        return Scored(found.log_own, found.log_own.new_zeros(draws, 1), _own_k_hat(fit))
+        return LeftOutScores(found.log_own, found.log_own.new_zeros(draws, 1), _own_k_hat(fit))
     found, weights, k_hat = _weighted(fit, draws, inner, seed)
-    return Scored(found.log_own, weights, k_hat)
+    return LeftOutScores(found.log_own, weights, k_hat)
 
 
-def _kept_clients(fit: Snapshot) -> Scored:
+def _kept_clients(fit: Snapshot) -> LeftOutScores:
     """Return what the server of two_stage has kept of log p(y_k | global sites)."""
     # here: a fit with its rows does not need the server's part of two_stage
     from hierfl.methods.stages.kept import Kept, rounds_of
@@ -105,7 +107,9 @@ def _kept_clients(fit: Snapshot) -> Scored:
             "hand the rows in, hierfl.load(folder, data=...)"
         )
     likelihood = found.log_likelihood[:, fit.program.ranks]
-    return Scored(likelihood + kept.constants(fit.federation.data), found.log_weights[:, None])
+    return LeftOutScores(
+        likelihood + kept.constants(fit.federation.data), found.log_weights[:, None]
+    )
 
 
 def _weighted(

@@ -31,7 +31,7 @@ from hierfl.posterior.draws import Draws, posterior_draws, sites_of
 from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.program.check_data import kind_of
 from hierfl.program.check_padding import check_apart
-from hierfl.program.handlers import Answer, unchecked, untouched_store
+from hierfl.program.handlers import Substitute, unchecked, untouched_store
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.read import read
 from hierfl.program.sites import LatentSite, Model, Values
@@ -306,7 +306,7 @@ def _held(fit: Snapshot) -> Model:
     """Fix the params that the model learns at their fitted values, and hide them."""
     program, batch = fit.program, fit.program.prototype
     params = fit.federation.client.params(fit.message, fit.federation.client.own)
-    with untouched_store(), unchecked(), torch.no_grad(), Answer(params, batch):
+    with untouched_store(), unchecked(), torch.no_grad(), Substitute(params, batch):
         nodes = poutine.trace(program.model).get_trace(batch).nodes
     learned = {name: site for name, site in nodes.items() if site["type"] == "param"}
     local = {spec.name for spec in program.params if spec.is_local}
@@ -322,7 +322,7 @@ def _held(fit: Snapshot) -> Model:
 
     def held(batch: ClientBatch) -> None:
         # block outside, so that only `Answer` meets the params
-        with poutine.block(hide_types=["param"]), Answer(values, None):
+        with poutine.block(hide_types=["param"]), Substitute(values, None):
             program.model(batch)
 
     return held

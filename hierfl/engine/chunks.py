@@ -99,7 +99,7 @@ class Task(NamedTuple):
     slots: int
 
 
-class LeftOut(NamedTuple):
+class LeftOutClient(NamedTuple):
     """A client that is left out of a round: its position in the data, and why."""
 
     client: int
@@ -113,7 +113,7 @@ class Done(NamedTuple):
     own: Tree
     ids: Tensor
     norms: dict[str, Tensor]
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[LeftOutClient, ...] = ()
     sent: int = 0
 
 
@@ -134,7 +134,7 @@ def work_on(federation: Federation, phases: tuple[Phase, ...], task: Task) -> Do
 
 
 def counted(
-    federation: Federation, task: Task, ups: Up, own: Tree, left_out: tuple[LeftOut, ...]
+    federation: Federation, task: Task, ups: Up, own: Tree, left_out: tuple[LeftOutClient, ...]
 ) -> Done:
     """Return the sums of what clients send; `ups` (C, ...) are values times weights."""
     sent, ups = nbytes(ups), restored(ups)
@@ -165,14 +165,14 @@ def _ups(federation: Federation, phases: tuple[Phase, ...], task: Task) -> tuple
 
 def _skipping(
     federation: Federation, phases: tuple[Phase, ...], task: Task
-) -> tuple[Task, Up, Tree, tuple[LeftOut, ...]]:
+) -> tuple[Task, Up, Tree, tuple[LeftOutClient, ...]]:
     """Run a chunk without failing clients; return task, updates, states and those clients."""
-    left_out: list[LeftOut] = []
+    left_out: list[LeftOutClient] = []
 
     def without(bad: Mapping[int, str]) -> Tensor:
         """Leave out the clients at some places of the chunk; return the places of the others."""
         nonlocal task
-        left_out.extend(LeftOut(int(task.ids[place]), why) for place, why in bad.items())
+        left_out.extend(LeftOutClient(int(task.ids[place]), why) for place, why in bad.items())
         good = torch.tensor([k for k in range(len(task.ids)) if k not in bad], dtype=torch.long)
         good = good.to(task.ids.device)
         task = task._replace(ids=task.ids[good], own=_rows(task.own, good))

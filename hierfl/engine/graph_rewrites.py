@@ -141,7 +141,7 @@ def add_to_rows_in_place(graph: fx.GraphModule, given: int = 0) -> None:
             node.replace_all_uses_with(rows)
 
 
-class Term(NamedTuple):
+class Summand(NamedTuple):
     """A summand, `factor` times `node`; `product` if it is a batched product nothing else reads."""
 
     factor: float
@@ -151,7 +151,7 @@ class Term(NamedTuple):
 
 def _terms(
     node: fx.Node, shape: torch.Size, inside: set[fx.Node], factor: float = 1.0
-) -> list[Term]:
+) -> list[Summand]:
     """Return the summands of a sum, through sums (put into `inside`) that nothing else reads."""
     plus, minus = is_call(node, aten.add.Tensor), is_call(node, aten.sub.Tensor)
     if (plus or minus) and not node.kwargs and all(isinstance(arg, fx.Node) for arg in node.args):
@@ -166,19 +166,19 @@ def _terms(
         return _inner(node.args[0], shape, inside, factor * node.args[1])
     if is_call(node, aten.neg.default):
         return _inner(node.args[0], shape, inside, -factor)
-    return [Term(factor, node)]
+    return [Summand(factor, node)]
 
 
-def _inner(node: Any, shape: torch.Size, inside: set[fx.Node], factor: float) -> list[Term]:
+def _inner(node: Any, shape: torch.Size, inside: set[fx.Node], factor: float) -> list[Summand]:
     product, own = _scaled_product(node)
     if product is not None and product.meta["val"].numel() == shape.numel():
-        return [Term(factor * own, node, product)]
+        return [Summand(factor * own, node, product)]
     if len(node.users) > 1 or node.meta["val"].shape != shape:
-        return [Term(factor, node)]
+        return [Summand(factor, node)]
     return _terms(node, shape, inside, factor)
 
 
-def _summed(graph: fx.GraphModule, terms: list[Term], like: Any) -> fx.Node:
+def _summed(graph: fx.GraphModule, terms: list[Summand], like: Any) -> fx.Node:
     total: fx.Node | None = None
     for factor, node, _ in terms:
         term = node if factor == 1.0 else graph.graph.call_function(aten.mul.Tensor, (node, factor))

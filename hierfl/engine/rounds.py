@@ -23,7 +23,7 @@ from hierfl.core.trees import Tree, nbytes, sizes, tree_leaves, tree_map
 from hierfl.data.batch import full_batch
 from hierfl.data.ragged import cut_ragged
 from hierfl.engine.aggregate import Sums, added, far_out, means_of, said_of_conflicts
-from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, over_batch, work_on
+from hierfl.engine.chunks import ClientError, Done, LeftOutClient, Task, over_batch, work_on
 from hierfl.engine.client_store import Stored, Table, in_shared_memory, new_table, put, taken
 from hierfl.engine.federation import Federation
 from hierfl.engine.processes import RunAll, crew
@@ -168,7 +168,7 @@ class Cohort(NamedTuple):
     total: Sums
     ids: Tensor
     norms: dict[str, Tensor]
-    left_out: list[LeftOut]
+    left_out: list[LeftOutClient]
     sent: int
 
 
@@ -177,7 +177,7 @@ def _summed(chunks: Iterable[Done]) -> Cohort:
     ids = [torch.zeros(0, dtype=torch.long)]
     tensors: dict[str, list[Tensor]] = {}
     norms: dict[str, Tensor] = {}
-    left_out: list[LeftOut] = []
+    left_out: list[LeftOutClient] = []
     sent = 0
     for done in chunks:
         left_out += done.left_out
@@ -207,7 +207,9 @@ def _said(federation: Federation, cohort: Cohort) -> dict[str, Any]:
     return said
 
 
-def _all_left_out(federation: Federation, clock: Clock, left_out: list[LeftOut]) -> ClientError:
+def _all_left_out(
+    federation: Federation, clock: Clock, left_out: list[LeftOutClient]
+) -> ClientError:
     some = "; ".join(
         f"'{federation.data.names[one.client]}': {one.reason}" for one in left_out[:NAMED]
     )
@@ -229,7 +231,7 @@ def adapt(federation: Federation, server: Tree, count: int, start: Table | None 
         for ids in torch.arange(n).split(DELIVERED_AT_ONCE):
             put(table, ids, taken(start, ids))
     phases = client.phases if client.adapt is None else client.adapt
-    left_out: list[LeftOut] = []
+    left_out: list[LeftOutClient] = []
     if tree_leaves(client.own) and phases:
         with crew(partial(work_on, federation, phases), federation.cores) as run_all:
             for clock in map(Clock, range(count), repeat(count)):

@@ -105,9 +105,9 @@ def apps(
 
     def main(grid: Grid, context: Context) -> None:
         # here, as a node needs nothing of it, and starts a process for every message
-        from hierfl.flower.at_server import Server
+        from hierfl.flower.at_server import FlowerServer
 
-        reached = Server(grid, timeout, nodes, fewest).reached(context if secure else None)
+        reached = FlowerServer(grid, timeout, nodes, fewest).reached(context if secure else None)
         done(reached.fit_over(call))
 
     server.main()(main)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from hierfl.flower.at_server import Server
-from hierfl.flower.task import Address, Task, served
+from hierfl.flower.at_server import FlowerServer
+from hierfl.flower.task import Address, ServerTask, served
 from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 
@@ -21,8 +21,8 @@ class SuperLink:
         task: of the run at the SuperLink.
     """
 
-    server: Server
-    task: Task
+    server: FlowerServer
+    task: ServerTask
 
     def fit_over(self, call: FitCall) -> FitOverNodes:
         """Fit over the nodes of the SuperLink; `hierfl.nodes.fit` calls it."""
@@ -101,4 +101,4 @@ def superlink(
     certificates = None if root_certificates is None else Path(root_certificates).read_bytes()
     signed = None if secret is None else Path(secret).read_bytes()
     task = served(Address(address, certificates, insecure, signed), root)
-    return SuperLink(Server(task.grid, timeout, nodes, fewest, task.begin), task)
+    return SuperLink(FlowerServer(task.grid, timeout, nodes, fewest, task.begin), task)

@@ -54,7 +54,7 @@ class Address:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class ServerTask:
     """The server task of a run; `identity` is what Flower keeps once per process."""
 
     run: int
@@ -89,7 +89,7 @@ class Task:
         self.client.close()
 
 
-def served(at: Address, project: Path) -> Task:
+def served(at: Address, project: Path) -> ServerTask:
     """Start a run of a project, a folder with a pyproject.toml, and take its server task."""
     control = ControlHttpClient.from_server_address(
         at.address, interceptors=[RuntimeVersionHttpInterceptor("flwr CLI")], **at.place
@@ -133,7 +133,7 @@ def _started(control: ControlHttpClient, project: Path) -> int:
     return int(answered.run_id)
 
 
-def _taken(at: Address, run: int) -> Task:
+def _taken(at: Address, run: int) -> ServerTask:
     token = _token(at, run)
     signed: list[ProtobufClientInterceptor] = [
         RuntimeVersionHttpInterceptor("flwr-serverapp"),
@@ -147,7 +147,7 @@ def _taken(at: Address, run: int) -> Task:
     beat = HeartbeatSender(lambda: _alive(client, over))
     numbers = {"task_id": task_input.task_id, "run_id": run, "node_id": task_input.context.node_id}
     beat.start()
-    return Task(run, grid, client, beat, over, numbers)
+    return ServerTask(run, grid, client, beat, over, numbers)
 
 
 def _token(at: Address, run: int) -> str:

@@ -34,7 +34,7 @@ from hierfl.program.traces import Site, in_clients, per_client, scored
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class GlmRows:
     """The rows with a linear predictor at one z."""
 
     read: Predictors
@@ -66,7 +66,7 @@ class Parts:
     """The log joint h(z, .) of a client at one z, as a function of its local vector w (D,)."""
 
     rest: Callable[[Tensor], Tensor]  # (D,) -> (): the prior of w, and other observed sites
-    rows: Rows | None
+    rows: GlmRows | None
 
     def density(self, w: Tensor) -> Tensor:
         """Return h(z, w), ()."""
@@ -116,7 +116,7 @@ def parts(program: Program, linear: Linear, shared: Values, batch: ClientBatch) 
     if not linear.sites:
         return Parts(rest, None)
     terms = _terms(program, linear.sites, shared, batch)
-    return Parts(rest, Rows(predictors_of(terms, own.size), linear.fixed))
+    return Parts(rest, GlmRows(predictors_of(terms, own.size), linear.fixed))
 
 
 def _terms(program: Program, names: frozenset[str], shared: Values, batch: ClientBatch) -> Terms:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from hierfl.data.batch import ClientBatch
-from hierfl.program.handlers import Answer
+from hierfl.program.handlers import Substitute
 from hierfl.program.sites import Block, Latents, Model, Values
 from hierfl.program.terms import log_joint
 from hierfl.program.traces import Center, Site
@@ -38,7 +38,7 @@ def client_density(model: Model, block: Block, shared: Values, batch: ClientBatc
 def prior_center(model: Model, latents: Latents, shared: Values, batch: ClientBatch) -> Tensor:
     """Return the center of each client's local prior given the global sites, (C, 1, D)."""
     center = Center({site.name: site.has_mean for site in latents.sites})
-    with poutine.block(hide_types=["sample", "observe"]), Answer({}, batch), center:
+    with poutine.block(hide_types=["sample", "observe"]), Substitute({}, batch), center:
         trace = poutine.trace(poutine.condition(model, data=shared)).get_trace(batch)
     block, nodes = latents.local_block, dict[str, Site](trace.nodes)
     return block.flatten({site.name: nodes[site.name]["value"] for site in block.sites})

@@ -14,7 +14,7 @@ from torch import Tensor
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.links import all_linked, log_likelihoods, predictors, scores
 from hierfl.program.few_rows import double_precision, in_double
-from hierfl.program.handlers import Answer, unchecked, untouched_store
+from hierfl.program.handlers import Substitute, unchecked, untouched_store
 from hierfl.program.program import Program
 from hierfl.program.sites import Values
 from hierfl.program.traces import Site, samples
@@ -68,7 +68,7 @@ def first_row(batch: ClientBatch) -> ClientBatch:
 
 def sites_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, Site]:
     """Return the sample sites of the model on a batch, by name, with the values given."""
-    with Answer({}, batch):
+    with Substitute({}, batch):
         trace = poutine.trace(poutine.condition(program.model, data=values)).get_trace(batch)
     return dict(samples(trace))
 

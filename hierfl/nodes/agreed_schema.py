@@ -37,7 +37,7 @@ from hierfl.nodes.client_rows import answer, only_client, reply_of
 from hierfl.nodes.gate import Inquiry, Reply, register
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.policy import Forbidden, Policy
-from hierfl.nodes.row_sets import Rows, rows_of_formula
+from hierfl.nodes.row_sets import RowCodes, rows_of_formula
 
 LEAST_COUNT = 5  # rows of a level or group that a server asks for
 MOST = 1 << 24  # bytes of an answer, which has a few numbers a column
@@ -144,7 +144,7 @@ Counts and sums leave the node, of columns {columns}.
 Names of levels and groups with {inquiry.policy.min_count} rows or more leave it too."""
 
 
-def _about(formula: Formula, rows: Rows) -> str:
+def _about(formula: Formula, rows: RowCodes) -> str:
     """Return a name of rows, and of the columns of numbers and of categories that a formula reads."""
     whole = [formula.clients, sorted(rows.row_set.columns.items())]
     return digest(json.dumps([*whole, sorted(formula.declared.columns.items())]).encode())

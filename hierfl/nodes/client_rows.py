@@ -29,7 +29,7 @@ from hierfl.nodes.approval import asked_first
 from hierfl.nodes.gate import Inquiry, Release, Reply
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden, Policy, policy_at
-from hierfl.nodes.row_sets import Rows, rows_of_formula
+from hierfl.nodes.row_sets import RowCodes, rows_of_formula
 
 BEFOREHAND = "agree on a schema beforehand"
 # functions that are allowed by default
@@ -46,7 +46,7 @@ class ClientRows:
     folder: Path
     policy: Policy
     run: str = ""
-    codes: dict[bytes, Rows] = field(default_factory=dict)
+    codes: dict[bytes, RowCodes] = field(default_factory=dict)
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -70,7 +70,7 @@ class ClientRows:
                 raise Refused(f"the client's rows have no column '{name}', which the formula reads")
         return allowed
 
-    def coded(self, key: bytes) -> Rows:
+    def coded(self, key: bytes) -> RowCodes:
         """Return the codes of the columns that the formula reads."""
         if key not in self.codes:
             self.codes[key] = rows_of_formula(self.formula, {self.client: self.frame}, key)
@@ -105,7 +105,7 @@ def only_client(formula: Formula, frames: Any) -> tuple[str, pd.DataFrame]:
     return next(iter(clients.items()))
 
 
-def reply_of(inquiry: Inquiry, rows: list[Rows], answer: Callable[[], Any]) -> Reply:
+def reply_of(inquiry: Inquiry, rows: list[RowCodes], answer: Callable[[], Any]) -> Reply:
     """Return what a question is answered by: rows, and an answer that is written as JSON."""
 
     def make() -> Release:

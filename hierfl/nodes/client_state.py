@@ -22,7 +22,7 @@ from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
 from hierfl.runs.run_folder import sync
 
 if TYPE_CHECKING:
-    from hierfl.nodes.row_sets import Rows
+    from hierfl.nodes.row_sets import RowCodes
 
 
 class ClientStates(NamedTuple):
@@ -43,7 +43,7 @@ class Node:
     run: str
     folder: Path
     policy: Path
-    behind: Rows
+    behind: RowCodes
 
     @cached_property
     def batch(self) -> ClientBatch:

@@ -34,7 +34,7 @@ from hierfl.nodes.client_rows import answer, reply_of
 from hierfl.nodes.gate import Inquiry, Reply, register
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden
-from hierfl.nodes.row_sets import Rows, rows_of_frame
+from hierfl.nodes.row_sets import RowCodes, rows_of_frame
 
 KINDS = {NumbersAnswer: "of numbers", LevelsAnswer: "of names"}
 ASKS, LEAVES = "describe", "descriptions"
@@ -95,7 +95,7 @@ def _replies(inquiry: Inquiry) -> Iterator[Reply]:
 
 def _description(
     inquiry: Inquiry, frame: pd.DataFrame, whole: Any
-) -> tuple[TableAnswer | SurvivalAnswer, list[Rows]]:
+) -> tuple[TableAnswer | SurvivalAnswer, list[RowCodes]]:
     """Return an answer, and the rows behind each of its numbers; `whole` rows lack nothing that the formula reads."""
     question, own, key = inquiry.request, inquiry.source, inquiry.ledger.key
     declared, client = own.formula.declared, own.client

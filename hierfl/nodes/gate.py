@@ -19,7 +19,7 @@ from hierfl.nodes.account import Entry, Ledger, digest
 from hierfl.nodes.approval import asked_first
 from hierfl.nodes.messages import ROUND, Message, Refused, from_bytes, read_json, read_typed
 from hierfl.nodes.policy import Forbidden, Policy
-from hierfl.nodes.row_sets import Rows, check_rows
+from hierfl.nodes.row_sets import RowCodes, check_rows
 
 MOST, MOST_JSON = 1 << 31, 1 << 24  # bytes of a request with tensors, and of one without
 FAILED = "failed question"  # of the account
@@ -49,7 +49,7 @@ class Release(NamedTuple):
 class Reply(NamedTuple):
     """The rows behind each number of an answer, and what computes it once these may be told about."""
 
-    rows: Sequence[Rows]
+    rows: Sequence[RowCodes]
     make: Callable[[], Release]
 
 

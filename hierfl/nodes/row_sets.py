@@ -25,7 +25,7 @@ from hierfl.nodes.policy import Forbidden
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class RowCodes:
     """Codes of the cells of some rows, column -> (n,); which of these are `labels` as of a `RowSet`."""
 
     every: Mapping[str, Codes]
@@ -38,21 +38,21 @@ class Rows:
         labels = {name: names.pop(name) for name in self.labels}
         return RowSet(names, labels)
 
-    def where(self, rows: NDArray[np.bool_]) -> Rows:
+    def where(self, rows: NDArray[np.bool_]) -> RowCodes:
         """Return some of the rows."""
-        return Rows({name: codes[rows] for name, codes in self.every.items()}, self.labels)
+        return RowCodes({name: codes[rows] for name, codes in self.every.items()}, self.labels)
 
 
 def rows_of_frame(
     frame: Any, columns: Sequence[str], key: bytes, labels: Sequence[str] = ()
-) -> Rows:
+) -> RowCodes:
     """Return the codes of columns of a frame; of `labels` too, by which rows are told apart."""
     names = [str(name) for name in (*labels, *columns)]
     codes = {name: codes_of_values(frame[name].to_numpy(), key) for name in names}
-    return Rows(codes, frozenset(labels) - {*columns})
+    return RowCodes(codes, frozenset(labels) - {*columns})
 
 
-def rows_of_formula(formula: Any, frames: Any, key: bytes) -> Rows:
+def rows_of_formula(formula: Any, frames: Any, key: bytes) -> RowCodes:
     """Return the codes of the columns that a formula reads, of the rows of a client that it keeps."""
     from hierfl.formulas.columns import by_client, complete  # pandas
 
@@ -62,7 +62,7 @@ def rows_of_formula(formula: Any, frames: Any, key: bytes) -> Rows:
     return rows_of_frame(whole, declared.columns_read, key)
 
 
-def rows_of_data(data: ClientData, fields: Sequence[str], key: bytes) -> Rows:
+def rows_of_data(data: ClientData, fields: Sequence[str], key: bytes) -> RowCodes:
     """Return the codes of fields of a client's rows, by the names of their columns where they have names."""
     codes = {}
     for name in fields:
@@ -76,11 +76,11 @@ def rows_of_data(data: ClientData, fields: Sequence[str], key: bytes) -> Rows:
         for k in range(flat.shape[1]):
             column = names[k] if len(names) == flat.shape[1] else f"{name}[{k}]"
             codes[column] = codes_of_values(flat[:, k], key)
-    return Rows(codes)
+    return RowCodes(codes)
 
 
 # ------------------------------------------------------------ the check
-def check_rows(ledger: Ledger, every: Sequence[Rows], least: int) -> tuple[RowSet, ...]:
+def check_rows(ledger: Ledger, every: Sequence[RowCodes], least: int) -> tuple[RowSet, ...]:
     """Keep the codes of the rows behind an answer; return those behind no earlier one, for its entry.
 
     Refuses an answer that, less earlier ones, is of at least one row and fewer than `least`.
@@ -116,7 +116,7 @@ def _shared(own: RowSet, before: Sequence[RowSet]) -> set[tuple[str, ...]]:
 
 
 def _fewest(
-    folder: Path, rows: Rows, before: Sequence[RowSet], names: tuple[str, ...], least: int
+    folder: Path, rows: RowCodes, before: Sequence[RowSet], names: tuple[str, ...], least: int
 ) -> int:
     """Return how few rows a difference of this answer and earlier ones adds or takes away, `least` at most."""
     own = rows.row_set

@@ -16,7 +16,15 @@ from hierfl.core.trees import nbytes, tree_map
 from hierfl.data.absent import FILLS
 from hierfl.data.clients import ClientData
 from hierfl.engine import exact_sums
-from hierfl.engine.chunks import ClientError, Done, LeftOut, Task, client_round, counted, once_each
+from hierfl.engine.chunks import (
+    ClientError,
+    Done,
+    LeftOutClient,
+    Task,
+    client_round,
+    counted,
+    once_each,
+)
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.left_out import with_absent
 from hierfl.engine.rounds import begin
@@ -28,8 +36,8 @@ from hierfl.nodes.agreement import Agreement, Fills
 from hierfl.nodes.choosing import ReadAlone
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import (
-    Answer,
     Ask,
+    NodeAnswer,
     Refused,
     RoundRequest,
     from_bytes,
@@ -138,7 +146,9 @@ class Nodes:
     def _rows(self, task: Task, place: int) -> int:
         return int(self.federation.data.counts[task.ids[place]])
 
-    def _counted(self, task: Task, ups: Mapping[int, Up], left_out: tuple[LeftOut, ...]) -> Done:
+    def _counted(
+        self, task: Task, ups: Mapping[int, Up], left_out: tuple[LeftOutClient, ...]
+    ) -> Done:
         """Return the sum of some clients' updates, by their places."""
         places = torch.tensor(sorted(ups), dtype=torch.long)
         own, ids = tree_map(lambda v: v[places], task.own), task.ids[places]
@@ -168,10 +178,10 @@ class Nodes:
 
     def _ended(
         self, task: Task, places: Mapping[str, int], there: set[int], reasons: Mapping[str, str]
-    ) -> tuple[LeftOut, ...]:
+    ) -> tuple[LeftOutClient, ...]:
         """Count the clients that answered, unless they are too few, and return the others."""
         left_out = tuple(
-            LeftOut(int(task.ids[place]), reasons.get(name, self.left_out.get(name, SILENT)))
+            LeftOutClient(int(task.ids[place]), reasons.get(name, self.left_out.get(name, SILENT)))
             for name, place in places.items()
             if place not in there
         )
@@ -194,7 +204,7 @@ class Nodes:
         self.counted.update({name: task.round for name, place in places.items() if place in there})
         return left_out
 
-    def _read(self, answer: Answer, task: Task, template: Up, rows: int) -> Up:
+    def _read(self, answer: NodeAnswer, task: Task, template: Up, rows: int) -> Up:
         """Return what a client sends, checked against what it should look like."""
         if answer.content is None:
             raise Refused(answer.reason or SILENT)

@@ -32,7 +32,7 @@ from hierfl.posterior.snapshot import (
     lacks_rows,
 )
 from hierfl.program.failures import root_of
-from hierfl.program.handlers import Answer, NoKeyedDraw, NoSampler
+from hierfl.program.handlers import NoKeyedDraw, NoSampler, Substitute
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import COMMON, Values
 from hierfl.program.traces import Site
@@ -119,7 +119,7 @@ def prior_draws(fit: Snapshot, *, draws: int, seed: int) -> Draws:
     names = all_sites(program)
 
     def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Values:
-        with Answer(params, batch, reparameterized=False):
+        with Substitute(params, batch, reparameterized=False):
             nodes: dict[str, Site] = poutine.trace(program.model).get_trace(batch).nodes
         values = values_of(nodes, names)
         return {name: values[name] for name in names}

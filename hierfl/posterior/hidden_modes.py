@@ -19,9 +19,10 @@ from torch.overrides import TorchFunctionMode
 from hierfl.core.trees import Tree
 from hierfl.methods.stages.anchored import was_anchored
 from hierfl.posterior.weights import base_of
-from hierfl.program.handlers import Answer, unchecked, untouched_store
+from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.mixture import Mixture
 from hierfl.program.program import Program, once_a_program
+from hierfl.program.traces import Center
 
 HIDDEN = 0.3  # k-hat above which a mode of little mass may be missed, where rows are of no mixture
 MIXTURES = (dist.MixtureSameFamily, Mixture)
@@ -59,7 +60,7 @@ def is_mixture(program: Program) -> bool:
     if any("+" in name for name in program.factors):  # the terms of a discrete site, joined
         return True
     sums = _SumsOfDensities()
-    with untouched_store(), unchecked(), Answer({}, program.prototype, reparameterized=False), sums:
+    with untouched_store(), unchecked(), Center(), sums:
         nodes: dict[str, Any] = poutine.trace(program.model).get_trace(program.prototype).nodes
     if program.factors and sums.taken:
         return True

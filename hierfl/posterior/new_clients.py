@@ -25,7 +25,7 @@ from hierfl.posterior.snapshot import (
     lacks_rows,
 )
 from hierfl.program.check_padding import check_labels_given
-from hierfl.program.handlers import Answer, sites_until
+from hierfl.program.handlers import Substitute, sites_until
 from hierfl.program.program import Params
 from hierfl.program.sites import Values
 
@@ -87,7 +87,7 @@ def expected_of_clients(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Va
     local = local_plates(program)
 
     def own_sites(params: Params, shared: Values, batch: ClientBatch) -> Tree:
-        with Answer(params, batch, reparameterized=False):
+        with Substitute(params, batch, reparameterized=False):
             model = poutine.condition(program.model, data=shared)
             nodes = sites_until(lambda: model(batch), local)
         return {name: nodes[name]["value"] for name in local}

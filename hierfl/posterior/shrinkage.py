@@ -19,7 +19,7 @@ from hierfl.posterior.client_loop import at_each_draw, each_draw
 from hierfl.posterior.draws import Draws, at_draws, joined_local, mapped_or_in_turn
 from hierfl.posterior.moments import mean_and_variance
 from hierfl.posterior.snapshot import Snapshot
-from hierfl.program.handlers import Answer
+from hierfl.program.handlers import Substitute
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 
@@ -131,7 +131,7 @@ def _in_closed_form(
     batch: ClientBatch,
 ) -> Tree:
     guide: Any = program.guide
-    with Answer(params, own):
+    with Substitute(params, own):
         ratios = guide.shrinkage(own, turn)
     return {site: ratio for site, ratio in ratios.items() if site in known}
 

@@ -23,7 +23,7 @@ from hierfl.method import Method
 from hierfl.program.check_columns import check_missing
 from hierfl.program.check_data import check_labels
 from hierfl.program.check_padding import check_labels_given, check_padding, is_ragged
-from hierfl.program.handlers import Answer, unchecked, untouched_store
+from hierfl.program.handlers import Substitute, unchecked, untouched_store
 from hierfl.program.program import ParamSpec, Program
 from hierfl.program.sites import COMMON
 from hierfl.program.without_rows import WithoutRows
@@ -194,7 +194,7 @@ def model_trace(fit: Snapshot) -> Trace:
     params = fit.federation.client.params(fit.message, fit.federation.client.own)
     with untouched_store(), torch.no_grad(), unchecked():
         conditioned = poutine.condition(program.model, data=program.draw(params, batch))
-        with Answer(params, batch):
+        with Substitute(params, batch):
             return poutine.trace(conditioned).get_trace(batch)
 
 

@@ -19,7 +19,7 @@ from hierfl.posterior.client_loop import at_each_draw, each_draw
 from hierfl.posterior.draws import Draws, joined_draws
 from hierfl.posterior.proposals import Coordinates, Stretched
 from hierfl.posterior.snapshot import Snapshot
-from hierfl.program.handlers import Answer, unchecked
+from hierfl.program.handlers import Substitute, unchecked
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 from hierfl.program.traces import in_clients, samples
@@ -224,7 +224,7 @@ def spread_levels(fit: Snapshot) -> set[bool]:
     """Return the levels at which the guide spreads: True for local sites, False for global."""
     program, batch = fit.program, fit.program.prototype
     params = fit.federation.client.params(fit.message, fit.federation.client.own)
-    with unchecked(), torch.no_grad(), Answer(params, batch):
+    with unchecked(), torch.no_grad(), Substitute(params, batch):
         nodes = poutine.trace(program.guide).get_trace(batch)
     return {
         in_clients(site)

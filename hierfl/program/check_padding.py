@@ -14,7 +14,7 @@ from torch import Tensor
 from hierfl.data.batch import ClientBatch, gather, keys_of, mapped
 from hierfl.data.clients import ClientData
 from hierfl.program.few_rows import distinct_rows, first_difference, made_up, point
-from hierfl.program.handlers import AT_MIDDLES, Answer
+from hierfl.program.handlers import AT_MIDDLES, Substitute
 from hierfl.program.program import Params, Program, ProgramError, stacked
 from hierfl.program.sites import Values
 from hierfl.program.traces import NAME, in_clients, in_data, per_client, samples, scored
@@ -130,7 +130,7 @@ def _of_model(
 ) -> Values:
     """Return log densities of local sites, by row in the data plate, and deterministic sites."""
     params, values = point(program, away)
-    with Answer(params, batch):
+    with Substitute(params, batch):
         trace: Any = poutine.trace(poutine.condition(program.model, data=values)).get_trace(batch)
     terms: Values = {}
     for name, site in samples(trace):
@@ -145,7 +145,7 @@ def _of_model(
 
 def _of_guide(program: Program, away: float, batch: ClientBatch) -> Values:
     params, _ = point(program, away)
-    with Answer(params, batch):
+    with Substitute(params, batch):
         trace = poutine.trace(program.guide).get_trace(batch)
     sites: Values = {}
     for name, site in samples(trace):
@@ -170,7 +170,7 @@ def check_apart(program: Program, data: ClientData) -> None:
 
     def evaluate(away: float, batch: ClientBatch) -> Values:
         params, values = _of_clients(program, away, batch.num_clients)
-        with Answer(params, batch):
+        with Substitute(params, batch):
             trace = poutine.trace(poutine.condition(program.model, data=values)).get_trace(batch)
         terms: Values = {}
         for name, site in samples(trace):

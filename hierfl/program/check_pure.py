@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch, mapped
 from hierfl.program.fingerprints import values_of
-from hierfl.program.handlers import Answer, ModuleWeights, untouched_store
+from hierfl.program.handlers import ModuleWeights, Substitute, untouched_store
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.traces import Site, in_clients, samples
 
@@ -220,7 +220,7 @@ def check_pure(program: Program, batch: ClientBatch) -> None:
 
 
 def _traces(program: Program, params: Mapping[str, Tensor], batch: ClientBatch) -> dict[str, Any]:
-    with untouched_store(), Answer(params, batch):
+    with untouched_store(), Substitute(params, batch):
         with no_global_draws("guide"):
             guided = poutine.trace(program.guide).get_trace(batch)
         with no_global_draws("model"):

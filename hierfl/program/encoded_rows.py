@@ -18,7 +18,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.program.handlers import Answer, keyed_draw, untouched_store
+from hierfl.program.handlers import Substitute, keyed_draw, untouched_store
 from hierfl.program.row_runs import At, RowTerm, isolated
 from hierfl.program.sites import Guide, Model, Values
 from hierfl.program.terms import divergence
@@ -30,7 +30,7 @@ NO_TERM = RowTerm("", (), ())
 def with_encoded_rows(model: Model, guide: Guide, batch: ClientBatch) -> tuple[Model, Guide]:
     """Return a model and a guide without the sites that the guide has in the data plate."""
     try:
-        with untouched_store(), Answer({}, batch):
+        with untouched_store(), Substitute({}, batch):
             trace = poutine.trace(guide).get_trace(batch)
     except Exception:  # whatever a guide raises; it is read later, which says what is wrong
         return model, guide

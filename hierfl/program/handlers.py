@@ -159,7 +159,7 @@ def keyed_draw(site: Site, batch: ClientBatch, *, reparameterized: bool = True) 
             raise NoSampler(f"site '{site['name']}' ({error})") from error
 
 
-class Answer(Messenger):
+class Substitute(Messenger):
     """Answers every `pyro.param` from a dict, and every draw by the batch's keys, where they are given."""
 
     def __init__(

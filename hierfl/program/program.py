@@ -16,7 +16,7 @@ from hierfl.core.process import unpickled
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.absent import Sites
 from hierfl.data.batch import ClientBatch
-from hierfl.program.handlers import Answer, sites_until
+from hierfl.program.handlers import Substitute, sites_until
 from hierfl.program.sites import Guide, Latents, LatentSite, Model, Values
 from hierfl.program.terms import Terms, elbo_terms, traces_of
 from hierfl.program.traces import Center, Site, scored
@@ -190,13 +190,13 @@ class Program:
         model = poutine.condition(self.model, data=given) if given else self.model
         own = {spec.name: spec.start for spec in self.params if spec.is_local}
         names = [site.name for site in self.latents.local_block.sites]
-        with Answer({**own, **params}, batch), by_mean:
+        with Substitute({**own, **params}, batch), by_mean:
             nodes = sites_until(lambda: model(batch), names)
         return {name: nodes[name]["fn"] for name in names}
 
     def draw(self, params: Params, batch: ClientBatch) -> Values:
         """Draw every latent site from the guide once, by the batch's keys."""
-        with Answer(params, batch):
+        with Substitute(params, batch):
             nodes: dict[str, Site] = poutine.trace(self.guide).get_trace(batch).nodes
         return values_of(nodes, (site.name for site in self.latents.sites))
 
@@ -212,7 +212,7 @@ class Program:
         if not self.derived:
             return {}
         latents = of_all_sites(values, self.latents, self.model)
-        with Answer(params, batch, reparameterized=False), poutine.condition(data=latents):
+        with Substitute(params, batch, reparameterized=False), poutine.condition(data=latents):
             nodes = sites_until(lambda: self.model(batch), self.derived)
         return values_of(nodes, self.derived)
 
@@ -234,7 +234,7 @@ class Program:
     def conditioned(self, values: Values, params: Params, batch: ClientBatch) -> dict[str, Site]:
         """Return the trace's nodes given latent sites."""
         values = of_all_sites(values, self.latents, self.model)
-        with Answer(params, batch, reparameterized=False):
+        with Substitute(params, batch, reparameterized=False):
             nodes: dict[str, Site] = (
                 poutine.trace(poutine.condition(self.model, data=values)).get_trace(batch).nodes
             )

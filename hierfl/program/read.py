@@ -41,7 +41,7 @@ from hierfl.program.check_program import (
 from hierfl.program.check_pure import check_boundary, check_pure, no_global_draws
 from hierfl.program.failures import root_of, why_it_fails
 from hierfl.program.few_rows import codes_of, of_codes, prototype_of
-from hierfl.program.handlers import Answer, NoKeyedDraw, untouched_store
+from hierfl.program.handlers import NoKeyedDraw, Substitute, untouched_store
 from hierfl.program.joint_sites import check_sizes, joint_sites
 from hierfl.program.program import Program, ProgramError, Reads, refuse_first
 from hierfl.program.read_traces import (
@@ -175,10 +175,10 @@ class ModelRead:
             if isinstance(guide, Family):
                 built = guide.build(model, latents, **guide.options)
             two = prototype_of(self.data, self.data.by_name[[0, -1]].tolist())
-            guided, reads = _trace(built, batch, "guide", seed, Answer({}, batch))
-            guided_pair, _ = _trace(built, two, "guide", seed, Answer({}, two))
+            guided, reads = _trace(built, batch, "guide", seed, Substitute({}, batch))
+            guided_pair, _ = _trace(built, two, "guide", seed, Substitute({}, two))
             check_cover(latents, guided)
-            check_boundary(built, batch, "guide", Answer({}, batch))
+            check_boundary(built, batch, "guide", Substitute({}, batch))
             program = replace(
                 base,
                 guide=built,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from hierfl.data.batch import ClientBatch
-from hierfl.program.handlers import Answer
+from hierfl.program.handlers import Substitute
 from hierfl.program.sites import Model, Values
 from hierfl.program.traces import Site, is_likelihood, per_client, samples, scored, sums_by_owner
 
@@ -49,7 +49,7 @@ def traces_of(
     tell: bool = True,
 ) -> tuple[Any, Any]:
     """Trace the guide, and the model at the guide's draws; `tell` makes `posterior_of` work."""
-    with Answer(params, batch):
+    with Substitute(params, batch):
         guided = poutine.trace(guide).get_trace(support)
         token = _POSTERIOR.set(guided if tell else None)
         try:
@@ -102,7 +102,7 @@ def log_joint(
     model: Model, values: Values, batch: ClientBatch, params: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return log densities (C,) of local sites and rows at given values, and () of global sites."""
-    with Answer(params, batch):
+    with Substitute(params, batch):
         trace = poutine.trace(poutine.condition(model, data=values)).get_trace(batch)
     return sums_by_owner(
         ((site, site["fn"].log_prob(site["value"])) for _, site in samples(trace)), batch

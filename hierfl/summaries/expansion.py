@@ -28,7 +28,7 @@ from hierfl.summaries.factor import (
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.quartic import Quartic, monomials
-from hierfl.summaries.reading import Nodes
+from hierfl.summaries.reading import QuadratureNodes
 from hierfl.summaries.row_derivatives import quartic_of
 
 LEAST_ROWS = 500  # of a client; with fewer its rows are as fast
@@ -45,7 +45,7 @@ NEAR = 16.0  # squared standard errors of the rows that the mean of q may lie fr
 CHECKED, ERROR = 8, 0.05
 
 
-class Expansion(NamedTuple):
+class ClientPolynomials(NamedTuple):
     """Polynomials of C clients, and for which of them it stands for the rows."""
 
     quartic: Quartic
@@ -60,7 +60,7 @@ def coefficients_of(hierarchy: Hierarchy, others: int, *, by_row: bool) -> int:
     return count if count * hierarchy.program.num_clients <= MOST_KEPT else 0
 
 
-def expanded(rows: PackedRows, belief: tuple[Tensor, Tensor]) -> Expansion:
+def expanded(rows: PackedRows, belief: tuple[Tensor, Tensor]) -> ClientPolynomials:
     """Return polynomials about the modes of Normal(v; `belief`) p(y | v), in a few passes."""
     loc, prior = belief
     root = root_of(prior)
@@ -75,11 +75,11 @@ def expanded(rows: PackedRows, belief: tuple[Tensor, Tensor]) -> Expansion:
         if bool(close.all()):
             break
     quartic = quartic_of(rows, mean.nan_to_num())
-    return Expansion(quartic, close & quartic.terms.isfinite().all(1))
+    return ClientPolynomials(quartic, close & quartic.terms.isfinite().all(1))
 
 
 def factors_by(
-    expansion: Expansion, belief: tuple[Tensor, Tensor], nodes: Nodes
+    expansion: ClientPolynomials, belief: tuple[Tensor, Tensor], nodes: QuadratureNodes
 ) -> tuple[Factor, Tensor]:
     """Return factors by polynomials, and for which clients these stand for the rows, (C,) bool."""
     prior = belief[1]

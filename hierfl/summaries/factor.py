@@ -27,7 +27,7 @@ from torch import Tensor
 from hierfl.core.gaussians import inverse, times
 from hierfl.summaries.packed_rows import Expected, PackedRows
 from hierfl.summaries.quartic import Quartic
-from hierfl.summaries.reading import Nodes
+from hierfl.summaries.reading import QuadratureNodes
 
 Rows = PackedRows | Quartic
 
@@ -72,7 +72,7 @@ class _Found(NamedTuple):
 def factor_of(
     rows: Rows,
     belief: tuple[Tensor, Tensor],
-    nodes: Nodes,
+    nodes: QuadratureNodes,
     before: Factor,
     seen: Tensor,
     *,
@@ -133,7 +133,7 @@ def _start(rows: Rows, loc: Tensor, prior: Tensor, before: Factor) -> tuple[Tens
 def settled(
     rows: Rows,
     belief: tuple[Tensor, Tensor],
-    nodes: Nodes,
+    nodes: QuadratureNodes,
     mean: Tensor,
     precision: Tensor,
     seen: Tensor,
@@ -180,7 +180,11 @@ def _factor(at: _Found) -> Factor:
 
 
 def _evaluated(
-    rows: Rows, belief: tuple[Tensor, Tensor], nodes: Nodes, mean: Tensor, precision: Tensor
+    rows: Rows,
+    belief: tuple[Tensor, Tensor],
+    nodes: QuadratureNodes,
+    mean: Tensor,
+    precision: Tensor,
 ) -> tuple[_Found, Tensor]:
     """Return expectations under q, where it is far too wide (the second) values at its mean."""
     loc, prior = belief

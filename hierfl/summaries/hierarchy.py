@@ -58,7 +58,7 @@ class Factors(NamedTuple):
         )
 
 
-class Noise(Protocol):
+class NoisyFactors(Protocol):
     """What is known from sums with noise."""
 
     def at(self, factors: Factors, scale: Tensor) -> tuple[Factors, Tensor]:
@@ -77,7 +77,7 @@ class Hierarchy:
     steady: bool = False  # whether (mean of w, u) move with m as far at any s and t
     mixing: Mixing | None = None  # what the local sites are Normal given
     spread: Spread | None = None  # the noise scale of a Gaussian likelihood
-    noise: Noise | None = None  # of its sums, with row noise
+    noise: NoisyFactors | None = None  # of its sums, with row noise
 
     def __post_init__(self) -> None:
         """Build cached tensors outside torch.func transforms."""

@@ -21,7 +21,7 @@ RIDGE = 1.0  # of standardized numbers, in draws
 STEPS = 1  # Newton's, from the line
 
 
-class Line(NamedTuple):
+class MixingLine(NamedTuple):
     """About where N clients' t (M,) lie, by z (K,)."""
 
     loc: Tensor  # (N, M) at the center
@@ -35,12 +35,12 @@ class Line(NamedTuple):
 
 def line_of(
     hierarchy: Hierarchy, draws_z: Tensor, fields: Values, factor: tuple[Tensor, Tensor]
-) -> Line:
+) -> MixingLine:
     """Return where mixing parameters lie about draws of z (F, K), of clients with factors (N, V, V) and (N, V)."""
     mixing, center = hierarchy.mixing, draws_z.mean(0)
     if mixing is None:
         none = torch.zeros(len(factor[1]), 0)
-        return Line(none, none[..., None].expand(-1, 0, len(center)), center)
+        return MixingLine(none, none[..., None].expand(-1, 0, len(center)), center)
     spread = draws_z.std(0, correction=0).clamp(min=1e-6)
     x = (draws_z - center) / spread
     project = torch.linalg.solve(x.mT @ x + RIDGE * torch.eye(x.shape[1]), x.mT)  # (K, F)
@@ -52,7 +52,7 @@ def line_of(
         loc = modes.mean(0)
         return loc, (project @ (modes - loc)).mT / spread
 
-    return Line(*torch.vmap(of_client)(*factor, fields), center)
+    return MixingLine(*torch.vmap(of_client)(*factor, fields), center)
 
 
 def laplace_at(density: LogDensity, t: Tensor) -> Proposal:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hierfl.core.gaussians import inverse, product
 from hierfl.data.batch import ClientBatch
-from hierfl.summaries.reading import Nodes, Reading, node_at_mean
+from hierfl.summaries.reading import QuadratureNodes, Reading, node_at_mean
 from hierfl.summaries.units import Units, UnitScore
 
 # scalars of one elementwise operation carried at once: 2 MB, which a core's cache holds
@@ -118,7 +118,7 @@ class PackedRows:
         return design
 
     # ------------------------------------------------------------------------------ expectations
-    def expected(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> Expected:
+    def expected(self, mean: Tensor, precision: Tensor, nodes: QuadratureNodes) -> Expected:
         """Return expectations under Normal(mean, precision^-1); not finite if far nodes overflow."""
         shift, spread, points = self._nodes(mean, precision, nodes)
         n, size = len(self.client), nodes.rest.shape[0] * nodes.row.shape[0]
@@ -134,7 +134,7 @@ class PackedRows:
         """Return value and derivatives at `mean` alone."""
         return self.expected(mean, precision, node_at_mean(self.line))
 
-    def _nodes(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> tuple[Tensor, ...]:
+    def _nodes(self, mean: Tensor, precision: Tensor, nodes: QuadratureNodes) -> tuple[Tensor, ...]:
         """Return means (n, J, p) and sds (n, p) of predictors given s, and points of s (C, J, S)."""
         inside, rest, x, k = self.line.inside, self.line.rest, self.design, self.client
         points = mean[:, None, rest].expand(-1, len(nodes.rest), -1)
@@ -149,7 +149,7 @@ class PackedRows:
         return shift, spread, points
 
     def _derivatives(
-        self, shift: Tensor, spread: Tensor, points: Tensor, nodes: Nodes, part: Tensor
+        self, shift: Tensor, spread: Tensor, points: Tensor, nodes: QuadratureNodes, part: Tensor
     ) -> list[Tensor]:
         """Return expectations (n,), (n, p), (n, p), (n, S), (n, S, p), (n, S, S) of some units."""
         own, size = [v[part] for v in self.tensors], points.shape[-1]
@@ -204,7 +204,9 @@ class PackedRows:
         slope = torch.cat([slope, rest_slope], 1)[:, order]
         return Expected(value[:, 0], slope, -whole[:, order][:, :, order])
 
-    def by_predictor(self, mean: Tensor, precision: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
+    def by_predictor(
+        self, mean: Tensor, precision: Tensor, nodes: QuadratureNodes
+    ) -> tuple[Tensor, Tensor]:
         """Return the expected first and second derivative in each predictor, (n, p) both."""
         shift, spread, points = self._nodes(mean, precision, nodes)
         every = torch.arange(len(self.client))

@@ -189,7 +189,7 @@ def start_of(reading: Reading) -> Tensor:
 
 
 # ------------------------------------------------------------------------------ linear predictors
-class Nodes(NamedTuple):
+class QuadratureNodes(NamedTuple):
     """Standard normal points and their weights; the middle one of each kind is 0."""
 
     rest: Tensor  # (J, S) of s
@@ -225,7 +225,7 @@ class Line:
         return self.reading.terms(torch.cat([line, rest])[self.order], batch)
 
 
-def nodes_of(line: Line) -> Nodes:
+def nodes_of(line: Line) -> QuadratureNodes:
     """Return the nodes at which expectations are summed."""
     size, dtype = len(line.rest), torch.get_default_dtype()
     if size == 1:
@@ -239,12 +239,14 @@ def nodes_of(line: Line) -> Nodes:
         rest_weights[half] = 0.0  # only there to be the middle
     else:
         s, rest_weights = torch.zeros(1, 0), torch.ones(1)
-    return Nodes(s, rest_weights, *gauss_hermite(ALONG_ROW, dtype))
+    return QuadratureNodes(s, rest_weights, *gauss_hermite(ALONG_ROW, dtype))
 
 
-def node_at_mean(line: Line) -> Nodes:
+def node_at_mean(line: Line) -> QuadratureNodes:
     """Return the one node at the mean of v."""
-    return Nodes(torch.zeros(1, len(line.rest)), torch.ones(1), torch.zeros(1), torch.ones(1))
+    return QuadratureNodes(
+        torch.zeros(1, len(line.rest)), torch.ones(1), torch.zeros(1), torch.ones(1)
+    )
 
 
 def gauss_hermite(count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

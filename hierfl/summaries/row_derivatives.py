@@ -23,7 +23,7 @@ ROWS_AT_ONCE = 1 << 14  # whose derivatives and products are carried at once
 Index = tuple[int, ...]  # of the derivatives in s, ascending
 
 
-class _Plan(NamedTuple):
+class _QuarticPlan(NamedTuple):
     """Where each coefficient of a quartic stands among sums of products."""
 
     columns: dict[Index, list[int]]  # index in s -> column of each order in eta
@@ -32,7 +32,7 @@ class _Plan(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _plan(inside: Index, others: Index) -> _Plan:
+def _plan(inside: Index, others: Index) -> _QuarticPlan:
     """Return the plan for positions in v of l and of s."""
     size, lines = len(inside) + len(others), len(inside)
     line, other = ({at: i for i, at in enumerate(of)} for of in (inside, others))
@@ -63,7 +63,7 @@ def _plan(inside: Index, others: Index) -> _Plan:
         places.append(start[index, len(own)] + first)
         shares.append(1.0 / prod(map(factorial, Counter(at).values())))
     share = torch.tensor(shares, dtype=torch.float64, device=CPU)
-    return _Plan(columns, torch.tensor(places, device=CPU), share)
+    return _QuarticPlan(columns, torch.tensor(places, device=CPU), share)
 
 
 def quartic_of(rows: PackedRows, center: Tensor) -> Quartic:
@@ -87,7 +87,7 @@ def quartic_of(rows: PackedRows, center: Tensor) -> Quartic:
 
 
 def _derivatives(
-    rows: PackedRows, shift: Tensor, others: Tensor, block: Tensor, plan: _Plan
+    rows: PackedRows, shift: Tensor, others: Tensor, block: Tensor, plan: _QuarticPlan
 ) -> list[Tensor]:
     """Return derivatives by columns of the plan: (n,) of order 0 in eta, and (n, p) of the others."""
     own, times = [v[block] for v in rows.tensors], rows.units.times
@@ -110,7 +110,7 @@ def _derivatives(
     return columns_of_rows
 
 
-def _products(x: Tensor, derivatives: list[Tensor], plan: _Plan) -> Tensor:
+def _products(x: Tensor, derivatives: list[Tensor], plan: _QuarticPlan) -> Tensor:
     """Return the sums over one client's rows, x (n, p, L), of derivatives times columns, flat."""
     flat = x.flatten(0, 1)
     i, j = torch.triu_indices(flat.shape[1], flat.shape[1])

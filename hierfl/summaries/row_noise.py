@@ -36,7 +36,7 @@ from hierfl.core.secret_noise import normals_at
 from hierfl.program.program import ProgramError
 from hierfl.summaries.factor import Factor
 from hierfl.summaries.packed_rows import PackedRows
-from hierfl.summaries.reading import Line, Nodes
+from hierfl.summaries.reading import Line, QuadratureNodes
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def private_factor(
     rows: PackedRows,
     belief: tuple[Tensor, Tensor],
     before: Factor,
-    nodes: Nodes,
+    nodes: QuadratureNodes,
     how: RowNoise,
     keys: Tensor,
 ) -> Factor:

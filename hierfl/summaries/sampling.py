@@ -19,7 +19,7 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.chains import LEAPS, Sampled, Whitening, sampled
 from hierfl.core.importance_sampling import FLAT, FLAT_SHARE, chosen, normal_points, resampled
-from hierfl.core.proposal import Proposal, fitted
+from hierfl.core.proposal import ScalesProposal, fitted
 from hierfl.core.watch import about_to, working
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.scales import Density
@@ -73,7 +73,7 @@ class Start(NamedTuple):
     is_prior: bool  # the draws are of the prior
 
 
-class Draws(NamedTuple):
+class SurrogateDraws(NamedTuple):
     """Draws of the surrogate."""
 
     draws: Tensor  # (S, K + N M), of z and, where there are some, of all mixing numbers
@@ -102,7 +102,7 @@ def sample(
     final: bool,
     seed: int,
     rough: bool = False,
-) -> Draws:
+) -> SurrogateDraws:
     """Return S = `count` draws of the surrogate posterior; `final` ones have equal weights.
 
     Of `rough` ones only the mean matters: no chain runs for them where scales are few.
@@ -120,7 +120,7 @@ def sample(
     chains = _chains(density, count, start, final, word, g)
     draws = surrogate.draws(chains.draws, *density.at(chains.draws)[1:], normal)
     share = min(1.0, chains.effective / count)
-    return Draws(draws, torch.full((count,), -math.log(count)), chains.r_hat, share=share)
+    return SurrogateDraws(draws, torch.full((count,), -math.log(count)), chains.r_hat, share=share)
 
 
 # ------------------------------------------------------------------------- importance sampling
@@ -133,7 +133,7 @@ def by_importance(
     *,
     final: bool,
     least: float,
-) -> Draws | None:
+) -> SurrogateDraws | None:
     """Sample scales by importance; None where k-hat is high and not even a share `least` effective."""
     hierarchy = surrogate.hierarchy
     density = Density(surrogate, factors, start.bounds)
@@ -170,10 +170,10 @@ def by_importance(
         e = normal_points(count + count % 2, mean.shape[1], seed=seed + 1)[:count]
     e = e[torch.randperm(count, generator=torch.Generator().manual_seed(seed))]
     drawn = surrogate.draws(s, mean, covariance, e)
-    return Draws(drawn, log_weights, torch.nan, k_hat, min(1.0, share * many / count))
+    return SurrogateDraws(drawn, log_weights, torch.nan, k_hat, min(1.0, share * many / count))
 
 
-def _adapted(density: Density, start: Start, *, final: bool) -> tuple[Proposal, float]:
+def _adapted(density: Density, start: Start, *, final: bool) -> tuple[ScalesProposal, float]:
     """Fit a proposal to its own weighted points; also return the share that is effective."""
     s = start.draws[:, density.surrogate.hierarchy.outside]
     proposal, size = fitted(s, start.log_weights.exp()), s.shape[1]
@@ -199,7 +199,7 @@ def _adapted(density: Density, start: Start, *, final: bool) -> tuple[Proposal, 
     return proposal, share
 
 
-def _about_peak(y: Tensor, log_p: Tensor, weights: Tensor, e: Tensor) -> Proposal | None:
+def _about_peak(y: Tensor, log_p: Tensor, weights: Tensor, e: Tensor) -> ScalesProposal | None:
     """Fit a proposal to the quadratic through log densities at y (S, K); None if it has no peak."""
     size, (loc, scale) = y.shape[1], moments(y, weights.log())
     x, some = (y - loc) / (scale + 1e-300), weights > 0.0

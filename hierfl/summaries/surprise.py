@@ -34,7 +34,7 @@ from hierfl.core import noise
 from hierfl.core.importance_sampling import K_HAT, smoothed_rows
 from hierfl.method import Surprise
 from hierfl.summaries.hierarchy import Factors
-from hierfl.summaries.sampling import LEAST_SHARE, Draws, Start, by_importance
+from hierfl.summaries.sampling import LEAST_SHARE, Start, SurrogateDraws, by_importance
 from hierfl.summaries.surrogate import Surrogate
 
 DRAWS = 1000  # of z
@@ -85,7 +85,7 @@ def surprises(posterior: Known) -> Surprise:
     return surprise
 
 
-def _without(posterior: Known, client: int) -> Draws | None:
+def _without(posterior: Known, client: int) -> SurrogateDraws | None:
     """Return draws of z given the factors of all clients but one; None where they are not good."""
     at, draws = torch.tensor(client), posterior.draws
     factors: list[Any] = [

@@ -14,7 +14,7 @@ from hierfl.core import noise
 from hierfl.core.traced import Gradient
 from hierfl.program.carried import OF_MANY_DRAWS, carried
 from hierfl.program.few_rows import in_double
-from hierfl.program.handlers import Answer, unchecked, untouched_store
+from hierfl.program.handlers import Substitute, unchecked, untouched_store
 from hierfl.program.traces import Site
 from hierfl.summaries.hierarchy import Factors, Hierarchy, given, rest_of
 
@@ -119,7 +119,7 @@ def prior_draws(hierarchy: Hierarchy, seed: int) -> Tensor:
 
     def one(d: Tensor) -> Tensor:
         drawn = batch.redrawn(noise.word("prior")).redrawn(d)
-        with Answer({}, drawn, reparameterized=False):
+        with Substitute({}, drawn, reparameterized=False):
             nodes: dict[str, Site] = poutine.trace(program.model).get_trace(drawn).nodes
         return block.flatten({site.name: nodes[site.name]["value"] for site in block.sites})
 
@@ -180,7 +180,7 @@ def mixing_draws(hierarchy: Hierarchy, draws: Tensor, seed: int) -> Tensor:
     def one(z: Tensor, e: Tensor, d: Tensor) -> Tensor:
         values = program.latents.global_block.unflatten(z)[0]
         drawn = batch.redrawn(noise.word("mixing")).redrawn(d)
-        with Answer({}, drawn, reparameterized=False):
+        with Substitute({}, drawn, reparameterized=False):
             model = poutine.condition(program.model, data=values)
             nodes: dict[str, Site] = poutine.trace(model).get_trace(drawn).nodes
         own = block.flatten({site.name: nodes[site.name]["value"] for site in block.sites})

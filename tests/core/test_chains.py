@@ -16,7 +16,7 @@ from hierfl.program.few_rows import double_precision
 from hierfl.summaries import sampling, scales
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.reading import read_likelihood
-from hierfl.summaries.sampling import MIXED_WELL, Draws, Start, bounds_of, sample
+from hierfl.summaries.sampling import MIXED_WELL, Start, SurrogateDraws, bounds_of, sample
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
 from hierfl.summaries.surrogate import Surrogate, prior_draws
 from tests.summaries import programs
@@ -137,7 +137,9 @@ def surrogate_of(model: Any) -> Surrogate:
     return Surrogate(seen_hierarchy(read_likelihood(program_of(model))))
 
 
-def drawn_of(surrogate: Surrogate, eta: Tensor, precision: Tensor, *, final: bool) -> Draws:
+def drawn_of(
+    surrogate: Surrogate, eta: Tensor, precision: Tensor, *, final: bool
+) -> SurrogateDraws:
     with double_precision(), torch.no_grad():
         factors = Factors(
             precision[:, None, None].double(), (eta * precision)[:, None].double(), {}

@@ -18,7 +18,7 @@ import hierfl
 from hierfl import methods
 from hierfl.core.trees import named_leaves
 from hierfl.flower import SuperLink, apps, superlink
-from hierfl.flower.at_server import Server
+from hierfl.flower.at_server import FlowerServer
 from hierfl.flower.project import write_project
 from hierfl.nodes import TooFewNodes
 from tests.flower.test_apps import Grid, identity, rows
@@ -50,7 +50,7 @@ def linked(project: Any, folder: Path) -> SuperLink:
         nodes=4,
     )
     task: Any = Task(Grid(made.client, folder))
-    return SuperLink(Server(task.grid, 0.1, 4, before=task.begin), task)
+    return SuperLink(FlowerServer(task.grid, 0.1, 4, before=task.begin), task)
 
 
 def apart(one: Any, other: Any) -> float:

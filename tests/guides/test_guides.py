@@ -15,7 +15,7 @@ from hierfl import guides
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.guides.global_sites import diagonal_normal, full_normal, low_rank_normal, spline_flow
-from hierfl.program.handlers import Answer
+from hierfl.program.handlers import Substitute
 from hierfl.program.sites import Family
 from tests.programs import FAMILIES, at_random, federation, fit, logistic, read, regression
 
@@ -246,7 +246,7 @@ def local_params(
     batch: ClientBatch, params: dict[str, Tensor], program: hierfl.Program
 ) -> tuple[Tensor, Tensor]:
     """Mean and scale of the guide's local vector, (C, 1, D) each."""
-    with Answer(params, batch):
+    with Substitute(params, batch):
         nodes: Any = pyro.poutine.trace(program.guide).get_trace(batch).nodes
     site = nodes["_local"]["fn"].base_dist
     return site.loc, site.scale

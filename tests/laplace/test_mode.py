@@ -15,7 +15,7 @@ from hierfl import guides
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.laplace.mode import climb, curvature, mode_and_precision, newton_step
-from hierfl.program.handlers import Answer
+from hierfl.program.handlers import Substitute
 from hierfl.program.program import Program
 from tests.programs import at_random, federation, fit, logistic, read
 
@@ -86,7 +86,7 @@ def test_the_guide_has_the_mode_as_its_mean_and_the_curvature_there(name: str) -
     data = federation((6, 4, 1))
     program = read(MODELS[name], guides.conditional(newton_steps=10), data)
     params, batch = at_random(program, by=0.2), full_batch(data, torch.arange(3), seed=1)
-    with Answer(params, batch):
+    with Substitute(params, batch):
         trace = pyro.poutine.trace(program.guide).get_trace(batch)
     own: Any = trace.nodes["_local"]["fn"]
     shared: dict[str, Any] = {

@@ -22,7 +22,7 @@ from hierfl import guides
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.optimizers import Adam
-from hierfl.program.handlers import Answer
+from hierfl.program.handlers import Substitute
 from hierfl.program.program import Params, Program, stacked
 from hierfl.program.sites import Family, Model
 from hierfl.program.terms import Terms
@@ -129,7 +129,7 @@ def moments(
     """
     values = []
     for eps in points(d):
-        with Answer(params, batch), Points(eps):
+        with Substitute(params, batch), Points(eps):
             nodes: Any = pyro.poutine.trace(program.guide).get_trace(batch).nodes
         values.append(
             (
@@ -230,7 +230,7 @@ def test_the_conditional_guides_local_distribution(case: str) -> None:
     data, truth = make(), exact(make(), case)
     program = read(model, guides.conditional, data)
     batch = full_batch(data, torch.arange(data.num_clients))
-    with Answer(at_truth(program, truth), batch):
+    with Substitute(at_truth(program, truth), batch):
         nodes: Any = pyro.poutine.trace(program.guide).get_trace(batch).nodes
     g, own = nodes["g"]["value"].reshape(-1), nodes["_local"]["fn"]
     mean = truth.own_loc + (truth.given_slope @ (g - truth.loc)[:, None])[..., 0]

@@ -18,7 +18,7 @@ from hierfl import ClientBatch, ClientData
 from hierfl.engine.federation import federate
 from hierfl.methods.stages.anchored import was_anchored
 from hierfl.methods.stages.checks import NOWHERE
-from hierfl.methods.stages.client import Rows
+from hierfl.methods.stages.client import RowWork
 from hierfl.methods.stages.two_stage import seen_in
 from hierfl.posterior.hidden_modes import is_mixture
 from hierfl.program.few_rows import double_precision
@@ -406,7 +406,7 @@ def test_rows_that_are_impossible_at_every_draw_are_not_equal_weights(done: hier
 def test_a_client_without_finite_expectations_sends_no_factor(done: hierfl.Fit) -> None:
     """The belief's own curvature in its place made the belief confirm itself, client by client."""
     seen = seen_in(done.program)
-    work, batch = Rows(*seen, None), hierfl.full_batch(done.federation.data)
+    work, batch = RowWork(*seen, None), hierfl.full_batch(done.federation.data)
     size, count = seen.hierarchy.reading.size, batch.num_clients
     own = {name: v.expand(count, *v.shape) for name, v in work.nothing.items()}
     far = torch.zeros(size, dtype=torch.float64).index_fill(0, torch.tensor([2, 3]), -500.0)
@@ -419,7 +419,7 @@ def test_a_client_without_finite_expectations_sends_no_factor(done: hierfl.Fit) 
 def test_a_factor_of_the_round_before_far_from_the_belief_is_left(done: hierfl.Fit) -> None:
     """Steps from a client's own mode, far out, do not come back; those from the belief arrive."""
     seen = seen_in(done.program)
-    work, batch = Rows(*seen, None), hierfl.full_batch(done.federation.data)
+    work, batch = RowWork(*seen, None), hierfl.full_batch(done.federation.data)
     count, server = batch.num_clients, done.progress.server
     belief = {name: server[name] for name in ("loc", "covariance")}
     own = {name: v.expand(count, *v.shape) for name, v in work.nothing.items()}

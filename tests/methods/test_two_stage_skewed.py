@@ -19,7 +19,7 @@ from benchmarks.family_programs import additions_of, drawn, program
 from hierfl import ClientBatch
 from hierfl.methods.stages import expanded
 from hierfl.methods.stages.checks import NOWHERE
-from hierfl.methods.stages.client import Rows
+from hierfl.methods.stages.client import RowWork
 from hierfl.methods.stages.two_stage import seen_in
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
@@ -71,7 +71,7 @@ def test_rows_that_a_draw_makes_impossible_weigh_nothing() -> None:
     found = hierfl.fit(hierfl.methods.two_stage(made), data, seed=47)
     assert len(found.history) < 10 and found.history["k_hat"].iloc[-1] < 0.7
     seen = seen_in(found.program)
-    work = Rows(*seen, None)
+    work = RowWork(*seen, None)
     far = torch.tensor([[-0.4898, -3.6378, -2.8028, 1.5234, -40.6934]], dtype=torch.float64)
     batch = hierfl.full_batch(data)
     own = {name: v.expand(8, *v.shape) for name, v in work.nothing.items()}
@@ -105,7 +105,7 @@ def test_64_draws_weight_a_client_of_many_rows_where_its_ratio_is_flat(
     data = hierfl.ClientData.from_arrays(["a"] * rows + ["b"] * rows, x=x, y=y)
     fit = hierfl.fit(hierfl.methods.two_stage(many_slopes, draws=400), data, seed=0)
     batch, seen = hierfl.full_batch(data), seen_in(fit.program)
-    work = Rows(*seen, None)
+    work = RowWork(*seen, None)
     assert not work.polynomials.coefficients
     draws = fit.progress.server["final"]["draws"][:200]
     message = {
@@ -156,7 +156,7 @@ def test_a_belief_without_a_variance_is_said() -> None:
     """A precision of Gamma(0.001, 0.001): it was said that a matrix is not positive definite, to scale columns."""
     data = hierfl.ClientData.from_arrays(["a", "b", "c", "d"], y=EVENTS, n=TRIALS)
     fit = hierfl.fit(hierfl.methods.two_stage(logits, draws=100), data, seed=0, rounds=1)
-    work, size = Rows(*seen_in(fit.program), None), 2
+    work, size = RowWork(*seen_in(fit.program), None), 2
     own = {name: v.expand(4, *v.shape) for name, v in work.nothing.items()}
     message = {"loc": torch.zeros(size), "covariance": torch.full((size, size), torch.inf)}
     with pytest.raises(FloatingPointError, match="no finite variance: give the scale"):

@@ -14,7 +14,7 @@ import torch
 import hierfl
 from hierfl.nodes.account import BrokenLedger, Entry, Ledger
 from hierfl.nodes.policy import Forbidden
-from hierfl.nodes.row_sets import Rows, check_rows, rows_of_data, rows_of_frame
+from hierfl.nodes.row_sets import RowCodes, check_rows, rows_of_data, rows_of_frame
 
 WHY = "fewer than 5 rows have changed"
 
@@ -150,6 +150,6 @@ def test_a_million_rows_are_compared_in_about_a_second(tmp_path: Path) -> None:
     ledger, large = Ledger.at(tmp_path), frame(1_000_000, 5)
     started = process_time()
     for of in (large, joined(large, MORE)):
-        rows = Rows(rows_of_frame(of, ["age", "bmi", "sex"], ledger.key).every)
+        rows = RowCodes(rows_of_frame(of, ["age", "bmi", "sex"], ledger.key).every)
         ledger.append(Entry("round", "1", rows=check_rows(ledger, [rows], 5)))
     assert process_time() - started < 10.0  # 1.3 s on a quiet core

@@ -18,7 +18,7 @@ from torch.distributions import transform_to
 import hierfl
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.program.handlers import Answer
+from hierfl.program.handlers import Substitute
 from hierfl.program.program import ProgramError
 from tests.programs import FAMILIES, federation, fit, logistic, read, regression
 
@@ -132,7 +132,7 @@ def test_params_stay_in_their_constraint_and_are_learned() -> None:
     own: Tensor = fitted.progress.table["params"]["own"]
     assert own.shape == (3, 2, 1, 1, 3)
     batch = full_batch(data, torch.tensor([0]))
-    with Answer({**fitted.message["params"], "own": own[0]}, batch):
+    with Substitute({**fitted.message["params"], "own": own[0]}, batch):
         trace = pyro.poutine.trace(constrained).get_trace(batch)
     for name in ("base", "share", "noise", "own"):
         site = trace.nodes[name]

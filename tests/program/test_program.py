@@ -21,7 +21,7 @@ from hierfl import guides
 from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
 from hierfl.method import Phase
-from hierfl.program.handlers import Answer
+from hierfl.program.handlers import Substitute
 from hierfl.program.program import Params, Program, stacked
 from hierfl.program.terms import divergence
 from tests.programs import FAMILIES, Given, at_random, federation, read, regression, row_plan
@@ -61,7 +61,7 @@ def params_of(program: Program, params: Params, k: int) -> Params:
 
 
 def drawn(program: Program, params: Params, batch: ClientBatch) -> Any:
-    with Answer(params, batch):
+    with Substitute(params, batch):
         return poutine.trace(program.guide).get_trace(batch)
 
 
@@ -145,7 +145,7 @@ def test_gradient_is_pyros() -> None:
     )
 
     def guide(batch: ClientBatch) -> None:
-        with Answer(params, batch):
+        with Substitute(params, batch):
             program.guide(batch)
 
     pyros = torch.autograd.grad(

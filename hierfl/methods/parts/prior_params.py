@@ -14,7 +14,7 @@ from torch.distributions import Transform, transform_to
 from hierfl.core.trees import Tree
 from hierfl.method import Server
 from hierfl.methods.parts.averaging import averaging_server
-from hierfl.program.handlers import Answer, unchecked
+from hierfl.program.handlers import Substitute, unchecked
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Values
 from hierfl.program.traces import Middle, has_mean
@@ -191,7 +191,7 @@ def at_prior_middle(program: Program, theta: Params) -> Params:
 
 def _middles(program: Program, params: Params) -> Values:
     """Return the middle of the guide's posterior of each global site."""
-    with Answer(params, program.prototype), Middle():
+    with Substitute(params, program.prototype), Middle():
         nodes: dict[str, Any] = poutine.trace(program.guide).get_trace(program.prototype).nodes
     return {site.name: nodes[site.name]["value"] for site in program.latents.global_block.sites}
 

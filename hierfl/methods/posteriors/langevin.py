@@ -53,7 +53,7 @@ from hierfl.program.program import Program
 from hierfl.program.sites import Model
 
 
-class Chain(NamedTuple):
+class LangevinChain(NamedTuple):
     """What a server keeps of a chain of K numbers."""
 
     z: Tensor  # (K,), the state
@@ -61,11 +61,11 @@ class Chain(NamedTuple):
     kept: Tensor  # (), how many were
 
     @classmethod
-    def begin(cls, z: Tensor, draws: int) -> Chain:
+    def begin(cls, z: Tensor, draws: int) -> LangevinChain:
         """Return the chain before the first round."""
         return cls(z, z.expand(draws, -1).clone(), torch.zeros(()))
 
-    def moved(self, z: Tensor, clock: Clock, step_size: float, burn_in: float) -> Chain:
+    def moved(self, z: Tensor, clock: Clock, step_size: float, burn_in: float) -> LangevinChain:
         """Return the chain after a round that led to z; refuse one that diverged."""
         if not bool(z.isfinite().all()):
             raise ValueError(
@@ -77,7 +77,7 @@ class Chain(NamedTuple):
             return self._replace(z=z)
         points = self.points.clone()
         points[int(self.kept) % draws] = z
-        return Chain(z, points, self.kept + 1.0)
+        return LangevinChain(z, points, self.kept + 1.0)
 
     def final(self) -> Tree:
         """Return the state and the draws, repeated where the rounds were fewer."""
@@ -155,7 +155,7 @@ def qlsd(
         begin = program.latents.global_block.start.detach()
 
         def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            chain: Chain = state["chain"]
+            chain: LangevinChain = state["chain"]
             gradient = state["memory"] + program.num_clients * means["gradient"]
             key = noise.fold(noise.root_key(program.seed), noise.word("qlsd"), clock.round)
             wide = math.sqrt(2.0 * step_size * temperature)
@@ -164,7 +164,7 @@ def qlsd(
             return {"chain": chain.moved(z, clock, step_size, burn_in), "memory": held}
 
         return Server(
-            state={"chain": Chain.begin(begin, draws), "memory": torch.zeros_like(begin)},
+            state={"chain": LangevinChain.begin(begin, draws), "memory": torch.zeros_like(begin)},
             update=update,
             down=lambda state, clock: {"z": state["chain"].z},
             final=lambda state, clock: state["chain"].final(),
@@ -263,15 +263,15 @@ def fald(
     expect(common_noise=(common_noise, "[0, 1]"), steps=(steps, "[1, inf)"))
     spread = math.sqrt(2.0 * step_size * temperature)
 
-    def update(state: Chain, means: dict[str, Tree], clock: Clock) -> Chain:
+    def update(state: LangevinChain, means: dict[str, Tree], clock: Clock) -> LangevinChain:
         return state.moved(means["z"], clock, step_size, burn_in)
 
-    def down(state: Chain, clock: Clock) -> Tree:
+    def down(state: LangevinChain, clock: Clock) -> Tree:
         return {"z": state.z, "clients": torch.tensor(float(max(1, clock.clients)))}
 
     def server(program: Program) -> Server:
         return Server(
-            state=Chain.begin(program.latents.global_block.start.detach(), draws),
+            state=LangevinChain.begin(program.latents.global_block.start.detach(), draws),
             update=update,
             down=down,
             final=lambda state, clock: state.final(),

@@ -39,7 +39,7 @@ FACTOR = ("precision", "shift")
 WIDE, FEW = 4.0, 3
 
 
-class Rows:
+class RowWork:
     """What clients do with their rows."""
 
     def __init__(

@@ -32,9 +32,9 @@ from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.summaries.factor import Factor, factor_of
 from hierfl.summaries.hierarchy import Factors
-from hierfl.summaries.moving import Line, line_of
+from hierfl.summaries.moving import MixingLine, line_of
 from hierfl.summaries.packed_rows import PackedRows, packed
-from hierfl.summaries.reading import Nodes, nodes_of
+from hierfl.summaries.reading import QuadratureNodes, nodes_of
 from hierfl.summaries.sampling import one_thread
 from hierfl.summaries.surrogate import any_client
 from hierfl.summaries.units import UnitScore
@@ -76,7 +76,7 @@ class Chains:
         self.surrogate, self.seed = rounds.work.surrogate, seed
         with double_precision(), torch.no_grad(), unchecked():
             self.rows: PackedRows = packed(score, batch, distinct=True)
-            self.nodes: Nodes = nodes_of(score.line)
+            self.nodes: QuadratureNodes = nodes_of(score.line)
             doubled = in_double(batch)
         hierarchy = self.surrogate.hierarchy
         self.fields = {n: doubled.client_fields[n][:, 0] for n in hierarchy.fields}
@@ -175,7 +175,7 @@ class Chains:
         none = self._none()
         return Standard(none.precision, none.shift, self._line(z, none.precision, none.shift))
 
-    def _line(self, z: Tensor, precision: Tensor, shift: Tensor) -> Line:
+    def _line(self, z: Tensor, precision: Tensor, shift: Tensor) -> MixingLine:
         few = z[:: max(1, len(z) // (FEW * (1 + z.shape[1])))]
         return line_of(self.surrogate.hierarchy, few, self.fields, (precision, shift))
 

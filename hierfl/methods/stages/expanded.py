@@ -13,7 +13,7 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.summaries.expansion import (
     LEAST_ROWS,
-    Expansion,
+    ClientPolynomials,
     error_at_draws,
     expanded,
     factors_by,
@@ -24,7 +24,7 @@ from hierfl.summaries.factor import Factor, factor_of
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.quartic import Quartic
-from hierfl.summaries.reading import Nodes
+from hierfl.summaries.reading import QuadratureNodes
 from hierfl.summaries.weighing import Ratios, ratios_of
 
 Rows = Callable[[], PackedRows]  # of a chunk of clients, packed when they are first needed
@@ -45,7 +45,7 @@ class Polynomials:
     """What clients do by polynomials where these stand for their rows, and by rows elsewhere."""
 
     hierarchy: Hierarchy
-    nodes: Nodes
+    nodes: QuadratureNodes
     coefficients: int  # P; 0: all is done by rows
 
     def factors(
@@ -86,8 +86,10 @@ class Polynomials:
             put(who, factor_of(rows().some(who), belief, self.nodes, old, seen[who]))
         return factors, {**stored.quartic._asdict(), FITS: fits.to(stored.quartic.terms.dtype)}
 
-    def _kept(self, work: Tree) -> Expansion:
-        return Expansion(Quartic(work["center"].clone(), work["terms"].clone()), work[FITS] > 0.0)
+    def _kept(self, work: Tree) -> ClientPolynomials:
+        return ClientPolynomials(
+            Quartic(work["center"].clone(), work["terms"].clone()), work[FITS] > 0.0
+        )
 
     def ratios(
         self, rows: Rows, work: Tree, draws: Tensor, how: Callable[[Tensor], Tree]

@@ -12,7 +12,7 @@ from hierfl.core.traced import Gradient
 from hierfl.program.traces import Site
 from hierfl.summaries.conditional import Proposal, normal_of
 from hierfl.summaries.hierarchy import Factors, given
-from hierfl.summaries.moving import Line, laplace_at
+from hierfl.summaries.moving import MixingLine, laplace_at
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.surrogate import Surrogate
 
@@ -24,7 +24,7 @@ class Standard(NamedTuple):
 
     precision: Tensor  # (N, V, V) of factors
     shift: Tensor  # (N, V)
-    line: Line
+    line: MixingLine
 
 
 def flat(standard: Standard) -> tuple[Tensor, ...]:
@@ -64,7 +64,7 @@ class Joint:
         return torch.cat(values), torch.cat(slopes)
 
     def _value(self, x: Tensor, precision: Tensor, shift: Tensor, *line: Tensor) -> Tensor:
-        by = Standard(precision, shift, Line(*line))
+        by = Standard(precision, shift, MixingLine(*line))
         e = x[:, self.shared :].reshape(len(x), self.rows.clients, self.own)
 
         def one(z: Tensor, e: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from hierfl.core import noise
 from hierfl.core.trees import Tree
 from hierfl.method import Clock, Reports
 from hierfl.methods.stages.checks import DONE, GATHER, WEIGHT
-from hierfl.methods.stages.client import Rows
+from hierfl.methods.stages.client import RowWork
 from hierfl.methods.stages.server import Rounds
 from hierfl.summaries.exact import SUMS, Sums
 from hierfl.summaries.factor import Factor, factor_of, rounded
@@ -29,7 +29,7 @@ MOST_TURNS = 60  # of the server with itself; it stops earlier
 class RoundsOfSums(Rounds):
     """The server's part of a round, and what clients would do after it."""
 
-    client: Rows  # whose score reads no rows here
+    client: RowWork  # whose score reads no rows here
 
     def begin(self) -> Tree:
         """Return the state before the first round."""

@@ -53,7 +53,7 @@ from hierfl.methods.stages.checks import (
     refused_message,
     wrong_update,
 )
-from hierfl.methods.stages.client import Rows
+from hierfl.methods.stages.client import RowWork
 from hierfl.methods.stages.expanded import FITS
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.sums import RoundsOfSums
@@ -123,7 +123,7 @@ def server_rounds(program: Program, draws: int, row_noise: RowNoise | None) -> R
     work = Weighting(Surrogate(hierarchy), program.seed)
     if spread is None or hierarchy.spread is not None:
         return Rounds(work, draws)
-    return RoundsOfSums(work, draws, client=Rows(hierarchy, score, spread, None))
+    return RoundsOfSums(work, draws, client=RowWork(hierarchy, score, spread, None))
 
 
 def with_noise(hierarchy: Hierarchy, score: UnitScore, how: RowNoise) -> Hierarchy:
@@ -229,7 +229,7 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
         if row_noise is not None:
             hierarchy, spread = with_noise(hierarchy, score, row_noise), None
         guide: FromFactor = program.guide  # type: ignore[assignment]
-        work = Rows(hierarchy, score, spread, row_noise)
+        work = RowWork(hierarchy, score, spread, row_noise)
         guide.hierarchy, guide.shapes = hierarchy, work.shapes
         guide.spread = spread if work.by_grid else None
         if spread is not None and hierarchy.spread is None:

@@ -33,7 +33,7 @@ from hierfl.method import Client, Method, Phase, Server
 from hierfl.methods.about import Wrapper
 from hierfl.methods.wrappers.wrapping import beside
 from hierfl.models.client_norm import STATISTICS, Looked, normalized, normalizing
-from hierfl.program.handlers import Answer
+from hierfl.program.handlers import Substitute
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Family, Guide, Latents, Model, Values, family
 from hierfl.program.traces import Middle, Site
@@ -168,7 +168,7 @@ def _looked(program: Program, params: Params, batch: ClientBatch) -> Params:
     looked = Looked()
     with normalized("looking"), looked:
         values = _middle(program, params, batch)
-        with Answer(params, batch):
+        with Substitute(params, batch):
             poutine.condition(program.model, data=values)(batch)
     return looked.found
 
@@ -176,6 +176,6 @@ def _looked(program: Program, params: Params, batch: ClientBatch) -> Params:
 def _middle(program: Program, params: Params, batch: ClientBatch) -> Values:
     if not program.latents.sites:
         return {}
-    with Answer(params, batch), Middle():
+    with Substitute(params, batch), Middle():
         nodes: dict[str, Site] = poutine.trace(program.guide).get_trace(batch).nodes
     return {site.name: nodes[site.name]["value"] for site in program.latents.sites}
