@@ -322,6 +322,19 @@ def test_a_mixture_is_one_however_it_is_written() -> None:
     assert not is_mixture(plain.program)
 
 
+def test_a_program_whose_priors_cannot_be_drawn_from_has_a_verdict() -> None:
+    """Improper priors without a local site: whether rows are a mixture is read at the centers of the sites."""
+
+    def improper(batch: ClientBatch) -> None:
+        level = pyro.sample("level", dist.ImproperUniform(dist.constraints.real, (), ()))
+        with batch.clients(), batch.data():
+            pyro.sample("y", dist.Normal(level, 1.0), obs=batch.y)
+
+    y = torch.arange(12.0) / 4
+    fitted = hierfl.fit(improper, ClientData.from_arrays(list("aabb") * 3, y=y), seed=0)
+    check_moments(fitted, {"level": ([float(y.mean())], [12.0**-0.5])})
+
+
 @pytest.mark.slow
 def test_scales_of_clients_with_one_row_are_those_of_quadrature() -> None:
     """Gamma scales took more than 300 s in rounds."""
