@@ -28,7 +28,7 @@ from hierfl.core.trees import named_leaves
 from hierfl.nodes import client_state
 from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.messages import NodeAnswer, NodeFailed, Refused, from_bytes
+from hierfl.nodes.messages import Answer, NodeFailed, Refused, from_bytes
 from hierfl.nodes.node import answer, node
 from hierfl.nodes.run import TooFewNodes, fit_nodes
 from hierfl.runs import checkpoint
@@ -202,7 +202,7 @@ class Lines:
         while not names <= self.to.keys() and time.monotonic() < until:
             time.sleep(0.01)
 
-    def ask(self, contents: Mapping[str, bytes]) -> Iterator[NodeAnswer]:
+    def ask(self, contents: Mapping[str, bytes]) -> Iterator[Answer]:
         """Hand messages to nodes, and yield what comes back in time, in whatever order it comes."""
         round_ = from_bytes(next(iter(contents.values())), most=MOST).about.get("round", -1)
         if round_ >= 0:
@@ -211,7 +211,7 @@ class Lines:
         for name in self.order.sample(sorted(contents), len(contents)):
             line = self.to.get(name)
             if line is None:
-                yield NodeAnswer(name, None, "its node is not connected")
+                yield Answer(name, None, "its node is not connected")
                 continue
             try:
                 line.send_bytes(contents[name])
@@ -229,7 +229,7 @@ class Lines:
         if self.plan.happens("server", round_, "killed while it writes its checkpoint"):
             checkpoint.__dict__["write_private"] = dying_half_way
 
-    def _answers(self, asked: dict[Connection, str], round_: int) -> Iterator[NodeAnswer]:
+    def _answers(self, asked: dict[Connection, str], round_: int) -> Iterator[Answer]:
         until = time.monotonic() + (self.plan.timeout if round_ >= 0 else LAST)
         while asked and (left := until - time.monotonic()) > 0.0:
             ready = wait(list(asked), left)
@@ -245,11 +245,11 @@ class Lines:
                     del asked[line]  # type: ignore[arg-type]
                 good = content[:1] == b"+"
                 why = "" if good else content[1:].decode(errors="replace")[:200]
-                yield NodeAnswer(name, content[1:] if good else None, why)
+                yield Answer(name, content[1:] if good else None, why)
 
-    def _lost(self, name: str) -> NodeAnswer:
+    def _lost(self, name: str) -> Answer:
         self.to.pop(name, None)
-        return NodeAnswer(name, None, "its connection was lost")
+        return Answer(name, None, "its connection was lost")
 
 
 def _round_of(content: bytes) -> int | None:

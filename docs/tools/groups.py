@@ -146,7 +146,7 @@ def groups() -> list[Group]:
                     "hierfl.effects.imputed.imputed",
                 ],
                 "What they return": [
-                    "hierfl.effects.answer.Answer",
+                    "hierfl.effects.estimates.Estimates",
                     "hierfl.effects.conditional_effects.ConditionalEffects",
                     "hierfl.effects.profile.Profile",
                     "hierfl.effects.survival_curves.Survival",

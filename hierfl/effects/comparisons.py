@@ -12,10 +12,10 @@ from torch import Tensor
 
 from hierfl.core.arguments import expect, spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.effects.answer import Answer, labeled, share_above
 from hierfl.effects.averages import Intervention, NewData, Responses, averages
 from hierfl.effects.conditional_effects import chosen, few, listed
 from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
+from hierfl.effects.estimates import Estimates, labeled, share_above
 from hierfl.effects.predictor import SCALES, Scale, asked, on_scale
 from hierfl.effects.predictor_rows import checked, typical
 from hierfl.formulas.columns import Column
@@ -41,7 +41,7 @@ def comparisons(
     by: str | None = None,
     scale: Scale = "response",
     **drawing: Unpack[Drawing],
-) -> Answer:
+) -> Estimates:
     """Compare the response between values of one column, on a typical row or averaged over rows.
 
     The names are those of marginaleffects. On a typical row, as in `fit.effects`, no rows are read.
@@ -102,7 +102,7 @@ def comparisons(
     where = f", averaged over clients' rows{f' by {by}' if by else ''}"
     response = draws.formula.declared.parts.response
     dims = {**responses.dims, "comparison": contrast.labels, "level": responses.levels}
-    return Answer.of(
+    return Estimates.of(
         f"{comparison}s of {response} by {variable}, {scale} scale{'' if is_typical(newdata) else where}",
         labeled(compared, dims, response),
         draws,
@@ -234,7 +234,7 @@ def predictions(
     by: str | None = None,
     scale: Scale = "response",
     **drawing: Unpack[Drawing],
-) -> Answer:
+) -> Estimates:
     """Return the response averaged over the rows of all clients, as they are or with a column set.
 
     Each client sets the column to a value in all its rows, keeps their other columns, and takes the
@@ -282,7 +282,7 @@ def predictions(
             raise ValueError(f"by is '{by}', which is set in all rows: leave out one of the two")
     mean = averages(draws, newdata, settings, by, scale)
     response = draws.formula.declared.parts.response
-    return Answer.of(
+    return Estimates.of(
         f"{response}, averaged over clients' rows{f' by {by}' if by else ''}, {what}",
         labeled(mean.draws, {**mean.dims, **dims, "level": mean.levels}, response),
         draws,

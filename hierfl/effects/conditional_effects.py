@@ -11,8 +11,8 @@ import torch
 
 from hierfl.core.arguments import expect, expect_kind, spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.effects.answer import STATISTICS, Answer, labeled
 from hierfl.effects.drawn import Drawing, Fitted, drawn
+from hierfl.effects.estimates import STATISTICS, Estimates, labeled
 from hierfl.effects.predictor import SCALES, Scale, asked, on_scale
 from hierfl.effects.predictor_rows import predictors, typical
 from hierfl.formulas.columns import Column
@@ -30,7 +30,7 @@ TAKEN = ("client", "level", "chain", "draw", *STATISTICS)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ConditionalEffects(Answer):
+class ConditionalEffects(Estimates):
     """The response along one column, the others held fixed.
 
     Args:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hierfl.core.arguments import expect_kind, spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.effects.answer import Answer, labeled, share_above
 from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
+from hierfl.effects.estimates import Estimates, labeled, share_above
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": torch.exp,
@@ -37,7 +37,9 @@ OPERATORS: dict[type[ast.operator], Callable[[Tensor, Tensor], Tensor]] = {
 
 @one_at_a_time
 @spelled
-def hypotheses(fit: Fitted, hypothesis: str | Sequence[str], **drawing: Unpack[Drawing]) -> Answer:
+def hypotheses(
+    fit: Fitted, hypothesis: str | Sequence[str], **drawing: Unpack[Drawing]
+) -> Estimates:
     """Compare two sides of an equation of parameters, at each draw.
 
         fit.hypotheses("sex[male] = 0")
@@ -78,7 +80,7 @@ def hypotheses(fit: Fitted, hypothesis: str | Sequence[str], **drawing: Unpack[D
         shares.append(1.0 - above if sign == "<" else above)
     if not texts:
         raise ValueError("no hypothesis is given: write one, such as 'sex[male] = 0'")
-    return Answer.of(
+    return Estimates.of(
         "Hypotheses, left side minus right side",
         labeled(torch.stack(differences, 1), {"hypothesis": texts}, "difference"),
         draws,

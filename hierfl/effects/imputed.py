@@ -15,8 +15,8 @@ from hierfl.core.arguments import spelled
 from hierfl.core.noise import client_keys, fold, normals, root_key, uniforms, word
 from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
-from hierfl.effects.answer import Answer, labeled, statistics
 from hierfl.effects.drawn import CoefficientDraws, Drawing, drawn
+from hierfl.effects.estimates import Estimates, labeled, statistics
 from hierfl.effects.predictor import parameters_at, predictor, step_of
 from hierfl.effects.predictor_rows import (
     DesignRows,
@@ -45,7 +45,7 @@ def imputed(
     fit: Snapshot | CoefficientDraws,
     newdata: Frames | Literal["rows"] = "rows",
     **drawing: Unpack[Drawing],
-) -> Answer:
+) -> Estimates:
     """Return the posterior of each missing value of the covariates of `mi()`, brms's `Ymi`.
 
         p(x | y, rest) ~ p(y | eta + step x) Normal(x; eta_x, sigma_x)
@@ -96,7 +96,7 @@ def _tabled(
     draws: CoefficientDraws,
     data: ClientData,
     drawn_values: Mapping[str, list[tuple[Tensor, Tensor]]],
-) -> Answer:
+) -> Estimates:
     names = draws.formula.declared.imputed
     if not drawn_values:
         raise NothingMissing(f"all rows have {' and '.join(names)}: there is nothing to impute")
@@ -121,7 +121,7 @@ def _tabled(
     )
     by_value = labeled(every, {"value": range(len(frame))}, "imputed")
     about = {n: ("value", frame[n].to_numpy()) for n in ("row", "client", "column")}
-    return Answer(
+    return Estimates(
         f"Missing values of {', '.join(drawn_values)}, given what else is known",
         frame,
         by_value.assign_coords(about),

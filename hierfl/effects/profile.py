@@ -21,8 +21,8 @@ from hierfl.core.intervals import percent, tails
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown
 from hierfl.data.absent import is_absent
-from hierfl.effects.answer import Answer, labeled, statistics
 from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
+from hierfl.effects.estimates import Estimates, labeled, statistics
 from hierfl.effects.imputed import completed
 from hierfl.effects.predictor import mean_response, parameters_at, predictor
 from hierfl.effects.predictor_rows import in_turn, typical
@@ -98,7 +98,7 @@ COUNTED = ("bernoulli", "binomial", "poisson")  # families with a standardized r
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Profile(Answer):
+class Profile(Estimates):
     """Each client's own effect, its rank, and its standardized ratio.
 
     Args:

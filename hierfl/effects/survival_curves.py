@@ -12,9 +12,9 @@ from torch import Tensor
 
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.effects.answer import Answer, labeled
 from hierfl.effects.conditional_effects import chosen, few, fixed
 from hierfl.effects.drawn import EACH, CoefficientDraws, Drawing, Fitted, drawn
+from hierfl.effects.estimates import Estimates, labeled
 from hierfl.effects.predictor import asked, distribution, parameters_at, predictor
 from hierfl.effects.predictor_rows import typical
 from hierfl.models.families.survival import hazards
@@ -26,7 +26,7 @@ POINTS = 50  # of the default times
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Survival(Answer):
+class Survival(Estimates):
     """The probability that a time is beyond t.
 
     Args:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.effects.answer import Answer, labeled
 from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
+from hierfl.effects.estimates import Estimates, labeled
 from hierfl.effects.imputed import completed
 from hierfl.effects.predictor import distribution, mean_response, parameters_at, predictor
 from hierfl.effects.predictor_rows import DesignRows, in_turn, typical
@@ -31,7 +31,7 @@ WITHOUT_VARIANCE = {
 
 @one_at_a_time
 @spelled
-def r2(fit: Snapshot | CoefficientDraws, **drawing: Unpack[Drawing]) -> Answer:
+def r2(fit: Snapshot | CoefficientDraws, **drawing: Unpack[Drawing]) -> Estimates:
     """Return the Bayesian R2 of a formula, conditional on groups and marginal.
 
         conditional = var(mu) / (var(mu) + mean(v)),    marginal = var(mu_0) / (var(mu) + mean(v))
@@ -68,7 +68,7 @@ def r2(fit: Snapshot | CoefficientDraws, **drawing: Unpack[Drawing]) -> Answer:
     fitted = mu_square / rows - (mu / rows) ** 2
     common = plain_square / rows - (plain / rows) ** 2
     shares = torch.stack([fitted, common], 1) / (fitted + noise / rows)[:, None]
-    return Answer.of(
+    return Estimates.of(
         f"Share of the variance of {draws.formula.declared.parts.response} that is explained",
         labeled(shares, {"share": SHARES}, "r2"),
         draws,
@@ -113,7 +113,9 @@ THRESHOLDS = {"logit": LOGISTIC, "probit": 1.0, "cloglog": GUMBEL}
 
 @one_at_a_time
 @spelled
-def icc(fit: Fitted, *, at: Mapping[str, Any] | None = None, **drawing: Unpack[Drawing]) -> Answer:
+def icc(
+    fit: Fitted, *, at: Mapping[str, Any] | None = None, **drawing: Unpack[Drawing]
+) -> Estimates:
     """Return the intraclass correlation of each kind of group, on the linear predictor's scale.
 
         ICC_g = s_g^2 / (sum over groups of s^2 + e^2)
@@ -157,7 +159,7 @@ def icc(fit: Fitted, *, at: Mapping[str, Any] | None = None, **drawing: Unpack[D
     shares = torch.where(noise.isinf(), 0.0, between / total)
     shares_of_all = torch.cat([shares, 1.0 - shares.sum(1, keepdim=True)], 1)
     groups = [*variances, "residual"]
-    return Answer.of(
+    return Estimates.of(
         f"Shares of the latent variance of {draws.formula.declared.parts.response}",
         labeled(shares_of_all, {"group": groups}, "icc"),
         draws,

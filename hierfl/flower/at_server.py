@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from hierfl.engine.exact_sums import AskSum
 from hierfl.flower.at_node import PAYLOAD, RECORD, payload_of
 from hierfl.flower.secure import sum_of
-from hierfl.nodes.messages import NodeAnswer, Refused
+from hierfl.nodes.messages import Answer, Refused
 from hierfl.nodes.reached import Reached
 from hierfl.nodes.run import TooFewNodes
 
@@ -49,14 +49,12 @@ class FlowerServer:
             time.sleep(ONCE_MORE)
         return ids
 
-    def send(self, kind: str, contents: Mapping[Any, bytes]) -> Iterator[NodeAnswer]:
+    def send(self, kind: str, contents: Mapping[Any, bytes]) -> Iterator[Answer]:
         """Send payloads to nodes, and yield what comes back in time."""
         self.before()
         if kind == "round":
             there = set(self.grid.get_node_ids())
-            yield from (
-                NodeAnswer(number, None, AWAY) for number in contents if number not in there
-            )
+            yield from (Answer(number, None, AWAY) for number in contents if number not in there)
             contents = {number: of for number, of in contents.items() if number in there}
         messages = [
             Message(
@@ -70,9 +68,9 @@ class FlowerServer:
         for reply in self._replies(messages):
             number: Any = reply.metadata.src_node_id
             try:
-                yield NodeAnswer(number, payload_of(reply))
+                yield Answer(number, payload_of(reply))
             except Refused as error:
-                yield NodeAnswer(number, None, str(error))
+                yield Answer(number, None, str(error))
 
     def _replies(self, messages: list[Message]) -> Iterator[Message]:
         """Send messages, and yield answers as they come; Flower's own loop looks every 3 s."""

@@ -29,7 +29,7 @@ from hierfl.nodes.credible import check_answer, unlike_others
 from hierfl.nodes.local_fit import Few, without_few
 from hierfl.nodes.messages import (
     AfterKind,
-    NodeAnswer,
+    Answer,
     Refused,
     StateRequest,
     check_numbers,
@@ -159,7 +159,7 @@ def _question(
     return to_bytes(tree, asdict(request))
 
 
-def _read(fit: Any, answer: NodeAnswer, kind: AfterKind, rows: int) -> tuple[Tree, Few]:
+def _read(fit: Any, answer: Answer, kind: AfterKind, rows: int) -> tuple[Tree, Few]:
     """Return what a node released in answer to this question, and its groups of few rows; refuse any other."""
     if answer.content is None:
         raise Refused(answer.reason or "it did not answer")

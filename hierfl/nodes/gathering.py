@@ -29,7 +29,7 @@ from hierfl.nodes.agreement import Agreement, Fields, Introduction
 from hierfl.nodes.choosing import Decided, FitCall, decided
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.living import forget
-from hierfl.nodes.messages import COUNTED, Ask, NodeAnswer, last_counted
+from hierfl.nodes.messages import COUNTED, Answer, Ask, last_counted
 from hierfl.nodes.node import run_name
 from hierfl.nodes.run import LONGEST, Nodes, TooFewNodes, fit_nodes, other_starts, without_rows
 from hierfl.nodes.updates import without_one
@@ -278,7 +278,7 @@ class _Either:
     new: Ask
     names: frozenset[str]
 
-    def __call__(self, contents: Mapping[str, bytes]) -> Iterator[NodeAnswer]:
+    def __call__(self, contents: Mapping[str, bytes]) -> Iterator[Answer]:
         """Ask clients for a round."""
         for ask, is_new in ((self.old, False), (self.new, True)):
             its = {k: v for k, v in contents.items() if (k in self.names) is is_new}

@@ -204,7 +204,7 @@ ROUND = "round"  # kind of a request in the rounds; others are questions
 COUNTED = "counted"  # of the history: in which round each client that stayed was last counted
 
 
-class NodeAnswer(NamedTuple):
+class Answer(NamedTuple):
     """What came back from a node: the name of its client, and bytes; None: there are none, for a reason."""
 
     client: str
@@ -236,7 +236,7 @@ class StateRequest:
     site: str | None = None
 
 
-Ask = Callable[[Mapping[str, bytes]], Iterable[NodeAnswer]]
+Ask = Callable[[Mapping[str, bytes]], Iterable[Answer]]
 
 
 def last_counted(federation: Any, history: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -18,7 +18,7 @@ from hierfl.nodes.choosing import Decided, FitCall
 from hierfl.nodes.envelope import read_answer, write_request
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.gathering import check_enough, fit_introduced, join_introduced
-from hierfl.nodes.messages import Ask, NodeAnswer, Refused, last_counted, read_json, read_typed
+from hierfl.nodes.messages import Answer, Ask, Refused, last_counted, read_json, read_typed
 from hierfl.nodes.node import run_name
 from hierfl.nodes.run import SILENT, TooFewNodes
 from hierfl.program.recipes import describe
@@ -34,7 +34,7 @@ ANOTHER = (
     "the same code, and that the nodes' app names no other method"
 )
 # (kind of request, node -> content) -> what nodes answer, or why they do not
-Send = Callable[[str, Mapping[Any, bytes]], Iterable[NodeAnswer]]
+Send = Callable[[str, Mapping[Any, bytes]], Iterable[Answer]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +176,7 @@ class _Asks:
     reached: Reached
     ids: Mapping[str, Any]
 
-    def __call__(self, contents: Mapping[str, bytes]) -> Iterator[NodeAnswer]:
+    def __call__(self, contents: Mapping[str, bytes]) -> Iterator[Answer]:
         """Ask clients for a round."""
         names = {node: name for name, node in self.ids.items()}
         by_node = {self.ids[name]: of for name, of in contents.items() if name in self.ids}
@@ -221,7 +221,7 @@ def over(ask: Ask, nodes: Iterable[str], *, fewest: int = 1) -> Reached:
         raise ValueError(f"nodes are {names}: name each once")
     check_fewest(fewest, len(names))
 
-    def send(kind: str, contents: Mapping[Any, bytes]) -> Iterator[NodeAnswer]:
+    def send(kind: str, contents: Mapping[Any, bytes]) -> Iterator[Answer]:
         requests = {name: write_request(kind, content) for name, content in contents.items()}
         for answer in ask(requests):
             if answer.content is None:
@@ -229,9 +229,9 @@ def over(ask: Ask, nodes: Iterable[str], *, fewest: int = 1) -> Reached:
             elif answer.client in requests:  # another is nobody's answer
                 try:
                     content = read_answer(requests[answer.client], answer.content)
-                    yield NodeAnswer(answer.client, content)
+                    yield Answer(answer.client, content)
                 except Refused as error:
-                    yield NodeAnswer(answer.client, None, str(error))
+                    yield Answer(answer.client, None, str(error))
 
     return Reached(send, names, fewest)
 

@@ -15,7 +15,7 @@ from hierfl.core.arguments import expect, spelled
 from hierfl.nodes import log
 from hierfl.nodes.account import digest
 from hierfl.nodes.envelope import MOST, read_line, read_request
-from hierfl.nodes.messages import NodeAnswer, Refused
+from hierfl.nodes.messages import Answer, Refused
 from hierfl.nodes.reached import Reached, over
 from hierfl.nodes.same_process import folder_of
 from hierfl.nodes.stations import Station
@@ -54,24 +54,24 @@ def by_files(
     expect(timeout=(timeout, "(0, inf)"), look=(look, "(0, inf)"))
     home = Path(folder)
 
-    def ask(requests: Mapping[str, bytes]) -> Iterator[NodeAnswer]:
+    def ask(requests: Mapping[str, bytes]) -> Iterator[Answer]:
         waits: dict[str, Path] = {}
         for name, request in requests.items():
             try:
                 waits[name] = _written(folder_of(home, name), request)
             except OSError as error:  # the node's side may put anything into its folder
-                yield NodeAnswer(name, None, f"no request can be written for it ({error.strerror})")
+                yield Answer(name, None, f"no request can be written for it ({error.strerror})")
         until = time.monotonic() + timeout
         while waits:
             late = time.monotonic() >= until
             for name, path in list(waits.items()):
                 try:
-                    answer = NodeAnswer(name, _answer(path, requests[name])[0])
+                    answer = Answer(name, _answer(path, requests[name])[0])
                 except Refused as error:
                     if not late:
                         continue
                     why = f"'{path}' is no answer after {timeout:g} s: {error}"
-                    answer = NodeAnswer(name, None, why)
+                    answer = Answer(name, None, why)
                 del waits[name]
                 yield answer
             time.sleep(look if waits else 0.0)

@@ -36,8 +36,8 @@ from hierfl.nodes.agreement import Agreement, Fills
 from hierfl.nodes.choosing import ReadAlone
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import (
+    Answer,
     Ask,
-    NodeAnswer,
     Refused,
     RoundRequest,
     from_bytes,
@@ -204,7 +204,7 @@ class Nodes:
         self.counted.update({name: task.round for name, place in places.items() if place in there})
         return left_out
 
-    def _read(self, answer: NodeAnswer, task: Task, template: Up, rows: int) -> Up:
+    def _read(self, answer: Answer, task: Task, template: Up, rows: int) -> Up:
         """Return what a client sends, checked against what it should look like."""
         if answer.content is None:
             raise Refused(answer.reason or SILENT)

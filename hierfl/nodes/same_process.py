@@ -15,7 +15,7 @@ from hierfl.data.clients import ClientData
 from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.client_state import forget
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.messages import NodeAnswer, NodeFailed
+from hierfl.nodes.messages import Answer, NodeFailed
 from hierfl.nodes.policy import FILE, looks_like_a_policy
 from hierfl.nodes.reached import Reached, check_fewest
 from hierfl.nodes.stations import Station, said
@@ -57,7 +57,7 @@ class InProcess:
         # no server resumes here: what an earlier fit has left at the nodes is not of this run
         begins = not (call.resume and call.checkpoint and checkpoints(call.checkpoint))
 
-        def send(kind: str, contents: Mapping[Any, bytes]) -> Iterator[NodeAnswer]:
+        def send(kind: str, contents: Mapping[Any, bytes]) -> Iterator[Answer]:
             errors: dict[str, Exception] = {}
             for name, content in contents.items():
                 try:
@@ -67,10 +67,10 @@ class InProcess:
                     continue
                 if kind == "agree" and begins:
                     forget(stations[name].ready[self.folders[name]])
-                yield NodeAnswer(name, answer)
+                yield Answer(name, answer)
             if kind != "round" and len(errors) == len(contents):
                 raise next(iter(errors.values()))
-            yield from (NodeAnswer(name, None, said(error, None)) for name, error in errors.items())
+            yield from (Answer(name, None, said(error, None)) for name, error in errors.items())
 
         return Reached(send, tuple(stations), self.fewest, send_recipe=False)
 

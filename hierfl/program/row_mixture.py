@@ -167,7 +167,7 @@ class RowBernoulli(_Classes, dist.Bernoulli):  # type: ignore[misc]
         return yes - no
 
 
-class RowCategorical(_Classes, dist.Categorical):  # type: ignore[misc, override]
+class RowCategorical(_Classes, dist.Categorical):  # type: ignore[override]
     """The average of a Categorical over the latent sites of its row."""
 
     def __init__(self, fn: Any, rows: Any, term: RowTerm) -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from scipy import stats
 
-from hierfl.effects.answer import Answer
 from hierfl.effects.comparisons import comparisons, predictions
 from hierfl.effects.drawn import CoefficientDraws
+from hierfl.effects.estimates import Estimates
 from hierfl.effects.imputed import imputed
 from hierfl.effects.profile import profile
 from hierfl.effects.proportional_hazards import proportional_hazards
@@ -123,7 +123,7 @@ OF_ROWS: dict[str, Any] = {
 
 
 @cache
-def three_draws() -> tuple[CoefficientDraws, list[CoefficientDraws], Answer]:
+def three_draws() -> tuple[CoefficientDraws, list[CoefficientDraws], Estimates]:
     """Three draws together, and each alone; and what rows lack."""
     frame = lacking()
     formula = made(f"visits ~ {TERMS}; {DOSE}", "poisson", frame)

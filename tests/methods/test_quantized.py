@@ -23,7 +23,7 @@ from hierfl.methods import (
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.nodes.client_state import kept
-from hierfl.nodes.messages import NodeAnswer, from_bytes, to_bytes
+from hierfl.nodes.messages import Answer, from_bytes, to_bytes
 from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD
 from tests.methods.cases import shared as _shared
@@ -155,7 +155,7 @@ def test_a_wrong_message_is_left_out(
     method, data = quantized(fedavg(wide(), **STEP)), rows((5, 3, 4))
     around = machines(method, data, tmp_path)
 
-    def ask(contents: Mapping[str, bytes]) -> Iterable[NodeAnswer]:
+    def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
         for one in around.ask(contents):
             if one.client != "1" or one.content is None:
                 yield one
@@ -164,7 +164,7 @@ def test_a_wrong_message_is_left_out(
             value, weight = tree["theta"]
             numbers, scale = value["theta.weight"]
             value = {**value, "theta.weight": wrong(torch.full_like(numbers, 100), scale)}
-            yield NodeAnswer("1", to_bytes({**tree, "theta": (value, weight)}, about))
+            yield Answer("1", to_bytes({**tree, "theta": (value, weight)}, about))
 
     over = fit_nodes(method, around.agreement, ask, rounds=1)
     (left,) = over.history["left_out"].iloc[0]

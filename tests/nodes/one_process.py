@@ -11,7 +11,7 @@ from hierfl.data.clients import ClientData
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.client_state import Node
-from hierfl.nodes.messages import NodeAnswer, NodeFailed, read_typed
+from hierfl.nodes.messages import Answer, NodeFailed, read_typed
 from hierfl.nodes.node import answer, introduced, node
 
 
@@ -24,17 +24,17 @@ class Machines:
     sent: list[tuple[str, bytes]] = field(default_factory=list)
     asked: list[tuple[str, bytes]] = field(default_factory=list)
 
-    def ask(self, contents: Mapping[str, bytes]) -> Iterable[NodeAnswer]:
+    def ask(self, contents: Mapping[str, bytes]) -> Iterable[Answer]:
         """Hand each message to its node."""
         for name, content in contents.items():
             self.asked.append((name, content))
             try:
                 given = answer(self.nodes[name], content)
             except (ValueError, NodeFailed) as error:
-                yield NodeAnswer(name, None, str(error))
+                yield Answer(name, None, str(error))
                 continue
             self.sent.append((name, given))
-            yield NodeAnswer(name, given)
+            yield Answer(name, given)
 
     def starts(self) -> dict[str, str]:
         return {name: introduced(each)["start"] for name, each in self.nodes.items()}

@@ -17,7 +17,7 @@ from hierfl.core.trees import named_leaves
 from hierfl.engine.chunks import counted
 from hierfl.nodes.client_state import kept
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.messages import NodeAnswer
+from hierfl.nodes.messages import Answer
 from hierfl.nodes.run import fit_nodes
 from hierfl.runs.result import Fit
 from tests.methods.cases import METHODS, cohort
@@ -109,7 +109,7 @@ def test_answers_summed_as_they_come_in_give_the_same_numbers(
         monkeypatch.setattr("hierfl.nodes.run.AT_ONCE", most)
         around = machines(method, data, tmp_path / str(most), seed=4)
 
-        def ask(contents: Mapping[str, bytes], around: Machines = around) -> Iterable[NodeAnswer]:
+        def ask(contents: Mapping[str, bytes], around: Machines = around) -> Iterable[Answer]:
             yield from around.ask({client: contents[client] for client in sorted(contents)[::-1]})
 
         fitted = fit_nodes(method, around.agreement, ask, rounds=3, seed=4, fewest=5)

@@ -15,7 +15,7 @@ from hierfl.data.clients import ClientData
 from hierfl.method import Share
 from hierfl.nodes.client_state import kept
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.messages import NodeAnswer, Refused, from_bytes, to_bytes
+from hierfl.nodes.messages import Answer, Refused, from_bytes, to_bytes
 from hierfl.nodes.node import answer, node
 from hierfl.nodes.run import TooFewNodes, fit_nodes
 from hierfl.optimizers import SGD
@@ -25,7 +25,7 @@ from tests.methods.cases import shared as _shared
 from tests.nodes.one_process import Machines, machines
 from tests.programs import federation, fit, regression
 
-Asked = Callable[[Mapping[str, bytes]], Iterable[NodeAnswer]]
+Asked = Callable[[Mapping[str, bytes]], Iterable[Answer]]
 
 
 def rows() -> ClientData:
@@ -59,17 +59,17 @@ def assert_same(one: FitOverNodes, two: Fit) -> None:
 def test_answers_in_another_order_twice_late_and_from_strangers_change_nothing(
     around: Machines,
 ) -> None:
-    late: list[NodeAnswer] = []
+    late: list[Answer] = []
 
-    def ask(contents: Mapping[str, bytes]) -> Iterable[NodeAnswer]:
+    def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
         given = list(around.ask(contents))
         yield from late  # of the round before
         late[:] = given
         for one in reversed(given):
             yield one
             yield one
-        yield NodeAnswer("stranger", given[0].content)
-        yield NodeAnswer("east", given[1].content)  # of north
+        yield Answer("stranger", given[0].content)
+        yield Answer("east", given[1].content)  # of north
 
     found = over(around, ask)
     assert_same(found, fit(plain(), rows(), rounds=3))
@@ -92,10 +92,10 @@ def test_a_client_that_is_asked_again_gives_the_same_answer_and_moves_once(tmp_p
 
 # ------------------------------------------------------------ who is missing
 def test_a_round_goes_on_without_nodes_that_do_not_answer(around: Machines) -> None:
-    def ask(contents: Mapping[str, bytes]) -> Iterable[NodeAnswer]:
+    def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
         for one in around.ask({k: v for k, v in contents.items() if k != "north"}):
             gone = one.client == "south" and len(around.sent) > 3
-            yield NodeAnswer("south", None, "no answer in 9 s") if gone else one
+            yield Answer("south", None, "no answer in 9 s") if gone else one
 
     found = over(around, ask, fewest=2)
     assert found.history["clients"].tolist() == [3, 2, 2]
@@ -124,7 +124,7 @@ def test_a_silent_node_of_many_rows_ends_no_round(tmp_path: Path) -> None:
     method = methods.fedsvi(regression, batch_size=4)
     around = machines(method, data, tmp_path)
 
-    def ask(contents: Mapping[str, bytes]) -> Iterable[NodeAnswer]:
+    def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
         return around.ask({name: of for name, of in contents.items() if name != "c"})
 
     found = fit_nodes(method, around.agreement, ask, rounds=1, fewest=2)
@@ -134,7 +134,7 @@ def test_a_silent_node_of_many_rows_ends_no_round(tmp_path: Path) -> None:
 def test_too_few_nodes_end_the_run_and_it_goes_on_from_its_checkpoint(
     around: Machines, tmp_path: Path
 ) -> None:
-    def ask(contents: Mapping[str, bytes]) -> Iterable[NodeAnswer]:
+    def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
         return around.ask(contents if len(around.sent) < 8 else {})
 
     run = tmp_path / "run"
@@ -164,11 +164,11 @@ def test_a_method_that_needs_every_client_does_not_go_on_without_one(tmp_path: P
 def test_a_node_that_was_stopped_goes_on_from_its_folder(tmp_path: Path) -> None:
     around = machines(stateful(), rows(), tmp_path)
 
-    def ask(contents: Mapping[str, bytes]) -> Iterable[NodeAnswer]:
+    def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
         for k, (name, content) in enumerate(contents.items()):
             part = rows().select([name])
             anew = node(stateful(), part, around.agreement, tmp_path / str(k))
-            yield NodeAnswer(name, answer(anew, content))
+            yield Answer(name, answer(anew, content))
 
     fit_nodes(stateful(), around.agreement, ask, rounds=3)
     here = named_leaves(fit(stateful(), rows(), rounds=3).progress.table)

@@ -13,7 +13,7 @@ import torch
 import hierfl
 from hierfl.methods import two_stage
 from hierfl.nodes import FitOverNodes, in_process, station
-from hierfl.nodes.messages import NodeAnswer
+from hierfl.nodes.messages import Answer
 from tests.formulas.frames import patients
 from tests.nodes.ways import files
 from tests.programs import fit
@@ -28,7 +28,7 @@ def over(folder: Path, **options: Any) -> FitOverNodes:
     return hierfl.nodes.fit(method, nodes, checkpoint=folder / "server", **options)
 
 
-def nobody(contents: Mapping[str, bytes]) -> Iterable[NodeAnswer]:
+def nobody(contents: Mapping[str, bytes]) -> Iterable[Answer]:
     raise AssertionError(f"asked {sorted(contents)}")
 
 

@@ -20,7 +20,7 @@ from hierfl.nodes import log
 from hierfl.nodes.account import Ledger
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.approval import preview
-from hierfl.nodes.messages import NodeAnswer, NodeFailed, from_bytes
+from hierfl.nodes.messages import Answer, NodeFailed, from_bytes
 from hierfl.nodes.node import introduce, introduced, node
 from hierfl.nodes.policy import Forbidden, policy_at
 from hierfl.nodes.run import fit_nodes
@@ -375,7 +375,7 @@ def test_everything_that_leaves_is_in_the_log_first(tmp_path: Path) -> None:
     east = around.nodes["east"]
     sent.append(("start", json.dumps(introduced(east)).encode()))
 
-    def ask(contents: Mapping[str, bytes]) -> Iterable[NodeAnswer]:
+    def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
         for one in around.ask(contents):
             asked = from_bytes(contents[one.client], most=1 << 20).about
             if one.client == "east" and one.content is not None and "round" in asked:

@@ -18,7 +18,7 @@ import hierfl
 from hierfl import methods
 from hierfl.nodes.answers import ask_nodes
 from hierfl.nodes.fit_over_nodes import AT_NODES, FitOverNodes
-from hierfl.nodes.messages import NodeAnswer, from_bytes, to_bytes
+from hierfl.nodes.messages import Answer, from_bytes, to_bytes
 from tests.effects.made import frame
 from tests.programs import fit
 
@@ -127,7 +127,7 @@ def test_a_node_that_lies_about_draws_is_left_out(name: str) -> None:
 
     def ask(contents: Any) -> Any:
         for one in over.ask(contents):
-            yield NodeAnswer(one.client, lie(one)) if one.client == "west" else one
+            yield Answer(one.client, lie(one)) if one.client == "west" else one
 
     with pytest.warns(UserWarning, match=f"1 clients are left out.*'west': .*{why}"):
         found = replace(over, ask=ask).effects("age", client="each", grid=[40]).frame

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pyro
@@ -79,7 +80,7 @@ def test_a_program_with_a_mapped_site_is_fitted_as_one_with_a_normal() -> None:
         )
 
     here, there = (
-        hierfl.fit(lambda batch, fn=fn: centered(batch, fn), data(), seed=0).summary().frame
+        hierfl.fit(partial(centered, fn=fn), data(), seed=0).summary().frame
         for fn in (mapped, dist.Normal)
     )
     torch.testing.assert_close(torch.tensor(here["mean"]), torch.tensor(there["mean"]))

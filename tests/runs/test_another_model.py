@@ -125,10 +125,11 @@ def test_another_model_is_refused_by_name(what: str, tmp_path: Path) -> None:
     one, two, message = OTHERS[what]
     data = federation((3, 2))
     first = fit(one(), data, rounds=1, checkpoint=tmp_path)
-    for read in (
+    reads: list[Callable[[], hierfl.Fit]] = [
         lambda: fit(two(), data, rounds=1, checkpoint=tmp_path, resume=True),
         lambda: hierfl.load(tmp_path, method=two(), data=data),
-    ):
+    ]
+    for read in reads:
         with pytest.raises(
             hierfl.CheckpointError, match="another run: it differs in method"
         ) as told:

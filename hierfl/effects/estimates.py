@@ -30,7 +30,7 @@ def ends(prob: float) -> str:
 
 @shown_as(lambda answer: answer.shown())
 @dataclass(frozen=True, eq=False)
-class Answer:
+class Estimates:
     """What a fitted formula says: labeled draws, and a table of them.
 
     Args:
