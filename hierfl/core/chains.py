@@ -32,7 +32,7 @@ WINDOWS = (0.2, 0.4, 0.6, 0.8)  # parts of the warm-up after which the whitening
 LEAST_ACCEPTED = 0.3  # mean chance of a trajectory to be accepted, below which chains do not fit
 MOVES = 0.1  # share of accepted trajectories below which a chain is stuck
 TAIL = 1.645  # normal score of the 95% point
-JUMPS, FREEDOM, WIDER = 3, 5.0, 1.5  # iterations from jump to jump; the t, in whitened coordinates
+JUMPS, FREEDOM, WIDER = 2, 5.0, 1.5  # iterations from jump to jump; the t, in whitened coordinates
 MOST_JUMPING = 12  # leading coordinates: of more no jump is accepted
 SHRINK = 10  # states that a whitening matrix is shrunk by, as Stan's
 

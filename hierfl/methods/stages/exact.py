@@ -47,7 +47,7 @@ TURNS, CLIMB, WARM = 2, 100, 60
 LEAST, MOST = 60, 480  # iterations after it, at first, and at most where R-hat asks for more
 MIXED = 1.05  # split R-hat above which chains run on, twice as long
 STUCK, GAIN = 0.2, 0.8  # an excess of R-hat over 1 that has to fall by this factor for it
-SURE = 0.08  # Monte Carlo error of a global scalar's sd, relative to it, above which they run on
+SURE = 0.05  # Monte Carlo error of a global scalar's sd, relative to it, above which they run on
 TRIES = 20  # points for each chain, of which it starts at one of the likeliest
 NOWHERE_FINITE = (
     "the joint log density is not finite at any draw of the priors, nor near 0: check the scales of "
