@@ -21,7 +21,7 @@ MISSING = frozenset({"nan", "NaN", "NaT", "<NA>", "None", "masked"})
 # of `ClientBatch`: a field of such a name would be hidden by it
 OF_A_BATCH = frozenset(
     "client_fields clients counts data fields is_mini_batch joint_normal key mask mean num_clients "
-    "num_rows own_keys packed plate redrawn root rows shared_key sum words".split()
+    "num_rows own_keys packed plate redrawn root row_scale rows shared_key sum words".split()
 )
 _WIDEST = 64  # characters of an id that is kept in an array of strings
 _RULE = "client_id must be integers or strings, all of one kind and none missing (NaN)"

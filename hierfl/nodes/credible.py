@@ -58,6 +58,8 @@ def _scores(scores: Mapping[str, Tensor], rows: int) -> Iterator[str]:
 CHECKS: Mapping[str, Callable[[Any, int], Iterator[str]]]
 CHECKS = {"summaries": _summaries, "predictions": _predictions, "scores": _scores}
 
+QUOTING = str.maketrans("", "", "['\"]")  # of the names of leaves
+
 
 def unlike_others(kind: str, trees: Mapping[str, Any]) -> dict[str, str]:
     """Return the clients whose answers have other sites or shapes than most others', or numbers far from theirs."""
@@ -66,8 +68,11 @@ def unlike_others(kind: str, trees: Mapping[str, Any]) -> dict[str, str]:
     sizes: dict[str, dict[str, float]] = {}
     for client, tree in trees.items():
         leaves = named_leaves(tree)
-        form = sorted((name, str(of.dtype), *of.shape[first:]) for name, of in leaves.items())
-        forms["the form of its answer"][client] = str(form)
+        form = (
+            f"{name} {str(of.dtype)[6:]} {tuple(of.shape[first:])}"
+            for name, of in sorted(leaves.items())
+        )
+        forms["the form of its answer"][client] = ", ".join(form).translate(QUOTING)
         for name, of in leaves.items():
             size = float(of.double().abs().max()) if of.numel() else 0.0
             sizes.setdefault(f"the numbers of {name} are", {})[client] = size

@@ -108,12 +108,12 @@ def changed(found: Any, name: str, value: Any) -> bytes:
 LIES: dict[str, tuple[Any, str]] = {
     "another shape": (
         lambda one: changed(one, "site", torch.zeros(3, 2)),
-        "no 1000 draws of 'site'",
+        r"'site float64 \(3, 2\)', and 'site float64 \(1000, 2\)' at most others",
     ),
     "NaN": (lambda one: changed(one, "site", torch.full((1000, 2), torch.nan)), "not finite"),
     "whole numbers": (
         lambda one: changed(one, "site", torch.zeros(1000, 2, dtype=torch.int64)),
-        "are not finite",
+        r"'site int64 \(1000, 2\)', and 'site float64 \(1000, 2\)' at most others",
     ),
     "nothing": (lambda one: to_bytes({}, from_bytes(one.content, most=1 << 30).about), "is empty"),
     "no bytes": (lambda one: b"[]", "."),

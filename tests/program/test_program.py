@@ -307,10 +307,3 @@ def test_pyro_draws_the_graph_of_a_model_on_a_batch() -> None:
     assert relations["observed"] == ["y"]
     assert set(relations["sample_sample"]["slope"]) == {"loc", "spread", "lift"}
     assert relations["plate_sample"] == {"clients": ["slope", "y"], "data": ["y"]}
-
-
-def test_a_model_on_the_data_itself_is_told_what_it_takes() -> None:
-    with pytest.raises(
-        AttributeError, match=r"pyro\.render_model\(model, \(hierfl\.full_batch\(data\),\)\)"
-    ):
-        pyro.render_model(regression, (federation(),))
