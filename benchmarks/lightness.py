@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,5 +68,11 @@ def table() -> pd.DataFrame:
     return frame.drop(columns=["raises", "bindings", "vague"])
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    argparse.ArgumentParser(description=__doc__).parse_args(arguments)
     print(table().to_string())
+
+
+if __name__ == "__main__":
+    main()

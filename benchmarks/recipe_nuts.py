@@ -14,14 +14,14 @@ Recipes of `IN_NUMPYRO` have a twin that NumPyro samples, since Pyro's NUTS take
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import subprocess
-import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -230,8 +230,11 @@ def sampled_in_numpyro(file: str, data: hierfl.ClientData) -> dict[str, Tensor]:
         return {name: torch.from_numpy(stored[name]) for name in stored.files}
 
 
-def main(names: list[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run NUTS for recipes, and put their summaries into recipe_nuts.json."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="+", metavar="NAME", help="a recipe")
+    names = parser.parse_args(arguments).names
     torch.set_default_dtype(torch.float64)
     pyro.enable_validation(False)
     warnings.simplefilter("ignore")
@@ -247,4 +250,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from scipy import integrate
 from scipy.special import expit
 from scipy.stats import binom, halfnorm, norm
@@ -8,6 +9,7 @@ from scipy.stats import binom, halfnorm, norm
 from benchmarks import growth
 
 
+@pytest.mark.slow
 def test_the_exact_posterior_is_that_of_a_direct_integral() -> None:
     yes = np.array([0, 5, 3])
 

@@ -27,6 +27,7 @@ def broken(problem: Problem, name: str, **changed: Any) -> list[str]:
 
 
 # ---------------------------------------------------------------------------------- bars
+@pytest.mark.slow
 def test_radon_with_the_conditional_guide() -> None:
     """Runs a third of the benchmark's rounds, so its bars are a little wider."""
     bars = (Bar("mean", 0.0, 0.1), Bar("sd", 0.87, 1.13))
@@ -58,6 +59,7 @@ def test_hospitals_with_the_conditional_guide() -> None:
     assert not broken(HOSPITALS, "conditional", rounds=150, lr=0.1, draws=600)
 
 
+@pytest.mark.slow
 @needs_files
 def test_eight_schools_with_the_conditional_guide() -> None:
     """No Normal in log tau matches tau's posterior: the best has 1.29 of its sd (by quadrature)."""

@@ -179,7 +179,10 @@ def test_inductor_reads_old_values_before_it_overwrites_them(
         assert [value.data_ptr() for value in found] == places
 
 
-@pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 2e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(
+    ("dtype", "off"),
+    [(torch.float32, 2e-5), pytest.param(torch.float64, 1e-12, marks=pytest.mark.slow)],
+)
 def test_rounds_of_a_large_posterior_are_those_of_eager_steps(
     dtype: torch.dtype, off: float, not_lowered: None
 ) -> None:

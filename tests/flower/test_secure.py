@@ -99,7 +99,9 @@ def ways() -> dict[str, Method]:
     }
 
 
-@pytest.mark.parametrize("name", ["apfl", "fedsvi", "scaffold", "pvi"])
+@pytest.mark.parametrize(
+    "name", ["apfl", "fedsvi", "scaffold", pytest.param("pvi", marks=pytest.mark.slow)]
+)
 def test_the_numbers_are_those_of_a_run_without_it(name: str, tmp_path: Path) -> None:
     method = ways()[name]
     fitted, _ = run(method, tmp_path, rounds=3)

@@ -46,6 +46,7 @@ def rows(folder: Path) -> hierfl.ClientData:
     return hierfl.ClientData.from_frame(pd.concat(parts), "client", x=["a", "b"], y="y")
 
 
+@pytest.mark.slow
 def test_nodes_served_by_forked_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))

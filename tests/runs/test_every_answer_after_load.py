@@ -201,7 +201,7 @@ def _short(content: Any) -> str:
 
 
 # ------------------------------------------------------------------ every method
-QUICK = ("fedsvi structured", "fedsvi conditional", "fedmap")
+QUICK = ("fedsvi structured", "fedmap")
 
 
 def of_method(name: str) -> Asked:

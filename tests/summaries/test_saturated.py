@@ -129,7 +129,9 @@ def formula(text: str, clients: str) -> hierfl.Formula:
     return hierfl.formula(text, clients=clients, priors=priors)
 
 
-@pytest.mark.parametrize("make", [slopes, visits, repeats, process])
+@pytest.mark.parametrize(
+    "make", [slopes, pytest.param(visits, marks=pytest.mark.slow), repeats, process]
+)
 def test_clients_with_as_many_unknowns_as_rows(make: Callable[..., Any]) -> None:
     """With Gaussian factors sigma was 0.003 where 0.312 is right, and called trustworthy."""
     size = 4 if make is visits else 3
