@@ -219,7 +219,7 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("kind", [Stop, KeyboardInterrupt])
+@pytest.mark.parametrize("kind", [pytest.param(Stop, marks=pytest.mark.slow), KeyboardInterrupt])
 def test_copies_end_with_the_fit_whatever_is_still_held(
     kind: type[BaseException],
     two_cores: None,
