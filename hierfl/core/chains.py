@@ -119,8 +119,7 @@ def sampled(
     total = warmup + max(least, -(-draws // len(start)))
     for i in range(warmup):
         working(f"chains, iteration {i} of {total}")
-        state, taken, accepted = _iterated(density, state, whitening, math.exp(step.log), g)
-        state = state if i % JUMPS else _jumped(density, state, whitening, g)
+        state, taken, accepted = _iterated(density, state, whitening, math.exp(step.log), i, g)
         step.update(accepted)
         moves = moves + taken
         seen.append(whitening.at(state.at))
@@ -134,8 +133,7 @@ def sampled(
     accepted = 0.0
     for i in range(warmup, total):
         working(f"chains, iteration {i} of {total}")
-        state, taken, chance = _iterated(density, state, whitening, size, g)
-        state = state if i % JUMPS else _jumped(density, state, whitening, g)
+        state, taken, chance = _iterated(density, state, whitening, size, i, g)
         moves, accepted = moves + taken, accepted + chance
         steps.append(whitening.at(state.at))
     chains = torch.stack(steps, 1)  # (C, draws of each, K)
@@ -173,9 +171,9 @@ def _at(density: Density, at: Tensor, whitening: Whitening) -> _State:
 
 
 def _iterated(
-    density: Density, state: _State, whitening: Whitening, size: float, g: torch.Generator
+    density: Density, state: _State, whitening: Whitening, size: float, i: int, g: torch.Generator
 ) -> tuple[_State, Tensor, float]:
-    """Take one trajectory of every chain; also which moved (C,), and the mean acceptance."""
+    """Take one trajectory of every chain, and jump; also which moved (C,), and the mean acceptance."""
     length = LENGTH * (0.4 + 1.2 * float(torch.rand((), generator=g)))
     steps = min(MOST_STEPS, max(1, round(length / size)))
     momentum = torch.randn(state.at.shape, generator=g, dtype=state.at.dtype)
@@ -186,11 +184,19 @@ def _iterated(
         speed = speed + 0.5 * size * now.slope
     gain = now.value - state.value
     gain = gain - 0.5 * (speed.square().sum(1) - momentum.square().sum(1))
+    state, taken, accepted = _accepted(state, now, gain, g)
+    return (state if i % JUMPS else _jumped(density, state, whitening, g)), taken, accepted
+
+
+def _accepted(
+    state: _State, proposed: _State, gain: Tensor, g: torch.Generator
+) -> tuple[_State, Tensor, float]:
+    """Take proposals with probability e^gain (C,); also which were taken, and the mean acceptance."""
     chance = gain.nan_to_num(nan=-torch.inf).clamp(max=0.0).exp()
     taken = torch.rand(chance.shape, generator=g, dtype=chance.dtype) < chance
     which = (taken[:, None], taken, taken[:, None])
-    chosen_state = (torch.where(*of) for of in zip(which, now, state, strict=True))
-    return _State(*chosen_state), taken.to(chance.dtype), float(chance.mean())
+    chosen = (torch.where(*of) for of in zip(which, proposed, state, strict=True))
+    return _State(*chosen), taken.to(chance.dtype), float(chance.mean())
 
 
 def _jumped(density: Density, state: _State, whitening: Whitening, g: torch.Generator) -> _State:
@@ -208,10 +214,7 @@ def _jumped(density: Density, state: _State, whitening: Whitening, g: torch.Gene
         return -0.5 * (FREEDOM + dense) * (x.square().sum(1) / (FREEDOM * WIDER**2)).log1p()
 
     gain = jumped.value - state.value + log_q(now) - log_q(there)
-    chance = gain.nan_to_num(nan=-torch.inf).clamp(max=0.0).exp()
-    taken = torch.rand(count, generator=g, dtype=chance.dtype) < chance
-    which = (taken[:, None], taken, taken[:, None])
-    return _State(*(torch.where(*of) for of in zip(which, jumped, state, strict=True)))
+    return _accepted(state, jumped, gain, g)[0]
 
 
 def _alive(share: Tensor, g: torch.Generator) -> Tensor:
