@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,19 +26,8 @@ WHOLE_ROWS = ("mm", "linalg", "cholesky", "triangular", "_inv")  # names of matr
 ROW_SHARE = 0.25  # of a row's scalars that one of theirs is worth
 
 
-class Work(NamedTuple):
-    """What a function does in one call, counted: the same on every machine."""
-
-    operations: int
-    scalars: float
-
-    def seconds(self, *, recorded: bool) -> float:
-        """Return about how long a call takes a core of 2023."""
-        return (BY_SCRIPT if recorded else BY_PYTHON) * self.operations + A_SCALAR * self.scalars
-
-
 class WorkCounter(TorchDispatchMode):
-    """Counts operations of torch while it is entered, and the scalars that they compute."""
+    """Counts operations of torch while it is entered, and the scalars that they compute: the same on every machine."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -55,6 +44,10 @@ class WorkCounter(TorchDispatchMode):
         self.operations += 1
         self.scalars += each * sum(v.numel() for v in tensors)
         return result
+
+    def seconds(self, *, recorded: bool) -> float:
+        """Return about how long the work takes a core of 2023."""
+        return (BY_SCRIPT if recorded else BY_PYTHON) * self.operations + A_SCALAR * self.scalars
 
 
 class Gradient:
@@ -85,17 +78,15 @@ class Gradient:
         with WorkCounter() as counter:
             self.eager(x, *inputs)
         run = self.recorded[tuple(v.shape for v in (x, *inputs))]
-        work = Work(counter.operations, counter.scalars)
-        return work.seconds(recorded=run != self.eager)
+        return counter.seconds(recorded=run != self.eager)
 
 
 def _recorded(function: Function, x: Tensor, *inputs: Tensor) -> Function | None:
     """Return a function's operations in TorchScript; None where its values decide them."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # TorchScript is deprecated, and has no successor as fast
+            # TorchScript is deprecated, and has no successor as fast
+            warnings.simplefilter("ignore")
             graph = make_fx(function)(x, *inputs)
             graph.graph.eliminate_dead_code()
             graph.recompile()
