@@ -36,6 +36,7 @@ the last one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -108,21 +109,15 @@ def fedhb(
         prior_freedom=(prior_freedom, "[0, inf)"),
         prior_spread=(prior_spread, "[0, inf)"),
     )
+
+    def posterior(count: int, mean: Tensor, around: Tensor) -> tuple[Tensor, Tensor]:
+        new = mean * count / (count + prior_clients)
+        total = prior_spread + count * (around + (mean - new).square())
+        total = total + prior_clients * new.square()
+        return new, (total / (count + prior_freedom)).clamp(min=0.0)
+
     descent = Descent(optimizer, steps, unit, batch_size)
-    how = FedABMLSetting(1.0, descent, optimizer, 1, draws, "envelope", exact=True)
-
-    def server(program: Program) -> Server:
-        count = program.num_clients
-
-        def posterior(mean: Tensor, around: Tensor) -> tuple[Tensor, Tensor]:
-            new = mean * count / (count + prior_clients)
-            total = prior_spread + count * (around + (mean - new).square())
-            total = total + prior_clients * new.square()
-            return new, (total / (count + prior_freedom)).clamp(min=0.0)
-
-        return moments_and_scales(program, "fedhb").server(program, posterior)
-
-    return Method("fedhb", model, guide, partial(client_of, how), server)
+    return _with_rule("fedhb", model, guide, descent, draws, posterior)
 
 
 TURNS = 50  # of mu and v; the last changes nothing that a float shows
@@ -176,15 +171,31 @@ def pfedhb(
         ProgramError: (at fit) as for `fedabml(server="exact")`; or the prior's scale is not learned.
     """
     expect(mean_penalty=(mean_penalty, "[0, inf)"), variance_penalty=(variance_penalty, "[0, inf)"))
+
+    def penalized(count: int, mean: Tensor, around: Tensor) -> tuple[Tensor, Tensor]:
+        return most_likely(mean, around, mean_penalty, variance_penalty)
+
     descent = Descent(optimizer, steps, unit, batch_size)
-    how = FedABMLSetting(1.0, descent, optimizer, 1, draws, "envelope", exact=True)
-    rule = partial(most_likely, a=mean_penalty, b=variance_penalty)
+    plain = _with_rule("pfedhb", model, guide, descent, draws, penalized)
+    return replace(by_rows(plain), name="pfedhb")
+
+
+def _with_rule(
+    name: str,
+    model: Model,
+    guide: Guide | Family,
+    descent: Descent,
+    draws: int,
+    rule: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> Method:
+    """Return FedABML's clients under a server whose rule is of the number of clients, mean, and spread about it."""
+    how = FedABMLSetting(1.0, descent, descent.optimizer, 1, draws, "envelope", exact=True)
 
     def server(program: Program) -> Server:
-        return moments_and_scales(program, "pfedhb").server(program, rule)
+        moments = moments_and_scales(program, name)
+        return moments.server(program, partial(rule, program.num_clients))
 
-    plain = Method("pfedhb", model, guide, partial(client_of, how), server)
-    return replace(by_rows(plain), name="pfedhb")
+    return Method(name, model, guide, partial(client_of, how), server)
 
 
 def most_likely(mean: Tensor, around: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
