@@ -42,8 +42,8 @@ class Density:
             value, covariance = normal.log_integral()
             return value, covariance @ normal.shift, covariance
 
-        alike = not hierarchy.fields and not self.surrogate.mixed  # clients have one prior
-        value, mean, covariance = self.surrogate.mapped(one, self.factors, near, narrow=alike)
+        same_prior = not hierarchy.fields and not self.surrogate.mixed
+        value, mean, covariance = self.surrogate.mapped(one, self.factors, near, narrow=same_prior)
         return torch.where(far, -torch.inf, value), mean, covariance
 
     def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:

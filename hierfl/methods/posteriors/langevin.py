@@ -23,7 +23,7 @@ FALD's clients take local steps, averaged at the end of each round:
     server:  z <- mean_k z_k
 
 so that the noise of the mean is N(0, 2 gamma T) for every r. A round is K steps of the pooled chain
-where clients are alike. Where they differ, local steps lead each toward its own posterior, and the
+where clients are similar. Where they differ, local steps lead each toward its own posterior, and the
 chain is off by a distance of the order of gamma K; own noise adds to that, and hides a client's
 steps from who sees the common noise.
 
