@@ -46,13 +46,13 @@ def misled(method: Method, number: int) -> Method:
 
     def server(program: Program) -> Server:
         plain = method.server(program)
-        if not isinstance(plain.state, dict) or "covariance" not in plain.state:
+        belief = getattr(plain.state, "belief", None)
+        if belief is None:
             return plain
         g = torch.Generator().manual_seed(number)
-        state = plain.state
-        away = torch.randn(len(state["loc"]), generator=g, dtype=state["loc"].dtype)
-        tril = torch.linalg.cholesky(state["covariance"])
-        return replace(plain, state={**state, "loc": state["loc"] + FAR * tril @ away})
+        away = torch.randn(len(belief.loc), generator=g, dtype=belief.loc.dtype)
+        far = belief.loc + FAR * torch.linalg.cholesky(belief.covariance) @ away
+        return replace(plain, state=replace(plain.state, belief=replace(belief, loc=far)))
 
     return replace(method, server=server)
 

@@ -1,17 +1,47 @@
-"""Trees: nested dicts, tuples and lists of tensors, the form of every state and message."""
+"""Trees: nested dicts, tuples, lists and `tree_class`es of tensors, the form of every state and message."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from torch.utils._pytree import (
+    MappingKey,
+    keystr,
+    register_pytree_node,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_unflatten,
+)
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 
-Tree = Any  # nested dicts, tuples, named tuples and lists of tensors
+Tree = Any  # nested dicts, tuples, named tuples, lists and `tree_class`es of tensors
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def tree_class(kind: type[T]) -> type[T]:
+    """Make a class a frozen dataclass and a tree of its fields; a field that is None is no part of it."""
+    made = dataclass(frozen=True, eq=False)(kind)
+    names = [field.name for field in fields(made)]  # type: ignore[arg-type]
+
+    def parts(value: T) -> tuple[list[Any], list[str]]:
+        present = [name for name in names if getattr(value, name) is not None]
+        return [getattr(value, name) for name in present], present
+
+    def named_parts(value: T) -> tuple[list[Any], list[str]]:
+        values, present = parts(value)
+        return list(zip(map(MappingKey, present), values, strict=True)), present
+
+    def value_of(values: Any, present: Any) -> T:
+        return made(**dict(zip(present, values, strict=True)))
+
+    register_pytree_node(made, parts, value_of, flatten_with_keys_fn=named_parts)
+    return made
 
 
 def add(a: Tree, b: Tree) -> Tree:

@@ -77,7 +77,7 @@ def compare_models(fits: Mapping[str, Snapshot], *, draws: int = 2000, seed: int
         name: named_loo(name, fitted, "client", **how) for name, fitted in fits.items()
     }
     summed = {
-        "num_rows" in fitted.progress.server["factors"]
+        fitted.progress.server.factors.num_rows is not None
         for fitted in fits.values()
         if lacks_rows(fitted)
     }

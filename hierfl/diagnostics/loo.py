@@ -201,7 +201,7 @@ def _warn_of_high(table: pd.DataFrame, by: By) -> None:
 
 def _hash(fit: Snapshot) -> str:
     if lacks_rows(fit):  # of the clients and their numbers of rows, and of the kind of likelihood
-        spread = "num_rows" in fit.progress.server["factors"]
+        spread = fit.progress.server.factors.num_rows is not None
         summary = repr((fit.clients, fit.federation.data.counts.tolist(), spread))
         return hashlib.sha256(summary.encode()).hexdigest()
     labels = observed(fit, fit.federation.data)

@@ -21,7 +21,6 @@ from hierfl.engine.rounds import Progress, one_round
 from hierfl.engine.settings import Disclose
 from hierfl.laplace.trials import FAILS, moved_rows, terms_at, trial
 from hierfl.method import Method
-from hierfl.methods.stages.checks import DONE
 from hierfl.methods.stages.joined import carried, joined
 from hierfl.methods.stages.kept import AnotherRound, Kept, rounds_of
 from hierfl.methods.stages.weighting import PROPOSING
@@ -253,19 +252,19 @@ def _two_rounds(fit: FitOverNodes, before: Kept, nodes: Nodes, new: list[str]) -
     ids, until = everyone.data.index(new), where.round + ROUNDS
     where = one_round(guarded, where, until, nodes.work, ids=ids)
     where = replace(where, server=carried(before, after, where.server, *places))
-    if int(where.server["stage"]) != DONE:
-        if not bool(where.server["weighted"][places[1]].all()):
+    if not where.server.is_done:
+        if not bool(where.server.weighted[places[1]].all()):
             raise AnotherRound(
                 "the others' log ratios cannot be carried over to the posterior with the new "
                 f"clients, so that the others have to weight its draws: {ALL}"
             )
         where = one_round(guarded, where, until, nodes.work, ids=ids)
     server = where.server
-    share = float(server["effective"]) / len(server["ratios"])
-    if before.is_exact or (float(server["k_hat"]) < K_HAT and share >= PROPOSING):
+    share = float(server.effective) / len(server.ratios)
+    if before.is_exact or (float(server.k_hat) < K_HAT and share >= PROPOSING):
         return where
     raise AnotherRound(
-        f"k-hat is {float(server['k_hat']):.2f}, and {share:.0%} of the draws are effective: the "
+        f"k-hat is {float(server.k_hat):.2f}, and {share:.0%} of the draws are effective: the "
         f"others' factors no longer fit the posterior; {ALL}"
     )
 

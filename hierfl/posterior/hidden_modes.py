@@ -16,8 +16,7 @@ from pyro import distributions as dist
 from pyro import poutine
 from torch.overrides import TorchFunctionMode
 
-from hierfl.core.trees import Tree
-from hierfl.methods.stages.anchored import was_anchored
+from hierfl.methods.stages.state import ServerState
 from hierfl.posterior.weights import base_of
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.mixture import Mixture
@@ -41,14 +40,14 @@ class _SumsOfDensities(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def may_hide_modes(program: Program, state: Tree, k_hat: float) -> bool:
+def may_hide_modes(program: Program, state: ServerState, k_hat: float) -> bool:
     """Return whether weighted draws with such a k-hat may have missed a mode of little mass.
 
     Chains start in many places, and R-hat compares where they end.
     """
-    if bool(state.get("chained", False)):
+    if bool(state.chained):
         return False
-    return is_mixture(program) or (k_hat > HIDDEN and was_anchored(state))
+    return is_mixture(program) or (k_hat > HIDDEN and state.was_anchored)
 
 
 @once_a_program

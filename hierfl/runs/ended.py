@@ -28,9 +28,10 @@ from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, one_round
 from hierfl.method import Clock, Method
-from hierfl.methods.stages.checks import DONE, GATHER, STILL, STILL_SD
+from hierfl.methods.stages.checks import STILL, STILL_SD
 from hierfl.methods.stages.exact import Chains, chained, closed
 from hierfl.methods.stages.server import Rounds
+from hierfl.methods.stages.state import DONE, GATHER
 from hierfl.methods.stages.two_stage import seen_in, server_rounds
 from hierfl.posterior.hidden_modes import may_hide_modes
 from hierfl.program.recipes import recipe_of
@@ -214,7 +215,7 @@ class Fallback:
             self.say(f"{why}; chains on all rows take {in_words(chains.seconds)}")
         state, before = where.server, len(where.history)
         with watched(Watch(self.say)):
-            drawn = chains.run(state, len(state["final"]["draws"]))
+            drawn = chains.run(state, len(state.final.draws))
             where = replace(where, server=chained(self.rounds, state, drawn))
             try:
                 while not federation.server.finished(where.server):

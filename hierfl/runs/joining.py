@@ -140,7 +140,7 @@ def updated(fit: Fitted, rows: ClientData | Frames, *, rounds: int | None = None
     ids, until = data.index(rows.names), where.round + planned
     where = one_round(federation, where, until, ids=ids)
     where = replace(where, server=carried(before, after, where.server, *places))
-    all_weighted = bool(where.server["weighted"][places[1]].all())
+    all_weighted = bool(where.server.weighted[places[1]].all())
     if all_weighted and where.round < until and not federation.server.finished(where.server):
         where = one_round(federation, where, until, ids=ids)
     alone = where.round

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from hierfl.core.gaussians import Normal, Quadratic, times_factor, without_own
+from hierfl.core.trees import tree_class
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.trials import sites_at
 from hierfl.program.few_rows import in_dtype
@@ -32,7 +33,8 @@ from hierfl.summaries.mixing import Mixing, means_of, precision_of
 from hierfl.summaries.reading import Reading
 
 
-class Factors(NamedTuple):
+@tree_class
+class Factors:
     """What the server keeps of the clients; of a Gaussian likelihood, at its starting scale."""
 
     precision: Tensor  # (N, V, V) Lambda; zeros of a client that has not answered yet
@@ -53,8 +55,8 @@ class Factors(NamedTuple):
     def to_powers(self, powers: Tensor) -> Factors:
         """Return the factors to the powers (N,), which widen them."""
         powers = powers.to(self.shift.dtype)[:, None]
-        return self._replace(
-            precision=powers[..., None] * self.precision, shift=powers * self.shift
+        return replace(
+            self, precision=powers[..., None] * self.precision, shift=powers * self.shift
         )
 
 

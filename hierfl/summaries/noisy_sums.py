@@ -29,7 +29,7 @@ arXiv:2301.13778. That q is used, and how, and the belief, are hierfl's choice.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -149,7 +149,8 @@ class NoisySums:
         precision = (outer * (values.square() / total)[:, None]) @ outer.mT
         shift = (outer @ (values / total * along)[..., None])[..., 0]
         constant = -0.5 * (total.log() + along.square() / total).sum(-1)
-        here = factors._replace(
+        here = replace(
+            factors,
             precision=self.whole(precision),
             shift=torch.zeros_like(factors.shift).index_copy(1, inside, shift),
         )

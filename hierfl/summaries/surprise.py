@@ -24,7 +24,7 @@ doi:10.1214/07-BA218); that factors stand in for rows is hierfl's choice.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -88,13 +88,15 @@ def surprises(posterior: Known) -> Surprise:
 def _without(posterior: Known, client: int) -> SurrogateDraws | None:
     """Return draws of z given the factors of all clients but one; None where they are not good."""
     at, draws = torch.tensor(client), posterior.draws
-    factors: list[Any] = [
-        v.index_fill(0, at, 0.0) if isinstance(v, Tensor) else v for v in posterior.factors
-    ]
+    numbers: dict[str, Any] = {
+        name: value.index_fill(0, at, 0.0)
+        for name, value in vars(posterior.factors).items()
+        if isinstance(value, Tensor)
+    }
     equal = torch.full((len(draws),), -math.log(len(draws)))
     start, count = Start(draws, equal, posterior.bounds, False), min(DRAWS, len(draws))
     seed = noise.word(f"two_stage without {client} {posterior.seed}") & 0x7FFFFFFF
-    arguments = posterior.surrogate, Factors(*factors), count, start, seed
+    arguments = posterior.surrogate, replace(posterior.factors, **numbers), count, start, seed
     return by_importance(*arguments, final=False, least=LEAST_SHARE)
 
 

@@ -11,10 +11,9 @@ import math
 import torch
 from torch import Tensor
 
-from hierfl.core.importance_sampling import K_HAT, Weights, smoothed_rows
+from hierfl.core.importance_sampling import K_HAT, Weights, resampled, smoothed_rows
 from hierfl.core.importance_sampling import smoothed as pareto_smoothed
-from hierfl.core.trees import Tree
-from hierfl.method import Reports
+from hierfl.core.trees import tree_class
 
 ROUNDING = 1e-9  # log weights that differ by no more are equal
 # Nats of a tail's largest weight above the mean: with no weight twice the mean, the tail adds
@@ -26,13 +25,24 @@ HEAVY, FAR = 0.3, 1.5  # k-hat, and nats of the largest over the mean, of heavy 
 LIGHT = 0.2  # k-hat of weights that are not heavy any more
 
 
-def unweighted(count: int, size: int) -> Tree:
-    """Return zeros for S draws of size K, their log density and equal log weights."""
-    return {
-        "draws": torch.zeros(count, size),
-        "log_p": torch.zeros(count),
-        "log_weights": torch.full((count,), -math.log(count)),
-    }
+@tree_class
+class Points:
+    """Weighted draws of z, and of clients' mixing variables."""
+
+    draws: Tensor  # (S, K)
+    log_p: Tensor  # (S,) log density that they were drawn from, up to a constant
+    log_weights: Tensor  # (S,) normalized
+
+    @staticmethod
+    def equal(draws: Tensor, log_p: Tensor | None = None) -> Points:
+        """Return draws with equal weights; a log density of zeros by default."""
+        count = len(draws)
+        log_p = torch.zeros(count) if log_p is None else log_p
+        return Points(draws, log_p, torch.full((count,), -math.log(count)))
+
+    def resampled(self, count: int) -> Tensor:
+        """Return draws of equal weight, (`count`, K)."""
+        return resampled(self.draws, self.log_weights, count)
 
 
 def smoothed(log_ratios: Tensor) -> Weights:
@@ -66,15 +76,6 @@ def apart(moments: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple
     (mean, sd), (new_mean, new_sd) = moments, other
     ratio = (new_sd / sd).log().abs().max().expm1()
     return ((new_mean - mean).abs() / new_sd).max(), ratio
-
-
-def with_error(state: Tree, reports: Reports, variance: Tree | None) -> Tree:
-    """Return the state with the sd of the log weights' error; clients' errors are independent."""
-    if variance is None:
-        return state
-    new = int((~state["weighted"][reports.ids]).sum())
-    total = state["inner_error"].nan_to_num().square() + new * torch.as_tensor(variance).double()
-    return {**state, "inner_error": total.sqrt()}
 
 
 def effective_share(log_weights: Tensor) -> float:

@@ -162,12 +162,12 @@ def test_a_misled_server_starts_elsewhere_and_differs_by_number() -> None:
     problem = ALL["hospitals"]  # a Gaussian hierarchy needs no belief
     method = method_of("two_stage", best_of(problem).model)
     starts = [
-        federate(bad_starts.misled(method, number), problem.data()).server.state["loc"]
+        federate(bad_starts.misled(method, number), problem.data()).server.state.belief.loc
         for number in (0, 1)
     ]
     plain = federate(method, problem.data()).server.state
-    sd = plain["covariance"].diagonal().sqrt()
-    away = torch.stack([(one - plain["loc"]).abs() / sd for one in starts])
+    sd = plain.belief.covariance.diagonal().sqrt()
+    away = torch.stack([(one - plain.belief.loc).abs() / sd for one in starts])
     assert (away > 0.0).all() and float(away.max()) > 1.0
     assert not torch.equal(*starts)
     assert bad_starts.options("two_stage", problem, 3) == {}

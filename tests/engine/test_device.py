@@ -25,7 +25,7 @@ from hierfl.engine.chunks import local_step, one_slot, over_clients, slots_of
 from hierfl.engine.federation import federate
 from hierfl.engine.minibatches import steps
 from hierfl.method import Clock, Method
-from tests.engine.test_engines import SLOW
+from tests.engine.test_engines import QUICK, SLOW
 from tests.methods.cases import METHODS
 from tests.programs import FAMILIES, federation, fit, regression
 
@@ -92,7 +92,14 @@ def there(mode: FakeTensorMode, tree: Tree) -> Tree:
 LEFT_OUT = (*SLOW, "pvi renyi", "differentially_private pvi")
 
 
-@pytest.mark.parametrize("name", [n for n in PROGRAMS if n == "bfi" or n not in LEFT_OUT])
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n in QUICK else pytest.param(n, marks=pytest.mark.slow)
+        for n in PROGRAMS
+        if n == "bfi" or n not in LEFT_OUT
+    ],
+)
 def test_no_tensor_of_a_clients_round_stays_on_the_cpu(name: str) -> None:
     federation_ = federate(PROGRAMS[name](), federation())
     client, ids = federation_.client, torch.arange(4)

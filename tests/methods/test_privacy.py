@@ -21,7 +21,7 @@ from hierfl.engine.federation import federate
 from hierfl.engine.minibatches import batch_of, steps
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock, Phase
-from hierfl.methods.stages.checks import WEIGHT
+from hierfl.methods.stages.state import WEIGHT
 from tests.methods.cases import CASES, CROSSES, METHODS
 from tests.methods.test_messages import exchange, names_of_local_things, shapes
 from tests.programs import federation, logistic
@@ -49,7 +49,7 @@ def test_a_client_keeps_local_params_and_the_state_of_their_optimizer(name: str)
 def test_weighting_sends_one_scalar_per_draw() -> None:
     run = federate(methods.two_stage(logistic, draws=100), federation())
     start = begin(run)
-    message = run.server.down({**start.server, "stage": torch.tensor(WEIGHT)}, Clock(3, 60))
+    message = run.server.down(start.server.at(WEIGHT), Clock(3, 60))
     assert shapes(message) == {"loc": (2,), "covariance": (2, 2), "draws": (100, 2)}
     up, _ = client_round(run, run.client.phases, message, start.table, torch.arange(4), 3)
     assert {name: tuple(of.value.shape) for name, of in up.items()} == {"log_ratios": (4, 100)}

@@ -43,7 +43,7 @@ METHODS: dict[str, Any] = {
 
 def draws(fitted: Any) -> torch.Tensor:
     """Return the global draws that two_stage's server keeps."""
-    found: torch.Tensor = fitted.progress.server["final"]["draws"]
+    found: torch.Tensor = fitted.progress.server.final.draws
     return found
 
 

@@ -59,7 +59,7 @@ def test_known_scales_give_the_closed_form() -> None:
     history, state = found.history, found.progress.server
     assert len(history) == 1
     assert history["k_hat"].iloc[-1] == 0.0
-    assert state["final"]["log_weights"].unique().numel() == 1
+    assert state.final.log_weights.unique().numel() == 1
     draws = found.draws(4000)
     g, sd = draws.shared["g"].flatten(), known.cov.sqrt().item()
     assert abs(g.mean() - known.loc) < 0.06 * sd
@@ -128,10 +128,12 @@ def test_engines_and_chunks_agree(options: dict[str, Any]) -> None:
     found = fit(two_stage(programs.binary, **SHORT), people((3, 1, 5, 4)), rounds=1, **options)
     one, other = found.progress.server, one_round().progress.server
     for name in ("precision", "shift"):
-        assert torch.allclose(one["factors"][name], other["factors"][name], rtol=1e-6, atol=1e-9)
+        assert torch.allclose(
+            getattr(one.factors, name), getattr(other.factors, name), rtol=1e-6, atol=1e-9
+        )
     # the server rounds what it is sent, as its chains would amplify differences of 1e-16
     for name in ("loc", "covariance"):
-        assert torch.allclose(one[name], other[name], rtol=1e-9), name
+        assert torch.allclose(getattr(one.belief, name), getattr(other.belief, name), rtol=1e-9)
 
 
 def test_the_order_of_clients_does_not_matter() -> None:
@@ -172,7 +174,7 @@ def test_a_cohort_of_half_the_clients_arrives_where_all_do() -> None:
     """Old factors stand until a client answers again; all are weighted in the end."""
     found = fit(two_stage(programs.binary, draws=1000), people(EIGHT), cohort=0.5)
     state = found.progress.server
-    assert int(state["stage"]) == 2 and bool(state["weighted"].all()) and bool(state["seen"].all())
+    assert int(state.stage) == 2 and bool(state.weighted.all()) and bool(state.seen.all())
     one, other = (f.draws(1000).shared for f in (found, fitted("binary")))
     for site, drawn in one.items():
         assert abs(drawn.mean() - other[site].mean()) < 0.15 * drawn.std()
@@ -201,7 +203,7 @@ def test_fields_of_clients_that_have_not_answered_do_no_harm() -> None:
     )
     found = fit(two_stage(logs_of_size, **SHORT), data, cohort=1, rounds=2)
     state = found.progress.server
-    assert state["loc"].isfinite().all() and state["scouts"]["draws"].isfinite().all()
+    assert state.belief.loc.isfinite().all() and state.scouts.draws.isfinite().all()
 
 
 def looking(batch: ClientBatch) -> None:
@@ -217,7 +219,7 @@ def looking(batch: ClientBatch) -> None:
 def test_a_program_that_looks_at_its_rows_runs_without_a_graph() -> None:
     with pytest.warns(UserWarning, match="clients run one at a time"):
         found = fit(two_stage(looking, **SHORT), people((3, 4)))
-    assert int(found.progress.server["stage"]) == 2
+    assert int(found.progress.server.stage) == 2
 
 
 @pytest.mark.slow
@@ -252,7 +254,7 @@ def test_single_precision_runs() -> None:
     torch.set_default_dtype(torch.float32)
     found = fit(two_stage(programs.noisy, **SHORT), people((3, 4, 5)))
     assert found.draws(50).shared["sigma"].dtype == torch.float32
-    assert int(found.progress.server["stage"]) == 2
+    assert int(found.progress.server.stage) == 2
 
 
 # ------------------------------------------------------------------------------------ messages

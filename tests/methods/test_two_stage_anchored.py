@@ -16,7 +16,6 @@ from torch import Tensor
 import hierfl
 from hierfl import ClientBatch, ClientData
 from hierfl.engine.federation import federate
-from hierfl.methods.stages.anchored import was_anchored
 from hierfl.methods.stages.checks import NOWHERE
 from hierfl.methods.stages.client import RowWork
 from hierfl.methods.stages.two_stage import seen_in
@@ -213,20 +212,20 @@ def done() -> hierfl.Fit:
 
 def with_server(fitted: hierfl.Fit, **state: Any) -> hierfl.Fit:
     """Return a fit with another state of the server."""
-    server = {**fitted.progress.server, **state}
+    server = replace(fitted.progress.server, **state)
     return replace(fitted, progress=replace(fitted.progress, server=server))
 
 
 # ------------------------------------------------------------------------------- the posterior
 def test_a_covariance_from_one_row_a_client_is_that_of_nuts(done: hierfl.Fit) -> None:
-    assert was_anchored(done.progress.server)
+    assert done.progress.server.was_anchored
     check_moments(done, COVARIANCE)
     assert done.summary().trustworthy is True
 
 
 def test_three_rows_a_client_need_no_small_steps() -> None:
     fitted = hierfl.fit(covariance, grouped(JAWS[:, :2], 3), seed=0)
-    assert not was_anchored(fitted.progress.server)
+    assert not fitted.progress.server.was_anchored
     check_moments(fitted, COVARIANCE)
 
 
@@ -352,10 +351,10 @@ def test_scales_of_clients_with_one_row_are_those_of_quadrature() -> None:
 
 def test_draws_that_have_collapsed_are_not_trusted(done: hierfl.Fit) -> None:
     """Equal weights have a k-hat of 0 and are all effective, however few values the draws have."""
-    final = done.progress.server["final"]
-    draws = final["draws"].mean(0) + 1e-7 * final["draws"]
+    final = done.progress.server.final
+    draws = final.draws.mean(0) + 1e-7 * final.draws
     count = len(draws)
-    final = {**final, "draws": draws, "log_weights": torch.full((count,), 1.0 / count).log()}
+    final = replace(final, draws=draws, log_weights=torch.full((count,), 1.0 / count).log())
     numbers = {"k_hat": torch.tensor(0.0), "effective": torch.tensor(float(count))}
     collapsed = with_server(done, final=final, **numbers)
     history = (*collapsed.progress.history[:-1], {**collapsed.progress.history[-1], "r_hat": 1.0})
@@ -381,21 +380,21 @@ def test_weights_with_a_large_error_of_their_own_are_not_trusted(done: hierfl.Fi
 
 def test_an_entry_with_few_effective_draws_is_named(done: hierfl.Fit) -> None:
     """Half of the weight at one end of one entry, whatever k-hat says."""
-    final = done.progress.server["final"]
-    log_weights = final["log_weights"].clone()
-    highest = final["draws"][:, 0].topk(20).indices
+    final = done.progress.server.final
+    log_weights = final.log_weights.clone()
+    highest = final.draws[:, 0].topk(20).indices
     log_weights[highest] = log_weights.max() + 6.0
-    final = {**final, "log_weights": log_weights.log_softmax(0)}
+    final = replace(final, log_weights=log_weights.log_softmax(0))
     verdict = with_server(done, final=final, k_hat=torch.tensor(0.1)).summary()
     assert verdict.trustworthy is False
     assert "draws are effective for '" in verdict.verdict
 
 
 def test_a_k_hat_of_draws_with_one_far_out_names_its_entry(done: hierfl.Fit) -> None:
-    final = done.progress.server["final"]
-    draws = final["draws"].clone()
-    draws[int(final["log_weights"].argmax()), 1] += 300.0
-    verdict = with_server(done, final={**final, "draws": draws}).summary()
+    final = done.progress.server.final
+    draws = final.draws.clone()
+    draws[int(final.log_weights.argmax()), 1] += 300.0
+    verdict = with_server(done, final=replace(final, draws=draws)).summary()
     assert verdict.trustworthy is None
     assert "Check the tails: the Monte Carlo error of the sd of 'mu[1]' is" in verdict.verdict
 
@@ -406,14 +405,12 @@ def test_rows_that_are_impossible_at_every_draw_are_not_equal_weights(done: hier
     from hierfl.methods.stages.kept import rounds_of
 
     work = rounds_of(done.method, done.program, "a test").work
-    state = {**done.progress.server, "weighted": torch.zeros(20, dtype=torch.bool)}
-    asked = len(state["asked"])
-    none = {"asked": torch.zeros(asked), "each": torch.zeros(asked, 20)}
-    state = {**state, **none, "proposed": torch.tensor(False)}
+    state = replace(done.progress.server.asking(), proposed=torch.tensor(False))
+    asked = len(state.asked)
     ratios = torch.zeros(20, asked, dtype=torch.float64)
     reports = Reports(ratios.index_fill(0, torch.tensor([3]), NOWHERE), torch.arange(20))
     after = work.after_weighting(state, reports, Clock(59, 60))
-    assert float(after["k_hat"]) == float("inf") and float(after["effective"]) == 0.0
+    assert float(after.k_hat) == float("inf") and float(after.effective) == 0.0
 
 
 def test_a_client_without_finite_expectations_sends_no_factor(done: hierfl.Fit) -> None:
@@ -434,7 +431,7 @@ def test_a_factor_of_the_round_before_far_from_the_belief_is_left(done: hierfl.F
     seen = seen_in(done.program)
     work, batch = RowWork(*seen, None), hierfl.full_batch(done.federation.data)
     count, server = batch.num_clients, done.progress.server
-    belief = {name: server[name] for name in ("loc", "covariance")}
+    belief = dict(vars(server.belief))
     own = {name: v.expand(count, *v.shape) for name, v in work.nothing.items()}
     near = work.step({**own, "seen": torch.ones(count)}, belief, batch)
     eye = torch.eye(len(belief["loc"]), dtype=torch.float64).expand(count, -1, -1)

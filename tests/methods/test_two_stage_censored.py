@@ -14,7 +14,6 @@ from torch import Tensor
 import hierfl
 from benchmarks.hard_problems import eyes, litters
 from hierfl import ClientBatch, ClientData
-from hierfl.methods.stages.anchored import was_anchored
 from hierfl.summaries.factor import LEAST_SHARE, WHOLE, Factor, damped
 
 PAIRS, OWN_SD = 40, 0.8
@@ -106,7 +105,7 @@ def test_litters_of_rats_end_by_their_rounds() -> None:
 def test_pairs_of_eyes_start_in_small_steps() -> None:
     """The slopes of censored rows add up to a shape of 58, where no factor is finite."""
     fit = hierfl.fit(*eyes("weibull", 197), seed=0, progress=False)
-    assert was_anchored(fit.progress.server) and "ended" not in fit.history
+    assert fit.progress.server.was_anchored and "ended" not in fit.history
     assert len(fit.history) < 20 and "Trustworthy" in str(fit.summary())
 
 

@@ -107,7 +107,7 @@ def test_64_draws_weight_a_client_of_many_rows_where_its_ratio_is_flat(
     batch, seen = hierfl.full_batch(data), seen_in(fit.program)
     work = RowWork(*seen, None)
     assert not work.polynomials.coefficients
-    draws = fit.progress.server["final"]["draws"][:200]
+    draws = fit.progress.server.final.draws[:200]
     message = {
         "loc": torch.zeros(14).double(),
         "covariance": torch.eye(14).double(),

@@ -5,6 +5,7 @@ personalizing, comparing.
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from hierfl.diagnostics import loo
 from hierfl.engine.chunks import client_round
 from hierfl.engine.client_store import taken
 from hierfl.method import Clock, Reports
-from hierfl.methods.stages.checks import DONE, warn
+from hierfl.methods.stages.checks import warn
 from hierfl.program.sites import Model
 from hierfl.runs.result import Fit
 from tests.methods.test_two_stage import same
@@ -170,12 +171,7 @@ def test_the_history_has_the_error_of_points_that_are_samples() -> None:
 
 
 def test_weights_that_are_unsure_are_said() -> None:
-    state = {
-        **{name: torch.tensor(0.1) for name in ("k_hat", "effective", "k_hat_client")},
-        **{name: torch.ones(4, dtype=torch.bool) for name in ("seen", "weighted")},
-        "stage": torch.tensor(DONE),
-        "inner_error": torch.tensor(2.0),
-    }
+    state = replace(gaussian().progress.server, inner_error=torch.tensor(2.0))
     with pytest.warns(UserWarning, match="unsure by a factor of 7.4"):
         warn(state, Clock(3, 60))
 

@@ -74,7 +74,7 @@ def test_a_budget_holds_over_rounds_restarts_and_runs(tmp_path: Path) -> None:
             ask(
                 noisy(tmp_path),
                 round_,
-                loc=torch.ones(len(one.federation.server.state["loc"])).double(),
+                loc=torch.ones(len(one.federation.server.state.belief.loc)).double(),
             )
     with pytest.raises(Forbidden, match=r"budget of epsilon 1 at delta 0\.001 is spent"):
         ask(noisy(tmp_path, seed=5), 0)  # another run
@@ -101,7 +101,7 @@ def test_one_round_of_noisy_sums_is_the_budget(tmp_path: Path) -> None:
 
 def test_no_step_without_noise(tmp_path: Path) -> None:
     one = noisy(tmp_path)
-    size = len(one.federation.server.state["loc"])
+    size = len(one.federation.server.state.belief.loc)
     with pytest.raises(Refused, match="is not of method 'two_stage with row noise'"):
         ask(one, 0, draws=torch.zeros(4, size, dtype=torch.float64))
     (tmp_path / "policy.toml").write_text("epsilon = 9.0\ndelta = 1e-3")
@@ -114,7 +114,7 @@ def test_no_step_without_noise(tmp_path: Path) -> None:
 
 def test_the_same_round_with_another_message_has_other_noise(tmp_path: Path) -> None:
     one = noisy(tmp_path, rounds=3)
-    loc = one.federation.server.state["loc"]
+    loc = one.federation.server.state.belief.loc
     shifts = [
         from_bytes(ask(one, 0, loc=loc + 1e-12 * k), most=1 << 20).tree["factor"][0]["shift"]
         for k in range(2)
@@ -135,7 +135,7 @@ def test_different_messages_count_whatever_round_they_name(tmp_path: Path) -> No
 
 def test_two_servers_at_once_spend_one_budget(tmp_path: Path) -> None:
     one = noisy(tmp_path)
-    loc = one.federation.server.state["loc"]
+    loc = one.federation.server.state.belief.loc
 
     def asked(k: int) -> str:
         try:
@@ -194,7 +194,7 @@ def test_a_factor_of_one_row_is_refused_without_any_policy(tmp_path: Path) -> No
     part = hierfl.ClientData.from_clients({"a": {"x": x, "y": (x[:, 0] > 0).double()}})
     agreement = Agreement.between([Introduction.of(part)])
     one = node(methods.two_stage(model, draws=100), part, agreement, tmp_path)
-    size, row = len(one.federation.server.state["loc"]), torch.cat([x[3], torch.ones(1)])
+    size, row = len(one.federation.server.state.belief.loc), torch.cat([x[3], torch.ones(1)])
     away = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
     loc = torch.zeros(size, dtype=torch.float64)
     loc[:3] = 1e4 * (away - row * (away @ row) / (row @ row))

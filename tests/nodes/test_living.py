@@ -34,7 +34,7 @@ def nobody(contents: Mapping[str, bytes]) -> Iterable[Answer]:
 
 def test_a_hospital_withdraws(tmp_path: Path) -> None:
     fitted = over(tmp_path)
-    secret = secrets_of(fitted.progress.server["factors"], fitted.clients.index("c2"))
+    secret = secrets_of(fitted.progress.server.factors, fitted.clients.index("c2"))
     server = tmp_path / "server"
     assert all(part in bytes_of(server) for part in secret)
     found = replace(fitted, ask=nobody).without("c2", folder=server)
@@ -59,8 +59,8 @@ def test_what_a_transport_keeps_of_a_hospital_is_gone_too(tmp_path: Path) -> Non
         fitted = hierfl.nodes.fit(method, way.reached(stations), checkpoint=tmp_path / "server")
     place = fitted.clients.index("c2")
     state = fitted.progress.server
-    secret = secrets_of(state["factors"], place)
-    secret += [v.numpy().tobytes() for v in state["each"][:, place]]
+    secret = secrets_of(state.factors, place)
+    secret += [v.numpy().tobytes() for v in state.each[:, place]]
     for folder in (mail, tmp_path / "server"):
         before = bytes_of(folder)
         assert all(part in before for part in secret)

@@ -84,8 +84,8 @@ def test_draws_whose_sds_rest_on_a_few_give_way_to_others(monkeypatch: pytest.Mo
     monkeypatch.setattr(kept, "weighted", noted)
     found = binary().without("c1")
     assert all(one.is_good(0.25) for one in tried)
-    chosen = found.progress.server["final"]["draws"]
-    torch.testing.assert_close(chosen, tried[0].state["final"]["draws"])
+    chosen = found.progress.server.final.draws
+    torch.testing.assert_close(chosen, tried[0].state.final.draws)
     tried.clear()
     poor = 0
     with pytest.warns(UserWarning, match="the spread of 'mu' rests on a few draws.* 40%"):
@@ -116,7 +116,7 @@ def test_clients_leave_one_after_another() -> None:
 
 def test_nothing_of_the_client_is_in_what_is_returned() -> None:
     fitted = binary()
-    factors = fitted.progress.server["factors"]
+    factors = fitted.progress.server.factors
     place = int(fitted.federation.program.ranks[fitted.clients.index("c2")])
     found = fitted.without("c2")
     assert "c2" not in found.clients
@@ -134,7 +134,7 @@ def content_of(tree: Tree) -> list[bytes]:
 
 def secrets_of(factors: Tree, place: int) -> list[bytes]:
     """Return the bytes of the numbers that a client has sent; zeros are no secret."""
-    parts = [factors[name][place].reshape(-1) for name in ("precision", "shift")]
+    parts = [getattr(factors, name)[place].reshape(-1) for name in ("precision", "shift")]
     return [v.numpy().tobytes() for part in parts for v in part if float(v) != 0.0]
 
 
@@ -154,7 +154,7 @@ def test_nothing_of_the_client_is_left_in_the_folder(tmp_path: Path) -> None:
     fitted = binary()
     fitted.save(tmp_path / "fit", with_data=True)
     place = int(fitted.federation.program.ranks[fitted.clients.index("c3")])
-    secret = secrets_of(fitted.progress.server["factors"], place)
+    secret = secrets_of(fitted.progress.server.factors, place)
     assert all(part in bytes_of(tmp_path) for part in secret)
     found = fitted.without("c3", folder=tmp_path / "fit")
     left = bytes_of(tmp_path)
@@ -200,11 +200,14 @@ def test_a_fit_that_is_not_done_is_refused() -> None:
         early.without("c1")
 
 
+def with_other_ratios(server: Any) -> Any:
+    g = torch.Generator().manual_seed(0)
+    return replace(server, each=3.0 * torch.randn(server.each.shape, generator=g).double())
+
+
 def test_log_ratios_that_no_quadratic_holds_ask_for_another_round() -> None:
     fitted = binary()
-    server: dict[str, Any] = dict(fitted.progress.server)
-    g = torch.Generator().manual_seed(0)
-    server["each"] = 3.0 * torch.randn(server["each"].shape, generator=g).double()
+    server = with_other_ratios(fitted.progress.server)
     odd = replace(fitted, progress=replace(fitted.progress, server=server))
     with pytest.raises(AnotherRound, match=r"k-hat .*they have to weight new draws"):
         odd.without("c1")
@@ -217,11 +220,11 @@ def test_log_ratios_that_no_quadratic_holds_ask_for_another_round() -> None:
 def test_draws_without_weight_say_nothing() -> None:
     """A proposal's draws may lie where scales have no digits left, and log ratios mean nothing."""
     fitted = binary()
-    server: dict[str, Any] = dict(fitted.progress.server)
-    log_weights, each = server["final"]["log_weights"].clone(), server["each"].clone()
+    server = fitted.progress.server
+    log_weights, each = server.final.log_weights.clone(), server.each.clone()
     log_weights[::10], each[::10] = -torch.inf, 500.0
-    final = {**server["final"], "log_weights": log_weights.log_softmax(0)}
-    server |= {"final": final, "each": each}
+    final = replace(server.final, log_weights=log_weights.log_softmax(0))
+    server = replace(server, final=final, each=each)
     odd = replace(fitted, progress=replace(fitted.progress, server=server))
     is_on_grid(odd.without("c1"), others(fitted.federation.data, "c1"))
     table = hierfl.diagnostics.sensitivity(odd).table
@@ -261,9 +264,7 @@ def test_a_client_has_new_rows() -> None:
 def test_others_are_asked_again_where_their_log_ratios_cannot_be_carried_over() -> None:
     data = people(COUNTS)
     before = fit(two_stage(programs.binary, draws=2000), others(data, "c2"))
-    server: dict[str, Any] = dict(before.progress.server)
-    g = torch.Generator().manual_seed(0)
-    server["each"] = 3.0 * torch.randn(server["each"].shape, generator=g).double()
+    server = with_other_ratios(before.progress.server)
     odd = replace(before, progress=replace(before.progress, server=server))
     with pytest.warns(UserWarning, match="the 5 other clients were asked again, in 1 rounds"):
         found = odd.updated(data.select(["c2"]))

@@ -67,7 +67,7 @@ def test_a_run_whose_clients_weighted_more_draws_than_planned(
     data = ClientData.from_clients(rows)
     fitted = hierfl.fit(hierfl.methods.two_stage(few_events), data, progress=False)
     begun, server = fitted.federation.server.state, fitted.progress.server
-    assert len(server["asked"]) > len(begun["asked"]) and len(server["each"]) > len(begun["each"])
+    assert len(server.asked) > len(begun.asked) and len(server.each) > len(begun.each)
     fitted.save(tmp_path / "run", with_data=True)
     back = hierfl.load(tmp_path / "run", model=few_events)
     found = named_leaves(back.progress.server)

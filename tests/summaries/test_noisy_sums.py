@@ -59,8 +59,7 @@ def method(epsilon: float, *, draws: int = 400, **options: Any) -> Any:
 
 
 def sums(data: ClientData, **options: Any) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = fit(method(**options), data).progress.server["factors"]
-    return found
+    return dict(vars(fit(method(**options), data).progress.server.factors))
 
 
 def drawn(fitted: Any) -> dict[str, np.ndarray]:
@@ -149,15 +148,22 @@ def test_what_leaves_is_noisy_sums_and_the_number_of_rows() -> None:
     data, _ = simulated(2, clients=3)
     fitted = fit(method(1.0), data)
     assert set(fitted.history["epsilon"]) == {1.0} and len(fitted.history) == 1
-    kept = set(fitted.progress.server["factors"])
-    assert kept == {"precision", "shift", "fields", "num_rows", "noisy_square", "belief"}
-    assert fitted.progress.server["factors"]["num_rows"].tolist() == [60.0] * 3
+    factors = vars(fitted.progress.server.factors)
+    assert {name for name, value in factors.items() if value is not None} == {
+        "precision",
+        "shift",
+        "fields",
+        "num_rows",
+        "noisy_square",
+        "belief",
+    }
+    assert fitted.progress.server.factors.num_rows.tolist() == [60.0] * 3
 
 
 def test_sums_below_zero_and_no_eigenvalue_above_are_no_error() -> None:
     data, _ = simulated(5, clients=3, rows=6)
     found = fit(method(0.2), data)
-    assert bool((found.progress.server["factors"]["noisy_square"] < 0.0).any())
+    assert bool((found.progress.server.factors.noisy_square < 0.0).any())
     assert all(np.isfinite(v).all() for v in drawn(found).values())
 
 
@@ -230,7 +236,7 @@ def test_engines_and_nodes_give_the_same(tmp_path: Path) -> None:
     sequential = fit(method(2.0), data, engine="sequential")
     around = machines(method(2.0), data, tmp_path)
     over = fit_nodes(method(2.0), around.agreement, around.ask, starts=around.starts())
-    for name, value in named_leaves(here.progress.server["factors"]).items():
+    for name, value in named_leaves(here.progress.server.factors).items():
         for other in (sequential, over):
-            same = named_leaves(other.progress.server["factors"])[name]
+            same = named_leaves(other.progress.server.factors)[name]
             assert torch.allclose(same, value, atol=1e-6 * (1.0 + float(value.abs().max()))), name

@@ -51,18 +51,16 @@ def method(epsilon: float = 2.0, **options: Any) -> Any:
 
 
 def factors(data: ClientData, **options: Any) -> dict[str, Tensor]:
-    fitted = fit(method(**options), data)
-    kept: dict[str, Tensor] = fitted.progress.server["factors"]
-    return kept
+    return dict(vars(fit(method(**options), data).progress.server.factors))
 
 
 def test_hardly_any_noise_gives_the_factors_of_two_stage() -> None:
     """Steps of a wide budget, on rows that are not clipped, end where variational steps do."""
     data = rows()
-    exact = fit(two_stage(model(), draws=DRAWS), data).progress.server["factors"]
+    exact = fit(two_stage(model(), draws=DRAWS), data).progress.server.factors
     found = factors(data, epsilon=1e5, max_row_norm=5.0, rounds=2, steps=10)
     for name in ("precision", "shift"):  # four sds of the noise that is left
-        assert torch.allclose(found[name], exact[name], atol=0.6)
+        assert torch.allclose(found[name], getattr(exact, name), atol=0.6)
 
 
 def test_the_sums_of_a_run_spend_the_budget() -> None:
@@ -129,9 +127,9 @@ def test_every_engine_and_nodes_give_the_same(tmp_path: Path) -> None:
     sequential = fit(method(), data, engine="sequential")
     around = machines(method(), data, tmp_path)
     over = fit_nodes(method(), around.agreement, around.ask, starts=around.starts())
-    for name, value in named_leaves(here.progress.server["factors"]).items():
+    for name, value in named_leaves(here.progress.server.factors).items():
         for other in (sequential, over):
-            same = named_leaves(other.progress.server["factors"])[name]
+            same = named_leaves(other.progress.server.factors)[name]
             assert torch.allclose(same, value, atol=1e-6 * (1.0 + float(value.abs().max())))
 
 
@@ -144,7 +142,7 @@ def test_a_factor_of_noise_alone_is_no_factor() -> None:
         fitted = fit(method(epsilon=0.05, secret=secret), federation((3, 2, 4)))
         assert all(
             v.isfinite().all()
-            for v in fitted.progress.server["factors"].values()
+            for v in vars(fitted.progress.server.factors).values()
             if isinstance(v, Tensor)
         )
 

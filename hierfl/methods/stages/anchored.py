@@ -16,10 +16,12 @@ beliefs are as wide as the posterior again.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree
+from hierfl.methods.stages.state import Anchor, Belief, ServerState
 from hierfl.summaries.hierarchy import Hierarchy
 
 RAISED = 0.3  # mean number of negative eigenvalues of a client, in the first round
@@ -30,63 +32,61 @@ STILL = 0.5  # posterior sds that the mean still moves
 MOST = 25  # steps
 
 
-def anchor_of(hierarchy: Hierarchy, covariance: Tensor) -> Tree:
+def anchor_of(hierarchy: Hierarchy, covariance: Tensor) -> Anchor:
     """Return what is kept for small steps, by the prior covariance of any client's v (V, V).
 
-    `steps` is the number of the next one, negative once they are over. `narrow` (V,) is the
-    precision by which a belief is narrower than the posterior. It is 0 of local scalars: a client
-    finds its own, given the global ones.
+    Beliefs are no narrower in local scalars: a client finds its own, given the global ones.
     """
     own, variance = hierarchy.reading.own_size, covariance.diagonal()
     is_shared = torch.arange(len(variance)) >= own
     narrow = torch.where(is_shared, NARROW**-2 / variance, 0.0)
-    return {"steps": torch.tensor(0), "narrow": narrow}
+    return Anchor(torch.tensor(0), narrow)
 
 
-def is_anchored(state: Tree) -> bool:
+def is_anchored(state: ServerState) -> bool:
     """Return whether the posterior is approached in small steps, or is to be."""
-    if "steps" not in state or not bool(state["narrow"].any()):
+    if state.anchor is None or not bool(state.anchor.narrow.any()):
         return False
-    begins = not bool(state["sampled"]) and float(state["raised"]) > RAISED
-    return begins or int(state["steps"]) > 0
+    begins = not bool(state.sampled) and float(state.raised) > RAISED
+    return begins or int(state.anchor.step) > 0
 
 
-def is_far(hierarchy: Hierarchy, before: Tree, after: Tree) -> bool:
+def is_far(hierarchy: Hierarchy, before: ServerState, after: Belief) -> bool:
     """Return whether a scale's first posterior lies where hardly any draw of the prior does."""
-    if "steps" not in before or bool(before["sampled"]):
+    if before.anchor is None or before.belief is None or bool(before.sampled):
         return False
-    size = hierarchy.reading.own_size
-    away = (after["loc"] - before["loc"])[size:].abs()
-    far = away > OUTSIDE * before["covariance"].diagonal()[size:].sqrt()
+    size, prior = hierarchy.reading.own_size, before.belief
+    away = (after.loc - prior.loc)[size:].abs()
+    far = away > OUTSIDE * prior.covariance.diagonal()[size:].sqrt()
     return bool((far & ~_is_mean(hierarchy)).any())
 
 
-def was_anchored(state: Tree) -> bool:
-    """Return whether the posterior was approached in small steps."""
-    return "steps" in state and int(state["steps"]) < 0
-
-
-def begun(state: Tree) -> Tree:
+def begun(state: ServerState) -> ServerState:
     """Return the state without the factors from clients' own modes, with a narrow belief."""
-    none = {name: torch.zeros_like(state["factors"][name]) for name in ("precision", "shift")}
-    covariance = _narrowed(state["covariance"], state["narrow"])
-    factors = {**state["factors"], **none}
-    return {**state, "steps": torch.tensor(1), "covariance": covariance, "factors": factors}
+    assert state.belief is not None and state.anchor is not None
+    old, narrow = state.factors, state.anchor.narrow
+    return replace(
+        state,
+        factors=replace(
+            old, precision=torch.zeros_like(old.precision), shift=torch.zeros_like(old.shift)
+        ),
+        belief=replace(state.belief, covariance=_narrowed(state.belief.covariance, narrow)),
+        anchor=Anchor(torch.tensor(1), narrow),
+    )
 
 
-def stepped(hierarchy: Hierarchy, state: Tree, posterior: Tree) -> Tree:
+def stepped(hierarchy: Hierarchy, state: ServerState, posterior: Belief) -> ServerState:
     """Return the state with the next narrow belief, about the `posterior`; or with it, once still."""
-    away, narrow = posterior["loc"] - state["loc"], state["narrow"]
-    sds = posterior["covariance"].diagonal().sqrt()
-    if bool((away.abs() <= STILL * sds).all()) or int(state["steps"]) >= MOST:
-        return {**state, **posterior, "steps": -state["steps"]}
+    assert state.belief is not None and state.anchor is not None
+    step, narrow = state.anchor.step, state.anchor.narrow
+    away, sds = posterior.loc - state.belief.loc, posterior.covariance.diagonal().sqrt()
+    if bool((away.abs() <= STILL * sds).all()) or int(step) >= MOST:
+        return replace(state, belief=posterior, anchor=Anchor(-step, narrow))
     reach = _farthest(hierarchy, narrow)
-    return {
-        **state,
-        "loc": state["loc"] + away.clamp(-reach, reach),
-        "covariance": _narrowed(posterior["covariance"], narrow),
-        "steps": state["steps"] + 1,
-    }
+    belief = Belief(
+        state.belief.loc + away.clamp(-reach, reach), _narrowed(posterior.covariance, narrow)
+    )
+    return replace(state, belief=belief, anchor=Anchor(step + 1, narrow))
 
 
 def _narrowed(covariance: Tensor, narrow: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.trees import Tree
-from hierfl.method import Clock, Reports
+from hierfl.method import Clock
+from hierfl.methods.stages.state import ServerState
 from hierfl.program.program import ProgramError
 
 MOST_ROUNDS = 60  # it stops earlier; partial cohorts take longest
@@ -20,11 +21,9 @@ ROUNDING = 1e-6  # of a symmetric matrix, relative to its largest entry
 MOST_VALUES = 1000  # of a row
 SHARPEST, FARTHEST = 1e14, 1e12  # a factor's curvature and slope, in units of the server's belief
 WIDEST, WIDEST_BY_ROW = 1e3, 100.0  # nats between the ratios at two draws
-GATHER, WEIGHT, DONE = range(3)
 STAGES = ("gathering factors", "weighting", "done")
 # how little means may move, in posterior sds, and sds may change, for the factors to be final
 STILL, STILL_SD = 0.1, 0.05
-LOGGED = ("moved", "changed", "r_hat", "k_hat", "effective", "k_hat_client", "inner_error")
 # Relative Monte Carlo error of an sd beyond which other draws are tried. One draw of 2,000 made up
 # 59 % of a variance (election88, an sd 1.6 times too large) at a k-hat of 0.44: weights were right.
 OFF = 0.15
@@ -117,37 +116,19 @@ def check_read(share: Tensor) -> None:
         )
 
 
-def failed_of(failed: Tensor, reports: Reports, clock: Clock) -> Tensor:
-    """Return which clients failed when last asked, (N,) bool; the server does not wait for them."""
-    answered = failed.index_fill(0, reports.ids, False)
-    return answered.index_fill(0, torch.tensor(clock.left_out, dtype=torch.long), True)
-
-
-def finished(state: Tree) -> bool:
-    """Return whether all stages are done."""
-    return int(state["stage"]) == DONE
-
-
-def logged(state: Tree) -> dict[str, float]:
-    """Return the next stage, moves of the posterior, R-hat, k-hat and ESS."""
-    numbers = {name: float(state[name]) for name in ("stage", *LOGGED)}
-    return {n: v for n, v in numbers.items() if math.isfinite(v)}
-
-
-def warn(state: Tree, clock: Clock) -> None:
+def warn(state: ServerState, clock: Clock) -> None:
     """Warn if k-hat is high, the weights are inaccurate, clients failed, or rounds ran out."""
-    stage, k_hat = int(state["stage"]), float(state["k_hat"])
-    if stage == DONE and k_hat >= K_HAT:
+    k_hat, error = float(state.k_hat), float(state.inner_error)
+    if state.is_done and k_hat >= K_HAT:
         warnings.warn(
             f"k-hat is {k_hat:.2f}, above {K_HAT}: the clients' Gaussian factors miss a part of "
-            f"the posterior, and weights cannot correct for it ({float(state['effective']):.0f} "
-            f"effective draws; largest k-hat of one client {float(state['k_hat_client']):.2f}). "
+            f"the posterior, and weights cannot correct for it ({float(state.effective):.0f} "
+            f"effective draws; largest k-hat of one client {float(state.k_hat_client):.2f}). "
             "Do not trust tails and spreads: give local sites tighter priors, or take fedsvi "
             "with guides.structured",
             stacklevel=4,
         )
-    error = float(state["inner_error"])
-    if stage == DONE and error > UNSURE:
+    if state.is_done and error > UNSURE:
         warnings.warn(
             f"the weights are unsure by a factor of {math.exp(error):.1f}: some clients' "
             "likelihoods are so far from Gaussian that their integrals are inaccurate. Do not "
@@ -155,21 +136,21 @@ def warn(state: Tree, clock: Clock) -> None:
             "guides.structured",
             stacklevel=4,
         )
-    lost, unweighted_clients = (int((~state[name]).sum()) for name in ("seen", "weighted"))
-    if stage == DONE and unweighted_clients:
+    lost, unweighted_clients = (int((~of).sum()) for of in (state.seen, state.weighted))
+    if state.is_done and unweighted_clients:
         warnings.warn(
             f"{unweighted_clients} clients failed when the draws were weighted (history['left_out'] names "
             f"them): the rows of {lost} do not count, and those of {unweighted_clients - lost} only as "
             "their Gaussian factors say; fix their rows and fit again",
             stacklevel=4,
         )
-    if stage != DONE and clock.round + 1 >= clock.rounds:
-        missing = int((~state["weighted" if stage == WEIGHT else "seen"]).sum())
+    if not state.is_done and clock.round + 1 >= clock.rounds:
+        missing = unweighted_clients if state.weights else lost
         fix = "allow more rounds"
         if clock.rounds >= MOST_ROUNDS and not missing:
             fix = "more do not help: take fedsvi with guides.structured"
         warnings.warn(
-            f"the rounds ended while {STAGES[stage]} ({missing} clients have not answered yet): "
+            f"the rounds ended while {STAGES[int(state.stage)]} ({missing} clients have not answered yet): "
             f"the posterior is not final; {fix}",
             stacklevel=4,
         )

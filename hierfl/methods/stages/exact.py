@@ -14,6 +14,7 @@ one that is 0 gives the non-centered form.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -22,12 +23,10 @@ from torch import Tensor
 
 from hierfl.core.chains import LEAPS, Sampled, Whitening, sampled
 from hierfl.core.draw_quality import quality_of
-from hierfl.core.importance_sampling import resampled
-from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.methods.stages.checks import DONE, GATHER
 from hierfl.methods.stages.joint import Joint, Standard, flat
 from hierfl.methods.stages.server import Rounds
+from hierfl.methods.stages.state import DONE, ServerState
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.summaries.factor import Factor, factor_of
@@ -38,7 +37,7 @@ from hierfl.summaries.reading import QuadratureNodes, nodes_of
 from hierfl.summaries.sampling import one_thread
 from hierfl.summaries.surrogate import any_client
 from hierfl.summaries.units import UnitScore
-from hierfl.summaries.weights import unweighted
+from hierfl.summaries.weights import Points
 
 MOST_SCALARS = 4000  # of all clients together: a whitening matrix of them has to be held
 # chains by rows x predictors; renewals of the factors before them, steps to a mode, warm-up
@@ -105,10 +104,10 @@ class Chains:
             )
         return once * LEAPS * (WARM + 2 * LEAST)
 
-    def run(self, state: Tree, count: int) -> Ended:
+    def run(self, state: ServerState, count: int) -> Ended:
         """Return draws, from what a server's state says of the posterior."""
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
-            standard, start, whitening = self._located(state["scouts"])
+            standard, start, whitening = self._located(state.scouts)
             warm, least, before = WARM, LEAST, math.inf
             while True:
                 drawn = self._sampled(standard, start, whitening, warm, least, count)
@@ -131,9 +130,9 @@ class Chains:
         share = min(1.0, drawn.effective / len(z))
         return float(quality_of(z, torch.zeros(len(z)), share).sd_error.max())
 
-    def _located(self, scouts: Tree) -> tuple[Standard, Tensor, Whitening]:
+    def _located(self, scouts: Points) -> tuple[Standard, Tensor, Whitening]:
         """Return clients' scales by factors about the mode, where the chains start, and their whitening."""
-        z = resampled(scouts["draws"], scouts["log_weights"], len(scouts["draws"]))
+        z = scouts.resampled(len(scouts.draws))
         shared = self.joint.shared
         standard = self._alone(z[:, :shared])
         at = self._likeliest(standard, z[:, :shared])
@@ -266,31 +265,29 @@ class Chains:
         return z[torch.arange(max(self.count, len(z))) % len(z)]
 
 
-def chained(rounds: Rounds, state: Tree, ended: Ended) -> Tree:
+def chained(rounds: Rounds, state: ServerState, ended: Ended) -> ServerState:
     """Return a server's state with draws of the exact posterior, which asks for factors about them."""
-    factors, count = Factors(**state["factors"]), len(ended.draws)
-    some = ended.draws[:: max(1, count // len(state["scouts"]["draws"]))]
+    count, yes = len(ended.draws), torch.tensor(True)
     with double_precision(), torch.no_grad(), unchecked():
-        scouts = {**unweighted(*some.shape), "draws": some}
-        belief = rounds.work.of_any_client(some, scouts["log_weights"], factors)
-    nan = torch.tensor(torch.nan)
-    return {
-        **state,
-        **belief,
-        **{name: torch.tensor(True) for name in ("chained", "sampled", "proposed")},
-        "final": {**unweighted(*ended.draws.shape), "draws": ended.draws},
-        "scouts": scouts,
-        "powers": torch.ones_like(state["powers"]),
-        "share": torch.tensor(ended.effective / count),
-        "r_hat": torch.tensor(ended.r_hat),
-        "k_hat": torch.tensor(0.0),
-        "effective": torch.tensor(ended.effective),
-        "stage": torch.tensor(GATHER),
-        **dict.fromkeys(("moved", "changed", "k_hat_client", "inner_error"), nan),
-    }
+        scouts = Points.equal(ended.draws[:: max(1, count // len(state.scouts.draws))])
+        belief, final = rounds.work.of_any_client(scouts, state.factors), Points.equal(ended.draws)
+    return replace(
+        state.gathering(),
+        belief=belief,
+        chained=yes,
+        sampled=yes,
+        proposed=yes,
+        final=final,
+        scouts=scouts,
+        powers=torch.ones_like(state.powers),
+        share=torch.tensor(ended.effective / count),
+        r_hat=torch.tensor(ended.r_hat),
+        k_hat=torch.tensor(0.0),
+        effective=torch.tensor(ended.effective),
+        inner_error=torch.tensor(torch.nan),
+    )
 
 
-def closed(state: Tree) -> Tree:
+def closed(state: ServerState) -> ServerState:
     """Return the state of chains as done, where clients cannot weight their draws."""
-    weighted = torch.ones_like(state["weighted"])
-    return {**state, "stage": torch.tensor(DONE), "weighted": weighted}
+    return replace(state.at(DONE), weighted=torch.ones_like(state.weighted))

@@ -6,76 +6,76 @@ new clients alone send a factor, then log ratios; k-hat of the weights says whet
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from hierfl.core.importance_sampling import resampled
-from hierfl.core.trees import Tree, tree_map
-from hierfl.methods.stages.checks import GATHER, WEIGHT
+from hierfl.core.trees import tree_map
 from hierfl.methods.stages.kept import Kept
 from hierfl.methods.stages.server import Rounds
+from hierfl.methods.stages.state import GATHER, ServerState
 from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.summaries.carried import GOOD, carried_over
 from hierfl.summaries.conditional import terms_of_clients
-from hierfl.summaries.hierarchy import Factors
 
 
-def joined(before: Kept, after: Rounds, stay: Tensor, at: Tensor) -> Tree:
+def joined(before: Kept, after: Rounds, stay: Tensor, at: Tensor) -> ServerState:
     """Return a state that asks for the factors of new clients.
 
     Those at places `stay` of the old server are at places `at` of the new one, both by name.
     """
     begun, state = after.begin(), before.state
     factors = tree_map(
-        lambda new, old: new.index_copy(0, at, old[stay]), begun["factors"], state["factors"]
+        lambda new, old: new.index_copy(0, at, old[stay]), begun.factors, state.factors
     )
-    scouts, shared = begun["scouts"], after.work.shared
-    final = state["final"]
-    draws = resampled(final["draws"], final["log_weights"], len(scouts["draws"]))
-    mixing = scouts["draws"][:, shared:].reshape(len(draws), len(begun["seen"]), -1).clone()
-    old = draws[:, shared:].reshape(len(draws), len(state["seen"]), -1)
+    scouts, shared = begun.scouts, after.work.shared
+    draws = state.final.resampled(len(scouts.draws))
+    mixing = scouts.draws[:, shared:].reshape(len(draws), len(begun.seen), -1).clone()
+    old = draws[:, shared:].reshape(len(draws), len(state.seen), -1)
     mixing[:, at] = old[:, stay]
-    scouts = {**scouts, "draws": torch.cat([draws[:, :shared], mixing.flatten(1)], 1)}
-    belief = {name: state[name] for name in ("loc", "covariance") if name in state}
-    # the belief is the posterior, not the prior: no small steps
-    belief |= {name: torch.zeros_like(begun[name]) for name in ("narrow",) if name in begun}
-    return {
-        **begun,
-        **belief,
-        "factors": factors,
-        "scouts": scouts,
-        "seen": begun["seen"].index_fill(0, at, True),
-        "powers": begun["powers"].index_copy(0, at, state["powers"][stay]),
-        "stage": torch.tensor(GATHER),
+    anchor = begun.anchor
+    if anchor is not None:  # the belief is the posterior, not the prior: no small steps
+        anchor = replace(anchor, narrow=torch.zeros_like(anchor.narrow))
+    return replace(
+        begun.at(GATHER),
+        belief=state.belief,
+        anchor=anchor,
+        factors=factors,
+        scouts=replace(scouts, draws=torch.cat([draws[:, :shared], mixing.flatten(1)], 1)),
+        seen=begun.seen.index_fill(0, at, True),
+        powers=begun.powers.index_copy(0, at, state.powers[stay]),
         # the factors that are kept do not move: the first round of factors is the last
-        **{name: torch.tensor(0.0) for name in ("moved", "changed")},
-    }
+        moved=torch.tensor(0.0),
+        changed=torch.tensor(0.0),
+    )
 
 
-def carried(before: Kept, after: Rounds, state: Tree, stay: Tensor, at: Tensor) -> Tree:
+def carried(
+    before: Kept, after: Rounds, state: ServerState, stay: Tensor, at: Tensor
+) -> ServerState:
     """Return a state that asks new clients alone to weight draws, where that suffices; else `state`."""
-    if int(state["stage"]) != WEIGHT or not before.state["each"].shape[1]:
+    if not state.weights or not before.state.each.shape[1]:
         return state
     with double_precision(), torch.no_grad(), unchecked():
-        work, final = after.work, before.state["final"]
+        work, final = after.work, before.state.final
         alive, shared = before.alive()[before.asked()], work.shared
         places = before.asked()[alive]
-        z = final["draws"][places, :shared]
-        to = state["final"]["draws"][work.asked(state), :shared]
-        each = before.ratios()[alive][:, stay]
-        base, factors = torch.zeros(len(z)), Factors(**state["factors"])
+        z = final.draws[places, :shared]
+        to = state.final.draws[work.asked(state), :shared]
+        each, base = before.ratios()[alive][:, stay], torch.zeros(len(z))
         if not work.surrogate.mixed:
-            base = work.log_p(z, factors) - final["log_p"][places]
-        own = terms_of_clients(work.surrogate.hierarchy, factors, at)
-        found = carried_over(each, z, base, to, own)
-        if not found.error <= GOOD:
+            base = work.log_p(z, state.factors) - final.log_p[places]
+        own = terms_of_clients(work.surrogate.hierarchy, state.factors, at)
+        moved = carried_over(each, z, base, to, own)
+        if not moved.error <= GOOD:
             return state
-        kept = torch.zeros(len(to), len(state["seen"])).index_copy(1, at, found.ratios)
-        return {
-            **state,
-            "each": kept,
-            "asked": kept.sum(1),
-            "weighted": state["weighted"].index_fill(0, at, True),
-            "inner_error": torch.tensor(found.error),
-        }
+        each = torch.zeros(len(to), len(state.seen)).index_copy(1, at, moved.ratios)
+        return replace(
+            state,
+            each=each,
+            asked=each.sum(1),
+            weighted=state.weighted.index_fill(0, at, True),
+            inner_error=torch.tensor(moved.error),
+        )

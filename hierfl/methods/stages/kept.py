@@ -10,19 +10,19 @@ counts more, is arithmetic here:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hierfl.core.gaussians import LOG_2_PI
-from hierfl.core.importance_sampling import K_HAT, resampled
-from hierfl.core.trees import Tree, tree_map
+from hierfl.core.importance_sampling import K_HAT
+from hierfl.core.trees import tree_map
 from hierfl.data.clients import ClientData
 from hierfl.method import Clock, Method
-from hierfl.methods.stages.checks import DONE
-from hierfl.methods.stages.server import Rounds
+from hierfl.methods.stages.server import Rounds, copied
+from hierfl.methods.stages.state import DONE, OF_CLIENTS, ServerState
 from hierfl.methods.stages.sums import RoundsOfSums
 from hierfl.methods.stages.two_stage import server_rounds
 from hierfl.methods.stages.weighted import Weighted, warn_of_sds, weighted
@@ -36,10 +36,7 @@ from hierfl.summaries.carried import GOOD, carried_over
 from hierfl.summaries.conditional import terms_of_clients
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.sampling import one_thread
-from hierfl.summaries.weights import unweighted
-
-BEFORE_ASKING = ("stage", "inner_error")  # what a server resets when it asks
-OF_CLIENTS = ("seen", "weighted", "heavy", "failed", "powers")  # of the state, (N,) each
+from hierfl.summaries.weights import Points
 
 
 class AnotherRound(ValueError):
@@ -73,17 +70,12 @@ class Kept:
     """The server of a run of two_stage; its clients are in the order of their names."""
 
     rounds: Rounds
-    state: Tree
+    state: ServerState
 
     def __post_init__(self) -> None:
         """Refuse a run that is not done."""
-        if int(self.state["stage"]) != DONE:
+        if not self.state.is_done:
             raise ValueError("two_stage is not done: its rounds ended before its draws were final")
-
-    @property
-    def factors(self) -> Factors:
-        """The clients' factors."""
-        return Factors(**self.state["factors"])
 
     @property
     def is_exact(self) -> bool:
@@ -92,7 +84,7 @@ class Kept:
 
     def ratios(self, without: Tensor | None = None) -> Tensor:
         """Return log ratios (A, n) of the clients at the asked draws, but of those in a mask (N,)."""
-        each: Tensor = self.state["each"]
+        each = self.state.each
         if not each.shape[1]:
             raise AnotherRound(
                 "log ratios of so many clients are kept as sums alone: fit again, hierfl.fit(...)"
@@ -101,20 +93,19 @@ class Kept:
 
     def asked(self) -> Tensor:
         """Return which of the final draws have log ratios, (A,) int64."""
-        count, asked = len(self.state["final"]["draws"]), len(self.state["each"])
+        count, asked = len(self.state.final.draws), len(self.state.each)
         return torch.arange(asked) * (count // asked)
 
     def alive(self) -> Tensor:
         """Return which of the final draws have any weight, (S,); others may lie where no digits are left."""
-        found: Tensor = self.state["final"]["log_weights"].isfinite()
-        return found
+        return self.state.final.log_weights.isfinite()
 
     def densities(self) -> Densities:
         """Return the log densities of prior and clients at the draws of the posterior."""
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
-            work, final = self.rounds.work, self.state["final"]
-            draws, log_weights, alive = final["draws"], final["log_weights"], self.alive()
-            log_z, marginals = work.surrogate.log_marginals(draws, self.factors)
+            work, draws = self.rounds.work, self.state.final.draws
+            log_weights, alive = self.state.final.log_weights, self.alive()
+            log_z, marginals = work.surrogate.log_marginals(draws, self.state.factors)
             z = draws[:, : work.shared]
             if not self.is_exact:
                 marginals = marginals + self._everywhere(z, log_z + marginals.sum(1))
@@ -155,9 +146,9 @@ class Kept:
         if len(at) == len(z):
             return each
         each, at = each[self.alive()[at]], at[self.alive()[at]]
-        base = (log_p - self.state["final"]["log_p"])[at]
+        base = (log_p - self.state.final.log_p)[at]
         every = torch.arange(each.shape[1])
-        own = terms_of_clients(self.rounds.work.surrogate.hierarchy, self.factors, every)
+        own = terms_of_clients(self.rounds.work.surrogate.hierarchy, self.state.factors, every)
         carried = carried_over(each, z[at], base, z, own)
         if not carried.error <= GOOD:
             raise AnotherRound(
@@ -166,7 +157,7 @@ class Kept:
             )
         return carried.ratios
 
-    def without(self, out: Tensor, after: Rounds) -> Tree:
+    def without(self, out: Tensor, after: Rounds) -> ServerState:
         """Return the state without the clients of a mask (N,), for the server of the others."""
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             state = self._left(out, after)
@@ -174,19 +165,17 @@ class Kept:
                 return self._settled(after.played(state), after)
             if self.is_exact:
                 state = self._drawn(state, after)
-                count = state["share"] * len(state["final"]["draws"])
-                return self._settled({**state, "effective": count}, after)
+                count = state.share * len(state.final.draws)
+                return self._settled(replace(state, effective=count), after)
             return self._settled(self._weighted(state, out, after), after)
 
-    def asking(self, out: Tensor, after: Rounds) -> Tree:
+    def asking(self, out: Tensor, after: Rounds) -> ServerState:
         """Return the state that lets the clients outside a mask (N,) weight new draws."""
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
-            belief = {name: self.state[name] for name in ("loc", "covariance")}
-            state = {**self._left(out, after), **belief}
-            new = after.work.to_weight(state, Clock(0, 1))
-            return tree_map(lambda v: v.detach().clone(), new)
+            state = replace(self._left(out, after), belief=self.state.belief)
+            return copied(after.work.to_weight(state, Clock(0, 1)))
 
-    def _weighted(self, state: Tree, out: Tensor, after: Rounds) -> Tree:
+    def _weighted(self, state: ServerState, out: Tensor, after: Rounds) -> ServerState:
         """Return the state with weighted draws: those there are, or new ones, whichever are better."""
         first, new = self._weighted_again(state, out, after), self._drawn_again(state, out, after)
         tried = [*([] if first is None else [first]), next(new)]
@@ -205,18 +194,21 @@ class Kept:
             "fit.without(client, rounds=4) where their rows are, or a fit of theirs"
         )
 
-    def _left(self, out: Tensor, after: Rounds) -> Tree:
+    def _left(self, out: Tensor, after: Rounds) -> ServerState:
         """Return the state of a new server, with what the others have sent."""
         begun, state = after.begin(), self.state
         stay = (~out).nonzero()[:, 0]
-        factors = tree_map(lambda v: v[stay], state["factors"])
-        _check_alike(begun["factors"], factors)
-        new = {**begun, "factors": factors, **{name: state[name][stay] for name in OF_CLIENTS}}
-        scouts = state["final"]
-        draws = resampled(scouts["draws"], scouts["log_weights"], len(begun["scouts"]["draws"]))
-        known = {**unweighted(*begun["scouts"]["draws"].shape), "draws": self._own(draws, out)}
-        inner = state["inner_error"]
-        return {**new, "scouts": known, "stage": torch.tensor(DONE), "inner_error": inner.clone()}
+        factors: Factors = tree_map(lambda v: v[stay], state.factors)
+        _check_alike(begun.factors, factors)
+        draws = self._own(state.final.resampled(len(begun.scouts.draws)), out)
+        return replace(
+            begun.at(DONE),
+            factors=factors,
+            scouts=Points.equal(draws),
+            powers=state.powers[stay],
+            inner_error=state.inner_error,
+            **{name: getattr(state, name)[stay] for name in OF_CLIENTS},
+        )
 
     def _own(self, draws: Tensor, out: Tensor) -> Tensor:
         """Return draws (S, K + N M) without the mixing numbers of the clients that leave."""
@@ -225,73 +217,66 @@ class Kept:
         t = t.reshape(len(draws), len(out), -1)[:, ~out]
         return torch.cat([z, t.flatten(1)], 1)
 
-    def _drawn(self, state: Tree, after: Rounds) -> Tree:
+    def _drawn(self, state: ServerState, after: Rounds) -> ServerState:
         """Return the state with new draws of the surrogate of the others' factors."""
         if after.work.surrogate.hierarchy.noise is not None:
             from hierfl.methods.stages.noisy import sampled_of_noisy  # here: few fits need it
 
             return sampled_of_noisy(after.work, state, Clock(0, 1))
-        return after.work.sampled(state, Factors(**state["factors"]), "final", Clock(0, 1))
+        return after.work.with_final(state, Clock(0, 1))
 
-    def _weighted_again(self, state: Tree, out: Tensor, after: Rounds) -> Weighted | None:
+    def _weighted_again(self, state: ServerState, out: Tensor, after: Rounds) -> Weighted | None:
         """Weight the draws there are for the others; None where they are of another number."""
-        final, at = self.state["final"], self.asked()
-        whole = len(at) == len(final["draws"]) == len(state["final"]["draws"])
+        final, at = self.state.final, self.asked()
+        whole = len(at) == len(final.draws) == len(state.final.draws)
         if after.work.surrogate.mixed or not whole:
             return None
-        each, factors = self.ratios(out), Factors(**state["factors"])
-        base = after.work.log_p(final["draws"], factors) - final["log_p"]
+        base = after.work.log_p(final.draws, state.factors) - final.log_p
         base = torch.where(self.alive(), base, -torch.inf)
-        state = {**state, "final": final, "share": self.state["share"]}
-        return weighted(state, each, base, 0.0, after.work.shared)
+        state = replace(state, final=final, share=self.state.share)
+        return weighted(state, self.ratios(out), base, 0.0, after.work.shared)
 
-    def _drawn_again(self, state: Tree, out: Tensor, after: Rounds) -> Iterator[Weighted]:
+    def _drawn_again(self, state: ServerState, out: Tensor, after: Rounds) -> Iterator[Weighted]:
         """Yield new draws, of the others' factors and then about these, with log ratios carried over."""
-        shared, final, factors = after.work.shared, self.state["final"], Factors(**state["factors"])
-        alive = self.alive()[self.asked()]
+        work, shared, alive = after.work, after.work.shared, self.alive()[self.asked()]
         at, each = self.asked()[alive], self.ratios(out)[alive]
-        z, base = final["draws"][at, :shared], self._base(at, out)
+        z, base = self.state.final.draws[at, :shared], self._base(at, out)
         every = torch.arange(each.shape[1])
-        own = terms_of_clients(after.work.surrogate.hierarchy, factors, every)
+        own = terms_of_clients(work.surrogate.hierarchy, state.factors, every)
 
-        def told(state: Tree, wide: Tensor) -> Weighted:
-            carried = carried_over(each, z, base, state["final"]["draws"][:, :shared], own)
-            return weighted(state, carried.ratios, wide, carried.error, shared)
+        def reweighted(state: ServerState) -> Weighted:
+            carried = carried_over(each, z, base, state.final.draws[:, :shared], own)
+            return weighted(state, carried.ratios, work.wider(state), carried.error, shared)
 
         state = self._drawn(state, after)
-        found = told(state, after.work.wider(state, factors))
-        yield found
-        if after.work.surrogate.mixed:
+        drawn = reweighted(state)
+        yield drawn
+        if work.surrogate.mixed:
             return
-        asked = after.work.proposed(state, found.state["final"])
-        state = {**asked, **{name: state[name] for name in (*OF_CLIENTS, *BEFORE_ASKING)}}
-        yield told(state, after.work.wider(state, factors))
+        about = work.proposed(state, drawn.state.final)
+        flags = {name: getattr(state, name) for name in OF_CLIENTS}
+        yield reweighted(replace(about, stage=state.stage, inner_error=state.inner_error, **flags))
 
     def _base(self, at: Tensor, out: Tensor) -> Tensor:
         """Return log weights (A,), but for ratios, that make draws of the state the others'."""
-        work, final = self.rounds.work, self.state["final"]
-        draws = final["draws"][at]
-        log_z, marginals = work.surrogate.log_marginals(draws, self.factors)
+        work, final = self.rounds.work, self.state.final
+        log_z, marginals = work.surrogate.log_marginals(final.draws[at], self.state.factors)
         if work.surrogate.mixed:  # they were drawn given every t: as they are
             return torch.zeros(len(at))
-        return log_z + marginals[:, ~out].sum(1) - final["log_p"][at]
+        return log_z + marginals[:, ~out].sum(1) - final.log_p[at]
 
-    def _settled(self, state: Tree, after: Rounds) -> Tree:
+    def _settled(self, state: ServerState, after: Rounds) -> ServerState:
         """Return a state that a later round could go on from."""
-        factors, final, work = Factors(**state["factors"]), state["final"], after.work
-        kept = resampled(final["draws"], final["log_weights"], len(state["scouts"]["draws"]))
-        scouts = {**unweighted(*kept.shape), "draws": kept}
+        work, scouts = after.work, Points.equal(state.final.resampled(len(state.scouts.draws)))
         if work.surrogate.hierarchy.spread is None:
-            scouts["log_p"] = work.log_p(kept, factors)
-            state = {**state, **work.of_any_client(kept, scouts["log_weights"], factors)}
-        state = {**state, "scouts": scouts, "sampled": torch.tensor(True)}
-        return tree_map(lambda v: v.detach().clone(), state)
+            scouts = work.scouts_of(state)
+            state = replace(state, belief=work.of_any_client(scouts, state.factors))
+        return copied(replace(state, scouts=scouts, sampled=torch.tensor(True)))
 
 
-def _check_alike(one: Tree, other: Tree) -> None:
+def _check_alike(factors: Factors, other: Factors) -> None:
     """Refuse factors of another program: a site may have a size that a client's codes gave."""
-    shapes = [[v.shape for v in (t["precision"], t["shift"])] for t in (one, other)]
-    if shapes[0] != shapes[1]:
+    if factors.precision.shape != other.precision.shape:
         raise ValueError(
             "the program has other parameters without this client, whose codes gave a site its "
             "size: give sizes in the model, or a schema, and fit again"

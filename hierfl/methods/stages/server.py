@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hierfl.core.importance_sampling import resampled
 from hierfl.core.trees import Tree, tree_map
 from hierfl.method import Clock, Reports, Surprise, WeightedDraws
 from hierfl.methods.parts.stacked import stored
@@ -18,18 +17,15 @@ from hierfl.methods.stages.anchored import (
     is_anchored,
     is_far,
     stepped,
-    was_anchored,
 )
-from hierfl.methods.stages.checks import (
+from hierfl.methods.stages.checks import STILL, STILL_SD, check_read, warn
+from hierfl.methods.stages.state import (
     DONE,
     GATHER,
     LOGGED,
-    STILL,
-    STILL_SD,
-    WEIGHT,
-    check_read,
-    failed_of,
-    warn,
+    OF_CLIENTS,
+    Attempt,
+    ServerState,
 )
 from hierfl.methods.stages.weighting import FITTING, Weighting
 from hierfl.program.few_rows import double_precision
@@ -40,7 +36,7 @@ from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.sampling import bounds_of, one_thread
 from hierfl.summaries.surprise import Known, surprises
 from hierfl.summaries.surrogate import mixing_draws, prior_draws
-from hierfl.summaries.weights import apart, asked_of, moments, smoothed, unweighted, with_error
+from hierfl.summaries.weights import Points, apart, asked_of, moments, smoothed
 
 # clients beyond which fewer draws are weighted, as each is a pass over all rows; the fewest
 MANY, FEWEST_WEIGHTED = 500, 1000
@@ -58,49 +54,56 @@ class Rounds:
     draws: int  # S, of the global sites
     gathers: int | None = None  # rounds of factors without weights; None: until final
 
-    def begin(self) -> Tree:
+    def begin(self) -> ServerState:
         """Return the state before the first round."""
         work, hierarchy = self.work, self.work.surrogate.hierarchy
-        program, size = hierarchy.program, hierarchy.reading.size
-        count, size_of_draw = program.num_clients, work.shared + work.surrogate.mixed
+        count, size_of_draw = hierarchy.program.num_clients, work.shared + work.surrogate.mixed
         exact = hierarchy.spread is not None
         weighted = max(FEWEST_WEIGHTED, self.draws * MANY // max(2 * MANY, count))
         weighted = self.draws if exact else min(self.draws, weighted)
         all_asked = count <= FAR_MANY or work.surrogate.mixed
         asked = weighted if all_asked else asked_of(size_of_draw, weighted)
         single = count * (not exact and self.gathers is None and asked * count <= MOST_KEPT)
-        like = program.prototype.client_fields
         with double_precision(), torch.no_grad(), unchecked():
-            fields = {
-                # before clients answer: a prior may divide by a field, so zeros will not do
-                n: like[n][0].expand(count, *like[n].shape[2:]).clone()
-                for n in hierarchy.fields
-            }
-            prior = self._prior(count)
-            equal = torch.full((len(prior),), -math.log(len(prior)))
-            none = Factors(
-                torch.zeros(1, size, size), torch.zeros(1, size), {n: like[n][:, 0] for n in fields}
+            scouts = Points.equal(self._prior(count))
+            belief = None if exact else work.of_any_client(scouts, self._no_factors(1))
+            nothing = _nothing(weighted, size_of_draw, torch.zeros(asked, single), count)
+            first: dict[str, Any] = dict(vars(nothing))
+            first |= {name: torch.tensor(torch.nan) for name in LOGGED}
+            first |= {name: torch.zeros(count, dtype=torch.bool) for name in OF_CLIENTS}
+            state = ServerState(
+                stage=torch.tensor(GATHER),
+                factors=self._no_factors(count, exact=exact),
+                scouts=scouts,
+                bounds=bounds_of(work.surrogate, scouts.draws),
+                **first,
+                asked=torch.zeros(asked),
+                before=nothing,
+                again=torch.tensor(0),
+                sampled=torch.tensor(False),
+                chained=torch.tensor(False),
+                share=torch.tensor(1.0),
+                raised=torch.tensor(0.0),
+                apart=torch.tensor(0.0),
+                belief=belief,
+                anchor=None
+                if belief is None or self.gathers
+                else anchor_of(hierarchy, belief.covariance),
             )
-            belief = {} if exact else work.of_any_client(prior, equal, none)
-            return {
-                **_nothing(count, weighted, size_of_draw, torch.zeros(asked, single)),
-                "asked": torch.zeros(asked),
-                "factors": {
-                    "precision": torch.zeros(count, size, size),
-                    "shift": torch.zeros(count, size),
-                    "fields": fields,
-                    **{name: torch.zeros(count) for name in ("num_rows", "square") if exact},
-                },
-                **belief,
-                "scouts": {**unweighted(len(prior), size_of_draw), "draws": prior},
-                **({} if exact or self.gathers else anchor_of(hierarchy, belief["covariance"])),
-                **{name: torch.tensor(0.0) for name in ("raised", "apart")},
-                "bounds": bounds_of(work.surrogate, prior),
-                **{name: torch.tensor(False) for name in ("sampled", "proposed", "chained")},
-                "stage": torch.tensor(GATHER),
-                "again": torch.tensor(0),
-                **{name: torch.tensor(torch.nan) for name in LOGGED},
-            }
+            return copied(state)
+
+    def _no_factors(self, count: int, *, exact: bool = False) -> Factors:
+        """Return the factors of clients that have not answered."""
+        hierarchy = self.work.surrogate.hierarchy
+        size, like = hierarchy.reading.size, hierarchy.program.prototype.client_fields
+        return Factors(
+            torch.zeros(count, size, size),
+            torch.zeros(count, size),
+            # a prior may divide by a field, so zeros will not do
+            {n: like[n][0].expand(count, *like[n].shape[2:]).clone() for n in hierarchy.fields},
+            num_rows=torch.zeros(count) if exact else None,
+            square=torch.zeros(count) if exact else None,
+        )
 
     def _prior(self, count: int) -> Tensor:
         """Return draws of z and of any client's t from the prior."""
@@ -110,172 +113,161 @@ class Rounds:
         prior = prior[: max(FEWEST * (1 + self.work.shared), min(len(prior), POINTS // count))]
         return torch.cat([prior, mixing_draws(hierarchy, prior, seed).repeat(1, count)], 1)
 
-    def down(self, state: Tree, clock: Clock) -> Tree:
+    def down(self, state: ServerState, clock: Clock) -> Tree:
         """Return the message: any client's v, and draws to weight if factors are final."""
         message = self.belief(state)
-        if int(state["stage"]) == WEIGHT:
-            message["draws"] = state["final"]["draws"][self.work.asked(state), : self.work.shared]
+        if state.weights:
+            message["draws"] = state.final.draws[self.work.asked(state), : self.work.shared]
         return message
 
-    def belief(self, state: Tree) -> Tree:
+    def belief(self, state: ServerState) -> Tree:
         """Return mean and covariance of any client's v; with mixed sites also a few draws of z."""
-        message = {name: state[name] for name in ("loc", "covariance") if name in state}
+        message = {} if state.belief is None else dict(vars(state.belief))
         if self.work.surrogate.mixed:
-            message["few"] = self._resampled(state["scouts"], FEW)
+            message["few"] = state.scouts.resampled(FEW)[:, : self.work.shared]
         return message
 
-    def _resampled(self, points: Tree, count: int) -> Tensor:
-        return resampled(points["draws"], points["log_weights"], count)[:, : self.work.shared]
-
-    def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+    def update(self, state: ServerState, means: dict[str, Tree], clock: Clock) -> ServerState:
         """Return the next state."""
         ranks = self.work.surrogate.hierarchy.program.ranks
-        reports = means["log_ratios" if int(state["stage"]) == WEIGHT else "factor"]
+        reports = means["log_ratios" if state.weights else "factor"]
         # by name: draws do not depend on the order in which clients are given
         places, order = ranks[reports.ids].sort()
         reports = Reports(tree_map(lambda v: v[order], reports.value), places)
-        lost = ranks[torch.tensor(clock.left_out, dtype=torch.long)]
-        clock = clock._replace(left_out=tuple(lost.tolist()))
-        state = {**state, "failed": failed_of(state["failed"], reports, clock)}
+        failed_ids = ranks[torch.tensor(clock.left_out, dtype=torch.long)]
+        state = state.with_failed(reports, failed_ids)
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
-            if int(state["stage"]) == WEIGHT:
-                state = with_error(state, reports, means.get("inner_variance"))
+            if state.weights:
+                state = state.with_inner_error(reports, means.get("inner_variance"))
                 state = self.work.after_weighting(state, reports, clock)
             else:
                 check_read(means["misread"])
-                state = {**state, "raised": torch.as_tensor(means["raised"]).double()}
+                state = replace(state, raised=torch.as_tensor(means["raised"]).double())
                 state = self.gathered(state, reports, clock)
         warn(state, clock)
-        return tree_map(lambda v: v.detach().clone(), state)
+        return copied(state)
 
-    def gathered(self, state: Tree, reports: Reports, clock: Clock) -> Tree:
+    def gathered(self, state: ServerState, reports: Reports, clock: Clock) -> ServerState:
         """Return the state after clients have sent factors."""
-        old = state["factors"]
-        sent = {name: reports.value[name] for name in old}
+        kept = [name for name, value in vars(state.factors).items() if value is not None]
+        sent = {name: reports.value[name] for name in kept}
         if "square" in sent:
             explains = explained(sent["precision"].double(), sent["shift"].double())
             sent["square"] = sent["square"].double() + explains
-        stored_factors = stored(old, Reports(sent, reports.ids))
-        factors = Factors(**stored_factors)
-        seen = state["seen"].index_fill(0, reports.ids, True)
-        state = {**state, "factors": stored_factors, "seen": seen}
-        if factors.num_rows is not None:
-            return self._integrated(state, factors, clock)
-        if bool(state["chained"]):  # the draws are there: clients locate their own scalars by them
-            return {**state, **self.work.asking(state)}
+        state = self.with_sent(state, sent, reports)
+        if state.factors.num_rows is not None:
+            return self._integrated(state, clock)
+        if bool(state.chained):  # the draws are there: clients locate their own scalars by them
+            return state.asking()
         if is_anchored(state):
-            return self._anchored(state, factors, clock)
+            return self._anchored(state, clock)
         before = state
-        if bool(state["sampled"]):
-            state = self._reweighted(state, factors)
+        if bool(state.sampled):
+            state = self._reweighted(state)
         if self.gathers is not None and clock.round + 1 >= self.gathers:
-            ended = self.work.sampled(state, factors, "final", clock)
-            return {**ended, "stage": torch.tensor(DONE), "weighted": torch.ones_like(seen)}
-        still = bool(state["moved"] < STILL) and bool(state["changed"] < STILL_SD)
+            ended = self.work.with_final(state, clock)
+            return replace(ended.at(DONE), weighted=torch.ones_like(state.seen))
+        still = bool(state.moved < STILL) and bool(state.changed < STILL_SD)
         if not still or self.gathers is not None:
-            state = self.work.sampled(state, factors, "scouts", clock)
-        elif bool((seen | state["failed"]).all()):
+            state = self.work.with_scouts(state, clock)
+        elif state.all_seen:
             state = self.work.to_weight(self._with_all_draws(state), clock)
-        scouts = state["scouts"]
-        belief = self.work.of_any_client(scouts["draws"], scouts["log_weights"], factors)
+        belief = self.work.of_any_client(state.scouts, state.factors)
         if is_far(self.work.surrogate.hierarchy, before, belief):
             return begun(before)
-        return {**state, **belief}
+        return replace(state, belief=belief)
 
-    def _anchored(self, state: Tree, factors: Factors, clock: Clock) -> Tree:
+    def _anchored(self, state: ServerState, clock: Clock) -> ServerState:
         """Return the state after a small step (`two_stage_anchored`)."""
-        if not int(state["steps"]):
+        assert state.anchor is not None
+        if not int(state.anchor.step):
             return begun(state)
-        state = self.work.sampled(state, factors, "scouts", clock, rough=True)
-        scouts = state["scouts"]
-        belief = self.work.of_any_client(scouts["draws"], scouts["log_weights"], factors)
+        state = self.work.with_scouts(state, clock, rough=True)
+        belief = self.work.of_any_client(state.scouts, state.factors)
         return stepped(self.work.surrogate.hierarchy, state, belief)
 
-    def _with_all_draws(self, state: Tree) -> Tree:
+    def _with_all_draws(self, state: ServerState) -> ServerState:
         """Return the state with S draws to weight after small steps: few of them are effective."""
-        count, weighted = len(state["final"]["draws"]), len(state["asked"])
-        if not was_anchored(state) or weighted < count or count >= self.draws:
+        count, size = state.final.draws.shape
+        if not state.was_anchored or len(state.asked) < count or count >= self.draws:
             return state
-        size, single = state["final"]["draws"].shape[1], state["each"].shape[1]
-        begun = _nothing(len(state["seen"]), self.draws, size, torch.zeros(self.draws, single))
-        larger = {name: begun[name] for name in ("final", "before", "ratios", "each")}
-        return {**state, **larger, "asked": torch.zeros(self.draws)}
+        each = torch.zeros(self.draws, state.each.shape[1])
+        larger = _nothing(self.draws, size, each, len(state.seen))
+        asked = torch.zeros(self.draws)
+        final, ratios = larger.final, larger.ratios
+        return replace(state, final=final, before=larger, ratios=ratios, each=each, asked=asked)
 
-    def with_sent(self, state: Tree, sent: Tree, reports: Reports) -> Tree:
+    def with_sent(self, state: ServerState, sent: Tree, reports: Reports) -> ServerState:
         """Return the state with what clients have sent of a part of what is kept of them."""
-        old, seen = state["factors"], state["seen"].index_fill(0, reports.ids, True)
-        stored_parts = stored({name: old[name] for name in sent}, Reports(sent, reports.ids))
-        return {**state, "factors": {**old, **stored_parts}, "seen": seen}
+        seen, old = state.seen.index_fill(0, reports.ids, True), vars(state.factors)
+        new = stored({name: old[name] for name in sent}, Reports(sent, reports.ids))
+        return replace(state, factors=replace(state.factors, **new), seen=seen)
 
-    def _integrated(self, state: Tree, factors: Factors, clock: Clock) -> Tree:
+    def _integrated(self, state: ServerState, clock: Clock) -> ServerState:
         """Return the state after clients have sent the sums of a Gaussian likelihood: all is known."""
-        if not bool((state["seen"] | state["failed"]).all()) and clock.round + 1 < clock.rounds:
+        if not state.all_seen and clock.round + 1 < clock.rounds:
             return state
-        state = self.work.sampled(state, factors, "final", clock)
-        count = state["share"] * len(state["final"]["draws"])
-        seen = state["seen"]
-        ended = bool((seen | state["failed"]).all())
-        stage = torch.tensor(DONE if ended else GATHER)
-        return {**state, "stage": stage, "weighted": seen.clone(), "effective": count}
+        state = self.work.with_final(state, clock)
+        return state.ended(state.share * len(state.final.draws))
 
-    def _reweighted(self, state: Tree, factors: Factors) -> Tree:
+    def _reweighted(self, state: ServerState) -> ServerState:
         """Return the state with weights that make the scouts draws given the new factors."""
-        scouts = state["scouts"]
-        draws, before = scouts["draws"], scouts["log_weights"]
-        weights = smoothed(self.work.log_p(draws, factors) - scouts["log_p"])
-        z = draws[:, : self.work.shared]
+        scouts, z = state.scouts, state.scouts.draws[:, : self.work.shared]
+        before = scouts.log_weights
+        weights = smoothed(self.work.log_p(scouts.draws, state.factors) - scouts.log_p)
         moved, changed = apart(moments(z, before), moments(z, weights.log))
         if weights.effective < FITTING / float(before.exp().square().sum()):
             moved = changed = torch.tensor(torch.inf)
-        scouts = {**scouts, "log_weights": weights.log}
-        return {**state, "scouts": scouts, "moved": moved, "changed": changed}
+        scouts = replace(scouts, log_weights=weights.log)
+        return replace(state, scouts=scouts, moved=moved, changed=changed)
 
-    def surprise(self, state: Tree) -> Surprise | None:
+    def surprise(self, state: ServerState) -> Surprise | None:
         """Return how surprising each client's factor is given the others', when all is done."""
-        if int(state["stage"]) != DONE:
+        if not state.is_done:
             return None
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
-            factors, draws = Factors(**state["factors"]), state["final"]["draws"]
-            if bool(state["proposed"]):
-                weights = state["final"]["log_weights"] - state["ratios"]
-                draws = resampled(draws, weights.log_softmax(0), len(draws))
+            draws = state.final.draws
+            if bool(state.proposed):
+                weights = (state.final.log_weights - state.ratios).log_softmax(0)
+                draws = replace(state.final, log_weights=weights).resampled(len(draws))
             surrogate, seed = self.work.surrogate, self.work.seed
-            measures = surprises(Known(surrogate, factors, draws, state["bounds"], seed))
+            measures = surprises(Known(surrogate, state.factors, draws, state.bounds, seed))
             return Surprise(*(v[surrogate.hierarchy.program.ranks] for v in measures))
 
-    def weighted(self, state: Tree) -> WeightedDraws | None:
+    def weighted(self, state: ServerState) -> WeightedDraws | None:
         """Return the final draws of the global sites with their weights; None before there are any."""
-        if int(state["stage"]) != DONE or not bool(state["effective"].isfinite()):
+        if not state.is_done or not bool(state.effective.isfinite()):
             return None
-        final, numbers = state["final"], ("k_hat", "effective", "share", "apart")
-        k_hat, effective, share, apart = (float(state[name]) for name in numbers)
-        z, log_weights = final["draws"][:, : self.work.shared], final["log_weights"]
-        error = float(state["inner_error"].nan_to_num())
-        return WeightedDraws(k_hat, effective, z, log_weights, share, apart, error)
+        numbers = (state.share, state.apart, state.inner_error.nan_to_num())
+        return WeightedDraws(
+            float(state.k_hat),
+            float(state.effective),
+            state.final.draws[:, : self.work.shared],
+            state.final.log_weights,
+            *map(float, numbers),
+        )
 
-    def params(self, state: Tree) -> Params:
+    def params(self, state: ServerState) -> Params:
         """Return the guide's params: draws of equal weight."""
-        drawn = state["final"] if int(state["stage"]) != GATHER else state["scouts"]
-        points = self._resampled(drawn, self.draws)
+        drawn = state.scouts if int(state.stage) == GATHER else state.final
+        points = drawn.resampled(self.draws)[:, : self.work.shared]
         return {"_shared.points": points.to(torch.get_default_dtype())}
 
 
-def _nothing(count: int, weighted: int, size: int, single: Tensor) -> Tree:
-    """Return what the server has of N clients, and of the draws to weight (S, K), at first."""
-    none = torch.zeros(count, dtype=torch.bool)
-    return {
-        **{name: none.clone() for name in ("seen", "weighted", "heavy", "failed")},
-        "powers": torch.ones(count),  # of the factors that the final draws are of
-        "final": unweighted(weighted, size),
-        "before": {  # a proposal about weighted draws, which may fail
-            "final": unweighted(weighted, size),
-            "ratios": torch.zeros(weighted),
-            "each": single,
-            "powers": torch.ones(count),
-            "proposed": torch.tensor(False),
-            **{name: torch.tensor(0.0) for name in ("k_hat", "effective")},
-        },
-        "ratios": torch.zeros(weighted),
-        "each": single.clone(),  # (A, N), or (A, 0) where they are not kept
-        "share": torch.tensor(1.0),
-    }
+def _nothing(draws: int, size: int, each: Tensor, count: int) -> Attempt:
+    """Return S draws to weight, (S, K), of which clients have said nothing."""
+    return Attempt(
+        final=Points.equal(torch.zeros(draws, size)),
+        ratios=torch.zeros(draws),
+        each=each,
+        powers=torch.ones(count),
+        proposed=torch.tensor(False),
+        k_hat=torch.tensor(0.0),
+        effective=torch.tensor(0.0),
+    )
+
+
+def copied(state: ServerState) -> ServerState:
+    """Return a state whose tensors share no memory."""
+    copy: ServerState = tree_map(lambda v: v.detach().clone(), state)
+    return copy

@@ -6,21 +6,21 @@ through the rounds of two_stage by itself, with the sums in the place of clients
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from hierfl.core import noise
 from hierfl.core.trees import Tree
 from hierfl.method import Clock, Reports
-from hierfl.methods.stages.checks import DONE, GATHER, WEIGHT
 from hierfl.methods.stages.client import RowWork
 from hierfl.methods.stages.server import Rounds
+from hierfl.methods.stages.state import GATHER, ServerState
 from hierfl.summaries.exact import SUMS, Sums
 from hierfl.summaries.factor import Factor, factor_of, rounded
 from hierfl.summaries.summed_rows import SummedRows
 from hierfl.summaries.weighing import is_sampled
-from hierfl.summaries.weights import with_error
 
 MOST_TURNS = 60  # of the server with itself; it stops earlier
 
@@ -31,50 +31,52 @@ class RoundsOfSums(Rounds):
 
     client: RowWork  # whose score reads no rows here
 
-    def begin(self) -> Tree:
+    def begin(self) -> ServerState:
         """Return the state before the first round."""
         state = super().begin()
-        factors, count = state["factors"], len(state["seen"])
-        none = {name: torch.zeros_like(factors[name]) for name in ("precision", "shift")}
-        zeros = torch.zeros(count, dtype=torch.float64)
-        sums = {**none, **{name: zeros.clone() for name in SUMS}}
-        return {**state, "factors": {**factors, "sums": sums}}
+        factors, zeros = state.factors, torch.zeros(len(state.seen), dtype=torch.float64)
+        sums = {
+            "precision": torch.zeros_like(factors.precision),
+            "shift": torch.zeros_like(factors.shift),
+            **{name: zeros.clone() for name in SUMS},
+        }
+        return replace(state, factors=replace(factors, sums=sums))
 
-    def gathered(self, state: Tree, reports: Reports, clock: Clock) -> Tree:
+    def gathered(self, state: ServerState, reports: Reports, clock: Clock) -> ServerState:
         """Return the state after clients have sent sums; all is known once every client has."""
-        old, sent = state["factors"], reports.value
+        sent, sums = reports.value, state.factors.sums or {}
         new = {
-            "sums": {name: sent[name] for name in old["sums"]},
-            "fields": {name: sent["fields"][name] for name in old["fields"]},
+            "sums": {name: sent[name] for name in sums},
+            "fields": {name: sent["fields"][name] for name in state.factors.fields},
         }
         state = self.with_sent(state, new, reports)
-        if not bool((state["seen"] | state["failed"]).all()) and clock.round + 1 < clock.rounds:
-            return state
-        return self.played(state)
+        return self.played(state) if state.all_seen or clock.round + 1 >= clock.rounds else state
 
-    def played(self, state: Tree) -> Tree:
+    def played(self, state: ServerState) -> ServerState:
         """Return the state after all rounds, by the sums of the clients that have sent some."""
-        client, seen, factors = self.client, state["seen"], state["factors"]
-        assert client.spread is not None
+        client, seen, factors = self.client, state.seen, state.factors
+        assert client.spread is not None and factors.sums is not None
         count = len(seen)
-        sums = Sums(**factors["sums"], wrong=torch.zeros(count))
+        sums = Sums(**factors.sums, wrong=torch.zeros(count))
         rows = SummedRows(client.score, client.spread, sums)
         every = torch.arange(count)
         keys = noise.fold(noise.root_key(self.work.seed).expand(count, 2), every)
         none = {name: torch.zeros(count, *v.shape) for name, v in client.nothing.items()}
-        work: Tree = {**none, "fields": factors["fields"]}
-        whole = {name: torch.zeros_like(seen) for name in ("failed", "seen", "weighted")}
-        state = {**state, **whole, "stage": torch.tensor(GATHER)}
+        work: Tree = {**none, "fields": factors.fields}
+        flags: dict[str, Any] = {
+            name: torch.zeros_like(seen) for name in ("failed", "seen", "weighted")
+        }
+        state = replace(state.at(GATHER), **flags)
         for turn in range(MOST_TURNS):
-            if int(state["stage"]) == DONE:
+            if state.is_done:
                 break
             clock = Clock(turn, MOST_TURNS)
             message = self.down(state, clock)
-            if int(state["stage"]) == WEIGHT:
+            if state.weights:
                 work = {**work, **client.weighted(lambda: rows, keys, message, work)}
                 reports = Reports(work["log_ratios"], every)
                 inner = work["inner"].mean() if is_sampled(client.hierarchy) else None
-                state = with_error(state, reports, inner)
+                state = state.with_inner_error(reports, inner)
                 state = self.work.after_weighting(state, reports, clock)
                 continue
             before = Factor(work["precision"], work["shift"], torch.zeros(count))
@@ -83,7 +85,7 @@ class RoundsOfSums(Rounds):
             own = rounded(factor_of(rows, belief, client.nodes, before, is_later))
             work = {**work, **own._asdict()}
             work = {**work, **client.proposals(message, work["fields"], work)}
-            sent = {**factors, "precision": own.precision, "shift": own.shift}
-            state = {**state, "raised": own.raised.mean()}
+            sent = {**vars(factors), "precision": own.precision, "shift": own.shift}
+            state = replace(state, raised=own.raised.mean())
             state = super().gathered(state, Reports(sent, every), clock)
-        return {**state, "seen": seen, "weighted": seen.clone(), "failed": ~seen}
+        return replace(state, seen=seen, weighted=seen.clone(), failed=~seen)

@@ -46,13 +46,7 @@ from hierfl.guides.from_factor import OWN_PARAM, FromFactor, from_factor
 from hierfl.guides.global_sites import empirical
 from hierfl.method import Client, Method, Phase, Server
 from hierfl.methods.about import About
-from hierfl.methods.stages.checks import (
-    MOST_ROUNDS,
-    finished,
-    logged,
-    refused_message,
-    wrong_update,
-)
+from hierfl.methods.stages.checks import MOST_ROUNDS, refused_message, wrong_update
 from hierfl.methods.stages.client import RowWork
 from hierfl.methods.stages.expanded import FITS
 from hierfl.methods.stages.server import Rounds
@@ -215,8 +209,8 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
             update=rounds.update,
             down=rounds.down,
             final=lambda state, clock: {**rounds.belief(state), "params": rounds.params(state)},
-            finished=finished,
-            logged=lambda state: {**logged(state), **budget},
+            finished=lambda state: state.is_done,
+            logged=lambda state: {**state.logged(), **budget},
             surprise=rounds.surprise,
             weighted=rounds.weighted,
             wrong=wrong_update,

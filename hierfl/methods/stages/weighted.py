@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hierfl.core.importance_sampling import K_HAT
-from hierfl.core.trees import Tree
 from hierfl.methods.stages.checks import OFF
+from hierfl.methods.stages.state import ServerState
 from hierfl.program.program import Program
 from hierfl.summaries.carried import GOOD
 from hierfl.summaries.weights import error_of_sds, k_hats_of, smoothed
@@ -20,7 +21,7 @@ from hierfl.summaries.weights import error_of_sds, k_hats_of, smoothed
 class Weighted(NamedTuple):
     """A state with weighted draws, and how good they are."""
 
-    state: Tree
+    state: ServerState
     k_hat: float
     effective: float
     share: float  # of the draws, that is effective
@@ -40,38 +41,36 @@ class Weighted(NamedTuple):
         return max(math.hypot(self.error, self.effective**-0.5), *self.of_sds.tolist())
 
 
-def weighted(state: Tree, each: Tensor, base: Tensor, error: float, shared: int) -> Weighted:
+def weighted(state: ServerState, each: Tensor, base: Tensor, error: float, shared: int) -> Weighted:
     """Return the state with its final draws, (S, `shared`, ...), weighted by ratios (S, n) and `base` (S,)."""
-    ratios, rows = each.sum(1), len(state["each"])
+    ratios, rows = each.sum(1), len(state.each)
     weights = smoothed(ratios + base)
-    share, inner = float(state["share"]), state["inner_error"]
     asked_ratios = each[torch.arange(rows) * (len(ratios) // rows)]
-    new = {
-        **state,
-        "final": {**state["final"], "log_weights": weights.log},
-        "ratios": ratios,
-        "each": asked_ratios,
-        "asked": asked_ratios.sum(1),
-        "inner_error": inner.nan_to_num().hypot(inner.new_tensor(error)) if error else inner,
-        "k_hat": torch.tensor(weights.k_hat),
-        "effective": torch.tensor(share * weights.effective),
-        "k_hat_client": k_hats_of(each).max(),
-        "proposed": torch.tensor(True),
-    }
-    effective = share * weights.effective
-    of_sds = error_of_sds(state["final"]["draws"][:, :shared], weights.log)
+    effective = float(state.share) * weights.effective
+    new = replace(
+        state.with_error(error),
+        final=replace(state.final, log_weights=weights.log),
+        ratios=ratios,
+        each=asked_ratios,
+        asked=asked_ratios.sum(1),
+        k_hat=torch.tensor(weights.k_hat),
+        effective=torch.tensor(effective),
+        k_hat_client=k_hats_of(each).max(),
+        proposed=torch.tensor(True),
+    )
+    of_sds = error_of_sds(state.final.draws[:, :shared], weights.log)
     return Weighted(new, weights.k_hat, effective, effective / len(ratios), error, of_sds)
 
 
-def warn_of_sds(found: Weighted, program: Program) -> None:
+def warn_of_sds(weighted: Weighted, program: Program) -> None:
     """Say whose sd rests on a few draws: k-hat, of the weights alone, does not show it."""
-    if found.has_sds():
+    if weighted.has_sds():
         return
-    worst, sites = int(found.of_sds.argmax()), program.latents.global_block.sites
+    worst, sites = int(weighted.of_sds.argmax()), program.latents.global_block.sites
     ends = torch.tensor([site.size for site in sites]).cumsum(0)
     warnings.warn(
         f"the spread of '{sites[int((ends <= worst).sum())].name}' rests on a few draws far out, and "
-        f"may be off by {float(found.of_sds[worst]):.0%} or more: let the others weight new draws, "
+        f"may be off by {float(weighted.of_sds[worst]):.0%} or more: let the others weight new draws, "
         "fit.without(client, rounds=4), or fit again with more draws",
         stacklevel=8,
     )
