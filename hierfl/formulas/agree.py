@@ -14,6 +14,8 @@ from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design, every_design_of
 from hierfl.formulas.doubtful_columns import refuse_identifier
+from hierfl.formulas.expressions import column_of
+from hierfl.formulas.functions import options_of
 from hierfl.formulas.imputed import check_known
 from hierfl.formulas.levels import (
     Rare,
@@ -27,7 +29,6 @@ from hierfl.formulas.parse import grouping_name
 from hierfl.formulas.questions import Ask, Kinds, Question, call_of, stateful_calls
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
 from hierfl.formulas.structures import structures
-from hierfl.formulas.terms import monotone_columns, options_of
 from hierfl.formulas.transforms import (
     SMOOTHS,
     Constants,
@@ -60,7 +61,7 @@ def agreed(
     is_ordinal = declared is not None and declared.family.kind == "ordered"
     ordinal = {declared.parts.response} if declared is not None and is_ordinal else set[str]()
     if declared is not None:
-        ordinal |= set[str]().union(*map(monotone_columns, declared.described))
+        ordinal |= {column_of(call) for call in declared.calls if call.callee == "mo"}
     if start is None or not has_columns(start, kinds):
         answers = ask(Question("columns", min_count, known=tuple(levels_of)))
         censored = "" if declared is None else declared.parts.additions.get("cens", "")

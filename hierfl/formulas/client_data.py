@@ -22,11 +22,11 @@ from hierfl.formulas.answers import group_names
 from hierfl.formulas.columns import by_client, complete, incomplete, index_in, prepared
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.doubtful_columns import warn_of_far_values, warn_of_identifiers
+from hierfl.formulas.expressions import columns_of
 from hierfl.formulas.imputed import fields_of, filled, with_known
 from hierfl.formulas.labels import labels_of
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
 from hierfl.formulas.one_frame import ends_of, joined
-from hierfl.formulas.terms import columns_of
 
 Fields = dict[str, NDArray[Any]]
 # (client, grouping) -> the names of its groups, in the order of their indices; they stay there

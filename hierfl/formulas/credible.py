@@ -16,10 +16,9 @@ import numpy as np
 from hierfl.formulas.answers import OfCall, OfDesign
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
-from hierfl.formulas.expressions import CODINGS, Call, Name
+from hierfl.formulas.expressions import CODINGS, Call, Factor, Name
 from hierfl.formulas.questions import Question, stateful_calls
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import Factor
 from hierfl.formulas.transforms import EDGES, ColumnSums
 
 MOST_ROWS = 1 << 26  # of a client
