@@ -27,7 +27,7 @@ from hierfl.formulas.answers import (
     of_groups,
 )
 from hierfl.formulas.columns import Kind as KindOfColumn
-from hierfl.formulas.columns import complete, number_column, prepared
+from hierfl.formulas.columns import OneFrame, complete, ends_of, joined, number_column, prepared
 from hierfl.formulas.constants import STATEFUL, Implausible, check_constants, check_moments
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
@@ -35,7 +35,6 @@ from hierfl.formulas.disclosure import EXACT, coarse_frame, few_differ, few_domi
 from hierfl.formulas.expressions import Call, calls_within
 from hierfl.formulas.functions import options_of
 from hierfl.formulas.imputed import filled, known_values, with_known
-from hierfl.formulas.one_frame import OneFrame, ends_of, joined
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.transforms import Constants
 
