@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hierfl.core.arguments import shown
 from hierfl.data.arrays import RowsFault
 from hierfl.data.consistency import look_alike
-from hierfl.data.expected import as_frame, is_frame
+from hierfl.data.expected import is_frame
 from hierfl.data.frames import check_has, is_number
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def by_client(frames: Any, clients: str) -> Mapping[str, pd.DataFrame]:
         return _split(frames, clients)
     if not isinstance(frames, Mapping) or not all(map(is_frame, frames.values())):
         fix = f"give one pandas frame with the column '{clients}', or {{name: frame}}"
-        raise TypeError(f"frames is {shown(frames)}: {fix}; {as_frame(frames)}".removesuffix("; "))
+        raise TypeError(f"frames is {shown(frames)}: {fix}")
     _refuse_one_name(frames, "the names of the frames")
     refuse_similar(list(map(str, frames)), "the names of the frames")
     if fault := next(_faults_of_frames(frames, clients), ""):

@@ -72,7 +72,7 @@ class Expression:
     def value(self) -> Any:
         """The value of a constant; an integer where it is written as one. None of other expressions."""
         if self.is_minus:
-            return -self.args[0].value
+            return -self.args[0].value if self.is_constant else None
         if not isinstance(self, Literal) or self.head in WORDS:
             return WORDS.get(self.head)
         if self.head[0] in "\"'":

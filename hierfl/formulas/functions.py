@@ -20,20 +20,15 @@ NUMPY = ("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", 
 FUNCTIONS: dict[str, Any] = {name: getattr(np, name) for name in NUMPY}
 FUNCTIONS["np"] = SimpleNamespace(**FUNCTIONS)
 CALLABLE = sorted({*STATEFUL, *CODINGS, "I", "cs", "mi", "offset", *FUNCTIONS} - {"np"})
-SIGNS: dict[str, Callable[[Any, Any], Any]] = {
+ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
     "/": operator.truediv,
     "**": operator.pow,
-    **dict(
-        zip(
-            COMPARISONS,
-            (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge),
-            strict=True,
-        )
-    ),
 }
+COMPARING = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+COMPARED: dict[str, Callable[[Any, Any], Any]] = dict(zip(COMPARISONS, COMPARING, strict=True))
 
 
 class Option(NamedTuple):
@@ -116,6 +111,6 @@ def value_of(
     if isinstance(expression, Call):
         function = FUNCTIONS.get(expression.callee.removeprefix("np."))
         return values[0] if function is None else function(values[0])
-    if expression.sign in COMPARISONS:
-        return np.asarray(SIGNS[expression.sign](*values), dtype=np.float64)
-    return -values[0] if len(values) == 1 else SIGNS[expression.sign](*values)
+    if expression.sign in COMPARED:
+        return np.asarray(COMPARED[expression.sign](*values), dtype=np.float64)
+    return -values[0] if len(values) == 1 else ARITHMETIC[expression.sign](*values)

@@ -7,7 +7,8 @@
                 | "(" expression ")" | "{" expression "}"
     argument    = [name "="] expression
 
-A column of any name stands in backquotes. `{x + 1}` is `I(x + 1)`.
+A column of any name stands in backquotes. `{x + 1}` is `I(x + 1)`. Hypotheses compare two expressions,
+whose operands may be entries, `sex[male]`; priors are calls.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ TOKENS = re.compile(
     | (?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)
     | (?P<name>[^\W\d][\w.]*)
     | (?P<text>"[^"]*"|'[^']*')
+    | (?P<entry>\[(?:[^][]|\[[^][]*\])*\])
     | (?P<sign>\|\||\*\*|==|!=|<=|>=|[-+*/:|~;,()=<>{}.])
     | (?P<other>.)""",
     re.VERBOSE,
@@ -82,7 +84,7 @@ def pointing(text: str) -> Iterator[None]:
 
 
 class Token(NamedTuple):
-    """A piece of a formula: `kind` is "quoted", "number", "name", "text", "sign", "other" or "end"."""
+    """A piece of a formula: `kind` is "quoted", "number", "name", "text", "entry", "sign", "other" or "end"."""
 
     kind: str
     text: str
@@ -99,14 +101,14 @@ class Sides(NamedTuple):
 
 
 class Reader:
-    """Reads the tokens of a text from the first to the last; in an update, `dots` stand for what there was."""
+    """Reads the tokens of a text, `what` it is, from the first to the last; of an update, dots are operands."""
 
-    def __init__(self, text: str, *, dots: bool = False) -> None:
+    def __init__(self, text: str, what: str = "formula") -> None:
         """Start at the first token."""
         kinds = (match for match in TOKENS.finditer(text) if match.lastgroup != "blank")
         self.tokens = [Token(str(match.lastgroup), match[0], match.start()) for match in kinds]
         self.tokens.append(Token("end", "", len(text)))
-        self.text, self.dots, self.place = text, dots, 0
+        self.text, self.what, self.place = text, what, 0
 
     @property
     def token(self) -> Token:
@@ -129,6 +131,22 @@ class Reader:
                 return
             self._take(";")
 
+    def comparison(self, *signs: str) -> tuple[Expression, str, Expression]:
+        """Return two expressions, and the one of some signs that stands between them."""
+        first = self._expression(BINDING["<"])
+        is_end = self.token.kind == "end"
+        check(not is_end, self.token, f"the {self.what} has none of the signs {' '.join(signs)}")
+        sign = self._next() if self.token.text in signs else self._take(signs[0])
+        second = self._expression(BINDING["<"])
+        self._take("")
+        return first, sign.text, second
+
+    def expression(self) -> Expression:
+        """Return the one expression of the text."""
+        expression = self._expression()
+        self._take("")
+        return expression
+
     # -------------------------------------------------------- expressions
     def _expression(self, least: int = 0) -> Expression:
         """Read operands joined by signs that bind more closely than `least`."""
@@ -144,6 +162,13 @@ class Reader:
         return expression
 
     def _operand(self) -> Expression:
+        """Read one operand, with a sign or without; of a hypothesis also an entry of a site."""
+        operand = self._plain_operand()
+        if self.what == "hypothesis" and self.token.kind == "entry":
+            return Name(f"{operand.label}{self._next().text}", at=operand.at)
+        return operand
+
+    def _plain_operand(self) -> Expression:
         """Read a column, a literal, a call, or what stands in parentheses, with a sign or without."""
         token = self._next()
         match token.kind:
@@ -166,7 +191,7 @@ class Reader:
             if token.text == "{":
                 return Call("I", (inner,), at=token.at)
             return replace(inner, wrapped=bool(inner.sign))
-        if token.text == "." and self.dots:
+        if token.text == "." and self.what == "update":
             return Dot(".", at=token.at)
         raise self._unexpected(token)
 
@@ -204,18 +229,19 @@ class Reader:
         return self._next()
 
     def _close(self, opening: Token) -> None:
-        what = "the formula has a parenthesis without its partner: add it"
+        what = f"the {self.what} has a parenthesis without its partner: add it"
         check(self.token.kind != "end", opening, what)
         self._take(CLOSE[opening.text])
 
     def _unexpected(self, token: Token) -> Misplaced:
         """Return the error of a token that cannot stand in its place."""
         before = self.tokens[self.tokens.index(token) - 1].text if token.at else ""
-        message = f"the formula cannot be read from '{token.text}' on: {FIXES.get(token.text, FIX)}"
+        fix = FIXES.get(token.text, FIX)
+        message = f"the {self.what} cannot be read from '{token.text}' on: {fix}"
         if "|" in (token.text[:1], before[:1]):
             message = "a bar lacks a side: write (1 | hospital)"
         elif token.kind == "end":
-            message = f"the formula cannot be read, since it ends with '{before}'"
+            message = f"the {self.what} cannot be read, since it ends with '{before}'"
             message += ": remove it, or write a term after it"
         return Misplaced(token, message)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,9 @@ import pyro.distributions as dist
 import torch
 from torch.distributions import Distribution
 
-from hierfl.data.frames import is_number
 from hierfl.formulas.declaration import Declaration, response_of
+from hierfl.formulas.expressions import Call, Expression
+from hierfl.formulas.grammar import Reader
 from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.smooths import DesignTerm, length_prior, lengths_of, scale_priors
@@ -261,7 +262,6 @@ PRELIZ: dict[str, tuple[tuple[str, ...], Builder]] = {
     "Uniform": (("lower", "upper"), dist.Uniform),
     "Weibull": (("alpha", "beta"), lambda alpha, beta: dist.Weibull(beta, alpha)),
 }
-CALL = re.compile(r"\s*(\w+)\s*\(([^()]*)\)\s*")
 
 
 def as_given(name: str, prior: Any) -> Any:
@@ -296,18 +296,19 @@ def _is_positive(default: Any) -> bool:
 
 def _parsed(name: str, text: str) -> tuple[str, tuple[float, ...]]:
     """Return the word and the numbers of a prior, read to its last sign."""
-    match = CALL.fullmatch(text)
-    word = match[1] if match else ""
-    texts = match[2].split(",") if match else []
-    values = tuple(float(number) for number in texts if is_number(number))
+    call: Expression = Call("")
+    with suppress(ValueError):
+        call = Reader(text, "prior").expression()
+    word, numbers = call.callee, [argument.value for argument in call.args if argument.is_constant]
+    values = tuple(float(number) for number in numbers if isinstance(number, int | float))
     count, fault = WORDS.get(word, (0,))[0], ""
-    if match is None or not match[2].strip():
+    if not call.args or not word:
         fault = ": write it as in brms, such as 'normal(0, 1)'"
     elif word not in WORDS:
         near = difflib.get_close_matches(word, WORDS, 1)
         advice = f"did you mean '{near[0]}'? " if near else ""
         fault = f", which is not known: {advice}there are {', '.join(WORDS)}"
-    elif len(values) < len(texts):
+    elif len(values) < len(call.args) or call.options:
         fault = ": its arguments must be numbers"
     elif len(values) != count:
         fault = f": {word} has {count} argument{'s' * (count > 1)}, as in Stan"

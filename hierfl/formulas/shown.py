@@ -71,7 +71,7 @@ def updated(old: str, new: str) -> str:
     if not isinstance(new, str):
         raise TypeError(f"the update is {shown(new)}: write a text, '~ . + age'")
     with pointing(new):
-        change, *several = Reader(new, dots=True).formulas()
+        change, *several = Reader(new, "update").formulas()
     if several:
         raise ValueError(f"the update '{new}' has several formulas: declare them by hierfl.formula")
     first, *others = Reader(old).formulas()

@@ -7,7 +7,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,16 +14,13 @@ import numpy as np
 import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
-from torch import Tensor, nn
+from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch, mapped
-from hierfl.program.fingerprints import values_of
 from hierfl.program.handlers import ModuleWeights, Substitute, untouched_store
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.traces import Site, in_clients, samples
-
-DEPTH = 4  # functions within functions that are searched
 
 
 def leaves(tensor: Tensor) -> Iterator[Tensor]:
@@ -41,49 +37,6 @@ def leaves(tensor: Tensor) -> Iterator[Tensor]:
         if hasattr(node, "variable"):
             yield node.variable
         ahead.extend(following for following, _ in node.next_functions)
-
-
-def named(tensor: Tensor, *functions: Callable[..., Any]) -> str:
-    """Return a tensor's name in words: the weight of a module, or the variable that holds it."""
-    shape = tuple(tensor.shape)
-    for function in functions:
-        for name, value in _held(function, DEPTH):
-            if value is tensor:
-                return f"tensor '{name}' of shape {shape}"
-            if isinstance(value, nn.Module):
-                for weight, own in value.named_parameters():
-                    if own is tensor:
-                        return f"weight '{weight}' of module '{name}' ({type(value).__name__})"
-    return f"a tensor of shape {shape}"
-
-
-def _held(function: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of what a function holds, and of what the functions among those hold."""
-    if isinstance(function, nn.Module):
-        yield type(function).__name__, function
-        return
-    if isinstance(function, partial):
-        names = {
-            "the function": function.func,
-            **{str(i): v for i, v in enumerate(function.args)},
-            **function.keywords,
-        }
-    elif hasattr(function, "__code__"):
-        names = {name: value for _, name, value in values_of(function)}
-        of_module = function.__globals__
-        names |= {n: of_module[n] for n in function.__code__.co_names if n in of_module}
-    elif hasattr(function, "__self__"):
-        names = {"self": function.__self__, "the function": function.__func__}
-    else:
-        names = dict(getattr(function, "__dict__", {}))
-    for name, value in names.items():
-        yield name, value
-        if (
-            depth
-            and (callable(value) or name == "self")
-            and not isinstance(value, type | nn.Module)
-        ):
-            yield from _held(value, depth - 1)
 
 
 class _Marked(Messenger):
@@ -216,7 +169,7 @@ def check_pure(program: Program, batch: ClientBatch) -> None:
         for what, trace in first.items():
             again = dict(samples(second[what]))
             for name, site in samples(trace):
-                _check_site(name, what, site, again.get(name), program)
+                _check_site(name, what, site, again.get(name))
 
 
 def _traces(program: Program, params: Mapping[str, Tensor], batch: ClientBatch) -> dict[str, Any]:
@@ -239,7 +192,7 @@ def _tensors(site: Site) -> Iterator[Tensor]:
         yield density
 
 
-def _check_site(name: str, what: str, site: Site, again: Site | None, program: Program) -> None:
+def _check_site(name: str, what: str, site: Site, again: Site | None) -> None:
     """Refuse a site that differs between two equal runs, or needs a gradient that is no param's."""
     first, second = list(_tensors(site)), [] if again is None else list(_tensors(again))
     if len(first) != len(second) or not all(map(_equal, first, second)):
@@ -251,8 +204,8 @@ def _check_site(name: str, what: str, site: Site, again: Site | None, program: P
         )
     for leaf in chain.from_iterable(map(leaves, first)):
         raise ProgramError(
-            f"site '{name}' of the {what} depends on {named(leaf, program.model, program.guide)}, "
-            "which requires a gradient and is no param, so that no method learns it: register it "
+            f"site '{name}' of the {what} depends on a tensor of shape {tuple(leaf.shape)}, which "
+            "requires a gradient and is no param, so that no method learns it: register it "
             "(pyro.module('net', net), pyro.param), or freeze it on purpose with "
             "requires_grad_(False)"
         )
