@@ -28,9 +28,9 @@ from .effects.proportional_hazards import proportional_hazards as proportional_h
 from .engine.chunks import ClientError as ClientError
 from .engine.client_store import CheckpointError as CheckpointError
 from .engine.settings import Settings as Settings
-from .formulas.declare import formula as formula
+from .formulas.agree import schema as schema
 from .formulas.formula import Formula as Formula
-from .formulas.formula import schema as schema
+from .formulas.formula import formula as formula
 from .formulas.schema import Schema as Schema
 from .method import Client as Client
 from .method import Clock as Clock

@@ -120,6 +120,6 @@ def batch_norm_network(
             with batch.data():
                 observe(y, label(output if output.dim() > 2 else output[..., None]), batch)
 
-    if layers:  # in training, by the rows of the mini-batch: `hierfl.program.check_padding`
+    if layers:  # in training, by the rows of the mini-batch: `hierfl.program.check_dependence`
         batch_norm_network.normalizes_by_batch = True  # type: ignore[attr-defined]
     return batch_norm_network

@@ -32,7 +32,7 @@ def station_at(folder: Path) -> Station:
     if "rows" not in keys or ("model" in keys) == ("formula" in keys):
         raise ValueError(f"'{path}' must have rows, and a model or a formula: {HOW}")
     if "formula" in keys:
-        from hierfl.formulas.declare import formula  # pandas, which most models do not need
+        from hierfl.formulas.formula import formula  # pandas, which most models do not need
 
         options: Any = {name: keys[name] for name in OPTIONS if name in keys}
         model: Any = formula(keys["formula"], **options)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from os import PathLike
 from typing import Any
 
 import torch
@@ -12,20 +10,17 @@ import torch
 from hierfl.data.clients import ClientData
 from hierfl.data.frames import FrameRows
 
-_ARRAYS = "ClientData.from_arrays(client_id, x=..., y=...)"
-FRAME = "ClientData.from_frame(frame, 'client', x=[...], y=...)"
-# of {name: frame}
-_FRAMES = (
-    "ClientData.from_frame(pandas.concat(frames, names=['client']).reset_index('client'), 'client', "
-    "x=[...], y=...)"
+MAKE = (
+    "make it with ClientData.from_frame(frame, 'client', x=[...], y=...) of a pandas frame, "
+    "from_clients({name: {'y': ...}}) or from_arrays(client_id, y=...)"
 )
 
 
 def expect_client_data(value: Any, what: str) -> ClientData:
-    """Return `value`, which must be `ClientData`; the error names the constructor that takes it."""
+    """Return `value`, which must be `ClientData`; the error names the constructors."""
     if isinstance(value, ClientData):
         return value
-    raise TypeError(f"{what} is a {type(value).__name__}, not ClientData: {_fix(value)}")
+    raise TypeError(f"{what} is a {type(value).__name__}, not ClientData: {MAKE}")
 
 
 def is_frame(value: Any) -> bool:
@@ -41,24 +36,3 @@ def read_frame(rows: Any, clients: str, like: ClientData | None = None) -> Any:
     data = ClientData.from_frame(read, clients, levels=None if like is None else like.levels)
     place = ClientData.from_arrays(rows[clients], place=torch.arange(len(rows))).fields["place"]
     return replace(data, frame_rows=FrameRows(place, rows.index, clients=clients))
-
-
-def as_frame(value: Any) -> str:
-    """Return how rows of another kind become a pandas frame; "" of one, and where it is unknown."""
-    if hasattr(value, "to_pandas"):  # polars, pyarrow
-        return "convert it, .to_pandas()"
-    if isinstance(value, str | PathLike):
-        return "read it, pandas.read_csv(path)"
-    is_columns = isinstance(value, Mapping) and not all(map(is_frame, value.values()))
-    return "make it one, pandas.DataFrame(columns)" if is_columns else ""
-
-
-def _fix(value: Any) -> str:
-    if is_frame(value):
-        return f"make it with {FRAME}, or name the column, hierfl.fit(..., clients='client')"
-    if isinstance(value, Mapping):
-        is_frames = value and all(map(is_frame, value.values()))
-        clients = "ClientData.from_clients(...), or from_arrays(client_id, x=..., y=...)"
-        return f"make it with {_FRAMES if is_frames else clients}"
-    advice = as_frame(value)
-    return f"{advice}, and make it with {FRAME}" if advice else f"make it with {_ARRAYS}"

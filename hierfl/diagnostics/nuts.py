@@ -29,12 +29,12 @@ from hierfl.guides.delta import delta
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws, posterior_draws, sites_of
 from hierfl.posterior.snapshot import Snapshot, expect_fit
-from hierfl.program.check_data import kind_of
-from hierfl.program.check_padding import check_apart
+from hierfl.program.check_dependence import check_apart
 from hierfl.program.handlers import Substitute, unchecked, untouched_store
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.read import read
 from hierfl.program.sites import LatentSite, Model, Values
+from hierfl.program.supports import kind_of
 from hierfl.program.traces import Center, Site
 
 

@@ -30,7 +30,7 @@ from hierfl.diagnostics.simulated_data import Labels, drawn, with_labels
 from hierfl.method import over_draws, slope
 from hierfl.optimizers import Adam, Optimizer, Stepped, step
 from hierfl.posterior.draws import local_plates
-from hierfl.program.check_padding import check_apart
+from hierfl.program.check_dependence import check_apart
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program, ProgramError, stacked
 from hierfl.program.read import read

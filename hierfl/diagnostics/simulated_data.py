@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
-from hierfl.program.check_padding import computed_from
+from hierfl.program.check_dependence import computed_from
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Model, Values

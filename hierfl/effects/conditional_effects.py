@@ -16,9 +16,8 @@ from hierfl.effects.estimates import STATISTICS, Estimates, labeled
 from hierfl.effects.predictor import SCALES, Scale, asked, on_scale
 from hierfl.effects.predictor_rows import predictors, typical
 from hierfl.formulas.columns import Column
-from hierfl.formulas.expressions import Name
+from hierfl.formulas.expressions import Name, calls
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.terms import calls
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

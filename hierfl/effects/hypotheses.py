@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import operator
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import product
-from typing import Any, NamedTuple, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -17,6 +14,9 @@ from hierfl.core.arguments import expect_kind, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
 from hierfl.effects.estimates import Estimates, labeled, share_above
+from hierfl.formulas.expressions import Expression, Literal
+from hierfl.formulas.functions import ARITHMETIC
+from hierfl.formulas.grammar import Reader, check, pointing
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": torch.exp,
@@ -26,13 +26,6 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "plogis": torch.sigmoid,
 }
 SIGNS = ("=", ">", "<")
-OPERATORS: dict[type[ast.operator], Callable[[Tensor, Tensor], Tensor]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Pow: operator.pow,
-}
 
 
 @one_at_a_time
@@ -71,8 +64,10 @@ def hypotheses(
     values = parameters(draws)
     differences, shares = [], []
     for text in texts:
-        first, sign, second = _sides(text)
-        before, after = (_value(side, values, draws.count) for side in (first, second))
+        expect_kind(text, str, "a hypothesis", "give a text, such as 'sex[male] = 0'")
+        with pointing(text):
+            first, sign, second = Reader(text, "hypothesis").comparison(*SIGNS)
+            before, after = (_value(side, values, draws.count) for side in (first, second))
         differences.append(before - after)
         if not differences[-1].isfinite().all():
             raise ValueError(f"the hypothesis '{text}' is not finite at some draws")
@@ -112,86 +107,31 @@ def _add(
         values[f"{site}[{', '.join(entry)}]" if entry else site] = flat[:, place]
 
 
-def _sides(text: Any) -> tuple[str, str, str]:
-    """Return both sides of a hypothesis and its sign, outside of backticks and brackets."""
-    expect_kind(text, str, "a hypothesis", "give a text, such as 'sex[male] = 0'")
-    quoted, depth, at = False, 0, []
-    for place, letter in enumerate(text):
-        quoted ^= letter == "`"
-        depth += 0 if quoted else {"[": 1, "]": -1}.get(letter, 0)
-        if letter in SIGNS and not quoted and not depth:
-            at.append(place)
-    if len(at) != 1:
-        what = f"the hypothesis '{text}' has {len(at)} of the signs =, > and <"
-        raise ValueError(f"{what}: write one, as in 'sex[male] > 0'")
-    return text[: at[0]], text[at[0]], text[at[0] + 1 :]
+def _name(expression: Expression) -> str:
+    """Return the name of a parameter as a summary has it, without backquotes."""
+    if expression.sign == ":":
+        return ":".join(map(_name, expression.args))
+    return expression.label
 
 
-def _value(text: str, values: Mapping[str, Tensor], count: int) -> Tensor:
-    """Return one side at each draw, (S,): sums of products of powers of names, numbers, functions."""
-    there = sorted((name for name in values if name in text), key=len, reverse=True)
-    names = "|".join(re.escape(name) for name in there)
-    places: dict[str, str] = {}
-
-    def place(match: re.Match[str]) -> str:
-        name = match[1] or match[0]
-        if name not in values:
-            raise _unknown(name, values)
-        word = f"p{'_' * len(text)}{len(places)}"  # longer than the text, so not in it
-        places[word] = name
-        return f" {word} "
-
-    # a function's name before a parenthesis is the function, unless it is in backticks
-    function = rf"(?:{'|'.join(FUNCTIONS)})\("
-    pattern = rf"`([^`]*)`|(?<![\w.\[])(?!{function})(?:{names or '(?!)'})(?![\w.\[])"
-    words = re.sub(pattern, place, text).replace("^", "**").split()
-    try:
-        tree = ast.parse(" ".join(words), mode="eval").body
-    except SyntaxError:
-        raise _refused(text) from None
-    return _Side(text, values, count, places).value(tree)
+def _value(expression: Expression, values: Mapping[str, Tensor], count: int) -> Tensor:
+    """Return one side at each draw, (S,): sums of products of powers of parameters, numbers, functions."""
+    name, number, function = _name(expression), expression.value, FUNCTIONS.get(expression.callee)
+    if name in values and function is None:
+        return values[name]
+    if isinstance(expression, Literal) and isinstance(number, int | float) and number is not True:
+        return torch.full((count,), float(number), dtype=torch.float64)
+    if function is not None and len(expression.args) == 1:
+        return function(_value(expression.args[0], values, count))
+    check(expression.sign in ARITHMETIC, expression, _unknown(name, values))
+    operands = [_value(argument, values, count) for argument in expression.args]
+    result: Tensor = -operands[0] if expression.is_minus else ARITHMETIC[expression.sign](*operands)
+    return result
 
 
-class _Side(NamedTuple):
-    """A side of a hypothesis: the draws (S,) of each name, S, and the name that each word of `places` stands for."""
-
-    text: str
-    values: Mapping[str, Tensor]
-    size: int
-    places: Mapping[str, str]
-
-    def value(self, node: ast.expr) -> Tensor:
-        """Return the value of a part at each draw, (S,)."""
-        match node:
-            case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-                return torch.full((self.size,), float(number), dtype=torch.float64)
-            case ast.Name(id=word) if word in self.places:
-                return self.values[self.places[word]]
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return -self.value(operand)
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-                return OPERATORS[type(op)](self.value(left), self.value(right))
-            case ast.Call(func=ast.Name(id=word), args=[argument], keywords=[]) if (
-                word in FUNCTIONS
-            ):
-                return FUNCTIONS[word](self.value(argument))
-            case ast.Call(func=ast.Name(id=word)) if word not in FUNCTIONS:
-                raise _unknown(word, self.values)
-            case ast.Name() | ast.Subscript():
-                name = ast.unparse(node)
-                for word in self.places:
-                    name = name.replace(word, self.places[word])
-                raise _unknown(name, self.values)
-        raise _refused(self.text)
-
-
-def _refused(text: str) -> ValueError:
-    return ValueError(f"'{text.strip()}' cannot be read: write sums of products of parameters")
-
-
-def _unknown(name: str, parameters: Mapping[str, Tensor]) -> ValueError:
+def _unknown(name: str, parameters: Mapping[str, Tensor]) -> str:
     longer = [entry for entry in parameters if entry.startswith(name.removesuffix("]") + ", ")]
     near = longer or get_close_matches(name, parameters, n=1)
     meant = f"did you mean '{near[0]}'? " if near else ""
     some = ", ".join(list(parameters)[:12]) + (", ..." if len(parameters) > 12 else "")
-    return ValueError(f"'{name}' is no parameter of the fit: {meant}the parameters are {some}")
+    return f"'{name}' is no parameter of the fit: {meant}the parameters are {some}"

@@ -14,9 +14,9 @@ from torch import Tensor
 from hierfl.core.arguments import expect, expect_kind
 from hierfl.data.clients import ClientData
 from hierfl.formulas.columns import Column, Kind, by_client, level_name, prepared
+from hierfl.formulas.expressions import columns_of
 from hierfl.formulas.formula import Formula, Frames
 from hierfl.formulas.layout import GroupTerm, Layout
-from hierfl.formulas.terms import columns_of
 from hierfl.formulas.writer import INTERCEPT, NO_NAME
 
 Values = Mapping[str, Any]

@@ -19,7 +19,7 @@ from hierfl.data.ragged import cut_ragged
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.settings import Settings
 from hierfl.method import Client, Method, Server
-from hierfl.program.check_padding import check_mini_batches
+from hierfl.program.check_dependence import check_mini_batches
 from hierfl.program.program import Program
 from hierfl.program.read import read
 from hierfl.program.recipes import recipe_of

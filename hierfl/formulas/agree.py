@@ -8,13 +8,23 @@ from typing import Any
 
 import numpy as np
 
+from hierfl.core.arguments import expect, expect_count, spelled
 from hierfl.formulas.answers import OfDesign
-from hierfl.formulas.columns import CENSORED, level_name, ordered, refuse_similar
+from hierfl.formulas.columns import (
+    CENSORED,
+    by_client,
+    complete_rows,
+    level_name,
+    ordered,
+    refuse_similar,
+)
 from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design, every_design_of
 from hierfl.formulas.doubtful_columns import refuse_identifier
-from hierfl.formulas.imputed import check_known
+from hierfl.formulas.expressions import column_of
+from hierfl.formulas.functions import options_of
+from hierfl.formulas.imputed import check_known, with_known
 from hierfl.formulas.levels import (
     Rare,
     agreed_column,
@@ -24,10 +34,9 @@ from hierfl.formulas.levels import (
     with_rare,
 )
 from hierfl.formulas.parse import grouping_name
-from hierfl.formulas.questions import Ask, Kinds, Question, call_of, stateful_calls
+from hierfl.formulas.questions import Ask, Kinds, Question, answers_of, call_of, stateful_calls
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
 from hierfl.formulas.structures import structures
-from hierfl.formulas.terms import monotone_columns, options_of
 from hierfl.formulas.transforms import (
     SMOOTHS,
     Constants,
@@ -38,6 +47,67 @@ from hierfl.formulas.transforms import (
 )
 
 FAR = 1e-6  # sd of numbers over their mean, below which single precision loses their differences
+
+
+@spelled
+def schema(
+    frames: Any,
+    formula: Any = None,
+    *,
+    clients: str | None = None,
+    units: Mapping[str, str] | None = None,
+    levels: Mapping[str, Sequence[Any]] | None = None,
+    min_count: int | None = None,
+    rare: Rare = "refuse",
+    start: Schema | None = None,
+) -> Schema:
+    """Return what clients agree on before the first round, from their counts and sums alone.
+
+    Args:
+        frames: one frame with the column of clients, or {client: frame}. Units may stand in
+            `frame.attrs["units"]`, column -> unit.
+        formula: a `Formula`, what the schema is for. Default None: all columns, and nothing of a formula.
+        clients: the column that names the clients, where there is no formula.
+        units: column -> unit, such as {"age": "years"}.
+        levels: column -> levels of a category, or groups, that are agreed beforehand; clients send
+            nothing about them.
+        min_count: levels and groups with fewer rows at a client are not named by it. Default 1: all
+            are named, as for rows in one process; over nodes, and with rare="merge", it is 5.
+        rare: what becomes of a level that no client names: "refuse", or "merge" into "other".
+        start: a schema of columns to begin with.
+
+    Raises:
+        KeyError: a client lacks a column.
+        TypeError, ValueError: clients disagree on a column, or a value is not as the formula needs
+            it; the message names the client, the column and the value.
+    """
+    if formula is None and clients is None:
+        what = "schema needs clients='hospital', the column that names the clients"
+        raise TypeError(f"{what}, or a formula")
+    expect(rare=(rare, ("refuse", "merge")))
+    least = 1 if rare == "refuse" else 5
+    if min_count is not None:
+        least = expect_count(min_count, "min_count")
+    by = formula.clients if formula is not None else str(clients)
+    by_name, declared = by_client(frames, by), None if formula is None else formula.declared
+    kinds: Kinds = {str(n): None for n in next(iter(by_name.values())).columns if n != by}
+    needs, missing = (kinds, "drop") if declared is None else (declared.rows_of, declared.missing)
+    rows = complete_rows(by_name, needs, missing)
+    if declared is not None:
+        rows = {name: with_known(frame, declared, name, least) for name, frame in rows.items()}
+    read = kinds if declared is None else declared.columns
+
+    return agreed(
+        lambda question: answers_of(question, by, read, declared, rows),
+        by,
+        read,
+        declared,
+        units=units or {},
+        levels=levels or {},
+        min_count=least,
+        rare=rare,
+        start=start,
+    )
 
 
 def agreed(
@@ -60,7 +130,7 @@ def agreed(
     is_ordinal = declared is not None and declared.family.kind == "ordered"
     ordinal = {declared.parts.response} if declared is not None and is_ordinal else set[str]()
     if declared is not None:
-        ordinal |= set[str]().union(*map(monotone_columns, declared.described))
+        ordinal |= {column_of(call) for call in declared.calls if call.callee == "mo"}
     if start is None or not has_columns(start, kinds):
         answers = ask(Question("columns", min_count, known=tuple(levels_of)))
         censored = "" if declared is None else declared.parts.additions.get("cens", "")

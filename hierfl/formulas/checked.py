@@ -9,10 +9,9 @@ from typing import Any
 
 from hierfl.core.arguments import expect, expect_kind
 from hierfl.formulas.declaration import Declaration, additions_of
-from hierfl.formulas.expressions import Name
+from hierfl.formulas.expressions import Name, columns_of
 from hierfl.formulas.imputed import check_imputed
-from hierfl.formulas.prior_texts import as_given
-from hierfl.formulas.terms import calls, columns_of
+from hierfl.formulas.priors import as_given
 from hierfl.models import families
 from hierfl.models.families import ResponseFamily
 
@@ -78,7 +77,7 @@ def _faults_of_terms(declared: Declaration) -> Iterator[str]:
         fix = "n the sum of a row" if len(labels) > 1 else "or family='bernoulli' for 0 and 1"
         what = f"family '{family.name}' counts successes of trials"
         yield f"{what}: write '{response} | trials(n) ~ ...', {fix}"
-    for call in chain(*map(calls, declared.described)):
+    for call in declared.calls:
         if call.option("by") == Name(declared.clients):
             fix = f"write s({call.args[0]}, {declared.clients}, bs='fs')"
             yield f"'{call}' is a curve of each client that learns nothing from the others: {fix}"

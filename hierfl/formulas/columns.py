@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, Literal
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -16,9 +17,50 @@ from numpy.typing import NDArray
 from hierfl.core.arguments import shown
 from hierfl.data.arrays import RowsFault
 from hierfl.data.consistency import look_alike
-from hierfl.data.expected import as_frame, is_frame
+from hierfl.data.expected import is_frame
 from hierfl.data.frames import check_has, is_number
-from hierfl.formulas.one_frame import OneFrame, joined
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class OneFrame(Mapping[str, Any]):
+    """Client -> its rows: a slice of one frame, made when it is read, since 10,000 take seconds."""
+
+    def __init__(self, whole: pd.DataFrame, counts: Mapping[str, int]) -> None:
+        """Read the sorted rows of clients, so many each."""
+        self.whole, self.names = whole, tuple(counts)
+        ends = pairwise([0, *np.cumsum([*counts.values()]).tolist()])
+        self.rows = {name: slice(*of) for name, of in zip(self.names, ends, strict=True)}
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        """Return the rows of a client."""
+        return self.whole.iloc[self.rows[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        """Go over the names of the clients."""
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return len(self.names)
+
+
+def joined(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return all clients' rows, one client after another."""
+    import pandas as pd  # slow to import
+
+    if isinstance(frames, OneFrame):
+        return frames.whole
+    return pd.concat(frames.values()) if len(frames) > 1 else next(iter(frames.values()))
+
+
+def ends_of(frames: Mapping[str, pd.DataFrame]) -> NDArray[np.int64]:
+    """Return where each client's rows end among all of them, (N,)."""
+    if isinstance(frames, OneFrame):
+        return np.array([rows.stop for rows in frames.rows.values()], dtype=np.int64)
+    return np.cumsum([*map(len, frames.values())])
+
 
 # brms's words for its codes of censoring
 CENSORED = {"none": 0, "right": 1, "left": -1, "interval": 2, "False": 0, "True": 1}
@@ -59,7 +101,7 @@ def by_client(frames: Any, clients: str) -> Mapping[str, pd.DataFrame]:
         return _split(frames, clients)
     if not isinstance(frames, Mapping) or not all(map(is_frame, frames.values())):
         fix = f"give one pandas frame with the column '{clients}', or {{name: frame}}"
-        raise TypeError(f"frames is {shown(frames)}: {fix}; {as_frame(frames)}".removesuffix("; "))
+        raise TypeError(f"frames is {shown(frames)}: {fix}")
     _refuse_one_name(frames, "the names of the frames")
     refuse_similar(list(map(str, frames)), "the names of the frames")
     if fault := next(_faults_of_frames(frames, clients), ""):

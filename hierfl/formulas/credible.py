@@ -16,10 +16,10 @@ import numpy as np
 from hierfl.formulas.answers import OfCall, OfDesign
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
-from hierfl.formulas.expressions import CODINGS, Call, Name
+from hierfl.formulas.expressions import CODINGS, Call, Factor, Name
 from hierfl.formulas.questions import Question, stateful_calls
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import Factor
+from hierfl.formulas.smooths import Smooth
 from hierfl.formulas.transforms import EDGES, ColumnSums
 
 MOST_ROWS = 1 << 26  # of a client
@@ -132,12 +132,15 @@ class Heard:
                 yield "by another number of rows than before"
             if name in answer.constant and _spread(sums) > NEAR * sums.count * sums.squares:
                 yield f"with '{name}' as constant, and sums of a spread"
-            factors = terms[name].factors if name in terms else ()
+            factors = [*terms[name].factors] if name in terms else []
             largest = math.prod(self._largest(factor, schema) for factor in factors)
             if sums.squares > ROOM * sums.count * largest**2:
                 yield f"by squares of '{name}' above those that its values allow"
-            yield from self._wrong_level(name, sums, schema)
-            yield from self._wrong_number(name, sums, schema, declared)
+            if len(factors) == 1:
+                term = terms[name]
+                level = term.coords[term.columns.index(name)] if term.coords else ""
+                yield from self._wrong_level(factors[0], level, sums, schema)
+                yield from self._wrong_number(factors[0], level, term.smooth, sums, schema)
         if answer.response is None or "trials" in declared.parts.additions:
             return
         if not self._agrees(declared.parts.labels[0], answer.response):
@@ -148,9 +151,9 @@ class Heard:
 
         A transform, whichever it is, is applied to all values that such rows can have.
         """
-        text, argument, by = str(factor), str(factor), None
+        text, argument, by = str(factor), factor.label, None
         if isinstance(factor, Call):
-            argument, by = str(factor.args[0]), factor.option("by")
+            argument, by = factor.args[0].label, factor.option("by")
         column, sums = schema.columns.get(argument), self.sums.get(argument)
         is_coded = isinstance(factor, Call) and factor.callee in CODINGS
         if is_coded or (column is not None and column.kind == "category"):
@@ -174,32 +177,34 @@ class Heard:
         times = self._largest(by, schema) if isinstance(by, Name) else 1.0
         return float(np.abs(values).max()) * times
 
-    def _wrong_level(self, name: str, sums: ColumnSums, schema: Schema) -> Iterator[str]:
+    def _wrong_level(
+        self, factor: Factor, level: str, sums: ColumnSums, schema: Schema
+    ) -> Iterator[str]:
         """Yield why sums of the rows of a level are not of its count: both are rounded, and few others may be added."""
-        column, _, level = name.removesuffix("]").partition("[")
-        if column not in self.counts or level not in schema.columns[column].levels:
+        name = factor.label
+        if not level or name not in self.counts or level not in schema.columns[name].levels:
             return
-        is_far = abs(sums.total - self.counts[column].get(level, 0)) > 2.0 * schema.min_count
-        if sums.total != sums.squares or (is_far and level != schema.columns[column].rare):
-            yield f"by another number of rows of '{name}' than before"
+        is_far = abs(sums.total - self.counts[name].get(level, 0)) > 2.0 * schema.min_count
+        if sums.total != sums.squares or (is_far and level != schema.columns[name].rare):
+            yield f"by another number of rows of '{name}[{level}]' than before"
 
     def _wrong_number(
-        self, name: str, sums: ColumnSums, schema: Schema, declared: Declaration
+        self, factor: Factor, level: str, smooth: Smooth | None, sums: ColumnSums, schema: Schema
     ) -> Iterator[str]:
         """Yield why sums of a number, or of a line of it, are not those of its values before."""
-        text, mean = name, 0.0
+        text, mean, callee = factor.label, 0.0, factor.callee
         binary = sums.total == sums.squares  # rounded, where others tell of few rows
-        key = name.removeprefix("linear_")
-        callee, argument = _calls(declared).get(key, ("", ""))
-        if callee in ("scale", "standardize", "center") or (callee == "s" and key != name):
-            constants, text = schema.transforms[key], argument
+        if level:
+            return
+        if callee in ("scale", "standardize", "center") or (callee == "s" and smooth is None):
+            constants, text = schema.transforms[text], factor.args[0].label
             sd = 1.0 if callee == "center" else constants.sd
             mean = constants.mean
             total = sd * sums.total + mean * sums.count
             squares = sd**2 * sums.squares + 2.0 * mean * total - mean**2 * sums.count
             sums, binary = ColumnSums(sums.count, total, max(squares, 0.0)), False
         if text in self.sums and not binary and not self._agrees(text, sums, mean):
-            yield f"by sums of '{name}' that differ from those before"
+            yield f"by sums of '{factor}' that differ from those before"
 
 
 def is_possible(sums: ColumnSums) -> bool:
@@ -215,7 +220,7 @@ def _spread(sums: ColumnSums) -> float:
 
 def _calls(declared: Declaration) -> dict[str, tuple[str, str]]:
     """Return the text of each transform -> its function and its argument."""
-    return {str(call): (call.callee, str(call.args[0])) for call in stateful_calls(declared)}
+    return {str(call): (call.callee, call.args[0].label) for call in stateful_calls(declared)}
 
 
 def _scaled(sums: ColumnSums, mean: float, sd: float) -> ColumnSums:

@@ -11,10 +11,17 @@ from typing import Any, Literal, NamedTuple
 
 from hierfl.core.arguments import expect_kind
 from hierfl.formulas.columns import Kind
-from hierfl.formulas.expressions import CODINGS
+from hierfl.formulas.expressions import (
+    CODINGS,
+    Call,
+    TermSum,
+    calls,
+    column_of,
+    columns_of,
+    columns_outside,
+)
 from hierfl.formulas.parse import Formulas, FormulaTree, Group
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import TermSum, bare_columns, calls, column_of, columns_of
 from hierfl.models.families import Response, ResponseFamily, gaussian
 
 
@@ -137,9 +144,14 @@ class Declaration:
         """The covariates that a formula of their own imputes, "x | mi() ~ z"."""
         return self.formulas.covariates
 
-    def calls_of(self, *callees: str) -> bool:
-        """Return whether some term calls one of these functions."""
-        return any(call.callee in callees for call in chain(*map(calls, self.described)))
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Every call in the terms of all formulas, inner ones first."""
+        return tuple(chain.from_iterable(map(calls, self.described)))
+
+    def calls_of(self, callee: str) -> bool:
+        """Return whether some term calls a function."""
+        return any(call.callee == callee for call in self.calls)
 
     @property
     def columns_read(self) -> tuple[str, ...]:
@@ -150,8 +162,8 @@ class Declaration:
     def columns(self) -> dict[str, Kind | None]:
         """Column of a term, the response or an addition -> its kind; None: as the frame has it."""
         kinds: dict[str, Kind | None] = dict.fromkeys(chain(*map(columns_of, self.described)))
-        bare = frozenset[str]().union(*map(bare_columns, self.described))
-        for call in chain(*map(calls, self.described)):
+        bare = frozenset[str]().union(*(columns_outside(t, *CODINGS) for t in self.described))
+        for call in self.calls:
             if call.callee in CODINGS:  # a category, even where it holds numbers
                 kinds[column_of(call)] = None if column_of(call) in bare else "category"
         kinds |= dict.fromkeys(self.imputed, "number")

@@ -17,21 +17,27 @@ from numpy.typing import NDArray
 
 from hierfl.formulas.columns import Column, level_name
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.expressions import CODINGS, Call, value_of
+from hierfl.formulas.expressions import CODINGS, Call, Factor, Product, TermSum, columns_of
+from hierfl.formulas.functions import options_of, value_of
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.smooths import DesignTerm, check_constants, named_smooth
-from hierfl.formulas.terms import Factor, Product, TermSum, columns_of, options_of
 from hierfl.formulas.transforms import SMOOTHS, BeyondKnots, Constants
 
 Matrix = NDArray[np.float64]
 
 
 class Coded(NamedTuple):
-    """A factor of a term, the labels of its columns, and the codes of a category's levels, (levels, columns)."""
+    """A factor of a term, its `coords`, what tells its columns apart, and codes of levels, (levels, columns)."""
 
     factor: Factor
-    labels: tuple[str, ...]
+    coords: tuple[str, ...] = ()
     codes: Matrix | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of its columns, "sex[male]", or of its only one."""
+        label = self.factor.label
+        return tuple(f"{label}[{name}]" for name in self.coords) or (label,)
 
 
 class TermColumns(NamedTuple):
@@ -238,8 +244,7 @@ def _code(factor: Factor, full: bool, values: _Values) -> Coded:
             fix = "make a second column of its numbers, or of its names"
             raise ValueError(f"'{factor}' codes a column that is read as a number elsewhere: {fix}")
         width = values.matrix_of(factor).shape[1]
-        many = tuple(f"{factor.label}[{i}]" for i in range(width))
-        return Coded(factor, many if width > 1 else (factor.label,))
+        return Coded(factor, tuple(map(str, range(width))) if width > 1 else ())
     levels = list(value.cat.categories)
     options = options_of(factor).values() if isinstance(factor, Call) else ()
     chosen = next((level_name(option) for option in options if option is not None), None)
@@ -260,7 +265,7 @@ def _code(factor: Factor, full: bool, values: _Values) -> Coded:
         names = levels
     else:
         codes = np.delete(codes, base, axis=1)
-    return Coded(factor, tuple(f"{factor.label}[{name}]" for name in names), codes)
+    return Coded(factor, tuple(names), codes)
 
 
 def _typical(columns: Mapping[str, Column]) -> pd.DataFrame:
@@ -292,12 +297,18 @@ def _named(
         return named_smooth(call, schema), None
     labels = tuple(":".join(some) for some in combined(*(coded.labels for coded in factors)))
     by_step = "cs" in callees
-    if len(labels) == 1 and all(coded.codes is None for coded in factors):
+    if not any(coded.coords for coded in factors):
         return (DesignTerm(name, (name,), (), made_of, by_step=by_step),), None
     if "mo" in callees:
         term, order = _monotone(name, factors, made_of)
         return (term,), order
-    return (DesignTerm(name, labels, _coords(name, labels), made_of, by_step=by_step),), None
+    return (DesignTerm(name, labels, _coords(factors, labels), made_of, by_step=by_step),), None
+
+
+def _coords(factors: Sequence[Coded], columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what tells the columns of a term apart: the last factor's levels, or their names."""
+    *others, last = factors
+    return columns if any(coded.coords for coded in others) else last.coords
 
 
 def _monotone(
@@ -309,15 +320,9 @@ def _monotone(
     sizes = list(map(len, labels))
     order = np.moveaxis(np.arange(math.prod(sizes)).reshape(sizes), place, -1).ravel().tolist()
     every = [":".join(some) for some in combined(*labels)]
-    own = labels.pop(place)
+    labels.pop(place)
     columns = tuple(every[i] for i in order)
     curves = tuple(":".join(curve) for curve in combined(*labels)) if labels else ()
-    steps = _coords(factors[place].factor.label, own)
-    return DesignTerm(name, columns, _coords(name, columns), made_of, steps, curves), tuple(order)
-
-
-def _coords(name: str, labels: Sequence[str]) -> tuple[str, ...]:
-    """Return what stands in the brackets of the columns of a term, or their names."""
-    return tuple(
-        label[len(name) + 1 : -1] if label.startswith(f"{name}[") else label for label in labels
-    )
+    steps = factors[place].coords
+    coords = _coords(factors, columns)
+    return DesignTerm(name, columns, coords, made_of, steps, curves), tuple(order)

@@ -8,7 +8,6 @@ or more. Its trace is at least that, so S has a row with h_ii >= e / |S|.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from hierfl.formulas.columns import numbers
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.terms import calls, options_of
+from hierfl.formulas.functions import options_of
 from hierfl.formulas.transforms import ColumnSums, sums
 
 Floats = NDArray[np.float64]
@@ -131,7 +130,7 @@ def coarse_frame(
     if least < 2:
         return frame
     made = {}
-    every = () if declared is None else chain(*map(calls, declared.described))
+    every = () if declared is None else declared.calls
     degrees = (options_of(call)["degree"] for call in every if call.callee == "poly")
     powers = 2 * max([1, *degrees])
     for name, kind in kinds.items():

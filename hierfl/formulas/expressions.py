@@ -1,99 +1,17 @@
-"""Expressions of a formula: columns, literals, operations and calls; they compare by what they mean."""
+"""The tree of a formula: expressions of columns and calls, and terms, products of them."""
 
 from __future__ import annotations
 
-import math
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import pandas as pd
-
-from hierfl.formulas.constants import STATEFUL
-from hierfl.formulas.transforms import Constants
-
-NUMPY = ("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", "cos", "tanh")
-# Functions of numbers, besides transforms.
-FUNCTIONS: dict[str, Any] = {name: getattr(np, name) for name in NUMPY}
-FUNCTIONS["np"] = SimpleNamespace(**FUNCTIONS)
-CODINGS = ("C", "S", "T", "mo")
-OTHERS = ("I", "cs", "mi", "offset")
-
-
-class Option(NamedTuple):
-    """An option of a function: its default, and what it must be, a number of a kind between two ends."""
-
-    default: Any
-    kind: type = object
-    low: float = -math.inf
-    high: float = math.inf
-    must_be: str = ""
-
-    def allows(self, value: Any) -> bool:
-        """Return whether the option may have a value."""
-        if self.kind is object:
-            return self.must_be == "" or value == self.default
-        kinds = (int,) if self.kind is int else (int, float)
-        return isinstance(value, kinds) and self.low <= value <= self.high
-
-
-K_OF_GP, BOUNDARY = 20, 2.5  # k of gp(x), and how far its sines reach, in half ranges
-# Function -> its options; the first may stand without its name.
-OPTIONS: dict[str, dict[str, Option]] = {
-    "bs": {
-        "df": Option(0, int, 1, must_be="given, the number of columns"),
-        "degree": Option(3, int, 0, must_be="an integer, 0 or more"),
-        "lower_bound": Option(None, float, must_be="a number"),
-        "upper_bound": Option(None, float, must_be="a number"),
-    },
-    "poly": {"degree": Option(1, int, 1, 6, must_be="an integer from 1 to 6")},
-    "s": {
-        "k": Option(10, int, 3, must_be="an integer, 3 or more"),
-        "by": Option(None),
-        "bs": Option("cr", must_be="'cr', or s(x, hospital, bs='fs') for a curve of each hospital"),
-    },
-    "gp": {
-        "k": Option(K_OF_GP, int, 4, must_be="an integer, 4 or more"),
-        "by": Option(None),
-        "c": Option(BOUNDARY, float, math.nextafter(1.0, 2.0), must_be="a number above 1"),
-    },
-    "S": {"omit": Option(None)},
-    "T": {"ref": Option(None)},
-}
-# Scales between SHORT c S / k and LONG (c - 1) S, of a half range S, at which sines give a Gaussian
-# process with its covariance within 1.5% of the variance, beside an intercept.
-SHORT, LONG = 1.75, 0.66
-
-
-def enough_sines(k: int, c: float) -> int:
-    """Return k of gp(x), or how many sines with this c give a wide enough range of length scales."""
-    if LONG * (c - 1.0) >= 1.25 * SHORT * c / k:
-        return k
-    return math.ceil(1.25 * SHORT * c / (LONG * (c - 1.0)))
-
-
+CODINGS = ("C", "S", "T", "mo")  # calls whose column is a category
 PLAIN = re.compile(r"[^\W\d][\w.]*")  # a name that needs no backquotes
 WORDS = {"True": True, "False": False, "None": None}
-COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "**": operator.pow,
-}
+COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 # Sign -> how closely it binds, as in Python and R: -x ** 2 is -(x ** 2), and a:b * c is (a:b) * c.
 BINDING = {"|": 1, "||": 1, **dict.fromkeys(COMPARISONS, 2), "+": 3, "-": 3, "*": 4, "/": 4}
 BINDING |= {":": 5, "**": 7}
@@ -129,11 +47,6 @@ class Expression:
         return self.head if isinstance(self, Call) else ""
 
     @property
-    def inner(self) -> tuple[Expression, ...]:
-        """The arguments and options."""
-        return (*self.args, *(value for _, value in self.options))
-
-    @property
     def is_bar(self) -> bool:
         """It is `terms | groups` or `terms || groups`."""
         return self.sign in ("|", "||")
@@ -147,6 +60,24 @@ class Expression:
     def is_minus(self) -> bool:
         """It is a minus before one operand."""
         return self.sign == "-" and len(self.args) == 1
+
+    @property
+    def is_constant(self) -> bool:
+        """It is a literal, or a number with a minus."""
+        if self.is_minus:
+            return self.args[0].is_constant and isinstance(self.args[0].value, int | float)
+        return isinstance(self, Literal)
+
+    @property
+    def value(self) -> Any:
+        """The value of a constant; an integer where it is written as one. None of other expressions."""
+        if self.is_minus:
+            return -self.args[0].value if self.is_constant else None
+        if not isinstance(self, Literal) or self.head in WORDS:
+            return WORDS.get(self.head)
+        if self.head[0] in "\"'":
+            return self.head[1:-1]
+        return int(self.head) if self.head.isdecimal() else float(self.head)
 
     @property
     def label(self) -> str:
@@ -173,15 +104,6 @@ class Name(Expression):
 
 class Literal(Expression):
     """A number, a text in quotes, or True, False or None."""
-
-    @property
-    def value(self) -> float | str | bool | None:
-        """Its value; an integer where it is written as one."""
-        if self.head in WORDS:
-            return WORDS[self.head]
-        if self.head[0] in "\"'":
-            return self.head[1:-1]
-        return int(self.head) if self.head.isdecimal() else float(self.head)
 
 
 class Operator(Expression):
@@ -215,9 +137,13 @@ class Dot(Expression):
     """In an update, all that is on this side of the formula."""
 
 
+Factor = Name | Call
+
+
 def within(expression: Expression) -> Iterator[Expression]:
     """Yield all expressions inside an expression, and then itself."""
-    yield from chain.from_iterable(map(within, expression.inner))
+    for inner in (*expression.args, *(value for _, value in expression.options)):
+        yield from within(inner)
     yield expression
 
 
@@ -242,28 +168,88 @@ def summands(expression: Expression) -> list[tuple[str, Expression]]:
     return [("+", expression), *terms[::-1]]
 
 
-def value_of(
-    expression: Expression, frame: pd.DataFrame, constants: Mapping[str, Constants]
-) -> Any:
-    """Return an expression's value on `prepared` rows: (n,) or (n, columns), a category, or a scalar."""
-    if isinstance(expression, Name):
-        series = frame[expression.head]
-        return series if hasattr(series, "cat") else series.to_numpy()
-    if isinstance(expression, Literal):
-        return expression.value
-    if isinstance(expression, Call):
-        return _value_of_call(expression, frame, constants)
-    values = [value_of(arg, frame, constants) for arg in expression.args]
-    if expression.sign in COMPARISONS:
-        return np.asarray(COMPARISONS[expression.sign](*values), dtype=np.float64)
-    return -values[0] if len(values) == 1 else ARITHMETIC[expression.sign](*values)
+# ------------------------------------------------------------ terms
+@dataclass(frozen=True)
+class Product:
+    """A term: its factors, in the order in which they are written; the intercept has none."""
+
+    factors: tuple[Factor, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The term's name, "age:sex"."""
+        return ":".join(factor.label for factor in self.factors) or "Intercept"
+
+    @property
+    def at(self) -> int:
+        """Its place in the text."""
+        return self.factors[0].at
+
+    @property
+    def is_offset(self) -> bool:
+        """It has no coefficient."""
+        return [factor.callee for factor in self.factors] == ["offset"]
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns that it reads."""
+        return frozenset(chain.from_iterable(map(names_in, self.factors)))
+
+    def __str__(self) -> str:
+        """Return the term as text."""
+        return ":".join(map(str, self.factors)) or "1"
 
 
-def _value_of_call(call: Call, frame: pd.DataFrame, constants: Mapping[str, Constants]) -> Any:
-    value = value_of(call.args[0], frame, constants)
-    if call.callee in STATEFUL:
-        by = call.option("by")
-        levels = None if by is None else value_of(by, frame, constants)
-        return constants[str(call)](call.callee, str(call), value, by=levels)
-    function = FUNCTIONS.get(call.callee.removeprefix("np."))
-    return value if function is None else function(value)
+@dataclass(frozen=True)
+class TermSum:
+    """The terms of one sum, in order."""
+
+    products: tuple[Product, ...]
+
+    @property
+    def has_intercept(self) -> bool:
+        """Whether one of them is the intercept."""
+        return Product() in self.products
+
+    @property
+    def slopes(self) -> tuple[Product, ...]:
+        """The terms but the intercept."""
+        return tuple(product for product in self.products if product.factors)
+
+    @property
+    def factors(self) -> Iterator[Factor]:
+        """The factors of all terms."""
+        return chain.from_iterable(product.factors for product in self.products)
+
+    def __str__(self) -> str:
+        """Return the sum as text."""
+        return " + ".join([str(int(self.has_intercept)), *map(str, self.slopes)])
+
+
+def calls(terms: TermSum) -> Iterator[Call]:
+    """Yield every call in some terms, inner ones first."""
+    return chain.from_iterable(map(calls_within, terms.factors))
+
+
+def columns_of(terms: TermSum) -> tuple[str, ...]:
+    """Return the columns that some terms read."""
+    return tuple(sorted({*chain.from_iterable(map(names_in, terms.factors))}))
+
+
+def column_of(call: Call) -> str:
+    """Return the column of a call that reads one, such as C(sex)."""
+    (name,) = names_in(call.args[0])
+    return name
+
+
+def columns_outside(terms: TermSum, *callees: str) -> frozenset[str]:
+    """Return the columns that some terms read outside of calls of these functions."""
+
+    def names(expression: Expression) -> Iterator[str]:
+        if isinstance(expression, Name):
+            yield expression.head
+        elif expression.callee not in callees:
+            options = (value for _, value in expression.options)
+            yield from chain.from_iterable(map(names, (*expression.args, *options)))
+
+    return frozenset(chain.from_iterable(map(names, terms.factors)))

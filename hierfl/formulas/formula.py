@@ -10,24 +10,23 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 import pandas as pd
 
-from hierfl.core.arguments import check_names, expect, expect_count, shown, spelled
+from hierfl.core.arguments import check_names, expect_kind, shown, spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import is_frame, read_frame
-from hierfl.formulas.agree import agreed, has_columns
+from hierfl.formulas.agree import has_columns, schema
 from hierfl.formulas.checked import check_declared, given, with_bounds
 from hierfl.formulas.client_data import Inside, client_data
-from hierfl.formulas.columns import by_client, complete_rows
-from hierfl.formulas.declaration import Declaration, Missing
-from hierfl.formulas.imputed import with_known
+from hierfl.formulas.columns import by_client
+from hierfl.formulas.declaration import Declaration, Missing, joined
 from hierfl.formulas.layout import Dims, Layout, dims, layout_of
 from hierfl.formulas.levels import Rare
 from hierfl.formulas.parameter_layouts import Parameter, parameters_of, priors_with_parameters
 from hierfl.formulas.parse import parse
-from hierfl.formulas.questions import Kinds, answers_of
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.shown import prior_table, text_of, updated
 from hierfl.formulas.source import source
+from hierfl.formulas.structures import matrix_of
 from hierfl.models.families import ResponseFamily
 from hierfl.models.priors import Prior
 
@@ -214,67 +213,6 @@ class Formula:
         return client_data(self, frames, self._inside, labeled=labeled)
 
 
-@spelled
-def schema(
-    frames: Any,
-    formula: Formula | None = None,
-    *,
-    clients: str | None = None,
-    units: Mapping[str, str] | None = None,
-    levels: Mapping[str, Sequence[Any]] | None = None,
-    min_count: int | None = None,
-    rare: Rare = "refuse",
-    start: Schema | None = None,
-) -> Schema:
-    """Return what clients agree on before the first round, from their counts and sums alone.
-
-    Args:
-        frames: one frame with the column of clients, or {client: frame}. Units may stand in
-            `frame.attrs["units"]`, column -> unit.
-        formula: what the schema is for. Default None: all columns, and nothing of a formula.
-        clients: the column that names the clients, where there is no formula.
-        units: column -> unit, such as {"age": "years"}.
-        levels: column -> levels of a category, or groups, that are agreed beforehand; clients send
-            nothing about them.
-        min_count: levels and groups with fewer rows at a client are not named by it. Default 1: all
-            are named, as for rows in one process; over nodes, and with rare="merge", it is 5.
-        rare: what becomes of a level that no client names: "refuse", or "merge" into "other".
-        start: a schema of columns to begin with.
-
-    Raises:
-        KeyError: a client lacks a column.
-        TypeError, ValueError: clients disagree on a column, or a value is not as the formula needs
-            it; the message names the client, the column and the value.
-    """
-    if formula is None and clients is None:
-        what = "schema needs clients='hospital', the column that names the clients"
-        raise TypeError(f"{what}, or a formula")
-    expect(rare=(rare, ("refuse", "merge")))
-    least = 1 if rare == "refuse" else 5
-    if min_count is not None:
-        least = expect_count(min_count, "min_count")
-    by = formula.clients if formula is not None else str(clients)
-    by_name, declared = by_client(frames, by), None if formula is None else formula.declared
-    kinds: Kinds = {str(n): None for n in next(iter(by_name.values())).columns if n != by}
-    needs, missing = (kinds, "drop") if declared is None else (declared.rows_of, declared.missing)
-    rows = complete_rows(by_name, needs, missing)
-    if declared is not None:
-        rows = {name: with_known(frame, declared, name, least) for name, frame in rows.items()}
-    read = kinds if declared is None else declared.columns
-
-    return agreed(
-        lambda question: answers_of(question, by, read, declared, rows),
-        by,
-        read,
-        declared,
-        units=units or {},
-        levels=levels or {},
-        min_count=least,
-        rare=rare,
-        start=start,
-    )
-
-
 # ------------------------------------------------------------ frames in place of `ClientData`
 def of_frames(
     model: M, data: Any, validation: Any, clients: str | None = None
@@ -322,3 +260,67 @@ def rows_of(model: object, rows: Any, fitted: Collection[str] = (), *, asked: bo
     if asked:  # what other clients' groups are called in one question does not bind the next
         inside = {place: names for place, names in inside.items() if place[0] in fitted}
     return client_data(model, rows, inside, labeled=labeled, asked=asked)
+
+
+# ------------------------------------------------------------ declared
+@spelled
+def formula(
+    text: str | Sequence[str],
+    family: str | ResponseFamily = "gaussian",
+    *,
+    clients: str,
+    priors: Mapping[str, Any] | None = None,
+    missing: Missing = "refuse",
+    schema: Schema | None = None,
+    data2: Mapping[str, Any] | None = None,
+) -> Formula:
+    """Declare a mixed model as one line of text.
+
+        model = hierfl.formula("died ~ age + (1 + age | hospital)", "bernoulli", clients="hospital")
+        fit = hierfl.fit(model, frames)
+
+    The syntax is that of brms and lme4. `(1 + age | hospital)` gives each hospital its own
+    intercept and slope, which may be correlated; with `||` they are independent. Other groups are
+    read off the data: `(1 | region)` above the clients is global, `(1 | hospital/ward)` within them
+    is local, `(1 | year)` at several of them is global. Products `a * b`, `C(x)`, `offset(x)`,
+    `mo(x)`, `cs(x)`, `mi(x)`, `scale(x)`, `center(x)`, `bs(x, df=5)`, `poly(x, 2)`, functions such as `log(x)`
+    are terms. `s(x, k=10)` is a penalized spline, `s(x, by=sex)` one of each level, `s(x, hospital,
+    bs="fs")` one of each group, and `gp(x, k=20)` a Gaussian process. `(1 | gr(hospital, cov=A))` are
+    groups of a known covariance, and `car(M, gr=county)` neighbors. Additions to the response are
+    `y | trials(n)`, `weights(w)`, `trunc(lb=0, ub=10)`, and of times `event(status)`,
+    `cens(status, upper)`, `entry(start)`. `cbind(a, b, c)` is a response of several columns.
+
+    Args:
+        text: the formula. A list, such as ["y ~ x + (1 | h)", "sigma ~ x + (1 | h)"], or formulas
+            with semicolons between them, also have the terms of parameters of the family: of
+            `sigma`, `shape` and `phi` on the scale of the logarithm, of `zi` and `hu` on that of
+            the log odds. "x | mi() ~ z" imputes x, the covariate of `mi(x)`, where rows lack it.
+        family: of the response, or its name, as listed in docs/families.md. Default "gaussian".
+        clients: the column that names the clients.
+        priors: site -> distribution of Pyro or of PreliZ, or brms's words, "normal(0, 1)", which of
+            a scale mean the part above 0. A site is "age", or one column "sex[male]"; "b" are all
+            common coefficients, "sd" all standard deviations of groups, one of them
+            "sd_hospital", "cor" the correlations (the concentration of an LKJ, or "lkj(2)"), "sds",
+            "sdgp" and "lscale" the scales of smooth terms, or "sigma". Default: weakly informative ones, listed in
+            `Formula.prior_summary`.
+        missing: "refuse" rows with missing values, or "drop" them.
+        schema: that clients have agreed on. Default None: `hierfl.fit` makes it from their counts
+            and sums.
+        data2: matrices that terms name, {"A": frame}, as in brms: a pandas frame whose index and
+            columns name the groups. Of `gr(g, cov=A)` a covariance, of `car(M, gr=g)` 1 for
+            neighbors and 0 for others. Over nodes the server alone needs it. Default: none.
+
+    Raises:
+        TypeError: an argument is of another kind.
+        ValueError: the formula cannot be read, or has an unsupported part; the message names it and
+            the nearest supported one.
+    """
+    own = given(family=family, priors=priors, missing=missing)
+    expect_kind(clients, str, "clients", "give the name of the column that names the clients")
+    expect_kind(data2 or {}, Mapping, "data2", "give a dict of frames, {'A': frame}")
+    if schema is not None and schema.clients != clients:
+        raise ValueError(f"the schema is one of clients '{schema.clients}', and not of '{clients}'")
+    own["data2"] = {name: matrix_of(name, matrix) for name, matrix in (data2 or {}).items()}
+    made = Formula(joined(text), clients=clients, schema=schema, **own)
+    check_declared(made.declared)
+    return made

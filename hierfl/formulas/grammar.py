@@ -7,15 +7,17 @@
                 | "(" expression ")" | "{" expression "}"
     argument    = [name "="] expression
 
-A column of any name stands in backquotes. `{x + 1}` is `I(x + 1)`.
+A column of any name stands in backquotes. `{x + 1}` is `I(x + 1)`. Hypotheses compare two expressions,
+whose operands may be entries, `sex[male]`; priors are calls.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hierfl.formulas.expressions import (
     BINDING,
@@ -37,6 +39,7 @@ TOKENS = re.compile(
     | (?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)
     | (?P<name>[^\W\d][\w.]*)
     | (?P<text>"[^"]*"|'[^']*')
+    | (?P<entry>\[(?:[^][]|\[[^][]*\])*\])
     | (?P<sign>\|\||\*\*|==|!=|<=|>=|[-+*/:|~;,()=<>{}.])
     | (?P<other>.)""",
     re.VERBOSE,
@@ -46,35 +49,46 @@ FIXES = {
     "^": "write I(x ** 2) for a power, (a + b) ** 2 for products",
     "~": "write a list, one formula each, as ['y ~ x', 'sigma ~ x']",
     "`": "close the backquote, and put at least one letter inside",
-    '"': "close the quote",
-    "'": "close the quote",
+    **dict.fromkeys("\"'", "close the quote"),
     ")": "remove the parenthesis without its partner",
 }
 WRITE = "write 'response ~ terms'"
 FIX = "write a sum of columns, products a * b, and functions of columns"
 
 
+class Misplaced(ValueError):
+    """What cannot stand where it does: a token, an expression, a term or a formula."""
+
+    def __init__(self, place: Any, message: str) -> None:
+        super().__init__(message)
+        self.at: int = place.at
+
+
+def check(is_right: object, place: Any, message: str) -> None:
+    """Refuse what stands at a place unless it is right."""
+    if not is_right:
+        raise Misplaced(place, message)
+
+
+@contextmanager
+def pointing(text: str) -> Iterator[None]:
+    """Show the line of a formula that an error is about, with a caret below the place."""
+    try:
+        yield
+    except Misplaced as error:
+        start = text.rfind("\n", 0, error.at) + 1
+        line, caret = text[start:].partition("\n")[0], f"{' ' * (error.at - start)}^"
+        raise ValueError(f"{error}\n    {line}\n    {caret}") from None
+    except RecursionError as error:
+        raise ValueError("the formula has too many parentheses inside of others") from error
+
+
 class Token(NamedTuple):
-    """A piece of a formula: `kind` is "quoted", "number", "name", "text", "sign", "other" or "end"."""
+    """A piece of a formula: `kind` is "quoted", "number", "name", "text", "entry", "sign", "other" or "end"."""
 
     kind: str
     text: str
     at: int
-
-
-def tokens_of(text: str) -> Iterator[Token]:
-    """Yield the tokens of a text, and one for its end."""
-    for match in TOKENS.finditer(text):
-        if match.lastgroup != "blank":
-            yield Token(str(match.lastgroup), match[0], match.start())
-    yield Token("end", "", len(text))
-
-
-def refused(text: str, at: int, message: str) -> ValueError:
-    """Return an error that shows the line of a formula, with a caret below a place."""
-    start = text.rfind("\n", 0, at) + 1
-    line = text[start:].partition("\n")[0]
-    return ValueError(f"{message}\n    {line}\n    {' ' * (at - start)}^")
 
 
 class Sides(NamedTuple):
@@ -87,41 +101,51 @@ class Sides(NamedTuple):
 
 
 class Reader:
-    """Reads the tokens of a text from the first to the last; in an update, `dots` stand for what there was."""
+    """Reads the tokens of a text, `what` it is, from the first to the last; of an update, dots are operands."""
 
-    def __init__(self, text: str, *, dots: bool = False) -> None:
+    def __init__(self, text: str, what: str = "formula") -> None:
         """Start at the first token."""
-        self.text, self.dots = text, dots
-        self.tokens, self.place = list(tokens_of(text)), 0
+        kinds = (match for match in TOKENS.finditer(text) if match.lastgroup != "blank")
+        self.tokens = [Token(str(match.lastgroup), match[0], match.start()) for match in kinds]
+        self.tokens.append(Token("end", "", len(text)))
+        self.text, self.what, self.place = text, what, 0
 
     @property
     def token(self) -> Token:
         """The next token."""
         return self.tokens[self.place]
 
-    def error(self, at: int, message: str) -> ValueError:
-        """Return an error that points at a place of the text."""
-        return refused(self.text, at, message)
-
     def formulas(self) -> Iterator[Sides]:
         """Yield the formulas of the text, which stand between semicolons."""
-        if not self.text.strip():
-            raise self.error(0, f"the formula is empty: {WRITE}, as in 'y ~ x'")
+        what = f"the formula is empty: {WRITE}, as in 'y ~ x'"
+        check(self.text.strip(), Token("end", "", 0), what)
         while True:
             start = self.token.at
             target = None if self.token.text in ("~", ";") else self._expression()
-            if self._is_end:
-                raise self.error(self.token.at, f"the formula has no sign '~': {WRITE}")
-            tilde = self._take("~")
-            if self._is_end:
-                what = "the formula has nothing on one side of '~'"
-                raise self.error(tilde.at, f"{what}: {WRITE}, '1' for no terms")
-            right = self._expression()
-            end = self.token
+            check(not self._is_end, self.token, f"the formula has no sign '~': {WRITE}")
+            tilde, what = self._take("~"), "the formula has nothing on one side of '~'"
+            check(not self._is_end, tilde, f"{what}: {WRITE}, '1' for no terms")
+            right, end = self._expression(), self.token
             yield Sides(target, right, self.text[start : end.at].strip(), start)
             if end.kind == "end":
                 return
             self._take(";")
+
+    def comparison(self, *signs: str) -> tuple[Expression, str, Expression]:
+        """Return two expressions, and the one of some signs that stands between them."""
+        first = self._expression(BINDING["<"])
+        is_end = self.token.kind == "end"
+        check(not is_end, self.token, f"the {self.what} has none of the signs {' '.join(signs)}")
+        sign = self._next() if self.token.text in signs else self._take(signs[0])
+        second = self._expression(BINDING["<"])
+        self._take("")
+        return first, sign.text, second
+
+    def expression(self) -> Expression:
+        """Return the one expression of the text."""
+        expression = self._expression()
+        self._take("")
+        return expression
 
     # -------------------------------------------------------- expressions
     def _expression(self, least: int = 0) -> Expression:
@@ -130,14 +154,21 @@ class Reader:
         while self.token.kind == "sign" and (own := BINDING.get(self.token.text, 0)) > least:
             sign = self._next()
             right = self._expression(own - 1 if sign.text == "**" else own)
-            if sign.text in COMPARISONS and any(map(_compares, (expression, right))):
+            if sign.text in COMPARISONS:
                 what = f"'{expression} {sign.text} {right}' compares twice"
                 fix = "write a product of two comparisons, (0 < x) * (x < 1)"
-                raise self.error(sign.at, f"{what}: {fix}")
+                check(not any(map(_compares, (expression, right))), sign, f"{what}: {fix}")
             expression = Operator(sign.text, (expression, right), at=sign.at)
         return expression
 
     def _operand(self) -> Expression:
+        """Read one operand, with a sign or without; of a hypothesis also an entry of a site."""
+        operand = self._plain_operand()
+        if self.what == "hypothesis" and self.token.kind == "entry":
+            return Name(f"{operand.label}{self._next().text}", at=operand.at)
+        return operand
+
+    def _plain_operand(self) -> Expression:
         """Read a column, a literal, a call, or what stands in parentheses, with a sign or without."""
         token = self._next()
         match token.kind:
@@ -160,29 +191,27 @@ class Reader:
             if token.text == "{":
                 return Call("I", (inner,), at=token.at)
             return replace(inner, wrapped=bool(inner.sign))
-        if token.text == "." and self.dots:
+        if token.text == "." and self.what == "update":
             return Dot(".", at=token.at)
         raise self._unexpected(token)
 
     def _call(self, callee: Token) -> Call:
         """Read the arguments of a call, of which those by name come last."""
-        opening, args, options = self._take("("), list[Expression](), list[tuple[str, Expression]]()
+        opening, args, options = self._take("("), list[Expression](), dict[str, Expression]()
         while self.token.text != ")" or args or options:
             name = self.token
             if name.kind == "name" and self.tokens[self.place + 1].text == "=":
                 self.place += 2
-                if name.text in dict(options):
-                    raise self.error(name.at, f"'{name.text}' is given twice: remove one")
-                options.append((name.text, self._expression()))
-            elif options:
-                raise self.error(name.at, "an argument without a name stands behind one by name")
+                check(name.text not in options, name, f"'{name.text}' is given twice: remove one")
+                options[name.text] = self._expression()
             else:
+                check(not options, name, "an argument without a name stands behind one by name")
                 args.append(self._expression())
             if self.token.text != ",":
                 break
             self._next()
         self._close(opening)
-        return Call(callee.text, tuple(args), tuple(options), at=callee.at)
+        return Call(callee.text, tuple(args), tuple(options.items()), at=callee.at)
 
     # -------------------------------------------------------- tokens
     @property
@@ -200,23 +229,21 @@ class Reader:
         return self._next()
 
     def _close(self, opening: Token) -> None:
-        if self.token.kind == "end":
-            what = "the formula has a parenthesis without its partner"
-            raise self.error(opening.at, f"{what}: add it")
+        what = f"the {self.what} has a parenthesis without its partner: add it"
+        check(self.token.kind != "end", opening, what)
         self._take(CLOSE[opening.text])
 
-    def _unexpected(self, token: Token) -> ValueError:
+    def _unexpected(self, token: Token) -> Misplaced:
         """Return the error of a token that cannot stand in its place."""
         before = self.tokens[self.tokens.index(token) - 1].text if token.at else ""
+        fix = FIXES.get(token.text, FIX)
+        message = f"the {self.what} cannot be read from '{token.text}' on: {fix}"
         if "|" in (token.text[:1], before[:1]):
             message = "a bar lacks a side: write (1 | hospital)"
         elif token.kind == "end":
-            message = f"the formula cannot be read, since it ends with '{before}'"
+            message = f"the {self.what} cannot be read, since it ends with '{before}'"
             message += ": remove it, or write a term after it"
-        else:
-            fix = FIXES.get(token.text, FIX)
-            message = f"the formula cannot be read from '{token.text}' on: {fix}"
-        return self.error(token.at, message)
+        return Misplaced(token, message)
 
 
 def _compares(expression: Expression) -> bool:

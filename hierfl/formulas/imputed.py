@@ -21,11 +21,19 @@ from numpy.typing import NDArray
 from hierfl.formulas.columns import check_column, column_fault, missing_in, numbers
 from hierfl.formulas.declaration import LINKS, Declaration, covariate_family
 from hierfl.formulas.design import Design
-from hierfl.formulas.expressions import Call, Name, calls_within, names_in
+from hierfl.formulas.expressions import (
+    Call,
+    Name,
+    TermSum,
+    calls,
+    calls_within,
+    column_of,
+    columns_of,
+    columns_outside,
+)
 from hierfl.formulas.layout import Layout, rows_of_above
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.smooths import DesignTerm
-from hierfl.formulas.terms import TermSum, calls, column_of, columns_of
 from hierfl.formulas.writer import INTERCEPT, NO_NAME, ProgramWriter
 
 PROGRAM = "take a Pyro program (docs/recipes.md)"
@@ -59,8 +67,7 @@ def _faults(declared: Declaration, main: Sequence[TermSum]) -> Iterator[str]:
     if len({*words}) < len(words) or {*words} & LINKS.keys():
         yield f"the covariates {', '.join(names)} have like names: rename one of the columns"
     for own in declared.of_parameters.values():
-        every = chain.from_iterable(map(calls, own.described))
-        for call in (call for call in every if call.callee == "mi"):
+        for call in (call for call in own.calls if call.callee == "mi"):
             what = f"'{call}' stands in the formula of '{own.parts.response}', and may stand in that of"
             yield f"{what} the response alone: leave it out, or {PROGRAM}"
     read = {column_of(factor) for terms in main for factor in _imputed_factors(terms)}
@@ -70,7 +77,9 @@ def _faults(declared: Declaration, main: Sequence[TermSum]) -> Iterator[str]:
     for name in sorted({*names} - read):
         yield f"'{name}' has a formula and no term: write mi({name}) for {name}"
     own_columns = (columns_of(terms) for terms in declared.described[len(main) :])
-    plain = chain(*own_columns, *map(_plain, main), *declared.groupings)
+    plain = chain(
+        *own_columns, *(columns_outside(terms, "mi") for terms in main), *declared.groupings
+    )
     if twice := {*plain, *declared.parts.additions.values()} & {*names}:
         name = min(twice)
         what = f"'{name}' is read as mi({name}) and in another place, where it would be missing"
@@ -96,8 +105,7 @@ def check_known(term: DesignTerm, mean: float, sd: float, *, above: bool) -> Non
 
 def _imputed_factors(terms: TermSum) -> list[Call]:
     """Return the factors mi(x) of some terms."""
-    factors = chain.from_iterable(product.factors for product in terms.products)
-    return [f for f in factors if isinstance(f, Call) and f.callee == "mi"]
+    return [f for f in terms.factors if isinstance(f, Call) and f.callee == "mi"]
 
 
 def _faults_of_terms(terms: TermSum) -> Iterator[str]:
@@ -118,12 +126,6 @@ def _faults_of_terms(terms: TermSum) -> Iterator[str]:
     for call in (wrapped or inner)[:1]:
         fix = "make a column of it first, and impute that column"
         yield f"'{call}' is a function of mi(): {fix}"
-
-
-def _plain(terms: TermSum) -> set[str]:
-    """Return the columns that terms read outside of mi()."""
-    factors = chain.from_iterable(product.factors for product in terms.products)
-    return {name for f in factors if f.callee != "mi" for name in names_in(f)}
 
 
 # ------------------------------------------------------------ rows

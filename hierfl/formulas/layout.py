@@ -12,10 +12,10 @@ import pandas as pd
 
 from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.design import Design, Matrix, designs_of
+from hierfl.formulas.expressions import Factor
 from hierfl.formulas.parse import Group
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.smooths import entries_of
-from hierfl.formulas.terms import Factor
 from hierfl.formulas.writer import CENTERED, INTERCEPT, THRESHOLDS, unique, unique_names
 from hierfl.models.families import Response
 

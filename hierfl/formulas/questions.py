@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -27,16 +27,15 @@ from hierfl.formulas.answers import (
     of_groups,
 )
 from hierfl.formulas.columns import Kind as KindOfColumn
-from hierfl.formulas.columns import complete, number_column, prepared
+from hierfl.formulas.columns import OneFrame, complete, ends_of, joined, number_column, prepared
 from hierfl.formulas.constants import STATEFUL, Implausible, check_constants, check_moments
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import EXACT, coarse_frame, few_differ, few_dominate, isolated, told
 from hierfl.formulas.expressions import Call, calls_within
+from hierfl.formulas.functions import options_of
 from hierfl.formulas.imputed import filled, known_values, with_known
-from hierfl.formulas.one_frame import OneFrame, ends_of, joined
 from hierfl.formulas.schema import OFFSET, Schema
-from hierfl.formulas.terms import calls, options_of
 from hierfl.formulas.transforms import Constants
 
 FEW = (
@@ -47,8 +46,7 @@ FEW = (
 
 def stateful_calls(declared: Declaration) -> list[Call]:
     """Return a formula's transforms, inner ones first."""
-    every = chain.from_iterable(map(calls, declared.described))
-    return [call for call in every if call.callee in STATEFUL]
+    return [call for call in declared.calls if call.callee in STATEFUL]
 
 
 def check_schema(

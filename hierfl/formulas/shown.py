@@ -10,7 +10,7 @@ from torch.distributions import Distribution
 
 from hierfl.core.arguments import shown
 from hierfl.formulas.expressions import Dot, Expression, summands, within
-from hierfl.formulas.grammar import Reader, refused
+from hierfl.formulas.grammar import Reader, check, pointing
 from hierfl.formulas.priors import keys_of
 from hierfl.models.families import as_source
 
@@ -70,28 +70,28 @@ def updated(old: str, new: str) -> str:
     """
     if not isinstance(new, str):
         raise TypeError(f"the update is {shown(new)}: write a text, '~ . + age'")
-    reader = Reader(new, dots=True)
-    change, *several = reader.formulas()
+    with pointing(new):
+        change, *several = Reader(new, "update").formulas()
     if several:
         raise ValueError(f"the update '{new}' has several formulas: declare them by hierfl.formula")
     first, *others = Reader(old).formulas()
     assert first.target is not None
     response = first.target if change.target is None else _filled(change.target, first.target)
     terms = list[tuple[str, Expression]]()
-    for sign, term in summands(change.right):
-        if isinstance(term, Dot) and sign == "+":
-            terms += summands(first.right)
-        elif any(isinstance(inner, Dot) for inner in within(term)):
-            raise refused(
-                new, term.at, "the update has a dot inside of a term: write it as a term of its own"
-            )
-        elif sign == "-" and ("+", term) in terms:
-            terms.remove(("+", term))
-        elif sign == "-" and term.is_bar:
-            message = f"the formula '{old}' has no term '({term})' to take away: leave it out"
-            raise refused(new, term.at, message)
-        elif (sign, term) not in terms:
-            terms.append((sign, term))
+    with pointing(new):
+        for sign, term in summands(change.right):
+            if isinstance(term, Dot) and sign == "+":
+                terms += summands(first.right)
+                continue
+            what = "the update has a dot inside of a term: write it as a term of its own"
+            check(not any(isinstance(inner, Dot) for inner in within(term)), term, what)
+            is_there = ("+", term) in terms
+            what = f"the formula '{old}' has no term '({term})' to take away: leave it out"
+            check(sign == "+" or is_there or not term.is_bar, term, what)
+            if sign == "-" and is_there:
+                terms.remove(("+", term))
+            elif (sign, term) not in terms:
+                terms.append((sign, term))
     written = " ".join(f"{sign} {_in_sum(term)}" for sign, term in terms).removeprefix("+ ") or "1"
     return "; ".join([f"{response} ~ {written}", *(sides.text for sides in others)])
 

@@ -13,9 +13,9 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from hierfl.formulas.expressions import LONG, SHORT, Call, Name
+from hierfl.formulas.expressions import Call, Factor, Name
+from hierfl.formulas.functions import LONG, SHORT
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.terms import Factor
 from hierfl.formulas.transforms import Constants
 from hierfl.formulas.writer import ProgramWriter, check_one, independent
 from hierfl.models.families import as_source, half_student

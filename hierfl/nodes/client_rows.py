@@ -20,10 +20,9 @@ import pandas as pd
 from hierfl.core.typed_json import written
 from hierfl.formulas.columns import by_client
 from hierfl.formulas.constants import STATEFUL, Implausible
-from hierfl.formulas.expressions import CODINGS, within
+from hierfl.formulas.expressions import CODINGS, calls, within
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.parse import parse
-from hierfl.formulas.terms import calls
 from hierfl.nodes import gate, log
 from hierfl.nodes.approval import asked_first
 from hierfl.nodes.gate import Inquiry, Release, Reply

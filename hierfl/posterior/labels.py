@@ -18,10 +18,10 @@ from hierfl.posterior.client_loop import CLIENT_DRAWS_AT_ONCE, labeled
 from hierfl.posterior.draws import Draws, at_draws, in_program_shapes, posterior_draws
 from hierfl.posterior.moments import without_unknown
 from hierfl.posterior.snapshot import Snapshot, restricted
-from hierfl.program.check_data import LACKING
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
+from hierfl.program.supports import LACKING
 
 
 def observed(fit: Snapshot, data: ClientData) -> dict[str, Tensor]:

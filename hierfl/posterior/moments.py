@@ -13,9 +13,9 @@ from torch import Tensor
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.program.check_data import kind_of as kind_of_distribution
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
+from hierfl.program.supports import kind_of as kind_of_distribution
 from hierfl.program.traces import counts_of
 
 

@@ -24,7 +24,7 @@ from hierfl.posterior.snapshot import (
     global_sites,
     lacks_rows,
 )
-from hierfl.program.check_padding import check_labels_given
+from hierfl.program.check_dependence import check_labels_given
 from hierfl.program.handlers import Substitute, sites_until
 from hierfl.program.program import Params
 from hierfl.program.sites import Values

@@ -20,10 +20,10 @@ from hierfl.engine.client_store import subset
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.method import Method
-from hierfl.program.check_columns import check_missing
-from hierfl.program.check_data import check_labels
-from hierfl.program.check_padding import check_labels_given, check_padding, is_ragged
+from hierfl.program.check_dependence import check_labels_given, check_padding, is_ragged
+from hierfl.program.columns import check_missing
 from hierfl.program.handlers import Substitute, unchecked, untouched_store
+from hierfl.program.labels import check_labels
 from hierfl.program.program import ParamSpec, Program
 from hierfl.program.sites import COMMON
 from hierfl.program.without_rows import WithoutRows

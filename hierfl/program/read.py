@@ -17,19 +17,7 @@ from hierfl.core.process import one_at_a_time
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
-from hierfl.program.check_columns import check_missing, filled, holes, not_dealt_with
-from hierfl.program.check_data import (
-    Enumerable,
-    OfRows,
-    Recorded,
-    check_density,
-    check_names,
-    check_support,
-    checked_labels,
-    label_fields,
-    refuse_in_sample,
-)
-from hierfl.program.check_padding import check_padding
+from hierfl.program.check_dependence import check_boundary, check_padding, check_pure
 from hierfl.program.check_program import (
     check_callable,
     check_cover,
@@ -38,11 +26,12 @@ from hierfl.program.check_program import (
     check_start,
     check_steps,
 )
-from hierfl.program.check_pure import check_boundary, check_pure, no_global_draws
-from hierfl.program.failures import root_of, why_it_fails
+from hierfl.program.columns import check_missing, filled, holes, not_dealt_with
+from hierfl.program.failures import no_global_draws, root_of, why_it_fails
 from hierfl.program.few_rows import codes_of, of_codes, prototype_of
 from hierfl.program.handlers import NoKeyedDraw, Substitute, untouched_store
 from hierfl.program.joint_sites import check_sizes, joint_sites
+from hierfl.program.labels import Recorded, check_names, checked_labels, label_fields
 from hierfl.program.program import Program, ProgramError, Reads, refuse_first
 from hierfl.program.read_traces import (
     closed_of,
@@ -54,6 +43,13 @@ from hierfl.program.read_traces import (
     params_of,
 )
 from hierfl.program.sites import Family, Guide, Model
+from hierfl.program.supports import (
+    Enumerable,
+    OfRows,
+    check_density,
+    check_support,
+    refuse_in_sample,
+)
 from hierfl.program.traces import Center, Site, is_deterministic, samples
 from hierfl.program.wrapped import (
     has_mapped_normals,

@@ -17,10 +17,10 @@ from torch.distributions import kl_divergence, transform_to
 
 from hierfl.core import noise
 from hierfl.data.batch import CLIENTS, ClientBatch
-from hierfl.program.check_data import kind_of
 from hierfl.program.handlers import KeyedNoise, NoKeyedDraw, draw
 from hierfl.program.program import ParamSpec, ProgramError, refuse_first
 from hierfl.program.sites import Latents, LatentSite, Model
+from hierfl.program.supports import kind_of
 from hierfl.program.traces import (
     NORMAL,
     Near,

@@ -14,13 +14,13 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
-from hierfl.program.check_data import check_support
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import ProgramError, refuse_first
 from hierfl.program.row_runs import RowTerm, Structure, log_prob_of
 from hierfl.program.row_sites import Integrating, RowSites
 from hierfl.program.row_steps import steps_of
 from hierfl.program.sites import Model, Values
+from hierfl.program.supports import check_support
 from hierfl.program.traces import (
     Center,
     Site,

@@ -1,15 +1,26 @@
-"""Maps of real numbers onto supports that torch has none for: mixtures, and covariance matrices."""
+"""Supports of sites: maps of real numbers onto those that torch has none for, and sites that have none."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributions.constraints as constraints
+from pyro.poutine.runtime import apply_stack
 from torch import Tensor
 from torch.distributions import biject_to, transform_to
+from torch.distributions.constraints import Constraint
 from torch.distributions.transforms import Transform
+
+from hierfl.program.program import ProgramError, refuse_first
+from hierfl.program.traces import (
+    Site,
+    in_data,
+    is_enumerable,
+    is_latent,
+)
 
 
 def _of_components(constraint: Any) -> Transform:
@@ -78,3 +89,125 @@ def register_maps() -> None:
     if hasattr(constraints, "MixtureSameFamilyConstraint"):
         biject_to.register(constraints.MixtureSameFamilyConstraint, _of_components)
         transform_to.register(constraints.MixtureSameFamilyConstraint, _of_components)
+
+
+FINITE = ("Bernoulli", "Categorical", "Binomial", "BetaBinomial")  # of which scalars are summed out
+
+
+# how a distribution fails that does not implement something
+LACKING = (NotImplementedError, TypeError, AssertionError, AttributeError)
+
+
+class OfRows(ProgramError):
+    """A latent site in the data plate: the program is read once it is integrated out."""
+
+
+class Enumerable(ProgramError):
+    """A discrete latent site of finite support: the program is read once it is summed out."""
+
+
+def check_support(site: Site, *, integrates: bool = False) -> None:
+    """Refuse a latent site that no vector of real numbers can stand for; `integrates`: also one of rows."""
+    name, fn = site["name"], site["fn"]
+    if not integrates and in_data(site) and not is_enumerable(site):
+        raise OfRows(f"site '{name}' is latent in the data plate")
+    support = support_of(name, fn)
+    if getattr(support, "is_discrete", False) and is_enumerable(site):
+        raise Enumerable(f"site '{name}' is discrete")
+    refuse_first(_faults_of_support(name, kind_of(fn), support))
+
+
+def _faults_of_support(name: str, kind: str, support: Any) -> Iterator[str]:
+    if getattr(support, "is_discrete", False) and kind in FINITE:
+        yield (
+            f"site '{name}' is a vector of discrete sites ({kind}): sample each of its entries as a "
+            "site of its own, in a loop of Python or in a plate"
+        )
+    if getattr(support, "is_discrete", False):
+        yield (
+            f"site '{name}' is discrete ({kind}) and latent, with no finite support to sum it out "
+            "over: give it one, such as a Binomial's, or observe it"
+        )
+    if kind == "Delta":
+        yield (
+            f"site '{name}' is latent and drawn from a Delta, which fixes its value: write it as "
+            f"pyro.deterministic('{name}', value)"
+        )
+    if kind in ("VonMises", "SineBivariateVonMises", "SineSkewed"):
+        yield (
+            f"site '{name}' ({kind}) is a latent angle, whose density goes round for ever on the real "
+            "numbers, so that there is no posterior: sample two Normals u and v instead, and take "
+            "torch.atan2(v, u); or sum the angle out"
+        )
+    try:
+        biject_to(support)
+    except NotImplementedError:
+        yield (
+            f"site '{name}' ({kind}) is latent, and no map from real numbers onto its support is "
+            "known, in which guides and NUTS move: build it from sites that have one, such as "
+            "Normals and their transforms, with pyro.deterministic"
+        )
+
+
+def check_density(name: str, site: Site) -> None:
+    """Refuse a site whose distribution cannot compute its log density."""
+    try:
+        site["fn"].log_prob(site["value"])
+    except (*LACKING, ValueError, RuntimeError) as error:
+        if isinstance(error, LACKING) or is_latent(site):
+            raise ProgramError(
+                f"site '{name}' ({kind_of(site['fn'])}) has no log density at its value: use "
+                "another distribution, or write the density out as pyro.factor"
+            ) from error
+
+
+def refuse_in_sample(error: Exception) -> None:
+    """Name the site of an error inside `pyro.sample` where its distribution lacks something."""
+    msg = None
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is apply_stack.__code__:
+            msg = trace.tb_frame.f_locals.get("msg") or trace.tb_frame.f_locals.get("initial_msg")
+        trace = trace.tb_next
+    if msg is None or msg["type"] != "sample" or not isinstance(error, LACKING):
+        return
+    raise ProgramError(
+        f"site '{msg['name']}' ({kind_of(msg['fn'])}) cannot be repeated over its plates, or "
+        "cannot be drawn from: use a distribution with `expand` and `sample`, or write its "
+        "density out as pyro.factor"
+    ) from error
+
+
+def kind_of(fn: Any) -> str:
+    """Return the name of a distribution, without what expands, masks or declares events of it."""
+    while hasattr(fn, "base_dist") and type(fn).__name__ in (
+        "ExpandedDistribution",
+        "Independent",
+        "MaskedDistribution",
+    ):
+        fn = fn.base_dist
+    return type(fn).__name__
+
+
+def support_of(name: str, fn: Any) -> Any:
+    """Return the support of a site's distribution; a ProgramError where it has none."""
+    try:
+        return fn.support
+    except NotImplementedError as error:
+        raise ProgramError(
+            f"site '{name}' ({kind_of(fn)}) has no support, the set its values lie in: give its "
+            "class a property `support`, or use another distribution"
+        ) from error
+
+
+def in_words(support: Constraint) -> str:
+    """Return a support in words, such as "0..2"."""
+    if support is constraints.boolean:
+        return "0 and 1"
+    low, high = getattr(support, "lower_bound", None), getattr(support, "upper_bound", None)
+    if getattr(support, "is_discrete", False) and low is not None:
+        return f"{low}..{high}" if high is not None else f"{low}, {int(low) + 1}, ..."
+    return str(support)
+
+
+register_maps()

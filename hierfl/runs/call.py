@@ -9,15 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from hierfl import methods, models
 from hierfl.core.arguments import expect, expect_integer, expect_kind, shown
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 from hierfl.engine.settings import Settings
 from hierfl.method import Method
-from hierfl.program.recipes import recipe_of
 from hierfl.program.sites import Family
 
 if TYPE_CHECKING:
@@ -99,21 +95,12 @@ def _without(data: ClientData, names: list[str]) -> ClientData:
 
 def check_method(method: Any) -> None:
     """Refuse what is neither a method nor a model, a function of a batch."""
-    if isinstance(method, Method):
-        _check_optimizers(method)
-        return
-    from hierfl.runs.result import Fit  # with pandas; a fit is callable, as a guide of Predictive
-
-    name, what = getattr(method, "__name__", ""), shown(method)
-    for room in (methods, models):
-        if name in room.__all__ and getattr(room, name) is method:
-            what = f"{room.__name__}.{name}, which is not called yet"
-    is_model = callable(method) and not isinstance(method, type | Family | Fit)
-    if not is_model or what != shown(method):
+    is_model = callable(method) and not isinstance(method, type | Family)
+    if not is_model and not isinstance(method, Method):
         fix = (
             "a model, a function of a batch or a hierfl.formula, or a method, methods.fedsvi(model)"
         )
-        raise TypeError(f"model is {what}: hand over {fix}")
+        raise TypeError(f"model is {shown(method)}: hand over {fix}")
 
 
 def check_count(name: str, value: object) -> None:
@@ -126,20 +113,3 @@ def check_count(name: str, value: object) -> None:
         raise TypeError(f"cohort is {value!r}: it must be a count, a share or None")
     else:
         expect_kind(value, numbers.Real, "cohort", "it must be a count, a share or None")
-
-
-def _check_optimizers(method: Method) -> None:
-    """Refuse options of a method that should be optimizers, or step sizes, and are not."""
-    recipe = recipe_of(method)
-    for name, value in ({} if recipe is None else recipe.options).items():
-        if isinstance(value, Method):
-            _check_optimizers(value)
-        elif "optimizer" in name and value is not None:
-            if isinstance(value, type) or not hasattr(value, "init"):
-                kind = getattr(value, "__name__", type(value).__name__)
-                fix = "give one of hierfl.optimizers with its step size, Adam(0.01)"
-                raise TypeError(f"{name} is {kind}: {fix}")
-            value = getattr(value, "lr", 1.0)
-            expect_kind(value, numbers.Real | Tensor, f"{name}.lr", "it must be a number above 0")
-        elif name == "step_size":
-            expect_kind(value, numbers.Real | Tensor, name, "it must be a number above 0")

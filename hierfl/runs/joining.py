@@ -24,7 +24,7 @@ from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.methods.stages.joined import carried, joined
 from hierfl.methods.stages.kept import Kept, rounds_of
 from hierfl.posterior.snapshot import Snapshot, check_rows
-from hierfl.program.check_padding import check_labels_given
+from hierfl.program.check_dependence import check_labels_given
 from hierfl.runs.saved import HAND_IN, Fitted
 
 if TYPE_CHECKING:

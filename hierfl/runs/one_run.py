@@ -25,7 +25,7 @@ from hierfl.engine.rounds import Progress, begin, settle
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
-from hierfl.program.check_columns import warn_of_unscaled
+from hierfl.program.columns import warn_of_unscaled
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import FitArguments
 from hierfl.runs.choice import Choice

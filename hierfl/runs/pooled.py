@@ -20,7 +20,7 @@ from hierfl.engine.rounds import Progress, begin
 from hierfl.method import Clock, Method, over_draws, slope
 from hierfl.methods.posteriors.fedsvi import FedSVISetting
 from hierfl.optimizers import Stepped, step
-from hierfl.program.check_padding import check_apart
+from hierfl.program.check_dependence import check_apart
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import stacked
 from hierfl.program.recipes import recipe_of

@@ -56,22 +56,6 @@ OF_FEW = {
 }
 
 
-TABLE, DRAWS = "fit.summary()", "fit.get_samples() or fit.posterior()"
-MEANS = "fit.predict(rows).mean"
-# what fits of Pyro, NumPyro, brms, lme4, bambi and scikit-learn are asked for -> the nearest of a Fit
-OF_OTHERS = {
-    **dict.fromkeys(("sample", "sample_posterior", "get_posterior"), DRAWS),
-    **dict.fromkeys(("quantiles", "median", "print_summary", "diagnostics"), TABLE),
-    **dict.fromkeys(("get_params", "state_dict", "named_parameters"), "fit.save(folder)"),
-    **dict.fromkeys(("coef", "coef_", "fixef", "ranef", "params", "conf_int"), TABLE),
-    **dict.fromkeys(("fitted", "posterior_epred", "predict_proba", "prediction"), MEANS),
-    **dict.fromkeys(("idata", "to_arviz", "to_inference_data"), "fit.posterior()"),
-    **dict.fromkeys(("loo", "waic"), "hierfl.diagnostics.loo(fit)"),
-    **dict.fromkeys(("posterior_predict", "pp_check"), "fit.posterior_predictive(rows=rows)"),
-    "hypothesis": "fit.hypotheses(hypothesis)",
-}
-
-
 @unpickled("write it by fit.save(folder), and read it by hierfl.load(folder)")
 @shown_as(brief)
 @late_methods({**METHODS, **OF_FEW})
@@ -90,21 +74,6 @@ class Fit:
     federation: Federation
     progress: Progress
     rounds: int
-
-    if not TYPE_CHECKING:  # hidden from type checkers, which would accept any misspelled name
-
-        def __getattr__(self, name: str) -> Any:
-            """Name the nearest of what other packages call otherwise."""
-            nearest = f": it is {OF_OTHERS[name]} here" if name in OF_OTHERS else ""
-            raise AttributeError(f"Fit has no attribute '{name}'{nearest}")
-
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            """Refuse a fit as the guide of `pyro.infer.Predictive`."""
-            raise TypeError(
-                "a Fit is no guide that can be called: in place of pyro.infer.Predictive take "
-                "fit.predict(rows), fit.replicate(rows) or fit.posterior_predictive(), or give "
-                "Predictive the draws, fit.get_samples()"
-            )
 
     @property
     def program(self) -> Program:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.distributions import ExpTransform, TransformedDistribution
 
-from hierfl.program.check_data import kind_of
 from hierfl.program.sites import Block, LatentSite
+from hierfl.program.supports import kind_of
 from hierfl.program.traces import Site, per_client, scored
 
 WRAPPERS = (torch.distributions.Independent, dist.ExpandedDistribution)

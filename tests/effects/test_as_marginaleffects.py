@@ -17,7 +17,8 @@ import torch
 import hierfl
 from hierfl.effects.comparisons import comparisons, predictions
 from hierfl.effects.drawn import CoefficientDraws
-from hierfl.effects.hypotheses import hypotheses
+from hierfl.effects.hypotheses import hypotheses, parameters
+from tests.effects.made import drawn
 
 CLIENTS = ("north", "south", "east", "west")
 # statsmodels' estimates
@@ -198,16 +199,16 @@ def test_hypotheses_are_read_to_their_last_sign() -> None:
 
 
 UNREAD = {
-    "arm[b]": "has 0 of the signs",
-    "arm[b] = 0 = age": "has 2 of the signs",
+    "arm[b]": "has none of the signs = > <",
+    "arm[b] = 0 = age": "cannot be read from '=' on",
     "arm[d] = 0": r"'arm\[d\]' is no parameter of the fit: .*the parameters are Intercept",
     "ages = 0": "'ages' is no parameter",
-    "age age = 0": "'age age' cannot be read: write sums",
-    "(age = 0": "cannot be read: write sums",
-    "age + = 0": "cannot be read: write sums",
-    "`age = 0": "has 0 of the signs",
+    "age age = 0": "cannot be read from 'age' on",
+    "(age = 0": "cannot be read from '=' on",
+    "age + = 0": "cannot be read from '=' on",
+    "`age = 0": "close the backquote",
     "age if age else 1 = 0": "cannot be read",
-    "True = 0": "cannot be read",
+    "True = 0": "'True' is no parameter",
     "age) + (age = 0": "cannot be read",
     "age, age = 0": "cannot be read",
     "log(arm[b]) = 0": "is not finite at some draws",
@@ -218,3 +219,19 @@ UNREAD = {
 def test_a_hypothesis_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=UNREAD[text]):
         hypotheses(estimated(), text)
+
+
+@pytest.mark.parametrize(
+    ("text", "family"),
+    [
+        ("y ~ age:sex + scale(dose) + (1 + age | site)", "gaussian"),
+        ("y ~ s(age, k=5, by=sex) + log(age) + (1 | site:ward)", "gaussian"),
+        ("arm ~ `age` + (1 | site)", "categorical"),
+    ],
+)
+def test_every_parameter_stands_in_a_hypothesis_by_its_name(text: str, family: str) -> None:
+    draws = drawn(text, family)
+    for name, values in parameters(draws).items():
+        quoted = f"`{name}`" if name.startswith("log(") else name  # else it is the function
+        mean = hypotheses(draws, f"{quoted} = 0").frame["mean"][0]
+        assert mean == pytest.approx(float(values.mean())), name

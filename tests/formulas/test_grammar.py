@@ -112,7 +112,7 @@ REFUSED = [
     ("y ~ x // z", 7, "from '/' on"),
     ("y ~ x z", 6, "from 'z' on"),
     ("y ~ 2x", 5, "from 'x' on"),
-    ("y ~ sex[f]", 7, "from '[' on"),
+    ("y ~ sex[f]", 7, "from '[f]' on"),
     ("y ~ x = 3", 6, "from '=' on"),
     ("y ~ x . z", 6, "from '.' on"),
     ("y ~ (x, z | h)", 6, "from ',' on"),

@@ -68,8 +68,6 @@ def test_other_wrong_arguments_are_named(tmp_path: Path) -> None:
         loose(method, "127.0.0.1:8000")
     with pytest.raises(TypeError, match="rounds is '3': it must be an integer"):
         loose(method, around, rounds="3")
-    with pytest.raises(TypeError, match=r"hierfl\.methods\.fedsvi, which is not called yet"):
-        loose(methods.fedsvi, around, rounds=1)
     with pytest.raises(ValueError, match="method 'two_stage' shows the server a summary"):
         loose(methods.two_stage(regression), around, disclose="sums")
     with pytest.raises(ValueError, match="resume is True, and there is no checkpoint"):

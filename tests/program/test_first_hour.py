@@ -266,17 +266,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: FIT(two_arguments, federation(), rounds=1),
         r"called with one argument, the batch: write def model\(batch\)",
     ),
-    "a method not built": (
-        lambda: FIT(methods.pvi, federation(), rounds=1),
-        r"model is hierfl\.methods\.pvi, which is not called yet",
-    ),
     "no method": (
         lambda: FIT(None, federation(), rounds=1),
         "model is None: hand over a model",
-    ),
-    "a model not built": (
-        lambda: FIT(models.regression, federation(), rounds=1),
-        r"model is hierfl\.models\.regression, which is not called yet",
     ),
     "a guide for a method": (
         lambda: FIT(guides.structured, federation(), rounds=1),
@@ -296,19 +288,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a path": (
         run(data=lambda d: "rows.csv"),
-        r"data is a str, not ClientData: read .*read_csv\(path\)",
-    ),
-    "frames by name": (
-        run(data=lambda d: {"a": FRAME, "b": FRAME}),
-        r"data is a dict, not ClientData: make it with .*pandas\.concat\(frames",
+        "data is a str, not ClientData: make it with",
     ),
     "both parts of a split": (
         run(data=lambda d: d.split(0.5, seed=0)),
         "data is a tuple, not ClientData: make it with",
-    ),
-    "a frame for a batch": (
-        lambda: hierfl.full_batch(FRAME),
-        "data is a DataFrame, not ClientData: make it",
     ),
     "rounds in words": (run(rounds="5"), r"rounds is '5': it must be an integer"),
     "rows for a fit": (
@@ -340,22 +324,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "cohort is 'all': it must be a count, a share or None",
     ),
     "an unknown device": (run(device="gpu"), "device='gpu' cannot be used here .*: use"),
-    "torch's optimizer": (
-        lambda: hierfl.fit(methods.fedsvi(right, optimizer=TORCH_ADAM), federation(), rounds=1),
-        r"optimizer is Adam: give one of hierfl\.optimizers",
-    ),
-    "a step size in words": (
-        lambda: hierfl.fit(methods.fedsvi(right, optimizer=ADAM("0.1")), federation(), rounds=1),
-        r"optimizer\.lr is '0\.1': it must be a number",
-    ),
-    "a frame to predict": (
-        lambda: run()().predict(FRAME),
-        "the rows to predict is a DataFrame, not ClientData: make it",
-    ),
-    "a frame to scale": (
-        lambda: hierfl.standardize(FRAME),
-        "data is a DataFrame, not ClientData: make it",
-    ),
 }
 
 

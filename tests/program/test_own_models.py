@@ -324,23 +324,9 @@ def test_rows_of_vectors_are_reported_by_entry(tmp_path: Path) -> None:
     assert bool((scores["crps"] > 0.0).all())
 
 
-class Arrow:
-    """A frame of another library, as polars and pyarrow have it."""
-
-    def to_pandas(self) -> pd.DataFrame:
-        return pd.DataFrame()
-
-
-@pytest.mark.parametrize(
-    ("rows", "fix"),
-    [
-        ({"h": [1], "y": [2.0]}, r"make it one, pandas.DataFrame\(columns\)"),
-        ("rows.csv", r"read it, pandas.read_csv\(path\)"),
-        (Arrow(), r"convert it, .to_pandas\(\)"),
-    ],
-)
-def test_rows_of_another_kind_are_refused_with_the_frame_to_make(rows: Any, fix: str) -> None:
-    with pytest.raises(TypeError, match=fix):
+@pytest.mark.parametrize("rows", [{"h": [1], "y": [2.0]}, "rows.csv", torch.ones(3)])
+def test_rows_of_another_kind_are_refused_with_the_frame_to_make(rows: Any) -> None:
+    with pytest.raises(TypeError, match="give one pandas frame with the column 'h', or"):
         hierfl.fit(hierfl.formula("y ~ 1 + (1 | h)", clients="h"), rows)
 
 

@@ -157,7 +157,7 @@ def test_a_module_that_nothing_learns_is_refused_by_name(engine: str) -> None:
     module = net()
     with pytest.raises(
         ProgramError,
-        match=r"site 'y' of the model depends on weight '[02]\.\w+' of module 'module' \(Sequential\), "
+        match=r"site 'y' of the model depends on a tensor of shape \(\d.*\), "
         r"which requires a gradient and is no param.*pyro\.module.*requires_grad_\(False\)",
     ):
         engines(shifted(lambda b: module(b.x)[..., 0]))[engine]()
@@ -165,7 +165,7 @@ def test_a_module_that_nothing_learns_is_refused_by_name(engine: str) -> None:
 
 def test_a_tensor_that_nothing_learns_is_refused_by_name() -> None:
     slope = torch.zeros(2, requires_grad=True)
-    with pytest.raises(ProgramError, match=r"tensor 'slope' of shape \(2,\), which requires"):
+    with pytest.raises(ProgramError, match=r"a tensor of shape \(2,\), which requires"):
         read(shifted(lambda b: b.x @ slope), guides.mean_field, federation())
 
 
@@ -181,9 +181,9 @@ def test_a_tensor_in_a_deterministic_site_or_a_guide_is_found_too() -> None:
     def guide(batch: ClientBatch) -> None:
         pyro.sample("s", dist.Normal(slope.sum(), 1.0))
 
-    with pytest.raises(ProgramError, match="site 'twice' of the model depends on tensor 'slope'"):
+    with pytest.raises(ProgramError, match="site 'twice' of the model depends on a tensor"):
         read(model, guides.mean_field, federation())
-    with pytest.raises(ProgramError, match="site 's' of the guide depends on tensor 'slope'"):
+    with pytest.raises(ProgramError, match="site 's' of the guide depends on a tensor"):
         read(model, guide, federation())
 
 

@@ -22,19 +22,6 @@ def model(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
 
 
-def test_pyros_names_name_the_nearest() -> None:
-    data = hierfl.ClientData.from_arrays(["a", "a", "b"], y=torch.tensor([0.1, 0.5, -0.3]))
-    fit = hierfl.fit(model, data, seed=0)
-    with pytest.raises(AttributeError, match=r"'quantiles': it is fit.summary\(\)"):
-        fit.quantiles([0.1])  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match=r"'predict_proba': it is fit.predict\(rows\).mean"):
-        fit.predict_proba(data)  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match=r"no attribute 'postirior'$"):
-        _ = fit.postirior  # type: ignore[attr-defined]
-    with pytest.raises(TypeError, match=r"fit.predict\(rows\)"):
-        Predictive(model, guide=fit, num_samples=2)(hierfl.full_batch(data))
-
-
 def nested(batch: ClientBatch) -> None:
     """A plate within clients, and a vector of each."""
     mu = pyro.sample("mu", dist.Normal(torch.zeros(2), 1.0).to_event(1))

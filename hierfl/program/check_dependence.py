@@ -1,23 +1,158 @@
-"""Checks that neither padded rows nor other clients in a batch change a log density."""
+"""Checks of what a program depends on: params, own rows and keys alone, not padding or other clients."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from pyro import poutine
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch, gather, keys_of, mapped
 from hierfl.data.clients import ClientData
+from hierfl.program.failures import no_global_draws
 from hierfl.program.few_rows import distinct_rows, first_difference, made_up, point
-from hierfl.program.handlers import AT_MIDDLES, Substitute
+from hierfl.program.handlers import AT_MIDDLES, ModuleWeights, Substitute, untouched_store
 from hierfl.program.program import Params, Program, ProgramError, stacked
 from hierfl.program.sites import Values
-from hierfl.program.traces import NAME, in_clients, in_data, per_client, samples, scored
+from hierfl.program.traces import NAME, Site, in_clients, in_data, per_client, samples, scored
+
+
+def leaves(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the leaves of a tensor's graph, which require a gradient."""
+    if tensor.requires_grad and tensor.grad_fn is None:
+        yield tensor
+    seen: set[Any] = set()
+    ahead = [tensor.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        ahead.extend(following for following, _ in node.next_functions)
+
+
+class _Marked(Messenger):
+    """Marks values of local sites and params by `requires_grad`, which dependents inherit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.marks: set[Tensor] = set()
+        self._weights = ModuleWeights()
+
+    def __exit__(self, *error: Any) -> None:
+        self._weights.leave()
+        super().__exit__(*error)
+
+    def marked(self, value: Tensor) -> Tensor:
+        """Return a copy of a tensor that carries a mark, if its dtype can."""
+        if not value.is_floating_point():
+            return value
+        copy = value.detach().clone().requires_grad_()
+        self.marks.add(copy)
+        return copy
+
+    def _pyro_post_sample(self, msg: Site) -> None:
+        if in_clients(msg) and not msg["is_observed"]:
+            msg["value"] = self.marked(msg["value"])
+
+    def _pyro_post_param(self, msg: Site) -> None:
+        msg["value"] = self.marked(msg["value"]) if in_clients(msg) else msg["value"].detach()
+        self._weights.take(msg)
+
+
+def check_boundary(
+    program: Callable[[ClientBatch], Any], batch: ClientBatch, what: str, *handlers: Messenger
+) -> None:
+    """Refuse a global site that depends on rows, local sites or params, or means over clients."""
+    handler = _Marked()
+    marked = mapped(batch, handler.marked)
+    with untouched_store(), ExitStack() as stack, torch.enable_grad():
+        for messenger in (handler, *handlers):
+            stack.enter_context(messenger)
+        try:
+            trace: Any = poutine.trace(program).get_trace(marked)
+        except RuntimeError:
+            return  # the program takes values out of autograd (`.numpy()`), and cannot be checked
+        for name, site in samples(trace):
+            depends = chain.from_iterable(map(leaves, _tensors(site)))
+            if not in_clients(site) and not handler.marks.isdisjoint(depends):
+                raise ProgramError(
+                    f"site '{name}' is outside the clients plate in the {what}, but depends on "
+                    "something inside it (a client's rows, local sites or local params): move it "
+                    "inside `with batch.clients():`, or remove the dependence"
+                )
+
+
+def check_pure(program: Program, batch: ClientBatch) -> None:
+    """Refuse a program with its own noise, state or weights, by running it twice."""
+    shared, own = program.start()
+    params = {**shared, **own}
+    with torch.enable_grad():
+        first, second = _traces(program, params, batch), _traces(program, params, batch)
+        for what, trace in first.items():
+            again = dict(samples(second[what]))
+            for name, site in samples(trace):
+                _check_site(name, what, site, again.get(name))
+
+
+def _traces(program: Program, params: Mapping[str, Tensor], batch: ClientBatch) -> dict[str, Any]:
+    with untouched_store(), Substitute(params, batch):
+        with no_global_draws("guide"):
+            guided = poutine.trace(program.guide).get_trace(batch)
+        with no_global_draws("model"):
+            modeled = poutine.trace(poutine.replay(program.model, guided)).get_trace(batch)
+    return {"guide": guided, "model": modeled}
+
+
+def _tensors(site: Site) -> Iterator[Tensor]:
+    if isinstance(site["value"], Tensor):
+        yield site["value"]
+    try:
+        density = site["fn"].log_prob(site["value"])
+    except (NotImplementedError, ValueError, RuntimeError, AssertionError):
+        return  # other checks say so
+    if isinstance(density, Tensor):
+        yield density
+
+
+def _check_site(name: str, what: str, site: Site, again: Site | None) -> None:
+    """Refuse a site that differs between two equal runs, or needs a gradient that is no param's."""
+    first, second = list(_tensors(site)), [] if again is None else list(_tensors(again))
+    if len(first) != len(second) or not all(map(_equal, first, second)):
+        raise ProgramError(
+            f"site '{name}' of the {what} differs between two runs with the same params, rows and "
+            f"noise, so the {what} has a generator (np.random.default_rng, torch.Generator) or "
+            "another state of its own: draw with pyro.sample, and compute the site from rows, "
+            "params and other sites alone"
+        )
+    for leaf in chain.from_iterable(map(leaves, first)):
+        raise ProgramError(
+            f"site '{name}' of the {what} depends on a tensor of shape {tuple(leaf.shape)}, which "
+            "requires a gradient and is no param, so that no method learns it: register it "
+            "(pyro.module('net', net), pyro.param), or freeze it on purpose with "
+            "requires_grad_(False)"
+        )
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are equal up to rounding, which memory alignment may change."""
+    a, b = a.detach(), b.detach()
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    close = torch.finfo(a.dtype).eps ** 0.5
+    return torch.allclose(a, b, rtol=close, atol=close, equal_nan=True)
+
 
 PADDED = 6  # rows to which the few are padded
 

@@ -1,17 +1,14 @@
-"""Checks of distributions, of the data's field names, and of labels inside their support."""
+"""The fields that a model observes, and checks of their names and of labels inside their support."""
 
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributions.constraints as constraints
 from pyro import poutine
-from pyro.poutine.runtime import apply_stack
 from torch import Tensor
-from torch.distributions import biject_to
 from torch.distributions.constraints import Constraint
 
 from hierfl.data.arrays import RowsFault
@@ -19,130 +16,18 @@ from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.data.ragged import cut_ragged
 from hierfl.program.handlers import untouched_store
-from hierfl.program.program import ProgramError, refuse_first
+from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
-from hierfl.program.supports import register_maps
+from hierfl.program.supports import in_words, support_of
 from hierfl.program.traces import (
     Center,
-    Site,
     in_clients,
-    in_data,
     is_deterministic,
-    is_enumerable,
     is_factor,
-    is_latent,
     with_one_changed,
 )
 
-# how a distribution fails that does not implement something
-FINITE = ("Bernoulli", "Categorical", "Binomial", "BetaBinomial")  # of which scalars are summed out
-LACKING = (NotImplementedError, TypeError, AssertionError, AttributeError)
-
-
-register_maps()
-
-
-class OfRows(ProgramError):
-    """A latent site in the data plate: the program is read once it is integrated out."""
-
-
-class Enumerable(ProgramError):
-    """A discrete latent site of finite support: the program is read once it is summed out."""
-
-
-def check_support(site: Site, *, integrates: bool = False) -> None:
-    """Refuse a latent site that no vector of real numbers can stand for; `integrates`: also one of rows."""
-    name, fn = site["name"], site["fn"]
-    if not integrates and in_data(site) and not is_enumerable(site):
-        raise OfRows(f"site '{name}' is latent in the data plate")
-    support = support_of(name, fn)
-    if getattr(support, "is_discrete", False) and is_enumerable(site):
-        raise Enumerable(f"site '{name}' is discrete")
-    refuse_first(_faults_of_support(name, kind_of(fn), support))
-
-
-def _faults_of_support(name: str, kind: str, support: Any) -> Iterator[str]:
-    if getattr(support, "is_discrete", False) and kind in FINITE:
-        yield (
-            f"site '{name}' is a vector of discrete sites ({kind}): sample each of its entries as a "
-            "site of its own, in a loop of Python or in a plate"
-        )
-    if getattr(support, "is_discrete", False):
-        yield (
-            f"site '{name}' is discrete ({kind}) and latent, with no finite support to sum it out "
-            "over: give it one, such as a Binomial's, or observe it"
-        )
-    if kind == "Delta":
-        yield (
-            f"site '{name}' is latent and drawn from a Delta, which fixes its value: write it as "
-            f"pyro.deterministic('{name}', value)"
-        )
-    if kind in ("VonMises", "SineBivariateVonMises", "SineSkewed"):
-        yield (
-            f"site '{name}' ({kind}) is a latent angle, whose density goes round for ever on the real "
-            "numbers, so that there is no posterior: sample two Normals u and v instead, and take "
-            "torch.atan2(v, u); or sum the angle out"
-        )
-    try:
-        biject_to(support)
-    except NotImplementedError:
-        yield (
-            f"site '{name}' ({kind}) is latent, and no map from real numbers onto its support is "
-            "known, in which guides and NUTS move: build it from sites that have one, such as "
-            "Normals and their transforms, with pyro.deterministic"
-        )
-
-
-def check_density(name: str, site: Site) -> None:
-    """Refuse a site whose distribution cannot compute its log density."""
-    try:
-        site["fn"].log_prob(site["value"])
-    except (*LACKING, ValueError, RuntimeError) as error:
-        if isinstance(error, LACKING) or is_latent(site):
-            raise ProgramError(
-                f"site '{name}' ({kind_of(site['fn'])}) has no log density at its value: use "
-                "another distribution, or write the density out as pyro.factor"
-            ) from error
-        # a label that does not fit is named by the checks of labels
-
-
-def refuse_in_sample(error: Exception) -> None:
-    """Name the site of an error inside `pyro.sample` where its distribution lacks something."""
-    msg = None
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code is apply_stack.__code__:
-            msg = trace.tb_frame.f_locals.get("msg") or trace.tb_frame.f_locals.get("initial_msg")
-        trace = trace.tb_next
-    if msg is None or msg["type"] != "sample" or not isinstance(error, LACKING):
-        return
-    raise ProgramError(
-        f"site '{msg['name']}' ({kind_of(msg['fn'])}) cannot be repeated over its plates, or "
-        "cannot be drawn from: use a distribution with `expand` and `sample`, or write its "
-        "density out as pyro.factor"
-    ) from error
-
-
-def kind_of(fn: Any) -> str:
-    """Return the name of a distribution, without what expands, masks or declares events of it."""
-    while hasattr(fn, "base_dist") and type(fn).__name__ in (
-        "ExpandedDistribution",
-        "Independent",
-        "MaskedDistribution",
-    ):
-        fn = fn.base_dist
-    return type(fn).__name__
-
-
-def support_of(name: str, fn: Any) -> Any:
-    """Return the support of a site's distribution; a ProgramError where it has none."""
-    try:
-        return fn.support
-    except NotImplementedError as error:
-        raise ProgramError(
-            f"site '{name}' ({kind_of(fn)}) has no support, the set its values lie in: give its "
-            "class a property `support`, or use another distribution"
-        ) from error
+# a label that does not fit is named by the checks of labels
 
 
 def check_names(data: ClientData) -> None:
@@ -273,16 +158,6 @@ def check_labels(program_supports: Mapping[str, tuple[str, Constraint]], data: C
                 f"{int((~good).sum())} rows are outside it: {_fix(name, values, support)}",
                 f"field '{name}' has a value outside the support of its site",
             )
-
-
-def in_words(support: Constraint) -> str:
-    """Return a support in words, such as "0..2"."""
-    if support is constraints.boolean:
-        return "0 and 1"
-    low, high = getattr(support, "lower_bound", None), getattr(support, "upper_bound", None)
-    if getattr(support, "is_discrete", False) and low is not None:
-        return f"{low}..{high}" if high is not None else f"{low}, {int(low) + 1}, ..."
-    return str(support)
 
 
 def _fix(name: str, values: Tensor, support: Constraint) -> str:

@@ -1,0 +1,235 @@
+"""The terms of a sum of expressions, each once; what may be none is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, combinations
+
+from hierfl.formulas.expressions import (
+    CODINGS,
+    Call,
+    Expression,
+    Factor,
+    Literal,
+    Name,
+    Operator,
+    Product,
+    TermSum,
+    calls_within,
+    summands,
+    within,
+)
+from hierfl.formulas.functions import (
+    CALLABLE,
+    FUNCTIONS,
+    OPTIONS,
+    enough_sines,
+    options_of,
+    written_options,
+)
+from hierfl.formulas.grammar import check
+from hierfl.formulas.transforms import SMOOTHS
+
+ALONE = ("cs", "bs", *SMOOTHS)  # which no product may hold
+Sum = dict[frozenset[Factor], Product]
+INTERCEPT: frozenset[Factor] = frozenset()
+OUTSIDE = "put 0 at the start of the terms, outside of parentheses, to leave the intercept out"
+
+
+def terms_of(expressions: Iterable[tuple[str, Expression]]) -> TermSum:
+    """Return the terms of a sum, which has an intercept unless it is taken away."""
+    total: Sum = {INTERCEPT: Product()}
+    for sign, expression in expressions:
+        _add(total, sign, expression, top=True)
+    names: dict[str, Product] = {}
+    for product in total.values():
+        fix = "'Intercept' names the intercept: rename the column"
+        check("Intercept" not in product.columns, product, fix)
+        what = f"two terms are called '{product.name}': rename a column"
+        check(names.setdefault(product.name, product) is product, product, what)
+    return TermSum(tuple(total.values()))
+
+
+def _add(total: Sum, sign: str, expression: Expression, *, top: bool) -> None:
+    """Add a term to a sum, or take it away."""
+    if expression.is_minus:
+        check(_is_intercept(expression.args[0]), expression, "two signs in a row: keep one")
+        sign, expression = {"+": "-", "-": "+"}[sign], expression.args[0]
+    if _is_intercept(expression):
+        is_there = (expression.head == "1") == (sign == "+")
+        check(is_there or top, expression, OUTSIDE)
+        if is_there:
+            total.setdefault(INTERCEPT, Product())
+        else:
+            total.pop(INTERCEPT, None)
+        return
+    for key, product in _products(expression).items():
+        if sign == "-":
+            fix = "leave it out, or write I(a - b) for a difference"
+            what = f"the formula takes '{product.name}' away, which is not there"
+            check(total.pop(key, None), expression, f"{what}: {fix}")
+        else:
+            is_new = total.setdefault(key, product) is product
+            what = "an offset stands twice, and counts once: remove one"
+            check(is_new or not product.is_offset, expression, what)
+
+
+def _products(expression: Expression, *, inside: bool = False) -> Sum:
+    """Return the terms of one summand, or of a factor `inside` of a product."""
+    if isinstance(expression, Call):
+        _check_call(expression)
+    if isinstance(expression, Name | Call):
+        return _once([(expression,)])
+    what = "a bar stands inside of other parentheses: take it out"
+    check(not expression.is_bar, expression, what)
+    if expression.is_sum and expression.wrapped:
+        total: Sum = {}
+        for sign, summand in summands(Operator(expression.sign, expression.args)):
+            _check_no_arithmetic(not (inside and _is_intercept(summand)), summand)
+            _add(total, sign, summand, top=False)
+        return total
+    if expression.sign == "**":
+        return _power(expression)
+    _check_no_arithmetic(expression.sign in (":", "*", "/"), expression)
+    return _product(expression)
+
+
+def _product(expression: Expression) -> Sum:
+    """Return the terms of a * b, a:b or a / b."""
+    factors = [*_factors(expression)]
+    _check_no_arithmetic(not any(isinstance(a, Literal) for a in expression.args), expression)
+    square = f"write I({' * '.join(map(str, factors))}) for the product"
+    what = f"a term times itself is the same term: {square}"
+    check(len({*factors}) == len(factors), expression, what)
+    first, second = (_products(arg, inside=True) for arg in expression.args)
+    before = [product.factors for product in first.values()]
+    if expression.sign == "/":
+        before = [tuple(chain.from_iterable(before))]
+    crossed = [(*a, *product.factors) for a in before for product in second.values()]
+    return _joined({"*": first | second, "/": first, ":": {}}[expression.sign], crossed)
+
+
+def _power(expression: Expression) -> Sum:
+    """Return the terms of a sum, and all their products of up to so many."""
+    base, power = expression.args
+    size = power.value if isinstance(power, Literal) else 0
+    is_sum = base.is_sum and not base.is_minus
+    _check_no_arithmetic(is_sum and isinstance(size, int) and size > 0, expression)
+    total = _products(base, inside=True)
+    chosen = chain(*(combinations(total.values(), n) for n in range(2, size + 1)))
+    return _joined(total, [tuple(chain.from_iterable(p.factors for p in of)) for of in chosen])
+
+
+def _joined(main: Sum, several: Iterable[tuple[Factor, ...]]) -> Sum:
+    """Return terms with products of factors behind them."""
+    crossed = _once(several)
+    for product in crossed.values():
+        callees = [factor.callee for factor in product.factors]
+        what = "an offset has no coefficient: add it as a term of its own"
+        check(len(callees) < 2 or "offset" not in callees, product, what)
+        if len(callees) > 1:
+            _check_not_alone(*product.factors)
+        fix = "take C(x) or x as a number for one of them"
+        check(callees.count("mo") < 2, product, f"a product of two monotonic effects: {fix}")
+    return main | {key: product for key, product in crossed.items() if key not in main}
+
+
+def _once(several: Iterable[tuple[Factor, ...]]) -> Sum:
+    """Return products of factors, each factor and each product once."""
+    total: Sum = {}
+    for factors in several:
+        total.setdefault(frozenset(factors), Product(tuple(dict.fromkeys(factors))))
+    return total
+
+
+def _is_intercept(expression: Expression) -> bool:
+    return isinstance(expression, Literal) and expression.head in ("0", "1")
+
+
+def _factors(expression: Expression) -> Iterator[Expression]:
+    if expression.sign in (":", "*", "/"):
+        yield from chain.from_iterable(map(_factors, expression.args))
+    else:
+        yield expression
+
+
+# ------------------------------------------------------------ what cannot be a term
+def _check_no_arithmetic(is_right: object, expression: Expression) -> None:
+    message = (
+        f"a formula reads arithmetic as terms: write I({expression}) for its value"
+        if not isinstance(expression.value, str)
+        else "a text is no term: write a column without quotes"
+    )
+    check(is_right, expression, message)
+
+
+def _check_not_alone(*factors: Expression, also: Sequence[str] = ()) -> None:
+    """Refuse what must be a term of its own in a product or a function."""
+    for call in factors:
+        fix = f"; {call.callee}(x, by=z) varies with z" if call.callee in SMOOTHS else ""
+        fix = "; poly(x, 2) may stand in products" if call.callee == "bs" else fix
+        what = f"'{call}' stands in a product or a function: let it be a term of its own{fix}"
+        check(call.callee not in (*ALONE, *also), call, what)
+
+
+def _check_call(call: Call) -> None:
+    """Refuse a call that the formula cannot have, or one in its arguments."""
+    for part in within(call):
+        is_term = part.is_bar or part.sign == ":"
+        check(not is_term, part, f"no calculation has '{part.sign}': write a product as x * z")
+    for inner in calls_within(call):
+        if inner is not call:
+            what = f"'{inner}' stands in '{call}': add it as a term"
+            check(inner.callee != "offset", inner, what)
+        _check_function(inner)
+        _check_options(inner)
+        if inner is not call:
+            _check_not_alone(inner, also=("mo",))
+
+
+def _check_function(call: Call) -> None:
+    """Refuse a function that is not known, or that would not use its arguments."""
+    name = call.callee
+    fix = f"use one of {', '.join(n for n in CALLABLE if n not in ('offset', 'I'))}"
+    fix = f"make a column of it, write a column's name in backticks, or {fix}"
+    is_known = name in CALLABLE or name.removeprefix("np.") in FUNCTIONS
+    check(is_known, call, f"there is no function '{name}': {fix}")
+    check(call.args, call, f"{name}() has no argument: write {name}(column)")
+    first, *others = call.args
+    is_column = isinstance(first, Name) or name not in ("cs", "mi", *CODINGS)
+    check(is_column, first, f"{name}() reads no single column: make a column of it first")
+    if name not in SMOOTHS:
+        return
+    basis, by = call.option("bs"), call.option("by")
+    what = f"groups: write ({first} | hospital), or (1 | hospital)"
+    check(basis is None or basis.value != "re", call, what)
+    fix = f"{name}(x, k=10), or s(x, hospital, bs='fs') for a curve of each hospital"
+    check(not others, call.args[-1], f"a smooth of several columns: write one of each, {fix}")
+    if by is not None:
+        check(isinstance(by, Name), by, "by= is no column: make a column of it first")
+
+
+def _check_options(call: Call) -> None:
+    """Refuse options that are unknown, too many, not written out, or not what they must be."""
+    name, options = call.callee, OPTIONS.get(call.callee, {})
+    written, sizes = written_options(call), options_of(call)
+    for option, expression in call.options:
+        fix = f"give {', '.join(options)}" if options else "it takes a column alone"
+        check(option in options, expression, f"{name}() has no option '{option}': {fix}")
+    is_once = len({option for option, _ in written}) == len(written)
+    usage = ", ".join(["column", *(f"{option}=..." for option in options)])
+    is_right = is_once and len(call.args) <= 1 + min(len(options), 1)
+    check(is_right, call.args[-1], f"an argument too many: write {name}({usage})")
+    for option, expression in written:
+        if option != "by":
+            check(expression.is_constant, expression, "options must be numbers: write them out")
+            what = f"{option} of {name}() is {expression}: it must be {options[option].must_be}"
+            check(options[option].allows(expression.value), expression, what)
+    if name == "bs":
+        fix = f"give the number of its columns, at least its degree {sizes['degree']}"
+        is_right = sizes["df"] >= max(sizes["degree"], 1)
+        check(is_right, call, f"bs() has df {sizes['df']}: {fix}")
+    if name == "gp":
+        k = enough_sines(sizes["k"], sizes["c"])
+        what = f"too few sines for a range of length scales: take k={k} or more"
+        check(k <= sizes["k"], call, what)
