@@ -32,7 +32,7 @@ def made_of(kind: type[T] | Any, value: Any) -> T:
         made: T = msgspec.convert(value, kind)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}"[:300]) from error
-    if _plain(made) != _plain(value):
+    if made is not value and _plain(made) != _plain(value):
         raise ValueError("it lacks fields, or has some that are not known")
     return made
 

@@ -239,8 +239,9 @@ def _check_marks(folder: Path, heads: list[str], requests: set[str]) -> None:
     """Refuse a ledger of fewer or other lines than the mark, the log and kept answers know of."""
     count, mark, in_log = len(heads) - 1, log.mark_of(folder), log.last_account(folder)
     there = {name: os.path.lexists(folder / name) for name in (log.MARK, ROWS)}
+    has_states = next(folder.glob("*.state"), None) is not None
     wrong = {
-        f"{FILE} is gone, or empty": not count and any(there.values()),
+        f"{FILE} is gone, or empty": not count and (has_states or any(there.values())),
         f"{log.MARK} is gone, or cannot be read": not mark and (count > 1 or there[log.MARK]),
         f"{FILE} lacks lines that were in it": mark and heads[min(mark[0], count)] != mark[1],
         f"{FILE} lacks lines that {log.FILE} names": in_log not in (None, *heads),

@@ -37,6 +37,7 @@ from hierfl.program.read import read_model
 from hierfl.program.sites import Model
 from hierfl.runs.joining import WHAT, places_of
 
+MAJORITY = 2  # new clients that tell a third one that lies from a posterior that has moved
 ROUNDS = 2  # of clients that join: a factor, and log ratios
 ALL = "begin a run over the nodes of all clients, hierfl.nodes.fit(model, nodes)"
 Key = TypeVar("Key")  # of a node, to the transport
@@ -108,13 +109,13 @@ def check_enough(present: Sized, left_out: Mapping[Any, str], fewest: int, do: s
 
 
 def _whose_codes_run(
-    call: FitCall, introductions: Sequence[Introduction]
+    model: Model, introductions: Sequence[Introduction]
 ) -> tuple[Agreement, dict[str, str]]:
     """Return what most nodes agree on, without those alone with codes at which the model fails, who are named."""
     agreement, differ = Agreement.of_most(introductions)
     remaining = {of.client: of for of in introductions if of.client in agreement.names}
     least, alone = len(remaining) // 2 + 1, dict[str, str]()
-    while (far := _alone_with_codes(remaining.values())) and _fails(call.model, agreement):
+    while (far := _alone_with_codes(remaining.values())) and _fails(model, agreement):
         if len(remaining) <= least:  # it fails by itself
             return Agreement.of_most(introductions)
         client, name = far
@@ -152,6 +153,43 @@ def _fails(model: Model, agreement: Agreement) -> bool:
     return False
 
 
+def _begun_again(
+    model: Model,
+    introduced: Mapping[Key, Introduction],
+    fewest: int,
+    run: Callable[[Agreement, Mapping[str, Key], Mapping[str, str]], FitOverNodes],
+    absent: Mapping[str, str],
+    old: Sequence[Introduction] = (),
+) -> FitOverNodes:
+    """Return what is run over nodes of rows of one form, begun again without each that must answer and fails.
+
+    `run` takes what all agree on, client -> its node, and clients that are absent, for a reason;
+    `old` clients are not asked, save those who introduce themselves again.
+    """
+
+    def everyone() -> list[Introduction]:
+        clients = {of.client for of in introduced.values()}
+        return [*(of for of in old if of.client not in clients), *introduced.values()]
+
+    common, differ = _whose_codes_run(model, everyone())
+    if not_new := sorted(differ.keys() - {of.client for of in introduced.values()}):
+        raise ValueError(differ[not_new[0]])
+    absent = {**absent, **differ}
+    introduced = {key: of for key, of in introduced.items() if of.client in common.names}
+    check_enough(introduced, differ, fewest, "have rows of one form")
+    while True:
+        ids = {of.client: key for key, of in introduced.items()}
+        try:
+            return run(Agreement.between(everyone()), ids, absent)
+        except TooFewNodes as error:
+            if not error.missing or len(ids) - len(error.missing) < fewest:
+                raise
+            who = ", ".join(f"client '{name}'" for name in error.missing)
+            warnings.warn(f"{who} is left out, and the run begins again: {error}", stacklevel=4)
+            absent = {**absent, **dict.fromkeys(error.missing, str(error))}
+            introduced = {k: of for k, of in introduced.items() if of.client not in absent}
+
+
 def fit_introduced(
     call: FitCall,
     introduced: Mapping[Key, Introduction],
@@ -165,78 +203,90 @@ def fit_introduced(
 
     `absent` nodes have failed before, for a reason.
     """
-    absent = dict(absent or {})
-    while True:
-        agreement, differ = _whose_codes_run(call, list(introduced.values()))
-        absent |= differ
-        ids = {of.client: key for key, of in introduced.items() if of.client in agreement.names}
-        check_enough(ids, differ, fewest, "have rows of one form")
-        run = decided(call, agreement)
-        starts, refused = agree(agreement, run, ids)
+
+    def run(
+        agreement: Agreement, ids: Mapping[str, Key], absent: Mapping[str, str]
+    ) -> FitOverNodes:
+        what = decided(call, agreement)
+        starts, refused = agree(agreement, what, ids)
         check_enough(starts, refused, fewest, "agree on a run")
-        lost = dict(refused) if run.method.everyone else {}
-        if not lost:
-            try:
-                how: Any = {"rounds": run.rounds, "seed": call.seed, "cohort": call.cohort}
-                how |= {"checkpoint": call.checkpoint, "resume": call.resume, "read": run.read}
-                how |= {"fewest": fewest, "starts": starts, "chosen": run.why}
-                how["absent"] = {name: why[:LONGEST] for name, why in absent.items()}
-                how["ask_sum"] = None if ask_sum is None else ask_sum(ids)
-                return fit_nodes(run.method, agreement, ask(ids), **how)
-            except TooFewNodes as error:
-                lost = dict.fromkeys(error.missing, str(error))
-                if not lost or len(ids) - len(lost) < fewest or call.checkpoint is not None:
-                    raise
-                who = ", ".join(f"client '{name}'" for name in lost)
-                warnings.warn(f"{who} is left out, and the run begins again: {error}", stacklevel=3)
-        absent |= lost
-        introduced = {
-            k: of for k, of in introduced.items() if of.client in ids.keys() - lost.keys()
-        }
+        if refused and what.method.everyone:
+            raise TooFewNodes.without(refused)
+        how: Any = {"rounds": what.rounds, "seed": call.seed, "cohort": call.cohort}
+        how |= {"checkpoint": call.checkpoint, "resume": call.resume, "read": what.read}
+        how |= {"fewest": fewest, "starts": starts, "chosen": what.why}
+        how["absent"] = {name: why[:LONGEST] for name, why in absent.items()}
+        how["ask_sum"] = None if ask_sum is None else ask_sum(ids)
+        try:
+            return fit_nodes(what.method, agreement, ask(ids), **how)
+        except TooFewNodes as error:
+            if call.checkpoint is not None:  # from which the run can go on
+                error.missing = ()
+            raise
+
+    return _begun_again(call.model, introduced, fewest, run, absent or {})
 
 
 # ------------------------------------------------------------ clients that join, or send new rows
 def join_introduced(
     fit: FitOverNodes,
     introduced: Mapping[Any, Introduction],
+    fewest: int,
     agree: Agree[Any],
     ask: Callable[[Mapping[str, Any]], Ask],
     absent: Mapping[str, str],
 ) -> FitOverNodes:
-    """Let new nodes agree on what the others have agreed on, and ask them for two rounds."""
+    """Let new nodes agree on what the others have agreed on, and ask them for two rounds; or without one that fails."""
     old, method = fit.federation, fit.method
     before = Kept(rounds_of(method, old.program, WHAT), fit.progress.server)
     if before.rounds.gathers is not None:
         raise ValueError(f"each round spends a part of the rows' privacy budget: {ALL}")
-    ids = {of.client: key for key, of in introduced.items()}
-    others = [
-        Introduction(name, rows, Fields.of(old.data), dict(fit.program.codes))
-        for name, rows in zip(old.data.names, old.data.counts.tolist(), strict=True)
-        if name not in ids
-    ]
-    agreement = Agreement.between([*others, *introduced.values()])
-    starts, refused = agree(agreement, Decided(method, fit.rounds, fit.chosen), ids)
-    everyone, fills = without_rows(method, agreement, old.seed, None, None)
-    refused = {**refused, **other_starts(everyone, starts)}
-    if refused:
-        raise TooFewNodes("; ".join(f"client '{name}': {why}" for name, why in refused.items()))
-    few = replace(everyone, data=agreement.few_made_up(fills))
-    run, ask_new = run_name(method, agreement, old.seed), ask(ids)
-    nodes = Nodes(method, everyone, few, run, ask_new, len(ids), {})
-    where = _two_rounds(fit, before, nodes, sorted(ids))
-    counted = {**last_counted(old, fit.progress.history), **nodes.counted}
-    stay = [{"client": n, "round": counted[n]} for n in agreement.names if n in counted]
-    absent = {n: w for n, w in {**absent_from(where.history), **absent}.items() if n not in ids}
-    earlier = [with_absent(record, {}) for record in where.history[:-1]]
-    history = (*earlier, with_absent({**where.history[-1], COUNTED: stay}, absent))
-    return replace(
-        fit,
-        federation=replace(everyone, data=agreement.absent_rows(fills)),
-        progress=replace(where, history=history),
-        ask=_Either(fit.ask, ask_new, frozenset(ids)),
-        joined={**fit.joined, **dict.fromkeys(ids, run)},
-        ended=frozenset(),
-    )
+    form, codes = Fields.of(old.data), dict(fit.program.codes)
+    counts = zip(old.data.names, old.data.counts.tolist(), strict=True)
+
+    def run(agreement: Agreement, ids: Mapping[str, Any], absent: Mapping[str, str]) -> FitOverNodes:
+        starts, refused = agree(agreement, Decided(method, fit.rounds, fit.chosen), ids)
+        everyone, fills = without_rows(method, agreement, old.seed, None, None)
+        if refused := {**refused, **other_starts(everyone, starts)}:
+            raise TooFewNodes.without(refused)
+        few = replace(everyone, data=agreement.few_made_up(fills))
+        name, ask_new = run_name(method, agreement, old.seed), ask(ids)
+        of_all = replace(method, everyone=True)
+        nodes = Nodes(of_all, everyone, few, name, ask_new, fewest, {})
+        where = _two_rounds(fit, before, nodes, sorted(ids))
+        counted = {**last_counted(old, fit.progress.history), **nodes.counted}
+        stay = [{"client": n, "round": counted[n]} for n in agreement.names if n in counted]
+        out = {n: w for n, w in {**absent_from(where.history), **absent}.items() if n not in ids}
+        earlier = [with_absent(record, {}) for record in where.history[:-1]]
+        history = (*earlier, with_absent({**where.history[-1], COUNTED: stay}, out))
+        return replace(
+            fit,
+            federation=replace(everyone, data=agreement.absent_rows(fills)),
+            progress=replace(where, history=history),
+            ask=_Either(fit.ask, ask_new, frozenset(ids)),
+            joined={**fit.joined, **dict.fromkeys(ids, name)},
+            ended=frozenset(),
+        )
+
+    others = [Introduction(name, rows, form, codes) for name, rows in counts]
+    try:
+        return _begun_again(method.model, introduced, fewest, run, absent, others)
+    except _Unfit as error:
+        fewer = {key: of for key, of in introduced.items() if of.client != error.client}
+        if len(fewer) < max(fewest, MAJORITY):
+            raise
+        with suppress(AnotherRound, TooFewNodes):  # it is not this client's alone
+            absent = {**absent, error.client: str(error)}
+            without = _begun_again(method.model, fewer, fewest, run, absent, others)
+            warnings.warn(f"client '{error.client}' is left out: {error}", stacklevel=4)
+            return without
+        raise
+
+
+class _Unfit(AnotherRound):
+    """Draws do not suffice with clients that join, of which the log ratios of `client` vary most."""
+
+    client = ""
 
 
 def _two_rounds(fit: FitOverNodes, before: Kept, nodes: Nodes, new: list[str]) -> Progress:
@@ -251,6 +301,7 @@ def _two_rounds(fit: FitOverNodes, before: Kept, nodes: Nodes, new: list[str]) -
     guarded = replace(everyone, server=without_one(everyone.server, nodes.latest))
     ids, until = everyone.data.index(new), where.round + ROUNDS
     where = one_round(guarded, where, until, nodes.work, ids=ids)
+    nodes.name_left_out(where.history)
     where = replace(where, server=carried(before, after, where.server, *places))
     if not where.server.is_done:
         if not bool(where.server.weighted[places[1]].all()):
@@ -259,14 +310,18 @@ def _two_rounds(fit: FitOverNodes, before: Kept, nodes: Nodes, new: list[str]) -
                 f"clients, so that the others have to weight its draws: {ALL}"
             )
         where = one_round(guarded, where, until, nodes.work, ids=ids)
+        nodes.name_left_out(where.history)
     server = where.server
     share = float(server.effective) / len(server.ratios)
     if before.is_exact or (float(server.k_hat) < K_HAT and share >= PROPOSING):
         return where
-    raise AnotherRound(
+    error = _Unfit(
         f"k-hat is {float(server.k_hat):.2f}, and {share:.0%} of the draws are effective: the "
         f"others' factors no longer fit the posterior; {ALL}"
     )
+    ratios = {n: server.each[:, int(everyone.data.index([n])[0])] for n in new}
+    error.client = max(ratios, key=lambda n: float(ratios[n].max() - ratios[n].median()))
+    raise error
 
 
 @dataclass(frozen=True, eq=False)

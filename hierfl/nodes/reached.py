@@ -77,7 +77,7 @@ class Reached:
             f"node {of}" if str(of).isdigit() else of: w for of, w in (absent | silent).items()
         }
         if call.joins is not None:
-            fit = join_introduced(call.joins, introduced, agree, ask, absent)
+            fit = join_introduced(call.joins, introduced, self.fewest, agree, ask, absent)
         else:
             fit = fit_introduced(call, introduced, self.fewest, agree, ask, self.ask_sum, absent)
         if not self.send_end:
@@ -165,7 +165,9 @@ class Reached:
         starts = {name: _start(answers[node], run) for name, node in ids.items() if node in answers}
         others |= {name: ANOTHER for name, start in starts.items() if not start}
         if 2 * list(others.values()).count(ANOTHER) >= len(ids):  # it is the server that differs
-            raise TooFewNodes("; ".join(f"client '{name}': {why}" for name, why in others.items()))
+            error = TooFewNodes.without(others)
+            error.missing = ()
+            raise error
         return {name: start for name, start in starts.items() if start}, others
 
 

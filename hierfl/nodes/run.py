@@ -69,6 +69,13 @@ class TooFewNodes(ClientError):
 
     missing: tuple[str, ...] = ()
 
+    @classmethod
+    def without(cls, reasons: Mapping[str, str]) -> TooFewNodes:
+        """Return the error of a run that needs clients who do not take part, for reasons."""
+        error = cls("; ".join(f"client '{name}': {why}" for name, why in reasons.items()))
+        error.missing = tuple(reasons)
+        return error
+
 
 @dataclass(frozen=True, eq=False)
 class Nodes:

@@ -125,7 +125,8 @@ def _of_degree(ratios: Tensor, terms: Tensor, log_target: Tensor, new: Tensor) -
     share = tempered(log_target, LEAST_SHARE)
     for _ in range(PASSES):
         root = share.sqrt()[:, None]
-        coefficients = torch.linalg.lstsq(root * terms, root * ratios).solution
+        # by its singular values: terms of draws that depend on each other have no other solution
+        coefficients = torch.linalg.pinv(root * terms, rtol=1e-8) @ (root * ratios)
         residuals = ratios - terms @ coefficients
         share = tempered(log_target - residuals.sum(1), LEAST_SHARE)
     degrees = max(1e-3, 1.0 - terms.shape[1] * float(share.square().sum()))

@@ -242,7 +242,7 @@ class Introducing:
     def left_out(self, path: tuple[Any, ...], lie: str) -> dict[str, str]:
         answers = {**self.honest, LIAR: replaced(self.honest[LIAR], path, lie)}
         introduced, left_out = reached(answers)._introductions(NODES, b"")
-        agreement, differ = _whose_codes_run(self.call, list(introduced.values()))
+        agreement, differ = _whose_codes_run(self.call.model, list(introduced.values()))
         self.agreements[agreement.digest] = agreement
         assert self.decided(agreement.digest).method.name  # a method is chosen
         return left_out | differ

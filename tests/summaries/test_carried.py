@@ -67,6 +67,17 @@ def test_ratios_that_are_constant_have_no_error_and_few_draws_have_no_fit() -> N
     assert math.isinf(few.error)
 
 
+def test_terms_that_depend_on_each_other_do_not_enlarge_rounding() -> None:
+    g = torch.Generator().manual_seed(0)
+    z, to = (torch.randn(200, 3, generator=g, dtype=torch.float64) for _ in range(2))
+    z, to = (torch.cat([of, of.sum(1, keepdim=True)], 1) for of in (z, to))
+    noise = torch.randn(200, 2, generator=g, dtype=torch.float64)
+    ratios = 0.1 * z[:, :2] ** 3 + 0.01 * noise
+    rounded = z * (1.0 + 1e-15 * torch.randn(z.shape, generator=g, dtype=torch.float64))
+    carried = [carried_over(ratios, of, -ratios.sum(1), to).ratios for of in (z, rounded)]
+    torch.testing.assert_close(*carried, atol=1e-9, rtol=0.0)
+
+
 def test_terms_of_a_client_hold_what_no_cubic_of_all_parameters_does() -> None:
     """A ratio that no longer moves with a scale once it is large: a cubic of the scale diverges."""
 

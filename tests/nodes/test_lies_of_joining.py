@@ -1,0 +1,147 @@
+"""One of four nodes that join a fit lies in a field of an answer: the three others join, and the liar is named."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hierfl
+from benchmarks.attacks.lying_nodes import LIAR, NAMES
+from hierfl.core.trees import named_leaves
+from hierfl.nodes import Answer, FitOverNodes, Reached
+from hierfl.nodes.messages import from_bytes
+from hierfl.nodes.stations import station
+from tests.nodes.lies import JSON_LIES, PLAUSIBLE, lies_of, places, replaced
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+EVERY = bool(os.environ.get("HIERFL_SLOW"))
+BEFORE = ("center", "coast", "hill", "plain")  # clients of the fit that the others join
+KINDS = {"introduce": 0, "agree": 0, "factor": 0, "log ratios": 1}  # and rounds before it
+
+
+class LeftOut(Exception):
+    """The others go on without the liar."""
+
+
+class Joining:
+    """Four nodes that join a fit of four, of which one can lie in one answer; honest ones are computed once."""
+
+    def __init__(self, family: Any, folder: Path) -> None:
+        g = torch.Generator().manual_seed(0)
+        x = torch.randn(240, 2, generator=g)
+        y = x.sum(1) + torch.randn(240, generator=g)
+        y = (y > 0).double() if family == "bernoulli" else y
+        names = [name for name in (*BEFORE, *NAMES) for _ in range(30)]
+        data = hierfl.ClientData.from_arrays(names, x=x, y=y)
+        model: Any = hierfl.models.regression(family, centered=True)
+        self.method = hierfl.methods.two_stage(model, draws=200)
+        self.stations = {
+            name: station(self.method, data.select([name]), folder / name) for name in data.names
+        }
+        self.answers: dict[tuple[str, str, bytes], bytes] = {}
+
+    def honest(self, name: str, kind: str, content: bytes) -> bytes:
+        if (name, kind, content) not in self.answers:
+            self.answers[name, kind, content] = self.stations[name].reply(kind, content)
+        return self.answers[name, kind, content]
+
+    def reached(
+        self, names: Any, to: str = "", lie: bytes | None = b"", *, whole: bool = True
+    ) -> Reached:
+        """Return nodes, of which the liar lies in answers of a kind; the run ends where it goes on without it."""
+
+        def send(kind: str, contents: Mapping[Any, bytes]) -> Iterator[Answer]:
+            if not whole and kind != "introduce" and {*contents} == {*NAMES} - {LIAR}:
+                raise LeftOut
+            for name, content in contents.items():
+                answer = self.honest(name, kind, content)
+                is_lie = name == LIAR and to == self.what(kind, answer)
+                yield Answer(name, lie if is_lie else answer)
+
+        return Reached(send, names)
+
+    @staticmethod
+    def what(kind: str, answer: bytes) -> str:
+        """Return which of `KINDS` an answer is."""
+        if kind != "round":
+            return kind
+        tree = from_bytes(answer, most=1 << 24).tree
+        return "log ratios" if "log_ratios" in tree else "factor"
+
+    @cached_property
+    def before(self) -> FitOverNodes:
+        return hierfl.nodes.fit(self.method, self.reached(BEFORE))
+
+    def updated(self, to: str = "", lie: bytes | None = b"", **how: bool) -> FitOverNodes:
+        """Return the fit that the others join, as the liar lies in an answer of a kind."""
+        updated: FitOverNodes = self.before.updated(self.reached(NAMES, to, lie, **how))
+        return updated
+
+    def told(self, kind: str) -> bytes:
+        """Return the liar's honest answer of a kind in the run of all."""
+        if not any(of[0] == LIAR for of in self.answers):
+            self.updated()
+        own = [(of[1], answer) for of, answer in self.answers.items() if of[0] == LIAR]
+        return next((a for asked, a in own if self.what(asked, a) == kind), b"")
+
+
+@pytest.fixture(scope="module", params=["gaussian", "bernoulli"])
+def joining(request: Any, tmp_path_factory: Any) -> Iterator[Joining]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield Joining(request.param, tmp_path_factory.mktemp(request.param))
+    torch.set_default_dtype(before)
+
+
+def lies(kind: str, honest: bytes) -> Iterator[tuple[str, bytes, bool]]:
+    """Yield lies in place of an answer with their names, and whether nobody can know of them."""
+    if kind in ("factor", "log ratios"):
+        for what, content in lies_of(honest):
+            yield what, content, content == honest or what.endswith(PLAUSIBLE)
+        return
+    told = json.loads(honest)
+    for path in places(told):
+        for lie in JSON_LIES:
+            said = replaced(told, path, lie)
+            is_word = path in (("client",), ()) or (kind == "agree" and lie == "one too many")
+            yield f"{path} {lie}", json.dumps(said).encode(), said == told or is_word
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lie_of_one_that_joins_is_not_silent_and_ends_nothing(
+    kind: str, joining: Joining
+) -> None:
+    honest = joining.told(kind)
+    if not honest:
+        return  # a Gaussian likelihood needs no log ratios
+    every, heard = list(lies(kind, honest)), []
+    for what, lie, is_plausible in every if EVERY else every[:: max(1, len(every) // 12)]:
+        try:
+            joining.updated(kind, lie, whole=False)
+        except LeftOut:
+            continue
+        except Exception as error:
+            heard.append((what, str(error)[:200]))
+            continue
+        if not is_plausible:
+            heard.append((what, "silent"))
+    assert heard == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_others_join_as_if_the_liar_were_not_there(kind: str, joining: Joining) -> None:
+    if not joining.told(kind):
+        return
+    updated, silent = joining.updated(kind, b"a lie"), joining.updated("introduce", None)
+    assert [of["client"] for of in updated.progress.history[-1]["left_out"]] == [LIAR]
+    assert updated.clients == silent.clients == tuple(sorted({*BEFORE, *NAMES} - {LIAR}))
+    here, there = named_leaves(updated.message), named_leaves(silent.message)
+    for name, value in here.items():
+        torch.testing.assert_close(value, there[name], atol=1e-6, rtol=0.0)
