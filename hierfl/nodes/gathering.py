@@ -244,7 +244,9 @@ def join_introduced(
     form, codes = Fields.of(old.data), dict(fit.program.codes)
     counts = zip(old.data.names, old.data.counts.tolist(), strict=True)
 
-    def run(agreement: Agreement, ids: Mapping[str, Any], absent: Mapping[str, str]) -> FitOverNodes:
+    def run(
+        agreement: Agreement, ids: Mapping[str, Any], absent: Mapping[str, str]
+    ) -> FitOverNodes:
         starts, refused = agree(agreement, Decided(method, fit.rounds, fit.chosen), ids)
         everyone, fills = without_rows(method, agreement, old.seed, None, None)
         if refused := {**refused, **other_starts(everyone, starts)}:
