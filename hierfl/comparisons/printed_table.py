@@ -86,28 +86,11 @@ def markdown(out: Path) -> str:
 
 def latex(out: Path) -> str:
     """Return a study's table as LaTeX, for booktabs."""
-    study = study_of(out)
-    frame = table_of(out).reset_index()
-    names = [_as_latex(str(name)) for name in frame.columns]
-    body = [
-        [_as_latex(label), *map(_cell_as_latex, cells)]
-        for label, *cells in frame.to_numpy().tolist()
-    ]
-    head, *lines = [" & ".join(row) + r" \\" for row in (names, *body)]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            rf"\caption{{{_as_latex(caption(study))}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(frame.columns) - 1)}}}",
-            r"\toprule",
-            head,
-            r"\midrule",
-            *lines,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
+    frame = table_of(out).reset_index().map(_cell_as_latex).rename(columns=_as_latex)
+    return frame.to_latex(
+        index=False,
+        caption=_as_latex(caption(study_of(out))),
+        column_format="l" + "r" * (len(frame.columns) - 1),
     )
 
 

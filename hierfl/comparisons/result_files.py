@@ -69,7 +69,7 @@ def write(study: Study, out: Path) -> None:
             replace_text(out / file, as_csv(("method", "seed", *columns, *along), rows_of[part]))
         else:  # of the study before it was changed
             (out / file).unlink(missing_ok=True)
-    replace_text(out / TUNED, as_csv(("method", "options", "score", "pruned", "chosen"), trials))
+    replace_text(out / TUNED, as_csv(("method", "options", "score", "chosen"), trials))
     names = ("method", "seed", "options", "diverged", *SPENT)
     replace_text(out / COSTS, as_csv(names, costs))
 
@@ -84,7 +84,6 @@ def _trials(out: Path, study: Study, entry: StudyEntry) -> Iterable[dict[str, An
             "method": entry.label,
             "options": in_words(trial["options"]),
             "score": trial["score"],
-            "pruned": trial["pruned"],
             "chosen": trial["options"] == choice["options"],
         }
         for trial in choice["trials"]

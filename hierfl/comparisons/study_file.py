@@ -106,13 +106,11 @@ class Tuning(StudyTable):
     """How options are chosen: by grids of equal size, on rows or clients kept from the fit.
 
     Args:
-        rounds: of a trial, if it is not ended early; 0: nothing is tuned.
+        rounds: of a trial; 0: nothing is tuned.
         on: "rows": a share of each client's training rows; "clients": a share of the clients, who
             join at the end.
         share: that share.
         lr: the grid of step sizes, of methods without a grid of their own.
-        halving: end trials that are below the better half of the trials before them (optuna's
-            SuccessiveHalvingPruner).
         metric: by which options are chosen: that of `[evaluation]`, or "log_score". By accuracy a
             step size may be chosen with which probabilities, and log scores, are far off.
     """
@@ -121,7 +119,6 @@ class Tuning(StudyTable):
     on: Literal["rows", "clients"] = "rows"
     share: float = Field(default=0.2, gt=0.0, lt=1.0)
     lr: tuple[float, ...] = Field(default=RATES, min_length=1)
-    halving: bool = True
     metric: Literal["evaluation", "log_score"] = "evaluation"
 
 

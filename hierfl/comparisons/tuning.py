@@ -8,25 +8,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hierfl.comparisons.cells import described, file_of, keep, kept, plan_of, trained
+from hierfl.comparisons.cells import described, file_of, keep, kept, trained
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.measures import with_everyone
 from hierfl.comparisons.score_means import means
 from hierfl.comparisons.study_file import Study, StudyEntry
-from hierfl.core.extras import extras_for
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError
 from hierfl.runs.result import Fit
 from hierfl.studies.baseline_methods import baseline
 
-with extras_for("a search of options"):
-    import optuna
-    from optuna.distributions import BaseDistribution, CategoricalDistribution
-    from optuna.pruners import BasePruner, NopPruner, SuccessiveHalvingPruner
-    from optuna.trial import Trial, TrialState, create_trial
-
 Options = dict[str, float]
-RUNGS = 3  # times at which a trial is compared with those before it
 
 
 def points(study: Study, entry: StudyEntry) -> list[Options]:
@@ -39,31 +31,17 @@ def chosen(out: Path, study: Study, entry: StudyEntry) -> dict[str, Any]:
     """Return a method's options, all trials and how many are new; the first seed fixes the clients."""
     if not study.tuning.rounds:
         return {"options": {}, "trials": [], "computed": 0}
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    search = optuna.create_study(direction="maximize", pruner=pruner(study))
-    grid: dict[str, BaseDistribution] = {
-        k: CategoricalDistribution(v) for k, v in study.grid_of(entry).items()
-    }
     trials, computed = [], 0
     for options in points(study, entry):
         key = {**described(study, entry), "trial": options}
         file = file_of(out, "trials", f"{entry.label}-{in_words(options)}", key)
         trial = kept(file)
         if trial is None:
-            search.enqueue_trial(dict(options))
-            trial = tried(study, entry, options, search.ask(grid))
+            trial = {"score": tried(study, entry, options)}
             keep(file, key, trial)
             computed += 1
-        else:
-            search.add_trial(_remade(trial, options, grid))
         trials.append({"options": options, **trial})
-        last = search.trials[-1]
-        if last.state == TrialState.RUNNING:
-            state = _state(trial)
-            search.tell(
-                last.number, trial["score"] if state == TrialState.COMPLETE else None, state
-            )
-    whole = [t for t in trials if t["score"] is not None and not t["pruned"]]
+    whole = [t for t in trials if t["score"] is not None]
     if not whole:
         raise ValueError(
             f"{entry.label}: every trial diverges "
@@ -79,50 +57,17 @@ def in_words(options: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in options.items())
 
 
-def pruner(study: Study) -> BasePruner:
-    """Return what ends trials early."""
-    if not study.tuning.halving:
-        return NopPruner()
-    least = max(1, study.tuning.rounds // 2**RUNGS)
-    return SuccessiveHalvingPruner(min_resource=least, reduction_factor=2)
-
-
-def tried(study: Study, entry: StudyEntry, options: Options, trial: Trial) -> dict[str, Any]:
-    """Run one trial; return its score, its scores by round, and whether it was ended early."""
+def tried(study: Study, entry: StudyEntry, options: Options) -> float | None:
+    """Return the score of one trial; None: it diverged."""
     how, seed = baseline(entry.name), study.run.seeds[0]
     federation = of_study(study, seed)
     fitting, score = split(study, federation.train, seed, how.tunes, how.draws, federation.variance)
-    rounds, _ = plan_of(study, entry, fitting.num_clients, study.tuning.rounds)
-    rungs = {max(1, rounds // 2**k) for k in range(RUNGS + 1)}
-    by_round: dict[int, float] = {}
-
-    def look(fit: Fit) -> None:
-        at = fit.progress.round
-        if at not in rungs:
-            return
-        by_round[at] = score(fit)
-        # the same steps for a method that takes fewer rounds
-        trial.report(by_round[at], round(at * study.tuning.rounds / rounds))
-        if at < rounds and trial.should_prune():
-            raise optuna.TrialPruned
-
-    pruned, value = False, None
+    rounds = study.tuning.rounds
     try:
-        trained(study, entry, options, fitting, federation.classes, study.tuning.rounds, seed, look)
-        value = by_round[rounds]
-    except optuna.TrialPruned:
-        pruned, value = True, by_round[max(by_round)]
+        value = score(trained(study, entry, options, fitting, federation.classes, rounds, seed))
     except ClientError:  # an update that is not finite
-        value = None
-    if value is not None and not math.isfinite(value):
-        value = None
-    frozen = trial.study.trials[trial.number]
-    return {
-        "score": value,
-        "pruned": pruned,
-        "reported": {str(k): v for k, v in frozen.intermediate_values.items()},
-        "noted": {k: v for k, v in frozen.system_attrs.items() if k.startswith("completed_rung")},
-    }
+        return None
+    return value if math.isfinite(value) else None
 
 
 def split(
@@ -152,21 +97,3 @@ def split(
         return scores[weighting, metric]
 
     return fitting, score
-
-
-def _state(trial: Mapping[str, Any]) -> TrialState:
-    if trial["pruned"]:
-        return TrialState.PRUNED
-    return TrialState.FAIL if trial["score"] is None else TrialState.COMPLETE
-
-
-def _remade(trial: Mapping[str, Any], options: Options, grid: Any) -> Any:
-    state = _state(trial)
-    return create_trial(
-        state=state,
-        value=trial["score"] if state == TrialState.COMPLETE else None,
-        params=dict(options),
-        distributions=grid,
-        intermediate_values={int(k): v for k, v in trial["reported"].items()},
-        system_attrs=dict(trial["noted"]),
-    )

@@ -12,7 +12,6 @@ EXTRAS = {  # module -> the extra of pyproject.toml that brings it
     "flwr_datasets": "data",
     "great_tables": "tables",
     "httpx": "flower",  # flwr brings it
-    "optuna": "studies",
     "PIL": "data",
     "pydantic": "studies",
     "sklearn": "data",

@@ -15,7 +15,6 @@ HEADINGS = {
     "own": "local",
     "guide": "guide",
     "kept": "client state",
-    "crosses": "what crosses",
     "discloses": "discloses",
     "new": "new clients",
     "source": "source",
@@ -27,9 +26,9 @@ class About:
     """A decorator of a method's builder, which also makes it recorded.
 
     What it `infers`; its paper, `source`; what is `common` to clients, and a client's `own`; the
-    posterior's form, `guide`, or "points"; what is `kept` between rounds, and what `crosses`;
-    `discloses` as in `Method`; how `new` clients are served; what clients get, `down`, and send,
-    `up`, by entry: `name`, or `name`* if weighted by rows.
+    posterior's form, `guide`, or "points"; what is `kept` between rounds; `discloses` as in
+    `Method`; how `new` clients are served; what clients get, `down`, and send, `up`, by entry:
+    `name`, or `name`* if weighted by rows.
     """
 
     infers: str
@@ -38,7 +37,6 @@ class About:
     own: str = "none"
     guide: str = "points"
     kept: str = "nothing"
-    crosses: str
     discloses: Literal["sums", "summaries"] = "sums"
     new: str = "the same steps"
     down: str = "the weights"

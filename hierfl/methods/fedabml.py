@@ -47,7 +47,6 @@ from hierfl.program.sites import Family, Guide, Model
     own="sites",
     guide="mean field, a few steps from the prior",
     kept="its mean-field posterior",
-    crosses="its copy of the prior",
     down="the prior's means and scales",
     up="`theta`: its copy of both after training; `loss`",
 )

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
@@ -57,7 +55,6 @@ Rule = Literal["average", "gradient"] | Best
     own="weights",
     guide="points (MAP)",
     kept="its weights",
-    crosses="its weights, or a gradient",
     new="its own MAP estimate",
     down="the prior's params",
     up="`clients`*: how far its weights are from the prior's mean; `loss`*",
@@ -118,110 +115,115 @@ def fedmap(
     )
     if not callable(server):
         expect(server=(server, ("average", "gradient")))
-    how = FedMAPSetting(
-        descent=Descent(optimizer, steps, unit, batch_size),
-        newton_steps=newton_steps,
-        is_mean=loss == "mean",
-        keeps=restart == "own",
-        weights=weights,
-        rule=server,
-        alone=init == "client",
-    )
-    server_of = partial(_server, how, server_optimizer)
-    return Method("fedmap", model, delta, partial(_client, how), server_of)
+    descent = Descent(optimizer, steps, unit, batch_size)
+    is_mean, alone = loss == "mean", init == "client"  # one client fits alone in the first round
+    by_fit = weights.endswith("likelihood")  # omega depends on how well weights fit the rows
 
-
-@dataclass(frozen=True)
-class FedMAPSetting:
-    """The arguments of `fedmap`."""
-
-    descent: Descent
-    newton_steps: int
-    is_mean: bool  # whether the loss is the mean of the rows
-    keeps: bool  # whether a round starts at the client's own weights
-    weights: Weights
-    rule: Rule  # the argument `server`
-    alone: bool  # whether one client fits alone in the first round
-
-    @property
-    def by_fit(self) -> bool:
-        """Whether omega depends on how well a client's weights fit its rows."""
-        return self.weights.endswith("likelihood")
-
-    @property
-    def averages(self) -> bool:
-        """Whether the server needs means of the clients' weights."""
-        return self.rule != "gradient" or self.alone
-
-    def by_size(self, rows: Tensor) -> Tensor:
+    def by_size(rows: Tensor) -> Tensor:
         """Return the log of omega where it depends on the rows alone."""
-        return rows.log() if self.weights == "rows" else torch.zeros_like(rows)
+        return rows.log() if weights == "rows" else torch.zeros_like(rows)
 
+    def client(program: Program) -> Client:
+        above, mine = learned_hierarchy(program, "fedmap")
+        pairs = _pairs(program, server) if server != "gradient" or alone else {}
+        every = server == "gradient"  # else the params that no mean of weights moves
+        sloped = [] if callable(server) else [n for n in above if every or n not in pairs]
+        looks = bool(by_fit or sloped or alone)
 
-def _client(how: FedMAPSetting, program: Program) -> Client:
-    above, mine = learned_hierarchy(program, "fedmap")
-    pairs = _pairs(program, how.rule) if how.averages else {}
-    every = how.rule == "gradient"  # else the params that no mean of weights moves
-    sloped = [] if callable(how.rule) else [n for n in above if every or n not in pairs]
-    looks = bool(how.by_fit or sloped or how.alone)
+        def loss(w: Params, message: Tree, batch: ClientBatch) -> Tensor:
+            terms = program.terms({**message["gamma"], **w}, batch)
+            nll = terms.nll / batch.counts if is_mean else terms.nll
+            pull = 1.0 - message["alone"] if alone else 1.0  # 0 while the first client fits alone
+            return nll + pull * terms.local_kl
 
-    def loss(w: Params, message: Tree, batch: ClientBatch) -> Tensor:
-        terms = program.terms({**message["gamma"], **w}, batch)
-        nll = terms.nll / batch.counts if how.is_mean else terms.nll
-        pull = 1.0 - message["alone"] if how.alone else 1.0  # 0 while the first client fits alone
-        return nll + pull * terms.local_kl
+        def start(message: Tree, own: Tree) -> Tree:
+            w = own["w"] if restart == "own" else at_prior(program, message["gamma"])
+            slopes = {name: 0.0 * above[name] for name in sloped}
+            return {**descent.begin(w), "omega": torch.zeros(()), "slope": slopes}
 
-    def start(message: Tree, own: Tree) -> Tree:
-        w = own["w"] if how.keeps else at_prior(program, message["gamma"])
-        slopes = {name: 0.0 * above[name] for name in sloped}
-        return {**how.descent.begin(w), "omega": torch.zeros(()), "slope": slopes}
+        def solve(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            w, value = _newton(lambda w: loss(w, message, batch).sum(), work["w"])
+            return {**work, "w": w, "loss": value}
 
-    def solve(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        w, value = _newton(lambda w: loss(w, message, batch).sum(), work["w"])
-        return {**work, "w": w, "loss": value}
+        def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            """Find log omega_k at the round's last weights, and R's gradient in the global params."""
+            gamma, w, rows = message["gamma"], work["w"], batch.counts.sum()
 
-    def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        """Find log omega_k at the round's last weights, and R's gradient in the global params."""
-        gamma, w, rows = message["gamma"], work["w"], batch.counts.sum()
+            def penalty(part: Params) -> Tensor:
+                terms = program.terms({**gamma, **part, **w}, batch)
+                return terms.local_kl.sum() + terms.global_kl
 
-        def penalty(part: Params) -> Tensor:
-            terms = program.terms({**gamma, **part, **w}, batch)
-            return terms.local_kl.sum() + terms.global_kl
+            log_omega = by_size(rows)
+            if by_fit:
+                terms = program.terms({**gamma, **w}, batch)
+                root = rows if weights == "mean-likelihood" else 1.0
+                log_omega = -(terms.nll + terms.local_kl).sum() / root
+            if alone:
+                drawn = LONE * noise.uniforms(batch.key[0], (), rows.dtype)
+                log_omega = torch.where(message["alone"] > 0.0, drawn, log_omega)
+            slopes = grad(penalty)({name: gamma[name] for name in sloped}) if sloped else {}
+            return {**work, "omega": log_omega, "slope": slopes}
 
-        log_omega = how.by_size(rows)
-        if how.by_fit:
-            terms = program.terms({**gamma, **w}, batch)
-            root = rows if how.weights == "mean-likelihood" else 1.0
-            log_omega = -(terms.nll + terms.local_kl).sum() / root
-        if how.alone:
-            drawn = LONE * noise.uniforms(batch.key[0], (), rows.dtype)
-            log_omega = torch.where(message["alone"] > 0.0, drawn, log_omega)
-        slopes = grad(penalty)({name: gamma[name] for name in sloped}) if sloped else {}
-        return {**work, "omega": log_omega, "slope": slopes}
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            value: Tree = {"slope": work["slope"]}
+            if pairs:
+                value["away"] = _away(work["w"], message["gamma"], pairs)
+            if callable(server):
+                value["square"] = tree_map(torch.square, value["away"])
+            weighted = LogShare(value, work["omega"] if looks else by_size(rows))
+            seen = torch.where(message["alone"] > 0.0, own["seen"], torch.ones(()))
+            up: Up = {"clients": weighted, "loss": Share(work["loss"], rows)}
+            return up, {"w": work["w"], "seen": seen}
 
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        value: Tree = {"slope": work["slope"]}
-        if pairs:
-            value["away"] = _away(work["w"], message["gamma"], pairs)
-        if callable(how.rule):
-            value["square"] = tree_map(torch.square, value["away"])
-        weighted = LogShare(value, work["omega"] if looks else how.by_size(rows))
-        seen = torch.where(message["alone"] > 0.0, own["seen"], torch.ones(()))
-        up: Up = {"clients": weighted, "loss": Share(work["loss"], rows)}
-        return up, {"w": work["w"], "seen": seen}
+        fitting = descent.phase(lambda w, work, message, batch: loss(w, message, batch))
+        # a prior reads no rows: where omega needs none, one row is enough
+        looked_rows = None if by_fit else 1
+        looking = Phase(look, int(looks), batch_size=looked_rows, scores_rows=by_fit)
+        return personal_client(
+            {"w": mine},
+            lambda message, own: {"w": at_prior(program, message["gamma"])},
+            start=start,
+            phases=(Phase(solve, newton_steps) if newton_steps else fitting, looking),
+            finish=finish,
+            params=lambda message, own: {**message["gamma"], **own["w"]},
+        )
 
-    fitting = how.descent.phase(lambda w, work, message, batch: loss(w, message, batch))
-    # a prior reads no rows: where omega needs none, one row is enough
-    looked_rows = None if how.by_fit else 1
-    looking = Phase(look, int(looks), batch_size=looked_rows, scores_rows=how.by_fit)
-    return personal_client(
-        {"w": mine},
-        lambda message, own: {"w": at_prior(program, message["gamma"])},
-        start=start,
-        phases=(Phase(solve, how.newton_steps) if how.newton_steps else fitting, looking),
-        finish=finish,
-        params=lambda message, own: {**message["gamma"], **own["w"]},
-    )
+    def server_of(program: Program) -> Server:
+        """Return the server; by omega it gets means `away` of w - theta, its `square`, `slope` of -log prior."""
+        above = program.start()[0]
+
+        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+            moments, gamma, memory = means["clients"], state["gamma"], state["memory"]
+            first = bool(state["alone"] > 0.0)
+            several = by_fit and clock.clients > 1 and not first
+            if several and float(means["effective_clients"]) < 1.5:
+                warnings.warn(
+                    "fedmap: nearly all weight lies on one client, the others hardly count: take "
+                    "weights='rows'",
+                    stacklevel=2,
+                )
+            averaged = {name: gamma[name] + away for name, away in moments.get("away", {}).items()}
+            if first:
+                gamma = {**gamma, **averaged}
+            elif callable(server):
+                gamma = {**gamma, **_best(server, gamma, moments)}
+            else:
+                slopes = {**tree_map(torch.zeros_like, gamma), **moments["slope"]}
+                gamma, memory = step(server_optimizer, slopes, Stepped(gamma, memory))
+                gamma = {**gamma, **averaged} if server == "average" else gamma
+            return {"gamma": gamma, "memory": memory, "alone": torch.zeros(())}
+
+        return Server(
+            state={
+                "gamma": above,
+                "memory": server_optimizer.init(above),
+                "alone": torch.tensor(float(alone)),
+            },
+            update=update,
+            down=lambda state, clock: {"gamma": state["gamma"], "alone": state["alone"]},
+        )
+
+    return Method("fedmap", model, delta, client, server_of)
 
 
 def _pairs(program: Program, rule: object) -> dict[str, str]:
@@ -253,42 +255,6 @@ def _newton(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]
     vector = as_vector(params)
     move = torch.linalg.inv_ex(jacrev(grad(at))(vector)).inverse @ grad(at)(vector)
     return as_tree(vector - move, params), at(vector)
-
-
-def _server(how: FedMAPSetting, optimizer: Optimizer, program: Program) -> Server:
-    """Return the server; by omega it gets means `away` of w - theta, its `square`, `slope` of -log prior."""
-    above = program.start()[0]
-
-    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        moments, gamma, memory = means["clients"], state["gamma"], state["memory"]
-        first = bool(state["alone"] > 0.0)
-        several = how.by_fit and clock.clients > 1 and not first
-        if several and float(means["effective_clients"]) < 1.5:
-            warnings.warn(
-                "fedmap: nearly all weight lies on one client, the others hardly count: take "
-                "weights='rows'",
-                stacklevel=2,
-            )
-        averaged = {name: gamma[name] + away for name, away in moments.get("away", {}).items()}
-        if first:
-            gamma = {**gamma, **averaged}
-        elif callable(how.rule):
-            gamma = {**gamma, **_best(how.rule, gamma, moments)}
-        else:
-            slopes = {**tree_map(torch.zeros_like, gamma), **moments["slope"]}
-            gamma, memory = step(optimizer, slopes, Stepped(gamma, memory))
-            gamma = {**gamma, **averaged} if how.rule == "average" else gamma
-        return {"gamma": gamma, "memory": memory, "alone": torch.zeros(())}
-
-    return Server(
-        state={
-            "gamma": above,
-            "memory": optimizer.init(above),
-            "alone": torch.tensor(float(how.alone)),
-        },
-        update=update,
-        down=lambda state, clock: {"gamma": state["gamma"], "alone": state["alone"]},
-    )
 
 
 def _best(best: Best, gamma: Params, moments: Tree) -> Params:

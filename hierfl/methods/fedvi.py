@@ -40,7 +40,6 @@ from hierfl.program.terms import Terms
     common="params, and a network that makes heads",
     own="a head",
     guide="amortized, from unlabeled rows",
-    crosses="how far params moved",
     new="a head from its rows, without labels",
     down="embedding, common head and the network that makes heads",
     up="`move`: how far it moved all of them; `loss`; `kl`",

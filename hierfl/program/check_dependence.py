@@ -187,8 +187,7 @@ def check_mini_batches(
 ) -> None:
     """Refuse a log density that is no sum over rows, since mini-batches stand for all rows."""
     site = None if priors_alone else next(iter(program.joint), None)
-    by_batch = getattr(program.model, "normalizes_by_batch", False)
-    if site is None and not by_batch and data.num_rows > 1:
+    if site is None and data.num_rows > 1:
         site = _of_several_rows(program, made_up(program, data), priors_alone)
     if site:
         why, fix = (

@@ -33,7 +33,7 @@ MANY = 1000
 SLOW = 1000
 # what two_stage or fedlaplace cannot differentiate raises (ProgramError is a ValueError)
 FAILS = (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeError, IndexError)
-NETWORKS = frozenset({"bayesian_network", "network", "batch_norm_network", "learned_prior_network"})
+NETWORKS = frozenset({"bayesian_network", "network", "learned_prior_network"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +154,7 @@ def _of_params(facts: _ModelFacts) -> Choice:
     if not facts.read.program.latents.sites:
         if any(spec.is_local for spec in params):
             why = f"{what}, some at each client, and no site is latent"
-            return facts.chosen(methods.fedbn(model), why)
+            return facts.chosen(methods.fedrep(model, joint=True), why)
         return facts.chosen(methods.fedavg(model), f"{what}, and no site is latent")
     if facts.shared + facts.own > MANY or made in NETWORKS:
         why = f"{what}, and the model is a network"

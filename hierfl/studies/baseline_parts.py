@@ -86,7 +86,7 @@ def with_batch_norm(net: nn.Sequential, b: Budget) -> Model:
         layers.append(layer)
         if isinstance(layer, nn.Linear):
             layers.append(nn.BatchNorm1d(layer.out_features))
-    return models.batch_norm_network(nn.Sequential(*layers, net[-1]), likelihood=b.likelihood)
+    return models.network(nn.Sequential(*layers, net[-1]), likelihood=b.likelihood)
 
 
 def with_memory(net: nn.Sequential, b: Budget) -> Model:

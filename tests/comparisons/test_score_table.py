@@ -47,7 +47,7 @@ def written(out: Path, of: Study, values: dict[str, list[float | None]]) -> Path
     columns = ["method", "seed", *Score._fields]
     pd.DataFrame(rows).reindex(columns=columns).to_csv(out / RESULTS, index=False)
     pd.DataFrame(costs).to_csv(out / COSTS, index=False)
-    tuned = ["method", "options", "score", "pruned", "chosen"]
+    tuned = ["method", "options", "score", "chosen"]
     pd.DataFrame(columns=tuned).to_csv(out / TUNED, index=False)
     pd.DataFrame(columns=["method", "seed", "round", "P", "G"]).to_csv(out / CURVES, index=False)
     (out / STUDY).write_text(json.dumps(of.model_dump(mode="json")))

@@ -1,8 +1,7 @@
 """Small cases of every method and wrapper, from which tests over all methods are made.
 
 A new method needs one entry here, named after it, with what a client sends. A further word in a
-name is a setting:
-"fedpa laplace".
+name is a setting: "fedsvi natural".
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def process(**options: Any) -> Any:
 
 
 def normed() -> Any:
-    return models.batch_norm_network(normalizing(), likelihood=models.likelihood.normal(1.0))
+    return models.network(normalizing(), likelihood=models.likelihood.normal(1.0))
 
 
 def embedded() -> Any:
@@ -313,10 +312,6 @@ CASES: dict[str, Case] = {
     "fedmap newton": Case(lambda: methods.fedmap(mapped(), newton_steps=1)),
     "fedpa": Case(
         lambda: methods.fedpa(shared(), epochs=3, shrinkage=0.2, batch_size=2),
-        {"moved": THETA, "loss": ()},
-    ),
-    "fedpa laplace": Case(
-        lambda: methods.fedpa(shared(), posterior="laplace", newton_steps=2),
         {"moved": THETA, "loss": ()},
     ),
     "fedpac": Case(

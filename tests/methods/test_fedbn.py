@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
 
 import hierfl
-from hierfl.methods import fedbn, fine_tuned
-from hierfl.models import batch_norm_network, network
+from hierfl.methods import fedbn
+from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
 from tests.programs import federation, fit
@@ -40,9 +39,7 @@ def test_a_step_and_the_predictions_equal_torchs_own_layers() -> None:
     """
     data, module, lr = federation((9,)), net(), 0.1
     fitted = fit(
-        fedbn(
-            batch_norm_network(module, likelihood=normal(1.0)), optimizer=SGD(lr), batch_size=None
-        ),
+        fedbn(network(module, likelihood=normal(1.0)), optimizer=SGD(lr), batch_size=None),
         data,
         rounds=1,
     )
@@ -58,9 +55,10 @@ def test_a_step_and_the_predictions_equal_torchs_own_layers() -> None:
             fitted.message[f"theta.{name}"], module.get_parameter(name), atol=1e-12
         ), name
     own = fitted.progress.table
-    assert torch.allclose(own["norm.0.weight"][0, 0, 0], module[0].weight, atol=1e-12)  # type: ignore[index]
-    assert torch.allclose(own["norm.0.mean"][0, 0, 0], x.mean(0), atol=1e-12)
-    assert torch.allclose(own["norm.0.var"][0, 0, 0], x.var(0, unbiased=False), atol=1e-12)
+    assert torch.allclose(own["head"]["theta.0.weight"][0], module[0].weight, atol=1e-12)  # type: ignore[index]
+    seen = {name: value.flatten() for name, value in own["statistics"].items()}
+    assert torch.allclose(seen["statistics.0.mean"], x.mean(0), atol=1e-12)
+    assert torch.allclose(seen["statistics.0.var"], x.var(0, unbiased=False), atol=1e-12)
     with torch.no_grad():
         wanted = functional_call(module, dict(module.named_parameters()), (x,))[
             :, 0
@@ -73,22 +71,17 @@ def test_a_step_and_the_predictions_equal_torchs_own_layers() -> None:
 
 
 def test_padded_rows_do_not_enter_the_statistics() -> None:
-    method = fedbn(
-        batch_norm_network(net(), likelihood=normal(1.0)), batch_size=None, optimizer=SGD(0.1)
-    )
+    method = fedbn(network(net(), likelihood=normal(1.0)), batch_size=None, optimizer=SGD(0.1))
     data = federation((5, 9))
     together = fit(method, data, rounds=1).progress.table
-    assert torch.allclose(
-        together["norm.0.mean"][0, 0, 0], data.fields["x"][:5].mean(0), atol=1e-12
-    )
+    mean = together["statistics"]["statistics.0.mean"][0].flatten()
+    assert torch.allclose(mean, data.fields["x"][:5].mean(0), atol=1e-12)
 
 
-@pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "+FT"])
-def test_a_client_in_no_round_predicts_by_statistics_of_its_rows(wrapped: bool) -> None:
+def test_a_client_in_no_round_predicts_by_statistics_of_its_rows() -> None:
     """At the common weights: as torch's layers do, with the client's rows as one batch in training mode."""
     data, module = federation((9, 4, 6)), net()
-    method = fedbn(batch_norm_network(module, likelihood=normal(1.0)), optimizer=SGD(0.1))
-    method = fine_tuned(method, steps=1) if wrapped else method
+    method = fedbn(network(module, likelihood=normal(1.0)), optimizer=SGD(0.1))
     joined = hierfl.ClientData.from_arrays(
         ["new"] * 4, x=data.fields["x"][9:13], y=data.fields["y"][9:13]
     )
@@ -97,11 +90,10 @@ def test_a_client_in_no_round_predicts_by_statistics_of_its_rows(wrapped: bool) 
     assert absent
     common = {name.removeprefix("theta."): value for name, value in fitted.message.items()}
     module.train()
-    own = {name: p for name, p in module.named_parameters() if name not in common}
 
     def by_torch(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            return functional_call(module, {**own, **common}, (x,))[:, 0]
+            return functional_call(module, common, (x,))[:, 0]
 
     found = fitted.predict(data).mean
     for k in absent:
@@ -109,10 +101,3 @@ def test_a_client_in_no_round_predicts_by_statistics_of_its_rows(wrapped: bool) 
         assert torch.allclose(found[its], by_torch(data.fields["x"][its]), atol=1e-9)
     new = fitted.personalize(joined, rounds=0).predict(joined).mean
     assert torch.allclose(new, by_torch(joined.fields["x"]), atol=1e-9)
-
-
-def test_a_network_with_batch_norm_is_sent_to_the_model_that_it_is_for() -> None:
-    with pytest.raises(
-        hierfl.ProgramError, match=r"models.batch_norm_network\(module\), which methods"
-    ):
-        fit(fedbn(network(net(), likelihood=normal(1.0))), federation(), rounds=1)

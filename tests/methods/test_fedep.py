@@ -34,11 +34,7 @@ def test_diagonal_factors_tell_moments_from_reverse_kl() -> None:
     close(other, 8.0 * torch.eye(2), 1e-5)
 
 
-def test_sep_without_its_correction_has_lost_the_prior() -> None:
-    method = fedep(line, shared_factor=True, lost_prior=True, damping=1.0)
-    loc, precision = gaussian(fit(method, e1(), rounds=25))
-    close(loc, (0.822222, 0.622222), 1e-4)
-    close(precision, PRECISION - torch.eye(2), 1e-4)
+def test_sep_keeps_the_prior_and_no_state() -> None:
     kept = fit(fedep(line, shared_factor=True), e1(), rounds=30)
     loc, precision = gaussian(kept)
     close(loc, MEAN, 1e-4)

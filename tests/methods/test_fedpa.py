@@ -1,6 +1,4 @@
-"""FedPA: the one vector of a product of Gaussians, exact answers for linear models, and its
-reduction to FedAvg.
-"""
+"""FedPA: the one vector of a product of Gaussians, draws as means of passes, and its reduction to FedAvg."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ from torch import Tensor
 import hierfl
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Phase
-from hierfl.methods import fedavg, fedpa
+from hierfl.methods import fedpa
 from hierfl.methods.posteriors.fedpa import product_gradient
 from hierfl.optimizers import SGD
-from tests.methods.quadratics import START, B, H, P, at, clients, stationary
+from tests.methods.quadratics import START, B, H, P, at, clients
 from tests.programs import federation, fit, row_plan
 
 DRAWS = torch.tensor([[1.0, 0, 2], [0, 1, 1], [2, 1, 0], [1, -1, 1]], dtype=torch.float64)
@@ -59,44 +57,6 @@ def line(batch: ClientBatch) -> None:
     w = pyro.param("w", torch.zeros(2))
     with batch.clients(), batch.data():
         pyro.sample("y", dist.Normal((batch.x * w).sum(-1), 1.0), obs=batch.y)
-
-
-@pytest.mark.parametrize("counts", [(16,), (5, 3, 7, 1), (12, 1, 1, 2)])
-def test_gaussian_models_are_exact_with_any_split(counts: tuple[int, ...]) -> None:
-    data = federation(counts)
-    method = fedpa(line, posterior="laplace", server_optimizer=SGD(0.7), newton_steps=2)
-    found = fit(method, data, rounds=1).message["theta"]["w"]
-    x, y = data.fields["x"], data.fields["y"]
-    # from 0 a step along the pooled gradient, H (0 - mode)
-    assert torch.allclose(found, 0.7 * x.T @ y / len(y), atol=1e-8, rtol=0.0)
-
-
-def test_it_reaches_the_pooled_optimum_where_fedavg_does_not() -> None:
-    best = stationary(P[:, None, None] * H)
-    method = fedpa(at(best), posterior="laplace", server_optimizer=SGD(0.3, momentum=0.5))
-    assert torch.allclose(fit(method, clients(), rounds=2).message["theta"]["theta"], best)
-    plain = fedavg(at(best), optimizer=SGD(0.1), steps=5, batch_size=None)
-    assert not torch.allclose(
-        fit(plain, clients(), rounds=2).message["theta"], best, atol=0.01, rtol=0.0
-    )
-
-
-def test_a_client_far_from_quadratic_is_a_gaussian_at_its_mode() -> None:
-    def logistic(batch: ClientBatch) -> None:
-        w = pyro.param("w", torch.tensor([2.0, -2.0]))
-        with batch.clients(), batch.data():
-            pyro.sample("ill", dist.Bernoulli(logits=(batch.x * w).sum(-1)), obs=batch.ill)
-
-    data = federation((60,))
-    method = fedpa(logistic, posterior="laplace", server_optimizer=SGD(1.0))
-    fitted = fit(method, data, rounds=1)
-    moved = torch.tensor([2.0, -2.0]) - fitted.message["theta"]["w"]
-    w, x, y = torch.zeros(2), data.fields["x"], data.fields["ill"]
-    for _ in range(30):
-        p = (x @ w).sigmoid()
-        hessian = (x * (p * (1 - p))[:, None]).T @ x / 60
-        w = w - torch.linalg.solve(hessian, x.T @ (p - y) / 60)
-    assert torch.allclose(moved, hessian @ (torch.tensor([2.0, -2.0]) - w), atol=1e-8)
 
 
 def test_a_draw_is_the_mean_of_a_pass() -> None:

@@ -13,7 +13,7 @@ from tests.methods.cases import net, shared
 BAD: dict[str, dict[str, Any]] = {
     "apfl": {"alpha": 1.5},
     "averaging_some": {"share": 0.0},
-    "clustered_fl": {"mean_norm": -1.0, "client_norm": -1.0, "linkage": "average"},
+    "clustered_fl": {"mean_norm": -1.0, "client_norm": -1.0},
     "fald": {"common_noise": 1.5, "steps": 0, "step_size": 0.0, "burn_in": 1.0, "draws": 0},
     "fedabml": {"server": "em"},
     "fedamp": {"prox": -1.0, "alpha": 0.0, "sigma": 0.0},
@@ -31,7 +31,7 @@ BAD: dict[str, dict[str, Any]] = {
         "loss": "total",
         "init": "best",
     },
-    "fedpa": {"posterior": "exact", "burn_in": 5, "shrinkage": -0.1, "newton_steps": 0},
+    "fedpa": {"burn_in": 5, "shrinkage": -0.1},
     "fedpop": {"step_size": 0.0, "temperature": -1.0, "kept_draws": 0, "burn_in": 10},
     "fedsvi": {"average": 1.0, "global_steps": 0, "draws": 0, "merge": "mean"},
     "fedvi": {"kl_weight": -1.0, "prior_weight": -1.0},

@@ -135,40 +135,6 @@ def test_two_rounds_by_hand(strategy: str) -> None:
     )
 
 
-def test_the_exact_jacobian_is_the_derivative_of_the_envelope() -> None:
-    """With an exact prox the step is eta grad_w min_v [ f(v) + lam D(v, mu(w)) ].
-
-    The gradient is by differences. The identity Jacobian gives another step.
-    """
-    lam, a, eta = 2.0, 0.15, 1.0
-
-    def envelope(k: int, w: Tensor) -> Tensor:
-        mu = w - a * (H[k] @ (w - B[k]))
-        v = torch.linalg.solve(H[k] + lam * torch.eye(2), H[k] @ B[k] + lam * mu)
-        return 0.5 * (v - B[k]) @ H[k] @ (v - B[k]) + lam / 2.0 * (v - mu).square().sum()
-
-    expected = torch.stack(
-        [torch.func.grad(lambda w, k=k: envelope(k, w))(START) for k in range(3)]
-    ).mean(0)
-    found = {}
-    for jacobian in ("exact", "identity"):
-        method = pfedbred(
-            at(START, personal=True),
-            "lg",
-            prox=lam,
-            optimizer=SGD(0.25),
-            global_optimizer=SGD(eta),
-            gradient_step_size=a,
-            inner_steps=60,
-            steps=1,
-            jacobian=jacobian,
-            **WHOLE,
-        )
-        found[jacobian] = START - fit(method, clients(), rounds=1).message["theta"]
-    assert torch.allclose(found["exact"], eta * expected, atol=1e-9)
-    assert not torch.allclose(found["identity"], eta * expected, atol=0.1)
-
-
 # ------------------------------------------------------------ other priors
 SLOPE = torch.tensor([0.8, -0.5], dtype=torch.float64)
 MEANS = {

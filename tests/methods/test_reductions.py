@@ -71,10 +71,6 @@ def narrow() -> Any:
     )
 
 
-def without_norms() -> Any:
-    return models.batch_norm_network(net(), likelihood=normal(1.0))
-
-
 def gaussian() -> Any:
     return models.bregman_network(net(), bregman.gaussian(), likelihood=normal(1.0))
 
@@ -96,7 +92,7 @@ def own_quadratics() -> Any:
 
 
 MODELS = (
-    *(shared, common, units, learned, flat, narrow, without_norms, gaussian, classes),
+    *(shared, common, units, learned, flat, narrow, gaussian, classes),
     *(remembering, quadratic, own_quadratics),
 )
 
@@ -198,7 +194,7 @@ PAIRS: dict[str, Same] = {
         of(methods.fedfomo, shared, models=0, **STEP), of(local_only, shared, **STEP),
         kept("last"), kept("theta")),
     "fedbn without batch norm": Same(
-        of(methods.fedbn, without_norms, **SOME), FEDAVG, run={"rounds": 3, "cohort": 4}),
+        of(methods.fedbn, shared, **SOME), FEDAVG, run={"rounds": 3, "cohort": 4}),
     "ditto's common model": Same(of(methods.ditto, shared, prox=0.3, **SOME), FEDAVG),
     "ditto without pull": Same(
         of(methods.ditto, shared, prox=0.0, **SOME), ALONE, kept("theta"), kept("theta")),

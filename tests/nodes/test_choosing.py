@@ -19,7 +19,6 @@ from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import run_name
 from hierfl.program.recipes import describe
 from hierfl.runs.choice import choose
-from tests.methods.cases import normed
 from tests.programs import federation, logistic, regression
 
 NORMAL = models.likelihood.normal(1.0)
@@ -54,7 +53,6 @@ MODELS: dict[str, Any] = {
     "network": lambda: models.network(linear(), likelihood=NORMAL),
     "bayesian_network": lambda: models.bayesian_network(linear(), likelihood=NORMAL),
     "learned_prior_network": lambda: models.learned_prior_network(linear(), likelihood=NORMAL),
-    "batch_norm_network": normed,
 }
 
 
@@ -65,10 +63,7 @@ def between(data: ClientData) -> Agreement:
 # Networks are given the same method either way.
 BOTH = [
     *((name, "summaries") for name in ("regression", "counts", "network", "bayesian_network")),
-    *(
-        (name, "sums")
-        for name in ("logistic", "apart", "learned_prior_network", "batch_norm_network")
-    ),
+    *((name, "sums") for name in ("logistic", "apart", "learned_prior_network")),
 ]
 
 

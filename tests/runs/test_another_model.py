@@ -17,7 +17,6 @@ import hierfl
 from hierfl import guides, models
 from hierfl.core.trees import named_leaves
 from hierfl.methods import fedavg, fedsvi, pfedbred, pfedme
-from hierfl.methods.pfedbred import MetaPoint, Put, Strategy
 from hierfl.models.bregman import BregmanPrior
 from hierfl.optimizers import SGD
 from hierfl.runs.records import digest
@@ -54,20 +53,13 @@ def mirror(factor: float) -> BregmanPrior:
     return BregmanPrior(squared, inverse=lambda mean: mean * (factor / factor))
 
 
-def strategy(step: float) -> Strategy:
-    def put(at: MetaPoint) -> Put:
-        return Put({name: step * value for name, value in at.w.items()}, at.w)
-
-    return Strategy(put)
-
-
 def bregman(factor: float) -> Any:
     likelihood = models.likelihood.normal(1.0)
     return models.bregman_network(torch.nn.Linear(2, 1), mirror(factor), likelihood=likelihood)
 
 
-def bred(model: Any, how: Any = "none") -> hierfl.Method:
-    return pfedbred(model, how, steps=1, inner_steps=1)
+def bred(model: Any) -> hierfl.Method:
+    return pfedbred(model, "none", steps=1, inner_steps=1)
 
 
 def changed(method: hierfl.Method, by: float) -> hierfl.Method:
@@ -101,10 +93,6 @@ OTHERS: dict[str, tuple[Callable[[], hierfl.Method], Callable[[], hierfl.Method]
         "model likelihood: code"
     ),
     "a mirror map": (lambda: bred(bregman(1.0)), lambda: bred(bregman(2.0)), "inverse: value of closure's 'factor'"),
-    "a strategy": (
-        lambda: bred(network(), strategy(1.0)), lambda: bred(network(), strategy(2.0)),
-        "strategy put: value of closure's 'step'"
-    ),
     "a client of one's own": (
         lambda: changed(pfedme(network()), 1.0), lambda: changed(pfedme(network()), 2.0),
         "client: value of closure's 'by'"

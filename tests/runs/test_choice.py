@@ -86,8 +86,11 @@ def wide(batch: ClientBatch, *, own: int = 1, shared: int = 1) -> None:
             pyro.sample("y", dist.Normal(center.expand(batch.y.shape), 1.0), obs=batch.y)
 
 
-def normed() -> nn.Module:
-    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+def personal(batch: ClientBatch) -> None:
+    with batch.clients():
+        level = pyro.param("level", torch.zeros(batch.num_clients, 1))
+        with batch.data():
+            pyro.sample("y", dist.Normal(level, 1.0), obs=batch.y)
 
 
 def network(**options: Any) -> Any:
@@ -113,7 +116,7 @@ ROWS: dict[str, tuple[Any, str, Any, str]] = {
     ),
     "a learned prior": (lambda: network(prior_loc="learned"), "fedsvi", mean_field, "is a network"),
     "a network": (lambda: models.network(net(), likelihood=normal()), "fedavg", None, "no site is latent"),
-    "batch norm": (lambda: models.batch_norm_network(normed(), likelihood=normal()), "fedbn", None, "at each client"),
+    "params at clients": (lambda: personal, "fedper", None, "at each client"),
     "learned_prior_network": (
         lambda: models.learned_prior_network(net(), likelihood=normal()), "fedmap", None, "learned_prior"
     ),

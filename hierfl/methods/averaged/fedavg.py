@@ -34,7 +34,6 @@ from hierfl.program.sites import Model
     infers="one global model; FedProx with `prox=`",
     source="McMahan et al. 2017, arXiv:1602.05629; FedProx: Li et al. 2020, arXiv:1812.06127",
     common="weights",
-    crosses="its copy of the weights",
     new="the global model",
     up="`theta`*: its weights after training; `loss`*",
 )

@@ -13,8 +13,6 @@ are points, and a correction, linear in w, has no density.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 import torch
@@ -24,7 +22,7 @@ from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, add, scaled, sub, tree_map, zeros_like
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Clock, Method, Phase, Server, Share, Step, Up, slope
+from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import common_params
 from hierfl.optimizers import SGD, Optimizer, plain_lr
@@ -40,7 +38,6 @@ WEIGHTS, OPTIONS = ("uniform", "rows"), ("I", "II")
     common="weights",
     own="a correction of its gradients",
     kept="its correction",
-    crosses="its update, and its correction's",
     new="the global model",
     down="the weights, and the clients' mean correction",
     up=(
@@ -90,62 +87,57 @@ def scaffold(
     expect(option=(option, OPTIONS), weights=(weights, WEIGHTS))
 
     def client(program: Program) -> Client:
-        plan = partial(Phase, count=steps, unit=unit, batch_size=batch_size)
-        return _client(program, lr, option, weights, plan)
+        zero = zeros_like(common_params(program, "scaffold"))
+
+        def start(message: Tree, own: Tree) -> Tree:
+            none, first = torch.zeros(()), {"at_theta": zero} if option == "I" else {}
+            work = {"w": message["theta"], "correction": sub(message["c"], own["c"])}
+            return {**work, "taken": none, "loss": none, **first}
+
+        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            gradient, value = slope(lambda w: program.mean_loss(w, batch), work["w"])
+            w = tree_map(lambda w, g, c: w - lr * (g + c), work["w"], gradient, work["correction"])
+            return {**work, "w": w, "taken": work["taken"] + 1.0, "loss": value}
+
+        def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            gradient, _ = slope(lambda w: program.mean_loss(w, batch), message["theta"])
+            return {**work, "at_theta": gradient}
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            weight = rows if weights == "rows" else torch.ones_like(rows)
+            moved = sub(work["w"], message["theta"])
+            if option == "I":
+                c = work["at_theta"]
+            else:  # a client that took no step knows no mean gradient
+                by = torch.where(
+                    work["taken"] > 0.0, 1.0 / (lr * work["taken"].clamp(min=1.0)), 0.0
+                )
+                mean = tree_map(lambda a, d: -a - by * d, work["correction"], moved)
+                c = tree_map(lambda new, old: torch.where(by > 0.0, new, old), mean, own["c"])
+            new = 1.0 - own["seen"]
+            up = {
+                "moved": Share(moved, weight),
+                "corrected": Share(scaled(sub(c, own["c"]), weight)),
+                "joined": Share({"clients": new, "weight": new * weight}),
+                "loss": Share(work["loss"], weight),
+            }
+            return up, {"c": c, "seen": torch.ones(())}
+
+        # the steps come first: in phase 0 their mini-batches are those of fedavg
+        along = Phase(move, steps, unit, batch_size)
+        return Client(
+            own={"c": zero, "seen": torch.zeros(())},
+            start=start,
+            phases=(along, Phase(look)) if option == "I" else (along,),
+            finish=finish,
+            params=lambda message, own: message["theta"],
+            adapt=(),
+        )
 
     def server(program: Program) -> Server:
         return _server(program, server_lr)
 
     return Method("scaffold", model, delta, client, server)
-
-
-def _client(
-    program: Program, lr: float, option: str, weights: str, plan: Callable[[Step], Phase]
-) -> Client:
-    zero = zeros_like(common_params(program, "scaffold"))
-
-    def start(message: Tree, own: Tree) -> Tree:
-        none, first = torch.zeros(()), {"at_theta": zero} if option == "I" else {}
-        work = {"w": message["theta"], "correction": sub(message["c"], own["c"])}
-        return {**work, "taken": none, "loss": none, **first}
-
-    def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        gradient, value = slope(lambda w: program.mean_loss(w, batch), work["w"])
-        w = tree_map(lambda w, g, c: w - lr * (g + c), work["w"], gradient, work["correction"])
-        return {**work, "w": w, "taken": work["taken"] + 1.0, "loss": value}
-
-    def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        gradient, _ = slope(lambda w: program.mean_loss(w, batch), message["theta"])
-        return {**work, "at_theta": gradient}
-
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        weight = rows if weights == "rows" else torch.ones_like(rows)
-        moved = sub(work["w"], message["theta"])
-        if option == "I":
-            c = work["at_theta"]
-        else:  # a client that took no step knows no mean gradient
-            by = torch.where(work["taken"] > 0.0, 1.0 / (lr * work["taken"].clamp(min=1.0)), 0.0)
-            mean = tree_map(lambda a, d: -a - by * d, work["correction"], moved)
-            c = tree_map(lambda new, old: torch.where(by > 0.0, new, old), mean, own["c"])
-        new = 1.0 - own["seen"]
-        up = {
-            "moved": Share(moved, weight),
-            "corrected": Share(scaled(sub(c, own["c"]), weight)),
-            "joined": Share({"clients": new, "weight": new * weight}),
-            "loss": Share(work["loss"], weight),
-        }
-        return up, {"c": c, "seen": torch.ones(())}
-
-    # the steps come first: in phase 0 their mini-batches are those of fedavg
-    steps = plan(move)
-    return Client(
-        own={"c": zero, "seen": torch.zeros(())},
-        start=start,
-        phases=(steps, Phase(look)) if option == "I" else (steps,),
-        finish=finish,
-        params=lambda message, own: message["theta"],
-        adapt=(),
-    )
 
 
 def _server(program: Program, server_lr: float) -> Server:

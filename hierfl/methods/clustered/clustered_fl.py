@@ -44,7 +44,6 @@ SMALLEST = 3  # clients of a cluster that may be halved
     own="its cluster, found by the server",
     guide="points; hard labels",
     kept="its cluster's weights",
-    crosses="its update individually",
     discloses="summaries",
     new="the model of least loss",
     down="to each client the weights of its cluster",
@@ -56,7 +55,6 @@ def clustered_fl(
     mean_norm: float = 0.4,
     client_norm: float = 1.6,
     warmup_rounds: int = 20,
-    linkage: Literal["single", "complete"] = "single",
     optimizer: Optimizer = SGD(0.1, momentum=0.9),  # noqa: B008 (frozen)
     steps: int = 1,
     unit: Literal["step", "epoch"] = "epoch",
@@ -73,21 +71,16 @@ def clustered_fl(
             params.
         client_norm: norm of a client's update above which it has not settled.
         warmup_rounds: rounds before the first halving.
-        linkage: how a cluster is halved; "complete" is that of the authors' code.
         optimizer: of the client, restarted in each round.
         steps: mini-batches of a round, or passes over the rows (`unit`).
         unit: "step" or "epoch".
         batch_size: rows of a mini-batch; None: all.
 
     Raises:
-        ValueError: `mean_norm` or `client_norm` is negative, or `linkage` is another word.
+        ValueError: `mean_norm` or `client_norm` is negative.
         ProgramError: (at fit) the model has latent sites or local params.
     """
-    expect(
-        mean_norm=(mean_norm, "[0, inf]"),
-        client_norm=(client_norm, "[0, inf]"),
-        linkage=(linkage, ("single", "complete")),
-    )
+    expect(mean_norm=(mean_norm, "[0, inf]"), client_norm=(client_norm, "[0, inf]"))
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:
@@ -127,7 +120,7 @@ def clustered_fl(
                 settled = bool(of_cluster[members[0]].norm() < mean_norm)
                 unlike = bool(vectors[members].norm(dim=1).max() > client_norm)
                 if settled and unlike and len(members) >= SMALLEST:
-                    second = halved(vectors[members], linkage)
+                    second = halved(vectors[members])
                     cluster[members[second]] = int(cluster.max()) + 1
             return {"theta": add(state["theta"], mean), "cluster": cluster}
 
@@ -157,15 +150,14 @@ def clustered_fl(
     )
 
 
-def halved(updates: Tensor, linkage: str) -> Tensor:
+def halved(updates: Tensor) -> Tensor:
     """Return which of a cluster's clients go into the second half, (C,) bool, by updates (C, P)."""
     # imported here: it takes a quarter of a second, and nothing else of hierfl needs it
-    from scipy.cluster.hierarchy import fcluster
-    from scipy.cluster.hierarchy import linkage as linked
+    from scipy.cluster.hierarchy import fcluster, single
     from scipy.spatial.distance import pdist
 
     distances = pdist(updates.double().numpy(), "cosine")
-    tree = linked(np.nan_to_num(distances, nan=1.0), method=linkage)  # of updates that are zero
+    tree = single(np.nan_to_num(distances, nan=1.0))  # of updates that are zero
     half = torch.from_numpy(fcluster(tree, 2, criterion="maxclust"))
     return half != half[0]
 

@@ -41,7 +41,6 @@ LEAST = 1e-12  # of a share: its logarithm stays finite
     own="shares of them",
     guide="points; labels of rows exact",
     kept="its shares of the M",
-    crosses="its copies of all M",
     new="fits its shares",
     down="the weights of M models",
     up="`theta`*: its copies of all M after training; `loss`*",

@@ -42,7 +42,6 @@ from hierfl.program.sites import Model
     own="which of them",
     guide="points; a hard label",
     kept="its cluster",
-    crosses="its model at its cluster's place",
     new="the model of least loss",
     down="the weights of K models, and the share of clients that chose each",
     up=(

@@ -42,7 +42,6 @@ from hierfl.program.sites import Model
     common="weights",
     own="weights, and a share of them",
     kept="its own weights, and the weight of its own model",
-    crosses="its copy of the common ones",
     new="the common model, then as the others",
     up="`theta`: its copy of them after training; `loss`",
 )

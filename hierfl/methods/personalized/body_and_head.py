@@ -66,11 +66,6 @@ def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyA
     """Split the params of a program without latent sites; `head` is as in `fedrep`."""
     above, mine = program.start()
     check_no_sites(program, method, "models.network, or fedsvi")
-    if getattr(program.model, "normalizes_by_batch", False):
-        raise ProgramError(
-            f"{method} does not set the statistics of batch normalization: take fedbn, or "
-            f"batch_normed({method}(models.network(module), ...))"
-        )
     if mine and head is not None:
         raise ProgramError(
             f"head is given, and the model has params of each client ({', '.join(mine)}), which "

@@ -34,7 +34,6 @@ from hierfl.program.sites import Model
     common="weights",
     own="weights near them",
     kept="its personal weights",
-    crosses="its copy of the common ones",
     new="fits its weights",
     up="`theta`*: its copy of the common weights after training; `loss`*",
 )
@@ -75,7 +74,6 @@ def ditto(
     common="none",
     own="weights",
     kept="its weights",
-    crosses="its loss",
     new="fits its weights",
     down="the starting weights",
     up="`loss`*",

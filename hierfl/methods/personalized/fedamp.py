@@ -47,7 +47,6 @@ ABOUT = partial(
     common="none",
     own="weights near a mix of others'",
     kept="its weights, and the mix",
-    crosses="its weights individually",
     discloses="summaries",
     new="fits its weights near the mean",
     down="to each client a mix of all clients' weights",

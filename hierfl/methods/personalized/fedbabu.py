@@ -35,7 +35,6 @@ from hierfl.program.sites import Model
     common="a body",
     own="all, at the end",
     kept="what it has tuned: all of its weights, or the head",
-    crosses="its copy of the body",
     new="tunes the whole, or its head",
     down="the body",
     up="`theta`: its copy of it after training; `loss`",
@@ -78,8 +77,7 @@ def fedbabu(
         ValueError: `tune` is neither "all" nor "head", or `tune_steps` is below 1; (at fit) `head`
             matches no param.
         ProgramError: (at fit) `head` matches every param, is missing, or is given though the model
-            has local params; there is none to tune; the model has latent sites, or is
-            `batch_norm_network`.
+            has local params; there is none to tune; or the model has latent sites.
     """
     expect(tune=(tune, ("all", "head")), tune_steps=(tune_steps, "[1, inf)"))
 

@@ -17,7 +17,6 @@ Nothing in it is Bayesian: it is a heuristic average of models.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -48,7 +47,6 @@ LEAST = 1e-12  # distance of two models that are one
     common="none",
     own="weights",
     kept="its weights before and after training, and those of M others",
-    crosses="its weights individually, and scores",
     discloses="summaries",
     new="moves from the mean to the best",
     down="to each client the weights of M others",
@@ -90,64 +88,97 @@ def fedfomo(
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:
-        return _client(program, descent, validation, models)
+        first = common_params(program, "fedfomo")
+
+        def loss_of(rows: bool, theta: Params, batch: ClientBatch) -> Tensor:
+            """Return the loss on validation rows, or the others; 0 if there are none."""
+            if validation is None:
+                return program.mean_loss(theta, batch)
+            masked, any_left = some_rows(batch, (batch.fields[validation] > 0) == rows)
+            return program.mean_loss(theta, masked) * any_left
+
+        def start(message: Tree, own: Tree) -> Tree:
+            before = own["before"]
+            begun = {"own": own, "before": before, "scores": torch.zeros(models)}
+            return {**descent.begin(before), **begun}
+
+        def mix(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            own, before = work["own"], work["own"]["before"]
+            sent, there = own["mail"]["models"], own["mail"]["there"]
+            tried = tree_map(
+                lambda first, others: torch.cat([first[None], others]), own["last"], sent
+            )
+            here = loss_of(True, before, batch)
+            gain = here - of_each(program, lambda theta: loss_of(True, theta, batch), tried)
+            mixed, score = _moved(before, tried, gain, torch.cat([torch.ones(1), there]))
+            return {**work, **descent.begin(mixed), "before": mixed, "scores": score[1:]}
+
+        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+            return loss_of(False, w, batch)
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            model = Each({"w": work["w"], "scores": work["scores"]})
+            after = {"before": work["before"], "last": work["w"], "mail": own["mail"]}
+            return {"model": model, "loss": Share(work["loss"], rows)}, {
+                **after,
+                "seen": torch.ones(()),
+            }
+
+        def new(message: Tree) -> Tree:
+            mean = message["mean"]
+            mail = {"models": message["best"], "there": torch.ones(models)}
+            return {"before": mean, "last": mean, "mail": mail, "seen": torch.zeros(())}
+
+        none = {"models": at_each(first, models), "there": torch.zeros(models)}
+        return Client(
+            own={"before": first, "last": first, "mail": none, "seen": torch.zeros(())},
+            start=start,
+            phases=(Phase(mix), descent.phase(loss)),
+            finish=finish,
+            params=lambda message, own: chosen(own["seen"], own["last"], message["mean"]),
+            seen=lambda own: own["seen"],
+            new=new,
+        )
 
     def server(program: Program) -> Server:
-        return _server(program, models, lambda round_: max(explore - explore_decay * round_, 0.0))
+        count = program.num_clients
+
+        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+            reports = means["model"]
+            ids = reports.ids
+            affinity = state["affinity"].clone()
+            rows = ids[:, None].expand(-1, models)
+            score = reports.value["scores"].to(affinity.dtype) * state["there"][ids]
+            affinity.index_put_((rows, state["picked"][ids]), score, accumulate=True)
+            w = stored(state["w"], Reports(reports.value["w"], ids))
+            seen = state["seen"].index_fill(0, ids, True)
+            drawn = _drawn(program, models, clock.round)
+            picks, there = _picked(
+                affinity, seen, max(explore - explore_decay * clock.round, 0.0), *drawn
+            )
+            return {"w": w, "seen": seen, "affinity": affinity, "picked": picks, "there": there}
+
+        def mail(state: Tree) -> Tree:
+            sent = tree_map(lambda v: v[state["picked"]], state["w"])
+            return {"models": sent, "there": state["there"]}
+
+        def final(state: Tree, clock: Clock) -> Tree:
+            liked = state["affinity"].sum(0).argsort(descending=True)[:models]
+            short = models - len(liked)  # fewer clients than models
+            liked = torch.cat([liked, liked[:1].expand(short)]) if short > 0 else liked
+            best = tree_map(lambda v: v[liked], state["w"])
+            return {"best": best, "mean": mean_of(state["w"], state["seen"])}
+
+        begin = {
+            "w": at_each(common_params(program, "fedfomo"), count),
+            "seen": torch.zeros(count, dtype=torch.bool),
+            "affinity": torch.zeros(count, count),
+            "picked": torch.zeros(count, models, dtype=torch.long),
+            "there": torch.zeros(count, models),
+        }
+        return Server(begin, update, down=lambda state, clock: {}, final=final, mail=mail)
 
     return Method("fedfomo", model, delta, client, server, discloses="summaries")
-
-
-def _client(program: Program, descent: Descent, validation: str | None, models: int) -> Client:
-    first = common_params(program, "fedfomo")
-
-    def loss_of(rows: bool, theta: Params, batch: ClientBatch) -> Tensor:
-        """Return the loss on validation rows, or the others; 0 if there are none."""
-        if validation is None:
-            return program.mean_loss(theta, batch)
-        masked, any_left = some_rows(batch, (batch.fields[validation] > 0) == rows)
-        return program.mean_loss(theta, masked) * any_left
-
-    def start(message: Tree, own: Tree) -> Tree:
-        before = own["before"]
-        begun = {"own": own, "before": before, "scores": torch.zeros(models)}
-        return {**descent.begin(before), **begun}
-
-    def mix(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        own, before = work["own"], work["own"]["before"]
-        sent, there = own["mail"]["models"], own["mail"]["there"]
-        tried = tree_map(lambda first, others: torch.cat([first[None], others]), own["last"], sent)
-        here = loss_of(True, before, batch)
-        gain = here - of_each(program, lambda theta: loss_of(True, theta, batch), tried)
-        mixed, score = _moved(before, tried, gain, torch.cat([torch.ones(1), there]))
-        return {**work, **descent.begin(mixed), "before": mixed, "scores": score[1:]}
-
-    def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
-        return loss_of(False, w, batch)
-
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        model = Each({"w": work["w"], "scores": work["scores"]})
-        after = {"before": work["before"], "last": work["w"], "mail": own["mail"]}
-        return {"model": model, "loss": Share(work["loss"], rows)}, {
-            **after,
-            "seen": torch.ones(()),
-        }
-
-    def new(message: Tree) -> Tree:
-        mean = message["mean"]
-        mail = {"models": message["best"], "there": torch.ones(models)}
-        return {"before": mean, "last": mean, "mail": mail, "seen": torch.zeros(())}
-
-    none = {"models": at_each(first, models), "there": torch.zeros(models)}
-    return Client(
-        own={"before": first, "last": first, "mail": none, "seen": torch.zeros(())},
-        start=start,
-        phases=(Phase(mix), descent.phase(loss)),
-        finish=finish,
-        params=lambda message, own: chosen(own["seen"], own["last"], message["mean"]),
-        seen=lambda own: own["seen"],
-        new=new,
-    )
 
 
 def _moved(before: Params, tried: Params, gain: Tensor, available: Tensor) -> tuple[Params, Tensor]:
@@ -172,43 +203,6 @@ def some_rows(batch: ClientBatch, keep: Tensor) -> tuple[ClientBatch, Tensor]:
     any_left = inside.any()
     rows = torch.where(any_left, inside, there)
     return replace(batch, rows=rows, is_mini_batch=True), any_left.to(batch.counts.dtype)
-
-
-def _server(program: Program, models: int, eps: Callable[[int], float]) -> Server:
-    count = program.num_clients
-
-    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        reports = means["model"]
-        ids = reports.ids
-        affinity = state["affinity"].clone()
-        rows = ids[:, None].expand(-1, models)
-        score = reports.value["scores"].to(affinity.dtype) * state["there"][ids]
-        affinity.index_put_((rows, state["picked"][ids]), score, accumulate=True)
-        w = stored(state["w"], Reports(reports.value["w"], ids))
-        seen = state["seen"].index_fill(0, ids, True)
-        drawn = _drawn(program, models, clock.round)
-        picks, there = _picked(affinity, seen, eps(clock.round), *drawn)
-        return {"w": w, "seen": seen, "affinity": affinity, "picked": picks, "there": there}
-
-    def mail(state: Tree) -> Tree:
-        sent = tree_map(lambda v: v[state["picked"]], state["w"])
-        return {"models": sent, "there": state["there"]}
-
-    def final(state: Tree, clock: Clock) -> Tree:
-        liked = state["affinity"].sum(0).argsort(descending=True)[:models]
-        short = models - len(liked)  # fewer clients than models
-        liked = torch.cat([liked, liked[:1].expand(short)]) if short > 0 else liked
-        best = tree_map(lambda v: v[liked], state["w"])
-        return {"best": best, "mean": mean_of(state["w"], state["seen"])}
-
-    begin = {
-        "w": at_each(common_params(program, "fedfomo"), count),
-        "seen": torch.zeros(count, dtype=torch.bool),
-        "affinity": torch.zeros(count, count),
-        "picked": torch.zeros(count, models, dtype=torch.long),
-        "there": torch.zeros(count, models),
-    }
-    return Server(begin, update, down=lambda state, clock: {}, final=final, mail=mail)
 
 
 def _drawn(program: Program, models: int, round_: int) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,6 @@ from hierfl.program.sites import Model
     own="weights near one of them",
     guide="points; shares of the networks",
     kept="its weights, and its shares of the networks",
-    crosses="its weights by its shares",
     down="the weights of K networks, and the share of clients near each",
     up="`mine`: its weights at each network's place, times its share of it, and the shares; `loss`*",
 )

@@ -61,7 +61,6 @@ class Classes(NamedTuple):
     common="a body, and mean features of classes",
     own="a head, mixed from others'",
     kept="its head, and the mixed one",
-    crosses="its body; its head and label shares individually",
     discloses="summaries",
     new="fits a head",
     down=(

@@ -49,7 +49,6 @@ from hierfl.program.sites import Model
     common="a body",
     own="a head, reconstructed each time",
     kept="its last head, for predictions alone",
-    crosses="how far the body moved",
     new="makes a head from its rows",
     down="the body",
     up=(
@@ -92,7 +91,7 @@ def fedrecon(
     Raises:
         ValueError: (at fit) `head` matches no param.
         ProgramError: (at fit) `head` matches every param, is missing, or is given though the model
-            has local params; the model has latent sites, or is `batch_norm_network`.
+            has local params; or the model has latent sites.
     """
 
     def client(program: Program) -> Client:

@@ -35,7 +35,6 @@ from hierfl.program.sites import Model
     common="a body",
     own="a head",
     kept="its head",
-    crosses="its copy of the body",
     new="fits a head",
     down="the body",
     up="`theta`*: its copy of it after training; `loss`*",
@@ -71,7 +70,7 @@ def fedrep(
     Raises:
         ValueError: (at fit) `head` matches no param.
         ProgramError: (at fit) `head` matches every param, is missing, or is given though the model
-            has local params; the model has latent sites, or is `batch_norm_network`.
+            has local params; or the model has latent sites.
     """
     name = "fedper" if joint else "fedrep"
 

@@ -63,7 +63,6 @@ from hierfl.program.sites import Family, Guide, Model
     own="sites",
     guide="mean field",
     kept="its mean-field posterior",
-    crosses="mean and spread of its posterior",
     down="the prior's means and scales",
     up="`moments`: mean of its posterior less the prior's, and the second moment about it; `loss`",
 )
@@ -131,7 +130,6 @@ LEAST = 1e-12  # v, where points of clients agree
     own="sites",
     guide="mean field",
     kept="its mean-field posterior",
-    crosses="mean and spread of its posterior",
     down="the prior's means and scales",
     up="`moments`*: mean of its posterior less the prior's, and the second moment about it; `loss`*",
 )

@@ -46,7 +46,6 @@ BATCHES = {"first": 2, "hessian-free": 3, "full": 3}  # independent mini-batches
     source="Fallah et al. 2020, arXiv:2002.07948",
     common="a start for one step",
     kept="its weights one step from those received",
-    crosses="its copy of the start",
     new="one step on its rows",
     up="`theta`*: its weights after training; `loss`*",
 )

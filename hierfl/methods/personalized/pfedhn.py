@@ -94,7 +94,6 @@ class Mlp:
     common="a hypernetwork, at the server",
     own="weights it makes",
     kept="its weights",
-    crosses="its update individually",
     discloses="summaries",
     new="fits an embedding",
     down="to each client weights of its own",

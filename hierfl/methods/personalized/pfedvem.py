@@ -60,7 +60,6 @@ LEAST = 1e-3  # the smallest rho_k
     own="weights",
     guide="mean field",
     kept="its posterior and its spread",
-    crosses="the mean of its posterior, and its spread",
     new="its own posterior, about the common weights",
     up="`head`: the mean of its posterior, by its confidence; `base`*: other weights; `loss`; `rho`: its spread",
 )

@@ -60,7 +60,6 @@ Remembered = Callable[[ClientBatch], Tree]
     common="weights",
     own="a memory of rows",
     kept="some of its rows and their labels",
-    crosses="its copy of the weights",
     new="its own memory",
     up="`theta`*: its weights after training; `loss`*",
 )
@@ -122,7 +121,6 @@ def remembering(
     own="a Gaussian process",
     guide="a Gaussian process, exact given its rows",
     kept="some of its rows and their labels",
-    crosses="its copy of the weights",
     new="its own process, from its rows",
     up="`theta`*: its weights after training; `loss`*",
 )

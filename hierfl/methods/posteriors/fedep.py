@@ -15,7 +15,7 @@ Source: Guo et al. 2023, arXiv:2302.04228, Algorithms 1 and 2. Differences: the 
 have networks, fit moments by SGD, a scaled identity or a diagonal Fisher, and temper; clip changes
 and precisions; and step the server with momentum, after which q is no product of factors. Here
 models have few global unknowns, and damping is all. In the authors' SEP the cavity is q^(1 - 1 /
-N), whose fixed point has lost the prior: `lost_prior=True`. Here t_0 stays in it.
+N), whose fixed point has lost the prior; here t_0 stays in it.
 
 It is Bayesian throughout: the posterior under the program's own prior, by Gaussian factors.
 """
@@ -64,7 +64,6 @@ AT_ONCE = 32  # points evaluated together
     common="sites",
     guide="a Gaussian, by moments",
     kept="its Gaussian factor; mode of the local sites. Nothing with `shared_factor=True`",
-    crosses="the change of its factor",
     new="the global posterior",
     down="the global Gaussian; with `shared_factor=True` also the shared factor",
     up=(
@@ -77,7 +76,6 @@ def fedep(
     *,
     factors: Literal["full", "diagonal"] = "full",
     shared_factor: bool = False,
-    lost_prior: bool = False,
     damping: float | None = None,
     steps: int = 5,
     draws: int = 64,
@@ -93,8 +91,6 @@ def fedep(
         factors: covariance of the Gaussian factors, "full" or "diagonal". A diagonal one matches
             the variances.
         shared_factor: whether all clients share one factor and keep nothing (stochastic EP, SEP).
-        lost_prior: take the authors' cavity of SEP, q^(1 - 1 / N): the prior vanishes from the
-            answer.
         damping: delta, in (0, 1]; None: 1 / N, as the authors' power of the change. 1 is exact in
             one round of all clients where all is Gaussian and factors are full.
         steps: Newton steps of a visit to the mode of the tilted posterior, 1 or more.
@@ -102,16 +98,11 @@ def fedep(
         max_global_size: largest K, the number of global unknowns.
 
     Raises:
-        ValueError: `damping` is outside (0, 1], `draws` is odd or below 2, `steps` is below 1, or
-            `lost_prior` without `shared_factor`; (during a fit) q is not a distribution, because
-            damping was too large.
+        ValueError: `damping` is outside (0, 1], `draws` is odd or below 2, or `steps` is below 1;
+            (during a fit) q is not a distribution, because damping was too large.
         ProgramError: (at fit) as for `pvi`.
     """
     check_visits(damping, draws, steps)
-    if lost_prior and not shared_factor:
-        raise ValueError(
-            "lost_prior is True, and shared_factor False: it is a cavity of a shared factor"
-        )
     full = factors == "full"
 
     def client(program: Program) -> Client:
@@ -129,8 +120,8 @@ def fedep(
             return factor_server(Marginal(program), averaged, full=full)
 
         def down(state: Tree, clock: Clock) -> Tree:
-            above = no_factor(len(state["q"]["shift"])) if lost_prior else state["prior"]
-            return {**state["q"], "factor": scaled(sub(state["q"], above), program.share)}
+            factors = sub(state["q"], state["prior"])
+            return {**state["q"], "factor": scaled(factors, program.share)}
 
         return factor_server(Marginal(program), averaged, full=full, down=down)
 

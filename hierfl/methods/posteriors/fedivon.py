@@ -45,7 +45,6 @@ from hierfl.program.sites import Model
     source="Pal et al. 2025, arXiv:2411.18385",
     common="sites",
     guide="independent Gaussians",
-    crosses="its weighted move and its precision",
     new="the global posterior",
     down="`z`, the mean precision of a client, and its rows",
     up=(

@@ -79,7 +79,6 @@ FORMS = ({"loc"}, {"loc", "first"}, SETTLING, SETTLING | {"right", "left", "poin
     own="sites with modes",
     guide="weighted points; Laplace given them",
     kept="mode of the local sites and how it moves with the global ones",
-    crosses="log marginals and their derivatives",
     new="one round: its own mode",
     down="where in the global sites to evaluate",
     up=(

@@ -11,8 +11,7 @@ In the first rounds D_k is theta minus the last iterate, as in FedAvg.
 
 Source: Al-Shedivat, Gillenwater, Xing and Rostamizadeh 2021, arXiv:2010.05273, Algorithms 1 to 4.
 Weights by rows belong to posteriors of the mean loss, and so it is the mean loss that clients fit
-here. `posterior="laplace"` is hierfl's: a Gaussian at the client's own mode in place of draws. It
-is exact where the model is Gaussian.
+here.
 
 Its Bayesian part is each client's posterior under a flat prior, as a Gaussian, and the mode of their
 product. The answer is a point.
@@ -21,7 +20,6 @@ product. The answer is a point.
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,16 +29,12 @@ from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, as_tree, as_vector, chosen, sub
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.laplace.mode import climb, curvature
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import common_params, stepping_server
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
-from hierfl.program.program import Program, ProgramError
+from hierfl.program.program import Program
 from hierfl.program.sites import Model
-
-LONGEST = 10.0  # the longest Newton step
-LIMIT = 1000  # most params of a dense Hessian
 
 
 @About(
@@ -48,7 +42,6 @@ LIMIT = 1000  # most params of a dense Hessian
     source="Al-Shedivat et al. 2021, arXiv:2010.05273",
     common="params under a flat prior",
     guide="points; clients sample",
-    crosses="a gradient scaled by its covariance",
     new="the global model",
     down="the weights; whether to average",
     up=(
@@ -59,7 +52,6 @@ LIMIT = 1000  # most params of a dense Hessian
 def fedpa(
     model: Model,
     *,
-    posterior: Literal["iterates", "laplace"] = "iterates",
     epochs: int = 5,
     burn_in: int = 1,
     shrinkage: float = 0.01,
@@ -67,47 +59,32 @@ def fedpa(
     optimizer: Optimizer = SGD(0.02, momentum=0.9),  # noqa: B008 (frozen)
     server_optimizer: Optimizer = SGD(0.5, momentum=0.9),  # noqa: B008 (frozen)
     averaging_rounds: int | None = None,
-    newton_steps: int = 10,
 ) -> Method:
     """Return FedPA of a program whose params are all global, such as `hierfl.models.network`.
 
     Args:
         model: as in `fedavg`; its params have a flat prior.
-        posterior: of a client. "iterates": from draws, means of the iterates of a pass each.
-            "laplace": the Hessian at the client's mode, for models of few params; the four options
-            of passes are then unused.
         epochs: passes over the rows in a round. Defaults of epochs, burn_in, shrinkage, batch_size
             and both optimizers: the authors', for EMNIST-62.
         burn_in: passes before the first draw; l = epochs - burn_in.
         shrinkage: rho, of the covariance, 0 or more. 0: D_k = theta - mean x.
         batch_size: rows of a mini-batch; None: all.
         optimizer: of the client, restarted in each round.
-        server_optimizer: of the server, on the mean of D_k. With "laplace" that is in the units of
-            a gradient.
+        server_optimizer: of the server, on the mean of D_k.
         averaging_rounds: rounds before the first with draws, in which D_k is theta minus the last
-            iterate. None: 4/15 of all rounds, as the authors' 400 of 1500. Unused by "laplace".
-        newton_steps: to the client's mode, for "laplace"; one is exact where the model is Gaussian.
+            iterate. None: 4/15 of all rounds, as the authors' 400 of 1500.
 
     Raises:
-        ValueError: `posterior` is neither of the two, `shrinkage` is negative, `burn_in` is
-            negative or leaves no pass for a draw, or `newton_steps` is below 1.
-        ProgramError: (at fit) the model has latent sites or local params, or, for "laplace", too
-            many params.
+        ValueError: `shrinkage` is negative, or `burn_in` is negative or leaves no pass for a draw.
+        ProgramError: (at fit) the model has latent sites or local params.
     """
-    expect(
-        posterior=(posterior, ("iterates", "laplace")),
-        burn_in=(burn_in, f"[0, {epochs})"),
-        shrinkage=(shrinkage, "[0, inf)"),
-        newton_steps=(newton_steps, "[1, inf)"),
-    )
+    expect(burn_in=(burn_in, f"[0, {epochs})"), shrinkage=(shrinkage, "[0, inf)"))
 
     def steps_of(rows: Tensor) -> Tensor:
         """Return the mini-batches of a pass over a client's rows, ()."""
         return torch.ones(()) if batch_size is None else (rows / batch_size).ceil()
 
     def client(program: Program) -> Client:
-        if posterior == "laplace":
-            return _laplace_client(program, newton_steps)
         draws, size = epochs - burn_in, as_vector(common_params(program, "fedpa")).numel()
 
         def start(message: Tree, own: Tree) -> Tree:
@@ -142,8 +119,13 @@ def fedpa(
             adapt=(),
         )
 
+    def down(state: Tree, clock: Clock) -> Tree:
+        last = math.ceil(4 * clock.rounds / 15) if averaging_rounds is None else averaging_rounds
+        return {"theta": state["theta"], "averaging": torch.tensor(float(clock.round < last))}
+
     def server(program: Program) -> Server:
-        return _server(program, server_optimizer, averaging_rounds)
+        theta = common_params(program, "fedpa")
+        return stepping_server(theta, server_optimizer, lambda means: means["moved"], down)
 
     return Method("fedpa", model, delta, client, server)
 
@@ -161,45 +143,3 @@ def product_gradient(sums: Tensor, steps: Tensor, rho: float) -> Tensor:
     system = torch.eye(count) + rho * centered @ inner @ centered
     held = centered @ torch.linalg.solve(system, centered @ (inner @ equal))
     return (1.0 + (count - 1) * rho) / steps * ((rho * held - equal) @ sums)
-
-
-def _laplace_client(program: Program, newton_steps: int) -> Client:
-    """Return the client whose posterior is the Gaussian at its own mode; D_k = H (theta - mode)."""
-    theta = common_params(program, "fedpa")
-    size = as_vector(theta).numel()
-    if size > LIMIT:
-        raise ProgramError(
-            f"the model has {size} params, and posterior='laplace' takes {LIMIT} at most: take "
-            "'iterates'"
-        )
-
-    def fitted(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        def density(w: Tensor) -> Tensor:
-            return -program.mean_loss(as_tree(w[0, 0], theta), batch)[None]
-
-        begin = as_vector(message["theta"])
-        mode = climb(density, begin[None, None], steps=newton_steps, cap=LONGEST)
-        _, hessian = curvature(density, mode)
-        return {"moved": hessian[0, 0] @ (begin - mode[0, 0]), "loss": -density(mode)[0]}
-
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        sent = as_tree(work["moved"], theta)
-        return {"moved": Share(sent, rows), "loss": Share(work["loss"], rows)}, own
-
-    return Client(
-        own={},
-        start=lambda message, own: {"moved": torch.zeros(size), "loss": torch.zeros(())},
-        phases=(Phase(fitted, nested=True),),
-        finish=finish,
-        params=lambda message, own: message["theta"],
-        adapt=(),
-    )
-
-
-def _server(program: Program, optimizer: Optimizer, averaging_rounds: int | None) -> Server:
-    def down(state: Tree, clock: Clock) -> Tree:
-        last = math.ceil(4 * clock.rounds / 15) if averaging_rounds is None else averaging_rounds
-        return {"theta": state["theta"], "averaging": torch.tensor(float(clock.round < last))}
-
-    theta = common_params(program, "fedpa")
-    return stepping_server(theta, optimizer, lambda means: means["moved"], down)

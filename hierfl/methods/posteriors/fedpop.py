@@ -60,7 +60,6 @@ DIVERGES = 2.0  # gamma times the curvature from which a chain diverges
     own="sites",
     guide="draws of a Langevin chain",
     kept="state and last draws of its chain",
-    crosses="gradients averaged over draws",
     new="runs a chain of its own",
     down="the common params",
     up=(

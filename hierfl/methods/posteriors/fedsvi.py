@@ -63,7 +63,6 @@ NO_STATE: dict[str, Tree] = {"params": {}, "state": {}}  # without local params 
         "local variational params, their mean and the optimizer's state; nothing under "
         "`conditional`, `amortized` and `unrolled`"
     ),
-    crosses="a gradient; with `merge=` the Gaussian of its copy",
     new="fits its local params; none if amortized",
     down="global variational params, two step-size factors",
     up="`gradient`: its gradient in those params (with `merge=` its copy of them); `elbo`: one scalar",

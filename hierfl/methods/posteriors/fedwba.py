@@ -46,7 +46,6 @@ from hierfl.program.sites import Model
     own="sites",
     guide="particles",
     kept="its particles",
-    crosses="its particles individually",
     discloses="summaries",
     down="the barycenter's particles",
     up="`particles`: its particles, (P, D); `loss`",

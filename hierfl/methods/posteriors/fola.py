@@ -32,7 +32,6 @@ from hierfl.method import Client, Method, Phase, Server, Up, slope
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import Descent
 from hierfl.methods.posteriors.common_sites import (
-    CommonSites,
     common_sites,
     product_server,
     product_share,
@@ -47,7 +46,6 @@ from hierfl.program.sites import Model
     source="Liu et al. 2021, arXiv:2102.01936",
     common="sites",
     guide="independent Gaussians, by squared gradients",
-    crosses="its weighted move and its precision",
     new="the global posterior",
     down="`z`, the mean precision of a client, and its rows",
     up=(
@@ -97,7 +95,40 @@ def fola(
 
     def client(program: Program) -> Client:
         sites = common_sites(program, "fola", independent=True)
-        return _client(sites, descent, trust, fisher_rows, product=product)
+
+        def start(message: Tree, own: Tree) -> Tree:
+            return {**descent.begin(message["z"]), "fisher": zeros_like(message["z"])}
+
+        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+            value = sites.mean_loss(w, batch)
+            if not trust:
+                return value
+            held = scaled(message["precision"], trust / message["rows"])
+            pulls = (0.5 * (held[n] * (w[n] - message["z"][n]).square()).sum() for n in w)
+            return value + sum(pulls, torch.zeros(()))
+
+        def square(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            gradient, _ = slope(lambda w: sites.mean_nll(w, batch), work["w"])
+            rows = batch.mask().sum().to(batch.counts.dtype)
+            fisher = tree_map(lambda f, g: f + (rows * g).square(), work["fisher"], gradient)
+            return {**work, "fisher": fisher}
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            bent = scaled(sites.prior_slope(work["w"])[1], program.share)
+            precision, moved = add(work["fisher"], bent), sub(work["w"], message["z"])
+            held = scaled(message["precision"], trust / message["rows"] * rows)
+            weight = add(held, precision)
+            shift = tree_map(torch.mul, weight, moved) if product else scaled(moved, rows)
+            return product_share(precision, shift, work["loss"], rows), own
+
+        return Client(
+            own={},
+            start=start,
+            phases=(descent.phase(loss), Phase(square, 1, "epoch", fisher_rows)),
+            finish=finish,
+            params=sites.served,
+            adapt=(),
+        )
 
     def server(program: Program) -> Server:
         sites = common_sites(program, "fola", independent=True)
@@ -105,43 +136,3 @@ def fola(
         return product_server(sites, begin, trust, weighted=product)
 
     return Method("fola", model, mean_field, client, server)
-
-
-def _client(
-    sites: CommonSites, descent: Descent, trust: float, fisher_rows: int, *, product: bool
-) -> Client:
-    program = sites.program
-
-    def start(message: Tree, own: Tree) -> Tree:
-        return {**descent.begin(message["z"]), "fisher": zeros_like(message["z"])}
-
-    def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
-        value = sites.mean_loss(w, batch)
-        if not trust:
-            return value
-        held = scaled(message["precision"], trust / message["rows"])
-        pulls = (0.5 * (held[n] * (w[n] - message["z"][n]).square()).sum() for n in w)
-        return value + sum(pulls, torch.zeros(()))
-
-    def square(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        gradient, _ = slope(lambda w: sites.mean_nll(w, batch), work["w"])
-        rows = batch.mask().sum().to(batch.counts.dtype)
-        fisher = tree_map(lambda f, g: f + (rows * g).square(), work["fisher"], gradient)
-        return {**work, "fisher": fisher}
-
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        bent = scaled(sites.prior_slope(work["w"])[1], program.share)
-        precision, moved = add(work["fisher"], bent), sub(work["w"], message["z"])
-        held = scaled(message["precision"], trust / message["rows"] * rows)
-        weight = add(held, precision)
-        shift = tree_map(torch.mul, weight, moved) if product else scaled(moved, rows)
-        return product_share(precision, shift, work["loss"], rows), own
-
-    return Client(
-        own={},
-        start=start,
-        phases=(descent.phase(loss), Phase(square, 1, "epoch", fisher_rows)),
-        finish=finish,
-        params=sites.served,
-        adapt=(),
-    )

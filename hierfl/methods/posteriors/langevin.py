@@ -113,7 +113,6 @@ LEVELS = 127  # whole numbers in 8 bits
     common="sites",
     guide="draws of a Langevin chain",
     kept="its memory, a vector",
-    crosses="a gradient in 8 bits a number",
     new="the global posterior",
     down="the chain's state",
     up="`gradient`: what its gradient differs from its memory by, in 8 bits; `loss`",
@@ -151,6 +150,35 @@ def qlsd(
     check_chain(step_size, burn_in, draws, temperature)
     expect(memory=(memory, "[0, 1]"), levels=(levels, f"[1, {LEVELS}] or None"))
 
+    def client(program: Program) -> Client:
+        sites, block = common_sites(program, "qlsd"), program.latents.global_block
+
+        def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            gradient, value = slope(partial(_loss, sites, batch), message["z"])
+            difference = gradient - work["memory"]
+            if levels is None:
+                return {**work, "sent": difference, "loss": value}
+            key = noise.fold(batch.key[0], noise.word("rounded"))
+            return {**work, "sent": rounded_at_random(difference, levels, key), "loss": value}
+
+        def start(message: Tree, own: Tree) -> Tree:
+            zero = torch.zeros_like(message["z"])
+            sent = zero if levels is None else Rounded(zero.to(DTYPES[8]), torch.zeros(()))
+            return {"memory": own["memory"], "sent": sent, "loss": torch.zeros(())}
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            after = {"memory": own["memory"] + memory * restored(work["sent"])}
+            return {"gradient": Share(work["sent"]), "loss": Share(work["loss"])}, after
+
+        return Client(
+            own={"memory": torch.zeros(block.size)},
+            start=start,
+            phases=(Phase(step, batch_size=batch_size),),
+            finish=finish,
+            params=lambda message, own: {"_shared.points": message["points"]},
+            adapt=(),
+        )
+
     def server(program: Program) -> Server:
         begin = program.latents.global_block.start.detach()
 
@@ -174,41 +202,9 @@ def qlsd(
         "qlsd",
         model,
         structured(shared=partial(empirical, size=draws)),
-        partial(_qlsd_client, memory, levels, batch_size),
+        client,
         server,
         traits=frozenset({"by rows"} if levels is None else {"by rows", "rounded"}),
-    )
-
-
-def _qlsd_client(
-    memory: float, levels: int | None, batch_size: int | None, program: Program
-) -> Client:
-    sites, block = common_sites(program, "qlsd"), program.latents.global_block
-
-    def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        gradient, value = slope(partial(_loss, sites, batch), message["z"])
-        difference = gradient - work["memory"]
-        if levels is None:
-            return {**work, "sent": difference, "loss": value}
-        key = noise.fold(batch.key[0], noise.word("rounded"))
-        return {**work, "sent": rounded_at_random(difference, levels, key), "loss": value}
-
-    def start(message: Tree, own: Tree) -> Tree:
-        zero = torch.zeros_like(message["z"])
-        sent = zero if levels is None else Rounded(zero.to(DTYPES[8]), torch.zeros(()))
-        return {"memory": own["memory"], "sent": sent, "loss": torch.zeros(())}
-
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        after = {"memory": own["memory"] + memory * restored(work["sent"])}
-        return {"gradient": Share(work["sent"]), "loss": Share(work["loss"])}, after
-
-    return Client(
-        own={"memory": torch.zeros(block.size)},
-        start=start,
-        phases=(Phase(step, batch_size=batch_size),),
-        finish=finish,
-        params=lambda message, own: {"_shared.points": message["points"]},
-        adapt=(),
     )
 
 
@@ -226,7 +222,6 @@ def rounded_at_random(vector: Tensor, levels: int, key: Tensor) -> Rounded:
     source="Deng et al. 2024, arXiv:2112.05120",
     common="sites",
     guide="draws of a Langevin chain",
-    crosses="its copy of the chain's state",
     new="the global posterior",
     down="the chain's state, and the number of clients in the round",
     up="`z`: where its steps led; `loss`",
@@ -263,6 +258,32 @@ def fald(
     expect(common_noise=(common_noise, "[0, 1]"), steps=(steps, "[1, inf)"))
     spread = math.sqrt(2.0 * step_size * temperature)
 
+    def client(program: Program) -> Client:
+        sites, count = common_sites(program, "fald"), float(program.num_clients)
+
+        def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            gradient, value = slope(partial(_loss, sites, batch), work["z"])
+            z = work["z"] - step_size * count * gradient
+            if spread:
+                word, shape = noise.word("fald"), tuple(z.shape)
+                ours = noise.normals(noise.fold(batch.shared_key, word), shape)
+                own = noise.normals(noise.fold(batch.key[0], word), shape)
+                wide = ((1.0 - common_noise**2) * message["clients"]).sqrt()
+                z = z + spread * (common_noise * ours + wide * own)
+            return {"z": z, "loss": value}
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            return {"z": Share(work["z"]), "loss": Share(work["loss"])}, own
+
+        return Client(
+            own={},
+            start=lambda message, own: {"z": message["z"], "loss": torch.zeros(())},
+            phases=(Phase(step, steps, batch_size=batch_size),),
+            finish=finish,
+            params=lambda message, own: {"_shared.points": message["points"]},
+            adapt=(),
+        )
+
     def update(state: LangevinChain, means: dict[str, Tree], clock: Clock) -> LangevinChain:
         return state.moved(means["z"], clock, step_size, burn_in)
 
@@ -281,41 +302,7 @@ def fald(
         "fald",
         model,
         structured(shared=partial(empirical, size=draws)),
-        partial(_fald_client, step_size, steps, batch_size, common_noise, spread),
+        client,
         server,
         traits=frozenset({"by rows"}),
-    )
-
-
-def _fald_client(
-    gamma: float,
-    steps: int,
-    batch_size: int | None,
-    common: float,
-    spread: float,
-    program: Program,
-) -> Client:
-    sites, count = common_sites(program, "fald"), float(program.num_clients)
-
-    def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        gradient, value = slope(partial(_loss, sites, batch), work["z"])
-        z = work["z"] - gamma * count * gradient
-        if spread:
-            word, shape = noise.word("fald"), tuple(z.shape)
-            ours = noise.normals(noise.fold(batch.shared_key, word), shape)
-            own = noise.normals(noise.fold(batch.key[0], word), shape)
-            wide = ((1.0 - common**2) * message["clients"]).sqrt()
-            z = z + spread * (common * ours + wide * own)
-        return {"z": z, "loss": value}
-
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        return {"z": Share(work["z"]), "loss": Share(work["loss"])}, own
-
-    return Client(
-        own={},
-        start=lambda message, own: {"z": message["z"], "loss": torch.zeros(())},
-        phases=(Phase(step, steps, batch_size=batch_size),),
-        finish=finish,
-        params=lambda message, own: {"_shared.points": message["points"]},
-        adapt=(),
     )

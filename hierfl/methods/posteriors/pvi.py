@@ -75,7 +75,6 @@ AT_ONCE = 32  # points evaluated together
     own="sites with modes",
     guide="a Gaussian",
     kept="its Gaussian factor; mode of the local sites",
-    crosses="the change of its factor",
     new="one round: its own mode",
     down="the global Gaussian",
     up="the change of its factor: `shift`, (K,); `precision`, (K, K); `improper`, one scalar",
@@ -126,7 +125,8 @@ def pvi(
             another distribution than Normal, Bernoulli or Categorical.
     """
     check_visits(damping, draws, steps)
-    _check_generalized(loss, power, divergence, alpha)
+    expect(loss=(loss, LOSSES), divergence=(divergence, ("kl", "renyi")))
+    expect(power=(power, "(0, 1]"), alpha=(alpha, "(0, 1]"))
     order = 1.0 if divergence == "kl" else alpha
     full = factors == "full"
 
@@ -136,7 +136,51 @@ def pvi(
         delta = program.share if damping is None else damping
         changed = with_loss(program, loss, power)
         marginal = Marginal(changed, seen_linear(changed))
-        return _client(marginal, standard, delta=delta, steps=steps, full=full, order=order)
+        size = marginal.shared.size
+
+        def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            """Take a natural-gradient step to q_k: precision <- cavity's - E[l''], mean by Newton."""
+            q, cavity = work["q"], sub(message, work["factor"])
+
+            with torch.no_grad():
+                covariance = torch.linalg.inv_ex(q["precision"]).inverse
+                loc = covariance @ q["shift"]
+                at = loc + standard @ torch.linalg.cholesky_ex(covariance).L.T
+                expansion, inner = torch.vmap(
+                    lambda z: marginal.expand(z, guess(work["near"], z), batch, NEWTON),
+                    chunk_size=AT_ONCE,
+                )(at)
+                gradient, hessian = expansion.gradient.mean(0), expansion.hessian.mean(0)
+                if order == 1.0:
+                    precision, mean, proper = newton_step(q, loc, gradient, hessian, cavity)
+                else:
+                    precision, mean, proper = renyi_step(
+                        q, loc, gradient, hessian, cavity, order, full
+                    )
+                precision = shaped(precision, full)
+                new = {"shift": precision @ mean, "precision": precision}
+            return {
+                "q": {name: torch.where(proper, value, q[name]) for name, value in new.items()},
+                "near": {
+                    "mode": inner.mode.mean(0),
+                    "slope": inner.slope.mean(0),
+                    "loc": at.mean(0),
+                },
+                "factor": work["factor"],
+                "improper": 1.0 - proper.to(loc.dtype),
+            }
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            return visited(work, message, own, delta)
+
+        return Client(
+            own={"factor": no_factor(size), "near": nowhere(marginal)},
+            start=lambda message, own: {"q": message, **own, "improper": torch.zeros(())},
+            phases=(Phase(step, count=steps),),
+            finish=finish,
+            params=lambda message, own: message["params"],
+            adapt=(),
+        )
 
     def server(program: Program) -> Server:
         check_integrable(program, max_global_size)
@@ -148,53 +192,3 @@ def pvi(
     traits: frozenset[Trait] = frozenset({"by rows", "factors"})
     traits = traits if full else traits | {"diagonal"}
     return Method(name, model, factor_guide(full=full), client, server, traits=traits)
-
-
-def _check_generalized(loss: str, power: float, divergence: str, alpha: float) -> None:
-    """Refuse options of FedGVI that are out of range."""
-    expect(loss=(loss, LOSSES), divergence=(divergence, ("kl", "renyi")))
-    expect(power=(power, "(0, 1]"), alpha=(alpha, "(0, 1]"))
-
-
-def _client(
-    marginal: Marginal, standard: Tensor, *, delta: float, steps: int, full: bool, order: float
-) -> Client:
-    size = marginal.shared.size
-
-    def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        """Take a natural-gradient step to q_k: precision <- cavity's - E[l''], mean by Newton."""
-        q, cavity = work["q"], sub(message, work["factor"])
-
-        with torch.no_grad():
-            covariance = torch.linalg.inv_ex(q["precision"]).inverse
-            loc = covariance @ q["shift"]
-            at = loc + standard @ torch.linalg.cholesky_ex(covariance).L.T
-            expansion, inner = torch.vmap(
-                lambda z: marginal.expand(z, guess(work["near"], z), batch, NEWTON),
-                chunk_size=AT_ONCE,
-            )(at)
-            gradient, hessian = expansion.gradient.mean(0), expansion.hessian.mean(0)
-            if order == 1.0:
-                precision, mean, proper = newton_step(q, loc, gradient, hessian, cavity)
-            else:
-                precision, mean, proper = renyi_step(q, loc, gradient, hessian, cavity, order, full)
-            precision = shaped(precision, full)
-            new = {"shift": precision @ mean, "precision": precision}
-        return {
-            "q": {name: torch.where(proper, value, q[name]) for name, value in new.items()},
-            "near": {"mode": inner.mode.mean(0), "slope": inner.slope.mean(0), "loc": at.mean(0)},
-            "factor": work["factor"],
-            "improper": 1.0 - proper.to(loc.dtype),
-        }
-
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        return visited(work, message, own, delta)
-
-    return Client(
-        own={"factor": no_factor(size), "near": nowhere(marginal)},
-        start=lambda message, own: {"q": message, **own, "improper": torch.zeros(())},
-        phases=(Phase(step, count=steps),),
-        finish=finish,
-        params=lambda message, own: message["params"],
-        adapt=(),
-    )

@@ -144,7 +144,6 @@ def with_noise(hierarchy: Hierarchy, score: UnitScore, how: RowNoise) -> Hierarc
         "two factors of its own, where its scalars that are not Normal lie, and of 500 or more "
         "different rows the derivatives of its log likelihood up to the fourth"
     ),
-    crosses="a Gaussian factor, then log ratios",
     discloses="summaries",
     new="one round: its own factor",
     down=(

@@ -93,6 +93,13 @@ def _statistics(program: Program) -> Params:
     return {name: v for name, v in program.start()[1].items() if STATISTICS in name}
 
 
+def params_of_norms(program: Program) -> tuple[str, ...]:
+    """Return the global params that are scale or shift of a layer of batch norm."""
+    layers = {name.removeprefix(STATISTICS).rpartition(".")[0] for name in _statistics(program)}
+    above = program.start()[0]
+    return tuple(n for n in above if n.removeprefix("theta.").rpartition(".")[0] in layers)
+
+
 def _check(method: Method, program: Program) -> None:
     if "by rows" in method.traits:  # which it is not among rows of one mini-batch
         raise ProgramError(
