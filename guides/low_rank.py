@@ -9,6 +9,7 @@ import pyro.distributions as dist
 import torch
 
 from hierfl.core import noise
+from hierfl.core.arguments import expect
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.global_sites import emit, low_rank_normal, positive
 from hierfl.program.sites import Guide, Latents, Model, family
@@ -39,10 +40,7 @@ def low_rank(model: Model, latents: Latents, *, rank: int = 4, init_scale: float
     Raises:
         ValueError: `rank` is less than 1.
     """
-    if rank < 1:
-        raise ValueError(
-            f"rank is {rank}: it must be 1 or more (without correlations use mean_field)"
-        )
+    expect(rank=(rank, "[1, inf)"))
     block = latents.local_block
     shared = partial(low_rank_normal, rank=rank, init_scale=init_scale)
     posterior = shared(latents.global_block) if latents.global_block.size else None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Literal
 
 import pyro
@@ -106,31 +105,73 @@ def bayesian_network(
             "local_reparameterization is set and centered is False: it needs the weights "
             "themselves as sites; set centered=True"
         )
-    net = frozen_copy(module)
-    tensors = weights(net)
-    priors = WeightPriors(
-        tensors=tensors,
-        own=names_by_rule(list(tensors), local, option="local"),
-        loc=prior_loc,
-        scale=prior_scale,
-        scale_start=scale_start,
-        scale_link=scale_link,
-        shared=global_prior,
-        centered=centered,
+    _check_prior(prior_loc, prior_scale, scale_start)
+    positive, net = scale_constraint(scale_link), frozen_copy(module)
+    tensors, given_output = weights(net), as_likelihood(likelihood)
+    local_names = names_by_rule(list(tensors), local, option="local")
+    # guides start at the module's values where the prior's mean is a number: 0 has no gradient
+    at_module = prior_loc == "zero" or not (
+        isinstance(prior_loc, str) or is_distribution(prior_loc)
     )
-    given_output = as_likelihood(likelihood)
+
+    def theta_of(name: str, start: Tensor) -> Tensor:
+        prior = prior_loc if name in local_names else global_prior
+        if prior is None or (isinstance(prior, str) and prior == "learned"):
+            return pyro.param(f"theta.{name}", start.clone)
+        if isinstance(prior, str):
+            return start if prior == "module" else torch.zeros_like(start)
+        return given(f"theta.{name}", prior, tuple(start.shape), start=start)
+
+    def scale_of(name: str, start: Tensor) -> Tensor:
+        if isinstance(prior_scale, str):
+            first = torch.full_like(start, scale_start)
+            return pyro.param(f"scale.{name}", first, constraint=positive)
+        return given(f"scale.{name}", prior_scale)
 
     def bayesian_network(batch: ClientBatch) -> None:
-        (theta, scale), label = priors.above(), given_output()
+        theta, clients = {n: theta_of(n, v) for n, v in tensors.items()}, batch.num_clients
+        own_names = [name for name in tensors if name in local_names]
+        scale = {}
+        if prior_scale != "client":
+            scale = {name: scale_of(name, tensors[name]) for name in own_names}
+        label = given_output()
         with batch.clients():
-            own = priors.below(theta, scale, batch.num_clients)
+            if prior_scale == "client":
+                first = torch.full((clients, 1), scale_start)
+                spread = pyro.param(SPREAD, first, constraint=positive)
+                scale = {n: spread.reshape(clients, 1, *[1] * theta[n].dim()) for n in own_names}
+            own = {
+                name: varying(
+                    f"w.{name}",
+                    theta[name],
+                    s,
+                    centered=centered,
+                    start=tensors[name] if at_module else None,
+                )
+                for name, s in scale.items()
+            }
             shared = {name: value for name, value in theta.items() if name not in own}
-            spread = spread_of(own, "w.", batch.key) if local_reparameterization else None
-            output = apply(net, own, shared, field(batch, x), spread, mask=batch.rows)
+            normals = spread_of(own, "w.", batch.key) if local_reparameterization else None
+            output = apply(net, own, shared, field(batch, x), normals, mask=batch.rows)
             with batch.data():
                 observe(y, label(output), batch)
 
     return bayesian_network
+
+
+def _check_prior(loc: Loc, scale: Scale, scale_start: float) -> None:
+    for name, value, words in (
+        ("prior_loc", loc, ("zero", "module", "learned")),
+        ("prior_scale", scale, ("learned", "client")),
+    ):
+        if isinstance(value, str) and value not in words:
+            choice = ", ".join(map(repr, words))
+            raise ValueError(
+                f"{name} is {value!r}: it must be {choice}, a number or a distribution"
+            )
+    check_scale("scale_start", scale_start)
+    if not isinstance(scale, str):
+        check_scale("prior_scale", scale)
 
 
 @recorded
@@ -149,77 +190,3 @@ def network(
     `bayesian_network(module, local="none")`, which documents the arguments and the errors.
     """
     return bayesian_network(module, likelihood=likelihood, x=x, y=y, local="none")
-
-
-@dataclass(frozen=True, eq=False)
-class WeightPriors:
-    """Priors of all weight tensors: local w_k ~ Normal(theta, s^2), global ones theta alone."""
-
-    tensors: Mapping[str, Tensor]  # name -> the module's own values
-    own: frozenset[str]  # names of the local tensors
-    loc: Loc
-    scale: Scale
-    scale_start: float
-    scale_link: ScaleLink
-    shared: Prior | None  # of theta of the global tensors; None: point estimates
-    centered: bool
-
-    def __post_init__(self) -> None:
-        for name, value, words in (
-            ("prior_loc", self.loc, ("zero", "module", "learned")),
-            ("prior_scale", self.scale, ("learned", "client")),
-        ):
-            if isinstance(value, str) and value not in words:
-                choice = ", ".join(map(repr, words))
-                raise ValueError(
-                    f"{name} is {value!r}: it must be {choice}, a number or a distribution"
-                )
-        check_scale("scale_start", self.scale_start)
-        scale_constraint(self.scale_link)
-        if not isinstance(self.scale, str):
-            check_scale("prior_scale", self.scale)
-
-    def above(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Declare the global params and sites: theta of each tensor, and s of local ones."""
-        return {name: self._theta(name) for name in self.tensors}, {
-            name: self._scale(name) for name in self.tensors if name in self.own
-        }
-
-    def _theta(self, name: str) -> Tensor:
-        start, prior = self.tensors[name], self.loc if name in self.own else self.shared
-        if prior is None or (isinstance(prior, str) and prior == "learned"):
-            return pyro.param(f"theta.{name}", start.clone)
-        if isinstance(prior, str):
-            return start if prior == "module" else torch.zeros_like(start)
-        return given(f"theta.{name}", prior, tuple(start.shape), start=start)
-
-    def _scale(self, name: str) -> Tensor:
-        if self.scale == "client":
-            return torch.ones(())
-        if isinstance(self.scale, str):
-            start = torch.full_like(self.tensors[name], self.scale_start)
-            return pyro.param(f"scale.{name}", start, constraint=scale_constraint(self.scale_link))
-        return given(f"scale.{name}", self.scale)
-
-    def below(
-        self, theta: Mapping[str, Tensor], scale: Mapping[str, Tensor], clients: int
-    ) -> dict[str, Tensor]:
-        """Sample the local tensors, (C, 1, *shape) each. Call it inside the clients plate."""
-        if self.scale == "client":
-            start = torch.full((clients, 1), self.scale_start)
-            spread = pyro.param(SPREAD, start, constraint=scale_constraint(self.scale_link))
-            scale = {n: spread.reshape(clients, 1, *(1,) * theta[n].dim()) for n in scale}
-        # Guides start at the module's values where the prior's mean is a number: 0 has no gradient.
-        has_number = (
-            self.loc == "zero" if isinstance(self.loc, str) else not is_distribution(self.loc)
-        )
-        return {
-            name: varying(
-                f"w.{name}",
-                theta[name],
-                s,
-                centered=self.centered,
-                start=self.tensors[name] if has_number else None,
-            )
-            for name, s in scale.items()
-        }

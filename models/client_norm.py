@@ -41,18 +41,16 @@ class ClientNorm(nn.Module):
     def __init__(self, of: _BatchNorm) -> None:
         super().__init__()
         size, self.eps = of.num_features, of.eps
-        self.parts = (*(("weight", "bias") if of.affine else ()), "mean", "var")
         for name, start in (
             ("weight", of.weight),
             ("bias", of.bias),
-            ("mean", of.running_mean),
-            ("var", of.running_var),
+            ("mean", None),
+            ("var", None),
         ):
             value = torch.full((size,), float(name in ("weight", "var")))
             if start is not None:
-                value = start.detach().clone()
-            learned = start is not None and name in ("weight", "bias") and start.requires_grad
-            value = value.to(torch.get_default_dtype())
+                value = start.detach().clone().to(value.dtype)
+            learned = start is not None and start.requires_grad
             self.register_parameter(name, nn.Parameter(value, requires_grad=learned))
         # 1: normalize by the batch, 0: by the stored statistics
         self.learning = nn.Parameter(torch.zeros(()), requires_grad=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -92,11 +90,7 @@ def _trials(out: Path, study: Study, entry: StudyEntry) -> Iterable[dict[str, An
 
 def as_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
     """Return rows as CSV; floats have all their digits, None is empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return pd.DataFrame(list(rows), columns=list(columns), dtype=object).to_csv(index=False)
 
 
 def _frame(name: str, texts: Sequence[str], numbers: Sequence[str], out: Path) -> pd.DataFrame:
@@ -105,19 +99,10 @@ def _frame(name: str, texts: Sequence[str], numbers: Sequence[str], out: Path) -
     try:
         frame = pd.read_csv(file, dtype=dict.fromkeys(texts, "str"), keep_default_na=True)
         frame[list(texts)] = frame[list(texts)].fillna("")
-        wrong = [name for name in numbers if not _holds_numbers(frame[name])]
+        frame[list(numbers)].astype(float)  # refuses words
     except (KeyError, ValueError) as error:
         raise ValueError(f"{file} is not what `hierfl compare` wrote: {error}") from error
-    if wrong:
-        raise ValueError(
-            f"{file} is not what `hierfl compare` wrote: column '{wrong[0]}': values that are no "
-            "numbers"
-        )
     return frame
-
-
-def _holds_numbers(column: pd.Series[Any]) -> bool:
-    return column.empty or pd.api.types.is_numeric_dtype(column) or bool(column.isna().all())
 
 
 # (out) -> the table of a study's folder

@@ -2,7 +2,8 @@ from .averaged.fedavg import fedavg as fedavg
 from .averaged.scaffold import scaffold as scaffold
 from .clustered.clustered_fl import clustered_fl as clustered_fl
 from .clustered.fedem import fedem as fedem
-from .clustered.ifca import ifca as ifca
+from .clustered.one_of_k import fedhb_mixture as fedhb_mixture
+from .clustered.one_of_k import ifca as ifca
 from .fedabml import fedabml as fedabml
 from .fedmap import fedmap as fedmap
 from .fedvi import fedvi as fedvi
@@ -16,7 +17,6 @@ from .personalized.fedamp import heur_fedamp as heur_fedamp
 from .personalized.fedbabu import fedbabu as fedbabu
 from .personalized.fedbn import fedbn as fedbn
 from .personalized.fedfomo import fedfomo as fedfomo
-from .personalized.fedhb_mixture import fedhb_mixture as fedhb_mixture
 from .personalized.fedpac import fedpac as fedpac
 from .personalized.fedrecon import fedrecon as fedrecon
 from .personalized.fedrep import fedrep as fedrep

@@ -18,7 +18,6 @@ which takes 0.7 of the time, pass `scale_link="exp"` to both model and guide.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -113,110 +112,102 @@ def fedabml(
     if meta != "envelope":
         plain_lr(optimizer, "optimizer", f"meta={meta!r} differentiates through gradient steps")
     exact, descent = server == "exact", Descent(optimizer, steps, unit, batch_size)
-    how = FedABMLSetting(
-        kl_weight, descent, global_optimizer or optimizer, inner_steps, draws, meta, exact
+    client = partial(
+        client_of,
+        descent=descent,
+        draws=draws,
+        kl_weight=kl_weight,
+        global_optimizer=global_optimizer,
+        inner_steps=inner_steps,
+        meta=meta,
+        exact=exact,
     )
 
     def server_of(program: Program) -> Server:
         return moments_of(program).server(program) if exact else plain_average(program)
 
-    return Method("fedabml", model, guide, partial(client_of, how), server_of)
+    return Method("fedabml", model, guide, client, server_of)
 
 
-@dataclass(frozen=True)
-class FedABMLSetting:
-    """The arguments of `fedabml`; `exact`: its server is "exact"."""
+def client_of(
+    program: Program,
+    *,
+    descent: Descent,
+    draws: int,
+    kl_weight: float = 1.0,
+    global_optimizer: Optimizer | None = None,
+    inner_steps: int = 1,
+    meta: Literal["envelope", "first", "full"] = "envelope",
+    exact: bool = True,
+) -> Client:
+    """Return the client of one program; `exact`: for a server of the clients' moments."""
+    above, mine = learned_hierarchy(program, "fedabml")
+    outer_optimizer = global_optimizer or descent.optimizer
+    moments, prior = moments_of(program) if exact else None, partial(at_prior, program)
+    prior(above)  # refuses a guide that cannot start at the prior before the first round
 
-    kl_weight: float
-    descent: Descent  # of phi
-    global_optimizer: Optimizer
-    inner_steps: int
-    draws: int
-    meta: Literal["envelope", "first", "full"]
-    exact: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Losses:
-    """L(phi, theta) of one program, and its gradients."""
-
-    program: Program
-    how: FedABMLSetting
-
-    def prior(self, theta: Params) -> Params:
-        """Return phi where the posterior is the prior."""
-        return at_prior(self.program, theta)
-
-    def loss(self, phi: Params, theta: Params, batch: ClientBatch) -> Tensor:
+    def loss(phi: Params, theta: Params, batch: ClientBatch) -> Tensor:
         """Return L(phi, theta), ()."""
 
-        def one(b: ClientBatch) -> Tensor:
-            terms = self.program.terms({**theta, **phi}, b)
-            return ((terms.nll + self.how.kl_weight * terms.local_kl) / b.counts).sum()
+        def drawn(b: ClientBatch) -> Tensor:
+            terms = program.terms({**theta, **phi}, b)
+            return ((terms.nll + kl_weight * terms.local_kl) / b.counts).sum()
 
-        return over_draws(one, batch, self.how.draws, keyed=self.program.in_vmap)
+        return over_draws(drawn, batch, draws, keyed=program.in_vmap)
 
-    def penalty(self, theta: Params, phi: Params, batch: ClientBatch) -> Tensor:
+    def penalty(theta: Params, phi: Params, batch: ClientBatch) -> Tensor:
         """Return the part of L that depends on theta, ()."""
-        terms = self.program.terms({**theta, **phi}, batch)
-        return (self.how.kl_weight * terms.local_kl / batch.counts).sum()
+        terms = program.terms({**theta, **phi}, batch)
+        return (kl_weight * terms.local_kl / batch.counts).sum()
 
-    def started(self, phi: Params) -> Stepped:
+    def started(phi: Params) -> Stepped:
         """Return phi with the first state of its optimizer."""
-        return Stepped(phi, self.how.descent.optimizer.init(phi))
+        return Stepped(phi, descent.optimizer.init(phi))
 
-    def inner(self, phi: Stepped, theta: Params, batch: ClientBatch) -> tuple[Stepped, Tensor]:
+    def inner(phi: Stepped, theta: Params, batch: ClientBatch) -> tuple[Stepped, Tensor]:
         """Return phi after K steps, and L before the last of them."""
         value = torch.zeros(())
-        for k in range(self.how.inner_steps):
-            again = batch.redrawn(k)
-            gradient, value = slope(partial(self.loss, theta=theta, batch=again), phi.params)
-            phi = step(self.how.descent.optimizer, gradient, phi)
+        for k in range(inner_steps):
+            gradient, value = slope(partial(loss, theta=theta, batch=batch.redrawn(k)), phi.params)
+            phi = step(descent.optimizer, gradient, phi)
         return phi, value
 
-    def outer(self, theta: Params, batch: ClientBatch) -> tuple[Params, Stepped]:
+    def outer(theta: Params, batch: ClientBatch) -> tuple[Params, Stepped]:
         """Return the gradient of L(phi_K(theta), theta) in theta, and phi_K."""
-        last = batch.redrawn(self.how.inner_steps)
-        phi, _ = self.inner(self.started(self.prior(theta)), theta, batch)
-        if self.how.meta == "full":
+        last = batch.redrawn(inner_steps)
+        phi, _ = inner(started(prior(theta)), theta, batch)
+        if meta == "full":
 
             def through(t: Params) -> Tensor:
-                phi, _ = self.inner(self.started(self.prior(t)), t, batch)
-                return self.loss(phi.params, t, last)
+                phi, _ = inner(started(prior(t)), t, batch)
+                return loss(phi.params, t, last)
 
             return grad(through)(theta), phi
-        by_phi, by_theta = grad(self.loss, (0, 1))(phi.params, theta, last)
-        return add(by_theta, vjp(self.prior, theta)[1](by_phi)[0]), phi
-
-
-def client_of(how: FedABMLSetting, program: Program) -> Client:
-    """Return the client of one program."""
-    above, mine = learned_hierarchy(program, "fedabml")
-    of, moments = Losses(program, how), moments_of(program) if how.exact else None
-    of.prior(above)  # refuses a guide that cannot start at the prior before the first round
+        by_phi, by_theta = grad(loss, (0, 1))(phi.params, theta, last)
+        return add(by_theta, vjp(prior, theta)[1](by_phi)[0]), phi
 
     def start(message: Tree, own: Tree) -> Tree:
-        theta = Stepped(message, how.global_optimizer.init(message))
-        return {"theta": theta, "phi": of.started(own["phi"]), "loss": torch.zeros(())}
+        theta = Stepped(message, outer_optimizer.init(message))
+        return {"theta": theta, "phi": started(own["phi"]), "loss": torch.zeros(())}
 
     def restart(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        return {**work, "phi": of.started(of.prior(message))}
+        return {**work, "phi": started(prior(message))}
 
     def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        theta, after = work["theta"].params, batch.redrawn(how.inner_steps)
-        if how.meta == "envelope":
-            phi, value = of.inner(work["phi"], theta, batch)
-            if how.exact:
+        theta, after = work["theta"].params, batch.redrawn(inner_steps)
+        if meta == "envelope":
+            phi, value = inner(work["phi"], theta, batch)
+            if exact:
                 return {**work, "phi": phi, "loss": value}
-            gradient = grad(of.penalty)(theta, phi.params, after)
+            gradient = grad(penalty)(theta, phi.params, after)
         else:
-            gradient, phi = of.outer(theta, batch)
-            value = of.loss(phi.params, theta, after)
-        moved = step(how.global_optimizer, gradient, work["theta"])
+            gradient, phi = outer(theta, batch)
+            value = loss(phi.params, theta, after)
+        moved = step(outer_optimizer, gradient, work["theta"])
         return {**work, "theta": moved, "phi": phi, "loss": value}
 
     def tune(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        phi, value = of.inner(work["phi"], message, batch)
+        phi, value = inner(work["phi"], message, batch)
         return {**work, "phi": phi, "loss": value}
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
@@ -227,13 +218,13 @@ def client_of(how: FedABMLSetting, program: Program) -> Client:
             up["moments"] = Share(moments.of(phi, message))
         return up, {"phi": phi}
 
-    passes = 1 if how.descent.unit == "epoch" else how.descent.steps
+    passes = 1 if descent.unit == "epoch" else descent.steps
     return personal_client(
         {"phi": mine},
-        lambda message, own: {"phi": of.prior(message)},
+        lambda message, own: {"phi": prior(message)},
         start=start,
-        phases=(Phase(restart, batch_size=1, scores_rows=False), how.descent.taking(move)),
+        phases=(Phase(restart, batch_size=1, scores_rows=False), descent.taking(move)),
         finish=finish,
         params=lambda message, own: {**message, **own["phi"]},
-        adapt=(how.descent.taking(tune, passes),),
+        adapt=(descent.taking(tune, passes),),
     )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hierfl import models
+from hierfl.core.arguments import expect
 from hierfl.data.clients import ClientData
 from hierfl.guides.mean_field import mean_field
 from hierfl.models.learned_priors import InputConvex, Isotropic, LearnedPrior, LearnedVariance
@@ -171,8 +172,7 @@ def learned_prior(
         "variance": LearnedVariance(),
         "convex": InputConvex(tuple(hidden)),
     }
-    if name not in priors:
-        raise ValueError(f"prior is {name!r}; it must be one of {', '.join(priors)}")
+    expect(prior=(name, priors))
     return priors[name]
 
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hierfl.core.arguments import expect
 from hierfl.data.clients import ClientData
 from hierfl.data.preprocess import client_moments
 from hierfl.posterior.prediction import Prediction
@@ -114,8 +115,7 @@ def synthetic_clients(skew: Skew, *, seed: int, rows: int = 2000) -> tuple[Clien
     client. "quantity": 5 clients with a quarter of them. "label": 5 clients with 85 % of their rows
     in class 0. Each client standardizes its features by its own training rows, 70 % of all.
     """
-    if skew not in ("feature", "quantity", "label"):
-        raise ValueError(f"skew is {skew!r}; it must be 'feature', 'quantity' or 'label'")
+    expect(skew=(skew, ("feature", "quantity", "label")))
     generator = np.random.Generator(np.random.Philox(seed))
     rotation = np.linalg.qr(generator.standard_normal((FEATURES, FEATURES)))[0]
     clients = {}

@@ -83,24 +83,8 @@ def named(name: str) -> ResponseFamily:
     word = name.strip().lower().replace("-", "_").replace(" ", "_")
     word = ALIASES.get(word, word)
     if word not in FAMILIES:
-        raise ValueError(_what_to_use(name, word))
+        near = get_close_matches(word, [*FAMILIES, *ALIASES], n=3, cutoff=0.6)
+        families = dict.fromkeys(ALIASES.get(match, match) for match in near) or sorted(FAMILIES)
+        words = " or ".join(map(repr, families))
+        raise ValueError(f"family is {name!r}, which hierfl does not have: use {words}")
     return FAMILIES[word]()
-
-
-def _what_to_use(name: str, word: str) -> str:
-    """Return what to write in place of a name that no family has."""
-    if word in ("piecewise_exponential", "piecewise"):
-        return (
-            "family 'piecewise_exponential' needs its breaks: use "
-            "families.piecewise_exponential(breaks=(1.0, 2.0)), in the unit of the response"
-        )
-    base, _, link = word.rstrip(")").partition("(")
-    if link and ALIASES.get(base, base) in FAMILIES:
-        return (
-            f"family is {name!r}: a link is an argument, "
-            f"hierfl.models.families.{ALIASES.get(base, base)}(link='{link}')"
-        )
-    near = get_close_matches(word, [*FAMILIES, *ALIASES], n=3, cutoff=0.6)
-    families = dict.fromkeys(ALIASES.get(match, match) for match in near) or sorted(FAMILIES)
-    words = " or ".join(map(repr, families))
-    return f"family is {name!r}, which hierfl does not have: use {words}"

@@ -229,7 +229,7 @@ def test_fedmaps_priors_are_chosen_by_name() -> None:
     assert torch.equal(plain, again)
     convex = weights(prior="convex", hidden=[4, 3])
     assert torch.isfinite(convex).all() and not torch.equal(convex, plain)
-    with pytest.raises(ValueError, match="must be one of isotropic, variance, convex"):
+    with pytest.raises(ValueError, match="must be one of 'isotropic', 'variance', 'convex'"):
         weights(prior="flat")
     with pytest.raises(ValueError, match="'convex' has no exact minimizer"):
         weights(prior="convex", server="best")

@@ -51,7 +51,7 @@ def test_an_exact_fit_by_rows_is_k_means() -> None:
     method = ifca(center, clusters=2, starts=sets(1.0, 3.0), **EXACT)
     for rounds in (1, 4):
         fitted = fit(method, data, rounds=rounds)
-        assert fitted.progress.table["cluster"].argmax(1).tolist() == [0, 0, 0, 1, 1]
+        assert fitted.progress.table["share"].argmax(1).tolist() == [0, 0, 0, 1, 1]
         assert fitted.message["theta"]["mu"].tolist() == pytest.approx([1.0 / 60.0, 5.225])
 
 

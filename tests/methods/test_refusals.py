@@ -118,12 +118,9 @@ REFUSED: list[Wrong] = [
     ("head: the pattern 'classifier' matches none of the model's params: theta",
      lambda: fedrep(shared(), head="classifier")),
     ("head: the prefix 'theta.9' matches none", lambda: fedrep(shared(), head=["theta.9"])),
-    ('head is empty: name a prefix of some param, or say head="none"',
-     lambda: fedrep(shared(), head=[])),
     ("head: the predicate matches none", lambda: fedrep(shared(), head=lambda name: False)),
     ("fedrep fits params only, and this model has latent sites",
      lambda: fedrep(regression, head="loc")),
-    ("statistics of batch normalization: take fedbn", lambda: fedrep(normed())),
     ("fedbabu has nothing to learn together", lambda: methods.fedbabu(shared(), head="all")),
     ("the head is empty: take tune='all'",
      lambda: methods.fedbabu(shared(), head="none", tune="head")),
@@ -148,7 +145,7 @@ REFUSED: list[Wrong] = [
     (EQUAL, lambda: ifca(flat, clusters=2)),
     ("latent sites or local params", lambda: methods.fedhb_mixture(known())),
     ("latent sites or local params", lambda: ifca(known())),
-    ("2 sets of params: give 3", lambda: ifca(
+    (r"len\(starts\) is 2: it must be in \[3, 3\]", lambda: ifca(
         flat, clusters=3, starts=[{"theta": torch.full((2,), at)} for at in (1.0, 2.0)])),
     (f"by_rows {AVERAGES}", lambda: by_rows(ifca(shared(), clusters=2))),
     (f"robust {AVERAGES}", lambda: robust(ifca(shared(), clusters=2, optimizer=SGD(0.01)))),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Reports
@@ -17,15 +18,7 @@ from hierfl.program.program import Params, Program, ProgramError
 def starts_of(start: Params, count: int, seed: int, starts: Sequence[Params] | None) -> Params:
     """Return K sets of params (K, ...): `given`, or `start` and shuffles of each of its tensors."""
     sets = list(starts) if starts is not None else [_in_order(start, m, seed) for m in range(count)]
-    if len(sets) != count:
-        raise ProgramError(
-            f"starts holds {len(sets)} sets of params: give {count}, one a component"
-        )
-    for params in sets:
-        if {k: v.shape for k, v in params.items()} != {k: v.shape for k, v in start.items()}:
-            raise ProgramError(
-                f"starts holds a set of {_shown(params)}: the model's params are {_shown(start)}"
-            )
+    expect(**{"len(starts)": (len(sets), f"[{count}, {count}]")})
     stacked = {name: torch.stack([params[name] for params in sets]) for name in start}
     for a in range(count):
         for b in range(a):
@@ -47,10 +40,6 @@ def _in_order(start: Params, m: int, seed: int) -> Params:
         return v.flatten()[order].view(v.shape)
 
     return {name: shuffled(name, v) for name, v in start.items()}
-
-
-def _shown(params: Params) -> str:
-    return ", ".join(f"{name} {tuple(v.shape)}" for name, v in params.items())
 
 
 def of_each(program: Program, function: Callable[[Params], Tensor], components: Params) -> Tensor:

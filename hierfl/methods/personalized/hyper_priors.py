@@ -47,7 +47,7 @@ from hierfl.core.arguments import expect
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method, Server
 from hierfl.methods.about import About
-from hierfl.methods.fedabml import FedABMLSetting, client_of
+from hierfl.methods.fedabml import client_of
 from hierfl.methods.parts.averaging import Descent
 from hierfl.methods.parts.prior_params import moments_and_scales
 from hierfl.methods.wrappers.averages import by_rows
@@ -187,13 +187,13 @@ def _with_rule(
     rule: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> Method:
     """Return FedABML's clients under a server whose rule is of the number of clients, mean, and spread about it."""
-    how = FedABMLSetting(1.0, descent, descent.optimizer, 1, draws, "envelope", exact=True)
 
     def server(program: Program) -> Server:
         moments = moments_and_scales(program, name)
         return moments.server(program, partial(rule, program.num_clients))
 
-    return Method(name, model, guide, partial(client_of, how), server)
+    client = partial(client_of, descent=descent, draws=draws)
+    return Method(name, model, guide, client, server)
 
 
 def most_likely(mean: Tensor, around: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
