@@ -67,15 +67,13 @@ def fedmap(work: Workload) -> Method:
     )
 
 
-def fedabml(work: Workload, *, link: ScaleLink = "exp", local: bool = False) -> Method:
+def fedabml(work: Workload, *, link: ScaleLink = "exp") -> Method:
     """Return FedABML: a mean-field posterior of every weight, one draw, and the KL in closed form.
 
     Each mini-batch also takes a step on the prior. With the default link, scales are exponentials
     as in the paper.
     """
-    model = models.bayesian_network(
-        work.module(), prior_scale="learned", scale_link=link, local_reparameterization=local
-    )
+    model = models.bayesian_network(work.module(), prior_scale="learned", scale_link=link)
     guide = guides.mean_field(scale_link=link)
     return methods.fedabml(
         model,
@@ -136,7 +134,6 @@ def ways_of(name: str) -> dict[str, Rounds]:
         own |= {
             "MAP": fedmap,
             "FedABML": fedabml,
-            "FedABML, local noise": partial(fedabml, local=True),
             "FedABML, softplus": partial(fedabml, link="softplus"),
         }
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hierfl.core.arguments import NameRule, names_by_rule
 from hierfl.data.batch import ClientBatch
-from hierfl.models.functional import apply, frozen_copy, spread_of, weights
+from hierfl.models.functional import apply, frozen_copy, weights
 from hierfl.models.likelihood import Likelihood, as_likelihood, field, observe
 from hierfl.models.priors import Prior, check_scale, given, is_distribution, varying
 from hierfl.program.recipes import recorded
@@ -37,7 +37,6 @@ def bayesian_network(
     scale_link: ScaleLink = "softplus",
     global_prior: Prior | None = None,
     centered: bool = True,
-    local_reparameterization: bool = False,
 ) -> Model:
     """Build a Bayesian neural network from any `nn.Module`, with local and global weight tensors.
 
@@ -82,29 +81,18 @@ def bayesian_network(
             None: point estimates.
         centered: whether the local sites are the weights themselves or standardized offsets; see
             `priors.varying`.
-        local_reparameterization: whether dense layers sample their outputs, row by row, instead of
-            their weights (Kingma et al. 2015, arXiv:1506.02557). The expectation is the same, with
-            less noise in the gradient and far fewer random numbers. This needs a guide that gives
-            each weight an independent Normal (`mean_field`); other layers, other guides and
-            predictions sample weights as usual.
 
     Raises:
         ValueError: the module mixes rows in another way than by nn.BatchNorm, draws noise of its
             own (dropout in training mode), has lazy parameters, or has none that requires a
-            gradient; `local` matches no tensor; a scale is not > 0; `prior_loc`, `prior_scale` or
-            `scale_link` is not one of its allowed values; or `local_reparameterization` is set and
-            `centered` is not.
+            gradient; `local` matches no tensor; a scale is not > 0; or `prior_loc`, `prior_scale` or
+            `scale_link` is not one of its allowed values.
         ProgramError: (at fit) the module has batch norm, and no `hierfl.methods.batch_normed` is
             around the method.
 
     >>> bayesian_network(nn.Linear(2, 3), local=["weight"], prior_scale="learned").__name__
     'bayesian_network'
     """
-    if local_reparameterization and not centered:
-        raise ValueError(
-            "local_reparameterization is set and centered is False: it needs the weights "
-            "themselves as sites; set centered=True"
-        )
     _check_prior(prior_loc, prior_scale, scale_start)
     positive, net = scale_constraint(scale_link), frozen_copy(module)
     tensors, given_output = weights(net), as_likelihood(likelihood)
@@ -151,8 +139,7 @@ def bayesian_network(
                 for name, s in scale.items()
             }
             shared = {name: value for name, value in theta.items() if name not in own}
-            normals = spread_of(own, "w.", batch.key) if local_reparameterization else None
-            output = apply(net, own, shared, field(batch, x), normals, mask=batch.rows)
+            output = apply(net, own, shared, field(batch, x), mask=batch.rows)
             with batch.data():
                 observe(y, label(output), batch)
 

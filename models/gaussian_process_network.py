@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
-from hierfl.core import noise
 from hierfl.core.arguments import expect, spelled
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
@@ -21,8 +19,6 @@ from hierfl.models.memory_network import memory_of, remembered
 positive = dist.constraints.softplus_positive
 JITTER = 1e-4  # of the kernel's scale, on its diagonal
 AT_ONCE = 16  # processes whose matrices are in memory together
-# labels and their variances, (C, processes, R) -> means and variances, (C, processes, B)
-Some = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @spelled
@@ -35,16 +31,10 @@ class GaussianProcessNetwork:
                        a_c = 1[y = c] + label_noise;   p = softmax(mean / sqrt(1 + pi variance / 8))
 
     The embedding and s, l and v are common; predictions for a client without rows are the prior's.
-    With `inducing` points u, common and learned in the space of the embedding, the process is seen
-    through them alone, at a cost linear in the rows:
-
-        A = K_uu + K_uf S^-1 K_fu,   mean = K_xu A^-1 K_uf S^-1 y,   variance = k_xx - K_xu (K_uu^-1 - A^-1) K_ux
-
     An instance is a model, to be called on a batch. Params:
 
     * `theta.<tensor>` (*shape), global: the weights of the network.
     * `gp.length` () > 0, `gp.scale` () > 0, and `gp.noise` () > 0 of real labels, global.
-    * `gp.inducing` (M, D), global, with inducing points.
     * `memory.x` (C, 1, R, *row), `memory.y` (C, 1, R) and `memory.there` (C, 1, R), local: rows,
       their labels, and 1 where there is a row.
 
@@ -53,7 +43,6 @@ class GaussianProcessNetwork:
         classes: number of classes; None: real labels.
         memory: R, rows that a client keeps at most, > 0. One with more keeps R of them, evenly
             spread.
-        inducing: M; None: the exact process of the rows kept.
         length: l before the first round, > 0. length, scale: the authors'.
         scale: s before the first round, > 0.
         noise: v before the first round, > 0.
@@ -74,7 +63,6 @@ class GaussianProcessNetwork:
         *,
         classes: int | None = None,
         memory: int = 200,
-        inducing: int | None = None,
         length: float = 1.0,
         scale: float = 8.0**0.5,
         noise: float = 0.5,
@@ -84,7 +72,6 @@ class GaussianProcessNetwork:
     ) -> None:
         expect(
             memory=(memory, "[1, inf)"),
-            inducing=(inducing, "[1, inf) or None"),
             length=(length, "(0, inf)"),
             scale=(scale, "(0, inf)"),
             noise=(noise, "(0, inf)"),
@@ -92,7 +79,7 @@ class GaussianProcessNetwork:
             classes=(classes, "[2, inf) or None"),
         )
         self.net = frozen_copy(module)
-        self.classes, self.memory, self.inducing = classes, memory, inducing
+        self.classes, self.memory = classes, memory
         self.length, self.scale, self.noise = length, scale, noise
         self.label_noise, self.x, self.y = label_noise, x, y
         self.tensors = weights(self.net)
@@ -113,16 +100,11 @@ class GaussianProcessNetwork:
             spread = pyro.param("gp.noise", torch.tensor(self.noise), constraint=positive)
         features = apply(self.net, {}, theta, rows, mask=batch.rows)
         far = length * math.sqrt(features.shape[-1])
-        through = None
-        if self.inducing is not None:
-            key = noise.fold(noise.root_key(0), noise.word("gp.inducing"))
-            start = noise.normals(key, (self.inducing, features.shape[-1]))
-            through = pyro.param("gp.inducing", start)[None] / far
         with batch.clients():
             mine = memory_of(batch.num_clients, self.memory, rows)
             memory = apply(self.net, {}, theta, mine["x"], mask=mine["there"] > 0.0)
             labels, variance = self._seen(mine["y"], spread)
-            process = Process(scale**2, mine["there"] > 0.0, through)
+            process = Process(scale**2, mine["there"] > 0.0)
             mean, wide = process.at(features / far, memory / far, labels, variance)
             if spread is not None:
                 fn = dist.Normal(mean[..., 0], (wide[..., 0] + spread**2).sqrt())
@@ -142,10 +124,10 @@ class GaussianProcessNetwork:
 
 
 class Process:
-    """Gaussian processes of variance `scale`, given rows that are `there` (C, R), maybe `through` points."""
+    """Gaussian processes of variance `scale`, given rows that are `there` (C, R)."""
 
-    def __init__(self, scale: Tensor, there: Tensor, through: Tensor | None) -> None:
-        self.scale, self.there, self.through = scale, there, through
+    def __init__(self, scale: Tensor, there: Tensor) -> None:
+        self.scale, self.there = scale, there
 
     def kernel(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the covariance of a (..., A, D) and b (..., B, D), in units of the length."""
@@ -157,14 +139,7 @@ class Process:
     def at(
         self, at: Tensor, memory: Tensor, labels: Tensor, variance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return means and variances at `asked`, (C, B, processes), given labels (C, R, processes)."""
-        some = self._given_rows(at, memory) if self.through is None else self._given(at, memory)
-        blocks = zip(labels.mT.split(AT_ONCE, 1), variance.mT.split(AT_ONCE, 1), strict=True)
-        mean, wide = zip(*(some(y, v) for y, v in blocks), strict=True)
-        return torch.cat(mean, 1).mT, torch.cat(wide, 1).mT.clamp(min=0.0)
-
-    def _given_rows(self, at: Tensor, memory: Tensor) -> Some:
-        """Return what labels, and their noise, say of some processes."""
+        """Return means and variances at rows `at`, (C, B, processes), given labels (C, R, processes)."""
         inside = self.there.to(memory.dtype)
         # rows that are not there: far from all others, with label 0
         cross = (self.kernel(at, memory) * inside[:, None]).mT[:, None]
@@ -174,29 +149,10 @@ class Process:
             noise_ = torch.where(self.there[:, None], variance + JITTER * self.scale, 1.0)
             tril = torch.linalg.cholesky_ex(own + noise_.diag_embed()).L
             half = torch.linalg.solve_triangular(tril, cross, upper=False)
-            labels = (y * inside[:, None])[..., None]
-            seen = torch.linalg.solve_triangular(tril, labels, upper=False)
+            inside_labels = (y * inside[:, None])[..., None]
+            seen = torch.linalg.solve_triangular(tril, inside_labels, upper=False)
             return (half.mT @ seen)[..., 0], self.scale - half.square().sum(-2)
 
-        return some
-
-    def _given(self, at: Tensor, memory: Tensor) -> Some:
-        """Return the same, seen through the inducing points."""
-        assert self.through is not None
-        inside = self.there.to(memory.dtype)[:, None]
-        points = self.through.expand(len(memory), -1, -1)
-        unit = torch.eye(points.shape[-2], dtype=memory.dtype)
-        own = (self.kernel(points, points) + JITTER * self.scale * unit)[:, None]
-        seen, cross = (self.kernel(points, rows)[:, None] for rows in (memory, at))
-        before = torch.linalg.cholesky_ex(own).L
-        explained = torch.linalg.solve_triangular(before, cross, upper=False).square().sum(-2)
-
-        def some(y: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-            weight = inside / variance
-            after = torch.linalg.cholesky_ex(own + (seen * weight[..., None, :]) @ seen.mT).L
-            shift = seen @ (weight * y)[..., None]
-            mean = (cross.mT @ torch.cholesky_solve(shift, after))[..., 0]
-            unexplained = torch.linalg.solve_triangular(after, cross, upper=False).square().sum(-2)
-            return mean, self.scale - explained + unexplained
-
-        return some
+        blocks = zip(labels.mT.split(AT_ONCE, 1), variance.mT.split(AT_ONCE, 1), strict=True)
+        mean, wide = zip(*(some(y, v) for y, v in blocks), strict=True)
+        return torch.cat(mean, 1).mT, torch.cat(wide, 1).mT.clamp(min=0.0)

@@ -7,9 +7,9 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from hierfl.comparisons.study_data import SHIPPED, StudyTable, nearest
 from hierfl.comparisons.study_file import Study
@@ -113,28 +113,10 @@ def _mistakes(error: ValidationError, study: Mapping[str, Any]) -> Iterator[str]
         if labels and where[:1] == ["methods"] and len(where) > 1:
             where[1] = labels[int(where[1])]
         place = ".".join(str(part) for part in where)
-        if mistake["type"] == "extra_forbidden":
-            keys = _keys_at(mistake["loc"][:-1])
-            fix = nearest(str(mistake["loc"][-1]), keys) or f"; known: {', '.join(keys)}"
-            yield f"{place}: unknown key{fix}"
-        else:
-            message = mistake["msg"].removeprefix("Value error, ")
-            plain = mistake["type"] in ("missing", "value_error")
-            shown = message if plain else f"{message} (it is {mistake['input']!r:.80})"
-            yield f"{place}: {shown}" if place else shown
-
-
-def _keys_at(place: tuple[int | str, ...]) -> list[str]:
-    table: type[BaseModel] = Study
-    for part in place:
-        if isinstance(part, str) and part in table.model_fields:
-            kinds = [table.model_fields[part].annotation]
-            while kinds:
-                kind = kinds.pop()
-                if isinstance(kind, type) and issubclass(kind, BaseModel):
-                    table = kind
-                kinds += get_args(kind)
-    return list(table.model_fields)
+        message = mistake["msg"].removeprefix("Value error, ")
+        plain = mistake["type"] in ("missing", "value_error")
+        shown = message if plain else f"{message} (it is {mistake['input']!r:.80})"
+        yield f"{place}: {shown}" if place else shown
 
 
 FOLDER = Path(str(files("hierfl.studies"))) / "shipped"

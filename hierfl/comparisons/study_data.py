@@ -28,9 +28,12 @@ class StudyTable(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_boolean_is_a_number(cls, table: Any) -> Any:
+    def _known_keys_and_no_boolean_as_a_number(cls, table: Any) -> Any:
         for name, value in table.items() if isinstance(table, Mapping) else ():
-            yes_or_no = name in cls.model_fields and cls.model_fields[name].annotation is bool
+            if name not in cls.model_fields:
+                fix = nearest(name, cls.model_fields) or f"; known: {', '.join(cls.model_fields)}"
+                raise ValueError(f"{name}: unknown key{fix}")
+            yes_or_no = cls.model_fields[name].annotation is bool
             several = value if isinstance(value, list | tuple) else [value]
             if any(isinstance(v, bool | int) and isinstance(v, bool) != yes_or_no for v in several):
                 kind = "true or false" if yes_or_no else "no boolean"

@@ -169,7 +169,7 @@ class Program:
     def draw_with_terms(self, params: Params, batch: ClientBatch) -> tuple[Values, Terms]:
         """Draw every latent and deterministic site, with the terms: minus their sum is the log weight."""
         # a likelihood averaged over q would not be the density at the draw: the model does not receive q
-        guided, modeled = traces_of(self.model, self.guide, params, batch, batch, tell=False)
+        guided, modeled = traces_of(self.model, self.guide, params, batch, batch)
         names = [*(site.name for site in self.latents.sites), *self.derived]
         values = {name: modeled.nodes[name]["value"] for name in names}
         return values, elbo_terms(guided, modeled, batch, closed=(), factors=self.factors)

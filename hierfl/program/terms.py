@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import pyro.distributions as dist
@@ -30,33 +29,17 @@ class Terms(NamedTuple):
         return self.nll + self.local_kl + share * self.global_kl
 
 
-_POSTERIOR: ContextVar[Any] = ContextVar("posterior", default=None)  # a trace of the guide
-
-
-def posterior_of(site: str) -> Any:
-    """Return the guide's distribution of a site while the ELBO is estimated, for other estimates, or None."""
-    guided = _POSTERIOR.get()
-    return guided.nodes[site]["fn"] if guided is not None and site in guided.nodes else None
-
-
 def traces_of(
     model: Model,
     guide: Callable[[ClientBatch], Any],
     params: Mapping[str, Tensor],
     batch: ClientBatch,
     support: ClientBatch,
-    *,
-    tell: bool = True,
 ) -> tuple[Any, Any]:
-    """Trace the guide, and the model at the guide's draws; `tell` makes `posterior_of` work."""
+    """Trace the guide, and the model at the guide's draws."""
     with Substitute(params, batch):
         guided = poutine.trace(guide).get_trace(support)
-        token = _POSTERIOR.set(guided if tell else None)
-        try:
-            modeled = poutine.trace(poutine.replay(model, guided)).get_trace(batch)
-        finally:
-            _POSTERIOR.reset(token)
-    return guided, modeled
+        return guided, poutine.trace(poutine.replay(model, guided)).get_trace(batch)
 
 
 def elbo_terms(

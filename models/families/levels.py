@@ -40,12 +40,6 @@ def categorical() -> ResponseFamily:
     )
 
 
-LIKELIHOODS = {
-    "logit": "dist.Categorical(logits=families.cumulative_logits(eta, thresholds))",
-    "probit": "dist.Categorical(logits=families.cumulative_logits(eta, thresholds, 'probit'))",
-}
-
-
 def cumulative_logits(eta: Tensor, thresholds: Tensor, link: str = "logit") -> Tensor:
     """Return log probabilities of ordered levels, (..., K), finite in both tails.
 
@@ -72,6 +66,13 @@ def cumulative_logits(eta: Tensor, thresholds: Tensor, link: str = "logit") -> T
     return torch.cat([ends[0], inner, ends[1]], -1)
 
 
+def of_thresholds(family: str, link: str) -> str:
+    """Return the likelihood of levels by the log probabilities of a family with a link."""
+    check_link(link, ["logit", "probit"], family)
+    other = "" if link == "logit" else f", '{link}'"
+    return f"dist.Categorical(logits=families.{family}_logits(eta, thresholds{other}))"
+
+
 def _parameters(response: Response) -> dict[str, Prior]:
     size = count_of(response, "an ordinal response", "levels") - 1
     return {"thresholds": Ordered(dist.StudentT(3.0, 0.0, 2.5), size)}
@@ -91,8 +92,7 @@ def cumulative(link: str = "logit") -> ResponseFamily:
     Raises:
         ValueError: link is none of these.
     """
-    check_link(link, [*LIKELIHOODS], "cumulative")
-    likelihood = LIKELIHOODS[link]
+    likelihood = of_thresholds("cumulative", link)
     return ResponseFamily(
         "cumulative", link, "ordered", likelihood, _parameters, unit_scale, has_intercept=False
     )

@@ -82,6 +82,9 @@ def named(name: str) -> ResponseFamily:
     """
     word = name.strip().lower().replace("-", "_").replace(" ", "_")
     word = ALIASES.get(word, word)
+    if word in ("piecewise_exponential", "piecewise"):
+        example = "families.piecewise_exponential(breaks=(1.0, 2.0))"
+        raise ValueError(f"family {name!r} needs its breaks: use {example}, in the response's unit")
     if word not in FAMILIES:
         near = get_close_matches(word, [*FAMILIES, *ALIASES], n=3, cutoff=0.6)
         families = dict.fromkeys(ALIASES.get(match, match) for match in near) or sorted(FAMILIES)

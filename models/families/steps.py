@@ -9,14 +9,10 @@ from torch.nn.functional import logsigmoid
 
 from hierfl.core.gaussians import log_normal_cdf
 from hierfl.models.families.family import Response, ResponseFamily
-from hierfl.models.families.links import check_link, count_of, unit_scale
+from hierfl.models.families.levels import of_thresholds
+from hierfl.models.families.links import count_of, unit_scale
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import recorded
-
-LIKELIHOODS = {
-    "logit": "dist.Categorical(logits=families.sratio_logits(eta, thresholds))",
-    "probit": "dist.Categorical(logits=families.sratio_logits(eta, thresholds, 'probit'))",
-}
 
 
 def sratio_logits(eta: Tensor, thresholds: Tensor, link: str = "logit") -> Tensor:
@@ -73,8 +69,7 @@ def sratio(link: str = "logit") -> ResponseFamily:
 
     Reference: Tutz 1990, British Journal of Mathematical and Statistical Psychology 43:39.
     """
-    check_link(link, [*LIKELIHOODS], "sratio")
-    likelihood = LIKELIHOODS[link]
+    likelihood = of_thresholds("sratio", link)
     return ResponseFamily(
         "sratio", link, "ordered", likelihood, _parameters, unit_scale, has_intercept=False
     )

@@ -42,14 +42,6 @@ PROGRAMS: dict[str, Callable[[], Method]] = {
         f"fedsvi {name}": partial(hierfl.methods.fedsvi, regression, FAMILIES[name])
         for name in FAMILIES
     },
-    "fedabml, local noise": lambda: hierfl.methods.fedabml(
-        models.bayesian_network(
-            nn.Linear(2, 1),
-            likelihood=models.likelihood.normal(1.0),
-            prior_scale="learned",
-            local_reparameterization=True,
-        )
-    ),
     "ditto, batch norm": lambda: hierfl.methods.batch_normed(
         hierfl.methods.ditto(models.network(normed(), likelihood=models.likelihood.normal(1.0)))
     ),

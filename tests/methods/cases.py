@@ -394,10 +394,8 @@ CASES: dict[str, Case] = {
         lambda: methods.pfedgp(process(), steps=2, batch_size=2),
         {"theta": {**FIRST, "theta.2.weight": (1, 3), "theta.2.bias": (1,), **KERNEL}, "loss": ()},
     ),
-    "pfedgp inducing": Case(
-        lambda: methods.pfedgp(
-            process(classes=2, y="ill", inducing=3), steps=1, unit="epoch", batch_size=2
-        )
+    "pfedgp classes": Case(
+        lambda: methods.pfedgp(process(classes=2, y="ill"), steps=1, unit="epoch", batch_size=2)
     ),
     "pfedhb": Case(
         lambda: methods.pfedhb(

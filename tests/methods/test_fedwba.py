@@ -42,11 +42,11 @@ def test_the_barycenter_of_shifted_clouds() -> None:
     shape = torch.randn(12, 3, generator=generator)
     shifts = torch.tensor([[4.0, 0, 0], [0, -2, 0], [2, 5, 1]])
     clouds = torch.stack([(shape + s)[torch.randperm(12, generator=generator)] for s in shifts])
-    found = barycenter(shape, clouds, 10)
+    found = barycenter(shape, clouds)
     close(found, shape + shifts.mean(0), 1e-5)
     lines = torch.randn(4, 9, 1, generator=generator).exp()
     start = torch.randn(9, 1, generator=generator)
-    close(barycenter(start, lines, 10).sort(0).values, lines.sort(1).values.mean(0), 1e-5)
+    close(barycenter(start, lines).sort(0).values, lines.sort(1).values.mean(0), 1e-5)
 
 
 def test_particles_have_the_posterior_s_mean_and_spread() -> None:

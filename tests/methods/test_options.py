@@ -35,7 +35,7 @@ BAD: dict[str, dict[str, Any]] = {
     "fedpop": {"step_size": 0.0, "temperature": -1.0, "kept_draws": 0, "burn_in": 10},
     "fedsvi": {"average": 1.0, "global_steps": 0, "draws": 0, "merge": "mean"},
     "fedvi": {"kl_weight": -1.0, "prior_weight": -1.0},
-    "fedwba": {"particles": 0, "matchings": 0, "prior_width": 0.0},
+    "fedwba": {"particles": 0, "prior_width": 0.0},
     "fine_tuned": {"steps": 0, "when": "never"},
     "fola": {"trust": -1.0, "fisher_rows": 0},
     "heur_fedamp": {"prox": -1.0, "sigma": -1.0, "self_weight": 1.5},

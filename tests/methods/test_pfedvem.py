@@ -12,7 +12,6 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
 from hierfl.method import Clock
 from hierfl.methods import fedhb, pfedvem
-from hierfl.methods.personalized.pfedvem import SpreadView
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
 from tests.methods.cases import CASES, personal
@@ -39,14 +38,14 @@ def test_the_spread_is_the_most_likely_one() -> None:
     """d = 2, sum s^2 = 0.6, |m - w|^2 = 1.7: rho^2 = 1.15."""
     module = torch.nn.Linear(2, 1, bias=False)
     model = models.bayesian_network(module, likelihood=normal(1.0), prior_scale="client")
-    program = federate(pfedvem(model), federation()).program
-    view = SpreadView.of(program)
-    phi = dict(view.mine)
+    run = federate(pfedvem(model), federation())
+    phi = dict(run.program.start()[1])
     inverse = torch.tensor([0.2, 0.4]).sqrt().expm1().log()
     phi["w.weight.scale"] = inverse.reshape(phi["w.weight.scale"].shape)
     phi["w.weight.loc"] = torch.tensor([1.0, 0.0]).reshape(phi["w.weight.loc"].shape)
     message = {"theta.weight": torch.tensor([[0.0, 0.7**0.5]])}
-    close(softplus(view.most_likely(phi, message)).flatten() ** 2, [1.15], 1e-5)
+    work = run.client.start(message, {"phi": phi, "seen": torch.ones(())})
+    close(softplus(work["spread"]).flatten() ** 2, [1.15], 1e-5)
 
 
 def test_the_fixed_point_of_variational_em() -> None:

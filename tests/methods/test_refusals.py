@@ -25,7 +25,6 @@ from tests.methods.cases import (
     filled,
     mapped,
     net,
-    normed,
     personal,
     personal_alone,
     process,

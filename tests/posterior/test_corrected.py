@@ -21,7 +21,6 @@ from hierfl.diagnostics import corrected
 from hierfl.guides.global_sites import normal_params, positive
 from hierfl.methods import fedlaplace, fedsvi
 from hierfl.posterior.corrected import own_k_hat, posterior_weights
-from hierfl.posterior.labels import log_likelihoods
 from hierfl.posterior.snapshot import Restricted, restricted
 from hierfl.posterior.weights import weigh
 from hierfl.runs.result import Fit
@@ -211,33 +210,6 @@ def test_log_weights_of_a_client_alone_equal_those_among_all_clients() -> None:
 
 def fit_of(fitted: Fit, name: str) -> Restricted:
     return restricted(fitted, fitted.federation.data.select([name]))
-
-
-def test_importance_weights_of_a_network_belong_to_its_draws() -> None:
-    """Unlike the ELBO's, an importance weight is of one draw of a dense layer."""
-    data = federation().with_fields(y=federation().fields["visits"].long() % 2)
-    model = hierfl.models.bayesian_network(
-        torch.nn.Linear(2, 2), prior_loc=0.0, prior_scale=0.5, local_reparameterization=True
-    )
-    fitted = fit(fedsvi(model, guides.mean_field), data, rounds=3)
-    found = weigh(fitted, 60, inner=1)
-    wanted = torch.stack(
-        [
-            part.sum(1)
-            for part in log_likelihoods(fitted, found.draws)["y"].split(data.counts.tolist(), 1)
-        ],
-        1,
-    )
-    for site, w in found.draws.own.items():
-        own = fitted.progress.table["mean"]
-        loc, scale = (
-            own[f"{site}.loc"].reshape(w[0].shape),
-            transform_to(positive)(own[f"{site}.scale"]).reshape(w[0].shape),
-        )
-        wanted = wanted + (
-            dist.Normal(0.0, 0.5).log_prob(w) - dist.Normal(loc, scale).log_prob(w)
-        ).flatten(2).sum(-1)
-    close(found.log_own, wanted)
 
 
 def test_engines_agree() -> None:

@@ -126,14 +126,6 @@ def common_params(program: Program, name: str) -> Params:
     return above
 
 
-def check_no_sites(program: Program, name: str, model: str) -> None:
-    """Refuse a program with latent sites; `model` is what to take."""
-    if program.latents.sites:
-        raise ProgramError(
-            f"{name} fits params only, and this model has latent sites: take {model}"
-        )
-
-
 def expect_model(model: object, kind: type, method: str, options: str) -> None:
     """Refuse a model of another kind than a method reads."""
     if not isinstance(model, kind):

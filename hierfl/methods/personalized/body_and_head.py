@@ -13,7 +13,7 @@ from hierfl.core.arguments import NameRule, names_by_rule
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Server, Share, Step, Up, slope
-from hierfl.methods.parts.averaging import averaging_server, check_no_sites
+from hierfl.methods.parts.averaging import averaging_server
 from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 
@@ -65,7 +65,11 @@ class BodyAndHead:
 def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyAndHead:
     """Split the params of a program without latent sites; `head` is as in `fedrep`."""
     above, mine = program.start()
-    check_no_sites(program, method, "models.network, or fedsvi")
+    if program.latents.sites:
+        raise ProgramError(
+            f"{method} fits params only, and this model has latent sites: take models.network, or "
+            "fedsvi"
+        )
     if mine and head is not None:
         raise ProgramError(
             f"head is given, and the model has params of each client ({', '.join(mine)}), which "

@@ -29,9 +29,9 @@ from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, scaled, sub, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch, parts
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Method, Phase, Up, slope
+from hierfl.method import Client, Method, Phase, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, common_params, copies, plain_average
+from hierfl.methods.parts.averaging import Descent, averaging_client, common_params, plain_average
 from hierfl.methods.wrappers.fine_tuned import fine_tuned
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Program
@@ -101,19 +101,10 @@ def per_fedavg(
             moved = step(optimizer, gradient, Stepped(work["w"], work["state"]))
             return {"w": moved.params, "state": moved.state, "loss": value}
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            return copies(work, rows), own
-
         together = None if batch_size is None else BATCHES[meta] * batch_size
         phase = Phase(move, steps, batch_size=together, nested=meta == "full")
         descent = Descent(optimizer, steps, "step", together)
-        return Client(
-            own={},
-            start=lambda message, own: descent.begin(message),
-            phases=(phase,),
-            finish=finish,
-            adapt=(),
-        )
+        return averaging_client(descent, phase, adapt=())
 
     plain = Method("per_fedavg", model, delta, client, plain_average)
     served = fine_tuned(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,16 +31,6 @@ from hierfl.methods.parts.averaging import Descent, common_params
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
-
-
-class Hypernetwork(Protocol):
-    """Two functions: the first weights, and a client's params at weights and an embedding."""
-
-    def start(self, like: Params, size: int, key: Tensor) -> Tree:
-        """Return the first weights, for params like `like` and embeddings (size,)."""
-
-    def params(self, weights: Tree, embedding: Tensor, like: Params) -> Params:
-        """Return the params at an embedding (D,)."""
 
 
 @spelled
@@ -102,7 +92,7 @@ class Mlp:
 def pfedhn(
     model: Model,
     *,
-    hypernetwork: Hypernetwork = Mlp(),
+    hypernetwork: Mlp = Mlp(),
     embedding_size: int | None = None,
     optimizer: Optimizer = SGD(0.005, momentum=0.9),  # noqa: B008
     server_optimizer: Optimizer = SGD(0.01, momentum=0.9),  # noqa: B008

@@ -18,13 +18,11 @@ is then stiff, and plain steps diverge, which is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.distributions import Transform, transform_to
+from torch.distributions import transform_to
 
 from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, chosen
@@ -101,7 +99,35 @@ def pfedvem(
     expect(head_steps=(head_steps, "[1, inf)"), draws=(draws, "[1, inf)"))
 
     def client(program: Program) -> Client:
-        view = SpreadView.of(program)
+        above, mine = program.start()
+        if SPREAD not in mine:
+            raise ProgramError(
+                f"pfedvem fits a scale for each client, a local param '{SPREAD}', and the model "
+                'has none: take bayesian_network(module, prior_scale="client")'
+            )
+        means = mean_params(program)
+        links = {spec.name: transform_to(spec.constraint) for spec in program.params}
+        base_names = [name for name in above if name not in means.values()]
+
+        def about(message: Tree) -> Params:
+            """Return a client's own params about the common weights."""
+            locs = {
+                f"{site}.loc": message[param].reshape(mine[f"{site}.loc"].shape)
+                for site, param in means.items()
+            }
+            return {**mine, **locs}
+
+        def most_likely(phi: Params, message: Tree) -> Tensor:
+            """Return the most likely rho_k, unconstrained, of the shape of its param."""
+            total, count = torch.zeros(()), 0
+            for name, loc in about(message).items():
+                if name.endswith(".loc"):
+                    scale = name.removesuffix("loc") + "scale"
+                    away = phi[name] - loc
+                    total = total + links[scale](phi[scale]).square().sum() + away.square().sum()
+                    count += away.numel()
+            rho = (total / count).sqrt().clamp(min=LEAST)
+            return links[SPREAD].inv(rho).expand(mine[SPREAD].shape)
 
         def loss(params: Params, batch: ClientBatch, *, prior: bool) -> Tensor:
             """Return [ E_q NLL_k (+ KL) ] / n_k, ()."""
@@ -116,9 +142,9 @@ def pfedvem(
             phi = own["phi"]
             spread = phi[SPREAD]
             if confidence:
-                spread = chosen(own["seen"], view.most_likely(phi, message), spread)
+                spread = chosen(own["seen"], most_likely(phi, message), spread)
             q = {name: value for name, value in phi.items() if name != SPREAD}
-            base = {name: message[name] for name in view.base}
+            base = {name: message[name] for name in base_names}
             return {
                 "q": Stepped(q, optimizer.init(q)),
                 "spread": spread,
@@ -138,8 +164,8 @@ def pfedvem(
             return {**work, "base": step(base_optimizer, gradient, base)}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            q, rho = work["q"].params, view.links[SPREAD](work["spread"]).mean()
-            head = {p: q[f"{site}.loc"].reshape(message[p].shape) for site, p in view.means.items()}
+            q, rho = work["q"].params, links[SPREAD](work["spread"]).mean()
+            head = {p: q[f"{site}.loc"].reshape(message[p].shape) for site, p in means.items()}
             weight = -2.0 * rho.log() if confidence else torch.zeros(())
             up: Up = {
                 "head": LogShare(head, weight),
@@ -148,67 +174,23 @@ def pfedvem(
                 "rho": Share(rho),
             }
             phi = {**q, SPREAD: work["spread"]}
-            return up, {"phi": {name: phi[name] for name in view.mine}}
+            return up, {"phi": {name: phi[name] for name in mine}}
 
         heads = Phase(on_head, head_steps, batch_size=head_batch_size)
         return personal_client(
-            {"phi": view.mine},
-            lambda message, own: {"phi": view.about(message)},
+            {"phi": mine},
+            lambda message, own: {"phi": about(message)},
             start=start,
-            phases=(heads, Phase(on_base, steps if view.base else 0, unit, batch_size)),
+            phases=(heads, Phase(on_base, steps if base_names else 0, unit, batch_size)),
             finish=finish,
             params=lambda message, own: {**message, **own["phi"]},
             adapt=(heads,),
         )
 
-    return Method("pfedvem", model, mean_field, client, _server)
-
-
-def _server(program: Program) -> Server:
     def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         return {**theta, **means["head"], **means["base"]}
 
-    return Server(program.start()[0], update)
+    def server(program: Program) -> Server:
+        return Server(program.start()[0], update)
 
-
-@dataclass(frozen=True, eq=False)
-class SpreadView:
-    """What the prior of a program whose clients have one scale each consists of."""
-
-    mine: Params  # local params as they start
-    means: Mapping[str, str]  # local site -> the global param that is its prior's mean
-    links: Mapping[str, Transform]  # param -> its map from unconstrained values
-    base: list[str]  # other global params
-
-    @classmethod
-    def of(cls, program: Program) -> SpreadView:
-        """Return the view of a program; refuse one without a scale of each client."""
-        above, mine = program.start()
-        if SPREAD not in mine:
-            raise ProgramError(
-                f"pfedvem fits a scale for each client, a local param '{SPREAD}', and the model "
-                'has none: take bayesian_network(module, prior_scale="client")'
-            )
-        means = mean_params(program)
-        links = {spec.name: transform_to(spec.constraint) for spec in program.params}
-        return cls(mine, means, links, [n for n in above if n not in means.values()])
-
-    def about(self, message: Tree) -> Params:
-        """Return a client's own params about the common weights."""
-        locs = {
-            f"{site}.loc": message[param].reshape(self.mine[f"{site}.loc"].shape)
-            for site, param in self.means.items()
-        }
-        return {**self.mine, **locs}
-
-    def most_likely(self, phi: Params, message: Tree) -> Tensor:
-        """Return the most likely rho_k, unconstrained, of the shape of its param."""
-        total, count = torch.zeros(()), 0
-        for name, loc in self.about(message).items():
-            if name.endswith(".loc"):
-                scale = name.removesuffix("loc") + "scale"
-                away = phi[name] - loc
-                total = total + self.links[scale](phi[scale]).square().sum() + away.square().sum()
-                count += away.numel()
-        rho = (total / count).sqrt().clamp(min=LEAST)
-        return self.links[SPREAD].inv(rho).expand(self.mine[SPREAD].shape)
+    return Method("pfedvem", model, mean_field, client, server)

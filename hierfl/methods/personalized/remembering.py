@@ -28,7 +28,7 @@ that a client that joins later keeps its rows, and trains nothing.
 Source: Achituve, Shamsian, Navon, Chechik and Fetaya 2021, arXiv:2106.15482, where clients train on
 the predictive likelihood of a split. Differences: classes are processes of transformed labels
 (`hierfl.models.GaussianProcessNetwork`), in closed form, in place of a tree of classifiers by Gibbs
-draws; inducing points are common and learned; means are by rows.
+draws; without inducing points; means are by rows.
 
 Its Bayesian part is each client's process. What is common is a point.
 """

@@ -53,7 +53,7 @@ from hierfl.methods.posteriors.fedlaplace_server import (
     standard_points,
     weighted,
 )
-from hierfl.methods.posteriors.natural_factors import check_even
+from hierfl.methods.posteriors.natural_factors import check_even, guess, nowhere
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Guide, Latents, Model, family
 
@@ -243,11 +243,10 @@ def _client(marginal: Marginal, points: LaplacePoints) -> Client:
     def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
         own, steps, at = work["own"], COLD if "first" in message else WARM, points.at(message)
 
-        def guess(z: Tensor) -> Tensor:
-            return own["mode"] + own["slope"] @ (z - own["loc"])
-
         def values(at: Tensor) -> tuple[Tensor, Tensor]:
-            return torch.vmap(lambda z: marginal.value(z, guess(z), batch), chunk_size=valued)(at)
+            return torch.vmap(lambda z: marginal.value(z, guess(own, z), batch), chunk_size=valued)(
+                at
+            )
 
         with torch.no_grad():
             if "right" in message:
@@ -257,15 +256,11 @@ def _client(marginal: Marginal, points: LaplacePoints) -> Client:
                     "up": {"log_marginals": values_at, "lost": lost.to(values_at.dtype).mean()},
                 }
             expansion, inner = torch.vmap(
-                lambda z: marginal.expand(z, guess(z), batch, steps), chunk_size=expanded
+                lambda z: marginal.expand(z, guess(own, z), batch, steps), chunk_size=expanded
             )(at)
             value, gradient, hessian = (v.mean(0) for v in expansion)
             # the mode of the local sites as a linear function of z near q
-            near = {
-                "mode": inner.mode.mean(0),
-                "slope": inner.slope.mean(0),
-                "loc": at.mean(0),
-            }
+            near = {"mode": inner.mode.mean(0), "slope": inner.slope.mean(0), "loc": at.mean(0)}
             up = {
                 "log_marginal": value,
                 "gradient": gradient,
@@ -280,9 +275,8 @@ def _client(marginal: Marginal, points: LaplacePoints) -> Client:
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         return {name: Share(value) for name, value in work["up"].items()}, work["own"]
 
-    size, own = marginal.shared.size, marginal.own.size
     return Client(
-        own={"mode": torch.zeros(own), "slope": torch.zeros(own, size), "loc": torch.zeros(size)},
+        own=nowhere(marginal),
         start=lambda message, own: {"own": own},
         phases=(Phase(step, nested=True),),
         finish=finish,

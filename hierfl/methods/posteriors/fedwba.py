@@ -38,6 +38,8 @@ from hierfl.optimizers import Adam, Optimizer, Stepped, step
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Model
 
+MATCHINGS = 5  # of a round at the server
+
 
 @About(
     infers="particles of each client's posterior, and the barycenter of all clients' as its prior",
@@ -59,7 +61,6 @@ def fedwba(
     unit: Literal["step", "epoch"] = "step",
     batch_size: int | None = None,
     prior_width: float | None = None,
-    matchings: int = 5,
 ) -> Method:
     """Return FedWBA of a program whose sites are all local, with a known prior.
 
@@ -73,16 +74,14 @@ def fedwba(
         batch_size: rows of a mini-batch, scaled to the size of all; None: all rows.
         prior_width: b, one number for all dimensions, > 0. None: Silverman's,
             (4 / (D + 2) / P)^(1 / (D + 4)) standard deviations of the server's particles.
-        matchings: of a round at the server, 1 or more.
 
     Raises:
-        ValueError: `particles` or `matchings` is below 1, or `prior_width` is not above 0.
+        ValueError: `particles` is below 1, or `prior_width` is not above 0.
         ProgramError: (at fit) the model has something global, no local site, or a prior that cannot
             be drawn by a key.
     """
     expect(
         particles=(particles, "[1, inf)"),
-        matchings=(matchings, "[1, inf)"),
         prior_width=(prior_width, "(0, inf) or None"),
     )
 
@@ -123,7 +122,7 @@ def fedwba(
         )
 
     def server(program: Program) -> Server:
-        return _server(first_particles(program, particles), matchings)
+        return _server(first_particles(program, particles))
 
     return Method(
         "fedwba",
@@ -148,17 +147,17 @@ def first_particles(program: Program, count: int) -> Tensor:
     return prior_draws(program, {}, torch.arange(count, dtype=torch.int32))
 
 
-def _server(begin: Tensor, matchings: int) -> Server:
+def _server(begin: Tensor) -> Server:
     def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        return {"particles": barycenter(state["particles"], means["particles"].value, matchings)}
+        return {"particles": barycenter(state["particles"], means["particles"].value)}
 
     return Server({"particles": begin}, update)
 
 
-def barycenter(start: Tensor, clouds: Tensor, matchings: int) -> Tensor:
+def barycenter(start: Tensor, clouds: Tensor) -> Tensor:
     """Return particles (P, D) near the barycenter of clouds (C, P, D), from a start."""
     at = start
-    for _ in range(matchings):
+    for _ in range(MATCHINGS):
         cost = torch.cdist(at[None].expand_as(clouds), clouds).square().cpu().numpy()
         order = [torch.as_tensor(linear_sum_assignment(costs)[1]) for costs in cost]
         new = torch.stack([cloud[o] for cloud, o in zip(clouds, order, strict=True)]).mean(0)
