@@ -23,7 +23,7 @@ from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
-from hierfl.data.ragged import check_padded
+from hierfl.data.grouping import check_padded
 from hierfl.diagnostics.check import R_HAT
 from hierfl.guides.delta import delta
 from hierfl.posterior.corrected import corrected

@@ -15,10 +15,10 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import is_frame, read_frame
 from hierfl.formulas.agree import has_columns, schema
-from hierfl.formulas.checked import check_declared, given, with_bounds
+from hierfl.formulas.checked import check_declared, given
 from hierfl.formulas.client_data import Inside, client_data
 from hierfl.formulas.columns import by_client
-from hierfl.formulas.declaration import Declaration, Missing, joined
+from hierfl.formulas.declaration import Declaration, Missing, joined, with_bounds
 from hierfl.formulas.layout import Dims, Layout, dims, layout_of
 from hierfl.formulas.levels import Rare
 from hierfl.formulas.parameter_layouts import Parameter, parameters_of, priors_with_parameters

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from hierfl.formulas.expressions import Call, Factor, Name
-from hierfl.formulas.functions import LONG, SHORT
 from hierfl.formulas.schema import Schema
+from hierfl.formulas.terms import LONG, SHORT
 from hierfl.formulas.transforms import Constants
 from hierfl.formulas.writer import ProgramWriter, check_one, independent
 from hierfl.models.families import as_source, half_student
