@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,9 +14,6 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.data.arrays import Array, as_tensor
 from hierfl.data.consistency import check_length, expect_list, ids_of
-
-if TYPE_CHECKING:
-    from hierfl.data.clients import ClientData
 
 PLACES_AT_ONCE = 1 << 20  # places in clients' orders that are drawn together
 
@@ -225,7 +222,6 @@ def first_part(offsets: Tensor, keys: Tensor, fraction: float) -> Tensor:
 # ------------------------------------------------------------ clients of very different numbers of rows
 FEW_ROWS = 1 << 16  # of a chunk of clients, padded ones included: too few to be worth cutting
 MUCH_PADDING = 1 << 21  # padded rows of a chunk that predictions at 200 draws would take 16 GB for
-ONE_BATCH = 1 << 34  # bytes of all clients in one batch
 
 
 def cut_ragged(
@@ -257,15 +253,3 @@ def _lengths(rows: list[int], most: int, few: int) -> list[int]:
             largest, there = 0, 0
         lengths[-1], largest, there = lengths[-1] + 1, max(largest, own), there + own
     return lengths
-
-
-def check_padded(data: ClientData) -> None:
-    """Refuse one batch of all clients that is over 16 GB and ten times the rows themselves."""
-    longest, rows = int(data.counts.max()), data.num_rows
-    row_bytes = sum(v[:1].nbytes for v in data.fields.values())
-    wide = longest * data.num_clients
-    if wide > 10 * rows and wide * row_bytes > ONE_BATCH:
-        what = f"one batch of {data.num_clients} clients is padded to the longest, {longest} rows"
-        size = f"{wide * row_bytes / 2**30:.0f} GB for {rows} rows"
-        fix = "use hierfl.fit, or leave the longest clients out"
-        raise ValueError(f"{what}: {size}; {fix}")

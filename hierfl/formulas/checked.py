@@ -11,7 +11,7 @@ from hierfl.core.arguments import expect, expect_kind
 from hierfl.formulas.declaration import Declaration, additions_of
 from hierfl.formulas.expressions import Name, columns_of
 from hierfl.formulas.imputed import check_imputed
-from hierfl.formulas.priors import as_given
+from hierfl.formulas.prior_texts import as_given
 from hierfl.models import families
 from hierfl.models.families import ResponseFamily
 
