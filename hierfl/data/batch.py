@@ -332,3 +332,18 @@ def parts(batch: ClientBatch, size: int, number: int = 2) -> tuple[ClientBatch, 
         return replace(batch, fields=fields, rows=mask)
 
     return tuple(taken(part * size + place) for part in range(number))
+
+
+ONE_BATCH = 1 << 34  # bytes of all clients in one batch
+
+
+def check_padded(data: ClientData) -> None:
+    """Refuse one batch of all clients that is over 16 GB and ten times the rows themselves."""
+    longest, rows = int(data.counts.max()), data.num_rows
+    row_bytes = sum(v[:1].nbytes for v in data.fields.values())
+    wide = longest * data.num_clients
+    if wide > 10 * rows and wide * row_bytes > ONE_BATCH:
+        what = f"one batch of {data.num_clients} clients is padded to the longest, {longest} rows"
+        size = f"{wide * row_bytes / 2**30:.0f} GB for {rows} rows"
+        fix = "use hierfl.fit, or leave the longest clients out"
+        raise ValueError(f"{what}: {size}; {fix}")

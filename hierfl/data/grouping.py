@@ -1,4 +1,4 @@
-"""Rows sorted and joined by client, and the choice of clients and of rows."""
+"""Rows sorted and joined by client, the choice of clients and of rows, and how padding is kept from filling memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.arguments import shown
 from hierfl.data.arrays import Array, as_tensor
 from hierfl.data.consistency import check_length, expect_list, ids_of
 
@@ -94,18 +95,10 @@ def join_clients(
 def _by_name(clients: Any) -> dict[str, Mapping[str, Array]]:
     if isinstance(clients, list | tuple):
         clients = {str(i): own for i, own in enumerate(clients)}
-    if not isinstance(clients, Mapping):
-        fix = "give {name: {field: values}}, or a list of such fields"
-        fix += " (for a table, ClientData.from_frame)"
-        raise TypeError(f"clients is a {type(clients).__name__}: {fix}")
-    if not clients:
-        raise ValueError("no clients were given: give at least one")
-    for client, own in clients.items():
-        if not isinstance(own, Mapping):
-            fix = "give its fields by name, {'y': ...}"
-            raise TypeError(f"client '{client}' is a {type(own).__name__}: {fix}")
-        if not own:
-            raise ValueError(f"client '{client}' has no fields: give at least one, {{'y': ...}}")
+    for client, own in clients.items() or [("", None)]:
+        if not isinstance(own, Mapping) or not own:
+            fix = "give {name: {field: values}} of at least one client and field"
+            raise TypeError(f"client '{client}' is {shown(own)}: {fix}")
     return dict(clients)
 
 
@@ -157,15 +150,7 @@ def chosen_clients(clients: Any, names: Sequence[str]) -> Tensor:
         return torch.tensor(listed).nonzero()[:, 0]
     if all(isinstance(i, str) for i in listed):
         return positions_of(names, listed)
-    if any(isinstance(i, str) for i in listed):
-        fix = "give either all names or all positions"
-        raise TypeError(f"the clients are given by names and positions: {fix}")
-    try:
-        ids = torch.tensor([*map(operator.index, listed)], dtype=torch.long)
-    except TypeError as error:
-        other = next(i for i in listed if not hasattr(i, "__index__"))
-        fix = "give names, positions or a boolean mask"
-        raise TypeError(f"client position {other!r} is no integer: {fix}") from error
+    ids = torch.tensor([*map(operator.index, listed)], dtype=torch.long)
     if int(ids.min()) < 0 or int(ids.max()) >= len(names):
         raise KeyError(f"client position out of range: there are {len(names)} clients")
     return ids
@@ -174,12 +159,9 @@ def chosen_clients(clients: Any, names: Sequence[str]) -> Tensor:
 def rows_kept(keep: Any, num_rows: int) -> Tensor:
     """Return a mask of rows, (n,) bool, that keeps one at least."""
     mask = torch.as_tensor(keep)
-    if mask.dtype != torch.bool:
-        what = f"keep holds {str(mask.dtype).removeprefix('torch.')}, no booleans"
-        raise TypeError(f"{what}: give a condition on each row, such as x > 0")
-    if mask.shape != (num_rows,):
-        what = f"keep has shape {tuple(mask.shape)}, but there are {num_rows} rows"
-        raise ValueError(f"{what}: give one boolean per row")
+    if mask.dtype != torch.bool or mask.shape != (num_rows,):
+        what = f"keep is {mask.dtype} of shape {tuple(mask.shape)}, not booleans of {num_rows} rows"
+        raise ValueError(f"{what}: give a condition on each row, such as x > 0")
     if not bool(mask.any()):
         raise ValueError("no row is kept: a federation needs at least one row")
     return mask
@@ -217,3 +199,39 @@ def first_part(offsets: Tensor, keys: Tensor, fraction: float) -> Tensor:
             chosen = torch.arange(width) < first[ids][:, None]
             keep[(offsets[ids][:, None] + order)[chosen]] = True
     return keep
+
+
+# ------------------------------------------------------------ clients of very different numbers of rows
+FEW_ROWS = 1 << 16  # of a chunk of clients, padded ones included: too few to be worth cutting
+MUCH_PADDING = 1 << 21  # padded rows of a chunk that predictions at 200 draws would take 16 GB for
+
+
+def cut_ragged(
+    chunks: Sequence[Tensor],
+    *counts: Tensor,
+    most: int,
+    few: int = FEW_ROWS,
+    padding: int = MUCH_PADDING,
+) -> tuple[Tensor, ...]:
+    """Cut chunks that hold more than `padding` padded rows, unless they have at most `few` rows in all."""
+    padded = 0
+    for chunk in chunks:
+        for rows in counts:
+            padded = max(padded, len(chunk) * int(rows[chunk].max()) - int(rows[chunk].sum()))
+    if padded <= padding:
+        return tuple(chunks)
+    ids = torch.cat(tuple(chunks))
+    lengths = _lengths(torch.stack([rows[ids] for rows in counts]).amax(0).tolist(), most, few)
+    return ids.split(lengths)
+
+
+def _lengths(rows: list[int], most: int, few: int) -> list[int]:
+    """Return the lengths of runs of clients that, padded, have `few` rows or a fifth of padding."""
+    lengths, largest, there = [0], 0, 0
+    for own in rows:
+        wide = (lengths[-1] + 1) * max(largest, own)
+        if lengths[-1] == most or (lengths[-1] and wide > max(few, 5 * (there + own) // 4)):
+            lengths.append(0)
+            largest, there = 0, 0
+        lengths[-1], largest, there = lengths[-1] + 1, max(largest, own), there + own
+    return lengths

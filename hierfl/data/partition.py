@@ -68,7 +68,7 @@ def label_table(labels: Array, ids: Tensor) -> Tensor:
         (N, L) int64: a row for each client, a column for each class in ascending order.
 
     Raises:
-        TypeError: the ids are not integers, or the labels are floating.
+        TypeError: the ids are not integers.
         ValueError: an id is below -1, no row has a client, or there are not as many labels as ids.
 
     >>> label_table([0, 1, 1, 0], torch.tensor([0, 0, 1, -1])).tolist()

@@ -21,9 +21,8 @@ from torch import Tensor
 from hierfl.core.arguments import expect_integer
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
-from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.data.batch import ClientBatch, check_padded, full_batch
 from hierfl.data.clients import ClientData
-from hierfl.data.ragged import check_padded
 from hierfl.diagnostics.check import R_HAT
 from hierfl.guides.delta import delta
 from hierfl.posterior.corrected import corrected

@@ -16,8 +16,7 @@ from hierfl.data.absent import Sites
 from hierfl.data.clients import ClientData
 from hierfl.formulas.declaration import response_of
 from hierfl.formulas.formula import Formula
-from hierfl.formulas.layout import GroupTerm, Layout
-from hierfl.formulas.parameter_layouts import Parameter
+from hierfl.formulas.layout import GroupTerm, Layout, Parameter
 from hierfl.formulas.smooths import DesignTerm, drawn_spread
 from hierfl.formulas.structures import drawn_values
 from hierfl.formulas.writer import CENTERED, INTERCEPT, THRESHOLDS

@@ -15,8 +15,8 @@ from hierfl.core.process import one_at_a_time
 from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
 from hierfl.effects.estimates import Estimates, labeled, share_above
 from hierfl.formulas.expressions import Expression, Literal
-from hierfl.formulas.functions import ARITHMETIC
 from hierfl.formulas.grammar import Reader, check, pointing
+from hierfl.formulas.terms import ARITHMETIC
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": torch.exp,

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import ordered, refuse_similar
-from hierfl.formulas.doubtful_columns import is_identifier
-from hierfl.formulas.levels import MANY_LEVELS, merged
+from hierfl.formulas.levels import MANY_LEVELS, is_identifier, merged
 from hierfl.formulas.table_answers import OTHERS, LevelsAnswer, NumbersAnswer
 
 DIFFERENT = "(different values)"  # in place of the levels of IDs and dates

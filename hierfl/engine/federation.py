@@ -15,7 +15,7 @@ from hierfl.core.device import device_of
 from hierfl.core.process import keep_memory
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
-from hierfl.data.ragged import cut_ragged
+from hierfl.data.grouping import cut_ragged
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.settings import Settings
 from hierfl.method import Client, Method, Server

@@ -21,15 +21,14 @@ from hierfl.formulas.columns import (
 from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design, every_design_of
-from hierfl.formulas.doubtful_columns import refuse_identifier
 from hierfl.formulas.expressions import column_of
-from hierfl.formulas.functions import options_of
 from hierfl.formulas.imputed import check_known, with_known
 from hierfl.formulas.levels import (
     Rare,
     agreed_column,
     name_unused,
     refuse_decimals,
+    refuse_identifier,
     two_levels,
     with_rare,
 )
@@ -37,6 +36,7 @@ from hierfl.formulas.parse import grouping_name
 from hierfl.formulas.questions import Ask, Kinds, Question, answers_of, call_of, stateful_calls
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
 from hierfl.formulas.structures import structures
+from hierfl.formulas.terms import options_of
 from hierfl.formulas.transforms import (
     SMOOTHS,
     Constants,

@@ -29,10 +29,10 @@ from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
 from hierfl.formulas.disclosure import coarse, told, told_together
 from hierfl.formulas.expressions import Call
-from hierfl.formulas.functions import options_of, value_of
 from hierfl.formulas.imputed import filled, known_values
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.table_answers import rounded_count
+from hierfl.formulas.terms import options_of, value_of
 from hierfl.formulas.transforms import ColumnSums, counted, powers, sums
 
 

@@ -11,7 +11,7 @@ from hierfl.core.arguments import expect, expect_kind
 from hierfl.formulas.declaration import Declaration, additions_of
 from hierfl.formulas.expressions import Name, columns_of
 from hierfl.formulas.imputed import check_imputed
-from hierfl.formulas.priors import as_given
+from hierfl.formulas.prior_texts import as_given
 from hierfl.models import families
 from hierfl.models.families import ResponseFamily
 
@@ -103,14 +103,3 @@ def _faults_of_columns(declared: Declaration) -> Iterator[str]:
     if family.kind not in IN_PARTS and len(labels) > 1:
         fix = "take 'multinomial' for counts, 'dirichlet' for shares, or write "
         yield f"{what}: {fix}'{labels[0]} | trials(n) ~ ...' for a binomial"
-
-
-def with_bounds(declared: Declaration) -> Declaration:
-    """Return a declaration whose family is that between the bounds of trunc()."""
-    bounds, additions = declared.parts.bounds, declared.parts.additions
-    if bounds is None:
-        return declared
-    if of_times := {"cens", "event", "upper", "entry"} & additions.keys():
-        fix = "write entry(start) for those that entered late"
-        raise ValueError(f"the response has trunc() and {min(of_times)}(): of times {fix}")
-    return replace(declared, family=families.truncated(declared.family, *bounds))

@@ -33,10 +33,10 @@ from hierfl.formulas.columns import (
     prepared,
 )
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.doubtful_columns import warn_of_far_values, warn_of_identifiers
 from hierfl.formulas.expressions import columns_of
 from hierfl.formulas.imputed import fields_of, filled, with_known
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
+from hierfl.formulas.levels import warn_of_far_values, warn_of_identifiers
 
 Fields = dict[str, NDArray[Any]]
 # (client, grouping) -> the names of its groups, in the order of their indices; they stay there

@@ -22,6 +22,7 @@ from hierfl.formulas.expressions import (
 )
 from hierfl.formulas.parse import Formulas, FormulaTree, Group
 from hierfl.formulas.schema import Schema
+from hierfl.models import families
 from hierfl.models.families import Response, ResponseFamily, gaussian
 
 
@@ -199,3 +200,14 @@ def additions_of(declared: Declaration) -> tuple[str, ...]:
     additions = set(declared.parts.additions)
     codes = {"cens"} if "event" in additions else set()
     return tuple(sorted((additions | codes) - {"event", "weights"}))
+
+
+def with_bounds(declared: Declaration) -> Declaration:
+    """Return a declaration whose family is that between the bounds of trunc()."""
+    bounds, additions = declared.parts.bounds, declared.parts.additions
+    if bounds is None:
+        return declared
+    if of_times := {"cens", "event", "upper", "entry"} & additions.keys():
+        fix = "write entry(start) for those that entered late"
+        raise ValueError(f"the response has trunc() and {min(of_times)}(): of times {fix}")
+    return replace(declared, family=families.truncated(declared.family, *bounds))

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from hierfl.formulas.columns import Column, level_name
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.expressions import CODINGS, Call, Factor, Product, TermSum, columns_of
-from hierfl.formulas.functions import options_of, value_of
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.smooths import DesignTerm, check_constants, named_smooth
+from hierfl.formulas.terms import options_of, value_of
 from hierfl.formulas.transforms import SMOOTHS, BeyondKnots, Constants
 
 Matrix = NDArray[np.float64]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hierfl.formulas.columns import numbers
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.functions import options_of
+from hierfl.formulas.terms import options_of
 from hierfl.formulas.transforms import ColumnSums, sums
 
 Floats = NDArray[np.float64]

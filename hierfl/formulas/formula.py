@@ -15,14 +15,14 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import is_frame, read_frame
 from hierfl.formulas.agree import has_columns, schema
-from hierfl.formulas.checked import check_declared, given, with_bounds
+from hierfl.formulas.checked import check_declared, given
 from hierfl.formulas.client_data import Inside, client_data
 from hierfl.formulas.columns import by_client
-from hierfl.formulas.declaration import Declaration, Missing, joined
-from hierfl.formulas.layout import Dims, Layout, dims, layout_of
+from hierfl.formulas.declaration import Declaration, Missing, joined, with_bounds
+from hierfl.formulas.layout import Dims, Layout, Parameter, dims, layout_of, parameters_of
 from hierfl.formulas.levels import Rare
-from hierfl.formulas.parameter_layouts import Parameter, parameters_of, priors_with_parameters
 from hierfl.formulas.parse import parse
+from hierfl.formulas.priors import SitePriors, site_priors
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.shown import prior_table, text_of, updated
 from hierfl.formulas.source import source
@@ -118,11 +118,14 @@ class Formula:
         return [self.layout, *(parameter.layout for parameter in self.parameters.values())]
 
     @cached_property
-    def all_priors(self) -> dict[str, Prior]:
+    def site_priors(self) -> SitePriors:
         """The prior of every site, or of each column of it, the user's and the defaults."""
-        return priors_with_parameters(
-            self.declared, self.agreed, self.layout, self.parameters, self.priors
-        )
+        return site_priors(self)
+
+    @property
+    def all_priors(self) -> dict[str, Prior]:
+        """The distributions of `site_priors`."""
+        return {name: of.prior for name, of in self.site_priors.items()}
 
     def on(self, frames: Any, **options: Unpack[SchemaOptions]) -> Formula:
         """Return the formula with the schema that some frames agree on, or itself where it has one.

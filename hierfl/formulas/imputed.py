@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import check_column, column_fault, missing_in, numbers
-from hierfl.formulas.declaration import LINKS, Declaration, covariate_family
+from hierfl.formulas.declaration import LINKS, Declaration
 from hierfl.formulas.design import Design
 from hierfl.formulas.expressions import (
     Call,
@@ -32,7 +32,6 @@ from hierfl.formulas.expressions import (
     columns_outside,
 )
 from hierfl.formulas.layout import Layout, rows_of_above
-from hierfl.formulas.schema import Schema
 from hierfl.formulas.smooths import DesignTerm
 from hierfl.formulas.writer import INTERCEPT, NO_NAME, ProgramWriter
 
@@ -40,15 +39,6 @@ PROGRAM = "take a Pyro program (docs/recipes.md)"
 # a mean or variance of theirs need not exist, or is no integral
 NOT_AVERAGED = ("student", "von_mises")
 Gone = Mapping[str, NDArray[np.bool_]]  # covariate -> which rows of a client lack it
-
-
-def scaled(own: Declaration, schema: Schema) -> Declaration:
-    """Return a covariate's declaration with the center and the spread that clients have agreed on."""
-    name = own.parts.response
-    column = schema.columns[name]
-    if column.sd == 0.0:
-        raise ValueError(f"'{name}' has one value in all rows that have it: take mi({name}) out")
-    return replace(own, family=covariate_family(name, column.mean, column.sd))
 
 
 # ------------------------------------------------------------ what is supported

@@ -10,13 +10,13 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from hierfl.formulas.declaration import Declaration, response_of
+from hierfl.formulas.declaration import LINKS, Declaration, covariate_family, response_of
 from hierfl.formulas.design import Design, Matrix, designs_of
 from hierfl.formulas.expressions import Factor
 from hierfl.formulas.parse import Group
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.smooths import entries_of
-from hierfl.formulas.writer import CENTERED, INTERCEPT, THRESHOLDS, unique, unique_names
+from hierfl.formulas.writer import CENTERED, INTERCEPT, NO_NAME, THRESHOLDS, unique, unique_names
 from hierfl.models.families import Response
 
 # Names of plates, and of dimensions of the posterior, which no site may have.
@@ -80,8 +80,8 @@ class Layout:
     `means`: column -> its mean, where it is not 0, at which the intercept is sampled;
     `threshold_means` those at which thresholds are. `own`: column
     -> the clients' term whose coefficient has the common one as its mean. The likelihood reads the
-    columns `read`. Of a parameter's terms `suffix` ends the names of fields, and `intercept` is that
-    site. `steps` are the columns of cs(), which move thresholds.
+    columns `read`. Of a parameter's terms `prefix` begins the names of sites and `suffix` ends those of
+    fields; `intercept` is that site. `steps` are the columns of cs(), which move thresholds.
     """
 
     common: Design
@@ -90,6 +90,7 @@ class Layout:
     groups: tuple[GroupTerm, ...]
     own: Mapping[str, GroupTerm]
     read: tuple[str, ...]
+    prefix: str = ""
     suffix: str = ""
     intercept: str = INTERCEPT
     steps: tuple[str, ...] = ()
@@ -119,10 +120,10 @@ def layout_of(declared: Declaration, schema: Schema) -> Layout:
         for name in term.columns if term.place == "clients" else ():
             own.setdefault(name, term)
     takes_intercept = common.has_intercept and declared.family.has_intercept
-    read = tuple(name for name in common.columns if name not in own)
-    made = Layout(common, takes_intercept, {}, groups, own, read)
-    if any(term.by_step for term in common.terms):
-        made = with_steps(made)
+    of_steps = {name for term in common.terms if term.by_step for name in term.columns}
+    read = tuple(name for name in common.columns if name not in own and name not in of_steps)
+    steps = tuple(name for name in common.columns if name in of_steps)
+    made = Layout(common, takes_intercept, {}, groups, own, read, steps=steps)
     if common.has_intercept and declared.family.kind == "ordered":
         made = replace(made, threshold_means=_means(made, schema))
     elif common.has_intercept:
@@ -263,8 +264,82 @@ def rows_of_above(layout: Layout, term: GroupTerm) -> tuple[str, ...]:
     return tuple(name for name in term.columns if name not in layout.own)
 
 
-def with_steps(layout: Layout) -> Layout:
-    """Return a layout whose columns of cs() move thresholds, and not the predictor."""
-    steps = {name for term in layout.common.terms if term.by_step for name in term.columns}
-    whole = tuple(name for name in layout.common.columns if name in steps)
-    return replace(layout, read=tuple(n for n in layout.read if n not in steps), steps=whole)
+# ------------------------------------------------------------ parameters that have terms
+@dataclass(frozen=True, eq=False)
+class Parameter:
+    """A parameter with terms: its declaration, which has the formula's response, and its layout."""
+
+    name: str
+    declared: Declaration
+    layout: Layout
+
+    @property
+    def is_covariate(self) -> bool:
+        """Whether it is no parameter but a covariate, "x | mi() ~ z"."""
+        return self.declared.family.kind == "real"
+
+    @property
+    def inverse(self) -> str:
+        """What takes the linear predictor to the parameter, as code."""
+        return LINKS[self.name].inverse
+
+
+def parameters_of(declared: Declaration, schema: Schema, main: Layout) -> dict[str, Parameter]:
+    """Return each parameter with terms; refuse two sites of one name."""
+    parameters = {}
+    taken = _sites(main)
+    for name, own in declared.of_parameters.items():
+        if own.family.kind == "real":
+            own = scaled(own, schema)
+        plain = layout_of(own, schema)
+        if plain.common.offsets:
+            raise ValueError(f"'{name} ~ ...' has an offset: only the response's terms may")
+        made = Parameter(name, own, _of_parameter(name, plain))
+        check_columns(main, plain)
+        if twice := sorted(_sites(made.layout) & taken):
+            what = f"'{twice[0]}' is a term of the response and one of '{name}'"
+            raise ValueError(f"{what}: rename the column")
+        taken |= _sites(made.layout)
+        parameters[name] = made
+    return parameters
+
+
+def _sites(layout: Layout) -> set[str]:
+    own = {layout.intercept, layout.sampled_intercept, *(term.name for term in layout.common.terms)}
+    scales = {site for group in layout.groups for site in (group.sd, group.cholesky)}
+    own |= scales | {f"{site}{CENTERED}" for site in scales}
+    return own | {group.site for group in layout.groups}
+
+
+def _of_parameter(name: str, layout: Layout) -> Layout:
+    """Return a layout whose sites and fields have the names of a parameter."""
+    word = NO_NAME.sub("_", name)
+    terms = tuple(replace(term, name=f"{name}_{term.name}") for term in layout.common.terms)
+    groups = tuple(
+        replace(
+            term,
+            site=f"{name}_{term.site}",
+            index=f"{term.index}_{word}",
+            field=f"{term.field}_{word}",
+        )
+        for term in layout.groups
+    )
+    again = dict(zip(layout.groups, groups, strict=True))
+    return replace(
+        layout,
+        common=replace(layout.common, terms=terms),
+        groups=groups,
+        own={column: again[term] for column, term in layout.own.items()},
+        prefix=f"{name}_",
+        suffix=f"_{word}",
+        intercept=f"{name}_{INTERCEPT}",
+    )
+
+
+def scaled(own: Declaration, schema: Schema) -> Declaration:
+    """Return a covariate's declaration with the center and the spread that clients have agreed on."""
+    name = own.parts.response
+    column = schema.columns[name]
+    if column.sd == 0.0:
+        raise ValueError(f"'{name}' has one value in all rows that have it: take mi({name}) out")
+    return replace(own, family=covariate_family(name, column.mean, column.sd))

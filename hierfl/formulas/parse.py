@@ -17,7 +17,7 @@ from hierfl.formulas.expressions import (
     within,
 )
 from hierfl.formulas.grammar import Misplaced, Reader, Sides, check, pointing
-from hierfl.formulas.products import terms_of
+from hierfl.formulas.terms import terms_of
 
 # Addition to the response -> what its column holds.
 ADDITIONS = {

@@ -33,9 +33,9 @@ from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import EXACT, coarse_frame, few_differ, few_dominate, isolated, told
 from hierfl.formulas.expressions import Call, calls_within
-from hierfl.formulas.functions import options_of
 from hierfl.formulas.imputed import filled, known_values, with_known
 from hierfl.formulas.schema import OFFSET, Schema
+from hierfl.formulas.terms import options_of
 from hierfl.formulas.transforms import Constants
 
 FEW = (

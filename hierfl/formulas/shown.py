@@ -11,7 +11,6 @@ from torch.distributions import Distribution
 from hierfl.core.arguments import shown
 from hierfl.formulas.expressions import Dot, Expression, summands, within
 from hierfl.formulas.grammar import Reader, check, pointing
-from hierfl.formulas.priors import keys_of
 from hierfl.models.families import as_source
 
 
@@ -44,18 +43,10 @@ def _prior(prior: Any) -> str:
 
 def prior_table(formula: Any) -> pd.DataFrame:
     """Return a row for each prior of a formula with a schema."""
-    layouts = formula.layouts
-    correlations = {term.cor for layout in layouts for term in layout.groups if term.cor}
-    keys = {site: set(keys_of(site, formula.layout)) for site in formula.all_priors}
-    for parameter in formula.parameters.values():
-        for site in parameter.own(formula.all_priors):
-            own_keys = parameter.named(dict.fromkeys(keys_of(site, parameter.layout), 0.0))
-            keys[next(iter(parameter.named({site: 0.0})))] = {*own_keys} - {"b", "sd", "cor"}
     rows = []
-    for site, prior in formula.all_priors.items():
-        text = f"LKJ({prior:g})" if site in correlations else _prior(prior)
-        is_given = any(key in formula.priors for key in keys[site])
-        rows.append((site, text, "user" if is_given else "default"))
+    for site, of in formula.site_priors.items():
+        text = f"LKJ({of.prior:g})" if of.kind == "cor" else _prior(of.prior)
+        rows.append((site, text, "user" if of.is_own else "default"))
     return pd.DataFrame(rows, columns=["site", "prior", "source"])
 
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from hierfl.formulas.expressions import Call, Factor, Name
-from hierfl.formulas.functions import LONG, SHORT
 from hierfl.formulas.schema import Schema
+from hierfl.formulas.terms import LONG, SHORT
 from hierfl.formulas.transforms import Constants
 from hierfl.formulas.writer import ProgramWriter, check_one, independent
-from hierfl.models.families import as_source, half_student
+from hierfl.models.families import as_source
 from hierfl.models.priors import Prior
 
 if TYPE_CHECKING:
@@ -133,16 +133,6 @@ def sites_of(term: DesignTerm) -> dict[str, str]:
 
 
 # ------------------------------------------------------------ priors
-def scale_priors(term: DesignTerm, spread: float, unit: float) -> dict[str, Prior]:
-    """Return the priors of a common smooth's scales, by level."""
-    assert term.smooth is not None
-    priors: dict[str, Prior] = {}
-    for kind, site in sites_of(term).items():
-        prior = length_prior(term.smooth) if kind == "lscale" else half_student(spread, unit)
-        priors |= dict.fromkeys(labels(site, term.smooth.levels) or (site,), prior)
-    return priors
-
-
 def length_prior(smooth: Smooth) -> dist.InverseGamma:
     """Return the prior of a length scale: 1 % below the shortest that sines can have, 1 % above the longest.
 

@@ -54,7 +54,7 @@ def source(formula: Any) -> str:
     outputs = declared.family.outputs(response_of(declared, schema))
     response = PredictorLines(out, declared, schema, formula.layout, priors, outputs)
     of_parameters = [
-        PredictorLines(out, own.declared, schema, own.layout, own.own(priors)) for own in parameters
+        PredictorLines(out, own.declared, schema, own.layout, priors) for own in parameters
     ]
     for section in (response, *of_parameters):
         section.global_sites()
@@ -110,14 +110,17 @@ class PredictorLines:
         wide = f".expand([{self.outputs}]).to_event(1)" if self.outputs > 1 else ""
         if layout.has_intercept:
             note = AT_MEANS if layout.means else ""
-            out.sample(layout.sampled_intercept, as_source(priors[INTERCEPT]) + wide, note=note)
+            out.sample(
+                layout.sampled_intercept, as_source(priors[layout.intercept]) + wide, note=note
+            )
         for term in layout.common.terms:
             if term.monotone or term.smooth:
                 self._steps(term)
                 continue
             width = len(response.levels) - 1 if term.by_step else self.outputs
             shape = ([len(term.columns)] if term.coords else []) + ([width] if width > 1 else [])
-            prior = independent(priors, term.columns, shape)
+            names = [f"{layout.prefix}{name}" for name in term.columns]
+            prior = independent(priors, names, shape)
             out.sample(term.name, prior, note=", ".join(term.coords))
         for group in layout.groups:
             self._scales(group)

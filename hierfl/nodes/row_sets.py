@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from hierfl.core.disk import private_folder, replace_private
 from hierfl.data.clients import ClientData
-from hierfl.data.row_codes import Codes, codes_of_values
-from hierfl.data.row_differences import fewest_between
+from hierfl.data.row_differences import Codes, codes_of_values, fewest_between
 from hierfl.nodes.account import ROWS, Ledger, RowSet, broken, digest
 from hierfl.nodes.policy import Forbidden
 

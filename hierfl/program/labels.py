@@ -14,7 +14,7 @@ from torch.distributions.constraints import Constraint
 from hierfl.data.arrays import RowsFault
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
-from hierfl.data.ragged import cut_ragged
+from hierfl.data.grouping import cut_ragged
 from hierfl.program.handlers import untouched_store
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model

@@ -80,6 +80,11 @@ def drawn(
 def _drawn(text: str, family: Any, draws: int, **options: Any) -> CoefficientDraws:
     rows = frame()
     made = hierfl.formula(text, family, clients="site", **options).on(rows)
+    return of_formula(made, rows, draws)
+
+
+def of_formula(made: hierfl.Formula, rows: pd.DataFrame, draws: int = 20) -> CoefficientDraws:
+    """Draws of a formula's coefficients from their prior."""
     data = made.data(rows)
     program = program_of(made, data)
     batch = full_batch(data, torch.arange(data.num_clients), seed=0)

@@ -18,7 +18,7 @@ import hierfl
 from hierfl import guides
 from hierfl.core.trees import tree_leaves
 from hierfl.data.clients import ClientData
-from hierfl.data.ragged import cut_ragged
+from hierfl.data.grouping import cut_ragged
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import Progress, begin, one_round
 from hierfl.methods import fedsvi
@@ -169,7 +169,7 @@ def test_chunks_are_cut_where_padding_would_fill_them() -> None:
 def test_one_batch_of_all_clients_is_refused_where_it_is_padding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hierfl.data.ragged.ONE_BATCH", 1 << 20)
+    monkeypatch.setattr("hierfl.data.grouping.ONE_BATCH", 1 << 20)
     data = ragged(5_000, 60)
     with pytest.raises(
         ValueError, match="one batch of 61 clients is padded to the longest, 5000 rows"
