@@ -165,9 +165,7 @@ class Reached:
         starts = {name: _start(answers[node], run) for name, node in ids.items() if node in answers}
         others |= {name: ANOTHER for name, start in starts.items() if not start}
         if 2 * list(others.values()).count(ANOTHER) >= len(ids):  # it is the server that differs
-            error = TooFewNodes.without(others)
-            error.missing = ()
-            raise error
+            raise TooFewNodes("; ".join(f"client '{name}': {why}" for name, why in others.items()))
         return {name: start for name, start in starts.items() if start}, others
 
 
