@@ -245,12 +245,13 @@ def join_introduced(
     form, codes = Fields.of(old.data), dict(fit.program.codes)
     counts = zip(old.data.names, old.data.counts.tolist(), strict=True)
 
-    def run(agreement: Agreement, ids: Mapping[str, Any], absent: Mapping[str, str]) -> FitOverNodes:
+    def run(
+        agreement: Agreement, ids: Mapping[str, Any], absent: Mapping[str, str]
+    ) -> FitOverNodes:
         starts, refused = agree(agreement, Decided(method, fit.rounds, fit.chosen), ids)
-        everyone, fills = without_rows(method, agreement, old.seed, None, None)
+        everyone, few, rowless = without_rows(method, agreement, old.seed, None, None)
         if refused := {**refused, **other_starts(everyone, starts)}:
             raise TooFewNodes.without(refused)
-        few = replace(everyone, data=agreement.few_made_up(fills))
         name, ask_new = run_name(method, agreement, old.seed), ask(ids)
         of_all = replace(method, everyone=True)
         nodes = Nodes(of_all, everyone, few, name, ask_new, fewest, {})
@@ -262,7 +263,7 @@ def join_introduced(
         history = (*earlier, with_absent({**where.history[-1], COUNTED: stay}, out))
         return replace(
             fit,
-            federation=replace(everyone, data=agreement.absent_rows(fills)),
+            federation=rowless,
             progress=replace(where, history=history),
             ask=_Either(fit.ask, ask_new, frozenset(ids)),
             joined={**fit.joined, **dict.fromkeys(ids, name)},

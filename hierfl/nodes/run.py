@@ -32,7 +32,7 @@ from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.settings import Settings
 from hierfl.method import Method, Up
 from hierfl.nodes import updates
-from hierfl.nodes.agreement import Agreement, Fills
+from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.choosing import ReadAlone
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import (
@@ -272,11 +272,9 @@ def fit_nodes(
     `starts` is what they start from; `absent` clients take no part, for a reason.
     """
     planned = planned_of(method, rounds)
-    everyone, fills = without_rows(method, agreement, seed, cohort, read)
+    everyone, few, rowless = without_rows(method, agreement, seed, cohort, read)
     left_out = other_starts(everyone, starts or {})
-    few = replace(everyone, data=agreement.few_made_up(fills))
     run = run_name(method, agreement, seed)
-    rowless = replace(everyone, data=agreement.absent_rows(fills))
     folder = None if checkpoint is None else Path(checkpoint)
     who = about(method, few, planned) if folder is not None else {}
     with nullcontext() if folder is None else held(folder):
@@ -300,8 +298,8 @@ def without_rows(
     seed: int,
     cohort: int | float | None,
     read: ReadAlone | None,
-) -> tuple[Federation, Fills]:
-    """Return the federation with values in place of the rows, and these values."""
+) -> tuple[Federation, Federation, Federation]:
+    """Return the federation with values in place of the rows, with a few made-up rows, and without rows."""
     settings = Settings(
         chunk=len(agreement.names), on_client_error="raise" if method.everyone else "skip"
     )
@@ -313,11 +311,10 @@ def without_rows(
         how: Any = {"seed": seed, "cohort": cohort, "settings": settings}
         return federate(method, data, program=program, **how)
 
-    return agreement.tried(
-        made,
-        "the program cannot be read without rows ({}): it may read their values in its likelihood alone",
-        FILLS if read is None else [read.fills],
-    )
+    why = "the program cannot be read without rows ({}): it may read their values in its likelihood alone"
+    everyone, fills = agreement.tried(made, why, FILLS if read is None else [read.fills])
+    few, none = agreement.few_made_up(fills), agreement.absent_rows(fills)
+    return everyone, replace(everyone, data=few), replace(everyone, data=none)
 
 
 def other_starts(federation: Federation, starts: Mapping[str, str]) -> dict[str, str]:
