@@ -7,20 +7,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 import pandas as pd
 
-from hierfl.core.arguments import expect_count
-from hierfl.core.intervals import check_prob, least_draws, percent
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import Tree, nbytes
 from hierfl.data.clients import ClientData
-from hierfl.diagnostics.formula_tables import Tables, formula_tables, titled
-from hierfl.diagnostics.summary import Summary
+from hierfl.diagnostics.summary import Summary, summary_of_globals
 from hierfl.diagnostics.verdict import of_history
 from hierfl.engine.client_store import taken
 from hierfl.engine.left_out import times_left_out
-from hierfl.formulas.formula import Formula
 from hierfl.nodes.account import END
 from hierfl.nodes.credible import check_answer, unlike_others
 from hierfl.nodes.local_fit import Few, without_few
@@ -35,9 +30,6 @@ from hierfl.nodes.messages import (
     mail_of,
     to_bytes,
 )
-from hierfl.posterior.draws import posterior_draws
-from hierfl.posterior.site_table import COLUMNS, entries_of, in_right_digits, numbers_of
-from hierfl.posterior.snapshot import global_sites
 from hierfl.runs.result import Fit
 
 MOST = 1 << 31  # bytes of an answer
@@ -201,34 +193,10 @@ def _judged(fit: Fit) -> tuple[str, bool | None]:
 
 def summary_over(fit: Any, prob: float, draws: int, seed: int) -> Summary:
     """Return the table of the global sites, in brms's order of a formula."""
-    least = least_draws(check_prob(prob))
-    if expect_count(draws, "draws") < least:
-        raise ValueError(f"draws is {draws}: a {percent(prob)} interval needs {least} or more")
-    server, sites = fit.here, global_sites(fit.program)
-    drawn = posterior_draws(server, draws=draws, seed=seed, keep=sites).shared if sites else {}
-    frames = [pd.DataFrame(columns=list(COLUMNS))]
-    for name, value in drawn.items():
-        columns: dict[str, Any] = {
-            "site": name,
-            "entry": entries_of(server, name, value.shape[1:]),
-            "client": "",
-            **dict(zip(COLUMNS[3:7], numbers_of(value, prob).reshape(4, -1), strict=True)),
-            **dict.fromkeys(COLUMNS[7:], np.nan),
-        }
-        frames.append(pd.DataFrame(columns, columns=list(COLUMNS)))
-    frame = pd.concat(frames[1:] or frames, ignore_index=True)
-    title = (
-        f"{fit.method.name}: {len(fit.clients)} clients, {fit.progress.round} rounds, {draws} draws"
-    )
-    model: Any = fit.method.model
-    tables: Tables = ()
-    if isinstance(model, Formula):
-        title = f"{titled(model)}\n{title}"
-        tables = formula_tables(model, in_right_digits(frame), fit.clients, prob)
-    words, trustworthy = _judged(server)
     at_nodes = "Clients' own sites are at their nodes: fit.local_summary() asks for them."
     remarks = (*_chosen(fit), at_nodes)
-    return Summary(title, frame, words, trustworthy, remarks, tables, (), prob)
+    how: Any = {"prob": prob, "draws": draws, "seed": seed, "remarks": remarks}
+    return summary_of_globals(fit.here, _judged(fit.here), **how)
 
 
 # ------------------------------------------------------------ what is at the nodes alone

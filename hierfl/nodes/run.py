@@ -67,14 +67,9 @@ class TooFewNodes(ClientError):
     `missing` are the clients without which the run could begin again: its method needs every one.
     """
 
-    missing: tuple[str, ...] = ()
-
-    @classmethod
-    def without(cls, reasons: Mapping[str, str]) -> TooFewNodes:
-        """Return the error of a run that needs clients who do not take part, for reasons."""
-        error = cls("; ".join(f"client '{name}': {why}" for name, why in reasons.items()))
-        error.missing = tuple(reasons)
-        return error
+    def __init__(self, message: str, missing: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,14 +190,13 @@ class Nodes:
         names = self.federation.data.names
         who = "; ".join(f"'{names[of.client]}': {of.reason}" for of in left_out[:5])
         if left_out and self.method.everyone:
-            error = TooFewNodes(
+            again = self.federation.client.row_noise is None  # of which each run spends the budget
+            raise TooFewNodes(
                 f"round {task.round}: {self.method.name} needs every client in each round, and "
                 f"{len(left_out)} of {len(task.ids)} are missing ({who}): fix them and continue "
-                "the run, or begin one without them"
+                "the run, or begin one without them",
+                [names[of.client] for of in left_out if again],
             )
-            if self.federation.client.row_noise is None:  # of which each run spends the budget
-                error.missing = tuple(names[of.client] for of in left_out)
-            raise error
         if len(there) < self.fewest:
             raise TooFewNodes(
                 f"round {task.round}: {len(there)} clients answered, and {self.fewest} are needed "
@@ -239,9 +233,8 @@ class Nodes:
         name = self.federation.data.names[self.latest.left_out]
         who = f"round {record['round']}: client '{name}' is left out"
         if self.method.everyone:
-            error = TooFewNodes(f"{who}, and {self.method.name} needs every client: {updates.WHY}")
-            error.missing = (name,)
-            raise error
+            why = f"{self.method.name} needs every client: {updates.WHY}"
+            raise TooFewNodes(f"{who}, and {why}", [name])
         warnings.warn(f"{who}: {updates.WHY}", stacklevel=4)
         record["clients"] -= 1
         record["left_out"] = [*record["left_out"], {"client": name, "reason": updates.WHY}]
