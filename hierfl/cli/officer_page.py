@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from datetime import datetime
 from importlib.metadata import version
@@ -15,7 +17,7 @@ from jinja2 import Environment
 
 from hierfl.core.disk import replace_text
 from hierfl.nodes.approval import APPROVED, PREVIEWS
-from hierfl.nodes.log import entries
+from hierfl.nodes.log import FILE, OLDER, REFUSED
 from hierfl.nodes.policy import Policy, policy_at
 
 MARK = b'<meta name="generator" content="hierfl node report'
@@ -23,6 +25,16 @@ Entry = dict[str, Any]
 LONGEST = 20_000  # characters of an answer
 # keys in which lines agree that are one here
 SAME = ("run", "what", "tensors", "by", "rows", "method", "policy", "question")
+
+
+def entries(folder: Path) -> list[dict[str, Any]]:
+    """Return what has left a node, in order, without lines that a crash cut off."""
+    lines: list[dict[str, Any]] = []
+    for path in (folder / OLDER, folder / REFUSED, folder / FILE):
+        for text in path.read_text(errors="replace").splitlines() if path.exists() else ():
+            with suppress(ValueError, TypeError):
+                lines.append(dict(json.loads(text)))
+    return sorted(lines, key=lambda line: str(line.get("time")))
 
 
 def write_page(folder: Path, path: Path, own: Path | None = None) -> None:

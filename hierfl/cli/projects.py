@@ -117,7 +117,7 @@ def log(
     from rich.console import Console
     from rich.table import Table
 
-    from hierfl.nodes.log import entries
+    from hierfl.cli.officer_page import entries
 
     if not (lines := entries(folder)):
         why = f"the folder '{folder}' is no node's, or nothing has left it"

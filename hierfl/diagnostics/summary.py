@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
 import pandas as pd
 
-from hierfl.core.arguments import shown
+from hierfl.core.arguments import expect_count, shown
 from hierfl.core.intervals import PROB, check_prob, least_draws, percent
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
@@ -17,8 +18,16 @@ from hierfl.diagnostics.check import Check
 from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.verdict import draws_of_rows, evidence, of_history, verdict
 from hierfl.engine.left_out import times_left_out
-from hierfl.posterior.site_table import SiteTable, in_right_digits, site_table
-from hierfl.posterior.snapshot import Snapshot, expect_fit, lacks_rows
+from hierfl.posterior.draws import posterior_draws
+from hierfl.posterior.site_table import (
+    COLUMNS,
+    SiteTable,
+    entries_of,
+    in_right_digits,
+    numbers_of,
+    site_table,
+)
+from hierfl.posterior.snapshot import Snapshot, expect_fit, global_sites, lacks_rows
 
 MOST, FEWEST = 1000, 100  # draws where none are asked for
 # scalars drawn in all; rows times local scalars, if the guide reads all rows at each draw
@@ -92,17 +101,7 @@ def summary(
     checks = checks_of_fit(evidence(fit, table, draws=draws, seed=seed))
     judged = verdict(checks)
     data = fit.federation.data
-    title = (
-        f"{fit.method.name}: {len(fit.clients)} clients, {data.num_rows} rows, "
-        f"{fit.progress.round} rounds, {draws} draws"
-    )
-    model: Any = fit.method.model
-    tables: tuple[tuple[str, pd.DataFrame], ...] = ()
-    if hasattr(model, "declared"):  # a formula
-        from hierfl.diagnostics.formula_tables import formula_tables, titled  # 0.5 s
-
-        title = f"{titled(model)}\n{title}"
-        tables = formula_tables(model, in_right_digits(table.frame), fit.clients, prob)
+    title, tables = _printed(fit, f"{data.num_rows} rows, ", table.frame, draws, prob)
     remarks = _remarks(fit, table)
     return Summary(
         title,
@@ -114,6 +113,53 @@ def summary(
         tuple(checks),
         prob,
     )
+
+
+def _printed(
+    fit: Snapshot, rows: str, frame: pd.DataFrame, draws: int, prob: float
+) -> tuple[str, tuple[tuple[str, pd.DataFrame], ...]]:
+    """Return what was run, and the tables of a formula."""
+    title = (
+        f"{fit.method.name}: {len(fit.clients)} clients, {rows}{fit.progress.round} rounds, "
+        f"{draws} draws"
+    )
+    model: Any = fit.method.model
+    if not hasattr(model, "declared"):
+        return title, ()
+    from hierfl.diagnostics.formula_tables import formula_tables, titled  # 0.5 s
+
+    tables = formula_tables(model, in_right_digits(frame), fit.clients, prob)
+    return f"{titled(model)}\n{title}", tables
+
+
+def summary_of_globals(
+    fit: Snapshot,
+    judged: tuple[str, bool | None],
+    *,
+    prob: float,
+    draws: int,
+    seed: int,
+    remarks: tuple[str, ...],
+) -> Summary:
+    """Summarize the global sites alone, which a server knows, under what is judged of them."""
+    least = least_draws(check_prob(prob))
+    if expect_count(draws, "draws") < least:
+        raise ValueError(f"draws is {draws}: a {percent(prob)} interval needs {least} or more")
+    sites = global_sites(fit.program)
+    drawn = posterior_draws(fit, draws=draws, seed=seed, keep=sites).shared if sites else {}
+    frames = [pd.DataFrame(columns=list(COLUMNS))]
+    for name, value in drawn.items():
+        columns: dict[str, Any] = {
+            "site": name,
+            "entry": entries_of(fit, name, value.shape[1:]),
+            "client": "",
+            **dict(zip(COLUMNS[3:7], numbers_of(value, prob).reshape(4, -1), strict=True)),
+            **dict.fromkeys(COLUMNS[7:], math.nan),
+        }
+        frames.append(pd.DataFrame(columns, columns=list(COLUMNS)))
+    frame = pd.concat(frames[1:] or frames, ignore_index=True)
+    title, tables = _printed(fit, "", frame, draws, prob)
+    return Summary(title, frame, *judged, remarks, tables, (), prob)
 
 
 def _affordable(fit: Snapshot) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -193,6 +194,18 @@ class CoefficientDraws:
 NEW, EACH = "new", "each"  # of an argument `client`: not names
 
 
+class Sent(Protocol):
+    """Draws that nodes have sent, client -> site: (S, *shape), or why they have not."""
+
+    @property
+    def given(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """The draws of some clients."""
+
+    @property
+    def withheld(self) -> Mapping[str, str]:
+        """Why there are none of the others."""
+
+
 class AtNodes(Protocol):
     """A fit whose clients' own coefficients are at nodes: `here` is what the server has."""
 
@@ -204,10 +217,8 @@ class AtNodes(Protocol):
     def clients(self) -> tuple[str, ...]:
         """The clients' names."""
 
-    def with_own(
-        self, coefficients: CoefficientDraws, what: str, names: Collection[str] | None
-    ) -> CoefficientDraws:
-        """Return the coefficients with those of clients, whose nodes send their draws; None: of all who do."""
+    def local_draws(self, draws: int, *, seed: int, clients: Collection[str] | None) -> Sent:
+        """Ask nodes for draws of their clients' own sites, of some clients or of all."""
 
 
 Fitted = Snapshot | AtNodes | CoefficientDraws
@@ -267,9 +278,57 @@ def drawn(
     coefficients = CoefficientDraws(model, clients, data, shared, own, seed=seed, prob=prob)
     if over is None or client is None or client == NEW:
         return coefficients
-    at_nodes: Any = fit
     names = None if client == EACH else [client] if isinstance(client, str) else client
-    return at_nodes.with_own(coefficients, what, names)
+    return with_sent(coefficients, fit, what, names)  # type: ignore[arg-type]
+
+
+def with_sent(
+    coefficients: CoefficientDraws, fit: AtNodes, what: str, names: Collection[str] | None
+) -> CoefficientDraws:
+    """Return coefficients with those of clients whose nodes send their draws.
+
+    Of `names` a client whose node does not is an error; of None it is left out with a warning.
+    """
+    layouts = coefficients.formula.layouts
+    if any(layout.at("above") for layout in layouts):
+        raise ValueError(
+            f"fit.{what} of a client needs the groups above it, which are at its node: ask for "
+            "client=None or 'new'"
+        )
+    answers = fit.local_draws(coefficients.count, seed=coefficients.seed, clients=names)
+    wrong = {name: _not_own(coefficients, draws) for name, draws in answers.given.items()}
+    why = {**answers.withheld, **{name: reason for name, reason in wrong.items() if reason}}
+    if why and names is not None:
+        client, reason = next(iter(why.items()))
+        raise ValueError(
+            f"fit.{what} needs draws of client '{client}', which its node keeps: {reason}"
+        )
+    if why:
+        some = "; ".join(f"'{client}': {reason}" for client, reason in list(why.items())[:5])
+        warnings.warn(
+            f"{len(why)} clients are left out, whose nodes send no draws ({some})", stacklevel=6
+        )
+    sent = {name: draws for name, draws in answers.given.items() if name not in why}
+    groups = [term for layout in layouts for term in layout.groups]
+    sites = {term.site for term in groups if term.place in ("clients", "within")} if sent else ()
+    own = {s: torch.stack([of[s] for of in sent.values()], 1).double() for s in sorted(sites)}
+    return replace(coefficients, clients=tuple(sent), own=own)
+
+
+def _not_own(coefficients: CoefficientDraws, draws: Mapping[str, Tensor]) -> str:
+    """Return why what a node sent is no draws of its client's coefficients; "": they are."""
+    count = coefficients.count
+    for of in (coefficients, *coefficients.with_terms.values()):
+        for term in of.layout.groups:
+            if term.place not in ("clients", "within"):
+                continue
+            size = len(term.columns) * of.outputs * (term.size if term.place == "within" else 1)
+            value = draws.get(term.site, torch.zeros(0))
+            if (value.shape[:1], value.numel()) != ((count,), count * size):
+                return f"it sends no {count} draws of '{term.site}'"
+            if not value.is_floating_point() or not bool(value.isfinite().all()):
+                return f"its draws of '{term.site}' are not finite, or of groups with too few rows"
+    return ""
 
 
 def _check_draws(draws: int, prob: float) -> None:

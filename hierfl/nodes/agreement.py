@@ -6,7 +6,8 @@ import hashlib
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,9 +18,12 @@ from msgspec import Meta
 from hierfl.data.absent import FILLS, form_of, rows_absent, stand_in
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
+from hierfl.laplace.trials import FAILS, moved_rows, terms_at, trial
 from hierfl.nodes.messages import NAMES, Refused, read_json
-from hierfl.program.few_rows import codes_of
+from hierfl.program.few_rows import codes_of, point
 from hierfl.program.program import Program
+from hierfl.program.read import read_model
+from hierfl.program.sites import Model
 
 Made = TypeVar("Made")
 Key = TypeVar("Key")  # of a node, to the transport
@@ -215,6 +219,51 @@ def _difference(usual: Introduction, other: Introduction) -> str:
         f"client '{usual.client}' computes in {here['dtype']}, and '{other.client}' in "
         f"{there['dtype']}: set the same torch.set_default_dtype"
     )
+
+
+def whose_codes_run(
+    model: Model, introductions: Sequence[Introduction]
+) -> tuple[Agreement, dict[str, str]]:
+    """Return what most nodes agree on, without those alone with codes at which the model fails, who are named."""
+    agreement, differ = Agreement.of_most(introductions)
+    remaining = {of.client: of for of in introductions if of.client in agreement.names}
+    least, alone = len(remaining) // 2 + 1, dict[str, str]()
+    while (far := _alone_with_codes(remaining.values())) and _fails(model, agreement):
+        if len(remaining) <= least:  # it fails by itself
+            return Agreement.of_most(introductions)
+        client, name = far
+        del remaining[client]
+        agreement = Agreement.between(list(remaining.values()))
+        alone[client] = f"no other client has its codes of field '{name}', at which the model fails"
+    return agreement, differ | alone
+
+
+def _alone_with_codes(introductions: Iterable[Introduction]) -> tuple[str, str] | None:
+    """Return the client that has the code farthest beyond all others', and its field; None: nobody has."""
+    gaps = {}
+    for name in {name for of in introductions for name in of.codes}:
+        for sign, end in ((-1, 0), (1, 1)):
+            ends = sorted((sign * of.codes[name][end], of.client) for of in introductions)
+            if len(ends) > 2 and ends[-1][0] > ends[-2][0]:
+                gaps[ends[-1][0] - ends[-2][0]] = ends[-1][1], name
+    return gaps[max(gaps)] if gaps else None
+
+
+def _fails(model: Model, agreement: Agreement) -> bool:
+    """Return whether a model fails on rows of agreed codes, where it can be read without rows."""
+
+    def fails(data: ClientData) -> bool:
+        program, g = agreement.agreed(read_model(model, data).program), torch.Generator()
+        with trial():
+            try:
+                terms_at(program, point(program, 0.0)[1], moved_rows(program, g.manual_seed(0)))
+            except FAILS:
+                return True
+        return False
+
+    with suppress(ValueError):
+        return agreement.tried(fails, "{}")[0]
+    return False
 
 
 # ------------------------------------------------------------ answers before the rounds, by client

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 import pandas as pd
-import torch
 
-from hierfl.core.arguments import expect_count
-from hierfl.core.intervals import check_prob, least_draws, percent
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import Tree, nbytes
 from hierfl.data.clients import ClientData
-from hierfl.diagnostics.formula_tables import Tables, formula_tables, titled
-from hierfl.diagnostics.summary import Summary
+from hierfl.diagnostics.summary import Summary, summary_of_globals
 from hierfl.diagnostics.verdict import of_history
-from hierfl.effects.drawn import CoefficientDraws
 from hierfl.engine.client_store import taken
 from hierfl.engine.left_out import times_left_out
-from hierfl.formulas.formula import Formula
 from hierfl.nodes.account import END
 from hierfl.nodes.credible import check_answer, unlike_others
 from hierfl.nodes.local_fit import Few, without_few
@@ -38,12 +30,10 @@ from hierfl.nodes.messages import (
     mail_of,
     to_bytes,
 )
-from hierfl.posterior.draws import posterior_draws
-from hierfl.posterior.site_table import COLUMNS, entries_of, in_right_digits, numbers_of
-from hierfl.posterior.snapshot import global_sites
 from hierfl.runs.result import Fit
 
 MOST = 1 << 31  # bytes of an answer
+SILENT = "it did not answer"
 UNKNOWN = "Whether to trust this fit is not known: the method does not tell."
 Of = TypeVar("Of")
 
@@ -108,8 +98,8 @@ def ask_nodes(
             withheld.setdefault(answer.client, str(error)[:500])
     withheld |= unlike_others(kind, trees)
     given = {name: given[name] for name in clients if name in given and name not in withheld}
-    silent = {name: "it did not answer" for name in sorted(contents) if name not in given}
-    return FromNodes(given, {name: withheld.get(name, why) for name, why in silent.items()})
+    others = sorted(contents.keys() - given.keys())
+    return FromNodes(given, {name: withheld.get(name, SILENT) for name in others})
 
 
 def imputed_at_nodes(fit: Any, draws: int = 1000, *, seed: int = 0) -> FromNodes[None]:
@@ -162,7 +152,7 @@ def _question(
 def _read(fit: Any, answer: Answer, kind: AfterKind, rows: int) -> tuple[Tree, Few]:
     """Return what a node released in answer to this question, and its groups of few rows; refuse any other."""
     if answer.content is None:
-        raise Refused(answer.reason or "it did not answer")
+        raise Refused(answer.reason or SILENT)
     tree, about = from_bytes(answer.content, most=MOST)
     own = {name: about.get(name) for name in ("run", "client", "kind")}
     if own != _about(fit, answer.client, kind):
@@ -175,55 +165,6 @@ def _read(fit: Any, answer: Answer, kind: AfterKind, rows: int) -> tuple[Tree, F
         raise Refused("its answer is empty")
     check_answer(kind, tree, rows)
     return tree, about.get("few", {})
-
-
-# ------------------------------------------------------------ clients' own draws
-def with_own(
-    nodes: Any, found: CoefficientDraws, what: str, names: Collection[str] | None
-) -> CoefficientDraws:
-    """Return draws of a formula's coefficients with those of clients whose nodes send them.
-
-    Of `names` a client whose node does not is an error; of None it is left out with a warning.
-    """
-    if any(own.at("above") for own in found.formula.layouts):
-        raise ValueError(
-            f"fit.{what} of a client needs the groups above it, which are at its node: ask for "
-            "client=None or 'new'"
-        )
-    nodes.federation.data.index([*map(str, names or ())])  # refuses unknown clients
-    answers = nodes.local_draws(found.count, seed=found.seed, clients=names)
-    wrong = {name: _unlike(found, draws) for name, draws in answers.given.items()}
-    why = {**answers.withheld, **{name: reason for name, reason in wrong.items() if reason}}
-    if why and names is not None:
-        client, reason = next(iter(why.items()))
-        raise ValueError(
-            f"fit.{what} needs draws of client '{client}', which its node keeps: {reason}"
-        )
-    if why:
-        some = "; ".join(f"'{client}': {reason}" for client, reason in list(why.items())[:5])
-        warnings.warn(
-            f"{len(why)} clients are left out, whose nodes send no draws ({some})", stacklevel=6
-        )
-    given = {name: draws for name, draws in answers.given.items() if name not in why}
-    groups = [term for of in found.formula.layouts for term in of.groups]
-    sites = {term.site for term in groups if term.place in ("clients", "within")} if given else ()
-    own = {s: torch.stack([of[s] for of in given.values()], 1).double() for s in sorted(sites)}
-    return replace(found, clients=tuple(given), own=own)
-
-
-def _unlike(found: CoefficientDraws, draws: Mapping[str, Any]) -> str:
-    """Return why what a node sent is no draws of its client's coefficients; "": they are."""
-    for of in (found, *found.with_terms.values()):
-        for term in of.layout.groups:
-            if term.place not in ("clients", "within"):
-                continue
-            size = len(term.columns) * of.outputs * (term.size if term.place == "within" else 1)
-            value = draws.get(term.site, torch.zeros(0))
-            if (value.shape[:1], value.numel()) != ((found.count,), found.count * size):
-                return f"it sends no {found.count} draws of '{term.site}'"
-            if not value.is_floating_point() or not bool(value.isfinite().all()):
-                return f"its draws of '{term.site}' are not finite, or of groups with too few rows"
-    return ""
 
 
 # ------------------------------------------------------------ what the server knows
@@ -252,34 +193,10 @@ def _judged(fit: Fit) -> tuple[str, bool | None]:
 
 def summary_over(fit: Any, prob: float, draws: int, seed: int) -> Summary:
     """Return the table of the global sites, in brms's order of a formula."""
-    least = least_draws(check_prob(prob))
-    if expect_count(draws, "draws") < least:
-        raise ValueError(f"draws is {draws}: a {percent(prob)} interval needs {least} or more")
-    server, sites = fit.here, global_sites(fit.program)
-    drawn = posterior_draws(server, draws=draws, seed=seed, keep=sites).shared if sites else {}
-    frames = [pd.DataFrame(columns=list(COLUMNS))]
-    for name, value in drawn.items():
-        columns: dict[str, Any] = {
-            "site": name,
-            "entry": entries_of(server, name, value.shape[1:]),
-            "client": "",
-            **dict(zip(COLUMNS[3:7], numbers_of(value, prob).reshape(4, -1), strict=True)),
-            **dict.fromkeys(COLUMNS[7:], np.nan),
-        }
-        frames.append(pd.DataFrame(columns, columns=list(COLUMNS)))
-    frame = pd.concat(frames[1:] or frames, ignore_index=True)
-    title = (
-        f"{fit.method.name}: {len(fit.clients)} clients, {fit.progress.round} rounds, {draws} draws"
-    )
-    model: Any = fit.method.model
-    tables: Tables = ()
-    if isinstance(model, Formula):
-        title = f"{titled(model)}\n{title}"
-        tables = formula_tables(model, in_right_digits(frame), fit.clients, prob)
-    words, trustworthy = _judged(server)
     at_nodes = "Clients' own sites are at their nodes: fit.local_summary() asks for them."
     remarks = (*_chosen(fit), at_nodes)
-    return Summary(title, frame, words, trustworthy, remarks, tables, (), prob)
+    how: Any = {"prob": prob, "draws": draws, "seed": seed, "remarks": remarks}
+    return summary_of_globals(fit.here, _judged(fit.here), **how)
 
 
 # ------------------------------------------------------------ what is at the nodes alone

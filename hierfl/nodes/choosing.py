@@ -15,7 +15,7 @@ from hierfl.program.public_names import CannotRemake
 from hierfl.program.recipes import remake
 from hierfl.program.sites import Model
 from hierfl.runs.call import check_count, check_method
-from hierfl.runs.choice import Choice, choose
+from hierfl.runs.choice import choose
 
 ROUNDS = 200  # of a chosen method that does not stop itself, as the first attempt of `hierfl.fit`
 
@@ -90,22 +90,17 @@ class Decided(NamedTuple):
     read: ReadAlone | None = None
 
 
-def chosen(model: Model, call: FitCall, agreement: Agreement) -> tuple[Choice, Fills]:
-    """Choose a method by the rule of `hierfl.fit`; return also the values that stood in for rows."""
+def decided(call: FitCall, agreement: Agreement) -> Decided:
+    """Return what the server of a call runs: the named method, or the one that the rule of `hierfl.fit` chooses."""
+    if isinstance(model := call.method, Method):
+        return Decided(model, call.rounds)
     # nodes may be missing from a round
     settings = Settings(disclose=call.disclose, on_client_error="skip")
     how: Any = {"settings": settings, "cohort": call.cohort, "seed": call.seed}
-    return agreement.tried(
+    choice, fills = agreement.tried(
         lambda data: choose(model, data, agreed=agreement.agreed, **how),
         "no method can be chosen without rows ({}): name one, hierfl.methods.two_stage(model) for example",
     )
-
-
-def decided(call: FitCall, agreement: Agreement) -> Decided:
-    """Return what the server of a call runs."""
-    if isinstance(call.method, Method):
-        return Decided(call.method, call.rounds)
-    choice, fills = chosen(call.method, call, agreement)
     endless = call.rounds is None and choice.method.most_rounds is None
     read = None if choice.program is None else ReadAlone(choice.program, fills)
     return Decided(choice.method, ROUNDS if endless else call.rounds, choice.why, read)

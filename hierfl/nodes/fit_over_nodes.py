@@ -15,7 +15,7 @@ from hierfl.data.clients import ClientData
 from hierfl.diagnostics.summary import Summary
 from hierfl.nodes import answers, living
 from hierfl.nodes.answers import FromNodes, ask_nodes, brief_over
-from hierfl.nodes.local_fit import table_of_rows, table_of_scores, table_of_sites
+from hierfl.nodes.local_fit import table_of_rows, table_of_sites
 from hierfl.nodes.messages import Ask
 from hierfl.posterior.arviz_groups import EXPAND
 from hierfl.posterior.draws import Draws, posterior_draws
@@ -71,13 +71,7 @@ class FitOverNodes(Fit):
         correct: Literal["auto", "psis"] | None = "auto",
         log_likelihood: bool = False,
     ) -> InferenceData:
-        """Draw the global sites, as `hierfl.Fit.posterior` does; those of clients are at the nodes.
-
-        Raises:
-            ValueError: the program has no global site; or draws are to be corrected, or weighted by
-                rows.
-            KeyError: a site in `var_names` does not exist, or is a client's own.
-        """
+        """Draw the global sites, as `hierfl.Fit.posterior` does; refuse sites of clients, and what reads rows."""
         sites = self._global(var_names)
         if correct not in (None, "auto") or log_likelihood:
             raise ValueError(
@@ -94,10 +88,7 @@ class FitOverNodes(Fit):
         expand: int = EXPAND,
         predictive: bool = False,
     ) -> InferenceData:
-        """Draw the global sites from the prior, as `hierfl.Fit.prior` does.
-
-        Errors are those of `posterior`; ValueError too with `predictive=True`, of rows.
-        """
+        """Draw the global sites from the prior, as `hierfl.Fit.prior` does; errors are those of `posterior`."""
         if predictive:
             raise ValueError("labels are of rows, which are at the nodes: leave predictive out")
         return self.here.prior(draws, seed=seed, var_names=self._global(var_names), expand=expand)
@@ -118,7 +109,6 @@ class FitOverNodes(Fit):
         """Summarize the global sites, and say what the history tells of trust, as `hierfl.Fit.summary`."""
         return answers.summary_over(self, prob, 1000 if draws is None else draws, seed)
 
-    with_own = answers.with_own
     imputed = answers.imputed_at_nodes  # type: ignore[assignment]
     predictions, r2, personalize, update = map(answers.refused, AT_NODES[:4])
     posterior_predictive, replicate = map(answers.refused, AT_NODES[4:6])
@@ -194,9 +184,13 @@ class FitOverNodes(Fit):
 
         A node sends it where its policy has "scores" in `may_leave`; arguments and errors are those of `predict`.
         """
-        return ask_nodes(self, "scores", table_of_scores, rows, site=site, draws=draws, seed=seed)
+        return ask_nodes(self, "scores", _line_of, rows, site=site, draws=draws, seed=seed)
 
     @property
     def here(self) -> Fit:
         """The fit as the server has it, without the rows and the states of clients."""
         return Fit(self.method, self.federation, self.progress, self.rounds)
+
+
+def _line_of(scores: Mapping[str, Tensor]) -> pd.DataFrame:
+    return pd.DataFrame({name: [float(value)] for name, value in scores.items()})

@@ -97,7 +97,7 @@ def answer(source: Any, asks: str, content: bytes) -> bytes:
         for objection in kind.disclosure(inquiry):
             raise objection
         if kind.text is not None and policy.approve == "ask":
-            asked_first(source.folder, kind.account, kind.text(inquiry))
+            asked_first(source.folder, kind.account or asks, kind.text(inquiry))
         entry = Entry(kind.account, inquiry.digest, source.run, tuple(kind.subject(inquiry)))
         again = kind.earlier(inquiry) if kind.counted else ledger.given(entry)
         if again is not None:

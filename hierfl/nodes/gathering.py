@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from hierfl.core.arguments import spelled
 from hierfl.core.importance_sampling import K_HAT
-from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import new_table
 from hierfl.engine.exact_sums import AskSum
 from hierfl.engine.left_out import absent_from, with_absent
 from hierfl.engine.rounds import Progress, one_round
 from hierfl.engine.settings import Disclose
-from hierfl.laplace.trials import FAILS, moved_rows, terms_at, trial
 from hierfl.method import Method
 from hierfl.methods.stages.joined import carried, joined
 from hierfl.methods.stages.kept import AnotherRound, Kept, rounds_of
 from hierfl.methods.stages.weighting import PROPOSING
-from hierfl.nodes.agreement import Agreement, Fields, Introduction
+from hierfl.nodes.agreement import Agreement, Fields, Introduction, whose_codes_run
 from hierfl.nodes.choosing import Decided, FitCall, decided
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.living import forget
@@ -32,8 +28,6 @@ from hierfl.nodes.messages import COUNTED, Answer, Ask, last_counted
 from hierfl.nodes.node import run_name
 from hierfl.nodes.run import LONGEST, Nodes, TooFewNodes, fit_nodes, other_starts, without_rows
 from hierfl.nodes.updates import without_one
-from hierfl.program.few_rows import point
-from hierfl.program.read import read_model
 from hierfl.program.sites import Model
 from hierfl.runs.joining import WHAT, places_of
 
@@ -95,62 +89,22 @@ def fit(
     return fitted
 
 
+def _called(who: Any) -> str:
+    return f"client '{who}'" if isinstance(who, str) else f"node {who}"
+
+
+def reasons(left_out: Mapping[Any, str]) -> str:
+    """Return why clients, or nodes by their numbers, are left out, in a line."""
+    return "; ".join(f"{_called(who)}: {why[:LONGEST]}" for who, why in left_out.items())
+
+
 def check_enough(present: Sized, left_out: Mapping[Any, str], fewest: int, do: str) -> None:
     """Warn of each client, or node by its number, that is left out; refuse to go on with fewer than `fewest`."""
-    reasons = {
-        f"client '{who}'" if isinstance(who, str) else f"node {who}": why[:LONGEST]
-        for who, why in left_out.items()
-    }
     if len(present) < fewest:
-        why = "; ".join(f"{who}: {reason}" for who, reason in reasons.items())[:2000]
+        why = reasons(left_out)[:2000]
         raise TooFewNodes(f"{len(present)} nodes {do}, and {fewest} are needed ({why})")
-    for who, reason in reasons.items():
-        warnings.warn(f"{who} is left out: {reason}", stacklevel=4)
-
-
-def _whose_codes_run(
-    model: Model, introductions: Sequence[Introduction]
-) -> tuple[Agreement, dict[str, str]]:
-    """Return what most nodes agree on, without those alone with codes at which the model fails, who are named."""
-    agreement, differ = Agreement.of_most(introductions)
-    remaining = {of.client: of for of in introductions if of.client in agreement.names}
-    least, alone = len(remaining) // 2 + 1, dict[str, str]()
-    while (far := _alone_with_codes(remaining.values())) and _fails(model, agreement):
-        if len(remaining) <= least:  # it fails by itself
-            return Agreement.of_most(introductions)
-        client, name = far
-        del remaining[client]
-        agreement = Agreement.between(list(remaining.values()))
-        alone[client] = f"no other client has its codes of field '{name}', at which the model fails"
-    return agreement, differ | alone
-
-
-def _alone_with_codes(introductions: Iterable[Introduction]) -> tuple[str, str] | None:
-    """Return the client that has the code farthest beyond all others', and its field; None: nobody has."""
-    gaps = {}
-    for name in {name for of in introductions for name in of.codes}:
-        for sign, end in ((-1, 0), (1, 1)):
-            ends = sorted((sign * of.codes[name][end], of.client) for of in introductions)
-            if len(ends) > 2 and ends[-1][0] > ends[-2][0]:
-                gaps[ends[-1][0] - ends[-2][0]] = ends[-1][1], name
-    return gaps[max(gaps)] if gaps else None
-
-
-def _fails(model: Model, agreement: Agreement) -> bool:
-    """Return whether a model fails on rows of agreed codes, where it can be read without rows."""
-
-    def fails(data: ClientData) -> bool:
-        program, g = agreement.agreed(read_model(model, data).program), torch.Generator()
-        with trial():
-            try:
-                terms_at(program, point(program, 0.0)[1], moved_rows(program, g.manual_seed(0)))
-            except FAILS:
-                return True
-        return False
-
-    with suppress(ValueError):
-        return agreement.tried(fails, "{}")[0]
-    return False
+    for who, why in left_out.items():
+        warnings.warn(f"{_called(who)} is left out: {why[:LONGEST]}", stacklevel=4)
 
 
 def _begun_again(
@@ -171,7 +125,7 @@ def _begun_again(
         clients = {of.client for of in introduced.values()}
         return [*(of for of in old if of.client not in clients), *introduced.values()]
 
-    common, differ = _whose_codes_run(model, everyone())
+    common, differ = whose_codes_run(model, everyone())
     if not_new := sorted(differ.keys() - {of.client for of in introduced.values()}):
         raise ValueError(differ[not_new[0]])
     absent = {**absent, **differ}
@@ -211,7 +165,7 @@ def fit_introduced(
         starts, refused = agree(agreement, what, ids)
         check_enough(starts, refused, fewest, "agree on a run")
         if refused and what.method.everyone:
-            raise TooFewNodes.without(refused)
+            raise TooFewNodes(reasons(refused), refused)
         how: Any = {"rounds": what.rounds, "seed": call.seed, "cohort": call.cohort}
         how |= {"checkpoint": call.checkpoint, "resume": call.resume, "read": what.read}
         how |= {"fewest": fewest, "starts": starts, "chosen": what.why}
@@ -248,10 +202,9 @@ def join_introduced(
         agreement: Agreement, ids: Mapping[str, Any], absent: Mapping[str, str]
     ) -> FitOverNodes:
         starts, refused = agree(agreement, Decided(method, fit.rounds, fit.chosen), ids)
-        everyone, fills = without_rows(method, agreement, old.seed, None, None)
+        everyone, few, rowless = without_rows(method, agreement, old.seed, None, None)
         if refused := {**refused, **other_starts(everyone, starts)}:
-            raise TooFewNodes.without(refused)
-        few = replace(everyone, data=agreement.few_made_up(fills))
+            raise TooFewNodes(reasons(refused), refused)
         name, ask_new = run_name(method, agreement, old.seed), ask(ids)
         of_all = replace(method, everyone=True)
         nodes = Nodes(of_all, everyone, few, name, ask_new, fewest, {})
@@ -263,7 +216,7 @@ def join_introduced(
         history = (*earlier, with_absent({**where.history[-1], COUNTED: stay}, out))
         return replace(
             fit,
-            federation=replace(everyone, data=agreement.absent_rows(fills)),
+            federation=rowless,
             progress=replace(where, history=history),
             ask=_Either(fit.ask, ask_new, frozenset(ids)),
             joined={**fit.joined, **dict.fromkeys(ids, name)},

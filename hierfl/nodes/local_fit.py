@@ -156,11 +156,6 @@ def table_of_rows(values: Mapping[str, Tensor | None]) -> pd.DataFrame:
     return pd.DataFrame({name: value.numpy() for name, value in columns.items()})
 
 
-def table_of_scores(scores: Mapping[str, Tensor]) -> pd.DataFrame:
-    """Return a client's scores as a table of one line."""
-    return pd.DataFrame({name: [float(value)] for name, value in scores.items()})
-
-
 def _write(node: Node, question: StateRequest, ending: str, content: bytes) -> None:
     """Write an answer for the owner; the oldest ones go first where they take too much space."""
     folder = node.folder / ANSWERS

@@ -134,16 +134,6 @@ def append(path: Path, entry: dict[str, Any]) -> None:
             os.close(handle)
 
 
-def entries(folder: Path) -> list[dict[str, Any]]:
-    """Return what has left a node, in order, without lines that a crash cut off."""
-    lines: list[dict[str, Any]] = []
-    for path in (folder / OLDER, folder / REFUSED, folder / FILE):
-        for text in path.read_text(errors="replace").splitlines() if path.exists() else ():
-            with suppress(ValueError, TypeError):
-                lines.append(dict(json.loads(text)))
-    return sorted(lines, key=lambda line: str(line.get("time")))
-
-
 def mark_of(folder: Path) -> tuple[int, str] | None:
     """Return how many lines a folder's ledger has, and the hash of the last; None: it has no mark that can be read."""
     try:

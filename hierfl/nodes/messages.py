@@ -12,9 +12,10 @@ import torch
 from msgspec import Meta
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.utils._pytree import tree_structure, tree_unflatten
 
 from hierfl.core import noise
-from hierfl.core.trees import Tree, tree_leaves, tree_map
+from hierfl.core.trees import Tree, tree_map
 from hierfl.core.typed_json import made_of, read_as
 
 ENTRY = "hierfl"  # one entry of metadata, as safetensors writes several in no fixed order
@@ -151,7 +152,7 @@ def like(tree: Tree, template: Tree, *, finite: bool = True) -> Tree:
                 raise Refused(f"{name} {what} {its}, and {right} was expected")
     if finite:
         check_numbers(tree)
-    return _shaped(tree, template)
+    return tree_unflatten([leaves[name] for name in expected], tree_structure(template))
 
 
 def check_numbers(tree: Tree) -> None:
@@ -175,19 +176,6 @@ def _named(tree: Tree, path: str) -> Iterator[tuple[str, Tensor]]:
         mark = "[{}]" if isinstance(tree, list) else "({})"
         for number, part in enumerate(tree):
             yield from _named(part, path + mark.format(number))
-
-
-def _shaped(tree: Tree, template: Tree) -> Tree:
-    if isinstance(template, Tensor):
-        return tree
-    if not tree_leaves(template):
-        return template
-    if isinstance(template, Mapping):
-        return {key: _shaped(tree.get(key), part) for key, part in template.items()}
-    parts = [_shaped(tree[k] if k < len(tree) else None, of) for k, of in enumerate(template)]
-    if isinstance(template, list):
-        return parts
-    return type(template)(*parts) if hasattr(template, "_fields") else tuple(parts)
 
 
 def _list(names: list[str]) -> str:

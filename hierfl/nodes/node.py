@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -21,7 +21,7 @@ from hierfl.method import Clock, Method
 from hierfl.nodes import client_state, gate, log
 from hierfl.nodes.account import END, Entry, Ledger, state_of
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.approval import asked_first, preview, write_preview
+from hierfl.nodes.approval import preview, write_preview
 from hierfl.nodes.client_state import Node
 from hierfl.nodes.gate import Inquiry, Release, Reply, register
 from hierfl.nodes.messages import (
@@ -43,6 +43,8 @@ from hierfl.program.recipes import describe
 from hierfl.runs.saved import start_of
 from hierfl.summaries.row_noise import RowNoise
 
+INTRODUCE, AGREE = "introduce", "agree"
+
 
 def run_name(method: Method, agreement: Agreement, seed: int) -> str:
     """Return the name of a run: the same method, seed and clients have the same."""
@@ -56,14 +58,40 @@ def introduce(
     """Return what a node reports about its client before the first round, as JSON."""
     root = Path(folder)
     allowed = policy_at(policy, root, own=method)
-    with log.answering(root):
-        Ledger.at(root)
-        own = Introduction.of(data)
-        allowed.check(method, own.rows)
-        content = json.dumps(asdict(own)).encode()
-        if allowed.approve == "ask":
-            asked_first(root, "introduction", content.decode())
-        return log.left(root, content, "introduction", rows=own.rows, policy=allowed.said())
+    return gate.answer(_BeforeRun(method, data, root, allowed), INTRODUCE, b"{}")
+
+
+@dataclass(frozen=True, eq=False)
+class _BeforeRun:
+    """A client that has not agreed on a run yet."""
+
+    method: Method | None
+    data: ClientData
+    folder: Path
+    policy: Policy
+    run: str = ""
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What the log says of each answer."""
+        return {"rows": self.data.num_rows}
+
+    def allowed(self) -> Policy:
+        """Refuse a method that the policy does not allow, and too few rows."""
+        self.policy.check(self.method, self.data.num_rows)
+        return self.policy
+
+    @property
+    def introduction(self) -> str:
+        """What the node reports about its client."""
+        return json.dumps(asdict(Introduction.of(self.data)))
+
+
+@dataclass(frozen=True)
+class BareRequest:
+    """A request that has nothing but its kind; what it goes by is in the node's folder."""
+
+    kind: Literal["introduce", "agree"]
 
 
 @one_at_a_time
@@ -107,11 +135,8 @@ def node(
 
 def introduced(node: Node) -> dict[str, Any]:
     """Return what a node reports before a run's first round: a hash of what it starts from."""
-    with log.answering(node.folder, node.run):
-        about = {**node.about, "policy": node.allowed().said()}
-        start = {"run": node.run, "client": node.client, "start": start_of(node.federation)}
-        log.left(node.folder, json.dumps(start).encode(), "start", run=node.run, **about)
-        return start
+    start: dict[str, Any] = json.loads(gate.answer(node, AGREE, b"{}"))
+    return start
 
 
 def answer(node: Node, content: bytes) -> bytes:
@@ -275,6 +300,25 @@ def _stays(node: Node, kind: str, of_own_rows: bool, policy: Policy) -> str:
     return ""
 
 
+def _introduction(inquiry: Inquiry) -> Iterator[Reply]:
+    content = inquiry.source.introduction.encode()
+    yield Reply([], lambda: Release(content, what="introduction"))
+
+
+def _start(inquiry: Inquiry) -> Iterator[Reply]:
+    node = inquiry.source
+    start = {"run": node.run, "client": node.client, "start": start_of(node.federation)}
+    yield Reply([], lambda: Release(json.dumps(start).encode(), what="start"))
+
+
+bare = partial(register, request=BareRequest, disclosure=lambda inquiry: (), account="")
+bare(
+    INTRODUCE,
+    asks=INTRODUCE,
+    handler=_introduction,
+    text=lambda inquiry: inquiry.source.introduction,
+)
+bare(AGREE, asks=AGREE, handler=_start)
 register(
     ROUND,
     asks=ROUND,

@@ -17,7 +17,7 @@ from hierfl.nodes.answers import end_run
 from hierfl.nodes.choosing import Decided, FitCall
 from hierfl.nodes.envelope import read_answer, write_request
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.gathering import check_enough, fit_introduced, join_introduced
+from hierfl.nodes.gathering import check_enough, fit_introduced, join_introduced, reasons
 from hierfl.nodes.messages import Answer, Ask, Refused, last_counted, read_json, read_typed
 from hierfl.nodes.node import run_name
 from hierfl.nodes.run import SILENT, TooFewNodes
@@ -165,9 +165,7 @@ class Reached:
         starts = {name: _start(answers[node], run) for name, node in ids.items() if node in answers}
         others |= {name: ANOTHER for name, start in starts.items() if not start}
         if 2 * list(others.values()).count(ANOTHER) >= len(ids):  # it is the server that differs
-            error = TooFewNodes.without(others)
-            error.missing = ()
-            raise error
+            raise TooFewNodes(reasons(others))
         return {name: start for name, start in starts.items() if start}, others
 
 

@@ -32,7 +32,7 @@ from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.settings import Settings
 from hierfl.method import Method, Up
 from hierfl.nodes import updates
-from hierfl.nodes.agreement import Agreement, Fills
+from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.choosing import ReadAlone
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import (
@@ -67,14 +67,9 @@ class TooFewNodes(ClientError):
     `missing` are the clients without which the run could begin again: its method needs every one.
     """
 
-    missing: tuple[str, ...] = ()
-
-    @classmethod
-    def without(cls, reasons: Mapping[str, str]) -> TooFewNodes:
-        """Return the error of a run that needs clients who do not take part, for reasons."""
-        error = cls("; ".join(f"client '{name}': {why}" for name, why in reasons.items()))
-        error.missing = tuple(reasons)
-        return error
+    def __init__(self, message: str, missing: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,14 +190,13 @@ class Nodes:
         names = self.federation.data.names
         who = "; ".join(f"'{names[of.client]}': {of.reason}" for of in left_out[:5])
         if left_out and self.method.everyone:
-            error = TooFewNodes(
+            again = self.federation.client.row_noise is None  # of which each run spends the budget
+            raise TooFewNodes(
                 f"round {task.round}: {self.method.name} needs every client in each round, and "
                 f"{len(left_out)} of {len(task.ids)} are missing ({who}): fix them and continue "
-                "the run, or begin one without them"
+                "the run, or begin one without them",
+                [names[of.client] for of in left_out if again],
             )
-            if self.federation.client.row_noise is None:  # of which each run spends the budget
-                error.missing = tuple(names[of.client] for of in left_out)
-            raise error
         if len(there) < self.fewest:
             raise TooFewNodes(
                 f"round {task.round}: {len(there)} clients answered, and {self.fewest} are needed "
@@ -239,9 +233,8 @@ class Nodes:
         name = self.federation.data.names[self.latest.left_out]
         who = f"round {record['round']}: client '{name}' is left out"
         if self.method.everyone:
-            error = TooFewNodes(f"{who}, and {self.method.name} needs every client: {updates.WHY}")
-            error.missing = (name,)
-            raise error
+            why = f"{self.method.name} needs every client: {updates.WHY}"
+            raise TooFewNodes(f"{who}, and {why}", [name])
         warnings.warn(f"{who}: {updates.WHY}", stacklevel=4)
         record["clients"] -= 1
         record["left_out"] = [*record["left_out"], {"client": name, "reason": updates.WHY}]
@@ -272,11 +265,9 @@ def fit_nodes(
     `starts` is what they start from; `absent` clients take no part, for a reason.
     """
     planned = planned_of(method, rounds)
-    everyone, fills = without_rows(method, agreement, seed, cohort, read)
+    everyone, few, rowless = without_rows(method, agreement, seed, cohort, read)
     left_out = other_starts(everyone, starts or {})
-    few = replace(everyone, data=agreement.few_made_up(fills))
     run = run_name(method, agreement, seed)
-    rowless = replace(everyone, data=agreement.absent_rows(fills))
     folder = None if checkpoint is None else Path(checkpoint)
     who = about(method, few, planned) if folder is not None else {}
     with nullcontext() if folder is None else held(folder):
@@ -300,8 +291,8 @@ def without_rows(
     seed: int,
     cohort: int | float | None,
     read: ReadAlone | None,
-) -> tuple[Federation, Fills]:
-    """Return the federation with values in place of the rows, and these values."""
+) -> tuple[Federation, Federation, Federation]:
+    """Return the federation with values in place of the rows, with a few made-up rows, and without rows."""
     settings = Settings(
         chunk=len(agreement.names), on_client_error="raise" if method.everyone else "skip"
     )
@@ -313,11 +304,10 @@ def without_rows(
         how: Any = {"seed": seed, "cohort": cohort, "settings": settings}
         return federate(method, data, program=program, **how)
 
-    return agreement.tried(
-        made,
-        "the program cannot be read without rows ({}): it may read their values in its likelihood alone",
-        FILLS if read is None else [read.fills],
-    )
+    why = "the program cannot be read without rows ({}): it may read their values in its likelihood alone"
+    everyone, fills = agreement.tried(made, why, FILLS if read is None else [read.fills])
+    few, none = agreement.few_made_up(fills), agreement.absent_rows(fills)
+    return everyone, replace(everyone, data=few), replace(everyone, data=none)
 
 
 def other_starts(federation: Federation, starts: Mapping[str, str]) -> dict[str, str]:

@@ -12,9 +12,9 @@ import torch
 
 import hierfl
 from hierfl import methods
+from hierfl.cli.officer_page import entries
 from hierfl.formulas.questions import Question
 from hierfl.method import Clock
-from hierfl.nodes import log
 from hierfl.nodes.agreed_schema import answer_schema
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.client_state import Node
@@ -246,7 +246,7 @@ def test_an_error_that_leaves_holds_no_value(tmp_path: Path) -> None:
     with pytest.raises((Refused, NodeFailed)) as error:
         answer_schema(made(), {str(name): frame}, tmp_path, Question("columns", 5).json().encode())
     assert "secret" not in str(error.value)
-    (line,) = log.entries(tmp_path)
+    (line,) = entries(tmp_path)
     assert "secret" not in line["text"] and "secret" in json.dumps(line)
 
 

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hierfl.cli import app
+from hierfl.cli.officer_page import entries
 from hierfl.core import disk
 from hierfl.nodes import account as module
 from hierfl.nodes import log
@@ -203,7 +204,7 @@ def test_the_owner_begins_again_on_purpose(tmp_path: Path) -> None:
     made = CliRunner().invoke(app, ["node", "reset-account", str(tmp_path)])
     assert made.exit_code == 0 and "begins again" in made.output
     ask(noisy(tmp_path, seed=5), 0)
-    assert log.entries(tmp_path)[-2]["text"] == "The owner has begun a new account."
+    assert entries(tmp_path)[-2]["text"] == "The owner has begun a new account."
 
 
 def test_what_is_forgotten_is_kept_aside(tmp_path: Path) -> None:

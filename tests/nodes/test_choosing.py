@@ -14,7 +14,7 @@ from hierfl import methods, models
 from hierfl.data.clients import ClientData
 from hierfl.engine.settings import Disclose, Settings
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.choosing import FitCall, chosen, decided
+from hierfl.nodes.choosing import FitCall, decided
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import run_name
 from hierfl.program.recipes import describe
@@ -70,7 +70,7 @@ BOTH = [
 @pytest.mark.parametrize(("name", "disclose"), BOTH)
 def test_the_choice_is_that_of_fit(name: str, disclose: Disclose) -> None:
     data, model = federation((5, 3, 7, 2)), MODELS[name]()
-    found, _ = chosen(model, FitCall(model, disclose=disclose), between(data))
+    found = decided(FitCall(model, disclose=disclose), between(data))
     expected = choose(model, data, settings=Settings(disclose=disclose, on_client_error="skip"))
     assert found.why == expected.why
     assert describe(found.method) == describe(expected.method)
@@ -111,4 +111,4 @@ def test_a_model_that_needs_rows_is_refused() -> None:
         logistic(batch)
 
     with pytest.raises(ValueError, match=r"no method can be chosen without rows .*name one"):
-        chosen(odd, FitCall(odd), between(federation((5, 3))))
+        decided(FitCall(odd), between(federation((5, 3))))

@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 
 import hierfl
+from hierfl.cli.officer_page import entries
 from hierfl.nodes import Answer, TooFewNodes, in_process, over, station
 from hierfl.nodes.account import Ledger, answer_questions_again
 from hierfl.nodes.describing import DescriptionRequest, answer_description
 from hierfl.nodes.envelope import read_answer, write_answer
-from hierfl.nodes.log import entries
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden
 from tests.effects.test_kaplan_meier import late, made

@@ -13,9 +13,9 @@ import torch
 
 import hierfl
 from hierfl import methods
+from hierfl.cli.officer_page import entries
 from hierfl.nodes import TooFewNodes, in_process
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.log import entries
 from hierfl.nodes.node import node
 from hierfl.nodes.policy import Forbidden
 from hierfl.summaries.row_noise import RowNoise

@@ -24,9 +24,8 @@ from hierfl.formulas.credible import Heard
 from hierfl.formulas.questions import Question, own_answer
 from hierfl.nodes import Answer, Reached
 from hierfl.nodes.agreed_schema import agreed_over
-from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.agreement import Agreement, Introduction, whose_codes_run
 from hierfl.nodes.choosing import FitCall, decided
-from hierfl.nodes.gathering import _whose_codes_run
 from tests.nodes.lies import JSON_LIES, at, places, replaced
 
 LIAR, NODES = "north", ("east", "north", "south", "west")
@@ -242,7 +241,7 @@ class Introducing:
     def left_out(self, path: tuple[Any, ...], lie: str) -> dict[str, str]:
         answers = {**self.honest, LIAR: replaced(self.honest[LIAR], path, lie)}
         introduced, left_out = reached(answers)._introductions(NODES, b"")
-        agreement, differ = _whose_codes_run(self.call.model, list(introduced.values()))
+        agreement, differ = whose_codes_run(self.call.model, list(introduced.values()))
         self.agreements[agreement.digest] = agreement
         assert self.decided(agreement.digest).method.name  # a method is chosen
         return left_out | differ

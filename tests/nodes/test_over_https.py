@@ -20,9 +20,9 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import hierfl
+from hierfl.cli.officer_page import entries
 from hierfl.nodes import Refused, TooFewNodes
 from hierfl.nodes.envelope import read_answer, write_answer
-from hierfl.nodes.log import entries
 from tests.nodes.test_faults import plain
 from tests.nodes.transports import INTRODUCE, plain_stations
 from tests.nodes.ways import EXAMPLE, serving

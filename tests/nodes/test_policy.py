@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hierfl import cli, methods
+from hierfl.cli.officer_page import entries
 from hierfl.core.trees import named_leaves
 from hierfl.method import Method
 from hierfl.nodes import log
@@ -256,7 +257,7 @@ def test_what_the_policy_does_not_allow_is_refused_before_and_during_a_run(
     (folder / "policy.toml").write_text(text)  # the owner changes it during the run
     with pytest.raises(Forbidden, match=why):
         introduced(made)
-    refused = [one for one in log.entries(folder) if one["what"] == "refusal"]
+    refused = [one for one in entries(folder) if one["what"] == "refusal"]
     assert len(refused) == 3 and len({one["text"] for one in refused}) == 1
 
 
@@ -391,7 +392,7 @@ def test_everything_that_leaves_is_in_the_log_first(tmp_path: Path) -> None:
         ("scores", "no predictions"), [s for s in around.sent if s[0] == "east"], strict=True
     ):
         sent.append((what, content))
-    logged = log.entries(east.folder)
+    logged = entries(east.folder)
     assert [one["what"] for one in logged] == [what for what, _ in sent]
     for one, (_, content) in zip(logged, sent, strict=True):
         assert one["sha256"] == hashlib.sha256(content).hexdigest() and one["bytes"] == len(content)
@@ -415,7 +416,7 @@ def test_a_log_with_a_torn_line_goes_on(tmp_path: Path) -> None:
     with open(tmp_path / log.FILE, "a") as file:
         file.write('{"time": "2026-')  # killed here
     log.left(tmp_path, b"two", "introduction")
-    assert [one["text"] for one in log.entries(tmp_path)] == ["one", "two"]
+    assert [one["text"] for one in entries(tmp_path)] == ["one", "two"]
 
 
 def test_nothing_leaves_where_the_log_cannot_be_written(tmp_path: Path) -> None:

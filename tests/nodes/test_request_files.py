@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 import hierfl
 from hierfl import cli
+from hierfl.cli.officer_page import entries
 from hierfl.formulas.questions import Question
 from hierfl.nodes import TooFewNodes as TooFew
 from hierfl.nodes import by_files
 from hierfl.nodes.envelope import read_answer, write_answer, write_request
-from hierfl.nodes.log import entries
 from hierfl.nodes.messages import to_bytes
 from hierfl.nodes.request_files import answer_waiting
 from hierfl.nodes.same_process import folder_of

@@ -13,9 +13,9 @@ import torch
 
 import hierfl
 from hierfl import methods
+from hierfl.cli.officer_page import entries
 from hierfl.core.trees import tree_map
 from hierfl.nodes import FitOverNodes, in_process
-from hierfl.nodes.log import entries
 from hierfl.nodes.messages import from_bytes, to_bytes
 from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD

@@ -19,10 +19,10 @@ import pytest
 import torch
 
 import hierfl
+from hierfl.cli.officer_page import entries
 from hierfl.engine.supervised import Limits, Supervised, TooMuch
 from hierfl.nodes import Station, TooFewNodes, station
 from hierfl.nodes.envelope import read_answer, read_line
-from hierfl.nodes.log import entries
 from hierfl.nodes.messages import Refused
 from hierfl.runs.run_folder import held
 from tests.nodes.test_faults import plain, rows

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import hierfl
+from hierfl.cli.officer_page import entries
 from hierfl.core.trees import named_leaves
 from hierfl.nodes import Refused, Station, over
 from hierfl.nodes import TooFewNodes as TooFew
 from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.envelope import read_answer
-from hierfl.nodes.log import entries
 from tests.nodes.test_faults import HOSTILE, plain
 from tests.nodes.transports import (
     INTRODUCE,

@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 
 import hierfl
+from hierfl.cli.officer_page import entries
 from hierfl.core.trees import tree_map
 from hierfl.formulas.questions import Question
 from hierfl.models.families.names import FAMILIES
@@ -25,7 +26,6 @@ from hierfl.nodes import Station
 from hierfl.nodes.approval import approve
 from hierfl.nodes.client_rows import check_brought
 from hierfl.nodes.envelope import read_answer, read_request, write_answer, write_request
-from hierfl.nodes.log import entries
 from hierfl.nodes.messages import Refused, from_bytes, to_bytes
 from hierfl.nodes.policy import Forbidden, Policy, policy_at
 from tests.nodes.transports import RAN, TEXT, Evil, formula, frames

@@ -37,7 +37,7 @@ class Asked(NamedTuple):
     arguments: Mapping[str, Any]
 
 
-NO_ANSWERS = ("ask", "here", "progress", "federation", "method", "with_own")
+NO_ANSWERS = ("ask", "here", "progress", "federation", "method")
 
 
 def answers(fitted: Any) -> dict[str, Callable[[Any], Any]]:
