@@ -161,6 +161,15 @@ def roots(normal: Normal) -> tuple[Tensor, Tensor]:
     return root, torch.linalg.solve_triangular(root, eye, upper=False)
 
 
+def upper_root(covariance: Tensor) -> Tensor:
+    """Return U (..., D, D) with U U' the covariance, U upper.
+
+    A shift of a column adds multiples of its slope to the intercept before it, and to U's first row
+    the same: points U e move with the column.
+    """
+    return torch.linalg.cholesky_ex(covariance.flip((-2, -1))).L.flip((-2, -1))
+
+
 def inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the inverse (..., D, D) and the log determinant, NaN if not positive definite."""
     if matrix.shape[-1] in (1, 2):  # LAPACK takes several times as long

@@ -267,10 +267,17 @@ def positive(curvature: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     return curvature.index_put((~fine,), raised), none.index_put((~fine,), negative)
 
 
-def rounded(factor: Factor) -> Factor:
-    """Return factors rounded to about 32 binary digits: engines differ by the last few of 53."""
+def rounded(factor: Factor, covariance: Tensor | None = None) -> Factor:
+    """Return factors rounded to about 32 binary digits: engines differ by the last few of 53.
+
+    A scalar of which rows say little has digits of noise: by the `covariance` (V, V) of a belief it
+    is compared with the others in its own sds, as columns may have any unit, and be far from 0.
+    """
     size = factor.precision.diagonal(dim1=-2, dim2=-1).abs().sqrt()
-    size = size.maximum(LEAST * size.amax(-1, keepdim=True)).clamp(min=NOTHING)
+    if covariance is not None:
+        sds = covariance.diagonal().sqrt()
+        size = size.maximum(LEAST * (size * sds).amax(-1, keepdim=True) / sds)
+    size = size.clamp(min=NOTHING)
     powers = size.log2().floor().exp2()
     whole = (
         (factor.shift / powers).abs().amax(-1, keepdim=True).clamp(min=1.0).log2().floor().exp2()
