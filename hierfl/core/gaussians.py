@@ -170,6 +170,13 @@ def upper_root(covariance: Tensor) -> Tensor:
     return torch.linalg.cholesky_ex(covariance.flip((-2, -1))).L.flip((-2, -1))
 
 
+def turned_root(tril: Tensor) -> Tensor:
+    """Return the upper root of the covariance L L' by L (..., D, D), without loss of digits."""
+    lower = torch.linalg.qr(tril.double().flip(-2).mT).R.mT
+    positive = lower * lower.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
+    return positive.flip((-2, -1)).to(tril.dtype)
+
+
 def inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the inverse (..., D, D) and the log determinant, NaN if not positive definite."""
     if matrix.shape[-1] in (1, 2):  # LAPACK takes several times as long

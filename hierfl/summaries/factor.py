@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import inverse, times
+from hierfl.core.gaussians import inverse, times, upper_root
 from hierfl.summaries.packed_rows import Expected, PackedRows
 from hierfl.summaries.quartic import Quartic
 from hierfl.summaries.reading import QuadratureNodes
@@ -241,7 +241,7 @@ def root_of(prior: Tensor) -> Tensor:
 
     So no step depends on the units or the origin of a column.
     """
-    return torch.linalg.cholesky_ex(inverse(prior)[0]).L
+    return upper_root(inverse(prior)[0])
 
 
 def _scaled(matrix: Tensor, root: Tensor) -> Tensor:
@@ -296,7 +296,7 @@ def _on_grid(value: Tensor, unit: Tensor) -> Tensor:
 def step_of(pull: Tensor, precision: Tensor, root: Tensor) -> Tensor:
     """Return Newton steps (C, V), shortened to at most `CAP` sds."""
     step = times(inverse(precision)[0], pull)
-    sds = torch.linalg.solve_triangular(root, step.mT, upper=False).mT
+    sds = torch.linalg.solve_triangular(root, step.mT, upper=True).mT
     return step * (CAP / (sds.norm(dim=1, keepdim=True) + 1e-12)).clamp(max=1.0)
 
 
