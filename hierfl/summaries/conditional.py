@@ -163,7 +163,7 @@ def terms_of_clients(
 def normal_of(of: Quadratic, wider: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return a quadratic's log integral, and its Normal's mean and widened upper root."""
     integral, covariance = of.log_integral()
-    mean = (covariance @ of.shift[..., None])[..., 0]
+    mean = of.center + (covariance @ of.shift[..., None])[..., 0]
     return integral, mean, wider * upper_root(covariance)
 
 
