@@ -36,11 +36,12 @@ class Normal(NamedTuple):
 
 
 class Quadratic(NamedTuple):
-    """exp(constant + shift . x - x' precision x / 2), a function of x (D,)."""
+    """exp(constant + shift . d - d' precision d / 2), a function of x = center + d (D,)."""
 
     precision: Tensor  # (..., D, D)
     shift: Tensor  # (..., D)
     constant: Tensor  # (...)
+    center: Tensor | float = 0.0  # (..., D)
 
     def log_integral(self) -> tuple[Tensor, Tensor]:
         """Return the log integral over x (...), NaN if it diverges, and x's covariance."""
@@ -53,7 +54,8 @@ class Quadratic(NamedTuple):
 
     def log(self, x: Tensor) -> Tensor:
         """Return the log of the function at x (..., D), (...)."""
-        return self.constant + dot(self.shift - 0.5 * times(self.precision, x), x)
+        away = x - self.center
+        return self.constant + dot(self.shift - 0.5 * times(self.precision, away), away)
 
     def along(self, start: Tensor, slopes: Tensor) -> Quadratic:
         """Return the batch's product at x = start + slopes m, as a function of m (M,), (C or 1, D, M)."""
@@ -85,19 +87,24 @@ def dot(vector: Tensor, other: Tensor) -> Tensor:
 def times_factor(
     normal: Normal, u: Tensor, precision: Tensor, shift: Tensor, power: Tensor | float = 1.0
 ) -> Quadratic:
-    """Return Normal distributions of w (D,) times powers of factors of v = (w, u (U,) or (C, U)), of w."""
-    size = normal.mean.shape[-1]
-    pull = times(normal.precision, normal.mean)
+    """Return Normal distributions of w (D,) times powers of factors of v = (w, u (U,) or (C, U)), of w.
+
+    About the Normal's mean: no large numbers cancel where it is narrow.
+    """
+    size, mean = normal.mean.shape[-1], normal.mean
     by_u = precision[:, :, size:]
     if u.dim() == 1:  # one matrix, so that many u do not repeat it
         turned = (by_u.flatten(0, 1) @ u).view(by_u.shape[:2])
     else:
         turned = times(by_u, u)
-    of_u = ((shift[:, size:] - 0.5 * turned[:, size:]) * u).sum(-1)
+    own, pull = times(precision[:, :size, :size], mean), shift[:, :size] - turned[:, :size]
+    at_mean = ((shift[:, size:] - 0.5 * turned[:, size:]) * u).sum(-1)
+    at_mean = at_mean + ((pull - 0.5 * own) * mean).sum(-1)
     return Quadratic(
         normal.precision + power * precision[:, :size, :size],
-        pull + power * (shift[:, :size] - turned[:, :size]),
-        normal.log_prob(torch.zeros(size, dtype=u.dtype)) + power * of_u,
+        power * (pull - own),
+        0.5 * (normal.log_det - size * LOG_2_PI) + power * at_mean,
+        mean,
     )
 
 
@@ -159,6 +166,22 @@ def roots(normal: Normal) -> tuple[Tensor, Tensor]:
     root = torch.where((info == 0)[..., None, None], root, torch.nan)
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
     return root, torch.linalg.solve_triangular(root, eye, upper=False)
+
+
+def upper_root(covariance: Tensor) -> Tensor:
+    """Return U (..., D, D) with U U' the covariance, U upper.
+
+    A shift of a column adds multiples of its slope to the intercept before it, and to U's first row
+    the same: points U e move with the column.
+    """
+    return torch.linalg.cholesky_ex(covariance.flip((-2, -1))).L.flip((-2, -1))
+
+
+def turned_root(tril: Tensor) -> Tensor:
+    """Return the upper root of the covariance L L' by L (..., D, D), without loss of digits."""
+    lower = torch.linalg.qr(tril.double().flip(-2).mT).R.mT
+    positive = lower * lower.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
+    return positive.flip((-2, -1)).to(tril.dtype)
 
 
 def inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -124,8 +124,9 @@ def plain_form(name: str) -> str:
     True
     """
     visible = "".join(c for c in name if unicodedata.category(c) != "Cf")
-    folded = unicodedata.normalize("NFD", visible).casefold()
-    return " ".join(unicodedata.normalize("NFC", folded).split())
+    folded = unicodedata.normalize("NFKD", visible).casefold()
+    dashed = "".join("-" if unicodedata.category(c) == "Pd" else c for c in folded)
+    return " ".join(unicodedata.normalize("NFKC", dashed).split())
 
 
 def look_alike(names: Sequence[str], joined: str) -> tuple[str, str] | None:

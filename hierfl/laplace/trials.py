@@ -26,6 +26,7 @@ FAILS = (RuntimeError, ValueError, NotImplementedError, TypeError, AttributeErro
 # Shares of the distance of points, the first at which predictors are at most LARGEST: exp(1000) has
 # no digits, and a column may be 1000.
 NEARER, LARGEST = (1.0, 0.1, 0.01, 1e-3), 300.0
+STEP = 2.0**-12  # along a scalar, by which slopes of predictors are read
 MANY = 1 << 20  # codes of a field
 SHOWN = 256  # codes of a field up to which made-up rows show all of them
 Terms = Callable[[Tensor], Mapping[str, Site]]  # w (D,) -> the observed sites, by name
@@ -93,11 +94,23 @@ class Predictors(NamedTuple):
 
 
 def predictors_of(terms: Terms, size: int, dtype: torch.dtype | None = None) -> Predictors:
-    """Return the linear predictors, read off at w = 0 and at each unit vector; size is D."""
+    """Return the linear predictors, read off at w = 0 and near it; size is D."""
     at_zero = terms(torch.zeros(size, dtype=dtype))
-    base = predictors(at_zero)
-    along = torch.vmap(lambda w: predictors(terms(w)))(torch.eye(size, dtype=dtype))
-    return Predictors(at_zero, base, (along - base).mT)
+    base, design = line_of(lambda w: predictors(terms(w)), size, dtype)
+    return Predictors(at_zero, base, design)
+
+
+def line_of(
+    linear: Callable[[Tensor], Tensor], size: int, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return a linear function of w at 0, (n,), and its slopes, (n, D).
+
+    In double precision by steps so short that exp() of a predictor is a number where a column is 1e6.
+    """
+    eye = torch.eye(size, dtype=dtype)
+    step = STEP if eye.dtype == torch.float64 else 1.0
+    base = linear(eye.new_zeros(size))
+    return base, ((torch.vmap(linear)(step * eye) - base) / step).mT
 
 
 def is_linear(terms: Terms, w: Tensor) -> bool:

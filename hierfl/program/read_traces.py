@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributions import kl_divergence, transform_to
 
 from hierfl.core import noise
+from hierfl.core.gaussians import turned_root
 from hierfl.data.batch import CLIENTS, ClientBatch
 from hierfl.program.handlers import KeyedNoise, NoKeyedDraw, draw
 from hierfl.program.program import ParamSpec, ProgramError, refuse_first
@@ -152,7 +153,7 @@ def _unit(fn: Any, *, is_local: bool) -> Tensor | None:
         root = base.scale_tril.detach()
         narrow = root.diagonal(dim1=-2, dim2=-1) < CORRELATED * base.stddev
         if bool(narrow.any() and root.isfinite().all()):
-            return root.expand(*fn.shape(), fn.event_shape[-1])
+            return turned_root(root).expand(*fn.shape(), fn.event_shape[-1])
     if unit is None or bool((unit == 1.0).all()) or (is_local and not isinstance(base, NORMAL)):
         return None
     return unit

@@ -49,7 +49,7 @@ class _InUnits(AffineTransform):
 
 
 class _InRoots(Transform):
-    """Multiplies vectors by a lower triangular matrix, on the device and in the dtype of what it is given."""
+    """Multiplies vectors by an upper triangular matrix, on the device and in the dtype of what it is given."""
 
     domain = codomain = constraints.real_vector
     bijective = True
@@ -62,7 +62,7 @@ class _InRoots(Transform):
         return (self.root.to(x) @ x[..., None])[..., 0]
 
     def _inverse(self, y: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(self.root.to(y), y[..., None], upper=False)[..., 0]
+        return torch.linalg.solve_triangular(self.root.to(y), y[..., None], upper=True)[..., 0]
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         logs = self.root.to(x).diagonal(dim1=-2, dim2=-1).log().sum(-1)

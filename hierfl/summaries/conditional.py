@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import LOG_2_PI, Quadratic, dot, product, times
+from hierfl.core.gaussians import LOG_2_PI, Quadratic, dot, product, times, upper_root
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.mode import climb, curvature
@@ -161,10 +161,10 @@ def terms_of_clients(
 
 
 def normal_of(of: Quadratic, wider: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a quadratic's log integral, and its Normal's mean and widened Cholesky factor."""
+    """Return a quadratic's log integral, and its Normal's mean and widened upper root."""
     integral, covariance = of.log_integral()
-    mean = (covariance @ of.shift[..., None])[..., 0]
-    return integral, mean, wider * torch.linalg.cholesky_ex(covariance).L
+    mean = of.center + (covariance @ of.shift[..., None])[..., 0]
+    return integral, mean, wider * upper_root(covariance)
 
 
 def sides_of(count: int, hierarchy: Hierarchy) -> Tensor:

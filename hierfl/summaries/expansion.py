@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import inverse, times
+from hierfl.core.gaussians import inverse, times, upper_root
 from hierfl.core.importance_sampling import normal_points
 from hierfl.summaries.conditional import normals_of
 from hierfl.summaries.factor import (
@@ -94,8 +94,8 @@ def is_quiet(quartic: Quartic, belief: tuple[Tensor, Tensor], factor: Factor) ->
     """Return for which clients terms of degree 4 are small about the q of their factors, (C,) bool."""
     mean, precision = q_of(belief, factor)
     points = normal_points(POINTS, mean.shape[1])
-    tril = torch.linalg.cholesky_ex(inverse(precision)[0]).L
-    values = quartic.highest().values(mean[:, None] + points @ tril.mT)
+    root = upper_root(inverse(precision)[0])
+    values = quartic.highest().values(mean[:, None] + points @ root.mT)
     away = mean - quartic.center
     moved = (times(factor.precision, away) * away).sum(1)
     return (values.std(1) < QUIET) & (moved < NEAR) & (factor.raised == 0)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import inverse, times
+from hierfl.core.gaussians import inverse, times, upper_root
 from hierfl.summaries.packed_rows import Expected, PackedRows
 from hierfl.summaries.quartic import Quartic
 from hierfl.summaries.reading import QuadratureNodes
@@ -241,7 +241,7 @@ def root_of(prior: Tensor) -> Tensor:
 
     So no step depends on the units or the origin of a column.
     """
-    return torch.linalg.cholesky_ex(inverse(prior)[0]).L
+    return upper_root(inverse(prior)[0])
 
 
 def _scaled(matrix: Tensor, root: Tensor) -> Tensor:
@@ -267,10 +267,17 @@ def positive(curvature: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     return curvature.index_put((~fine,), raised), none.index_put((~fine,), negative)
 
 
-def rounded(factor: Factor) -> Factor:
-    """Return factors rounded to about 32 binary digits: engines differ by the last few of 53."""
+def rounded(factor: Factor, covariance: Tensor | None = None) -> Factor:
+    """Return factors rounded to about 32 binary digits: engines differ by the last few of 53.
+
+    A scalar of which rows say little has digits of noise: by the `covariance` (V, V) of a belief it
+    is compared with the others in its own sds, as columns may have any unit, and be far from 0.
+    """
     size = factor.precision.diagonal(dim1=-2, dim2=-1).abs().sqrt()
-    size = size.maximum(LEAST * size.amax(-1, keepdim=True)).clamp(min=NOTHING)
+    if covariance is not None:
+        sds = covariance.diagonal().sqrt()
+        size = size.maximum(LEAST * (size * sds).amax(-1, keepdim=True) / sds)
+    size = size.clamp(min=NOTHING)
     powers = size.log2().floor().exp2()
     whole = (
         (factor.shift / powers).abs().amax(-1, keepdim=True).clamp(min=1.0).log2().floor().exp2()
@@ -289,7 +296,7 @@ def _on_grid(value: Tensor, unit: Tensor) -> Tensor:
 def step_of(pull: Tensor, precision: Tensor, root: Tensor) -> Tensor:
     """Return Newton steps (C, V), shortened to at most `CAP` sds."""
     step = times(inverse(precision)[0], pull)
-    sds = torch.linalg.solve_triangular(root, step.mT, upper=False).mT
+    sds = torch.linalg.solve_triangular(root, step.mT, upper=True).mT
     return step * (CAP / (sds.norm(dim=1, keepdim=True) + 1e-12)).clamp(max=1.0)
 
 

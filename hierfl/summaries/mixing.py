@@ -36,7 +36,7 @@ def means_of(sites: tuple[LatentSite, ...], values: dict[str, Site]) -> Tensor:
     """Return the means of sites, unconstrained: (C, D) of local sites, (1, K) of global ones."""
     normals = [(site, normal_of(values[site.name]["fn"])) for site in sites]
     locs = [
-        _in_units(site, fn.loc[..., None])[..., 0] if site.has_root else fn.loc / _unit(site)
+        _in_roots(site, fn.loc) if site.has_root else fn.loc / _unit(site)
         for site, fn in normals
     ]
     return torch.cat([_flat(*of) for of in zip(sites, locs, strict=True)], -1)
@@ -54,10 +54,14 @@ def precision_of(
         fn = normal_of(values[site.name]["fn"])
         if isinstance(fn, torch.distributions.MultivariateNormal):
             is_diagonal = False
-            # in units before it is inverted: precisions of correlated sites have few digits
-            tril = _blocks(site, _in_units(site, fn.scale_tril))
-            dense = _block_diagonal(torch.cholesky_inverse(tril))
-            log_det = log_det - 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum((-2, -1))
+            tril, unit = fn.scale_tril, _unit(site).to(fn.scale_tril)
+            if not site.has_root:
+                unit = torch.diag_embed(unit * torch.ones_like(tril[..., 0]))
+            # in units before it is squared: precisions of correlated sites have few digits
+            root = _blocks(site, torch.linalg.solve_triangular(tril, unit, upper=False))
+            dense = _block_diagonal(root.mT @ root)
+            wide = unit.diagonal(dim1=-2, dim2=-1).log() - tril.diagonal(dim1=-2, dim2=-1).log()
+            log_det = log_det + 2.0 * _flat(site, wide).sum(-1)
         else:
             scale = _flat(site, fn.scale / _unit(site))
             dense = torch.diag_embed(scale**-2.0)
@@ -92,12 +96,10 @@ def _unit(site: LatentSite) -> Tensor:
     return torch.ones(()) if site.unit is None else site.unit
 
 
-def _in_units(site: LatentSite, columns: Tensor) -> Tensor:
-    """Return columns (..., d, n) of vectors in units of a site of vectors."""
-    unit = _unit(site).to(columns)
-    if site.has_root:
-        return torch.linalg.solve_triangular(unit, columns, upper=False)
-    return columns / (unit[..., None] if unit.dim() else unit)
+def _in_roots(site: LatentSite, loc: Tensor) -> Tensor:
+    """Return vectors (..., d) in units of a site whose unit is a root."""
+    root = _unit(site).to(loc)
+    return torch.linalg.solve_triangular(root, loc[..., None], upper=True)[..., 0]
 
 
 def _flat(site: LatentSite, value: Tensor) -> Tensor:

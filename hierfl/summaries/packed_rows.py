@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hierfl.core.gaussians import inverse, product
 from hierfl.data.batch import ClientBatch
+from hierfl.laplace.trials import line_of
 from hierfl.summaries.reading import QuadratureNodes, Reading, node_at_mean
 from hierfl.summaries.units import Units, UnitScore
 
@@ -107,12 +108,10 @@ class PackedRows:
         size, line = len(self.line.inside), self.score.predictors
         if not size:
             return torch.zeros(len(self.client), 0, 0)
-        points = torch.cat([torch.zeros(1, size), torch.eye(size)])
 
         def of_unit(*own: Tensor) -> Tensor:
             batch = self.units.batch(own)
-            at = torch.vmap(lambda along: line(along, batch))(points)
-            return (at[1:] - at[0]).mT
+            return line_of(lambda along: line(along, batch), size)[1]
 
         design: Tensor = self.over_units(of_unit, *self.tensors)
         return design

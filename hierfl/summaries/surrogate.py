@@ -23,6 +23,7 @@ DRAWS = 1000  # of the prior, and of the surrogate while the factors still move
 FEW = 300  # of a prior that is drawn from draw by draw, such as a Gamma
 # share of the draws whose variances are averaged: those of a Cauchy prior have no mean
 CENTRAL = 0.9
+SINGULAR = 1e-9  # share of a variance that is added to it: scalars may depend on each other
 SCATTER = (-0.5, 1.5)  # about the mean and sd of e, the mixing parameters of scattered sites
 WIDE = 2.5  # sd of an unconstrained number whose prior cannot be drawn from
 
@@ -199,7 +200,7 @@ def any_client(
     count, size = means.shape[1], covariances.shape[-1]
     share = log_weights.exp()
     if size:
-        wide = covariances.diagonal(dim1=-2, dim2=-1).sum((-2, -1))
+        wide = _widths(covariances)
         share = torch.where(wide <= wide.quantile(CENTRAL), share, 0.0)
         share = share / share.sum()
     mean = torch.tensordot(share, means.mean(1), 1)
@@ -208,5 +209,14 @@ def any_client(
     covariance = away.mT @ (away * share_of_each[:, None])
     within = torch.tensordot(share, covariances.mean(1), 1)
     covariance[:size, :size] += within
-    eye = torch.eye(len(mean), dtype=mean.dtype)
-    return mean, covariance + 1e-9 * covariance.diagonal().mean() * eye
+    variance = covariance.diagonal()  # each in its own unit: columns may be far from 0
+    least = torch.where(variance > 0.0, variance, variance.mean())
+    return mean, covariance + torch.diag(SINGULAR * least)
+
+
+def _widths(covariances: Tensor) -> Tensor:
+    """Return how wide covariances (S, C, D, D) are, (S,), in units of the middle one: no column has any."""
+    middle = covariances.mean(1)
+    size = torch.linalg.slogdet(middle)[1]
+    unit = torch.linalg.pinv(middle[size.argsort()[len(size) // 2]], hermitian=True)
+    return (middle * unit).sum((-2, -1))

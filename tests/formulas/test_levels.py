@@ -164,11 +164,14 @@ def test_words_of_censoring_are_known_beforehand() -> None:
 
 
 # ------------------------------------------------------------ names that look like others
-SPELLINGS = {"case": ("m", "M"), "a blank": ("male", "male "), "form": ("é", "e\u0301")}
+SPELLINGS = {
+    **{"case": ("m", "M"), "a blank": ("male", "male\t"), "form": ("é", "e\u0301")},
+    **{"width": ("A", "\uff21"), "dash": ("a-b", "a\u2013b")},
+}
 
 
 @pytest.mark.parametrize("kind", SPELLINGS)
-@pytest.mark.parametrize("term", ["sex", "(1 | sex)", "C(sex)", "x + (sex | h)"])
+@pytest.mark.parametrize("term", ["sex", "(1 | sex)", "s(x, by=sex)", "x + (sex | h)"])
 def test_levels_that_look_alike_are_refused_with_both(kind: str, term: str) -> None:
     first, second = SPELLINGS[kind]
     frame = BASE.assign(sex=np.where(BASE.h == "c", second, first))

@@ -111,7 +111,7 @@ class RowWork:
         """Return factors about a belief with sds of WIDE times those of the server's."""
         belief, none = (message["loc"], WIDE**2 * message["covariance"]), torch.zeros(())
         before = Factor(factor["precision"], factor["shift"], none.expand(len(factor["shift"])))
-        wide = rounded(self.polynomials.wide(rows, belief, before, factor, FEW))
+        wide = rounded(self.polynomials.wide(rows, belief, before, factor, FEW), belief[1])
         return {f"wide_{name}": getattr(wide, name) for name in FACTOR}
 
     def _factors(self, rows: Packed, batch: ClientBatch, message: Tree, work: Tree) -> Tree:
@@ -123,7 +123,7 @@ class RowWork:
         if noise is not None:
             belief = _belief(message)
             own = private_factor(rows(), belief, before, self.nodes, noise, batch.key)
-            return {**rounded(own)._asdict(), "misread": none}
+            return {**rounded(own, belief[1])._asdict(), "misread": none}
         wrong = none if bool((work["seen"] > 0.0).all()) else misread(rows(), batch, self.tested)
         if bool(wrong.any()) and self.score.recorded:
             # rows may take other branches than the first one
@@ -134,7 +134,7 @@ class RowWork:
             belief = _belief(message)
             own, polynomials = self.polynomials.factors(rows, batch, belief, before, work)
             own = damped(own, before, work["seen"])
-            return {**rounded(own)._asdict(), **polynomials, "misread": wrong}
+            return {**rounded(own, belief[1])._asdict(), **polynomials, "misread": wrong}
         own_sums = sums_of(rows(), spread)
         sums = rounded(Factor(own_sums.precision, own_sums.shift, none))
         sent = {"num_rows": own_sums.num_rows, "square": own_sums.square}
@@ -144,7 +144,7 @@ class RowWork:
             belief = _belief(message)
             of_sums = SummedRows(self.score, spread, own_sums)
             own = factor_of(of_sums, belief, self.nodes, before, work["seen"] > 0.0)
-            factor = rounded(own)._asdict()
+            factor = rounded(own, belief[1])._asdict()
         return {**factor, "sent": sent, "misread": wrong.maximum(own_sums.wrong)}
 
     def _noisy_sums(

@@ -29,7 +29,7 @@ from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, ServerState
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
-from hierfl.summaries.factor import Factor, factor_of
+from hierfl.summaries.factor import Factor, factor_of, q_of
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.moving import MixingLine, line_of
 from hierfl.summaries.packed_rows import PackedRows, packed
@@ -56,6 +56,7 @@ STEP, FLATTEST = 1e-4, 0.02  # of differences of slopes; least curvature of a di
 LOWEST = 1e30  # log density of a point where it is not finite
 AWAY = 0.5  # sd of points about 0
 WIDE = 3.0  # sds about the mode from which every second chain starts: R-hat then sees another mode
+FARTHEST = 5.0  # sds of the belief that a client's factor may move its scalars
 FEW = 4  # draws of z by which clients locate their mixing variables, for each number of z
 
 
@@ -187,7 +188,10 @@ class Chains:
         before = Factor(none.precision, none.shift, torch.zeros(count))
         unknown = torch.zeros(count, dtype=torch.bool)
         own = factor_of(self.rows, belief, self.nodes, before, unknown)
-        usable = (own.precision.isfinite().flatten(1).all(1)) & own.shift.isfinite().all(1)
+        prior = torch.linalg.inv_ex(belief[1]).inverse
+        away = q_of((belief[0], prior), own)[0] - belief[0]
+        # steps that did not settle leave a slope without its curvature
+        usable = (away * (away @ prior)).sum(1) < FARTHEST**2
         precision = torch.where(usable[:, None, None], own.precision, 0.0)
         shift = torch.where(usable[:, None], own.shift, 0.0)
         return Standard(precision, shift, self._line(z, precision, shift))
@@ -226,19 +230,28 @@ class Chains:
         return f"; the likelihood {sites} of {bad} of {len(values)} clients is not finite there"
 
     def _climbed(self, standard: Standard, start: Tensor) -> Tensor:
-        """Return the mode of the density, from a point (K + N E,)."""
+        """Return the mode of the density, with narrower e, from a point (K + N E,).
+
+        Where one row can sit at infinite density, as of a client with a scale of its own, the mode
+        is there: no draw is.
+        """
         at = start.clone().requires_grad_()
         climb = torch.optim.LBFGS([at], max_iter=CLIMB, line_search_fn="strong_wolfe")
+        is_own = (torch.arange(len(start)) >= self.joint.shared).to(start)
+
+        def narrowed(x: Tensor) -> tuple[Tensor, Tensor]:
+            value, slope = self.joint.at(x[None], standard)
+            e = is_own * x
+            return value[0] - 0.5 * e.square().sum(), slope[0] - e
 
         def loss() -> Tensor:
-            value, slope = self.joint.at(at.detach()[None], standard)
-            at.grad = -slope[0].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            return -value[0].nan_to_num(nan=-LOWEST, posinf=-LOWEST, neginf=-LOWEST)
+            value, slope = narrowed(at.detach())
+            at.grad = -slope.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            return -value.nan_to_num(nan=-LOWEST, posinf=-LOWEST, neginf=-LOWEST)
 
         climb.step(loss)
         there = at.detach()
-        value, before = (self.joint.at(x[None], standard)[0] for x in (there, start))
-        rises = bool(value >= before)
+        rises = bool(narrowed(there)[0] >= narrowed(start)[0])
         return there if rises and bool(there.isfinite().all()) else start
 
     def _whitening(self, standard: Standard, mode: Tensor) -> Whitening:

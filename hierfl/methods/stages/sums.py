@@ -82,7 +82,7 @@ class RoundsOfSums(Rounds):
             before = Factor(work["precision"], work["shift"], torch.zeros(count))
             belief = message["loc"], message["covariance"]
             is_later = torch.full((count,), turn > 0)
-            own = rounded(factor_of(rows, belief, client.nodes, before, is_later))
+            own = rounded(factor_of(rows, belief, client.nodes, before, is_later), belief[1])
             work = {**work, **own._asdict()}
             work = {**work, **client.proposals(message, work["fields"], work)}
             sent = {**vars(factors), "precision": own.precision, "shift": own.shift}
