@@ -26,6 +26,7 @@ from hierfl.program.traces import Site, in_clients, in_data, middle
 
 # whether sites of rows are at the middles of their distributions, where rows in other orders are compared
 AT_MIDDLES: ContextVar[bool] = ContextVar("at_middles", default=False)
+TRIES = 8  # proposals of a Gamma draw: all are refused with a chance of 0.05^8
 
 
 class ModuleWeights(TorchFunctionMode):
@@ -70,10 +71,14 @@ class NoSampler(NoKeyedDraw):
 
 
 class KeyedNoise:
-    """Normals and uniforms of a key, (2,), (C, 2), or (C, B, 2) of rows; `axis` is the clients' dimension."""
+    """Normals and uniforms of a key, (2,), (C, 2), or (C, B, 2) of rows; `axis` is the clients' dimension.
 
-    def __init__(self, key: Tensor, axis: int) -> None:
+    Gammas pass no gradient: a draw that has to be `reparameterized` takes none.
+    """
+
+    def __init__(self, key: Tensor, axis: int, *, reparameterized: bool = True) -> None:
         self.key, self.axis, self.calls = key, axis, 0
+        self.reparameterized = reparameterized
 
     def drawn(self, source: Callable[..., Tensor], like: Tensor, shape: Sequence[int]) -> Tensor:
         """Return `noise.normals` or `noise.uniforms` of a shape, in the dtype of `like`."""
@@ -84,6 +89,19 @@ class KeyedNoise:
         own = list(range(self.key.dim() - 1))  # the dimensions that have keys of their own
         others = (*shape[: self.axis], *shape[self.axis + len(own) :])
         return source(key, others, like.dtype).movedim(own, [self.axis + at for at in own])
+
+    def gammas(self, concentration: Tensor, shape: Sequence[int]) -> Tensor:
+        """Draw Gamma(a, 1) of a shape, by the first accepted of some tries (doi:10.1145/358407.358414)."""
+        a = concentration.expand(tuple(shape))
+        d = torch.where(a < 1.0, a + 1.0, a) - 1.0 / 3.0
+        tries, wide = (*shape, TRIES), d[..., None]
+        x, u = (self.drawn(of, a, tries) for of in (noise.normals, noise.uniforms))
+        v = (1.0 + x / (9.0 * wide).sqrt()) ** 3
+        accepted = (v > 0.0) & (u.log() < 0.5 * x.square() + wide * (1.0 - v + v.log()))
+        value = d * v.gather(-1, accepted.to(torch.int8).argmax(-1, keepdim=True))[..., 0]
+        power = self.drawn(noise.uniforms, a, shape) ** (1.0 / a)
+        value = torch.where(a < 1.0, value * power, value)
+        return value.clamp(min=torch.finfo(a.dtype).tiny)
 
 
 def draw(fn: Any, source: KeyedNoise) -> Tensor:
@@ -115,9 +133,27 @@ def draw(fn: Any, source: KeyedNoise) -> Tensor:
         like = fn.rate if isinstance(fn, torch_dist.Exponential) else fn.loc
         inverse: Any = fn.icdf
         return inverse(source.drawn(noise.uniforms, like, shape))
+    if not source.reparameterized and (value := _by_gammas(fn, source, shape)) is not None:
+        return value
     raise NoKeyedDraw(
         type(fn.base_dist if isinstance(fn, dist.ExpandedDistribution) else fn).__name__
     )
+
+
+def _by_gammas(fn: Any, source: KeyedNoise, shape: torch.Size) -> Tensor | None:
+    """Return a draw of a distribution that is a function of Gamma draws; None of others."""
+    if isinstance(fn, torch_dist.Gamma):
+        return source.gammas(fn.concentration, shape) / fn.rate
+    if isinstance(fn, torch_dist.StudentT):
+        square = source.gammas(0.5 * fn.df, shape) / (0.5 * fn.df)
+        return fn.loc + fn.scale * source.drawn(noise.normals, fn.loc, shape) / square.sqrt()
+    if isinstance(fn, torch_dist.Beta):
+        first, second = (source.gammas(a, shape) for a in (fn.concentration1, fn.concentration0))
+        return first / (first + second)
+    if isinstance(fn, torch_dist.Dirichlet):
+        shares = source.gammas(fn.concentration, shape)
+        return shares / shares.sum(-1, keepdim=True)
+    return None
 
 
 def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterized: bool = True) -> Tensor:
@@ -151,7 +187,8 @@ def keyed_draw(site: Site, batch: ClientBatch, *, reparameterized: bool = True) 
             return middle(site["fn"])
         key = noise.fold(key[:, None], torch.arange(batch.num_rows, device=key.device))
     try:
-        return draw(site["fn"], KeyedNoise(key, axis=len(site["fn"].batch_shape) - 2))
+        axis = len(site["fn"].batch_shape) - 2
+        return draw(site["fn"], KeyedNoise(key, axis, reparameterized=reparameterized))
     except NoKeyedDraw:
         try:
             return seeded(site["fn"], key, reparameterized=reparameterized)

@@ -58,6 +58,34 @@ def test_law(name: str, dtype: torch.dtype) -> None:
     assert bool(fn.support.check(value).all())
 
 
+OF_GAMMAS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "Gamma": (dist.Gamma(2.0, 3.0), stats.gamma(2.0, scale=1 / 3).cdf),
+    "Gamma below 1": (dist.Gamma(0.3, 1.0), stats.gamma(0.3).cdf),
+    "InverseGamma": (dist.InverseGamma(3.0, 2.0), stats.invgamma(3.0, scale=2.0).cdf),
+    "Chi2": (dist.Chi2(1.0), stats.chi2(1.0).cdf),
+    "Beta": (dist.Beta(2.0, 0.7), stats.beta(2.0, 0.7).cdf),
+    "StudentT": (dist.StudentT(3.0, 1.0, 2.0), stats.t(3.0, 1.0, 2.0).cdf),
+    "masked": (dist.Gamma(1.0, 1.0).mask(False), stats.expon.cdf),
+}
+
+
+@pytest.mark.usefixtures("global_generator_untouched")
+@pytest.mark.parametrize("name", OF_GAMMAS)
+def test_law_of_functions_of_gammas_without_a_gradient(name: str) -> None:
+    fn, cdf = OF_GAMMAS[name]
+    value = draw(fn.expand([SIZE]), KeyedNoise(KEY, axis=0, reparameterized=False))
+    assert value.shape == (SIZE,)
+    assert stats.kstest(value.double().numpy(), cdf).pvalue > 1e-3
+    assert bool(fn.support.check(value).all())
+
+
+def test_shares_of_gammas() -> None:
+    fn = dist.Dirichlet(torch.tensor([0.5, 2.0, 3.0])).expand([SIZE])
+    value = draw(fn, KeyedNoise(KEY, axis=0, reparameterized=False))
+    for a, share in zip((0.5, 2.0, 3.0), value.T, strict=True):
+        assert stats.kstest(share.double().numpy(), stats.beta(a, 5.5 - a).cdf).pvalue > 1e-3
+
+
 TRIL = torch.tensor([[1.0, 0.0, 0.0], [0.5, 2.0, 0.0], [-0.3, 0.7, 0.4]], dtype=torch.float64)
 FACTOR = torch.tensor([[1.0, 0.2], [0.0, -1.0], [0.5, 0.5]], dtype=torch.float64)
 LOC = torch.tensor([1.0, -2.0, 0.0], dtype=torch.float64)
@@ -102,6 +130,8 @@ STACKED: dict[str, Made] = {
         torch.zeros(3, c, 1, 5), torch.ones(5, 2), torch.ones(5)
     ),
     "masked": lambda c: dist.Normal(0.0, 1.0).expand([3, c, 1]).mask(torch.ones(c, 1).bool()),
+    "of gammas": lambda c: dist.StudentT(3.0, torch.zeros(3, c, 1, 2), 1.0).to_event(1),
+    "shares": lambda c: dist.Dirichlet(torch.ones(3, c, 1, 4)),
     "to a simplex": lambda c: dist.TransformedDistribution(
         dist.Normal(torch.zeros(3, c, 1, 4), 1.0).to_event(1),
         [torch.distributions.StickBreakingTransform()],
@@ -112,11 +142,12 @@ STACKED: dict[str, Made] = {
 @pytest.mark.parametrize("name", STACKED)
 def test_a_client_draws_the_same_alone_and_among_others(name: str) -> None:
     keys, fn = noise.client_keys(["a", "b", "c", "d"]), STACKED[name](4)
-    value = draw(fn, KeyedNoise(keys, axis=1))
+    value = draw(fn, KeyedNoise(keys, axis=1, reparameterized=False))
     assert value.shape == fn.shape()
     assert len(value.flatten().unique()) == value.numel(), "every number is its own draw"
     for k in range(4):
-        alone = draw(STACKED[name](1), KeyedNoise(keys[k : k + 1], axis=1))
+        own = KeyedNoise(keys[k : k + 1], axis=1, reparameterized=False)
+        alone = draw(STACKED[name](1), own)
         assert torch.allclose(alone[:, 0], value[:, k], rtol=1e-14, atol=1e-14)
 
 
