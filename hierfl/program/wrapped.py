@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import wraps
 from typing import Any
 
@@ -158,3 +159,9 @@ def with_common_site(model: Model) -> Model:
         return model(batch)
 
     return joined
+
+
+def add_factor(name: str, total: Tensor, batch: ClientBatch, *, by_row: bool = True) -> None:
+    """Add a term to a program's log density, (C, B) by row or (C, 1) by client."""
+    with batch.clients(), batch.data() if by_row else nullcontext():
+        pyro.factor(name, total)
