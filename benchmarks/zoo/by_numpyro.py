@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("rows")
     parser.add_argument("out")
     parser.add_argument("--warmup", type=int, default=500)
-    parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--accept", type=float, default=0.95, help="acceptance that is aimed at")
     args = parser.parse_args()
     import jax

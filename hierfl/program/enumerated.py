@@ -14,7 +14,6 @@ does it, also in `pyro.markov` loops. What comes out of `summed_out` has continu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import wraps
@@ -45,6 +44,7 @@ from hierfl.program.traces import (
     is_latent,
     samples,
 )
+from hierfl.program.wrapped import add_factor
 
 LARGEST = 1 << 20  # entries of a table that an elimination needs, for each client or row
 TINY = 1e-30  # rate of a Poisson that a label sets to 0
@@ -145,7 +145,8 @@ def summed_out(model: Model, batch: ClientBatch) -> Model:
             if asked_for is None:
                 # the factor has the density of a mixed site, which its own prior has counted too
                 prior = enumerated.priors.get(component.mixed, 0.0)
-                _add_factor(component, tables.counted() - prior, batch)
+                total = tables.counted() - prior
+                add_factor(component.name, total, batch, by_row=DATA in component.plates)
             else:
                 asked_for.append(tables)
         return value
@@ -162,14 +163,6 @@ def tables_of(program: Program, values: Values, batch: ClientBatch, params: Para
     finally:
         _TABLES.reset(token)
     return tables
-
-
-def _add_factor(component: Component, total: Tensor, batch: ClientBatch) -> None:
-    with ExitStack() as stack:
-        stack.enter_context(batch.clients())
-        if DATA in component.plates:
-            stack.enter_context(batch.data())
-        pyro.factor(component.name, total)
 
 
 def _nesting(model: Model, batch: ClientBatch) -> int:

@@ -20,6 +20,7 @@ from torch.func import grad, vjp, vmap
 from hierfl.core.importance_sampling import normal_points
 
 Log = Callable[[Tensor], Tensor]  # (*shape, D) -> (*shape)
+FEW = 2  # numbers for whose derivatives a loop is faster than vmap
 STEPS = 10  # of Newton's method to the mode
 FARTHEST = 4.0  # a step, in sds of the prior
 CANDIDATES = 64  # of a draw from a density that is near a Normal
@@ -52,7 +53,9 @@ def derivatives(log: Log, u: Tensor) -> tuple[Tensor, Tensor]:
 
     at, back = vjp(slope, u)[:2]
     unit = torch.eye(u.shape[-1], dtype=u.dtype)
-    return at, torch.stack([back(unit[d].expand(u.shape))[0] for d in range(len(unit))], -2)
+    if len(unit) <= FEW:
+        return at, torch.stack([back(along.expand(u.shape))[0] for along in unit], -2)
+    return at, vmap(lambda along: back(along.expand(u.shape))[0], out_dims=-2)(unit)
 
 
 def fitted(log: Log, prior: Log, start: Tensor) -> Normals:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -40,12 +40,14 @@ class Structure:
     hidden: the others, and what is computed from any.
     terms: what depends on them, in the program's order.
     by_mean: site -> whether its center is the mean of its prior.
+    joined: terms that are one factor together, which the last of them counts; by that one's name.
     """
 
     sites: tuple[str, ...]
     hidden: frozenset[str]
     terms: Mapping[str, RowTerm]
     by_mean: Mapping[str, bool]
+    joined: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def center(self, site: Site) -> Tensor:
         """Return the center of the prior of a row's site."""

@@ -34,6 +34,7 @@ from hierfl.program.row_runs import At, RowDensity, RowTerm, Structure, TermReac
 from hierfl.program.row_steps import pieces_of
 from hierfl.program.sites import Model, Values
 from hierfl.program.traces import Site, is_deterministic, is_factor, is_latent
+from hierfl.program.wrapped import add_factor
 
 # where a run of a program leaves its rows
 _ROWS: ContextVar[list[RowSites] | None] = ContextVar("rows", default=None)
@@ -197,13 +198,16 @@ class Integrating(Messenger):
         super().__init__()
         self.rows = rows  # filled with the sites and params of the run
         self.latent: set[str] = set()
+        self.joined = frozenset[str]().union(*rows.structure.joined.values())
 
     def _pyro_post_param(self, msg: Site) -> None:
         self.rows.params[msg["name"]] = msg["value"]
 
     def _pyro_sample(self, msg: Site) -> None:
         name, structure = msg["name"], self.rows.structure
-        if name in structure.sites or name in structure.hidden:
+        if name in self.joined:
+            msg["stop"] = True
+        elif name in structure.sites or name in structure.hidden:
             msg["stop"] = True
             if not is_deterministic(msg) and not msg["done"]:
                 msg["value"], msg["done"] = structure.center(msg), True
@@ -231,7 +235,12 @@ def integrated(model: Model, structure: Structure) -> Model:
         if runs is not None:
             runs.append(rows)
         with Integrating(rows):
-            return model(batch)
+            value = model(batch)
+        shape = torch.Size((batch.num_clients, batch.num_rows))
+        for last, names in structure.joined.items():
+            total = rows.log_sum(structure.terms[last], None, shape)
+            add_factor("+".join(n for n in structure.terms if n in names), total, batch)
+        return value
 
     return marginal
 

@@ -33,6 +33,8 @@ from hierfl.program.traces import (
     samples,
 )
 
+# sites that share a row's, beyond which they are one term: each distribution takes an integral
+MOST_TERMS = 4
 # draws of a row's sites at which the program is compared with itself
 TRIALS = 4
 LINKED = (
@@ -196,6 +198,7 @@ def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) ->
         groups = [group for group in groups if not group & whole]
         groups.append(whole.union(*touching))
     terms: dict[str, RowTerm] = {}
+    joined: dict[str, frozenset[str]] = {}
     sites: set[str] = set()
     for group in groups:
         inside = sorted(group, key=order.index)
@@ -208,6 +211,8 @@ def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) ->
                 terms[name] = RowTerm(name, earlier, before)
                 before = (*before, name)
                 sites |= {*earlier}
+        if len(before) > MOST_TERMS and all(_is_counted_once(runs, name) for name in before):
+            joined[before[-1]] = frozenset(before)
     for name in rows:
         if name in sites:
             check_support(runs.nodes[name], integrates=True)
@@ -215,9 +220,16 @@ def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) ->
             refuse_first(_faults_unread(runs, name))
     hidden = ({*rows} - sites) | computed
     by_mean = {name: has_mean(runs.nodes[name]["fn"]) for name in rows}
-    structure = Structure(tuple(n for n in rows if n in sites), frozenset(hidden), terms, by_mean)
+    own = tuple(n for n in rows if n in sites)
+    structure = Structure(own, frozenset(hidden), terms, by_mean, joined)
     stepped = {name: _stepped(runs, structure, term, reads) for name, term in terms.items()}
     return replace(structure, terms=stepped)
+
+
+def _is_counted_once(runs: _Runs, name: str) -> bool:
+    """Return whether no `poutine.scale` counts a site otherwise than its plates do."""
+    scale = torch.as_tensor(runs.nodes[name]["scale"])
+    return bool((scale == runs.batch.row_scale).all())
 
 
 def _stepped(

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from functools import wraps
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import AffineTransform, ExpTransform, biject_to
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from hierfl.data.batch import ClientBatch
+from hierfl.program.few_rows import double_precision, in_double
+from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.sites import COMMON, Model
 from hierfl.program.traces import NAN_MASKED, Site, counts_of, is_latent, is_likelihood, samples
+
+# functions of a tensor that ask for its dtype, or change it in place
+UNTURNED = ("__get__", "__set__", "__setitem__", "to", "type", "float", "detach")
 
 
 class _Floats(Messenger):
@@ -138,6 +147,46 @@ def with_filled_labels(model: Model) -> Model:
     return _under(model, lambda _: _Filled())
 
 
+class _Doubles(TorchFunctionMode):
+    """Turns tensors of single precision, which a program made before it ran, into double precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_turned = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") not in UNTURNED:
+            args, kwargs = tree_map_only(Tensor, self._turned, (args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _turned(self, value: Tensor) -> Tensor:
+        if value.dtype != torch.float32 or not value.dim():
+            return value
+        self.has_turned = True
+        return value.double()
+
+
+def has_constants(model: Model, batch: ClientBatch, handler: Messenger) -> bool:
+    """Return whether a program has tensors of its own in single precision, at values by a handler."""
+    with untouched_store(), double_precision(), torch.no_grad(), unchecked(), _Doubles() as doubles:
+        # whatever a user's program raises is said when it is read
+        with suppress(Exception), handler:
+            poutine.trace(model).get_trace(in_double(batch))
+    return doubles.has_turned
+
+
+def with_constants_in_double(model: Model) -> Model:
+    """Return the model with its own tensors in double precision where it runs in that."""
+
+    @wraps(model, updated=())
+    def doubled(batch: ClientBatch) -> Any:
+        is_double = torch.get_default_dtype() == torch.float64
+        with _Doubles() if is_double else nullcontext():
+            return model(batch)
+
+    return doubled
+
+
 def _under(model: Model, handler_of: Callable[[ClientBatch], Messenger]) -> Model:
     """Return the model under a handler made for each batch."""
 
@@ -158,3 +207,9 @@ def with_common_site(model: Model) -> Model:
         return model(batch)
 
     return joined
+
+
+def add_factor(name: str, total: Tensor, batch: ClientBatch, *, by_row: bool = True) -> None:
+    """Add a term to a program's log density, (C, B) by row or (C, 1) by client."""
+    with batch.clients(), batch.data() if by_row else nullcontext():
+        pyro.factor(name, total)

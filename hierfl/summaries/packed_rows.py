@@ -23,6 +23,7 @@ from hierfl.summaries.units import Units, UnitScore
 AT_ONCE = 1 << 18
 POINTS = 256  # at which a block of clients is carried at once
 MANY = 8  # units a client for which a product of matrices each pays
+PADDED = 2  # slots of padded clients by row, at most, where clients are the units
 TRIES = 2  # random points
 AWAY = 0.5  # their sd about the starting values, unconstrained
 NATS, RELATIVE = 1e-3, 1e-6  # differences of log likelihoods that are rounding
@@ -68,7 +69,7 @@ class PackedRows:
 
     def blocks(self) -> tuple[Tensor, ...]:
         """Return positions of clients whose rows are few enough for many points at once."""
-        ends = self._ends() * max(1, self.design.shape[1])
+        ends = self._ends() * self._width
         sizes = torch.bincount((ends - 1).clamp(min=0) * POINTS // AT_ONCE)
         return torch.arange(self.clients).split(sizes[sizes > 0].tolist())
 
@@ -76,6 +77,11 @@ class PackedRows:
     def sizes(self) -> Tensor:
         """How many units each client has, (C,)."""
         return torch.bincount(self.client, minlength=self.clients)
+
+    @property
+    def _width(self) -> int:
+        """How many scalars of a unit an operation carries: its predictors, or its rows."""
+        return max(1, self.design.shape[1], self.units.rows)
 
     def _ends(self) -> Tensor:
         return self.sizes.cumsum(0)
@@ -121,7 +127,7 @@ class PackedRows:
         """Return expectations under Normal(mean, precision^-1); not finite if far nodes overflow."""
         shift, spread, points = self._nodes(mean, precision, nodes)
         n, size = len(self.client), nodes.rest.shape[0] * nodes.row.shape[0]
-        width = max(1, size * max(1, self.design.shape[1]))
+        width = max(1, size * self._width)
         total: Tensor | None = None
         for p in torch.arange(n).split(max(1, AT_ONCE // width)):
             derivatives = self._derivatives(shift[p], spread[p], points[self.client[p]], nodes, p)
@@ -226,7 +232,7 @@ class PackedRows:
 
     def draws_at_once(self, points: int = 1) -> int:
         """Return how many draws of so many points are carried at once."""
-        return max(1, AT_ONCE // (len(self.client) * max(1, self.design.shape[1]) * points))
+        return max(1, AT_ONCE // (len(self.client) * self._width * points))
 
     def _values(self, at: Tensor, same: bool | None) -> Tensor:
         rest = at[..., self.line.rest]
@@ -272,9 +278,17 @@ def gradients(
 
 
 def packed(score: UnitScore, batch: ClientBatch, *, distinct: bool = False) -> PackedRows:
-    """Return the rows of a batch of C clients; if `distinct`, a client's equal rows once."""
+    """Return the rows of a batch of C clients; if `distinct`, a client's equal rows once.
+
+    Without a linear predictor, what depends on v alone is computed once for all rows of a client.
+    """
     units = Units.of(batch, by_row=score.by_row)
-    return PackedRows(score, units.distinct() if distinct else units)
+    if distinct:
+        units = units.distinct()
+    is_even = batch.num_clients * batch.num_rows <= PADDED * len(units.client)
+    if score.by_row and units.times is None and not len(score.line.inside) and is_even:
+        units = Units.of(batch, by_row=False)
+    return PackedRows(score, units)
 
 
 # ---------------------------------------------------------------------- are the rows what was read?

@@ -85,6 +85,11 @@ class Units:
         )
 
     @property
+    def rows(self) -> int:
+        """B, the rows of a unit, padded ones included."""
+        return max((v.shape[2] for v in self.fields.values()), default=1)
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors, n in front."""
         masks = () if self.masks is None else (self.masks,)

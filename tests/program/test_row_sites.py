@@ -248,27 +248,28 @@ def cuts_by_hand(batch: ClientBatch) -> None:
 
 
 # ------------------------------------------------------------ a walk of each row over columns
-def loop(batch: ClientBatch) -> None:
+def loop(batch: ClientBatch, steps: int = 3) -> None:
     mu, scale = shared()
     with batch.clients():
         own = pyro.sample("a", dist.Normal(mu, 1.0))
         with batch.data():
             at = own
-            for t in range(3):
+            for t in range(steps):
                 at = pyro.sample(f"at_{t}", dist.Normal(at, scale))
-                pyro.sample(f"three_{t}", dist.Normal(at, 0.7), obs=batch.three[..., t])
+                pyro.sample(f"three_{t}", dist.Normal(at, 0.7), obs=batch.three[..., t % 3])
 
 
-def loop_by_hand(batch: ClientBatch) -> None:
+def loop_by_hand(batch: ClientBatch, steps: int = 3) -> None:
     mu, scale = shared()
     with batch.clients():
         own = pyro.sample("a", dist.Normal(mu, 1.0))
         with batch.data():
-            steps = torch.arange(1.0, 4.0, dtype=scale.dtype)
-            shared_steps = torch.minimum(steps[:, None], steps)
-            covariance = scale**2 * shared_steps + 0.49 * torch.eye(3, dtype=scale.dtype)
-            loc = own[..., None].expand(*own.shape, 3)
-            pyro.sample("three", dist.MultivariateNormal(loc, covariance), obs=batch.three)
+            times = torch.arange(1.0, steps + 1.0, dtype=scale.dtype)
+            shared_steps = torch.minimum(times[:, None], times)
+            covariance = scale**2 * shared_steps + 0.49 * torch.eye(steps, dtype=scale.dtype)
+            loc = own[..., None].expand(*own.shape, steps)
+            y = batch.three[..., torch.arange(steps) % 3]
+            pyro.sample("three", dist.MultivariateNormal(loc, covariance), obs=y)
 
 
 # ------------------------------------------------------------ a label that depends on a number of its row
@@ -304,6 +305,8 @@ PAIRS: dict[str, tuple[Program, Program]] = {
     "probit": (probit, probit_by_hand),
     "cuts": (cuts, cuts_by_hand),
     "loop": (loop, loop_by_hand),
+    # so many sites that they are one term
+    "long loop": (partial(loop, steps=6), partial(loop_by_hand, steps=6)),
     "labels below": (labels_below, labels_below_by_hand),
 }
 
