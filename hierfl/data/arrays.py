@@ -28,6 +28,13 @@ class RowsFault(ValueError):
 Array = Any  # anything torch.as_tensor takes: a tensor, a NumPy array, a list of numbers
 
 _LARGEST = torch.iinfo(torch.int64).max
+_FIXES = {
+    "U": "code it as numbers 0, 1, ..., or read it with ClientData.from_frame, which codes strings",
+    "S": "it holds bytes: decode it, and code it as numbers 0, 1, ...",
+    "M": "it holds dates: give numbers, such as the days since the first date",
+    "m": "it holds durations: give numbers, such as values / numpy.timedelta64(1, 'D')",
+    "V": "it has named columns: give each of them as a field of its own",
+}
 
 
 def as_tensor(values: Array, name: str) -> Tensor:
@@ -49,11 +56,19 @@ def as_tensor(values: Array, name: str) -> Tensor:
 
 def check_dense(values: Tensor, name: str) -> None:
     """Refuse tensors other than plain dense values without a gradient."""
-    is_meta = values.device.type == "meta" and type(values) is Tensor  # not `hierfl.data.absent`
-    is_dense = values.layout == torch.strided and not (values.is_nested or values.is_quantized)
-    if values.requires_grad or is_meta or not is_dense:
-        what = "requires a gradient, is sparse, nested or quantized, or has no values"
-        raise ValueError(f"field '{name}' {what}: give plain numbers, such as .detach()")
+    fix = None
+    if values.requires_grad:
+        fix = "requires a gradient: give its numbers, .detach()"
+    elif values.is_nested:
+        fix = "is nested: give one tensor with a row per observation"
+    elif values.layout != torch.strided:
+        fix = "is sparse: give .to_dense()"
+    elif values.is_quantized:
+        fix = "is quantized: give .dequantize()"
+    elif values.device.type == "meta" and type(values) is Tensor:  # not `hierfl.data.absent`
+        fix = "is on the device 'meta' and has no data: give a tensor with values"
+    if fix:
+        raise ValueError(f"field '{name}' {fix}")
 
 
 def check_numbers(values: Tensor, name: str) -> None:
@@ -78,6 +93,8 @@ def check_range(values: Iterable[Any], name: str) -> None:
 
 def _numbers(values: Array, name: str) -> NDArray[Any]:
     _check_unmasked(values, name)
+    if values is None:
+        raise TypeError(f"field '{name}' is None: give one value per row, or leave it out")
     try:
         # Arrays are copied: those that pandas hands out are read-only, which torch warns of.
         array = np.array(values)
@@ -85,9 +102,8 @@ def _numbers(values: Array, name: str) -> NDArray[Any]:
         what = "its entries do not form an array; give every row the same shape"
         raise TypeError(f"field '{name}' is not numeric: {what}") from error
     kind = array.dtype.kind
-    if kind in "USMmV" or values is None:
-        fix = "give numbers; ClientData.from_frame codes strings"
-        raise TypeError(f"field '{name}' holds {array.dtype}, no numbers: {fix}")
+    if kind in _FIXES:
+        raise TypeError(f"field '{name}' is not numeric: {_FIXES[kind]}")
     if kind == "f" and not isinstance(values, np.ndarray) and bool((abs(array) >= 2.0**63).any()):
         # NumPy turns a list of integers into floats where one of them exceeds int64.
         array = np.array(values, object)
@@ -127,8 +143,9 @@ def _of_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
     present = [v for v, gone in zip(flat, missing, strict=True) if not gone]
     for value in present:
         if not isinstance(value, numbers.Real | Decimal | np.bool_):
-            fix = "give numbers; ClientData.from_frame codes strings"
-            raise TypeError(f"field '{name}' holds {str(value)[:40]!r}, no number: {fix}")
+            fix = _FIXES["U"] if isinstance(value, str) else "encode it as numbers"
+            what = f"is not numeric: it holds {str(value)[:40]!r}"
+            raise TypeError(f"field '{name}' {what}; {fix}")
     if any(missing) or not all(isinstance(v, numbers.Integral | np.bool_) for v in present):
         try:
             floats = [np.nan if gone else float(v) for v, gone in zip(flat, missing, strict=True)]

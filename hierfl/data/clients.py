@@ -20,6 +20,7 @@ from hierfl.data.consistency import (
     feature_names,
     field_of,
     levels_without,
+    mapping_of,
 )
 from hierfl.data.frames import Columns, FrameRows, Levels, frame_of, parts_of_frame
 from hierfl.data.grouping import (
@@ -112,7 +113,7 @@ class ClientData:
         (('a', 'b'), [1, 2], [2.0, 1.0, 3.0])
         """
         rows = sort_by_client(client_id, names, fields)
-        own = client_fields or {}
+        own = mapping_of("client_fields", client_fields)
         # cloned: the user's own tensors may change later
         cloned = {name: as_tensor(v, name).clone() for name, v in own.items()}
         labels = feature_names(features)
@@ -181,7 +182,8 @@ class ClientData:
         >>> data.fields["x"].tolist(), data.levels["x"], data.client_fields["beds"].tolist()
         ([0, 1, 0], ('no', 'yes'), [9, 5])
         """
-        return cls(**parts_of_frame(frame, client, fields, client_fields or {}, levels or {}))
+        own = mapping_of("client_fields", client_fields)
+        return cls(**parts_of_frame(frame, client, fields, own, levels or {}))
 
     def frame(self, client: str = "client") -> pd.DataFrame:
         """Return the rows as a pandas frame, as `from_frame` reads one; the column `client` has their names."""

@@ -90,6 +90,8 @@ def _kind(kind: type) -> str:
 
 def check_client_names(names: Sequence[str]) -> None:
     """Refuse names that are missing, cannot be written, occur twice, or look like another."""
+    if other := [name for name in names if not isinstance(name, str)]:
+        raise TypeError(f"a client is named {other[0]!r}: names must be strings")
     if fault := next(_faults_of_names(names), ""):
         raise ValueError(fault)
 
@@ -186,25 +188,35 @@ def check_length(name: str, values: Tensor, rows: int, what: str) -> None:
         raise ValueError(f"field '{name}' has {len(values)} rows, but {what} {rows}: {fix}")
 
 
-def _fault_of_offsets(offsets: Tensor, names: Sequence[str]) -> str:
-    if offsets.dtype != torch.int64 or offsets.shape != (len(names) + 1,):
-        kind = f"{offsets.dtype} of shape {tuple(offsets.shape)}"
-        return (
-            f"offsets are {kind}: give int64 of shape ({len(names) + 1},), for {len(names)} names"
-        )
+def _fault_of_offsets(offsets: Any, names: Sequence[str]) -> str:
+    if not isinstance(offsets, Tensor):
+        return f"offsets are a {type(offsets).__name__}: give a tensor of int64, of shape (N + 1,)"
+    if offsets.dtype != torch.int64 or offsets.dim() != 1:
+        kind = f"{str(offsets.dtype).removeprefix('torch.')} of shape {tuple(offsets.shape)}"
+        return f"offsets are {kind}: give a tensor of int64, of shape (N + 1,)"
+    if len(offsets) != len(names) + 1:
+        what = f"{len(names)} client names for {len(offsets) - 1} clients"
+        return f"{what}: give one name per client"
     if int(offsets[0]) != 0:
-        return f"offsets start at {int(offsets[0])}: they must start at 0"
+        what = f"offsets start at {int(offsets[0])}"
+        return f"{what}: they must start at 0, so that every row has a client"
     empty = (offsets.diff() <= 0).nonzero()
     if len(empty):
-        return f"client '{names[int(empty[0])]}' has no rows: leave it out"
+        what = f"client '{names[int(empty[0])]}' has no rows"
+        return f"{what}: leave it out, or give it at least one"
     return ""
 
 
-def _check_field(name: str, values: Tensor) -> None:
+def _check_field(name: object, values: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"a field is named {name!r}: names of fields must be strings")
     if name in OF_A_BATCH:
         raise ValueError(
             f"field '{name}' has the name of a part of a batch, batch.{name}: rename it"
         )
+    if not isinstance(values, Tensor):
+        fix = "give a tensor, or make the data with ClientData.from_arrays"
+        raise TypeError(f"field '{name}' is a {type(values).__name__}: {fix}")
     check_numbers(values, name)
 
 
@@ -253,11 +265,19 @@ def expect_list(values: Any, what: str, fix: str) -> None:
         raise TypeError(f"{what} the string '{values}': give {fix}")
 
 
+def mapping_of(what: str, values: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return a mapping by name, or an empty one for None."""
+    if values is not None and not isinstance(values, Mapping):
+        raise TypeError(f"{what} is a {type(values).__name__}: give {{name: values}}")
+    return values or {}
+
+
 def feature_names(features: Mapping[str, Sequence[str]] | None) -> dict[str, tuple[str, ...]]:
     """Return the names of the columns of fields."""
-    for name, labels in (features or {}).items():
+    by_field = mapping_of("features", features)
+    for name, labels in by_field.items():
         expect_list(labels, f"the features of '{name}' are", "a list of names")
-    return {name: tuple(map(str, labels)) for name, labels in (features or {}).items()}
+    return {name: tuple(map(str, labels)) for name, labels in by_field.items()}
 
 
 def levels_without(

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.arguments import shown
 from hierfl.data.arrays import Array, as_tensor
 from hierfl.data.consistency import check_length, expect_list, ids_of
 
@@ -95,10 +94,18 @@ def join_clients(
 def _by_name(clients: Any) -> dict[str, Mapping[str, Array]]:
     if isinstance(clients, list | tuple):
         clients = {str(i): own for i, own in enumerate(clients)}
-    for client, own in clients.items() or [("", None)]:
-        if not isinstance(own, Mapping) or not own:
-            fix = "give {name: {field: values}} of at least one client and field"
-            raise TypeError(f"client '{client}' is {shown(own)}: {fix}")
+    if not isinstance(clients, Mapping):
+        fix = "give {name: {field: values}}, or a list of such fields"
+        fix += " (for a table, ClientData.from_frame)"
+        raise TypeError(f"clients is a {type(clients).__name__}: {fix}")
+    if not clients:
+        raise ValueError("no clients were given: give at least one")
+    for client, own in clients.items():
+        if not isinstance(own, Mapping):
+            fix = "give its fields by name, {'y': ...}"
+            raise TypeError(f"client '{client}' is a {type(own).__name__}: {fix}")
+        if not own:
+            raise ValueError(f"client '{client}' has no fields: give at least one, {{'y': ...}}")
     return dict(clients)
 
 
@@ -150,7 +157,15 @@ def chosen_clients(clients: Any, names: Sequence[str]) -> Tensor:
         return torch.tensor(listed).nonzero()[:, 0]
     if all(isinstance(i, str) for i in listed):
         return positions_of(names, listed)
-    ids = torch.tensor([*map(operator.index, listed)], dtype=torch.long)
+    if any(isinstance(i, str) for i in listed):
+        fix = "give either all names or all positions"
+        raise TypeError(f"the clients are given by names and positions: {fix}")
+    try:
+        ids = torch.tensor([*map(operator.index, listed)], dtype=torch.long)
+    except TypeError as error:
+        other = next(i for i in listed if not hasattr(i, "__index__"))
+        fix = "give names, positions or a boolean mask"
+        raise TypeError(f"client position {other!r} is no integer: {fix}") from error
     if int(ids.min()) < 0 or int(ids.max()) >= len(names):
         raise KeyError(f"client position out of range: there are {len(names)} clients")
     return ids
@@ -159,9 +174,12 @@ def chosen_clients(clients: Any, names: Sequence[str]) -> Tensor:
 def rows_kept(keep: Any, num_rows: int) -> Tensor:
     """Return a mask of rows, (n,) bool, that keeps one at least."""
     mask = torch.as_tensor(keep)
-    if mask.dtype != torch.bool or mask.shape != (num_rows,):
-        what = f"keep is {mask.dtype} of shape {tuple(mask.shape)}, not booleans of {num_rows} rows"
-        raise ValueError(f"{what}: give a condition on each row, such as x > 0")
+    if mask.dtype != torch.bool:
+        what = f"keep holds {str(mask.dtype).removeprefix('torch.')}, no booleans"
+        raise TypeError(f"{what}: give a condition on each row, such as x > 0")
+    if mask.shape != (num_rows,):
+        what = f"keep has shape {tuple(mask.shape)}, but there are {num_rows} rows"
+        raise ValueError(f"{what}: give one boolean per row")
     if not bool(mask.any()):
         raise ValueError("no row is kept: a federation needs at least one row")
     return mask

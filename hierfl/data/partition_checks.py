@@ -27,10 +27,12 @@ def codes_of(labels: Array) -> tuple[NDArray[Any], Ids]:
         fault = "are masked in some rows: leave these rows out"
     elif raw.ndim != 1 or len(raw) == 0:
         fault = f"have shape {raw.shape}: give one label per row, of shape (n,)"
-    elif raw.dtype.kind not in "iubU" and not all(isinstance(v, str) for v in raw):
-        fault = f"hold {raw[0]!r}: give integers or strings, none missing"
     if fault:
         raise ValueError(f"labels {fault}")
+    if raw.dtype.kind not in "iubU" and not all(isinstance(v, str) for v in raw):
+        fault = f"hold {raw[0]!r}: give integers or strings, none missing"
+        is_float = raw.dtype.kind == "f"
+        raise TypeError(f"labels {'are floating: give integers, y.long()' if is_float else fault}")
     classes, codes = np.unique(raw, return_inverse=True)
     return classes, codes.astype(np.int64)
 

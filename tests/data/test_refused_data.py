@@ -79,27 +79,36 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "integers that NumPy makes floats": (
         rows([0, 1, 1], y=[2**63 + 1, 2, 3]), "field 'y' holds 9223372036854775809"
     ),
-    "requires_grad": (rows([0, 1, 1], y=torch.tensor(Y, requires_grad=True)), "'y' requires a gradient, is"),
-    "sparse": (rows([0, 1, 1], y=torch.eye(3).to_sparse()), "field 'y' requires a gradient, is sparse"),
-    "without data": (rows([0, 1, 1], y=torch.ones(3, device="meta")), "nested or quantized, or has no values"),
-    "dates": (rows([0, 1, 1], y=np.array(["2020-01-01"] * 3, "datetime64[D]")), "holds datetime64[D], no numbers"),
+    "requires_grad": (rows([0, 1, 1], y=torch.tensor(Y, requires_grad=True)), "field 'y' requires a gradient: give"),
+    "sparse": (rows([0, 1, 1], y=torch.eye(3).to_sparse()), "field 'y' is sparse: give .to_dense()"),
+    "without data": (rows([0, 1, 1], y=torch.ones(3, device="meta")), "field 'y' is on the device 'meta'"),
+    "dates": (rows([0, 1, 1], y=np.array(["2020-01-01"] * 3, "datetime64[D]")), "it holds dates: give numbers"),
     "words": (
-        rows([0, 1, 1], y=["u", "v", "u"]), "ClientData.from_frame codes strings"
+        rows([0, 1, 1], y=["u", "v", "u"]), "code it as numbers 0, 1, ..., or read it with ClientData.from_frame"
     ),
     "ragged": (rows([0, 1, 1], y=[[1], [1, 2], [3]]), "give every row the same shape"),
     "no columns": (rows([0, 1, 1], x=np.zeros((3, 0))), "field 'x' has shape (3, 0), no columns: leave it out"),
+    "nothing": (rows([0, 1, 1], y=None), "field 'y' is None: give one value per row"),
     "booleans and numbers": (
         lambda: ClientData.from_clients({"a": {"y": [True]}, "b": {"y": [5]}}),
         "client 'b': 'y' is int64, but the first client's is bool: give both as numbers"
     ),
-    "a frame of clients": (lambda: ClientData.from_clients(pd.DataFrame({"y": Y})), "client 'y' is a Series: give"),
+    "a frame of clients": (lambda: ClientData.from_clients(pd.DataFrame({"y": Y})), "clients is a DataFrame: give"),
+    "a list for a client": (
+        lambda: ClientData.from_clients(NO_FIELDS), "client 'a' is a list: give its fields by name"
+    ),
     # parts
     "offsets that skip": (direct(torch.tensor([1, 2, 4])), "offsets start at 1: they must start at 0"),
     "floating offsets": (
-        direct(torch.tensor([0.0, 2.0, 4.0])), "offsets are torch.float32 of shape (3,): give int64"
+        direct(torch.tensor([0.0, 2.0, 4.0])), "offsets are float32 of shape (3,): give a tensor of int64"
     ),
+    "a list of offsets": (direct([0, 2, 4]), "offsets are a list: give a tensor"),
     "no clients": (direct(torch.tensor([0]), (), torch.ones(0)), "there are no clients: give at least one row"),
+    "an array": (direct(torch.tensor([0, 2, 4]), y=np.ones(4)), "field 'y' is a ndarray: give a tensor"),
     "a gradient": (direct(torch.tensor([0, 2, 4]), y=torch.ones(4, requires_grad=True)), "requires a gradient"),
+    "a name that is a number": (
+        direct(torch.tensor([0, 2, 4]), (1, "b")), "a client is named 1: names must be strings"
+    ),
     "features of one string": (
         lambda: ClientData.from_arrays([0, 1], x=np.ones((2, 2)), features={"x": "ab"}),
         "the features of 'x' are the string 'ab': give a list of names"
@@ -110,13 +119,15 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     # selections
     "a mask of numbers": (
-        half(where=torch.tensor([1.0, 0.0, 1.0])), "keep is torch.float32 of shape (3,), not booleans of 3 rows: give"
+        half(where=torch.tensor([1.0, 0.0, 1.0])), "keep holds float32, no booleans: give a condition"
     ),
-    "a mask of positions": (half(where=torch.tensor([0, 1, 2])), "keep is torch.int64"),
+    "a mask of positions": (half(where=torch.tensor([0, 1, 2])), "keep holds int64, no booleans"),
     "no row kept": (half(where=torch.zeros(3, dtype=torch.bool)), "no row is kept: a federation needs"),
     "no client chosen": (half(select=[]), "no clients were chosen: give at least one"),
     "letters of a name": (half(select="01"), "the clients are given as '01': give a list, ['01']"),
     "a short mask": (half(select=[True]), "the mask has 1 entries for 2 clients: give one for each"),
+    "half a position": (half(select=[0.7]), "client position 0.7 is no integer: give names"),
+    "names and positions": (half(select=["0", 1]), "given by names and positions: give either"),
     "only single rows": (
         lambda: ClientData.from_arrays([0, 1], y=Y[:2]).split(0.5, seed=0),
         "every client has a single row, so a split"
