@@ -119,7 +119,7 @@ def test_a_frame_needs_its_column_of_clients_once() -> None:
     frame = pd.DataFrame({"h": ["a", "b"], "age": [1.0, 2.0], "sex": [0, 1], "y": [1.0, 2.0]})
     formula = hierfl.formula("y ~ age + (1 | h)", clients="h")
     for model, data, clients, message in (
-        (by_age, frame, None, r"or name the column, hierfl.fit\(..., clients='client'\)"),
+        (by_age, frame, None, r"or fit a pandas frame, hierfl.fit\(..., clients='client'\)"),
         (by_age, read(frame, "h"), "h", "data is a ClientData: leave clients= out"),
         (formula, frame, "sex", "clients is 'sex', and 'h' of the formula"),
     ):
