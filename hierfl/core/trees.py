@@ -74,6 +74,12 @@ def zeros_like(tree: Tree) -> Tree:
     return tree_map(torch.zeros_like, tree)
 
 
+def copied(tree: T) -> T:
+    """Return a tree whose tensors share no memory and have no gradient."""
+    copy: T = tree_map(lambda v: v.detach().clone(), tree)
+    return copy
+
+
 def leaves_of(tree: Tree) -> Iterator[Tensor]:
     """Yield the leaves in the order of `tree_leaves`, faster, for dicts, tuples and lists."""
     if isinstance(tree, Tensor):

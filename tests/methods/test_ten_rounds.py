@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pyro
@@ -85,8 +86,8 @@ def test_one_newton_step_is_exact(name: str) -> None:
     close(precision, torch.linalg.inv(known.cov))
     with pytest.warns(UserWarning, match="rounds ended while climbing"):
         after_one = fit(method, data, rounds=1)
-    close(after_one.progress.server["loc"], known.loc)
-    close(after_one.progress.server["precision"], torch.linalg.inv(known.cov))
+    close(after_one.progress.server.ascent.loc, known.loc)
+    close(after_one.progress.server.ascent.precision, torch.linalg.inv(known.cov))
 
 
 def test_everything_that_is_sent() -> None:
@@ -162,26 +163,27 @@ def test_points_are_doubled_while_too_few_count(options: Any, sizes: list[int]) 
     fitted = fit(fedlaplace(means, settle_draws=4, **options), three())
     assert weighting_rounds(fitted) == sizes
     state = fitted.progress.server
-    assert 0.75 * sum(sizes) < float(state["effective"]) <= sum(sizes)
+    assert 0.75 * sum(sizes) < float(state.effective) <= sum(sizes)
     assert fitted.message["params"]["_shared.points"].shape == (options.get("draws", 4096), 1)
-    close(state["draws"].mean(0), [1.8461538], 0.05)
-    close(state["draws"].std(0), [0.46153846**0.5], 0.05)
+    close(state.draws.mean(0), [1.8461538], 0.05)
+    close(state.draws.std(0), [0.46153846**0.5], 0.05)
 
 
 def test_a_high_k_hat_asks_for_more_points() -> None:
     server = fit(fedlaplace(means, settle_draws=4, target_ess=1), three()).federation.server
-    about_q = {**server.state, "stage": torch.tensor(2), "precision": torch.eye(1)}
+    ascent = replace(server.state.ascent, precision=torch.eye(1))
+    about_q = replace(server.state.at(2), ascent=ascent)
     ups = {"log_marginals": torch.linspace(0.0, 400.0, 512), "lost": torch.zeros(())}
     state = server.update(about_q, ups, Clock(5, 100, 3))
-    assert int(state["stage"]) == 2 and int(state["part"]) == 1 and float(state["k_hat"]) > 0.7
+    assert int(state.stage) == 2 and int(state.part) == 1 and float(state.k_hat) > 0.7
     assert len(server.down(state, Clock(6, 100, 3))["points"]) == 1024
 
 
 def test_few_rounds_weigh_more_points_at_once() -> None:
     """The first weighting round is the one from which a round of 4,096 points is still reached."""
-    program = hierfl.read(means, guides.conditional, three())
-    update: Any = fedlaplace(means).server(program).update
-    begins = [int(update.__self__.weighting(left)["part"]) for left in (99, 4, 3, 2, 1, 0)]
+    server = fedlaplace(means).server(hierfl.read(means, guides.conditional, three()))
+    rounds: Any = server.update.__self__  # type: ignore[attr-defined]
+    begins = [int(rounds.weighting(server.state, k).part) for k in (99, 4, 3, 2, 1, 0)]
     assert begins == [0, 0, 1, 2, 3, 3]
 
 

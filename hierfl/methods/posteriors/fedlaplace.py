@@ -48,10 +48,8 @@ from hierfl.methods.about import About
 from hierfl.methods.posteriors.fedlaplace_server import (
     LaplacePoints,
     LaplaceRounds,
-    finished,
-    logged,
+    LaplaceState,
     standard_points,
-    weighted,
 )
 from hierfl.methods.posteriors.natural_factors import check_even, guess, nowhere
 from hierfl.program.program import Program, ProgramError
@@ -161,9 +159,9 @@ def fedlaplace(
             update=rounds.update,
             down=rounds.down,
             final=lambda state, clock: {"params": rounds.params(state)},
-            finished=finished,
-            logged=logged,
-            weighted=weighted,
+            finished=lambda state: state.is_done,
+            logged=LaplaceState.logged,
+            weighted=LaplaceState.weighted,
         )
 
     shared = partial(empirical, size=draws) if weighting_rounds else full_normal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -20,10 +20,10 @@ from hierfl.core.importance_sampling import (
     sides,
     smoothed,
 )
-from hierfl.core.trees import Tree, tree_map
+from hierfl.core.trees import Tree, copied, tree_class, tree_map
 from hierfl.guides.global_sites import normal_params
 from hierfl.laplace.marginal import Expansion, Marginal
-from hierfl.laplace.newton import climbed, climbing, settled, settling, tril_of
+from hierfl.laplace.newton import Ascent, tril_of
 from hierfl.method import Clock, WeightedDraws
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params
@@ -107,6 +107,47 @@ def split_of(message: Tree) -> Split:
     return Split(message["loc"], message["tril"], message["right"], message["left"])
 
 
+@tree_class
+class LaplaceState:
+    """The state of the server."""
+
+    stage: Tensor  # (), of `STAGES`
+    part: Tensor  # (), which points are next
+    ascent: Ascent  # to the mode, then to q
+    right: Tensor  # (K,), widths of q on its axes
+    left: Tensor
+    proposals: Split  # of each weighting round, (rounds, ...) each
+    log_p: Tensor  # (rounds, S), log posterior at their points
+    draws: Tensor  # (S, K)
+    k_hat: Tensor  # ()
+    effective: Tensor  # ()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all stages are done."""
+        return int(self.stage) == DONE
+
+    def at(self, stage: int, part: int = 0) -> LaplaceState:
+        """Return the state at another stage."""
+        return replace(self, stage=torch.tensor(stage), part=torch.tensor(part))
+
+    def logged(self) -> dict[str, float]:
+        """Return the next stage, q's move, raised eigenvalues, k-hat and effective points."""
+        numbers = {
+            "stage": self.stage,
+            "moved": self.ascent.moved,
+            "raised": self.ascent.raised,
+            "k_hat": self.k_hat,
+            "effective": self.effective,
+        }
+        return {name: float(v) for name, v in numbers.items() if math.isfinite(v)}
+
+    def weighted(self) -> WeightedDraws | None:
+        """Return k-hat and the effective number of the weighted points; None without a weighting stage."""
+        k_hat, effective = float(self.k_hat), float(self.effective)
+        return None if math.isnan(effective) else WeightedDraws(k_hat, effective)
+
+
 @dataclass(frozen=True, eq=False)
 class LaplaceRounds:
     """The server's part of a round, from the sums of the clients' updates."""
@@ -125,7 +166,7 @@ class LaplaceRounds:
             curvature = -self.marginal.prior(self.marginal.shared.start).hessian.diagonal()
         return curvature.nan_to_num(nan=0.0).clamp(min=0.25).sqrt()
 
-    def begin(self) -> Tree:
+    def begin(self) -> LaplaceState:
         """Return the state before the first round."""
         block, rounds, count = self.marginal.shared, len(self.points.sizes), self.count
         size = block.size
@@ -136,48 +177,49 @@ class LaplaceRounds:
                 for s in block.sites
             }
         )
-        return {
-            **settling(climbing(at.detach(), self.radius)),
-            **_at(CLIMB, 0),
-            "log_p": torch.zeros(rounds, count),
-            **{side: torch.ones(size) for side in ("right", "left")},
-            "proposals": {
-                "tril": torch.zeros(rounds, size, size),
-                **{name: torch.zeros(rounds, size) for name in ("loc", "right", "left")},
-            },
-            "draws": torch.zeros(count, size),
-            "k_hat": torch.tensor(torch.nan),
-            "effective": torch.tensor(torch.nan),
-        }
+        none = torch.zeros(rounds, size)
+        state = LaplaceState(
+            stage=torch.tensor(CLIMB),
+            part=torch.tensor(0),
+            ascent=Ascent.begin(at.detach(), self.radius),
+            right=torch.ones(size),
+            left=torch.ones(size),
+            proposals=Split(loc=none, tril=torch.zeros(rounds, size, size), right=none, left=none),
+            log_p=torch.zeros(rounds, count),
+            draws=torch.zeros(count, size),
+            k_hat=torch.tensor(torch.nan),
+            effective=torch.tensor(torch.nan),
+        )
+        return copied(state)
 
-    def down(self, state: Tree, clock: Clock) -> Tree:
+    def down(self, state: LaplaceState, clock: Clock) -> Tree:
         """Return the message: one point, or points about q. Its keys say which."""
-        stage = int(state["stage"])
+        stage, ascent = int(state.stage), state.ascent
         if stage == CLIMB:
-            return {
-                "loc": state["loc"],
-                **({"first": torch.zeros(())} if _nothing_known(state) else {}),
-            }
-        message = {"loc": state["loc"], "tril": tril_of(state["precision"]), "part": state["part"]}
+            first = {} if ascent.has_begun else {"first": torch.zeros(())}
+            return {"loc": ascent.loc, **first}
+        message = {"loc": ascent.loc, "tril": tril_of(ascent.precision), "part": state.part}
         if stage != WEIGHT:
             return message
         # only the shape of "points" counts, known where a step is traced
-        points = torch.zeros(self.points.sizes[int(state["part"])], 0)
-        return {**message, "right": state["right"], "left": state["left"], "points": points}
+        points = torch.zeros(self.points.sizes[int(state.part)], 0)
+        return {**message, "right": state.right, "left": state.left, "points": points}
 
-    def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+    def update(self, state: LaplaceState, means: dict[str, Tree], clock: Clock) -> LaplaceState:
         """Return the next state."""
         remaining = clock.rounds - clock.round - 1
-        _warn_of_lost(int(state["stage"]), float(means["lost"]))
+        _warn_of_lost(int(state.stage), float(means["lost"]))
         with torch.no_grad(), unchecked():
-            if int(state["stage"]) == WEIGHT:
+            if int(state.stage) == WEIGHT:
                 state = self.weighted(state, means, remaining)
             else:
                 state = self.moved(state, means, remaining)
         _warn(state, remaining)
-        return tree_map(lambda v: v.detach().clone(), state)
+        return copied(state)
 
-    def found(self, state: Tree, means: dict[str, Tree], clock: Clock | None = None) -> Expansion:
+    def found(
+        self, state: LaplaceState, means: dict[str, Tree], clock: Clock | None = None
+    ) -> Expansion:
         """Return the log posterior and its derivatives, averaged over the points."""
         at = self.points.at(self.down(state, Clock(0, 1)))
         prior = torch.vmap(self.marginal.prior)(at)
@@ -185,58 +227,59 @@ class LaplaceRounds:
         sums = (means[name] * count for name in ("log_marginal", "gradient", "hessian"))
         return Expansion(*(p.mean(0) + s for p, s in zip(prior, sums, strict=True)))
 
-    def moved(self, state: Tree, means: dict[str, Tree], remaining: int) -> Tree:
+    def moved(self, state: LaplaceState, means: dict[str, Tree], remaining: int) -> LaplaceState:
         """Return the state after a round of climbing or settling."""
         corrections, expansion = len(self.points.sizes), self.found(state, means)
-        if int(state["stage"]) == CLIMB:
+        ascent = state.ascent
+        if int(state.stage) == CLIMB:
             if bool(means["lost"] > 0.0):
-                if _nothing_known(state):
+                if not ascent.has_begun:
                     raise ValueError(
                         f"at the start {float(means['lost']):.0%} of the clients find no mode of "
-                        f"their local sites: start "
-                        f"elsewhere (start=), or give those sites a prior that curves"
+                        "their local sites: start elsewhere (start=), or give those sites a prior "
+                        "that curves"
                     )
                 expansion = expansion._replace(value=torch.full_like(expansion.value, -torch.inf))
-            state = climbed(state, expansion, self.unit)
-            arrived = bool(state["moved"] < 1.0)
-            state = {
-                **(settling(state) if arrived else state),
-                **_at(SETTLE if arrived else CLIMB, 0),
-            }
+            ascent = ascent.climbed(expansion, self.unit)
+            arrived = bool(ascent.moved < 1.0)
+            state = replace(state, ascent=ascent.settling() if arrived else ascent)
+            state = state.at(SETTLE if arrived else CLIMB)
         else:
-            part, seen = (int(state["part"]) + 1) % PARTS, self.sides(state, means)
-            state = {**settled(state, expansion, self.unit), **_at(SETTLE, part), **seen}
-            if bool(state["moved"] < (STILL_ENOUGH if corrections else STILL)):
-                state = {**state, **(self.weighting(remaining) if corrections else _at(DONE, 0))}
+            right, left = self.sides(state, means)
+            ascent = ascent.settled(expansion, self.unit)
+            state = replace(state, ascent=ascent, right=right, left=left)
+            state = state.at(SETTLE, (int(state.part) + 1) % PARTS)
+            if bool(ascent.moved < (STILL_ENOUGH if corrections else STILL)):
+                state = self.weighting(state, remaining) if corrections else state.at(DONE)
         if corrections and remaining <= min(corrections, RESERVED):
-            state = {**state, **self.weighting(remaining)}
+            state = self.weighting(state, remaining)
         return state
 
-    def weighting(self, remaining: int) -> Tree:
-        """Return the stage and part at which weighting starts."""
+    def weighting(self, state: LaplaceState, remaining: int) -> LaplaceState:
+        """Return the state at which weighting starts."""
         largest = self.points.sizes.index(max(self.points.sizes))
-        return _at(WEIGHT, min(max(0, largest + 1 - remaining), largest))
+        return state.at(WEIGHT, min(max(0, largest + 1 - remaining), largest))
 
-    def sides(self, state: Tree, means: dict[str, Tree]) -> Tree:
+    def sides(self, state: LaplaceState, means: dict[str, Tree]) -> tuple[Tensor, Tensor]:
         """Return q's widths on both sides, from the log posterior far out on its axes."""
         if not self.points.sizes:
-            return {}
+            return state.right, state.left
         at = self.points.along(self.down(state, Clock(0, 1)))
         count = self.marginal.program.num_clients
         log_p = torch.vmap(self.marginal.log_prior)(at) + means["along"] * count
         right, left = sides(log_p[0] - log_p[1:], FAR).chunk(2)
-        return {"right": right, "left": left}
+        return right, left
 
-    def weighted(self, state: Tree, means: dict[str, Tree], remaining: int) -> Tree:
+    def weighted(self, state: LaplaceState, means: dict[str, Tree], remaining: int) -> LaplaceState:
         """Return the state after all points so far were weighted over the mixture of proposals."""
-        part, sizes = int(state["part"]), self.points.sizes
+        part, sizes = int(state.part), self.points.sizes
         now = split_of(self.down(state, Clock(0, 1)))
-        proposals, log_p = tree_map(torch.clone, state["proposals"]), state["log_p"].clone()
-        for name, value in now._asdict().items():
-            proposals[name][part] = value
+        proposals, log_p = tree_map(torch.clone, state.proposals), state.log_p.clone()
+        for all_rounds, value in zip(proposals, now, strict=True):
+            all_rounds[part] = value
         # the first parts are left out where few rounds were left
-        used = [a for a in range(part + 1) if bool(proposals["tril"][a].any())]
-        so_far = [split_of({name: v[a] for name, v in proposals.items()}) for a in used]
+        used = [a for a in range(part + 1) if bool(proposals.tril[a].any())]
+        so_far = [Split(*(v[a] for v in proposals)) for a in used]
         points = [q.points(*self.points.weighted(a)) for a, q in zip(used, so_far, strict=True)]
         prior, count = (
             torch.vmap(self.marginal.log_prior)(points[-1]),
@@ -254,54 +297,28 @@ class LaplaceRounds:
         covariance = (at - mean).T @ ((at - mean) * share[:, None])
         if weights.effective > FEW * len(mean):
             now = now.refitted(mean, covariance)
-        return {
-            **state,
-            **_at(WEIGHT if again else DONE, part + 1),
-            "proposals": proposals,
-            "log_p": log_p,
-            "draws": resampled(at, weights.log, self.count),
-            "loc": now.loc,
-            "precision": torch.linalg.inv(now.tril @ now.tril.T),
-            "right": now.right,
-            "left": now.left,
-            "k_hat": torch.tensor(weights.k_hat),
-            "effective": torch.tensor(weights.effective),
-        }
+        precision = torch.linalg.inv(now.tril @ now.tril.T)
+        return replace(
+            state.at(WEIGHT if again else DONE, part + 1),
+            proposals=proposals,
+            log_p=log_p,
+            draws=resampled(at, weights.log, self.count),
+            ascent=replace(state.ascent, loc=now.loc, precision=precision),
+            right=now.right,
+            left=now.left,
+            k_hat=torch.tensor(weights.k_hat),
+            effective=torch.tensor(weights.effective),
+        )
 
-    def params(self, state: Tree) -> Params:
+    def params(self, state: LaplaceState) -> Params:
         """Return the guide's params: the draws, or q if there is no weighting stage."""
+        loc, precision = state.ascent.loc, state.ascent.precision
         if not self.points.sizes:
-            return normal_params(state["loc"], state["precision"])
-        if bool(state["effective"].isnan()):
-            size = self.marginal.shared.size
-            spread = normal_points(self.count, size, seed=self.points.seed)
-            return {"_shared.points": state["loc"] + spread @ tril_of(state["precision"]).T}
-        return {"_shared.points": state["draws"]}
-
-
-def finished(state: Tree) -> bool:
-    """Return whether all stages are done."""
-    return int(state["stage"]) == DONE
-
-
-def weighted(state: Tree) -> WeightedDraws | None:
-    """Return k-hat and the effective number of the weighted points; None without a weighting stage."""
-    k_hat, effective = float(state["k_hat"]), float(state["effective"])
-    return None if math.isnan(effective) else WeightedDraws(k_hat, effective)
-
-
-def logged(state: Tree) -> dict[str, float]:
-    """Return the next stage, q's move, raised eigenvalues, k-hat and effective points."""
-    names = ("stage", "moved", "raised", "k_hat", "effective")
-    return {name: float(state[name]) for name in names if math.isfinite(state[name])}
-
-
-def _at(stage: int, part: int) -> Tree:
-    return {"stage": torch.tensor(stage), "part": torch.tensor(part)}
-
-
-def _nothing_known(state: Tree) -> bool:
-    return bool(state["value"].isneginf())
+            return normal_params(loc, precision)
+        if bool(state.effective.isnan()):
+            spread = normal_points(self.count, len(loc), seed=self.points.seed)
+            return {"_shared.points": loc + spread @ tril_of(precision).T}
+        return {"_shared.points": state.draws}
 
 
 def _warn_of_lost(stage: int, lost: float) -> None:
@@ -314,20 +331,19 @@ def _warn_of_lost(stage: int, lost: float) -> None:
         )
 
 
-def _warn(state: Tree, remaining: int) -> None:
+def _warn(state: LaplaceState, remaining: int) -> None:
     """Warn if the posterior is unreliable: k-hat is high, or rounds ended too early."""
-    stage = int(state["stage"])
-    if stage == DONE and float(state["k_hat"]) >= K_HAT:
+    if state.is_done and float(state.k_hat) >= K_HAT:
         warnings.warn(
-            f"k-hat is {float(state['k_hat']):.2f}, above {K_HAT}: the Gaussian over the global "
+            f"k-hat is {float(state.k_hat):.2f}, above {K_HAT}: the Gaussian over the global "
             "sites misses a part of the posterior, and weights cannot correct for it "
-            f"({float(state['effective']):.0f} effective points). Do not trust tails and spreads: "
+            f"({float(state.effective):.0f} effective points). Do not trust tails and spreads: "
             "allow more rounds, or take fedsvi with guides.conditional(shared=guides.spline_flow)",
             stacklevel=4,
         )
-    if stage != DONE and remaining == 0:
+    if not state.is_done and remaining == 0:
         warnings.warn(
-            f"the rounds ended while {STAGES[stage]}: the posterior is not final; allow more "
+            f"the rounds ended while {STAGES[int(state.stage)]}: the posterior is not final; allow more "
             "rounds",
             stacklevel=4,
         )

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from hierfl.core.gaussians import LOG_2_PI
 from hierfl.core.importance_sampling import K_HAT
-from hierfl.core.trees import tree_map
+from hierfl.core.trees import copied, tree_map
 from hierfl.data.clients import ClientData
 from hierfl.method import Clock, Method
-from hierfl.methods.stages.server import Rounds, copied
+from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, OF_CLIENTS, ServerState
 from hierfl.methods.stages.sums import RoundsOfSums
 from hierfl.methods.stages.two_stage import server_rounds

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree, tree_map
+from hierfl.core.trees import Tree, copied, tree_map
 from hierfl.method import Clock, Reports, Surprise, WeightedDraws
 from hierfl.methods.parts.stacked import stored
 from hierfl.methods.stages.anchored import (
@@ -265,9 +265,3 @@ def _nothing(draws: int, size: int, each: Tensor, count: int) -> Attempt:
         k_hat=torch.tensor(0.0),
         effective=torch.tensor(0.0),
     )
-
-
-def copied(state: ServerState) -> ServerState:
-    """Return a state whose tensors share no memory."""
-    copy: ServerState = tree_map(lambda v: v.detach().clone(), state)
-    return copy
