@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import ClientBatch, ClientData, Method, diagnostics, guides, methods
+from hierfl import ClientBatch, ClientData, Method, guides, methods
 from hierfl.core.trees import tree_map
 from hierfl.diagnostics.convergence import convergence, judged_by_history
 from hierfl.posterior.shrinkage import shrinkage
@@ -224,17 +224,6 @@ def test_the_verdict_names_the_reason_and_the_fix(
     assert pd.Series([found.verdict]).str.contains(words).all(), found.verdict
     page = html.unescape(found._repr_html_())  # type: ignore[attr-defined]
     assert all(line in page for line in found.verdict.split("\n"))
-
-
-@pytest.mark.parametrize("converged", [True, False])
-def test_the_verdict_is_that_of_convergence(
-    converged: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = diagnostics.Convergence("good" if converged else "not good", "So it is.")
-    monkeypatch.setattr("hierfl.diagnostics.verdict.convergence", lambda *_, **__: answer)
-    found = spread_fit().summary(draws=20)
-    assert found.trustworthy is converged
-    assert found.verdict.startswith(f"{'T' if converged else 'Not t'}rustworthy. So it is.")
 
 
 def test_draws_that_are_not_finite_are_not_trusted() -> None:

@@ -175,30 +175,6 @@ def test_a_program_that_looks_at_its_rows_runs_without_a_graph() -> None:
 
 
 @pytest.mark.slow
-def test_rows_without_a_known_predictor() -> None:
-    """Gumbel rows: quasi-random points in place of Gauss-Hermite sums; weights that hardly differ
-    have no tail.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = fit(two_stage(programs.gumbel, draws=400), people((3, 4, 5, 6)))
-    y = people((3, 4, 5, 6)).fields["y"].numpy()
-    w = np.linspace(-5.0, 5.0, 1001)
-    mu = np.linspace(-4.0, 4.0, 401)
-    log = -0.5 * mu**2
-    for own in np.split(y, np.cumsum((3, 4, 5))):
-        away = (own[:, None] - w) / 0.9
-        rows = np.exp((-away - np.exp(-away)).sum(0))
-        prior = np.exp(-0.5 * ((w - mu[:, None]) / 0.8) ** 2)
-        log = log + np.log((prior * rows).sum(1))
-    p = np.exp(log - log.max())
-    mean, sd = moments(p / p.sum(), mu)
-    drawn = found.draws(400).shared["mu"]
-    assert abs(drawn.mean() - mean) < 0.15 * sd
-    assert 0.88 < drawn.std() / sd < 1.12
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:k-hat"
 )  # twelve rows and an unknown sigma, in double precision too
