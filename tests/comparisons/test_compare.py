@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +13,6 @@ from hierfl.cli import app
 from hierfl.comparisons import cells, tuning
 from hierfl.comparisons.compare import Failed, compare, left
 from hierfl.comparisons.result_files import (
-    CLASSES,
-    CLIENTS,
     FILES,
     RESULTS,
     TUNED,
@@ -38,33 +30,12 @@ evaluation = { last_rounds = 2, every = 1, new_clients = 1, along = ["clients", 
 tuning = { rounds = 4, lr = [0.01, 0.1, 0.3] }
 methods = { fedavg = {}, pfedme = {}, "fedavg+FT" = {} }
 """
-PIECES = 18  # 9 trials and 9 cells
-COMMAND = [sys.executable, "-c", "from hierfl.cli import main; main()", "compare"]
 
 
 def files(out: Path) -> dict[str, bytes]:
     """Return the files that are the same for every run of a study."""
     there = [name for name in FILES if name != "costs.csv" and (out / name).exists()]
     return {name: (out / name).read_bytes() for name in there}
-
-
-@pytest.mark.slow
-def test_three_kills_at_random_times_change_nothing(tmp_path: Path) -> None:
-    file, killed, times = tmp_path / "tiny.toml", tmp_path / "killed", random.Random(0)
-    file.write_text(TINY)
-    subprocess.run([*COMMAND, str(file), "--out", str(tmp_path / "whole")], check=True)
-    for enough in sorted(times.sample(range(1, PIECES), 3)):
-        run = subprocess.Popen([*COMMAND, str(file), "--out", str(killed)])
-        while len(list(killed.glob("*/*.json"))) < enough and run.poll() is None:
-            time.sleep(0.05)
-        time.sleep(times.uniform(0.0, 0.3))
-        assert run.poll() is None, "the run ended before it was killed"
-        # the process that was called alone, as a scheduler does; those that compute end with it
-        os.kill(run.pid, signal.SIGKILL)
-        run.wait()
-    subprocess.run([*COMMAND, str(file), "--out", str(killed)], check=True)
-    assert files(killed) == files(tmp_path / "whole") and {CLIENTS, CLASSES} <= set(files(killed))
-    assert len(list(killed.glob("*/*.json"))) == PIECES
 
 
 def test_a_second_run_computes_nothing_and_one_that_lost_pieces_ends_the_same(

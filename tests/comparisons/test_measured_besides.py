@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -268,24 +267,3 @@ def test_all_that_is_measured_is_drawn(
     assert {path.name for path in tmp_path.glob("*.png")} == names
     for name in names:
         assert imread(tmp_path / name)[..., :3].std() > 0.05, "a figure with something in it"
-
-
-def test_densities_of_entropy_are_drawn_on_one_scale() -> None:
-    """Of clients with any numbers of rows; if one method needs a log scale, the other's panel has it."""
-    rng = np.random.default_rng(0)
-    spread = {"local_only": 0.01, "fedavg": 0.6}
-    rows = [
-        {"method": m, "seed": 0, "rows": of, "client": c, "entropy": scale * rng.random()}
-        for m, width in spread.items()
-        for of, scale in (("own", width), ("mnist", 2.0))
-        for count, c in ((30, "a"), (20, "b"), (31, "c"))
-        for _ in range(count)
-    ]
-    reached = [
-        {"method": m, "test": "mnist", "metric": "auroc", "weighting": "clients", "value": 0.9}
-        for m in spread
-    ]
-    own = study(methods=[{"name": name} for name in spread])
-    drawn = figures.entropies(own, pd.DataFrame(rows), pd.DataFrame(reached))
-    assert [axes.get_yscale() for axes in drawn.axes] == ["symlog"] * 2
-    assert len({axes.get_ylim() for axes in drawn.axes}) == 1

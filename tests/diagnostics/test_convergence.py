@@ -250,24 +250,3 @@ def test_a_guide_with_too_many_unknowns_cannot_be_judged(monkeypatch: pytest.Mon
     assert found.answer == "cannot be judged" and not found.converged
     assert "judge such a fit by its predictions" in found.verdict
     assert "The ELBO has levelled off" in found.verdict
-
-
-def test_engines_agree_on_the_gradient_over_all_clients() -> None:
-    runs = [
-        fit(fedsvi(slopes), federation(), rounds=40, engine=engine)
-        for engine in ("vectorized", "sequential")
-    ]
-    one, other = (convergence(run, draws=4, proposals=100) for run in runs)
-    assert np.allclose(one.gradient["size"], other.gradient["size"], atol=1e-8)
-    names = [spec.name for spec in runs[0].program.params if not spec.is_local]
-    assert list(one.gradient.index) == names
-    assert np.allclose(one.scalars["ratio"], other.scalars["ratio"], atol=1e-6)
-    assert one.verdict == other.verdict
-
-
-def test_invalid_arguments_are_refused() -> None:
-    short = fit(fedsvi(means), three(), rounds=5)
-    with pytest.raises(ValueError, match="draws is 1"):
-        convergence(short, draws=1)
-    with pytest.raises(ValueError, match="proposals is 99: it must be 100 or more"):
-        convergence(short, proposals=99)

@@ -14,14 +14,12 @@ import pytest
 import torch
 
 import hierfl
-from benchmarks.reference_models import RADON, radon_centered
 from hierfl import guides
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics import compare, loo
 from hierfl.methods import fedlaplace, fedsvi
 from hierfl.posterior import arviz_io as posterior
-from hierfl.posterior.weights import weigh
 from hierfl.runs.result import Fit
 from tests.posterior.test_corrected import planted
 from tests.programs import exact, federation, fit, logistic, slopes
@@ -285,28 +283,3 @@ def test_an_outlying_client_raises_a_warning() -> None:
 
 
 # -------------------------------------------------------------------------------------------- radon
-@pytest.mark.slow
-def test_leaving_a_county_out_agrees_with_a_refit_without_it() -> None:
-    """Twenty counties of all sizes are each left out of a fit from scratch."""
-    data = RADON.data()
-    method: Any = fedlaplace(radon_centered)
-    found = loo(
-        hierfl.fit(method, data, rounds=20, settings=hierfl.Settings(compile=False)),
-        "client",
-        draws=2000,
-    ).table
-    order = data.counts.argsort(descending=True)
-    off = []
-    for k in order[torch.linspace(0, data.num_clients - 1, 20).round().long()].tolist():
-        name = data.names[k]
-        rest = hierfl.fit(
-            method,
-            data.select([n for n in data.names if n != name]),
-            rounds=20,
-            settings=hierfl.Settings(compile=False),
-        )
-        given = weigh(rest.personalize(data.select([name])), 2000, inner=1, shared=False).log_own[
-            :, 0
-        ]
-        off.append(float(given.logsumexp(0)) - np.log(2000) - found.loc[name, "elpd"])
-    assert np.abs(off).max() < 0.5 and abs(sum(off)) < 0.5

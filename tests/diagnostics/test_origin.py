@@ -15,7 +15,6 @@ from scipy.optimize import minimize
 import hierfl
 from benchmarks.binary_models import schools_centered
 from benchmarks.reference_models import schools
-from hierfl.nodes import in_process
 
 FORMULAS = ["g ~ x + (1 | h)", "b ~ x + (1 | h)", "c ~ x + (1 | h)", "g ~ x + (1 + x | h)"]
 FAMILIES = {
@@ -219,17 +218,6 @@ def test_other_answers_have_the_same_origin(tmp_path: Path) -> None:
     loaded: Any = hierfl.load(tmp_path / "fit").posterior(draws=2000, var_names=["Intercept"])
     again = loaded.posterior
     np.testing.assert_allclose(again["Intercept"].values, posterior["Intercept"].values, rtol=1e-5)
-
-
-def test_a_fit_over_nodes_has_the_same_origin(tmp_path: Path) -> None:
-    parts = {name: part.drop(columns="h") for name, part in rows().groupby("h")}
-    for name in parts:
-        (tmp_path / name).mkdir()
-    formula = hierfl.formula("g ~ x + (1 | h)", clients="h")
-    found = hierfl.nodes.fit(formula, in_process(parts, tmp_path), seed=0).summary()
-    plain = summarized("g ~ x + (1 | h)")
-    here, there = (column(of, "Intercept", "mean") for of in (plain, found))
-    np.testing.assert_allclose(there, here, atol=0.1 * column(plain, "Intercept", "sd")[0])
 
 
 # ------------------------------------------------------------ shrinkage

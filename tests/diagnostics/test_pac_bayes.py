@@ -123,14 +123,6 @@ def test_the_bound_is_the_sum_of_its_terms() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("eta", "delta"), [(0.0, 0.05), (math.inf, 0.05), (1.0, 0.0), (1.0, 1.5), (None, 0.0)]
-)
-def test_eta_and_delta_out_of_range_are_refused(eta: float | None, delta: float) -> None:
-    with pytest.raises(ValueError, match=r"(eta|delta) is .*: it must be"):
-        PacBayes(1.0, 1.0, 10).bound(eta=eta, delta=delta)
-
-
 # ------------------------------------------------------------------------------- the terms of a fit
 @cache
 def untrained() -> Fit:

@@ -89,15 +89,6 @@ def test_slopes_of_pfedme_are_those_of_the_moreau_envelope() -> None:
     assert 0.0 < coherence(away[:3]).estimate < 1.0
 
 
-def test_slopes_do_not_depend_on_the_engine() -> None:
-    both = [
-        fit(fedsvi(regression), federation(), rounds=2, engine=e)
-        for e in ("vectorized", "sequential")
-    ]
-    torch.testing.assert_close(*(client_gradients(f, draws=3) for f in both))
-    assert client_gradients(both[0], draws=3).shape[0] == 4
-
-
 # --------------------------------------------------------------------------------------- deviations
 def test_deviations_are_from_the_weighted_mean_and_0_for_an_absent_class() -> None:
     p = torch.tensor([0.9, 0.2, 0.6, 0.5, 0.7])

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import ClientBatch, ClientData, Method, diagnostics, guides, methods, models
+from hierfl import ClientBatch, ClientData, Method, guides, methods
 from hierfl.core.trees import tree_map
 from hierfl.diagnostics.convergence import convergence, judged_by_history
 from hierfl.posterior.shrinkage import shrinkage
@@ -134,18 +134,6 @@ def test_point_estimates_have_no_sd_and_the_verdict_says_so() -> None:
     assert any("'slope'" in remark for remark in found.remarks)
 
 
-def test_a_large_network_is_summarized_by_layer() -> None:
-    net = torch.nn.Sequential(torch.nn.Linear(2, 600), torch.nn.Tanh(), torch.nn.Linear(600, 1))
-    model = models.bayesian_network(net, likelihood=models.likelihood.normal(1.0))
-    fitted = fit(methods.fedsvi(model, guide=guides.mean_field), federation(), rounds=1)
-    found = fitted.summary(draws=20)
-    assert len(found.frame) < 60 and any("by layer" in remark for remark in found.remarks)
-    rms = fitted.draws(20).own["w.0.weight"][:, 1].flatten(1), fitted.draws(20).own["w.0.bias"]
-    wanted = torch.cat([rms[0], rms[1][:, 1]], 1).square().mean(1).sqrt().mean()
-    row = found.frame.query("site == 'w' and entry == '0 rms' and client == 'south'")
-    assert float(row["mean"].item()) == pytest.approx(float(wanted), rel=1e-4)
-
-
 # ------------------------------------------------------------------------------------------ verdict
 def with_history(fitted: hierfl.Fit, **last: Any) -> hierfl.Fit:
     """Change the last row of the history."""
@@ -236,17 +224,6 @@ def test_the_verdict_names_the_reason_and_the_fix(
     assert pd.Series([found.verdict]).str.contains(words).all(), found.verdict
     page = html.unescape(found._repr_html_())  # type: ignore[attr-defined]
     assert all(line in page for line in found.verdict.split("\n"))
-
-
-@pytest.mark.parametrize("converged", [True, False])
-def test_the_verdict_is_that_of_convergence(
-    converged: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = diagnostics.Convergence("good" if converged else "not good", "So it is.")
-    monkeypatch.setattr("hierfl.diagnostics.verdict.convergence", lambda *_, **__: answer)
-    found = spread_fit().summary(draws=20)
-    assert found.trustworthy is converged
-    assert found.verdict.startswith(f"{'T' if converged else 'Not t'}rustworthy. So it is.")
 
 
 def test_draws_that_are_not_finite_are_not_trusted() -> None:

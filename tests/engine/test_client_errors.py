@@ -119,13 +119,6 @@ def test_a_round_is_that_of_a_cohort_without_the_client(
     assert "a client skipped 3 times" in repr(skipped)
 
 
-def test_it_is_the_fit_of_the_other_clients_where_a_method_knows_no_number_of_clients() -> None:
-    data = rows({BAD: -1.0})
-    others = data.select(torch.tensor([0, 1, 3, 4, 5]))
-    method = METHODS["fedavg"]
-    assert_same(run(method(), data), run(method(), others, on_client_error="raise"))
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 def test_raise_is_the_default_and_names_the_client(fault: str) -> None:
     with pytest.raises(ClientError, match="client 'cow'"):

@@ -51,17 +51,6 @@ def apart(a: Any, b: Any) -> float:
     )
 
 
-def test_compiled_and_eager_agree_for_stochastic_guides() -> None:
-    method = hierfl.methods.fedsvi(hierarchy, guides.mean_field)
-    eager, compiled = (
-        hierfl.fit(method, rows(), rounds=3, cohort=5, seed=4, settings=hierfl.Settings(compile=c))
-        for c in (False, True)
-    )
-    assert compiled.progress.compiled
-    assert apart(eager.progress.server, compiled.progress.server) < 1e-10
-    assert apart(eager.progress.table, compiled.progress.table) < 1e-10
-
-
 def test_priors_made_outside_the_program_are_compiled_too(not_lowered: None) -> None:
     """They check their values, which a trace does not have."""
     level, spread = dist.Normal(torch.zeros(4), 1.0).to_event(1), dist.LogNormal(0.0, 1.0)
@@ -199,23 +188,6 @@ def test_sums_that_are_read_again_are_not_overwritten() -> None:
     traced = make_fx(read_again)(*inputs)
     passes.rewrite(traced, 1)
     assert called(traced, passes.add_to_row_) == 0
-
-
-def pulled(w: Tensor, near: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """A step on a loss with a prior centered at `near`, and weight decay."""
-    return 0.99 * w - 0.01 * (torch.bmm(a, b) + 15.0 * (w - near))
-
-
-def test_the_gradient_of_a_prior_is_added_in_place_too() -> None:
-    inputs = torch.randn(3, 5, 7), torch.randn(5, 7), torch.randn(3, 5, 4), torch.randn(3, 4, 7)
-    traced = make_fx(pulled)(*inputs)
-    passes.rewrite(traced)
-    torch.testing.assert_close(traced(*inputs), pulled(*inputs))
-    assert called(traced, passes.add_product) == 1
-    assert called(traced, torch.ops.aten.bmm.default) == 0
-    torch.testing.assert_close(
-        graph.Graphs().run("step", pulled, *inputs, give=True), pulled(*inputs)
-    )
 
 
 def test_the_gradient_of_the_only_entry_of_a_dimension_is_a_view() -> None:

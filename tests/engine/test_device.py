@@ -25,8 +25,7 @@ from hierfl.engine.chunks import local_step, one_slot, over_clients, slots_of
 from hierfl.engine.federation import federate
 from hierfl.engine.minibatches import steps
 from hierfl.method import Clock, Method
-from tests.engine.test_engines import QUICK, SLOW
-from tests.methods.cases import METHODS
+from tests.methods.cases import HARD, METHODS, one_of_each
 from tests.programs import FAMILIES, federation, fit, regression
 
 ELSEWHERE = torch.device("meta")  # a kind of device that every machine has
@@ -81,16 +80,11 @@ def there(mode: FakeTensorMode, tree: Tree) -> Tree:
 
 # two_stage packs rows: their number decides shapes, which fake tensors do not have; clients of
 # fedep, pvi and fedlaplace do what those of bfi do, on the same marginals
-LEFT_OUT = (*SLOW, "pvi renyi", "differentially_private pvi")
+LEFT_OUT = (*HARD, "pvi renyi", "differentially_private pvi")
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        n if n in QUICK else pytest.param(n, marks=pytest.mark.slow)
-        for n in PROGRAMS
-        if n == "bfi" or n not in LEFT_OUT
-    ],
+    "name", one_of_each(n for n in PROGRAMS if n == "bfi" or n not in LEFT_OUT)
 )
 def test_no_tensor_of_a_clients_round_stays_on_the_cpu(name: str) -> None:
     federation_ = federate(PROGRAMS[name](), federation())

@@ -26,7 +26,7 @@ from hierfl.engine.rounds import adapt
 from hierfl.optimizers import SGD
 from hierfl.program.program import stacked
 from hierfl.runs.result import Fit
-from tests.methods.cases import METHODS, cohort, first_word
+from tests.methods.cases import HARD, METHODS, cohort, one_of_each
 from tests.programs import FAMILIES, federation, fit, read, regression
 from tests.summaries import programs
 from tests.summaries.programs import people
@@ -96,17 +96,10 @@ def test_particles_are_pooled_too(family: str) -> None:
     assert_same(fit(method, data, rounds=2), fit(method, data, rounds=2, engine="pooled"))
 
 
-SLOW = ("bfi", "fedep", "fedep shared", "fedlaplace", "pvi", "two_stage")
-# quick ones: test_ten_rounds.py, test_fedep.py, test_two_stage.py
-QUICK = {first_word(n): n for n in reversed(METHODS) if n not in SLOW}.values()  # one of each
-
-
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
-)
+@pytest.mark.parametrize("name", one_of_each(METHODS))
 def test_every_method_in_every_way(name: str) -> None:
     """One client after another; and in chunks of clients in another order."""
-    few = name in SLOW or "pvi" in name
+    few = name in HARD or "pvi" in name
     one_row = 2 if name == "batch_normed" else 1  # a batch norm needs two rows
     data = federation((5, 3, 2) if few else (5, 3, 7, one_row, 2))
     method = METHODS[name]()

@@ -138,32 +138,6 @@ def test_a_copy_compiles_what_was_not_there_yet(
     assert found[1][1] == [True, True] and len(graphs.made) == 1
 
 
-def test_a_copy_does_not_outlive_its_process() -> None:
-    here, there = os.pipe()
-    with pytest.MonkeyPatch.context() as patch:
-        # Python 3.12 warns of forks of a process with threads
-        patch.setattr("warnings.filters", [])
-        child = os.fork()
-    if child == 0:
-        with crew(pids, 3) as work:
-            list(work([0]))
-            for _, pid, _ in work(range(3)):
-                os.write(there, f"{pid} ".encode())
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
-    os.close(there)
-    left = [int(pid) for pid in os.read(here, 1000).split()]
-    assert len(set(left)) == 3
-    until = time.monotonic() + 10.0
-    while any(
-        Path(f"/proc/{pid}").exists()
-        and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]
-        for pid in left
-    ):
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def ended(pid: int, within: float = 10.0) -> bool:
     """Whether a process ends within so many seconds; a zombie has ended."""
     until = time.monotonic() + within

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tracemalloc
 import weakref
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,19 +99,6 @@ def test_the_table_is_written_in_place() -> None:
     assert int(moved.sum()) == COHORT, "rows of the cohort alone"
 
 
-def test_ten_thousand_clients_are_fitted_and_predicted() -> None:
-    data = many(10_000)
-    fitted = hierfl.fit(
-        fedsvi(logistic, guides.conditional),
-        data,
-        rounds=2,
-        cohort=0.01,
-        settings=hierfl.Settings(compile=False),
-    )
-    assert set(fitted.history["clients"]) == {COHORT}
-    assert fitted.predict(data.select(["17", "9999"]), draws=3).mean.shape == (2 * ROWS,)
-
-
 def ragged(longest: int, others: int) -> ClientData:
     """One client with many rows beside many clients of two."""
     counts = torch.tensor([2] * (others // 2) + [longest] + [2] * (others - others // 2))
@@ -175,65 +159,3 @@ def test_one_batch_of_all_clients_is_refused_where_it_is_padding(
         ValueError, match="one batch of 61 clients is padded to the longest, 5000 rows"
     ):
         hierfl.fit_pooled(fedsvi(logistic), data, rounds=1)
-
-
-KEEPING = """
-import sys
-from pathlib import Path
-import torch
-from torch import nn
-import hierfl
-from hierfl import methods, models
-torch.manual_seed(0)
-CLIENTS = 100_000
-data = hierfl.ClientData.from_arrays(torch.arange(CLIENTS), x=torch.randn(CLIENTS, 100), \
-y=torch.randint(10, (CLIENTS,)))
-net = nn.Sequential(nn.Linear(100, 720), nn.ReLU(), nn.Linear(720, 10))
-print(sum(p.numel() for p in net.parameters()))
-method = methods.pfedme(models.bayesian_network(net, prior_scale=1.0), steps=2, batch_size=1)
-folder, rounds = sys.argv[1], int(sys.argv[2])
-how = dict(rounds=4, cohort=50, checkpoint=folder, checkpoint_every=1, progress=False, \
-settings=hierfl.Settings(compile=False))
-fit = hierfl.fit(method, data, resume=True, **how) if rounds == 4 else None
-if fit is None:  # a run that is stopped
-    class Enough(Exception): ...
-    import hierfl.runs.checkpoint as state
-    save = state.save
-    def stop(*args):
-        done = save(*args)
-        if args[1].round == rounds:
-            raise Enough
-        return done
-    state.save = stop
-    try:
-        hierfl.fit(method, data, **how)
-    except Enough:
-        pass
-else:
-    print(*(f"{v.double().sum():.9e}" for v in fit.message.values()), float(fit.history["loss"].iloc[-1]))
-# `ru_maxrss` begins with what the process that was forked had
-peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(int(peak.split()[1]) / 2**20)
-"""
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_clients_keep_eighty_thousand_numbers_each(tmp_path: Path) -> None:
-    """All rows would take 32 GB; resident memory stays under 2 GB.
-
-    A run that is stopped after two rounds and resumed gives the numbers of one that is not.
-    """
-
-    def run(folder: str, rounds: int) -> list[str]:
-        command = [sys.executable, "-c", KEEPING, str(tmp_path / folder), str(rounds)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split(
-            "\n"
-        )[:-1]
-
-    (tmp_path / "whole").mkdir()
-    stopped, resumed, whole = run("parts", 2), run("parts", 4), run("whole", 4)
-    assert int(whole[0]) == 79_930
-    assert all(0.2 < float(lines[-1]) < 2.0 for lines in (stopped, resumed, whole)), (
-        "GB resident, torch itself counted"
-    )
-    assert resumed[1] == whole[1]

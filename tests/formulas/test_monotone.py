@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -150,33 +149,3 @@ def test_effects_of_a_product_are_those_of_each_level() -> None:
         table = comparisons(found, "grade", at={"sex": sex}, scale="link").frame
         table = table.set_index("comparison")["mean"]
         np.testing.assert_allclose(table["iii - i"], wanted.sum(1).mean(), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_fit_of_a_product_finds_the_means_of_cells(tmp_path: Path) -> None:
-    """Also of a new client, over nodes, and after saving and loading."""
-    rng = np.random.default_rng(1)
-    n = 600
-    rows = pd.DataFrame({"h": np.resize(list("abcd"), n), "u": rng.choice(["r", "s"], n)})
-    rows["inc"] = pd.Categorical.from_codes(rng.integers(0, 3, n), ["lo", "mid", "hi"], True)
-    rise = np.array([0.0, 1.0, 3.0])[rows["inc"].cat.codes]
-    rows["y"] = np.where(rows["u"] == "r", rise, -rise) + rng.normal(0.0, 0.5, n)
-    formula = hierfl.formula("y ~ mo(inc) * u + (1 | h)", clients="h")
-    fit = hierfl.fit(formula, rows, seed=0, progress=False)
-    cells = ["u", "inc"]
-    wanted = rows.groupby(cells, observed=True)["y"].mean()
-
-    def means(found: Any) -> Any:
-        of = rows.assign(p=np.asarray(found.predict(rows).mean))
-        return of.groupby(cells, observed=True)["p"].mean()
-
-    np.testing.assert_allclose(means(fit), wanted, atol=0.12)
-    fit.save(tmp_path / "fit")
-    again = hierfl.load(tmp_path / "fit", data=rows)
-    np.testing.assert_allclose(means(again), means(fit), atol=1e-6)
-    parts = {str(name): part for name, part in rows.groupby("h")}
-    over = hierfl.nodes.fit(formula, hierfl.nodes.in_process(parts, tmp_path / "nodes"), seed=0)
-    ours, theirs = (of.summary().frame.set_index(["site", "entry"])["mean"] for of in (fit, over))
-    np.testing.assert_allclose(theirs["b_mo(inc):u"], ours["b_mo(inc):u"], rtol=0.05)
-    new = fit.effects("inc", at={"u": "s"}, client="new").frame  # of a client that was not fitted
-    np.testing.assert_allclose(new["mean"], wanted["s"], atol=0.2)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 from formulae import design_matrices
@@ -15,8 +14,6 @@ from pyro import poutine
 from scipy.stats import multivariate_normal
 
 import hierfl
-from hierfl import guides, methods
-from hierfl.data.batch import ClientBatch
 from hierfl.formulas.formula import Formula
 from tests.formulas.frames import SITES, patients
 
@@ -172,44 +169,6 @@ def test_the_printed_program_is_the_one_that_runs(text: str, family: str) -> Non
     other = poutine.trace(poutine.replay(scope["model"], one)).get_trace(batch)
     assert one.log_prob_sum() == other.log_prob_sum()
     assert torch.isfinite(torch.as_tensor(one.log_prob_sum())) or family == "negative_binomial"
-
-
-def by_hand(batch: ClientBatch) -> None:
-    """`ill ~ age + (1 + age | site)` as its user would write it."""
-    intercept = pyro.sample("Intercept_centered", dist.StudentT(3.0, 0.0, 2.5))
-    age = pyro.sample("age", dist.Normal(0.0, 0.5))
-    sd = pyro.sample("sd_site_centered", dist.HalfNormal(torch.ones(2)).to_event(1))
-    lower = pyro.sample("L_site_centered", dist.LKJCholesky(2, 1.0))
-    mean = float(f"{AGES.mean():.9g}")
-    loc = torch.stack([intercept - mean * age, age])
-    to_zero = torch.tensor([[1.0, -mean], [0.0, 1.0]]) @ (sd[:, None] * lower)
-    with batch.clients():
-        spread = torch.linalg.cholesky(to_zero @ to_zero.mT)
-        own = pyro.sample("site", dist.MultivariateNormal(loc, scale_tril=spread))
-        with batch.data():
-            eta = own[..., 0] + own[..., 1] * batch.z_site[..., 1]
-            pyro.sample("ill", dist.Bernoulli(logits=eta), obs=batch.y)
-
-
-AGES = patients(rows=12)["age"]
-
-
-def test_a_formula_and_a_program_by_hand_agree_draw_for_draw() -> None:
-    frame = patients(rows=12)
-    priors = {"age": dist.Normal(0.0, 0.5), "sd": dist.HalfNormal(1.0)}
-    made = hierfl.formula(
-        "ill ~ age + (1 + age | site)", "bernoulli", clients="site", priors=priors
-    ).on(frame, min_count=1)
-    data = made.data(frame)
-    draws = []
-    for model in (made, by_hand):
-        method = methods.fedsvi(model, guides.structured)
-        draws.append(hierfl.fit(method, data, rounds=3, seed=4).draws(20, seed=2))
-    for name in ("Intercept_centered", "age", "sd_site_centered"):
-        torch.testing.assert_close(
-            draws[0].shared[name], draws[1].shared[name], rtol=1e-4, atol=1e-5
-        )
-    torch.testing.assert_close(draws[0].own["site"], draws[1].own["site"], rtol=1e-3, atol=1e-4)
 
 
 def test_names_of_levels_cannot_become_code() -> None:

@@ -313,63 +313,6 @@ def test_the_posterior_of_a_spline_is_that_of_its_scales_on_a_grid() -> None:
     np.testing.assert_allclose(sd, wanted[1], rtol=0.06)
 
 
-def test_the_posterior_of_a_process_is_that_of_the_exact_kernel() -> None:
-    rows = waved(80)
-    length = stats.invgamma(6.0, scale=10.0)
-    priors = FLAT | {"sdgp": dist.HalfNormal(1.5), "lscale": dist.InverseGamma(6.0, 10.0)}
-    mean, sd = of_fit("y ~ gp(x)", rows, priors)
-    x, y = rows["x"].to_numpy(), rows["y"].to_numpy()
-    both = np.concatenate([x, GRID])
-    less = np.eye(95)
-    less[:, :80] -= 1.0 / 80
-
-    def whole(scales: Array) -> Array:
-        kernel = scales[0] ** 2 * np.exp(-0.5 * (both[:, None] - both) ** 2 / scales[1] ** 2)
-        k: Array = 25.0 + less @ kernel @ less.T
-        return k
-
-    def at(scales: Array) -> tuple[Array, Array]:
-        k = whole(scales)
-        return k[80:, :80], np.diag(k)[80:]
-
-    wanted = on_grid(
-        y,
-        lambda s: whole(s)[:80, :80],
-        at,
-        [
-            np.linspace(-1.6, 1.4, 12),
-            np.linspace(-0.4, 1.6, 14),
-            np.log(0.5) + np.linspace(-0.4, 0.5, 10),
-        ],
-        [stats.halfnorm(scale=1.5), length, stats.halfnorm(scale=1.0)],
-    )
-    assert abs(mean - wanted[0]).max() < 0.1 * wanted[1].min()
-    np.testing.assert_allclose(sd, wanted[1], rtol=0.08)
-
-
-@pytest.mark.slow  # of nodes
-def test_nodes_agree_on_knots_and_a_fit_is_saved(tmp_path: Any) -> None:
-    rows = waved(240)
-    formula = hierfl.formula("y ~ s(x, k=6) + (1 + s(x, k=4) || h)", clients="h")
-    nodes = hierfl.nodes.in_process({n: f for n, f in rows.groupby("h")}, tmp_path / "nodes")
-    over = hierfl.nodes.fit(formula, nodes, seed=0)
-    near = hierfl.fit(formula, rows, seed=0, progress=False)
-    agreed: Any = over.here.method.model
-    for call, mine in near.method.model.agreed.transforms.items():  # type: ignore[attr-defined]
-        np.testing.assert_allclose(agreed.agreed.transforms[call].knots, mine.knots, atol=0.5)
-    one, two = (effects(f, "x", grid=list(GRID), draws=1000).frame for f in (near, over))
-    np.testing.assert_allclose(one["mean"], two["mean"], atol=0.15 * one["sd"].max())
-    near.save(tmp_path / "fit", with_data=True)
-    again = hierfl.load(tmp_path / "fit")
-    new = waved(40, seed=9)
-    np.testing.assert_allclose(again.predict(new).mean, near.predict(new).mean, rtol=1e-6)
-    headings = dict(near.summary(draws=50).tables)
-    assert [*headings["Smooth terms"].index] == ["sds_s(x, k=6)"]
-    assert not any("s(x, k=6)[" in str(n) for table in headings.values() for n in table.index)
-    own = headings["h: own coefficients by client"]
-    assert set(own["term"]) == {"Intercept", "linear_s(x, k=4)"}
-
-
 def test_averages_set_a_column_of_a_smooth() -> None:
     from hierfl.effects.averages import Intervention
     from tests.effects.made import frame

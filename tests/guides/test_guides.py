@@ -197,27 +197,6 @@ def _options(family: str) -> set[str]:
     return set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
-def by_hand(batch: ClientBatch) -> None:
-    """A hand-written guide for `logistic`."""
-    loc = pyro.param("g", torch.zeros(2))
-    pyro.sample("loc", dist.Normal(loc, 0.1).to_event(1))
-    with batch.clients():
-        own = pyro.param("w", lambda: torch.zeros(batch.num_clients, 1, 2))
-        scale = pyro.param(
-            "s", torch.full((batch.num_clients, 1, 2), 0.2), constraint=dist.constraints.positive
-        )
-        pyro.sample("slope", dist.Normal(loc + own, scale).to_event(1))
-
-
-def test_hand_written_guide_can_replace_a_family() -> None:
-    data = federation((6, 6, 6))
-    fitted = fit(hierfl.methods.fedsvi(logistic, by_hand), data, rounds=60, seed=1)
-    assert fitted.history["elbo"].tail(10).mean() > fitted.history["elbo"].head(10).mean()
-    assert fitted.draws(5).own["slope"].shape == (5, 3, 2)
-    assert set(fitted.message["params"]) == {"g"}
-    assert {"w", "s"} == set(fitted.progress.table["params"])
-
-
 def test_delta_converges_to_the_map() -> None:
     data = federation((6, 4, 5))
     options = {

@@ -121,34 +121,6 @@ def test_the_guide_has_the_mode_as_its_mean_and_the_curvature_there(name: str) -
         assert float(hessian[k, 0, :, (k + 1) % 3, 0, :].abs().max()) == 0.0
 
 
-def test_the_bernoulli_posterior_is_close_to_quadrature() -> None:
-    """One client, one slope, a known prior: mean and sd of the Laplace approximation against exact ones."""
-    data = ClientData.from_clients(
-        {"a": {"x": torch.linspace(-2, 2, 40), "y": (torch.linspace(-2, 2, 40) > 0.3).double()}}
-    )
-
-    def model(batch: ClientBatch) -> None:
-        with batch.clients():
-            w = pyro.sample("w", dist.Normal(0.0, 1.0))
-            with batch.data():
-                pyro.sample("y", dist.Bernoulli(logits=batch.x * w), obs=batch.y)
-
-    fitted = fit(hierfl.methods.fedsvi(model, guides.conditional), data, rounds=1)
-    draws = fitted.draws(20_000).own["w"]
-    grid = torch.linspace(-5, 10, 4001)
-    x, y = data.fields["x"], data.fields["y"]
-    log = dist.Normal(0.0, 1.0).log_prob(grid) + dist.Bernoulli(logits=x * grid[:, None]).log_prob(
-        y
-    ).sum(-1)
-    weight = torch.softmax(log, 0)
-    mode = grid[log.argmax()]
-    mean = (weight * grid).sum()
-    sd = ((weight * grid**2).sum() - mean**2).sqrt()
-    assert draws.mean().item() == pytest.approx(mode.item(), abs=0.02)
-    assert draws.mean().item() == pytest.approx(mean.item(), abs=0.35 * sd.item())
-    assert draws.std().item() == pytest.approx(sd.item(), rel=0.12)
-
-
 @pytest.mark.parametrize(
     ("name", "size", "newton_steps"),
     [("Bernoulli", 5.0, 5), ("Bernoulli", 30.0, 15), ("Poisson", 3.0, 5)],

@@ -6,11 +6,12 @@ name is a setting: "fedsvi natural".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
 import pyro.distributions as dist
+import pytest
 import torch
 
 from hierfl import methods, models
@@ -507,3 +508,14 @@ def cohort(method: Method, size: int) -> int | None:
 def first_word(name: str) -> str:
     """Return the name of the method of a case."""
     return name.split()[0]
+
+
+# Of these there are quick tests: test_ten_rounds.py, test_fedep.py, test_two_stage.py.
+HARD = ("bfi", "fedep", "fedep shared", "fedlaplace", "pvi", "two_stage")
+QUICK = frozenset({first_word(n): n for n in reversed(METHODS) if n not in HARD}.values())
+
+
+def one_of_each(names: Iterable[str], *besides: str) -> list[Any]:
+    """Return cases as parameters of a test: the first quick one of each method and `besides`; others are slow."""
+    quick = {*QUICK, *besides}
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in names]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl.data.clients import ClientData
 from hierfl.methods import apfl
 from hierfl.optimizers import SGD
 from tests.methods.quadratics import START, B, H, at, clients
@@ -79,16 +78,6 @@ def test_nothing_is_shrunk_at_convergence(alpha: float) -> None:
     # g reaches v by alpha twice; the smallest curvature is 0.5
     assert float((served(fitted) - B).abs().max()) < start * (1.0 - 0.6 * 0.5 * alpha**2) ** 100
     assert not torch.allclose(fitted.message["theta"].expand(3, 2), B, atol=0.1)
-
-
-def planted() -> ClientData:
-    """Nine clients that agree, at (0, 0), and two far away, at (0, 30) and (0, -30): their mean is (0, 0)."""
-    best = torch.tensor([[0.0, 0.0]] * 9 + [[0.0, 30.0], [0.0, -30.0]])
-    eye = torch.eye(2)
-    rows = {
-        f"c{k:02}": {"factor": eye.expand(4, 2, 2), "y": b.expand(4, 2)} for k, b in enumerate(best)
-    }
-    return ClientData.from_clients(rows)
 
 
 def test_a_new_client_starts_at_theta_and_moves_its_own_model_alone() -> None:

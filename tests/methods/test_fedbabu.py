@@ -13,8 +13,6 @@ from tests.methods.quadratics import B, P
 from tests.methods.split_quadratics import EVERY_ROW, HC, at, clients
 from tests.programs import fit
 
-HEAD = ("theta.2.weight", "theta.2.bias")
-
 
 @pytest.mark.parametrize(("plate", "v"), [(False, 0.0), (True, 1.5)])
 def test_the_fixed_point_is_the_best_body_under_the_frozen_head(plate: bool, v: float) -> None:

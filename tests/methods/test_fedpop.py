@@ -6,13 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from scipy.optimize import minimize
-from torch.distributions.transforms import ExpTransform
 
 import hierfl
 from hierfl import guides
@@ -23,7 +20,7 @@ from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock
 from hierfl.methods import fedpop, fedsvi
-from hierfl.optimizers import SGD, Adam
+from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.programs import federation, fit, regression, three
 
@@ -268,88 +265,3 @@ def gamma(batch: ClientBatch) -> None:
 def test_a_prior_without_a_keyed_draw_is_refused() -> None:
     with pytest.raises(ProgramError, match="Gamma cannot be drawn by a key"):
         fit(fedpop(gamma), federation(), rounds=1)
-
-
-def half_normal_of_a_log() -> Any:
-    return dist.TransformedDistribution(dist.HalfNormal(torch.ones(())), [ExpTransform().inv])
-
-
-def counties_by_logs(batch: ClientBatch) -> None:
-    """The same program with both scales by their logarithms: a posterior's mode depends on the
-    scale.
-    """
-    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-    tau = pyro.sample("log_tau", half_normal_of_a_log()).exp()
-    slope = pyro.sample("slope", dist.Normal(torch.zeros(3), 1.0).to_event(1))
-    sigma = pyro.sample("log_sigma", half_normal_of_a_log()).exp()
-    with batch.clients():
-        e = pyro.sample("e", dist.Normal(0.0, 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(mu + tau * e + batch.x @ slope, sigma), obs=batch.y)
-
-
-def marginal_mode(data: ClientData) -> tuple[Any, Any]:
-    """Return (mu, log tau, slope, log sigma) at the mode of their posterior, and the counties'
-    means given it.
-
-    In closed form: the rows of a county are jointly Normal, of covariance sigma^2 I + tau^2 1 1^T.
-    """
-    x, y = data.fields["x"].numpy(), data.fields["y"].numpy()
-    rows = data.counts.numpy()
-    county = np.repeat(np.arange(len(rows)), rows)
-
-    def sums(theta: Any) -> tuple[Any, Any, Any, Any]:
-        left = y - theta[0] - x @ theta[2:5]
-        return (
-            np.bincount(county, left),
-            np.bincount(county, left**2),
-            np.exp(2 * theta[1]),
-            np.exp(2 * theta[5]),
-        )
-
-    def minus_log_posterior(theta: Any) -> float:
-        first, second, tau2, sigma2 = sums(theta)
-        whole = sigma2 + rows * tau2
-        spread = (rows - 1) * np.log(sigma2) + np.log(whole)
-        far = (second - tau2 * first**2 / whole) / sigma2
-        prior = theta[0] ** 2 + (theta[2:5] ** 2).sum() + tau2 + sigma2
-        return float(0.5 * (spread + far).sum() + 0.5 * prior - theta[1] - theta[5])
-
-    theta = minimize(minus_log_posterior, np.array([1.0, -1.0, 0.0, 0.0, 0.0, 0.0])).x
-    first, _, tau2, sigma2 = sums(theta)
-    return theta, theta[0] + tau2 * first / (sigma2 + rows * tau2)
-
-
-@pytest.mark.slow
-def test_corrected_chains_agree_with_nuts_on_radon() -> None:
-    """With everything learned. What is common agrees with its exact mode, 0.113 sd off NUTS's
-    means.
-    """
-    data, known = hierfl.datasets.radon(), hierfl.datasets.reference("radon")
-    exact, given = marginal_mode(data)
-    method = fedpop(
-        counties_by_logs,
-        step_size=0.2,
-        steps=20,
-        burn_in=0,
-        kept_draws=10_000,
-        server_optimizer=Adam(0.05),
-        schedule="cosine",
-        metropolis=True,
-    )
-    fitted = hierfl.fit(
-        method, data, rounds=1000, settings=hierfl.Settings(compile=True), progress=False
-    )
-    drawn = fitted.draws(10_000)
-    found = [*drawn.shared["slope"][0], drawn.shared["log_sigma"][0]]
-    found = [drawn.shared["mu"][0], drawn.shared["log_tau"][0], *found]
-    off = torch.stack(found) - torch.as_tensor(exact)
-    assert float(off.abs().max()) < 0.03
-    tau = drawn.shared["log_tau"].exp()[:, None]
-    means = (drawn.shared["mu"][:, None] + tau * drawn.own["e"].flatten(1)).mean(0)
-    sd = torch.as_tensor(known["a"].sd)
-    from_exact = (means - torch.as_tensor(given)) / sd
-    from_nuts = (means - torch.as_tensor(known["a"].mean)) / sd
-    print(off, from_exact.abs().max(), from_nuts.abs().max(), from_nuts.abs().median())
-    assert float(from_exact.abs().max()) < 0.15
-    assert float(from_nuts.abs().max()) < 0.2

@@ -59,15 +59,6 @@ def test_more_body_steps_weigh_clients_by_how_far_they_go() -> None:
     assert torch.allclose(fitted.message["u"], wanted, atol=1e-6)
 
 
-def test_the_split_by_plate_equals_the_split_by_name() -> None:
-    options: dict[str, Any] = {"optimizer": SGD(0.1, 0.5), "head_steps": 2, "batch_size": 2}
-    fits = [
-        fit(fedrep(**split, **options), clients(), rounds=3, cohort=2) for split in PLATES.values()
-    ]
-    assert torch.equal(fits[0].message["u"], fits[1].message["u"])
-    assert torch.equal(heads(fits[0]), heads(fits[1]))
-
-
 def test_fedper_moves_both_parts_at_once() -> None:
     """A step of one client is a step of gradient descent on all its params."""
     data = clients().select(["a"])

@@ -198,4 +198,3 @@ def _fixed(loc: Tensor, scale: Tensor, value: Tensor) -> Any:
 
 
 # ------------------------------------------------------------ O10
-V, SCALE, OWN = 0.6, 0.9, 2

@@ -18,10 +18,8 @@ from hierfl.core.trees import named_leaves
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from tests.methods import cases
-from tests.methods.cases import CASES
+from tests.methods.cases import CASES, one_of_each
 from tests.programs import federation, fit, logistic, regression
-
-SLOW = {"fedep shared", "fedlaplace", "two_stage"}  # each has a quick one beside it or of its own
 
 
 def row(table: Any, k: int) -> Any:
@@ -34,9 +32,7 @@ def started(fitted: hierfl.Fit) -> dict[str, Tensor]:
     return named_leaves(new.federation.client.params(new.message, row(new.progress.table, 0)))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
-)
+@pytest.mark.parametrize("name", one_of_each(CASES, "bfi", "fedep", "pvi"))
 def test_new_clients_start_where_the_server_says(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

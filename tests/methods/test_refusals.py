@@ -22,7 +22,6 @@ from hierfl.optimizers import SGD, Adam
 from tests.methods import split_quadratics
 from tests.methods.cases import (
     embedded,
-    filled,
     mapped,
     net,
     personal,
@@ -45,10 +44,6 @@ def at_the_module() -> Any:
     return models.bayesian_network(
         net(), prior_loc="module", prior_scale="learned", likelihood=normal(1.0)
     )
-
-
-def wide() -> Any:
-    return models.network(filled(nn.Linear(2, 300), nn.Linear(300, 1)), likelihood=normal(1.0))
 
 
 def headed(layer: str, module: nn.Module | None = None) -> Any:

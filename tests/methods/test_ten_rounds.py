@@ -117,19 +117,6 @@ def test_everything_that_is_sent() -> None:
     assert up({**about_q, **sides}) == {"log_marginals": (128,), "lost": ()}
 
 
-def test_history_posterior_and_new_clients() -> None:
-    data = federation((12, 9, 15, 8, 11))
-    fitted = fit(fedlaplace(regression, **SMALL), data.select([0, 1, 2, 3]), rounds=12)
-    history = fitted.history
-    assert (
-        history["stage"].iloc[-1] == 3 and history["k_hat"].notna().iloc[-1] and len(history) < 12
-    )
-    assert (history[["bytes_up", "bytes_down"]] > 0).all().all()
-    assert fitted.posterior(20)["posterior"]["slope"].shape == (1, 20, 4, 2)
-    new = fitted.personalize(data.select([4]))
-    assert new.predict(data.select([4]), draws=20).log_score is not None
-
-
 def test_an_empirical_posterior_draws_its_points() -> None:
     fitted = fit(fedlaplace(means, **SMALL), three(), rounds=12)
     points, draws = fitted.message["params"]["_shared.points"], fitted.draws(500).shared["g"]

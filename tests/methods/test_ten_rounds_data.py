@@ -79,14 +79,6 @@ def test_the_global_sites_of_radon_in_twelve_rounds() -> None:
     assert k_hat < 0.7 and effective >= 500
 
 
-@pytest.mark.slow
-def test_radon_in_twelve_rounds() -> None:
-    fitted = fit(fedlaplace(RADON.ways["conditional"].model), RADON.data(), rounds=12)
-    errors, (k_hat, effective) = of_all_sites(fitted, RADON), weights(fitted)
-    assert errors.of("mean").max() < 0.06 and np.abs(errors.of("sd") - 1.0).max() < 0.06, errors
-    assert k_hat < 0.7 and effective >= 400
-
-
 @needs_files
 @pytest.mark.slow
 def test_hospitals_in_twelve_rounds_on_either_engine() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ import hierfl
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.method import Clock
 from hierfl.program.program import ProgramError
 from hierfl.runs.result import Fit
 from tests.programs import exact, fit, three
@@ -101,21 +99,8 @@ def test_the_posterior_is_that_of_a_grid(name: str) -> None:
         assert 0.9 < own[:, k].std() / sd < 1.1, k
 
 
-@pytest.mark.slow
-def test_centered_and_non_centered_agree() -> None:
-    one, other = (fitted(name).draws(2000).shared for name in ("spread", "spread_raw"))
-    for site, drawn in one.items():
-        assert abs(drawn.mean() - other[site].mean()) < 0.03 * drawn.std()
-        assert 0.95 < drawn.std() / other[site].std() < 1.05
-
-
 # ------------------------------------------------------------------------------------ the same run
 SHORT: dict[str, Any] = {"draws": 200}
-
-
-@cache
-def short() -> Fit:
-    return fit(two_stage(programs.binary, **SHORT), people((3, 1, 5, 4)))
 
 
 @cache
@@ -134,39 +119,6 @@ def test_engines_and_chunks_agree(options: dict[str, Any]) -> None:
     # the server rounds what it is sent, as its chains would amplify differences of 1e-16
     for name in ("loc", "covariance"):
         assert torch.allclose(getattr(one.belief, name), getattr(other.belief, name), rtol=1e-9)
-
-
-def test_the_order_of_clients_does_not_matter() -> None:
-    """The server has clients in the order of their names: draws are equal, whatever the data's."""
-    data = people((3, 1, 5, 4))
-    turned = data.select(data.names[::-1])
-    one, other = (fit(two_stage(programs.binary, **SHORT), d) for d in (data, turned))
-    a, b = (named_leaves(each.progress.server) for each in (one, other))
-    for name, value in a.items():
-        torch.testing.assert_close(b[name], value, rtol=1e-9, atol=1e-9, equal_nan=True)
-    drawn, again = (each.draws(50).own for each in (one, other))
-    where = torch.tensor([turned.names.index(name) for name in one.clients])
-    for name, value in drawn.items():
-        torch.testing.assert_close(again[name][:, where], value, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
-    """Written after each round; the last two are thrown away, and the run resumes."""
-    import shutil
-
-    from hierfl.runs import checkpoint as state
-
-    method, data = two_stage(programs.binary, **SHORT), people((3, 1, 5, 4))
-    whole = fit(method, data, checkpoint=tmp_path, checkpoint_every=1, cohort=2, seed=2)
-    kept = state.checkpoints(tmp_path)
-    assert len(kept) > 1
-    shutil.rmtree(kept[-1])
-    again = fit(
-        method, data, checkpoint=tmp_path, checkpoint_every=1, cohort=2, seed=2, resume=True
-    )
-    same(whole, again)
-    assert len(again.history) == len(whole.history)
 
 
 @pytest.mark.slow
@@ -223,30 +175,6 @@ def test_a_program_that_looks_at_its_rows_runs_without_a_graph() -> None:
 
 
 @pytest.mark.slow
-def test_rows_without_a_known_predictor() -> None:
-    """Gumbel rows: quasi-random points in place of Gauss-Hermite sums; weights that hardly differ
-    have no tail.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = fit(two_stage(programs.gumbel, draws=400), people((3, 4, 5, 6)))
-    y = people((3, 4, 5, 6)).fields["y"].numpy()
-    w = np.linspace(-5.0, 5.0, 1001)
-    mu = np.linspace(-4.0, 4.0, 401)
-    log = -0.5 * mu**2
-    for own in np.split(y, np.cumsum((3, 4, 5))):
-        away = (own[:, None] - w) / 0.9
-        rows = np.exp((-away - np.exp(-away)).sum(0))
-        prior = np.exp(-0.5 * ((w - mu[:, None]) / 0.8) ** 2)
-        log = log + np.log((prior * rows).sum(1))
-    p = np.exp(log - log.max())
-    mean, sd = moments(p / p.sum(), mu)
-    drawn = found.draws(400).shared["mu"]
-    assert abs(drawn.mean() - mean) < 0.15 * sd
-    assert 0.88 < drawn.std() / sd < 1.12
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:k-hat"
 )  # twelve rows and an unknown sigma, in double precision too
@@ -258,48 +186,9 @@ def test_single_precision_runs() -> None:
 
 
 # ------------------------------------------------------------------------------------ messages
-@pytest.mark.slow
-def test_what_goes_up_and_down() -> None:
-    """Down: loc and covariance, draws to weigh. Up: a factor, or log marginals; nothing else."""
-    found = short()
-    federation, state = found.federation, found.progress.server
-    server = federation.server
-    weighing = {**state, "stage": torch.tensor(1)}
-    gathering = {**state, "stage": torch.tensor(0)}
-    down = server.down(gathering, Clock(0, 9))
-    assert set(down) == {"loc", "covariance"}
-    assert set(server.down(weighing, Clock(0, 9))) == {"loc", "covariance", "draws"}
-    own = len(down["loc"])
-    assert own == 1 and down["covariance"].shape == (1, 1)
-    columns = set(found.history.columns)
-    assert {"raised", "k_hat", "effective"} <= columns, columns
-    assert found.method.discloses == "summaries"
 
 
 # ---------------------------------------------------------------- what a fit can do
-@pytest.mark.slow
-def test_saved_and_loaded(tmp_path: Path) -> None:
-    found = short()
-    found.save(tmp_path / "run", with_data=True)
-    again = hierfl.load(tmp_path / "run", model=programs.binary)
-    assert again.history["k_hat"].equals(found.history["k_hat"])
-    for site, drawn in found.draws(100, seed=1).shared.items():
-        assert torch.equal(drawn, again.draws(100, seed=1).shared[site])
-
-
-@pytest.mark.slow
-def test_a_fit_does_all_that_fits_do() -> None:
-    found = fitted("binary")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        table = str(found.summary())
-        assert "tau" in table and "mu" in table
-        prediction = found.predict(people(EIGHT), draws=100)
-        assert prediction is not None
-        posterior = found.posterior(100, log_likelihood=True)
-        assert "log_likelihood" in (
-            list(posterior.children) if hasattr(posterior, "children") else posterior.groups()
-        )
 
 
 @pytest.mark.slow

@@ -127,11 +127,6 @@ def test_a_client_that_always_fails_is_left_out_and_the_rest_is_the_fit_of_the_o
     assert found.summary().trustworthy is False
 
 
-def test_skipping_changes_nothing_where_no_client_fails() -> None:
-    method, data = two_stage(precise, draws=200), noises(bad=False)
-    same(fit(method, data, on_client_error="skip"), fit(method, data))
-
-
 @pytest.mark.filterwarnings("ignore:the rounds ended")
 def test_a_client_that_fails_when_draws_are_weighted_is_not_waited_for() -> None:
     found = fit(two_stage(programs.binary, draws=200), people((5, 3, 7)), rounds=2)

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import hierfl
 from hierfl import models
-from hierfl.core.trees import named_leaves, tree_leaves
+from hierfl.core.trees import tree_leaves
 from hierfl.methods import (
     averaging_some,
     by_rows,
@@ -50,25 +49,6 @@ def personal(scale: Any = 1.0) -> Any:
     return models.bayesian_network(
         net(), likelihood=models.likelihood.normal(1.0), prior_scale=scale
     )
-
-
-def assert_same(one: hierfl.Fit, two: hierfl.Fit) -> None:
-    """Assert bit-for-bit equality of server, clients, history, predictions and new clients."""
-    data, new = federation((5, 3, 7)), federation((4, 2), seed=8)
-    pairs: list[tuple[Any, ...]] = [
-        (one.progress.server, two.progress.server),
-        (one.progress.table, two.progress.table),
-    ]
-    joined = [f.personalize(new, rounds=2) for f in (one, two)]
-    pairs += [tuple(f.progress.table for f in joined)]
-    pairs += [tuple(f.predict(data, draws=2).mean for f in (one, two))]
-    pairs += [tuple(f.predict(new, draws=2).mean for f in joined)]
-    for a, b in pairs:
-        assert named_leaves(a).keys() == named_leaves(b).keys()
-        for path, value in named_leaves(a).items():
-            assert torch.equal(value, named_leaves(b)[path]), path
-    kept = [column for column in one.history if column != "seconds"]
-    np.testing.assert_array_equal(one.history[kept].to_numpy(), two.history[kept].to_numpy())
 
 
 # ------------------------------------------------------------ two engines

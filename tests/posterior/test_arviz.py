@@ -5,12 +5,8 @@ Tested with ArviZ 0.x here, and with 1.x if `HIERFL_PYTHON312` names an interpre
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
 import warnings
-from pathlib import Path
 from typing import Any
 
 import arviz as az
@@ -27,13 +23,9 @@ from hierfl import guides
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.methods import fedsvi
-from hierfl.posterior import arviz_groups as groups
 from hierfl.posterior import arviz_io as posterior
-from hierfl.posterior.labels import log_likelihoods, observed
 from hierfl.runs.result import Fit
-from tests.programs import federation, fit, logistic, regression
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import federation, fit, logistic
 
 
 def named(data: ClientData) -> ClientData:
@@ -98,20 +90,6 @@ def test_log_likelihoods_belong_to_the_draws(ill: Fit) -> None:
     loo: Any = az.loo
     with warnings.catch_warnings(action="ignore"):  # twenty draws give high k-hats
         assert np.isfinite(loo(found).elpd_loo)
-
-
-def test_engines_agree_on_the_groups() -> None:
-    data = federation()
-    one, other = (
-        fit(fedsvi(regression), data, rounds=2, engine=e) for e in ("vectorized", "sequential")
-    )
-    for group in ("posterior", "log_likelihood"):
-        first, second = (f.posterior(5, log_likelihood=True)[group] for f in (one, other))
-        assert all(np.allclose(first[name], second[name], atol=1e-10) for name in first.data_vars)
-    a, b = (f.posterior_predictive(5)["posterior_predictive"]["y"].values for f in (one, other))
-    assert np.allclose(a, b, atol=1e-10)
-    a, b = (f.prior(5)["prior"]["slope"].values for f in (one, other))
-    assert np.allclose(a, b, atol=1e-10)
 
 
 def test_predictive_labels_follow_the_predictive_distribution(ill: Fit) -> None:
@@ -266,84 +244,3 @@ def test_invalid_arguments_are_refused(ill: Fit) -> None:
 
 
 # ------------------------------------------------------------------------- ArviZ 1.x, without torch
-SCRIPT = """
-import importlib.util, json, sys
-import numpy as np
-spec = importlib.util.spec_from_file_location("posterior", sys.argv[1])
-posterior = importlib.util.module_from_spec(spec)
-sys.modules["posterior"] = posterior
-spec.loader.exec_module(posterior)
-assert posterior.DATA_TREE and "torch" not in sys.modules and "hierfl" not in sys.modules
-names = json.load(open(sys.argv[2] + "/names.json"))
-arrays = np.load(sys.argv[2] + "/arrays.npz")
-groups = {}
-for key in arrays.files:
-    group, name = key.split("/")
-    groups.setdefault(group, {})[name] = arrays[key]
-coords = {k: tuple(v) if v and isinstance(v[-1], list) else v for k, v in names["coords"].items()}
-tree = posterior.arviz_of(groups, names["dims"], coords, names["attributes"])
-assert type(tree).__name__ == "DataTree"
-tree.to_netcdf(sys.argv[2] + "/posterior.nc")
-assert tree["posterior"]["slope"].sel(client="south", x="dose").shape == (4, 50)
-assert tree["log_likelihood"]["row_client"].values.tolist()[0] == "north"
-import arviz as az
-assert az.summary(tree, var_names=["loc"]).shape[0] == 2
-values = arrays["log_likelihood/ill"]
-each = {"p": values.var(0), "k_hat": 0.01 * values.std(0), "draws": len(values)}
-one, other = (posterior.elpd_of(values.mean(0) * factor, **each) for factor in (1.0, 1.1))
-table = posterior.compared({"one": one, "other": other})
-assert abs(table.loc["other", "elpd"] - other.elpd) < 1e-9
-print(json.dumps({"elpd": one.elpd, "p": one.p, "se": one.se, "each": one.each.tolist(), "k": one.k_hat.tolist(),
-                  "columns": list(table.columns), "first": table.index[0], \
-"weight": float(table.loc["one", "weight"])}))
-"""
-
-
-def test_with_arviz_1_and_without_torch(ill: Fit, tmp_path: Path) -> None:
-    """Saved arrays become a DataTree; both versions of ArviZ agree."""
-    python = os.environ.get("HIERFL_PYTHON312")
-    if not python:
-        pytest.skip(
-            "HIERFL_PYTHON312 does not name a Python 3.12 with ArviZ 1 (pip install 'arviz>=1' "
-            "h5netcdf h5py; no torch needed)"
-        )
-    found = groups.drawn_groups(ill, 200, seed=0, var_names=None, expand=1000)
-    found.rows("log_likelihood", log_likelihoods(ill, ill.draws(200)), ill.federation.data)
-    found.rows("observed_data", observed(ill, ill.federation.data), ill.federation.data)
-    arrays = {
-        f"{group}/{name}": value
-        for group, part in found.arrays.items()
-        for name, value in part.items()
-    }
-    np.savez(tmp_path / "arrays.npz", **arrays)
-    coords = {name: list(values) for name, values in found.coords.items()}
-    names = {"dims": found.dims, "coords": coords, "attributes": groups.attributes(ill, 0)}
-    (tmp_path / "names.json").write_text(json.dumps(names))
-    command = [
-        python,
-        "-W",
-        "ignore",
-        "-c",
-        SCRIPT,
-        str(ROOT / "hierfl" / "posterior" / "arviz_io.py"),
-        str(tmp_path),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-2000:]
-    there = json.loads(done.stdout.splitlines()[-1])
-    likelihood = arrays["log_likelihood/ill"]
-    each: Any = {"p": likelihood.var(0), "k_hat": 0.01 * likelihood.std(0)}
-    one, other = (
-        posterior.elpd_of(likelihood.mean(0) * factor, draws=len(likelihood), **each)
-        for factor in (1.0, 1.1)
-    )
-    table = posterior.compared({"one": one, "other": other})
-    assert there["columns"] == list(table.columns) and there["first"] == table.index[0]
-    assert there["elpd"] == pytest.approx(one.elpd, abs=1e-6) and there["p"] == pytest.approx(
-        one.p, abs=1e-6
-    )
-    assert np.allclose(there["each"], one.each, atol=1e-6)
-    back: Any = az.from_netcdf(str(tmp_path / "posterior.nc"))  # type: ignore[no-untyped-call]
-    assert back["posterior"]["slope"].dims == ("chain", "draw", "client", "x"), (
-        "ArviZ 0.x reads what 1.x has written"
-    )

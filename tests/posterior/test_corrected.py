@@ -212,15 +212,6 @@ def fit_of(fitted: Fit, name: str) -> Restricted:
     return restricted(fitted, fitted.federation.data.select([name]))
 
 
-def test_engines_agree() -> None:
-    one, other = (
-        planted(shift=0.3, wide=1.2, engine=engine) for engine in ("vectorized", "sequential")
-    )
-    a, b = (corrected(f, 50, proposals=120, inner=3) for f in (one, other))
-    assert a.k_hat == pytest.approx(b.k_hat, abs=1e-9)
-    close(a.draws.own["b"], b.draws.own["b"])
-
-
 SPREAD: dict[str, Any] = {
     "mean_field": guides.mean_field(init_scale=0.6),
     "low_rank": guides.low_rank(rank=2, init_scale=0.6),

@@ -116,14 +116,6 @@ def test_new_clients_with_different_numbers_of_rows(fitted: Fit) -> None:
     torch.testing.assert_close(predict_from_prior(sequential, new, draws=30).mean, found.mean)
 
 
-def test_a_mean_field_fit_predicts_new_clients() -> None:
-    method = methods.fedsvi(
-        gaussian, guides.mean_field, optimizer=Adam(0.1), local_optimizer=Adam(0.1)
-    )
-    point = fit(method, rows(["a", "b", "c"]), rounds=5, settings=Settings(compile=False))
-    assert predict_from_prior(point, rows(["new"]), draws=200).scores().loc["new", "rmse"] > 0.0
-
-
 def test_missing_fields_are_refused(fitted: Fit) -> None:
     with pytest.raises(
         ValueError, match="the rows have no field 'x', which the model or its guide reads"

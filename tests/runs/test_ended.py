@@ -93,24 +93,6 @@ def test_a_program_without_second_derivatives_ends_by_chains() -> None:
     assert "c00' is not finite" in fit.summary().verdict.replace("\n", " ")
 
 
-def vague(batch: ClientBatch) -> None:
-    """Declare Surgical with the priors of the BUGS book."""
-    mu = pyro.sample("mu", dist.Normal(0.0, 1000.0))
-    s = pyro.sample("sigmasq", dist.InverseGamma(0.001, 0.001)).sqrt()
-    with batch.clients():
-        b = pyro.sample("b", dist.Normal(mu, s))
-        with batch.data():
-            pyro.sample("r", dist.Binomial(batch.n, logits=b), obs=batch.r)
-
-
-@pytest.mark.slow
-def test_vague_priors_of_bugs_end() -> None:
-    fit = hierfl.fit(vague, hospitals(), seed=0, progress=False, time_limit=5.0)
-    mu = posterior_draws(fit, draws=4000).shared["mu"]
-    assert abs(float(mu.mean()) + 2.55) < 0.03  # NumPyro's NUTS: -2.55, sd 0.15
-    assert abs(float(mu.std()) - 0.15) < 0.03
-
-
 def test_rounds_in_a_cycle_do_not_gain() -> None:
     cycle = [{"stage": 0.0, "moved": moved, "changed": 0.3} for moved in (0.46, 0.28, 0.46) * 4]
     assert why_tired(cycle) == TIRED
@@ -171,36 +153,3 @@ def test_a_programs_mistake_is_raised_and_numbers_without_digits_are_not() -> No
     with pytest.raises(NotFinite):
         _next(failing(NotFinite("NaN")), Watch(), where, None)
     assert _next(failing(NotFinite("NaN")), Watch(), where, fallback) == (where, "NaN")
-
-
-HITS = torch.tensor([18.0, 14, 12, 10, 10, 7])
-
-
-def batters(batch: ClientBatch) -> None:
-    """Declare Pyro's baseball, partially pooled: rates that are not Normal."""
-    m = pyro.sample("m", dist.Uniform(0.0, 1.0))
-    kappa = pyro.sample("kappa", dist.Pareto(1.0, 1.5))
-    with batch.clients():
-        phi = pyro.sample("phi", dist.Beta(m * kappa, (1.0 - m) * kappa))
-        with batch.data():
-            pyro.sample("hits", dist.Binomial(45, phi), obs=batch.hits)
-
-
-@pytest.mark.slow
-def test_rates_of_a_beta_prior_go_over_at_once_and_have_the_moments_of_a_grid() -> None:
-    fit = hierfl.fit(batters, ClientData.from_arrays(NAMES[:6], hits=HITS), seed=0)
-    assert "rounds need chains, too" in str(fit.progress.ended)
-    drawn = posterior_draws(fit, draws=4000)
-    m = torch.linspace(0.0025, 0.9975, 400, dtype=torch.float64)[:, None, None]
-    log_kappa = torch.linspace(0.005, 12.0, 500, dtype=torch.float64)[:, None]
-    kappa = log_kappa.exp()
-    rows = dist.BetaBinomial(m * kappa, (1.0 - m) * kappa, 45).log_prob(HITS.double()).sum(-1)
-    weights = (rows - 1.5 * log_kappa[:, 0]).flatten().softmax(0).view(400, 500)
-    of_phi = (HITS[0] + m[..., 0] * kappa[:, 0]) / (45.0 + kappa[:, 0])
-    for value, at in ((drawn.shared["m"], m[..., 0]), (drawn.shared["kappa"].log(), log_kappa.mT)):
-        mean = (weights * at).sum()
-        sd = (weights * (at - mean).square()).sum().sqrt()
-        assert abs(float(value.mean() - mean)) < 0.1 * sd
-        assert abs(float(value.std() / sd) - 1.0) < 0.1
-    first = drawn.own["phi"][:, 0].double()
-    assert abs(float(first.mean() - (weights * of_phi).sum())) < 0.1 * float(first.std())

@@ -281,13 +281,6 @@ def test_a_matrix_of_features_by_features_has_two_dims() -> None:
     assert len(set(posterior["lower"].dims)) == 4
 
 
-def test_repr() -> None:
-    fitted = two_rounds()
-    assert repr(fitted).startswith("Fit(fedsvi, 4 clients, 2 rounds, ")
-    assert fitted.clients == ("north", "south", "east", "west")
-    assert hierfl.Fit is type(fitted)
-
-
 # ------------------------------------------------------------ observed sites
 def changed_label(batch: ClientBatch) -> None:
     """A model that observes a transformed label, and does not read every field."""

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hierfl
-from hierfl.core.trees import named_leaves
 from hierfl.runs import checkpoint as state
 
 SCRIPT = """
@@ -83,27 +81,3 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
     assert not list((tmp_path / "killed").glob(".draft-*")), (
         "drafts of killed processes are removed"
     )
-
-
-def test_an_interrupted_write_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
-    """A write that stops between two files of a checkpoint leaves the previous complete checkpoint intact."""
-    from tests.programs import federation, fit, regression
-
-    method, data = hierfl.methods.fedsvi(regression), federation()
-    whole = fit(method, data, rounds=3)
-    fit(method, data, rounds=3, checkpoint=tmp_path, checkpoint_every=1)
-    newest = state.checkpoints(tmp_path)[-1]
-    for kept in ([], ["global.safetensors"], ["global.safetensors", "local.safetensors"]):
-        draft = tmp_path / ".draft-00000003-1"
-        draft.mkdir()
-        for name in kept:
-            (draft / name).write_bytes((newest / name).read_bytes()[:50])
-        for path in list(newest.iterdir()) if newest.exists() else []:
-            path.unlink()
-        if newest.exists():
-            newest.rmdir()
-        assert [p.name for p in state.checkpoints(tmp_path)] == ["round-00000002"]
-        again = fit(method, data, rounds=3, checkpoint=tmp_path, checkpoint_every=1, resume=True)
-        ours, theirs = named_leaves(whole.progress.server), named_leaves(again.progress.server)
-        assert all(value.equal(theirs[name]) for name, value in ours.items())
-        assert not draft.exists()

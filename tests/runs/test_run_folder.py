@@ -121,22 +121,6 @@ def test_the_users_own_files_stay(tmp_path: Path) -> None:
     assert torch.equal(hierfl.load(tmp_path).draws(3).own["slope"], fitted.draws(3).own["slope"])
 
 
-def test_an_old_checkpoint_with_a_note_in_it_is_kept(tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hierfl.runs.run_folder.KEPT", 10)
-        run(tmp_path / "whole", checkpoint_every=1)
-    early = tmp_path / "run" / "round-00000001"
-    early.parent.mkdir()
-    (tmp_path / "whole" / "round-00000001").rename(early)
-    (early / "notes.txt").write_text("mine")
-    run(tmp_path / "run", checkpoint_every=1, resume=True)
-    assert [p.name for p in state.checkpoints(tmp_path / "run")] == [
-        "round-00000001",
-        "round-00000003",
-        "round-00000004",
-    ]
-
-
 def test_a_damaged_checkpoint_is_set_aside_not_removed(ran: Path) -> None:
     record = ran / ROUNDS[1] / "state.json"
     record.write_bytes(record.read_bytes()[:-30])

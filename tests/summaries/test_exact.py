@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any
 
@@ -179,28 +178,6 @@ def test_clients_send_sums_and_nothing_else() -> None:
     assert found.history["bytes_down"].iloc[0] == 0
 
 
-def test_a_response_of_other_units_gives_the_posterior_in_these_units() -> None:
-    """Sums keep their digits where the mean is a thousand times the spread."""
-
-    def far(batch: ClientBatch) -> None:
-        mu = pyro.sample("mu", dist.Normal(1000.0, 2.0))
-        tau = pyro.sample("tau", dist.HalfNormal(1.0))
-        sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
-        with batch.clients():
-            a = pyro.sample("a", dist.Normal(mu, tau))
-            with batch.data():
-                pyro.sample("y", dist.Normal(a, sigma), obs=batch.y)
-
-    data = people((8, 3, 7, 5))
-    fields = {**data.fields, "y": data.fields["y"].double() + 1000.0}
-    moved = ClientData(fields, data.offsets, data.names, data.client_fields)
-    near, there = fitted(programs.noisy, data), fitted(far, moved)
-    one, other = (f.draws(4000).shared for f in (near, there))
-    assert abs((other["mu"] - 1000.0).mean() - one["mu"].mean()) < 0.05 * one["mu"].std()
-    for name in ("tau", "sigma"):
-        assert abs(other[name].mean() - one[name].mean()) < 0.05 * one[name].std(), name
-
-
 def test_sums_that_do_not_fit_the_rows_are_refused() -> None:
     """A program whose rows are Gaussian only on the rows that it was read on."""
 
@@ -216,15 +193,6 @@ def test_sums_that_do_not_fit_the_rows_are_refused() -> None:
     data.fields["y"][-1] = 60.0
     with pytest.raises(Exception, match="two_stage would be wrong"):
         fit(two_stage(branching), data)
-
-
-def test_clients_who_can_fit_their_rows_exactly() -> None:
-    """Rows of one client each: the noise and the spread of levels are exchangeable."""
-    data = people((1,) * 10)
-    draws = fitted(programs.noisy, data).draws(4000).shared
-    tau, sigma = draws["tau"].flatten(), draws["sigma"].flatten()
-    assert abs(tau.mean() - sigma.mean()) < 0.1 * tau.std()
-    assert abs(math.log(tau.std() / sigma.std())) < 0.1
 
 
 @pytest.mark.parametrize("how", ["centered", "non-centered", "multivariate"])
