@@ -102,10 +102,10 @@ class GaussianProcessNetwork:
         far = length * math.sqrt(features.shape[-1])
         with batch.clients():
             mine = memory_of(batch.num_clients, self.memory, rows)
-            memory = apply(self.net, {}, theta, mine["x"], mask=mine["there"] > 0.0)
+            at, there = features / far, mine["there"] > 0.0
+            memory = apply(self.net, {}, theta, mine["x"], mask=there)
             labels, variance = self._seen(mine["y"], spread)
-            process = Process(scale**2, mine["there"] > 0.0)
-            mean, wide = process.at(features / far, memory / far, labels, variance)
+            mean, wide = conditioned(scale**2, at, memory / far, labels, variance, there)
             if spread is not None:
                 fn = dist.Normal(mean[..., 0], (wide[..., 0] + spread**2).sqrt())
             else:
@@ -123,36 +123,39 @@ class GaussianProcessNetwork:
         return weight.log() - 0.5 * variance, variance
 
 
-class Process:
-    """Gaussian processes of variance `scale`, given rows that are `there` (C, R)."""
+def conditioned(
+    scale: Tensor,
+    at: Tensor,
+    memory: Tensor,
+    labels: Tensor,
+    variance: Tensor,
+    there: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return means and variances of processes at rows `at`, (C, B, processes), given those that are `there`.
 
-    def __init__(self, scale: Tensor, there: Tensor) -> None:
-        self.scale, self.there = scale, there
+    The processes have variance `scale`, and `memory` (C, R, D) has `labels` (C, R, processes), seen
+    with noise of a `variance`; `there` (C, R).
+    """
 
-    def kernel(self, a: Tensor, b: Tensor) -> Tensor:
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
         """Return the covariance of a (..., A, D) and b (..., B, D), in units of the length."""
         middle = b.mean(-2, keepdim=True).detach()  # near which squares round little
         a, b = a - middle, b - middle
         squares_a, right = a.square().sum(-1)[..., :, None], b.square().sum(-1)[..., None, :]
-        return self.scale * (a @ b.mT - 0.5 * (squares_a + right)).clamp(max=0.0).exp()
+        return scale * (a @ b.mT - 0.5 * (squares_a + right)).clamp(max=0.0).exp()
 
-    def at(
-        self, at: Tensor, memory: Tensor, labels: Tensor, variance: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return means and variances at rows `at`, (C, B, processes), given labels (C, R, processes)."""
-        inside = self.there.to(memory.dtype)
-        # rows that are not there: far from all others, with label 0
-        cross = (self.kernel(at, memory) * inside[:, None]).mT[:, None]
-        own = (self.kernel(memory, memory) * inside[:, None] * inside[..., None])[:, None]
+    inside = there.to(memory.dtype)[:, None]
+    # rows that are not there: far from all others, with label 0
+    cross = (kernel(at, memory) * inside).mT[:, None]
+    own = (kernel(memory, memory) * inside * inside.mT)[:, None]
 
-        def some(y: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-            noise_ = torch.where(self.there[:, None], variance + JITTER * self.scale, 1.0)
-            tril = torch.linalg.cholesky_ex(own + noise_.diag_embed()).L
-            half = torch.linalg.solve_triangular(tril, cross, upper=False)
-            inside_labels = (y * inside[:, None])[..., None]
-            seen = torch.linalg.solve_triangular(tril, inside_labels, upper=False)
-            return (half.mT @ seen)[..., 0], self.scale - half.square().sum(-2)
+    def of_block(y: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        noise_ = torch.where(there[:, None], variance + JITTER * scale, 1.0)
+        tril = torch.linalg.cholesky_ex(own + noise_.diag_embed()).L
+        half = torch.linalg.solve_triangular(tril, cross, upper=False)
+        seen = torch.linalg.solve_triangular(tril, (y * inside)[..., None], upper=False)
+        return (half.mT @ seen)[..., 0], scale - half.square().sum(-2)
 
-        blocks = zip(labels.mT.split(AT_ONCE, 1), variance.mT.split(AT_ONCE, 1), strict=True)
-        mean, wide = zip(*(some(y, v) for y, v in blocks), strict=True)
-        return torch.cat(mean, 1).mT, torch.cat(wide, 1).mT.clamp(min=0.0)
+    blocks = zip(labels.mT.split(AT_ONCE, 1), variance.mT.split(AT_ONCE, 1), strict=True)
+    mean, wide = zip(*(of_block(y, v) for y, v in blocks), strict=True)
+    return torch.cat(mean, 1).mT, torch.cat(wide, 1).mT.clamp(min=0.0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hierfl.data.clients import ClientData
 from hierfl.methods import pfedgp
 from hierfl.models import GaussianProcessNetwork
-from hierfl.models.gaussian_process_network import JITTER, Process
+from hierfl.models.gaussian_process_network import JITTER, conditioned
 from hierfl.optimizers import SGD
 from tests.methods.test_pvi import close
 from tests.programs import fit
@@ -62,8 +62,8 @@ def test_rows_that_are_not_there_count_for_nothing() -> None:
     kept, asked = (torch.randn(1, n, 2, generator=g, dtype=torch.float64) for n in (6, 4))
     y, noise = torch.randn(1, 6, 1, generator=g), torch.full((1, 6, 1), 0.2)
     scale, there = torch.tensor(1.5), torch.tensor([[True] * 4 + [False] * 2])
-    whole = Process(scale, there).at(asked, kept, y, noise)
-    some = Process(scale, there[:, :4]).at(asked, kept[:, :4], y[:, :4], noise[:, :4])
+    whole = conditioned(scale, asked, kept, y, noise, there)
+    some = conditioned(scale, asked, kept[:, :4], y[:, :4], noise[:, :4], there[:, :4])
     for a, b in zip(whole, some, strict=True):
         close(a, b, 1e-6)
 

@@ -24,7 +24,7 @@ from tests.programs import fit
 
 
 @dataclass(frozen=True)
-class Itself:
+class Itself(Mlp):
     """h(e) = start + e: each client's params are its embedding."""
 
     def start(self, like: Params, size: int, key: Tensor) -> Tree:
@@ -35,7 +35,7 @@ class Itself:
 
 
 @dataclass(frozen=True)
-class Alike:
+class Alike(Mlp):
     """h(e) = phi: one model for all clients."""
 
     def start(self, like: Params, size: int, key: Tensor) -> Tree:

@@ -105,8 +105,8 @@ def pfedhn(
 
     Args:
         model: a program with global params and no latent sites.
-        hypernetwork: of the server. Defaults: the authors' for CIFAR-10, without their weight
-            decay.
+        hypernetwork: of the server; a subclass may have other `start` and `params`. Defaults: the
+            authors' for CIFAR-10, without their weight decay.
         embedding_size: D, size of a client's embedding. Default None: 1 + N / 4 for N clients.
         optimizer: of the client, restarted in each round.
         server_optimizer: of phi and the embeddings.

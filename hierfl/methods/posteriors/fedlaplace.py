@@ -146,8 +146,55 @@ def fedlaplace(
         )
 
     def client(program: Program) -> Client:
-        points = shared_points(program)
-        return _client(Marginal(program, seen_linear(program)), points)
+        marginal, points = Marginal(program, seen_linear(program)), shared_points(program)
+        slow = marginal.shared.size * marginal.own.size > SLOW
+        expanded, valued = (FEW_EXPANDED, FEW_VALUED) if slow else (EXPANDED, VALUED)
+
+        def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            own, steps, at = work["own"], COLD if "first" in message else WARM, points.at(message)
+
+            def values(at: Tensor) -> tuple[Tensor, Tensor]:
+                return torch.vmap(
+                    lambda z: marginal.value(z, guess(own, z), batch), chunk_size=valued
+                )(at)
+
+            with torch.no_grad():
+                if "right" in message:
+                    values_at, lost = values(at)
+                    return {
+                        "own": own,
+                        "up": {"log_marginals": values_at, "lost": lost.to(values_at.dtype).mean()},
+                    }
+                expansion, inner = torch.vmap(
+                    lambda z: marginal.expand(z, guess(own, z), batch, steps), chunk_size=expanded
+                )(at)
+                value, gradient, hessian = (v.mean(0) for v in expansion)
+                # the mode of the local sites as a linear function of z near q
+                near = {"mode": inner.mode.mean(0), "slope": inner.slope.mean(0), "loc": at.mean(0)}
+                up = {
+                    "log_marginal": value,
+                    "gradient": gradient,
+                    "hessian": hessian,
+                    "lost": inner.lost.to(value.dtype).mean(),
+                }
+                own = near
+                if "tril" in message and points.sizes:
+                    up["along"], _ = values(points.along(message))
+            return {"own": near, "up": up}
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            return {name: Share(value) for name, value in work["up"].items()}, work["own"]
+
+        return Client(
+            own=nowhere(marginal),
+            start=lambda message, own: {"own": own},
+            phases=(Phase(step, nested=True),),
+            finish=finish,
+            params=lambda message, own: message["params"],
+            adapt=(),
+            like_rows=lambda message: "tril" in message,
+            refuses=partial(_refused_message, points),
+        )
 
     def server(program: Program) -> Server:
         _warn_of_many(program, settle_draws)
@@ -232,54 +279,3 @@ def _refused_message(points: LaplacePoints, message: Tree, first: Tree) -> str |
     if not exists or (weighting and message["points"].shape != (sizes[part], 0)):
         return "it asks for points that do not exist"
     return None
-
-
-def _client(marginal: Marginal, points: LaplacePoints) -> Client:
-    slow = marginal.shared.size * marginal.own.size > SLOW
-    expanded, valued = (FEW_EXPANDED, FEW_VALUED) if slow else (EXPANDED, VALUED)
-
-    def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        own, steps, at = work["own"], COLD if "first" in message else WARM, points.at(message)
-
-        def values(at: Tensor) -> tuple[Tensor, Tensor]:
-            return torch.vmap(lambda z: marginal.value(z, guess(own, z), batch), chunk_size=valued)(
-                at
-            )
-
-        with torch.no_grad():
-            if "right" in message:
-                values_at, lost = values(at)
-                return {
-                    "own": own,
-                    "up": {"log_marginals": values_at, "lost": lost.to(values_at.dtype).mean()},
-                }
-            expansion, inner = torch.vmap(
-                lambda z: marginal.expand(z, guess(own, z), batch, steps), chunk_size=expanded
-            )(at)
-            value, gradient, hessian = (v.mean(0) for v in expansion)
-            # the mode of the local sites as a linear function of z near q
-            near = {"mode": inner.mode.mean(0), "slope": inner.slope.mean(0), "loc": at.mean(0)}
-            up = {
-                "log_marginal": value,
-                "gradient": gradient,
-                "hessian": hessian,
-                "lost": inner.lost.to(value.dtype).mean(),
-            }
-            own = near
-            if "tril" in message and points.sizes:
-                up["along"], _ = values(points.along(message))
-        return {"own": near, "up": up}
-
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        return {name: Share(value) for name, value in work["up"].items()}, work["own"]
-
-    return Client(
-        own=nowhere(marginal),
-        start=lambda message, own: {"own": own},
-        phases=(Phase(step, nested=True),),
-        finish=finish,
-        params=lambda message, own: message["params"],
-        adapt=(),
-        like_rows=lambda message: "tril" in message,
-        refuses=partial(_refused_message, points),
-    )
