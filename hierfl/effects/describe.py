@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -299,8 +299,11 @@ def _note(
         )
     if ids:
         lines.append(f"Counted and not listed, as IDs and dates are: {', '.join(ids)}.")
-    some = [client for client, table in answers.items() if table.left]
-    if some:
-        lines.append(f"Rows of groups that are too small are left out at {', '.join(some)}.")
-    lines += [f"Client '{client}' is not in it: {why}" for client, why in left_out.items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *what_is_left_out(answers, left_out)])
+
+
+def what_is_left_out(answers: Mapping[str, Any], left_out: Mapping[str, str]) -> Iterator[str]:
+    """Yield at which clients groups are too small, and who is left out, why."""
+    if some := [client for client, answer in answers.items() if answer.left]:
+        yield f"Groups of too few rows or events are left out at {', '.join(some)}."
+    yield from (f"Client '{client}' is not in it: {why}" for client, why in left_out.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import product
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ def hypotheses(
     """
     draws = drawn(fit, "hypotheses", **drawing)
     several = isinstance(hypothesis, Iterable) and not isinstance(hypothesis, str)
-    texts = list(hypothesis) if several else [hypothesis]
+    texts: list[Any] = list(hypothesis) if several else [hypothesis]
     values = parameters(draws)
     differences, shares = [], []
     for text in texts:

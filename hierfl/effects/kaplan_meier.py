@@ -14,7 +14,7 @@ from scipy import stats
 from hierfl.core.arguments import expect_kind, spelled
 from hierfl.core.intervals import PROB, check_prob, percent
 from hierfl.core.tables import Shown, shown_as
-from hierfl.effects.describe import least_of
+from hierfl.effects.describe import least_of, what_is_left_out
 from hierfl.formulas.columns import by_client, complete, ordered
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.time_answers import (
@@ -286,8 +286,4 @@ def _note(
     lines = [f"median_low and median_high are the ends of the {percent(prob)} interval."]
     if least > 1:
         lines.append(f"Events are to the nearest {least}, and curves those of life tables.")
-    some = [client for client, answer in answers.items() if answer.left]
-    if some:
-        lines.append(f"Groups of too few rows or events are left out at {', '.join(some)}.")
-    lines += [f"Client '{client}' is not in it: {why}" for client, why in left_out.items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *what_is_left_out(answers, left_out)])

@@ -281,9 +281,6 @@ def _unlabeled(declared: Declaration, ready: pd.DataFrame) -> Fields:
 
 
 # ------------------------------------------------------------ the response
-Fields = dict[str, NDArray[Any]]
-
-
 def labels_of(
     declared: Declaration, ready: pd.DataFrame, frame: pd.DataFrame, client: str
 ) -> Fields:

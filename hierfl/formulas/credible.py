@@ -16,7 +16,7 @@ import numpy as np
 from hierfl.formulas.answers import OfCall, OfDesign
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
-from hierfl.formulas.expressions import CODINGS, Call, Factor, Name
+from hierfl.formulas.expressions import CODINGS, Call, Expression, Factor, Name
 from hierfl.formulas.questions import Question, stateful_calls
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.smooths import Smooth
@@ -31,10 +31,10 @@ PLACES = 1001  # at which a transform is tried
 
 @dataclass
 class Heard:
-    """What a client has answered: its rows, sums of arguments by their text, and counts of levels by column."""
+    """What a client has answered: its rows, sums of columns and arguments, and counts of levels by column."""
 
     rows: int | None = None
-    sums: dict[str, ColumnSums] = field(default_factory=dict)
+    sums: dict[Expression, ColumnSums] = field(default_factory=dict)
     counts: dict[str, Mapping[str, int]] = field(default_factory=dict)
 
     def check(self, question: Question, answer: Any, declared: Declaration) -> None:
@@ -75,16 +75,16 @@ class Heard:
         if any((of.kind == "number") != (of.sums is not None) for of in answer.values()):
             yield "with a number without sums, or sums of names"
         whole = {name: of for name, of in answer.items() if name not in declared.imputed}
-        self.sums = {n: of.sums for n, of in whole.items() if of.sums is not None}
+        self.sums = {Name(n): of.sums for n, of in whole.items() if of.sums is not None}
         self.counts = {n: of.counts for n, of in whole.items() if of.counts}
         if len({sums.count for sums in self.sums.values()} - {0}) > 1:
             yield "by columns of different numbers of rows"
         for counts in self.counts.values():
             yield from _wrong_counts(counts, question.least, MOST_ROWS)
 
-    def _agrees(self, text: str, sums: ColumnSums, mean: float = 0.0) -> bool:
+    def _agrees(self, of: Expression, sums: ColumnSums, mean: float = 0.0) -> bool:
         """Return whether sums are those of the same values before, to rounding about a mean; none tell nothing."""
-        before = self.sums.setdefault(text, sums)
+        before = self.sums.setdefault(of, sums)
         if not sums.count or not before.count:
             return True
         squares = before.squares + before.count * mean**2
@@ -110,7 +110,8 @@ class Heard:
         scaled, numbers = _scaled(answer.sums, *question.at), np.array(answer.more)
         least = 1 if question.schema is None else question.schema.min_count
         # of a function's values, sums may be of coarser ones than counts
-        right = name == "poly" or argument not in declared.columns
+        is_column = isinstance(argument, Name) and argument.head in declared.columns
+        right = name == "poly" or not is_column
         right = right or _are_counts(numbers, scaled, least)
         if not right or (name == "poly" and not _are_powers(numbers, scaled)):
             yield f"by numbers of '{question.text}' that its sums do not allow"
@@ -143,7 +144,7 @@ class Heard:
                 yield from self._wrong_number(factors[0], level, term.smooth, sums, schema)
         if answer.response is None or "trials" in declared.parts.additions:
             return
-        if not self._agrees(declared.parts.labels[0], answer.response):
+        if not self._agrees(Name(declared.parts.labels[0]), answer.response):
             yield "by sums of the response that differ from those before"
 
     def _largest(self, factor: Factor, schema: Schema) -> float:
@@ -151,10 +152,10 @@ class Heard:
 
         A transform, whichever it is, is applied to all values that such rows can have.
         """
-        text, argument, by = str(factor), factor.label, None
-        if isinstance(factor, Call):
-            argument, by = factor.args[0].label, factor.option("by")
-        column, sums = schema.columns.get(argument), self.sums.get(argument)
+        text, by = str(factor), factor.option("by")
+        argument: Expression = factor.args[0] if isinstance(factor, Call) else factor
+        column = schema.columns.get(argument.head) if isinstance(argument, Name) else None
+        sums = self.sums.get(argument)
         is_coded = isinstance(factor, Call) and factor.callee in CODINGS
         if is_coded or (column is not None and column.kind == "category"):
             return 1.0
@@ -181,8 +182,9 @@ class Heard:
         self, factor: Factor, level: str, sums: ColumnSums, schema: Schema
     ) -> Iterator[str]:
         """Yield why sums of the rows of a level are not of its count: both are rounded, and few others may be added."""
-        name = factor.label
-        if not level or name not in self.counts or level not in schema.columns[name].levels:
+        name = factor.head
+        is_counted = isinstance(factor, Name) and name in self.counts
+        if not level or not is_counted or level not in schema.columns[name].levels:
             return
         is_far = abs(sums.total - self.counts[name].get(level, 0)) > 2.0 * schema.min_count
         if sums.total != sums.squares or (is_far and level != schema.columns[name].rare):
@@ -192,18 +194,19 @@ class Heard:
         self, factor: Factor, level: str, smooth: Smooth | None, sums: ColumnSums, schema: Schema
     ) -> Iterator[str]:
         """Yield why sums of a number, or of a line of it, are not those of its values before."""
-        text, mean, callee = factor.label, 0.0, factor.callee
+        of: Expression = factor
+        mean, callee = 0.0, factor.callee
         binary = sums.total == sums.squares  # rounded, where others tell of few rows
         if level:
             return
         if callee in ("scale", "standardize", "center") or (callee == "s" and smooth is None):
-            constants, text = schema.transforms[text], factor.args[0].label
+            constants, of = schema.transforms[str(factor)], factor.args[0]
             sd = 1.0 if callee == "center" else constants.sd
             mean = constants.mean
             total = sd * sums.total + mean * sums.count
             squares = sd**2 * sums.squares + 2.0 * mean * total - mean**2 * sums.count
             sums, binary = ColumnSums(sums.count, total, max(squares, 0.0)), False
-        if text in self.sums and not binary and not self._agrees(text, sums, mean):
+        if of in self.sums and not binary and not self._agrees(of, sums, mean):
             yield f"by sums of '{factor}' that differ from those before"
 
 
@@ -218,9 +221,9 @@ def _spread(sums: ColumnSums) -> float:
     return sums.count * sums.squares - sums.total**2
 
 
-def _calls(declared: Declaration) -> dict[str, tuple[str, str]]:
+def _calls(declared: Declaration) -> dict[str, tuple[str, Expression]]:
     """Return the text of each transform -> its function and its argument."""
-    return {str(call): (call.callee, call.args[0].label) for call in stateful_calls(declared)}
+    return {str(call): (call.callee, call.args[0]) for call in stateful_calls(declared)}
 
 
 def _scaled(sums: ColumnSums, mean: float, sd: float) -> ColumnSums:

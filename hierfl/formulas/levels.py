@@ -173,25 +173,15 @@ def with_rare(
         return replace(
             column, levels=(*(n for n in column.levels if n != OTHER), OTHER), rare=OTHER
         )
-    how = f"schema(..., levels={{'{name}': [...]}})"
-    why = f"values that no client has {least} rows of: agree on them beforehand, {how}, or merge "
-    why += "them, rare='merge'"
-    if rare == "merge":
-        why = (
-            "rare levels, and they are ordered: they cannot be merged into one beyond all others; "
-        )
-        why += f"agree on them beforehand, {how}"
-    elif not column.levels:
-        why = (
-            f"no value that {least} rows share, as an ID or a date has none, and the formula reads "
-        )
-        why += "it as categories: take it out"
-    elif least == 1:
-        why = (
-            f"values that are none of the levels {', '.join(column.levels)}: correct them, or name "
-        )
-        why += "them all in levels={...}"
-    raise ValueError(f"column '{name}' of client '{lacking[0]}' has {why}")
+    why = f"values that are none of the levels {', '.join(column.levels)}" if least == 1 else ""
+    why = (
+        why or f"values that no client has {least} rows of" + "; and they are ordered" * is_ordinal
+    )
+    how = f"agree on all beforehand, schema(..., levels={{'{name}': [...]}})"
+    how += "" if is_ordinal else ", or merge them, rare='merge'"
+    if not column.levels:
+        why, how = f"no value that {least} rows share, as an ID or a date has none", "take it out"
+    raise ValueError(f"column '{name}' of client '{lacking[0]}' has {why}: {how}")
 
 
 # ------------------------------------------------------------ columns that are no predictors

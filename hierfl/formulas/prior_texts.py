@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -90,27 +89,21 @@ def _parsed(name: str, text: str) -> tuple[str, tuple[float, ...]]:
     call: Expression = Call("")
     with suppress(ValueError):
         call = Reader(text, "prior").expression()
-    word, numbers = call.callee, [argument.value for argument in call.args if argument.is_constant]
-    values = tuple(float(number) for number in numbers if isinstance(number, int | float))
-    count, fault = WORDS.get(word, (0,))[0], ""
-    if not call.args or not word:
-        fault = ": write it as in brms, such as 'normal(0, 1)'"
-    elif word not in WORDS:
-        near = difflib.get_close_matches(word, WORDS, 1)
-        advice = f"did you mean '{near[0]}'? " if near else ""
-        fault = f", which is not known: {advice}there are {', '.join(WORDS)}"
-    elif len(values) < len(call.args) or call.options:
-        fault = ": its arguments must be numbers"
-    elif len(values) != count:
-        fault = f": {word} has {count} argument{'s' * (count > 1)}, as in Stan"
-    else:
+    values = tuple(argument.value for argument in call.args if argument.is_constant)
+    count, builder = WORDS.get(call.callee, (0, float))
+    fault = "which cannot be read" if call.callee not in WORDS else ""
+    if not fault and (call.options or not len(values) == len(call.args) == count):
+        fault = f"and {call.callee} has {count} numbers"
+    if not fault:
         try:
-            WORDS[word][1](*values)
-        except ValueError as error:
-            fault = f", which is none: {error}"
+            builder(*map(float, values))
+        except (TypeError, ValueError) as error:
+            fault = f"which is none: {error}"
     if fault:
-        raise ValueError(f"the prior of '{name}' is '{text}'{fault}")
-    return word, values
+        words = ", ".join(f"{word} ({count})" for word, (count, _) in WORDS.items())
+        fix = f"write it as in brms, 'normal(0, 1)'; numbers of each word: {words}"
+        raise ValueError(f"the prior of '{name}' is '{text}', {fault}: {fix}")
+    return call.callee, tuple(map(float, values))
 
 
 def _of_preliz(name: str, prior: Any) -> Any:

@@ -169,21 +169,11 @@ def _fix(name: str, values: Tensor, support: Constraint) -> str:
 
 def _unscored(name: str, fn: Any, value: Tensor, label: str) -> str:
     kind = type(getattr(fn, "base_dist", fn)).__name__
+    what = f"site '{name}' ({kind}) cannot score field '{label}', of dtype {value.dtype}"
     own, event = tuple(value.shape[2:]), tuple(fn.event_shape)
-    if own == event:
-        dtype = str(value.dtype).removeprefix("torch.")
-        return (
-            f"site '{name}' ({kind}) cannot score field '{label}', of dtype {dtype}: give its "
-            f"numbers in the "
-            f"dtype of the model, data.with_fields({label}=data.fields['{label}'].to(torch.get_default_dtype()))"
+    if own != event:
+        what = (
+            f"site '{name}' ({kind}) observes shape {event} per row, but field '{label}' has {own}"
         )
-    column = f"data.fields['{label}']"
-    fix = f"give one entry per row of shape {event}"
-    if own == (1,) and not event:
-        fix = f"drop the dimension, data.with_fields({label}={column}[:, 0])"
-    elif len(own) == 1 and not event and kind == "Categorical":
-        fix = f"give the number of the class, data.with_fields({label}={column}.argmax(-1))"
-    return (
-        f"site '{name}' ({kind}) observes {event or 'one number'} per row, but field '{label}' "
-        f"has shape {own} per row: {fix}"
-    )
+    column = f"data.with_fields({label}=...)"
+    return f"{what}: give one entry of that shape, of the model's dtype, per row, {column}"

@@ -19,18 +19,7 @@ from hierfl.effects.survival_curves import survival
 from hierfl.effects.variance import icc
 from tests.effects.made import frame, of_formula
 
-NAMES = [
-    "tics(n)",
-    "a;b",
-    "mi(x)",
-    "x[1]",
-    "age:sex",
-    "1",
-    "it's",
-    "s(q, by=z)",
-    "None",
-    "two  blanks",
-]
+NAMES = ["tics(n)", "x[1]:sex", "s(q, by=1) ~ c; d"]
 Answer = Callable[[CoefficientDraws, pd.DataFrame, str, str], Any]
 # Formula, of which `q` is a column of numbers and `k` one of categories, its family, and an answer.
 PLACES: dict[str, tuple[str, str, Answer]] = {

@@ -121,10 +121,10 @@ def test_objects_of_preliz_are_distributions() -> None:
 
 
 WRONG: dict[str, Any] = {
-    "did you mean 'normal'": {"b": "norml(0, 1)"},
-    "normal has 2 arguments": {"b": "normal(0)"},
+    "which cannot be read: write it as in brms": {"b": "norml(0, 1)"},
+    "and normal has 2 numbers": {"b": "normal(0)"},
     "write it as in brms": {"b": "normal(0, 1) + 1"},
-    "its arguments must be numbers": {"b": "normal(0, x)"},
+    "normal.0, x.', and normal has 2 numbers": {"b": "normal(0, x)"},
     "'normal.0, -1.', which is none": {"b": "normal(0, -1)"},
     "brms takes the part above 0": {"sd": "normal(1, 1)"},
     "concentration of an LKJ": {"cor": "normal(0, 1)"},
