@@ -39,7 +39,7 @@ def main(rounds: int | None = None, draws: int = 2000) -> None:
     doubled = 100.0 * (2.0 ** drawn["uranium"] - 1.0)
     low, middle, high = doubled.quantile([0.05, 0.5, 0.95]).values
     print(
-        f"Twice the uranium: {middle:.0f} % more radon (90 % interval {low:.0f} to {high:.0f} %)."
+        f"Twice the uranium: {middle:.0f}% more radon (90% interval {low:.0f} to {high:.0f}%)."
     )
     for site, words in (("tau", "between counties"), ("sigma", "between homes")):
         low, middle, high = drawn[site].quantile([0.05, 0.5, 0.95]).values

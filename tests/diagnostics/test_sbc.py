@@ -91,7 +91,7 @@ def test_an_exact_guide_is_calibrated_and_a_narrow_one_is_not() -> None:
 def test_500_replications_of_varying_slopes() -> None:
     """Structured is calibrated; mean field is too narrow for the global mean.
 
-    Structured: chi-square p above 0.001, 90 % intervals cover 0.87 to 0.93. Mean field: below 0.85.
+    Structured: chi-square p above 0.001, 90% intervals cover 0.87 to 0.93. Mean field: below 0.85.
     """
     exact = sbc(
         varying_slopes,

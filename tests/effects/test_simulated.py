@@ -31,7 +31,7 @@ def test_icc_r2_ranks_and_a_new_client() -> None:
     total = BETWEEN**2 + WITHIN**2 + SLOPE**2
     np.testing.assert_allclose(explained["mean"]["marginal"], SLOPE**2 / total, atol=0.04)
     np.testing.assert_allclose(explained["mean"]["conditional"], 1 - WITHIN**2 / total, atol=0.05)
-    # 90 % of the true effects, and of the true ranks, lie in their intervals
+    # 90% of the true effects, and of the true ranks, lie in their intervals
     profile = fit.profile().frame
     inside = (profile["effect_low"] <= own) & (own <= profile["effect_high"])
     assert inside.mean() >= 0.8
