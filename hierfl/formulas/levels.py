@@ -256,7 +256,7 @@ def warn_of_identifiers(columns: Mapping[str, Floats], clients: int) -> None:
 
 def _are_days(values: Floats) -> bool:
     """Return whether all whole numbers are days from 1900 to 2099, written as 20240131, and some differ."""
-    years, months, days = values // 1e4, values // 1e2% 1e2, values % 1e2
+    years, months, days = values // 1e4, values // 1e2 % 1e2, values % 1e2
     are_days = (years >= 1900) & (years < 2100) & (months >= 1) & (months <= 12)
     are_days &= (days >= 1) & (days <= 31)
     return bool(are_days.all()) and len(np.unique(values)) >= SOME

@@ -42,7 +42,7 @@ def frame(rows: int = 24, seed: int = 0) -> pd.DataFrame:
                 "age": rng.normal(50.0 + 2.0 * k, 10.0, n),
                 "dose": rng.normal(0.0, 1.0, n),
                 "sex": [("f", "m")[i % 2] for i in range(n)],
-                "arm": [("a", "b", "c")[i // 8% 3] for i in range(n)],
+                "arm": [("a", "b", "c")[i // 8 % 3] for i in range(n)],
             }
         )
         part["old"] = part["age"] > part["age"].median()

@@ -39,7 +39,7 @@ def people() -> pd.DataFrame:
         n = 24 + 6 * k
         part = pd.DataFrame({"site": name, "age": rng.normal(50.0 + 2.0 * k, 10.0, n)})
         part["sex"] = [("f", "m")[i % 2] for i in range(n)]
-        part["arm"] = [("a", "b", "c")[i // 8% 3] for i in range(n)]
+        part["arm"] = [("a", "b", "c")[i // 8 % 3] for i in range(n)]
         eta = (part["age"] - 50) / 8 + 0.7 * (part["sex"] == "m")
         part["died"] = rng.binomial(1, 1 / (1 + np.exp(-eta)))
         parts.append(part)
