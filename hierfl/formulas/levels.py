@@ -187,9 +187,7 @@ def with_rare(
         )
         why += "it as categories: take it out"
     elif least == 1:
-        why = (
-            f"values that are none of the levels {', '.join(column.levels)}: correct them, or name "
-        )
+        why = f"values that are not among the levels {', '.join(column.levels)}: correct them, or name "
         why += "them all in levels={...}"
     raise ValueError(f"column '{name}' of client '{lacking[0]}' has {why}")
 

@@ -100,7 +100,7 @@ class FitOverNodes(Fit):
             raise ValueError("the program has no global site: ask nodes, fit.local_summary()")
         if own := {*(var_names or ())} - {*sites}:
             raise KeyError(
-                f"'{min(own)}' is no global site ({', '.join(sorted(sites))}): clients' own are at "
+                f"'{min(own)}' is not a global site ({', '.join(sorted(sites))}): clients' own are at "
                 "their nodes, fit.local_summary()"
             )
         return sorted(sites if var_names is None else var_names)

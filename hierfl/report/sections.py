@@ -190,7 +190,7 @@ def _shrinkage(measured: Measured, shown: list[SiteEntry]) -> Section:
     if shown:
         blocks += [pictures.shrinkage(measured, e) for e in shown]
     else:
-        blocks.append(Text("No local-only fit was given (local_only=) to compare with."))
+        blocks.append(Text("Pass a local-only fit, local_only=, to compare with it."))
     return Section("shrinkage", "Shrinkage", tuple(blocks))
 
 
