@@ -1,7 +1,7 @@
 """Hierarchies of 0/1 labels, from ordinary to hard, and eight schools centered.
 
 * demo: the demo's hierarchy on its 644 training rows, K = 56, centered and non-centered.
-* rare_labels, very_rare_labels: 6 % and 3 % of the labels are positive; several clients have none.
+* rare_labels, very_rare_labels: 6% and 3% of the labels are positive; several clients have none.
 * flipped: a twentieth of one client's labels are flipped.
 * separable: one client's rows are separable, so that its likelihood has no maximum.
 """

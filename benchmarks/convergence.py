@@ -180,13 +180,13 @@ def page(records: pd.DataFrame, seed: int) -> str:
         "limits were set by 44 fits of seeds 0 and 1.",
         f"{len(records)} random fits of small hierarchies whose posterior is known; "
         f"{len(records) - len(done)} had no answer to judge (the method raised).",
-        "A fit is off if the sd of any number is off by more than 20 %, or its mean by more than "
+        "A fit is off if the sd of any number is off by more than 20%, or its mean by more than "
         "0.2 sd.",
         "",
-        f"* Called good: {good.sum()}. Of these, an sd is off by more than 20 % in "
+        f"* Called good: {good.sum()}. Of these, an sd is off by more than 20% in "
         f"{_part(done['sd off'] & good, good)}, an sd or a mean in "
         f"{_part(done['off'] & good, good)}.",
-        f"* Fits within 20 %: {right.sum()}. Of these, {_part(right & ~good, right)} are not "
+        f"* Fits within 20%: {right.sum()}. Of these, {_part(right & ~good, right)} are not "
         "called good.",
         f"* Seconds to judge a fit: median {done['seconds'].median():.1f}, largest "
         f"{done['seconds'].max():.1f}.",

@@ -18,7 +18,7 @@ from benchmarks.reference import cache
 Numbers = dict[str, np.ndarray]
 # Effective draws of a site, and share of divergent transitions, with which NUTS runs again,
 # non-centered. A centered one misses the small scales of few clients, at any number of draws
-# (trauma: 5 % diverge, an sd off by 0.12 posterior sds).
+# (trauma: 5% diverge, an sd off by 0.12 posterior sds).
 FEWEST, DIVERGING = 2000.0, 0.001
 AGAIN = ("--draws", "15000", "--accept", "0.99")
 # Of a test; again, non-centered, where that is not enough.

@@ -1,7 +1,7 @@
 """Ten thousand clients: `python -m benchmarks.many_clients [--clients N]`.
 
 A Poisson hierarchy with exposures, 5 to 50 rows a client, simulated at known values. Measures the
-minutes of the fit and of the draws, the peak memory of the process, and how often the 90 %
+minutes of the fit and of the draws, the peak memory of the process, and how often the 90%
 intervals of the clients' effects and of the global sites hold the values that the counts were drawn
 at. The last line is one JSON object.
 """
@@ -81,7 +81,7 @@ def peak() -> float:
 
 
 def inside(draws: torch.Tensor, truth: Any) -> Any:
-    """Return whether each number's central 90 % interval holds its value, of the numbers' shape."""
+    """Return whether each number's central 90% interval holds its value, of the numbers' shape."""
     tail = (1.0 - LEVEL) / 2.0
     low, high = np.quantile(draws.double().numpy(), [tail, 1.0 - tail], axis=0)
     return (low <= truth) & (truth <= high)

@@ -152,7 +152,7 @@ def clients(name: str, count: int) -> Line:
     found = many_clients.in_own_process(name, count)
     asked = (
         f"under {many_clients.MINUTES:.0f} minutes and {many_clients.GIGABYTES:.0f} GB, "
-        "90 % intervals cover"
+        "90% intervals cover"
     )
     bar = f"{count:,} clients"
     if "stops" in found:
@@ -163,7 +163,7 @@ def clients(name: str, count: int) -> Line:
         f"{found['peak_gb']} GB, {found['rounds']} rounds, local intervals cover {covered:.1%}, "
         f"global ones {found['global_coverage']} (largest z {found['largest_global_z']})"
     )
-    # four intervals of 90 %: two misses or more have a chance of 5 %
+    # four intervals of 90%: two misses or more have a chance of 5%
     missed = 4 - int(found["global_coverage"].split()[0])
     within = abs(covered - many_clients.LEVEL) < 0.02 + 2.0 * (0.09 / count) ** 0.5
     fast = minutes < many_clients.MINUTES and found["peak_gb"] < many_clients.GIGABYTES
@@ -182,7 +182,7 @@ def sbc(name: str, count: int, workers: int) -> Line:
         f"{found['median_seconds']} s a fit"
     )
     holds = all(low <= value <= high for value in covered.values()) and not found["failed"]
-    asked = f"90 % intervals cover {low:.0%} to {high:.0%}"
+    asked = f"90% intervals cover {low:.0%} to {high:.0%}"
     return Line(f"SBC, {count} replications", asked, reached, holds, found)
 
 

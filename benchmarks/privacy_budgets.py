@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.clips:
         for clip in CLIPS:
-            print(f"clip {clip}: {accuracy(8.0, 100, clip)[0]:.1f} %", flush=True)
+            print(f"clip {clip}: {accuracy(8.0, 100, clip)[0]:.1f}%", flush=True)
         return
     found = table(args.seeds)
     if args.write:

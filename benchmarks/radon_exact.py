@@ -2,7 +2,7 @@
 
 Given tau and sigma the model is linear and Gaussian, so that all else integrates out in closed
 form. Prints the moments beside those of the published reference: Stan's centered chains hardly
-enter the neck of the funnel, where tau is near 0, and leave tau's sd 3 % too small.
+enter the neck of the funnel, where tau is near 0, and leave tau's sd 3% too small.
 """
 
 from __future__ import annotations

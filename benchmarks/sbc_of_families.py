@@ -36,8 +36,8 @@ ABOUT = f"""# Simulation-based calibration of response families
 
 `python -m benchmarks.sbc_of_families --write`: 8 clients of 12 rows, `y ~ x + (1 | client)`, parameters drawn from
 their priors and rows drawn given them, fitted by `two_stage`; {DRAWS} draws. Over the global numbers of a family: the
-smallest chi-square p-value of the ranks, how often central intervals of 50 and 90 % cover, and whose ECDF leaves its
-99 % band. Data of ordinal families in which a level does not occur are drawn again, and those
+smallest chi-square p-value of the ranks, how often central intervals of 50 and 90% cover, and whose ECDF leaves its
+99% band. Data of ordinal families in which a level does not occur are drawn again, and those
 of `ordered_beta` without zeros, without ones, or with three quarters of either.
 """
 CHANCE = """
@@ -45,7 +45,7 @@ The {families} families of the table have {numbers} global numbers: if every pos
 all is {least:.3f} or less in {tables:.0f} of 100 such tables.
 """
 HEAD = (
-    *("family", "replications", "failed", "smallest p", "50 % covers", "90 % covers"),
+    *("family", "replications", "failed", "smallest p", "50% covers", "90% covers"),
     *("ECDF outside", "k-hat 0.7 or more", "most rounds"),
 )
 
@@ -113,7 +113,7 @@ def calibration(records: Sequence[Record]) -> Sbc:
 
 
 def table(name: str, records: Sequence[Record]) -> pd.DataFrame:
-    """Return, by global number, coverage, the chi-square p-value, and whether the ECDF leaves its 99 % band."""
+    """Return, by global number, coverage, the chi-square p-value, and whether the ECDF leaves its 99% band."""
     found = calibration(records)
     scores = found.table()
     scores = scores[scores["client"].isna()].drop(columns=["client", "rows"])

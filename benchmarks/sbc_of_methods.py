@@ -3,7 +3,7 @@
 Run `python -m benchmarks.sbc_of_methods`.
 
 8 clients of 1 to 8 binary rows, a_k ~ Normal(mu, tau), mu ~ Normal(0, 1.5), tau ~ HalfNormal(1):
-few rows under an unknown spread, where `guides.structured` covers 73 %. Each replication draws the
+few rows under an unknown spread, where `guides.structured` covers 73%. Each replication draws the
 parameters from the prior and rows given them, fits the method, and ranks the parameters among its
 draws. Replications are kept one by one in the user's cache folder, so that a run that was stopped
 goes on where it was.
@@ -151,7 +151,7 @@ def calibration(records: Sequence[Record]) -> Sbc:
 
 
 def coverage(records: Sequence[Record]) -> dict[str, float]:
-    """Return how often the 90 % intervals of each site cover."""
+    """Return how often the 90% intervals of each site cover."""
     found = calibration(records).coverage()[f"cover {LEVEL:.0%}"]
     return {site: float(found[site]) for site in SITES}
 

@@ -50,7 +50,7 @@ def main(rounds: int = 160) -> None:
         fit = hierfl.fit(method, train, rounds=rounds)
         prediction = fit.personalize(support.without("y")).predict(scored.without("y"), draws=20)
         right = (prediction.mean.argmax(-1) == scored.fields["y"]).double().mean()
-        print(f"{name}, new clients without labels: accuracy {100 * float(right):.0f} %")
+        print(f"{name}, new clients without labels: accuracy {100 * float(right):.0f}%")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ print(left_out)
 
 # %%
 def moments(fit):
-    """Return medians and 90 % intervals of the common slopes."""
+    """Return medians and 90% intervals of the common slopes."""
     slopes = fit.posterior(draws=2000, seed=0).posterior["slope"]
     return slopes.quantile([0.05, 0.5, 0.95], ("chain", "draw")).values
 

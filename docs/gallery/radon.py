@@ -38,7 +38,7 @@ fit = hierfl.fit(model, radon, seed=0)
 draws = fit.posterior(draws=1000, seed=0).posterior
 for name in ("uranium", "ground_floor", "tau", "sigma"):
     low, middle, high = np.quantile(draws[name], [0.05, 0.5, 0.95])
-    print(f"{name:13s} {middle:5.2f} (90 % interval {low:.2f} to {high:.2f})")
+    print(f"{name:13s} {middle:5.2f} (90% interval {low:.2f} to {high:.2f})")
 
 # %% [markdown]
 # Counties with more uranium have more radon. A county with few homes, such as most of these, stays near the line; the line is where a

@@ -43,7 +43,7 @@ alone_fits = {
 
 # %%
 def ellipse(ax, draws, **style):
-    """Draw the ellipse that holds 90 % of a Gaussian with these moments."""
+    """Draw the ellipse that holds 90% of a Gaussian with these moments."""
     values, vectors = np.linalg.eigh(np.cov(draws.T))
     width, height = 2 * np.sqrt(4.605 * values)
     angle = np.degrees(np.arctan2(vectors[1, 0], vectors[0, 0]))

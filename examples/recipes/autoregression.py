@@ -54,10 +54,10 @@ def main(rounds: int | None = None, draws: int = 2000) -> None:
     drawn = fit.posterior(draws=draws, seed=0).posterior
     for site in ("mean_inertia", "sd_inertia"):
         low, middle, high = drawn[site].quantile([0.05, 0.5, 0.95]).values
-        print(f"{site}: {middle:.2f} (90 % interval {low:.2f} to {high:.2f})")
+        print(f"{site}: {middle:.2f} (90% interval {low:.2f} to {high:.2f})")
     inertias = drawn["inertia"].mean(("chain", "draw")).to_series().sort_values()
     for name, inertia in inertias.iloc[[0, -1]].items():
-        print(f"{name}: of a bad day {100 * inertia:.0f} % are left the next")
+        print(f"{name}: of a bad day {100 * inertia:.0f}% are left the next")
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def main(rounds: int | None = None, draws: int = 2000) -> None:
     shown = {words: ratios[..., j] for words, j in columns} | {"between institutions": spread}
     for words, values in shown.items():
         low, middle, high = values.quantile([0.05, 0.5, 0.95]).values
-        print(f"hazard ratio, {words}: {middle:.2f} (90 % interval {low:.2f} to {high:.2f})")
+        print(f"hazard ratio, {words}: {middle:.2f} (90% interval {low:.2f} to {high:.2f})")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def main(rounds: int | None = None, draws: int = 2000) -> None:
     }
     for site, meaning in words.items():
         low, middle, high = drawn[site].quantile([0.05, 0.5, 0.95]).values
-        print(f"{meaning}: {middle:.2f} (90 % interval {low:.2f} to {high:.2f})")
+        print(f"{meaning}: {middle:.2f} (90% interval {low:.2f} to {high:.2f})")
 
 
 if __name__ == "__main__":

@@ -38,9 +38,7 @@ def main(rounds: int | None = None, draws: int = 2000) -> None:
     drawn = fit.posterior(draws=draws, seed=0).posterior
     doubled = 100.0 * (2.0 ** drawn["uranium"] - 1.0)
     low, middle, high = doubled.quantile([0.05, 0.5, 0.95]).values
-    print(
-        f"Twice the uranium: {middle:.0f} % more radon (90 % interval {low:.0f} to {high:.0f} %)."
-    )
+    print(f"Twice the uranium: {middle:.0f}% more radon (90% interval {low:.0f} to {high:.0f}%).")
     for site, words in (("tau", "between counties"), ("sigma", "between homes")):
         low, middle, high = drawn[site].quantile([0.05, 0.5, 0.95]).values
         print(f"Sd of log radon {words}: {middle:.2f} ({low:.2f} to {high:.2f}).")

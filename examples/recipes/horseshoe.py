@@ -51,7 +51,7 @@ def main(rounds: int | None = None, draws: int = 2000) -> None:
     low, middle, high = slope.quantile([0.05, 0.5, 0.95], ("chain", "draw")).values
     names = patients.features["x"]
     for j in abs(middle).argsort()[::-1][:8]:
-        print(f"{names[j]:20s} {middle[j]:5.2f} (90 % interval {low[j]:.2f} to {high[j]:.2f})")
+        print(f"{names[j]:20s} {middle[j]:5.2f} (90% interval {low[j]:.2f} to {high[j]:.2f})")
     print(f"{int((abs(middle) < 0.1).sum())} of {COLUMNS} slopes have a median within 0.1 of 0")
 
 

@@ -80,7 +80,7 @@ def main(rounds: int | None = None, draws: int = 2000) -> None:
     }
     for words, values in shown.items():
         low, middle, high = values.quantile([0.05, 0.5, 0.95]).values
-        print(f"{words}: {middle:.3f} (90 % interval {low:.3f} to {high:.3f})")
+        print(f"{words}: {middle:.3f} (90% interval {low:.3f} to {high:.3f})")
 
 
 if __name__ == "__main__":

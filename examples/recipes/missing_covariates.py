@@ -104,7 +104,7 @@ def main(rounds: int | None = None, draws: int = 2000) -> None:
         fit = hierfl.fit(program, clients, rounds=rounds, seed=0)
         slope = fit.posterior(draws=draws, seed=0).posterior["slope"]
         low, middle, high = (10.0 * slope).quantile([0.05, 0.5, 0.95]).values
-        print(f"{words}: {middle:.2f} points a 400 kcal (90 % interval {low:.2f} to {high:.2f})")
+        print(f"{words}: {middle:.2f} points a 400 kcal (90% interval {low:.2f} to {high:.2f})")
 
 
 if __name__ == "__main__":

@@ -64,15 +64,13 @@ def main(rounds: int | None = None, draws: int = 2000) -> None:
     drawn = fit.posterior(draws=draws, seed=0).posterior
     effect, tau = drawn["effect"].values.reshape(-1, 3), drawn["tau"]
     best = torch.as_tensor(effect).argmax(-1)
-    print(
-        "Odds ratio of quitting against no contact (90 % interval), and how surely it is the best"
-    )
+    print("Odds ratio of quitting against no contact (90% interval), and how surely it is the best")
     for j, name in enumerate(TREATMENTS[1:]):
         low, middle, high = (
             (2.718281828 ** drawn["effect"][..., j]).quantile([0.05, 0.5, 0.95]).values
         )
         sure = 100.0 * float((best == j).double().mean())
-        print(f"{name:24s} {middle:.2f} ({low:.2f} to {high:.2f})  {sure:.0f} %")
+        print(f"{name:24s} {middle:.2f} ({low:.2f} to {high:.2f})  {sure:.0f}%")
     low, middle, high = tau.quantile([0.05, 0.5, 0.95]).values
     print(f"heterogeneity tau, sd of a log odds ratio: {middle:.2f} ({low:.2f} to {high:.2f})")
 

@@ -64,7 +64,7 @@ def main(rounds: int | None = None, draws: int = 2000) -> None:
     hospitals = data()
     fit = hierfl.fit(model, hospitals, rounds=rounds, seed=0)
     drawn = fit.posterior(draws=draws, seed=0).posterior
-    print("Odds ratio of a higher grade (90 % interval)")
+    print("Odds ratio of a higher grade (90% interval)")
     ratios = {name: np.exp(drawn["slope"][..., j]) for j, name in enumerate(COLUMNS)}
     ratios |= {name: np.exp(drawn["shift"].sel(client=name)) for name in hospitals.names}
     for name, values in ratios.items():

@@ -71,7 +71,7 @@ def main(rounds: int | None = None, draws: int = 2000) -> None:
     shown |= {f"level of {name}": drawn["region"][..., j] for j, name in enumerate(REGIONS)}
     for words, values in shown.items():
         low, middle, high = values.quantile([0.05, 0.5, 0.95]).values
-        print(f"{words}, logits: {middle:.2f} (90 % interval {low:.2f} to {high:.2f})")
+        print(f"{words}, logits: {middle:.2f} (90% interval {low:.2f} to {high:.2f})")
     levels = drawn["state"].mean(("chain", "draw")).to_series().sort_values()
     print(f"strongest in {levels.index[-1]}, weakest in {levels.index[0]}")
 

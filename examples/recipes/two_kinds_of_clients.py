@@ -76,9 +76,9 @@ def main(rounds: int | None = None, draws: int = 2000) -> None:
         ("gain", "what it adds there"),
     ):
         low, middle, high = drawn[site].quantile([0.05, 0.5, 0.95]).values
-        print(f"{words}: {middle:.2f} (90 % interval {low:.2f} to {high:.2f})")
+        print(f"{words}: {middle:.2f} (90% interval {low:.2f} to {high:.2f})")
     works = works_at(drawn, clinics).to_series().sort_values()
-    print("Probability that it works, the clinics between 20 and 80 %:")
+    print("Probability that it works, the clinics between 20 and 80%:")
     print(works[(works > 0.2) & (works < 0.8)].round(2).to_string())
 
 

@@ -40,7 +40,9 @@ def entries(folder: Path) -> list[dict[str, Any]]:
 def write_page(folder: Path, path: Path, own: Path | None = None) -> None:
     """Write the page of a node's folder, whose policy may be an `own` file; overwrite no other file (ValueError)."""
     if path.exists() and MARK not in path.read_bytes()[:2000]:
-        raise ValueError(f"'{path}' is there, and is no report of a node: name another with --out")
+        raise ValueError(
+            f"'{path}' already exists, and is not a report of a node: name another with --out"
+        )
     every, policy = entries(folder), policy_at(own, folder)
     answers = [line for line in every if line.get("what") != "refusal"]
     refused = [line for line in every if line.get("what") == "refusal"]

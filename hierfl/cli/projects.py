@@ -120,7 +120,7 @@ def log(
     from hierfl.cli.officer_page import entries
 
     if not (lines := entries(folder)):
-        why = f"the folder '{folder}' is no node's, or nothing has left it"
+        why = f"the folder '{folder}' is not a node's folder, or nothing has left it"
         raise typer.BadParameter(why, param_hint="FOLDER")
     names = ("time", "run", "round", "what", "bytes")
     table = Table(*names, box=None, pad_edge=False)

@@ -30,7 +30,7 @@ def show(
     try:
         typer.echo(shown(content))
     except Refused as error:
-        raise stopped(f"'{file}' is no request and no answer: {error}") from error
+        raise stopped(f"'{file}' is neither a request nor an answer: {error}") from error
     if REQUEST in file.name:
         only = f"--only {digest(content)}"
         typer.echo(f"Answer this and nothing else: hierfl node answer '{file}' --folder DIR {only}")
@@ -70,7 +70,7 @@ def answer(
     from hierfl.nodes.request_files import answer_waiting
 
     if only and re.fullmatch("[0-9a-f]{64}", only) is None:
-        raise typer.BadParameter(f"'{only}' is no SHA-256 in hex digits", param_hint="--only")
+        raise typer.BadParameter(f"'{only}' is not a SHA-256 in hex digits", param_hint="--only")
     torch.set_default_dtype(torch.float64)  # unless the owner's model says otherwise
     content = b"" if request.is_dir() else _content(request, "REQUEST")
     with ending_on(ValueError, TypeError):

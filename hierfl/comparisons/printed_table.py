@@ -35,7 +35,7 @@ def caption(study: Study) -> str:
     return (
         f"{study.title}. {run.rounds} rounds; scores {rounds}, every {seen.weighting[:-1]} counts "
         f"the same; mean ± sd over {seeds} seed{'s' * (seeds > 1)}. Bold: the best"
-        + (", and what a paired t-test does not tell from it (5 %)." if seeds >= MIN_SEEDS else ".")
+        + (", and what a paired t-test does not tell from it (5%)." if seeds >= MIN_SEEDS else ".")
     )
 
 
@@ -46,7 +46,7 @@ def tuned(out: Path) -> str:
         return ""
     rows = trials[trials["chosen"]]
     by_log_score = study_of(out).tuning.metric == "log_score"
-    form = "{} {} ({:.3f} nats)" if by_log_score else "{} {} ({:.1f} %)"
+    form = "{} {} ({:.3f} nats)" if by_log_score else "{} {} ({:.1f}%)"
     sentences = [
         form.format(m, o, s)
         for m, o, s in zip(rows["method"], rows["options"], rows["score"], strict=True)
@@ -60,7 +60,7 @@ def by_chance(scores: pd.DataFrame) -> str:
     if values.empty:
         return ""
     low, high = values.min(), values.max()
-    return f"By chance alone the calibration error would be {low:.1f} to {high:.1f} %."
+    return f"By chance alone the calibration error would be {low:.1f} to {high:.1f}%."
 
 
 def markdown(out: Path) -> str:

@@ -55,7 +55,7 @@ def read(path: str | Path, *, quick: bool = False) -> dict[str, Study]:
         except ValidationError as error:
             of = f", as variant '{name}'," if name else ""
             lines = "\n".join(f"  {line}" for line in _mistakes(error, own))
-            raise ValueError(f"{file}{of} is no study:\n{lines}") from error
+            raise ValueError(f"{file}{of} is not a study:\n{lines}") from error
     return studies
 
 
@@ -94,7 +94,7 @@ def _tables(file: Path) -> dict[str, Any]:
         RecursionError,
         IsADirectoryError,
     ) as error:
-        raise ValueError(f"{file} is no TOML file: {error}") from error
+        raise ValueError(f"{file} is not a TOML file: {error}") from error
 
 
 def _table(file: Path, tables: dict[str, Any], key: str, above: str = "") -> dict[str, Any]:

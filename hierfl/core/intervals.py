@@ -24,8 +24,8 @@ def tails(prob: float) -> list[float]:
 
 
 def percent(prob: float) -> str:
-    """Return a probability in words, "95 %"."""
-    return f"{100.0 * prob:.10g} %"
+    """Return a probability in words, "95%"."""
+    return f"{100.0 * prob:.10g}%"
 
 
 def least_draws(prob: float) -> int:

@@ -156,7 +156,7 @@ def check_consistent(
 ) -> None:
     """Refuse parts of a `ClientData` that do not fit together, with the errors it documents."""
     if not fields:
-        raise ValueError("no field was given: name at least one, such as x=... or y=...")
+        raise ValueError("there are no fields: name at least one, such as x=... or y=...")
     check_client_names(names)
     if fault := _fault_of_offsets(offsets, names):
         raise ValueError(fault)

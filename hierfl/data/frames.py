@@ -132,7 +132,7 @@ class FrameReader:
         read = [as_tensor(self._column(*of), of[1]) for of in zip(columns, keys, strict=True)]
         for column, key in zip(columns, keys, strict=True):
             if (many := len(self.levels.get(key, ()))) > 2:
-                what = f"column '{column}' of field '{name}' has {many} levels, whose codes are no amounts"
+                what = f"column '{column}' of field '{name}' has {many} levels, and their codes are not amounts"
                 fix = "read it as a field of its own, or as 0/1 columns (pandas.get_dummies)"
                 raise ValueError(f"{what}: {fix}")
         self.features[name] = tuple(map(str, columns))
@@ -160,7 +160,7 @@ class FrameReader:
         codes = np.array([place.get(str(value), -1) for value in series.tolist()], np.int64)
         if (codes < 0).any():
             row = int((codes < 0).argmax())
-            what = f"column '{column}' has the level '{series.iloc[row]}' in row {row}, which is none of"
+            what = f"column '{column}' has the level '{series.iloc[row]}' in row {row}, which is not one of"
             fix = "leave its rows out, or fit data that have it"
             raise ValueError(f"{what} {', '.join(place)}: {fix}")
         return codes

@@ -185,8 +185,8 @@ def coefficients(posterior: Any) -> Figure:
         ax.tick_params(labelsize=7.5)
     handles, labels_of = recorded.get_legend_handles_labels()
     title = (
-        "point and line: median and 90 % interval of a hospital; "
-        "band: 90 % interval that the global level predicts for a hospital"
+        "point and line: median and 90% interval of a hospital; "
+        "band: 90% interval that the global level predicts for a hospital"
     )
     style: dict[str, Any] = {"fontsize": 7.5, "title_fontsize": 7.5, "frameon": False}
     figure.legend(handles, labels_of, loc="outside lower center", ncols=5, title=title, **style)
@@ -220,7 +220,7 @@ def calibration(frame: pd.DataFrame) -> Figure:
     rows = len(shown[LOCAL][0])
     ax.set_xlabel("predicted probability of heart disease", fontsize=8)
     ax.set_ylabel("observed share of patients with it", fontsize=8)
-    ax.set_title(f"{rows} held-out patients, 8 bins of equal size, 90 % intervals", fontsize=7.5)
+    ax.set_title(f"{rows} held-out patients, 8 bins of equal size, 90% intervals", fontsize=7.5)
     ax.tick_params(labelsize=7.5)
     ax.legend(fontsize=7.5, frameon=False, loc="upper left")
     return figure

@@ -66,19 +66,19 @@ def listed(names: Sequence[str], most: int = 4) -> str:
 
 
 def share(value: float) -> str:
-    """Format a share as a whole percentage; only exactly 0 and 1 become "0 %" and "100 %".
+    """Format a share as a whole percentage; only exactly 0 and 1 become "0%" and "100%".
 
     >>> share(0.254), share(0.001), share(0.999), share(1.0)
-    ('25 %', '< 1 %', '> 99 %', '100 %')
+    ('25%', '< 1%', '> 99%', '100%')
     """
     if 0.0 < value < 0.01:
-        return "< 1 %"
-    return "> 99 %" if 0.99 < value < 1.0 else f"{100.0 * value:.0f} %"
+        return "< 1%"
+    return "> 99%" if 0.99 < value < 1.0 else f"{100.0 * value:.0f}%"
 
 
 # Every threshold by which a fit is judged, but for K_HAT and ALARM, which methods use as well.
 # the guide beside its weighted draws
-LEAST_EFFECTIVE = 100  # weighted draws: a standard deviation is then known to 7 %
+LEAST_EFFECTIVE = 100  # weighted draws: a standard deviation is then known to 7%
 OFF = 0.2  # of a standard deviation: a guide that is farther off is not good
 # relative Monte Carlo error of an sd; that of a 5% or 95% point, in sds
 OFF_BY_CHANCE, END_OFF_BY_CHANCE = 0.15, 0.3
@@ -105,5 +105,5 @@ LITTLE = 0.1  # nats: the divergence of two Normals of equal sd that are 0.45 sd
 
 # predictions
 SURE = 0.01  # significance level: each test warns falsely in one report of a hundred
-COVERAGE = 0.03  # by which the coverage of 90 % intervals may be off
+COVERAGE = 0.03  # by which the coverage of 90% intervals may be off
 AUROC = 0.75  # of foreign rows against own rows

@@ -52,7 +52,7 @@ class Scored:
 
     @cached_property
     def rates(self) -> pd.DataFrame | None:
-        """Mean label and 90 % predictive interval of each client; None without replicates."""
+        """Mean label and 90% predictive interval of each client; None without replicates."""
         if self.prediction is None or self.replicates is None or self.prediction.kind in APART:
             return None
         return client_rates(self.prediction, self.replicates, prob=0.9)
@@ -115,7 +115,7 @@ def _too(p: Floats, came_true: Floats) -> str:
 
 
 def _numeric_coverage(scored: Scored) -> Check:
-    """Warn if the coverage of 90 % intervals is off by more than `COVERAGE` and chance of so many rows."""
+    """Warn if the coverage of 90% intervals is off by more than `COVERAGE` and chance of so many rows."""
     assert scored.prediction is not None and scored.replicates is not None
     label = scored.prediction.known()[0]
     covered = interval_coverage(scored.replicates, label, prob=0.9)
@@ -131,12 +131,12 @@ def _numeric_coverage(scored: Scored) -> Check:
         "Do predictive intervals of single rows have the right coverage?",
         bool(off),
         f"{share(rate)} of {len(covered)} rows{' (by entry)' * (covered.ndim > 1)} lie in their "
-        "90 % predictive interval" + (f": the intervals are {side}." if off else "."),
+        "90% predictive interval" + (f": the intervals are {side}." if off else "."),
     )
 
 
 def _rate_coverage(scored: Scored) -> Check:
-    """Warn if fewer clients' mean labels than chance explains lie in their 90 % intervals."""
+    """Warn if fewer clients' mean labels than chance explains lie in their 90% intervals."""
     assert scored.rates is not None and scored.prediction is not None
     covered = scored.rates["covered"]
     off = coverage_p_value(covered, 0.9) <= SURE
@@ -145,7 +145,7 @@ def _rate_coverage(scored: Scored) -> Check:
     return answered(
         f"Do enough of the clients' {what} lie in their predictive intervals?",
         off,
-        f"{int(covered.sum())} of {len(covered)} clients' {what} lie in their 90 % predictive "
+        f"{int(covered.sum())} of {len(covered)} clients' {what} lie in their 90% predictive "
         "interval"
         + (
             f", fewer than chance explains: {listed(outside)} "

@@ -12,8 +12,8 @@ from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.smooths import lengths_of, sites_of
 from hierfl.formulas.writer import CENTERED, INTERCEPT, THRESHOLDS
 
-# Column of the summary's frame -> as brms calls it, with the ends of a 90 % interval.
-NAMES = {"mean": "estimate", "sd": "est. error", "low": "5 %", "high": "95 %"}
+# Column of the summary's frame -> as brms calls it, with the ends of a 90% interval.
+NAMES = {"mean": "estimate", "sd": "est. error", "low": "5%", "high": "95%"}
 Tables = tuple[tuple[str, pd.DataFrame], ...]
 
 

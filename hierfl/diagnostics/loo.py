@@ -212,7 +212,7 @@ def _hash(fit: Snapshot) -> str:
 
 
 def expect_named_fits(fits: Mapping[str, Any], call: str) -> None:
-    """Refuse what is no dict of two fits or more, by name."""
+    """Refuse what is not a dict of two fits or more, by name."""
     if not isinstance(fits, Mapping) or len(fits) < 2:
         kind = ValueError if isinstance(fits, Mapping) else TypeError
         what = f"has {len(fits)} entries" if kind is ValueError else f"is {shown(fits)}"

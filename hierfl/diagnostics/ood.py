@@ -72,9 +72,9 @@ def auroc(higher: ArrayLike, lower: ArrayLike) -> float:
 
 
 def fpr95(foreign: ArrayLike, own: ArrayLike) -> float:
-    """Return the share of foreign rows accepted where 95 % of own rows are; lower is better.
+    """Return the share of foreign rows accepted where 95% of own rows are; lower is better.
 
-    A row is accepted if its score is at most the threshold, the smallest one that accepts 95 % of
+    A row is accepted if its score is at most the threshold, the smallest one that accepts 95% of
     own rows (Liang, Li and Srikant 2018, with own rows as the positives).
 
     >>> fpr95([0.5, 2.0], [0.0, 1.0])

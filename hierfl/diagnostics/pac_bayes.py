@@ -209,7 +209,7 @@ def _check_loss(fit: Snapshot, site: str, clip: tuple[float, float] | None) -> N
         fn, _ = program.observed(program.draw(params, batch), batch, params)[site]
     if clip is None and kind_of(fn) not in ("binary", "categorical"):
         raise ValueError(
-            f"the labels of site '{site}' are no classes, and their log loss has no bound: "
+            f"the labels of site '{site}' are not classes, and their log loss has no bound: "
             f"give the range to hold it in, pac_bayes(fit, clip=(low, high)) in nats"
         )
 

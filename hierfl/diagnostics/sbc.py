@@ -149,7 +149,7 @@ class Sbc:
         }
         if not columns:
             raise KeyError(
-                f"there is no site '{site}'; there are {', '.join([*self.shared, *self.own])}"
+                f"there is no site '{site}': the sites are {', '.join([*self.shared, *self.own])}"
             )
         at = np.arange(1, self.draws + 1) / (self.draws + 1.0)
         found = {

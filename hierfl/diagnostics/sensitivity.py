@@ -56,7 +56,7 @@ class Sensitivity:
 
     Args:
         table: by `parameter` and `part` ("prior" or a client), in posterior sds of the fit:
-            `per_percent`, by how much the mean moves if the part counts 1 % more, and its Monte
+            `per_percent`, by how much the mean moves if the part counts 1% more, and its Monte
             Carlo standard error `error`; `at_0.8` and `at_1.25`, the same if it counts 0.8 and 1.25
             times, `sd_0.8` and `sd_1.25`, the sd in units of the fit's; `k_hat`, the larger of
             these two scalings. Of a client also `left_out`, the move without it, and `k_hat_out`.

@@ -87,7 +87,7 @@ def summary(
         seed: of the draws.
 
     Raises:
-        ValueError: `draws` is too small for an interval of `prob`, 20 of 90 %, 40 of 95 %; or `prob`
+        ValueError: `draws` is too small for an interval of `prob`, 20 of 90%, 40 of 95%; or `prob`
             does not lie between 0 and 1.
     """
     expect_fit(fit)

@@ -160,7 +160,7 @@ def chosen(
         expect_kind(name, str, "a column", fix)
         if name not in columns:
             there = ", ".join(columns) or "none"
-            raise KeyError(f"'{name}' is no column that the formula's terms read: {there}")
+            raise KeyError(f"'{name}' is not a column that the formula's terms read: {there}")
         reason = None
         if name in TAKEN:
             reason = "is the name of a column or a dimension of the answer: rename the column"

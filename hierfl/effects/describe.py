@@ -255,7 +255,7 @@ def _in_words(column: str, lines: Sequence[Mapping[str, Any]], least: int) -> di
             label = f"{column}: {line['level']}, n (%)"
             cells[label] = _count(line["count"], least)
             if not math.isnan(line["share"]):
-                cells[label] += f" ({100.0 * line['share']:.0f} %)"
+                cells[label] += f" ({100.0 * line['share']:.0f}%)"
         elif "mean" in line:
             cells[f"{column}, mean (sd)"] = f"{cell(line['mean'])} ({cell(line['sd'])})"
             low, at, high = (cell(line[name]) or "-" for name in ("q25", "median", "q75"))

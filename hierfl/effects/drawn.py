@@ -177,7 +177,7 @@ class CoefficientDraws:
     def of_new(self, term: GroupTerm) -> Tensor:
         """Draw a new group's deviations from the group-level distribution, (S, q, O)."""
         if term.group.kind:
-            what = f"a new group is none of the matrix '{term.group.cov}' of '{term.group.text}'"
+            what = f"a new group is not in the matrix '{term.group.cov}' of '{term.group.text}'"
             raise ValueError(f"{what}: name one, at={{'{term.group.name}': ...}}, or clients")
         place = [group.site for group in self.layout.groups].index(term.site)
         if self.parameter is not None:  # apart from the groups of the response's terms

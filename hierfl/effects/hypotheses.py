@@ -134,4 +134,4 @@ def _unknown(name: str, parameters: Mapping[str, Tensor]) -> str:
     near = longer or get_close_matches(name, parameters, n=1)
     meant = f"did you mean '{near[0]}'? " if near else ""
     some = ", ".join(list(parameters)[:12]) + (", ..." if len(parameters) > 12 else "")
-    return f"'{name}' is no parameter of the fit: {meant}the parameters are {some}"
+    return f"'{name}' is not a parameter of the fit: {meant}the parameters are {some}"

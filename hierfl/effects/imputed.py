@@ -52,7 +52,7 @@ def imputed(
 
     At each draw of the parameters a row's value is drawn from this density: in closed form where
     the response is Normal or log-normal and not censored, and else by its inverse distribution
-    function on a grid of the linear predictor (sds are up to 0.2 % too large). Several values that
+    function on a grid of the linear predictor (sds are up to 0.2% too large). Several values that
     one row lacks are drawn together. The rows must be at hand: over nodes, each node computes its
     own table.
 

@@ -130,7 +130,7 @@ def _check_names(
         if name not in columns and name not in groups:
             reads = f"it reads {', '.join([*columns, *groups]) or 'no columns'}"
             fix = "choose a client by client=" if name == formula.clients else reads
-            raise KeyError(f"at has '{name}', which is no column that the formula reads: {fix}")
+            raise KeyError(f"at has '{name}', which is not a column that the formula reads: {fix}")
 
 
 def checked(name: str, column: Column, value: Any) -> Any:

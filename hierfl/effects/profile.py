@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 # Two-sided probability -> its name: two and three standard errors.
-LIMITS = {0.95: "95 %", 0.998: "99.8 %"}
+LIMITS = {0.95: "95%", 0.998: "99.8%"}
 
 
 def ratio_interval(
@@ -108,7 +108,7 @@ class Profile(Estimates):
             `observed`, `expected` under the average client, `smr` (observed / expected) with
             `smr_low` and `smr_high`, exact sampling limits; `ratio` (predicted / expected), the
             shrunk ratio of the model, with `ratio_low` and `ratio_high`; and `funnel`: "inside", or
-            beyond the "95 %" or "99.8 %" limits. All intervals have the probability `prob`.
+            beyond the "95%" or "99.8%" limits. All intervals have the probability `prob`.
         rate: events expected per trial, over all clients, of bernoulli and binomial responses;
             None: counts without an upper end, or no ratio.
         draws: the draws of `effect`, of `rank` and, where there is one, of `ratio`, an
@@ -138,7 +138,7 @@ class Profile(Estimates):
         return client_ranks(axes, self.frame, percent(self.prob))
 
     def plot_funnel(self, ax: Axes | None = None) -> Axes:
-        """Draw standardized ratios over expected events, with 95 % and 99.8 % limits.
+        """Draw standardized ratios over expected events, with 95% and 99.8% limits.
 
         Args:
             ax: axes to draw on. Default None: new ones.

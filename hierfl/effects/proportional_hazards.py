@@ -55,7 +55,7 @@ class ProportionalHazards:
     verdict: str
 
     def plot(self, term: str, ax: Axes | None = None) -> Axes:
-        """Draw the log hazard ratio of a column over time: events, and means of tenths of them with 90 % intervals.
+        """Draw the log hazard ratio of a column over time: events, and means of tenths of them with 90% intervals.
 
         Args:
             term: a row of `frame`.

@@ -326,7 +326,7 @@ def _codes(values: Any, name: str, client: str) -> NDArray[np.float64]:
         word = next((w for w in words if w not in CENSORED), None)
         if word is not None:
             fix = "censoring is none, right, left or interval"
-            public = "has a word that is none of censoring"
+            public = "has a word that does not name a kind of censoring"
             raise column_fault(f"has the value '{word}': {fix}", public, name, client)
         return np.array([CENSORED[w] for w in words], dtype=np.float64)
     return values.to_numpy(dtype=np.float64)

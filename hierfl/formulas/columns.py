@@ -307,8 +307,8 @@ def coded(series: Any, name: str, client: str, column: Column) -> NDArray[np.int
     if (codes < 0).any():
         row, levels = int((codes < 0).argmax()), ", ".join(column.levels)
         fix = f"correct it, or fit with it, levels={{'{name}': [...]}} of hierfl.schema"
-        what = f"has the value '{names[row]}' in row {row}, none of {levels}: {fix}"
-        raise column_fault(what, "has a value that is none of the agreed levels", name, client)
+        what = f"has the value '{names[row]}' in row {row}, not one of {levels}: {fix}"
+        raise column_fault(what, "has a value that is not an agreed level", name, client)
     return codes
 
 

@@ -122,7 +122,7 @@ class Heard:
         schema = question.schema
         assert schema is not None
         if not answer.constant <= answer.columns.keys():
-            yield "with constants that are no columns"
+            yield "with constants that are not columns"
         every = (term for design in every_design_of(declared, schema) for term in design.terms)
         terms = {name: term for term in every for name in term.columns}
         imputed = {name for name, term in terms.items() if term.calls("mi")}

@@ -250,7 +250,7 @@ def _code(factor: Factor, full: bool, values: _Values) -> Coded:
     chosen = next((level_name(option) for option in options if option is not None), None)
     if chosen is not None and chosen not in levels:
         raise ValueError(
-            f"'{factor}' names the level '{chosen}', which is none of {', '.join(levels)}"
+            f"'{factor}' names the level '{chosen}', which is not one of {', '.join(levels)}"
         )
     base = levels.index(chosen) if chosen is not None else -(callee == "S") % len(levels)
     names, codes = levels[:base] + levels[base + 1 :], np.eye(len(levels))

@@ -173,7 +173,7 @@ def with_rare(
         return replace(
             column, levels=(*(n for n in column.levels if n != OTHER), OTHER), rare=OTHER
         )
-    why = f"values that are none of the levels {', '.join(column.levels)}" if least == 1 else ""
+    why = f"values that are not among the levels {', '.join(column.levels)}" if least == 1 else ""
     why = (
         why or f"values that no client has {least} rows of" + "; and they are ordered" * is_ordinal
     )

@@ -129,7 +129,7 @@ def _name_of(sides: Sides, imputed: Collection[Expression]) -> tuple[str, bool]:
             return column.head, True
     if isinstance(target, Name) and column not in imputed:
         return target.head, False
-    fix = "is no formula of a parameter: write 'sigma ~ x', or leave it out"
+    fix = "is not a formula of a parameter: write 'sigma ~ x', or leave it out"
     if column in imputed:
         fix = f"imputes '{column}': write '{column} | mi() ~ {sides.right}'"
         if target is not column:
@@ -170,7 +170,7 @@ def _response(target: Expression) -> tuple[str, tuple[str, ...]]:
     names = tuple(arg.head for arg in target.args if isinstance(arg, Name))
     fix = "write cbind(a, b, c), successes | trials(n) or time | event(status), or make a column"
     is_right = target.callee == "cbind" and len(names) == len(target.args)
-    check(is_right, target, f"the response is no column: {fix}")
+    check(is_right, target, f"the response is not a column: {fix}")
     is_right = len({*names}) >= max(len(names), 2)
     check(is_right, target, "cbind() must name two different columns or more")
     return str(target), names
@@ -267,7 +267,7 @@ def _columns(by: Expression) -> list[tuple[str, ...]]:
         if len(second) == 1 and (by.sign == "/" or len(first) == 1):
             return [*(first if by.sign == "/" else []), first[-1] + second[0]]
     fix = "name one column, a:b for combinations, or a/b for b within a"
-    raise Misplaced(by, f"the groups '{by}' are no columns: {fix}")
+    raise Misplaced(by, f"the groups '{by}' are not columns: {fix}")
 
 
 def _matrix_group(call: Call) -> Group:

@@ -294,4 +294,4 @@ def answer_of_json(question: Question, document: Any) -> Any:
     try:
         return made_of(ANSWERS[question.kind], document)
     except ValueError as error:
-        raise ValueError(f"it is no answer to '{question.kind}' ({error})") from error
+        raise ValueError(f"it is not an answer to '{question.kind}' ({error})") from error

@@ -12,7 +12,7 @@ from hierfl.core.typed_json import read_as
 from hierfl.formulas.columns import Column
 from hierfl.formulas.transforms import Constants
 
-OFFSET = "offset()"  # in a design: the sum of the offsets, which is no column
+OFFSET = "offset()"  # in a design: the sum of the offsets, which is not a column
 Level = Literal["above", "within", "crossed"]
 
 
@@ -102,7 +102,7 @@ class Schema:
         """Return the schema of a text.
 
         Raises:
-            ValueError: the text is no JSON, lacks a part, or a part is of another kind.
+            ValueError: the text is not JSON, lacks a part, or a part is of another kind.
         """
         try:
             return read_as(cls, text)

@@ -134,7 +134,7 @@ def sites_of(term: DesignTerm) -> dict[str, str]:
 
 # ------------------------------------------------------------ priors
 def length_prior(smooth: Smooth) -> dist.InverseGamma:
-    """Return the prior of a length scale: 1 % below the shortest that sines can have, 1 % above the longest.
+    """Return the prior of a length scale: 1% below the shortest that sines can have, 1% above the longest.
 
     As brms, which takes the distances of the data for the two ends.
     """

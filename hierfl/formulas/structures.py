@@ -118,12 +118,12 @@ def structures(
         if is_of_clients:
             if lost := [name for name in clients if name not in matrix[0]]:
                 fix = "add it, or leave its rows out"
-                fault = f"client '{lost[0]}' is no group of {there}: {fix}"
+                fault = f"client '{lost[0]}' is not among the groups of {there}: {fix}"
             lies = Grouping("above", matrix[0])
         else:
             outside = ask(Question("outside", by=group.by, levels=matrix[0]))
             if lost := [client for client, has in outside.items() if has]:
-                what = f"client '{lost[0]}' has a group of '{':'.join(group.by)}' that is none of"
+                what = f"client '{lost[0]}' has a group of '{':'.join(group.by)}' that is not in"
                 raise ValueError(f"{what} {there}: add it")
             lies = place(group.by, matrix[0])
             if lies.level == "within":

@@ -168,7 +168,7 @@ def _add(total: Sum, sign: str, expression: Expression, *, top: bool) -> None:
     for key, product in _products(expression).items():
         if sign == "-":
             fix = "leave it out, or write I(a - b) for a difference"
-            what = f"the formula takes '{product.name}' away, which is not there"
+            what = f"the formula removes '{product.name}', which it does not have"
             check(total.pop(key, None), expression, f"{what}: {fix}")
         else:
             is_new = total.setdefault(key, product) is product
@@ -260,7 +260,7 @@ def _check_no_arithmetic(is_right: object, expression: Expression) -> None:
     message = (
         f"a formula reads arithmetic as terms: write I({expression}) for its value"
         if not isinstance(expression.value, str)
-        else "a text is no term: write a column without quotes"
+        else "a string is not a term: write a column without quotes"
     )
     check(is_right, expression, message)
 
@@ -308,7 +308,7 @@ def _check_function(call: Call) -> None:
     fix = f"{name}(x, k=10), or s(x, hospital, bs='fs') for a curve of each hospital"
     check(not others, call.args[-1], f"a smooth of several columns: write one of each, {fix}")
     if by is not None:
-        check(isinstance(by, Name), by, "by= is no column: make a column of it first")
+        check(isinstance(by, Name), by, "by= is not a column: make a column of it first")
 
 
 def _check_options(call: Call) -> None:

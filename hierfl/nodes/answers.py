@@ -117,7 +117,7 @@ def imputed_at_nodes(fit: Any, draws: int = 1000, *, seed: int = 0) -> FromNodes
     """
     declared = getattr(fit.method.model, "declared", None)
     if declared is None or not declared.imputed:
-        raise ValueError("the model is no formula with mi(x), so that nothing is imputed")
+        raise ValueError("the model is not a formula with mi(x), so that nothing is imputed")
     return ask_nodes(fit, "imputed", lambda tree: None, draws=draws, seed=seed)
 
 

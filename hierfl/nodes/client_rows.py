@@ -124,7 +124,7 @@ def check_brought(formula: Any, folder: Path, policy: str | Path | None) -> None
     with log.answering(folder):
         allowed = policy_at(policy, folder)
         if not isinstance(formula, Formula):
-            raise Forbidden("the request brings a model that is no formula")
+            raise Forbidden("the request brings a model that is not a formula")
         if any(map(partial(_is_listed, formula), allowed.formulas or ())):
             return
         why = "the node's policy lists no columns that formulas may read"

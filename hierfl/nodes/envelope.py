@@ -33,7 +33,7 @@ def read_request(request: bytes) -> tuple[str, bytes]:
     """Return the kind and the content of a request, or raise Refused."""
     line, content = read_line(request)
     if not isinstance(line.get("request"), str):
-        raise Refused("it is no request of hierfl")
+        raise Refused("it is not a request of hierfl")
     return line["request"], content
 
 
@@ -64,7 +64,7 @@ def read_line(whole: object) -> tuple[dict[str, Any], bytes]:
     head, end, content = whole.partition(b"\n")
     line, why = read_json(head, LONGEST), ""
     if not end or not isinstance(line, dict) or line.get("hierfl") != FORM:
-        why = "it is no file of hierfl, or one of another version"
+        why = "it is not a file of hierfl, or one of another version"
     elif line.get("bytes") != len(content):
         why = f"it holds {len(content):,} bytes, not {repr(line.get('bytes'))[:20]}"
     if why:

@@ -100,7 +100,7 @@ class FitOverNodes(Fit):
             raise ValueError("the program has no global site: ask nodes, fit.local_summary()")
         if own := {*(var_names or ())} - {*sites}:
             raise KeyError(
-                f"'{min(own)}' is no global site ({', '.join(sorted(sites))}): clients' own are at "
+                f"'{min(own)}' is not a global site ({', '.join(sorted(sites))}): clients' own are at "
                 "their nodes, fit.local_summary()"
             )
         return sorted(sites if var_names is None else var_names)
@@ -127,7 +127,7 @@ class FitOverNodes(Fit):
     save, without, updated = living.save, living.without, living.updated  # type: ignore[assignment]
 
     def local_summary(self, draws: int = 1000, *, seed: int = 0) -> FromNodes[pd.DataFrame]:
-        """Let each node summarize its client's own sites: mean, sd, and the quantiles of 5, 50 and 95 %.
+        """Let each node summarize its client's own sites: mean, sd, and the quantiles of 5, 50 and 95%.
 
         A node writes the answer into its folder, and sends it where its policy has "summaries" in
         `may_leave`.

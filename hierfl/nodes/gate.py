@@ -143,7 +143,7 @@ def _read(asks: str, content: bytes) -> tuple[Kind, Any, Message]:
         from_bytes(content, most=MOST) if tensors else Message(None, read_json(content, MOST_JSON))
     )
     if not isinstance(message.about, dict):
-        raise Refused("it is no request of a node: it is no JSON object")
+        raise Refused("it is not a request of a node: it is not a JSON object")
     about = {"kind": asks, **message.about}
     kind = KINDS.get(str(about["kind"]))
     if kind is None or kind.asks != asks:

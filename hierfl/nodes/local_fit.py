@@ -105,7 +105,7 @@ def _summary(draws: Tensor) -> Tree:
 
 
 def table_of_sites(summaries: Mapping[str, Tree]) -> pd.DataFrame:
-    """Return summaries of sites as a table: site, mean, sd, and the quantiles of 5, 50 and 95 %."""
+    """Return summaries of sites as a table: site, mean, sd, and the quantiles of 5, 50 and 95%."""
     rows = []
     for name, of in summaries.items():
         columns = [of["mean"].flatten(), of["sd"].flatten(), *of["quantiles"].reshape(3, -1)]

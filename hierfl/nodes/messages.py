@@ -101,7 +101,7 @@ def read_json(content: object, most: int = 1 << 26) -> Any:
     try:
         return read_as(Any, content, most=most)
     except ValueError as error:
-        raise Refused(f"it is no JSON ({error})") from error
+        raise Refused(f"it is not JSON ({error})") from error
 
 
 def read_typed(kind: type[Made], content: object, called: str) -> Made:
@@ -109,7 +109,7 @@ def read_typed(kind: type[Made], content: object, called: str) -> Made:
     try:
         return made_of(kind, read_json(content) if isinstance(content, bytes) else content)
     except ValueError as error:
-        raise Refused(f"it is no {called} ({error})") from error
+        raise Refused(f"it is not a {called} ({error})") from error
 
 
 def _short(error: Exception) -> str:

@@ -214,7 +214,7 @@ def _check_message(node: Node, message: Tree) -> None:
     first = server.down(server.state, Clock(0, 1))
     if refuses is None:
         like(message, first)
-    elif why := refuses(message, first) if isinstance(message, dict) else "it is no dict":
+    elif why := refuses(message, first) if isinstance(message, dict) else "it is not a dict":
         raise Refused(f"its message is not of method '{node.method.name}': {why}")
 
 

@@ -70,7 +70,7 @@ def by_files(
                 except Refused as error:
                     if not late:
                         continue
-                    why = f"'{path}' is no answer after {timeout:g} s: {error}"
+                    why = f"'{path}' is not an answer after {timeout:g} s: {error}"
                     answer = Answer(name, None, why)
                 del waits[name]
                 yield answer
@@ -151,7 +151,7 @@ def read(path: Path, most: int = MOST) -> bytes:
     about = os.fstat(handle)
     if not stat.S_ISREG(about.st_mode) or about.st_size > most:
         os.close(handle)
-        raise Refused(f"it is no file of {most:,} bytes or fewer")
+        raise Refused(f"it is not a file of {most:,} bytes or fewer")
     with open(handle, "rb") as file:
         content = file.read(most + 1)
     if len(content) > most:

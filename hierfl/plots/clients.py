@@ -32,7 +32,7 @@ def client_forest(
     """Draw a forest plot of one scalar of every client, over the global prior.
 
     The global prior is the distribution that the global level alone predicts for a client. Each
-    client has one line with its posterior median, its 50 % interval and a wider interval. Clients
+    client has one line with its posterior median, its 50% interval and a wider interval. Clients
     are sorted by number of rows, the largest at the top: downwards, intervals widen and estimates
     come closer together.
 

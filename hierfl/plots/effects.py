@@ -130,7 +130,7 @@ def _band(
 
 
 def client_ranks(ax: Axes, frame: pd.DataFrame, share: str) -> Axes:
-    """Draw effects and mean ranks of a `Profile`, with intervals of a `share`, "90 %"."""
+    """Draw effects and mean ranks of a `Profile`, with intervals of a `share`, "90%"."""
     some = frame.sort_values("rank", ignore_index=True)
     at = np.arange(len(some), dtype=float)
     ax.hlines(at, some["effect_low"], some["effect_high"], color=COLORS[0], linewidth=1.2)
@@ -160,7 +160,7 @@ def funnel(ax: Axes, frame: pd.DataFrame, curves: pd.DataFrame) -> Axes:
             at = (float(row.expected), float(row.smr))
             shift: dict[str, Any] = {"xytext": (5, 3), "textcoords": "offset points"}
             ax.annotate(str(row.client), at, fontsize=8, **shift)
-    highest = float(max(frame["smr"].max(), curves["high"][curves["limits"] == "95 %"].max()))
+    highest = float(max(frame["smr"].max(), curves["high"][curves["limits"] == "95%"].max()))
     ax.set(xlabel="expected events", ylabel="observed / expected", ylim=(0.0, 1.1 * highest))
     ax.legend(frameon=False, fontsize=8)
     return plain(ax)
@@ -185,7 +185,7 @@ def survival_steps(ax: Axes, frame: pd.DataFrame) -> Axes:
 
 
 def hazard_ratio_course(ax: Axes, time: Any, values: Any, name: str) -> Axes:
-    """Draw scaled residuals of a column over time, with their mean, and means of tenths with 90 % intervals."""
+    """Draw scaled residuals of a column over time, with their mean, and means of tenths with 90% intervals."""
     time, values = np.asarray(time), np.asarray(values)
     ax.plot(time, values, "o", color=GRAY, markersize=2.5, alpha=0.6)
     ax.axhline(0.0, color=GRAY, linewidth=0.8, linestyle=":", zorder=0)

@@ -88,7 +88,7 @@ def _named(var_names: Collection[str], known: Collection[str]) -> set[str]:
         raise KeyError(f"var_names is the string '{var_names}': it must be a list, ['{var_names}']")
     foreign = [site for site in var_names if site not in known]
     if foreign:
-        raise KeyError(f"there is no site '{foreign[0]}'; those there are: {', '.join(known)}")
+        raise KeyError(f"there is no site '{foreign[0]}': the sites are {', '.join(known)}")
     return set(var_names)
 
 

@@ -137,7 +137,7 @@ def _check_site(name: str, what: str, site: Site, again: Site | None) -> None:
     for leaf in chain.from_iterable(map(leaves, first)):
         raise ProgramError(
             f"site '{name}' of the {what} depends on a tensor of shape {tuple(leaf.shape)}, which "
-            "requires a gradient and is no param, so that no method learns it: register it "
+            "requires a gradient and is not a param, so that no method learns it: register it "
             "(pyro.module('net', net), pyro.param), or freeze it on purpose with "
             "requires_grad_(False)"
         )

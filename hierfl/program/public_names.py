@@ -152,7 +152,9 @@ def _marker(kind: Kind, function: F | None, name: str | None) -> F | Callable[[F
 
 def _mark(kind: Kind, function: F, name: str | None) -> F:
     if not callable(function):
-        raise TypeError(f"{function!r} is no {kind}: mark a function, or give the name as name=...")
+        raise TypeError(
+            f"{function!r} is not a {kind}: mark a function, or give the name as name=..."
+        )
     name = name or getattr(function, "__name__", None)
     if not name or "<" in name:
         raise TypeError(

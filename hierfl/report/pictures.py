@@ -74,10 +74,10 @@ def forest(measured: Measured, entry: SiteEntry) -> Picture:
             f"{n} {number(m)} ({number(a)} to {number(b)})"
             for n, a, m, b in zip(names, *ends, strict=True)
         ]
-        alt = f"Forest plot of {entry.label}, posterior median and 90 % interval: {listed(intervals, 12)}."
+        alt = f"Forest plot of {entry.label}, posterior median and 90% interval: {listed(intervals, 12)}."
         caption = (
             f"{entry.label} of each client{' (number of rows in brackets)' if with_names else ''}: "
-            "posterior median, 50 % and 90 % intervals. Gray band: 90 % interval of the global "
+            "posterior median, 50% and 90% intervals. Gray band: 90% interval of the global "
             "prior, which is what the global level alone predicts for a client."
         )
         if entry.local_only is not None:
@@ -177,7 +177,7 @@ def calibration(measured: Measured) -> Picture | None:
         )
         alt = f"Reliability diagram of {len(mean)} bins: {pairs}."
         words = (
-            f"{len(mean)} bins with equal numbers of rows, with 90 % intervals. On the diagonal, "
+            f"{len(mean)} bins with equal numbers of rows, with 90% intervals. On the diagonal, "
             "predictions are calibrated."
         )
         return picture(figure, alt, words)
@@ -201,7 +201,7 @@ def rates(measured: Measured) -> Picture | None:
             f"Predictive intervals of clients' {what}s: {int(table['covered'].sum())} of "
             f"{len(table)} observed values lie inside."
         )
-        words = f"Observed {what} of each client and its 90 % predictive interval{ticks}."
+        words = f"Observed {what} of each client and its 90% predictive interval{ticks}."
         return picture(figure, alt, words)
 
 

@@ -101,7 +101,7 @@ def _convergence(measured: Measured) -> Section | None:
 def _shared(measured: Measured) -> Section | None:
     if not measured.shared:
         return None
-    head, ends = ("Parameter", "Mean", "SD", "5 %", "Median", "95 %"), [0.05, 0.5, 0.95]
+    head, ends = ("Parameter", "Mean", "SD", "5%", "Median", "95%"), [0.05, 0.5, 0.95]
     rows = [
         (e.label, *map(number, (e.draws.mean(), e.draws.std(), *np.quantile(e.draws, ends))))
         for e in measured.shared
@@ -190,7 +190,7 @@ def _shrinkage(measured: Measured, shown: list[SiteEntry]) -> Section:
     if shown:
         blocks += [pictures.shrinkage(measured, e) for e in shown]
     else:
-        blocks.append(Text("No local-only fit was given (local_only=) to compare with."))
+        blocks.append(Text("Pass a local-only fit, local_only=, to compare with it."))
     return Section("shrinkage", "Shrinkage", tuple(blocks))
 
 
@@ -201,7 +201,7 @@ SCORES = {
     "brier": "Brier score",
     "rmse": "RMSE",
     "crps": "CRPS",
-    "coverage": "Coverage of 90 % intervals",
+    "coverage": "Coverage of 90% intervals",
     "ece": "Calibration error",
     "ece_by_chance": "Calibration error by chance",
     "sharpness": "Sharpness",
@@ -273,7 +273,7 @@ def _strangers(measured: Measured) -> Section | None:
     note = (
         "AUROC: the probability that a foreign row has a higher entropy (or mutual information), "
         "and so a less certain prediction, than an own row; 0.5 is chance. FPR95: the share of "
-        "foreign rows accepted by a threshold that accepts 95 % of own rows; lower is better."
+        "foreign rows accepted by a threshold that accepts 95% of own rows; lower is better."
     )
     table = ReportTable(
         "How well the uncertainty of predictions separates foreign rows from own rows",

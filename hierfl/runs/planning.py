@@ -289,5 +289,7 @@ def _place(fit: Fit, parameter: str) -> tuple[str, int]:
         for k, entry in enumerate(entries_of(fit, site.name, shape.shape[1:])):
             names[f"{site.name}[{entry}]" if entry else site.name] = site.name, k
     if parameter not in names:
-        raise KeyError(f"there is no parameter '{parameter}': there are {', '.join(names)}")
+        raise KeyError(
+            f"there is no parameter '{parameter}': the parameters are {', '.join(names)}"
+        )
     return names[parameter]

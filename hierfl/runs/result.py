@@ -291,7 +291,7 @@ class Fit:
             KeyError: rows of a client that was not fitted.
             ValueError: a field is missing, held-out rows have no labels, or several sites are
                 observed and `site` is None.
-            FileExistsError: the file is there already, and is no report of hierfl.
+            FileExistsError: the file already exists, and is not a report of hierfl.
         """
         from hierfl.report import write  # Matplotlib and Jinja are slow to import
 

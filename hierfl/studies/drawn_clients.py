@@ -112,8 +112,8 @@ def synthetic_clients(skew: Skew, *, seed: int, rows: int = 2000) -> tuple[Clien
         b_k ~ Normal(0, (5 k)^2 I)
 
     As in the authors' generator, all three skews use these maps. "feature": `rows` rows for every
-    client. "quantity": 5 clients with a quarter of them. "label": 5 clients with 85 % of their rows
-    in class 0. Each client standardizes its features by its own training rows, 70 % of all.
+    client. "quantity": 5 clients with a quarter of them. "label": 5 clients with 85% of their rows
+    in class 0. Each client standardizes its features by its own training rows, 70% of all.
     """
     expect(skew=(skew, ("feature", "quantity", "label")))
     generator = np.random.Generator(np.random.Philox(seed))

@@ -167,7 +167,7 @@ def power_law(
 
     Client u has the classes (u + j) mod 10, j < `classes`: 10 rows of each, and then `share * a /
     10 + b` rows, a uniform on 1..9, b on 10..199, if so many are left. `share` is its part of the
-    remaining rows by log-normal(0, 2) weights; 75 % are for training. Random numbers are our own.
+    remaining rows by log-normal(0, 2) weights; 75% are for training. Random numbers are our own.
     """
     generator = np.random.Generator(np.random.Philox(seed))
     rows = _by_class(labels, generator)

@@ -24,7 +24,7 @@ from hierfl.summaries.weights import LEAST_SHARE, PASSES, quadratic_in, tempered
 
 TIMES = 3  # draws for each coefficient, at least
 # Nats of error with which draws are good: no mean is off by more posterior sds (Cauchy-Schwarz). On
-# heart disease means were off by 0.06 with 0.06, by 0.10, and a width by 14 %, with 0.12.
+# heart disease means were off by 0.06 with 0.06, by 0.10, and a width by 14%, with 0.12.
 GOOD = 0.1
 SMALL = 0.1 * GOOD  # error of the clients whose own terms are not tried
 MOST_OWN = 100  # clients whose own terms are tried: each is a fit of its own

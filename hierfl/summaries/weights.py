@@ -17,7 +17,7 @@ from hierfl.core.trees import tree_class
 
 ROUNDING = 1e-9  # log weights that differ by no more are equal
 # Nats of a tail's largest weight above the mean: with no weight twice the mean, the tail adds
-# nothing, and k-hat misleads (above 0.7 in 30 of 200 sets, 99.8 % of whose draws were effective).
+# nothing, and k-hat misleads (above 0.7 in 30 of 200 sets, 99.8% of whose draws were effective).
 TAIL = math.log(2.0)
 LEAST_ASKED, TIMES = 100, 6  # draws for a quadratic, and as many as its coefficients times
 PASSES, LEAST_SHARE = 4, 0.4  # of the fit of a quadratic; of the draws asked for, effective in it

@@ -50,7 +50,7 @@ def student() -> ResponseFamily:
         y ~ StudentT(nu, eta, sigma)
         sigma ~ half-StudentT(3, 0, 2.5 sd(y)),    nu ~ Gamma(2, 0.1)
 
-    brms truncates the prior of nu at 1; here it is not truncated, and has 0.5 % of its mass below
+    brms truncates the prior of nu at 1; here it is not truncated, and has 0.5% of its mass below
     1.
     """
     likelihood = "dist.StudentT(nu, eta, sigma)"

@@ -52,7 +52,7 @@ def shape_prior() -> dist.InverseGamma:
 
     It is brms's default for the shape of a negative binomial (since issue 1614 of brms; A. Vehtari,
     "Default prior for negative-binomial shape parameter", 2024). For the other shapes and
-    precisions brms has Gamma(0.01, 0.01), from which nobody can simulate: 40 % of its draws are
+    precisions brms has Gamma(0.01, 0.01), from which nobody can simulate: 40% of its draws are
     below 1e-40, where responses are 0 or infinite in single precision. InverseGamma(0.4, 0.3) is as
     wide upwards, has its mode at 0.2, and vanishes at 0.
     """

@@ -54,6 +54,6 @@ def test_the_table_counts_right_and_wrong_answers() -> None:
     wrong = {**base, "answer": "good", "narrowest": 0.7, "widest": 1.1}
     refused = {**right, "answer": "cannot be judged"}
     text = page(pd.DataFrame([right] * 3 + [wrong, refused]), seed=5)
-    assert "Called good: 4. Of these, an sd is off by more than 20 % in 1 (25.0%)" in text
-    assert "Fits within 20 %: 4. Of these, 1 (25.0%) are not called good" in text
+    assert "Called good: 4. Of these, an sd is off by more than 20% in 1 (25.0%)" in text
+    assert "Fits within 20%: 4. Of these, 1 (25.0%) are not called good" in text
     assert "| bfi | 5 | 3 | 1 | 0 | 1 | 0.70 | 0.10 |" in text

@@ -19,7 +19,7 @@ pytest.importorskip("great_tables")
     lambda found: Shown(
         "A <b>title</b>\nbelow it",
         None,
-        "A note of 5 % & more.",
+        "A note of 5% & more.",
         tables=(
             ("Population", pd.DataFrame({"mean": [0.123456, 2.0]}, index=["age", "sex[<i>m]"])),
             ("By client", pd.DataFrame({"client": ["a_b"], "mean": [float("nan")]})),

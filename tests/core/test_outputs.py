@@ -55,7 +55,7 @@ def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path) -> None:
     notes = tmp_path / "notes.html"
     notes.write_text("<html>mine</html>")
     for place in (notes, tmp_path):
-        with pytest.raises(FileExistsError, match="is no report of hierfl: name another path"):
+        with pytest.raises(FileExistsError, match="is not a report of hierfl: name another path"):
             fitted.report(place)
     assert notes.read_text() == "<html>mine</html>"
     for _ in range(2):

@@ -117,7 +117,7 @@ def direct(**changes: Any) -> ClientData:
 
 ROWS = [0, 0, 1]
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    "no field": (lambda: ClientData.from_arrays(ROWS), ValueError, "no field was given"),
+    "no field": (lambda: ClientData.from_arrays(ROWS), ValueError, "there are no fields"),
     "two of one name": (lambda: direct(names=("a", "a")), ValueError, "two clients are named 'a'"),
     "names and clients": (lambda: direct(names=("a", "b", "c")), ValueError, "3 client names for 2 clients"),
     "no rows": (lambda: direct(offsets=torch.tensor([0, 3, 3])), ValueError, "client 'b' has no rows"),

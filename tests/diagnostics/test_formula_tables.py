@@ -34,7 +34,7 @@ def test_tables_stand_in_brms_order() -> None:
     ]
     tables = [table for _, table in found.tables]
     assert list(tables[0].index) == ["Intercept", "age", "sex[m]"]
-    assert list(tables[0].columns) == ["estimate", "est. error", "5 %", "95 %"]
+    assert list(tables[0].columns) == ["estimate", "est. error", "5%", "95%"]
     assert list(tables[1].index) == ["sd(Intercept)", "sd(dose)", "cor(Intercept, dose)"]
     assert list(tables[2].index) == ["sd(Intercept)"]
     assert list(tables[4].index) == ["sigma"]

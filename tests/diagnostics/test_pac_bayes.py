@@ -265,7 +265,7 @@ def test_what_has_no_bound_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="site 'pull' is a factor"):
         pac_bayes(fit(fedsvi(penalized, guides.mean_field), data, rounds=1))
     numeric = fit(fedsvi(means, guides.mean_field), three(), rounds=1)
-    with pytest.raises(ValueError, match="labels of site 'y' are no classes"):
+    with pytest.raises(ValueError, match="labels of site 'y' are not classes"):
         pac_bayes(numeric)
     for clip in ((1.0, 1.0), (0.0, math.inf)):
         with pytest.raises(ValueError, match="two finite numbers"):

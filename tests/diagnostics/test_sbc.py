@@ -210,7 +210,7 @@ def test_tables_against_values_by_hand() -> None:
     assert by_rows.to_dict() == {2: 0.9, 5: 0.0}
     assert found.ecdf("b").columns.tolist() == ["low", "high", "a [0]", "c [0]", "d [0]"]
     assert np.allclose(found.ecdf("g")[""], found.ecdf("g").index, atol=1e-12)
-    with pytest.raises(KeyError, match="there is no site 'h'; there are g, b"):
+    with pytest.raises(KeyError, match="there is no site 'h': the sites are g, b"):
         found.ecdf("h")
 
 

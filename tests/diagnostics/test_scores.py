@@ -185,7 +185,7 @@ def test_replicates_do_not_depend_on_the_other_clients(global_generator_untouche
 
 
 def test_intervals_of_rates_have_their_nominal_coverage() -> None:
-    """Probabilities are redrawn for each replicate; 90 % of rates are covered."""
+    """Probabilities are redrawn for each replicate; 90% of rates are covered."""
     g = torch.Generator().manual_seed(4)
     clients, each = 200, 60
     p = torch.rand(201, clients, generator=g).repeat_interleave(each, 1)

@@ -250,5 +250,5 @@ def test_without_rows_the_global_sites_are_left(tmp_path: Any) -> None:
 
 
 def test_few_draws_are_refused() -> None:
-    with pytest.raises(ValueError, match="draws is 5: a 90 % interval needs an integer of 20"):
+    with pytest.raises(ValueError, match="draws is 5: a 90% interval needs an integer of 20"):
         spread_fit().summary(draws=5)

@@ -96,12 +96,12 @@ def test_a_binomial_response_is_shown_for_one_trial() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"variable": "height"}, KeyError, "'height' is no column that the formula's terms read"),
-    ({"variable": "y"}, KeyError, "'y' is no column"),
+    ({"variable": "height"}, KeyError, "'height' is not a column that the formula's terms read"),
+    ({"variable": "y"}, KeyError, "'y' is not a column"),
     ({"variable": "age", "by": "age"}, ValueError, "'age' is the column itself"),
     ({"variable": "age", "at": {"age": 3}}, ValueError, "'age' is to vary"),
     ({"variable": "age", "at": {"sex": "x"}}, ValueError, "'sex' has no level 'x': its levels are f, m"),
-    ({"variable": "age", "at": {"weight": 3}}, KeyError, "at has 'weight', which is no column"),
+    ({"variable": "age", "at": {"weight": 3}}, KeyError, "at has 'weight', which is not a column"),
     ({"variable": "age", "at": {"site": "west"}}, KeyError, "choose a client by client="),
     ({"variable": "age", "at": {"region": "hot"}}, ValueError, "'region' has no group 'hot'"),
     ({"variable": "age", "grid": ["old"]}, TypeError, "'age' is 'old': the column holds numbers"),

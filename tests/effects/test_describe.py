@@ -226,18 +226,18 @@ def test_levels_come_in_their_order_with_those_that_have_no_rows(is_ordered: boo
         names = [label.split(": ")[1].split(",")[0] for label in found.table.index[1:]]
         assert names == ["I", "III", "II"]
         first = {"a": "a", "b": "b"} if by == "arm" else {"a": "x", "b": "y"}
-        assert found.table.loc["stage: I, n (%)"].tolist() == ["0 (0 %)"] * 3
-        assert found.table.loc["stage: II, n (%)", first["b"]] == "0 (0 %)"
+        assert found.table.loc["stage: I, n (%)"].tolist() == ["0 (0%)"] * 3
+        assert found.table.loc["stage: II, n (%)", first["b"]] == "0 (0%)"
         assert line(found, "stage", first["b"], level="II").count == 0
     apart = hierfl.describe(frame, by="arm", columns=["stage"], least_count=5)
-    assert apart.table.loc["stage: II, n (%)", "b"] == "0 (0 %)"
+    assert apart.table.loc["stage: II, n (%)", "b"] == "0 (0%)"
 
 
 def test_zeros_and_ones_are_counted() -> None:
     frame = columns_of_each_kind()
     ones = int(frame["died"].sum())
     found = hierfl.describe(frame, columns=["died"])
-    assert found.table.loc["died: 1, n (%)", "all"] == f"{ones} ({ones / 2:.0f} %)"
+    assert found.table.loc["died: 1, n (%)", "all"] == f"{ones} ({ones / 2:.0f}%)"
     assert line(found, "died", "all", level="0").count == 200 - ones
     # numbers of which one client has 0 and 1 alone are numbers
     rows = {"x": frame, "y": frame.assign(died=np.arange(200) % 3)}

@@ -112,9 +112,9 @@ def test_a_client_that_came_later_has_its_effects() -> None:
 def test_a_scale_and_too_few_draws_are_refused() -> None:
     with pytest.raises(ValueError, match="scale is 'odds'"):
         bernoulli().effects("age", scale="odds")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="draws is 5: a 90 % interval needs 20 or more"):
+    with pytest.raises(ValueError, match="draws is 5: a 90% interval needs 20 or more"):
         bernoulli().effects("age", draws=5)
-    with pytest.raises(ValueError, match="draws is 100: a 99 % interval needs 200 or more"):
+    with pytest.raises(ValueError, match="draws is 100: a 99% interval needs 200 or more"):
         bernoulli().effects("age", draws=100, prob=0.99)
 
 
@@ -169,7 +169,7 @@ def test_the_table_is_that_of_the_draws(
     np.testing.assert_allclose(found.frame["mean"], flat.mean(0), rtol=1e-12)
     np.testing.assert_allclose(found.frame["low"], np.quantile(flat, 0.25, axis=0), rtol=1e-12)
     np.testing.assert_allclose(found.frame["high"], np.quantile(flat, 0.75, axis=0), rtol=1e-12)
-    assert "50 % interval" in repr(found)
+    assert "50% interval" in repr(found)
     for dim in dims:  # the labels of rows are those of the draws
         labels = found.frame.index if dim in ("share", "group") else found.frame[dim]
         each = np.unique(np.array(labels), return_counts=True)[1]
@@ -185,9 +185,9 @@ def test_a_profile_has_draws_of_effects_ranks_and_ratios() -> None:
     low, high = found.draws["effect"].quantile([0.025, 0.975], ("chain", "draw")).to_numpy()
     np.testing.assert_allclose(found.frame["effect_low"], low, rtol=1e-9)
     np.testing.assert_allclose(found.frame["effect_high"], high, rtol=1e-9)
-    assert found.title.endswith("95 % intervals")
+    assert found.title.endswith("95% intervals")
     labels = found.plot_ranks().get_ylabel()
-    assert labels == "client (95 % of its rank)"
+    assert labels == "client (95% of its rank)"
 
 
 def test_a_summary_has_intervals_of_95_percent() -> None:
@@ -195,8 +195,8 @@ def test_a_summary_has_intervals_of_95_percent() -> None:
     row = found.frame.set_index("site").loc["age"]
     age = bernoulli().draws(200).shared["age"].double().numpy()
     np.testing.assert_allclose(row[["low", "high"]].astype(float), np.quantile(age, [0.025, 0.975]))
-    assert list(found.tables[0][1].columns[-2:]) == ["2.5 %", "97.5 %"]
-    with pytest.raises(ValueError, match="draws is 30: a 95 % interval needs an integer of 40"):
+    assert list(found.tables[0][1].columns[-2:]) == ["2.5%", "97.5%"]
+    with pytest.raises(ValueError, match="draws is 30: a 95% interval needs an integer of 40"):
         bernoulli().summary(prob=0.95, draws=30)
 
 

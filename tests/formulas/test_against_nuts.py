@@ -38,6 +38,6 @@ def test_the_posterior_is_that_of_nuts(name: str) -> None:
     worst, ratio = np.concatenate(off).max(), np.concatenate(ratios)
     how = {n: float(nuts[n]) for n in ("r_hat", "effective", "diverging")}
     print(f"{name}: worst mean {worst:.3f} sd, sds {ratio.min():.2f}-{ratio.max():.2f}; NUTS {how}")
-    assert how["effective"] >= 300 and how["diverging"] <= 0.005, "the chain is no reference"
+    assert how["effective"] >= 300 and how["diverging"] <= 0.005, "the chain is not a reference"
     assert worst < 0.15
     assert ratio.min() > 0.85 and ratio.max() < 1.15

@@ -71,7 +71,7 @@ def test_an_addition_that_is_a_predictor_too_is_read_of_rows_to_predict(
         ("y ~ u", {"u": ["r", "r", "s", "t"]}, ["'u'", "different"]),
         ("y ~ u", {"u": ["r", "r ", "s", "t"]}, ["'r '"]),
         ("y ~ u", {"u": "rst"}, ["'u'", "list"]),
-        ("y ~ u", {"u": ["r", "s"]}, ["'u'", "none of the levels r, s"]),
+        ("y ~ u", {"u": ["r", "s"]}, ["'u'", "not among the levels r, s"]),
         ("y ~ x", {"y": [1, 2]}, ["'y'", "number"]),
         ("y | weights(w) ~ x", {"w": [1, 2]}, ["'w'", "number"]),
     ],

@@ -244,7 +244,7 @@ def test_answers_of_a_fit() -> None:
     # what is missing is drawn, given the response; averages over rows rest on it
     found = fit.imputed(prob=0.95, draws=200)
     assert found.draws.dims == ("chain", "draw", "value")
-    assert "Missing values of dose" in str(found) and "95 %" in str(found)
+    assert "Missing values of dose" in str(found) and "95%" in str(found)
     assert found.frame["row"].tolist() == [*frame.index[lost]]
     assert (found.draws["client"].to_numpy() == frame.loc[lost, "site"]).all()
     assert 0.0 < fit.r2().frame.loc["marginal", "mean"] < 1.0

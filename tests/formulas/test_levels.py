@@ -187,7 +187,7 @@ def test_levels_that_look_alike_are_refused_with_both(kind: str, term: str) -> N
 
 def test_a_new_frame_with_another_spelling_is_refused() -> None:
     made = on("y ~ u")
-    refused(lambda: made.data(BASE.assign(u=BASE.u.str.upper())), "'R'", "none of r, s, t")
+    refused(lambda: made.data(BASE.assign(u=BASE.u.str.upper())), "'R'", "not one of r, s, t")
 
 
 @pytest.mark.parametrize("missing", ["refuse", "drop"])

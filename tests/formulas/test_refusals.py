@@ -29,7 +29,7 @@ def declared(text: str, family: Any = "gaussian", **options: Any) -> hierfl.Form
 FORMULAS: dict[str, dict[str, str]] = {
     "gaussian": {
         "y ~ s(site, bs='re')": "groups: write .* or \\(1 \\| hospital\\)",
-        "mvbind(y, dose) ~ age": "the response is no column",
+        "mvbind(y, dose) ~ age": "the response is not a column",
         "y ~ age + (1 + offset(dose) | site)": "offset",
         "y ~ age + (0 | site)": "no columns",
         "y ~ age + offset(sex)": "'offset.sex.' is a category, and no number",
@@ -69,7 +69,7 @@ FORMULAS: dict[str, dict[str, str]] = {
         "y ~ s(age, dose)": "a smooth of several columns",
         "y ~ s(age, k=2)": r"k of s\(\) is 2: it must be an integer, 3 or more",
         "y ~ s(age, bs='tp')": r"bs of s\(\) is 'tp': it must be 'cr'",
-        "y ~ s(age, by=log(dose))": "by= is no column",
+        "y ~ s(age, by=log(dose))": "by= is not a column",
         "y ~ dose + s(age, by=dose)": "holds the effect of 'dose' already",
         "y ~ s(age, by=site)": r"write s\(age, site, bs='fs'\)",
         "y ~ s(n, k=10)": r"values in 6 places only.*write s\(n, k=6\)",

@@ -161,7 +161,9 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "a dot inside of a term": lambda: made().update("~ . * dose"),
     "the formula has no sign '~'": lambda: made().update("dose"),
     "has no term '.1 . site.' to take away": lambda: made().update("~ . - (1 | site)"),
-    "takes 'dose' away, which is not there": lambda: made().update("~ . - dose").declared.described,
+    "removes 'dose', which it does not have": lambda: (
+        made().update("~ . - dose").declared.described
+    ),
     "update.. has no argument 'prior': did you mean 'priors'": lambda: made().update(
         "~ .", prior={}
     ),

@@ -65,7 +65,7 @@ def test_curves_are_straight_beyond_the_knots() -> None:
 
 @pytest.mark.parametrize(("k", "c"), [(20, 2.5), (30, 2.0), (12, 1.6)])
 def test_sines_have_the_covariance_of_the_kernel(k: int, c: float) -> None:
-    """Within 1.5 % of the variance over the length scales that the default prior allows."""
+    """Within 1.5% of the variance over the length scales that the default prior allows."""
     counts = np.linspace(0.0, 240.0, 241)
     found = smooth_of("gp", "gp(x)", (3.0, 2.0), counts, {"k": k, "c": c})
     half = (found.knots[1] - found.knots[0]) / 2.0

@@ -166,9 +166,9 @@ def test_correlated_clients_have_their_exact_posterior() -> None:
     # the county without rows is predicted, and one that no matrix has is refused
     new = pd.DataFrame({"county": ["c9"], "y": [0.0]})
     assert fit.method.model.data(new).client_fields  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="none of c0, c1"):
+    with pytest.raises(ValueError, match="not one of c0, c1"):
         fit.method.model.data(new.assign(county="c77"))  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="a new group is none of the matrix 'A'"):
+    with pytest.raises(ValueError, match="a new group is not in the matrix 'A'"):
         found = drawn(fit, "effects", draws=50, seed=0)
         predictor(found, replace(rows_of_client(found.formula, found.data, 0), codes={}), "new")
 
@@ -180,10 +180,14 @@ def test_what_cannot_be_is_refused() -> None:
         ("y ~ car(M, gr=site) + car(N, gr=site)", "stands twice", {"M": m}),
         ("y ~ (1 | gr(site))", "cannot be read: write car", {"A": a}),
         ("y ~ (1 + age | gr(site, cov=A))", "must be \\(1 \\| gr", {"A": a}),
-        ("y ~ (1 | gr(site, cov=A))", "client 's7' is no group of 'A'", {"A": a.iloc[:7, :7]}),
+        (
+            "y ~ (1 | gr(site, cov=A))",
+            "client 's7' is not among the groups of 'A'",
+            {"A": a.iloc[:7, :7]},
+        ),
         ("y ~ (1 | gr(site, cov=A))", "not positive definite", {"A": a * 0 + 1.0}),
         ("y ~ (1 | gr(site, cov=A))", "not symmetric", {"A": a + np.eye(8, k=1)}),
-        ("y ~ (1 | gr(year, cov=A))", "a group of 'year' that is none of 'A'", {"A": a}),
+        ("y ~ (1 | gr(year, cov=A))", "a group of 'year' that is not in 'A'", {"A": a}),
         ("y ~ car(M, gr=site)", "must be 1 for neighbors", {"M": a}),
         ("y ~ car(M, gr=site)", "'s0' has no neighbor", {"M": m * 0}),
         ("y ~ car(M, gr=site, type='bym2')", "the type must be 'escar' or 'esicar'", {"M": m}),

@@ -252,7 +252,7 @@ def test_a_federated_run_reaches_the_posterior(
     """A noisy federated fit by Adam reaches the exact posterior.
 
     Means lie within 1e-2 posterior standard deviations (more, where there are fewer draws), and
-    standard deviations within 6 %.
+    standard deviations within 6%.
     """
     model, make = CASES[case]
     data, truth = make(), exact(make(), case)

@@ -81,7 +81,7 @@ ALONE = "uses what each client sends individually"
 EQUAL = "components 0 and 1 start equal"
 STEP = "step size must be 0 or more"
 LEARNED = 'prior_scale="learned"'
-NO_PARAM = r"prior's mean of site 'w\.\d\.\w+' is no global param"
+NO_PARAM = r"prior's mean of site 'w\.\d\.\w+' is not a global param"
 # fmt: off
 REFUSED: list[Wrong] = [
     ("apfl fits global params only", lambda: methods.apfl(regression)),
@@ -183,7 +183,7 @@ REFUSED: list[Wrong] = [
      lambda: methods.fedlaplace(regression, max_global_size=3)),
     ("start names 'b', which is not a global site: the global sites are ",
      lambda: methods.fedlaplace(regression, start={"b": 1.0})),
-    ("is no mean over clients", lambda: fedsvi(regression, merge="wasserstein")),
+    ("is not a mean over clients", lambda: fedsvi(regression, merge="wasserstein")),
     ("averages Gaussians", lambda: fedsvi(
         regression, guides.structured(shared=low_rank_normal), merge="natural")),
     ("merge is 'mean'", lambda: fedsvi(regression, merge="mean")),  # type: ignore[arg-type]

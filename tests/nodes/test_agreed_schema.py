@@ -167,7 +167,9 @@ def test_questions_that_a_node_refuses(tmp_path: Path) -> None:
     ],
 )
 def test_answers_that_a_server_refuses(answer: bytes) -> None:
-    with pytest.raises(ValueError, match=r"it answers without|it is no answer to|it is no JSON"):
+    with pytest.raises(
+        ValueError, match=r"it answers without|it is not an answer to|it is not JSON"
+    ):
         agreed_over(made(), lambda content: {"s0": answer})
 
 

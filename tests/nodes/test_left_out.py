@@ -141,7 +141,7 @@ def test_a_level_that_an_agreed_schema_lacks(tmp_path: Path) -> None:
     parts = frames()
     parts["west"].loc[3, ["sex", "y"]] = "unheard", SECRET
     fit = fitted(agreed, in_process(parts, tmp_path / "nodes"))
-    assert_named(fit, "column 'sex' has a value that is none of the agreed levels", tmp_path)
+    assert_named(fit, "column 'sex' has a value that is not an agreed level", tmp_path)
     assert "unheard" not in str(fit.history["left_out"].tolist())
 
 

@@ -100,7 +100,7 @@ BAD: dict[str, Any] = {
     "no metadata": save({"0": torch.ones(1)}),
     "metadata that is null": with_header(lambda h: {**h, "__metadata__": None}),
     "no tree": save({"0": torch.ones(1)}, {"hierfl": '{"about": {}}'}),
-    "a tree that is no JSON": save({"0": torch.ones(1)}, {"hierfl": "{"}),
+    "a tree that is not JSON": save({"0": torch.ones(1)}, {"hierfl": "{"}),
     "about that is no object": save({"0": torch.ones(1)}, {"hierfl": '{"tree": 0, "about": []}'}),
     "a tensor too few": with_tree({"list": [0, 99]}),
     "tensors beside the tree": with_tree(0),

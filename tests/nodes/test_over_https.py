@@ -231,10 +231,10 @@ async def bomb(request: Request) -> Response:
 HOSTILE: dict[str, tuple[Any, str]] = {
     "slow": (lambda request: StreamingResponse(dripping()), "it did not answer within 5 s"),
     "long": (lambda request: StreamingResponse(long()), "its answer has more than 1,048,576 bytes"),
-    "compressed": (bomb, "it is no JSON"),  # it is not decompressed
+    "compressed": (bomb, "it is not JSON"),  # it is not decompressed
     "elsewhere": (lambda request: RedirectResponse("/other"), "Redirect response '307"),
     "failing": (lambda request: Response(status_code=500), "Server error '500"),
-    "empty": (lambda request: Response(), "it is no JSON"),
+    "empty": (lambda request: Response(), "it is not JSON"),
 }
 
 

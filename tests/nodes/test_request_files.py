@@ -106,7 +106,7 @@ def test_all_requests_of_a_folder_are_answered_once(north: Path, mail: Path) -> 
 def test_show_refuses_what_is_no_request(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(pickle.dumps(Evil()))
     done = run("show", str(tmp_path / "x"))
-    assert done.exit_code == 1 and "is no request and no answer" in done.output
+    assert done.exit_code == 1 and "is neither a request nor an answer" in done.output
     assert run("show", str(tmp_path / "y")).exit_code == 2
     (tmp_path / "x").write_bytes(write_request("round", pickle.dumps(Evil())))
     assert "neither JSON nor tensors" in run("show", str(tmp_path / "x")).output
@@ -201,7 +201,7 @@ def test_by_hand_no_file_of_gigabytes_is_read_and_no_pipe_waited_for(
         for command in (["show"], ["node", "answer", "--folder", str(north)]):
             done = run(*command, str(mail / name))
             assert done.exit_code == 2
-            assert ("No such file" if name[0] == "n" else "it is no file of") in done.output
+            assert ("No such file" if name[0] == "n" else "it is not a file of") in done.output
 
 
 def test_a_policy_that_cannot_be_read_stops_who_answers(north: Path, mail: Path) -> None:
@@ -283,7 +283,7 @@ def test_what_is_no_answer_is_waited_for_and_named(tmp_path: Path, meanwhile: Wo
         found = hierfl.nodes.fit(plain(), nodes, rounds=1)
     assert found.clients == ("east",)
     text = "\n".join(str(one.message) for one in said)
-    for why in ("holds 1 bytes, not 2", "it cannot be read (Too many levels", "is no file of"):
+    for why in ("holds 1 bytes, not 2", "it cannot be read (Too many levels", "is not a file of"):
         assert why in text
     assert "west/0001-introduce" in text and "beside it" in text
     assert "a%2Fb/0001-introduce" in text and "No such file" in text

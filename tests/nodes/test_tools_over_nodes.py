@@ -142,7 +142,7 @@ def test_the_summary_has_the_global_rows_of_that_of_a_fit() -> None:
     numbers = ["mean", "sd", "low", "high"]
     np.testing.assert_allclose(found[numbers], wanted.loc[found.index, numbers], rtol=1e-6)
     assert [h for h, _ in over.tables] == [h for h, _ in here.tables if "by client" not in h]
-    assert list(over.tables[0][1].columns[-2:]) == ["2.5 %", "97.5 %"]
+    assert list(over.tables[0][1].columns[-2:]) == ["2.5%", "97.5%"]
     assert over.trustworthy in (None, here.trustworthy)
     assert "fit.local_summary() asks for them" in repr(over)
 
@@ -155,8 +155,8 @@ def test_it_prints_in_a_few_lines() -> None:
 
 REFUSED: dict[str, Any] = {
     "clients' rows are at their nodes: take a typical row": lambda f: f.comparisons("sex", "rows"),
-    "draws is 30: a 95 % interval needs 40 or more": lambda f: f.summary(draws=30, prob=0.95),
-    "'site' is no global site": lambda f: f.posterior(40, var_names=["site"]),
+    "draws is 30: a 95% interval needs 40 or more": lambda f: f.summary(draws=30, prob=0.95),
+    "'site' is not a global site": lambda f: f.posterior(40, var_names=["site"]),
     "correct and log_likelihood need": lambda f: f.posterior(40, correct="psis"),
     "labels are of rows": lambda f: f.prior(40, predictive=True),
 }

@@ -62,7 +62,7 @@ def test_a_forest_has_the_client_with_most_rows_on_top() -> None:
     np.testing.assert_allclose([b.get_width() for b in band], 4 * 1.645, rtol=0.08)
     lines = [c.get_segments() for c in ax.collections if isinstance(c, LineCollection)]
     widths = sorted(float(np.mean([s[1, 0] - s[0, 0] for s in segments])) for segments in lines)
-    # the medians of the band, the 50 % intervals, the 90 % intervals
+    # the medians of the band, the 50% intervals, the 90% intervals
     np.testing.assert_allclose(widths, [0.0, 2 * 0.674, 2 * 1.645], atol=0.06)
 
 

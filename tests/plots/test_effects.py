@@ -89,7 +89,7 @@ def test_ranks_name_clients_while_there_is_room(count: int, labels: bool) -> Non
             "rank_high": count,
         }
     )
-    ax = client_ranks(axes(), frame, "90 %")
+    ax = client_ranks(axes(), frame, "90%")
     (bars,) = [c for c in ax.collections if isinstance(c, LineCollection)][:1]
     np.testing.assert_allclose(bars.get_segments()[0][:, 0], [count - 2.0, float(count)])
     assert (

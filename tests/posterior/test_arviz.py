@@ -221,7 +221,7 @@ def test_chosen_sites_are_written_in_full_whatever_their_size(net: Fit) -> None:
     found: Any = net.posterior(7, seed=1, expand=10, var_names=["w.2.bias"])["posterior"]
     assert set(found.data_vars) == {"w.2.bias"}
     assert np.array_equal(found["w.2.bias"], net.posterior(7, seed=1)["posterior"]["w.2.bias"])
-    with pytest.raises(KeyError, match=r"there is no site 'w.1.bias'; those there are: w.0.weight"):
+    with pytest.raises(KeyError, match=r"there is no site 'w.1.bias': the sites are w.0.weight"):
         net.posterior(3, var_names=["w.1.bias"])
     with pytest.raises(KeyError, match="it must be a list"):
         net.posterior(3, var_names="w.2.bias")

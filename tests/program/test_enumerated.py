@@ -531,7 +531,7 @@ def rows_as_steps(batch: ClientBatch) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (rows_as_steps, "rows are no steps of a chain"),
+        (rows_as_steps, "rows are not steps of a chain"),
         (counts, "site 'latent' is discrete .* no finite support"),
         (of_all_clients, "'which' is discrete.*outside of batch.clients"),
         (all_pairs, f"needs a table of .* {LARGEST:,} is the most"),

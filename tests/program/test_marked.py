@@ -122,5 +122,5 @@ def test_what_has_no_name_needs_one() -> None:
         TypeError, match=r"no name of its own: give one, hierfl.model\(\.\.\., name="
     ):
         hierfl.model(lambda batch: None)
-    with pytest.raises(TypeError, match="is no guide: mark a function"):
+    with pytest.raises(TypeError, match="is not a guide: mark a function"):
         hierfl.guide("a name")  # type: ignore[call-overload]

@@ -315,7 +315,7 @@ def test_rows_of_vectors_are_reported_by_entry(tmp_path: Path) -> None:
     data = ClientData.from_arrays(CLIENT, y=np.stack([Y, Y + X, Y - X], 1))
     fitted = hierfl.fit(model, data, seed=0)
     page = fitted.report(tmp_path / "report.html", held_out=data)
-    assert any("(by entry) lie in their 90 %" in check.answer for check in page.checks)
+    assert any("(by entry) lie in their 90%" in check.answer for check in page.checks)
     scores = hierfl.diagnostics.client_scores(
         fitted.predict(data), replicates=fitted.replicate(data)
     )

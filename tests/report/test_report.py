@@ -382,7 +382,7 @@ def test_the_caption_on_shrinkage_is_counted_from_its_picture(
         (lambda: number(123456.0), "123456"),
         (lambda: number(float("inf")), "infinite"),
         (lambda: number(0.0), "0"),
-        (lambda: share(0.0), "0 %"),
+        (lambda: share(0.0), "0%"),
         (lambda: listed(["a"]), "a"),
         (lambda: listed(["a", "b", "c"], 2), "a, b and 1 more"),
     ],

@@ -109,7 +109,7 @@ def test_without_a_client_weights_give_the_posterior_on_a_grid(client: str) -> N
 
 def test_clients_leave_one_after_another() -> None:
     found = binary().without("c1").without("c4")
-    # 1,100 draws are effective: an sd is known to 3 %
+    # 1,100 draws are effective: an sd is known to 3%
     is_on_grid(found, others(binary().federation.data, "c1", "c4"), sd_error=0.08)
     assert found.certificates["client"].tolist() == ["c1", "c4"]
 

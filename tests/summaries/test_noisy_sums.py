@@ -208,7 +208,7 @@ def test_a_client_leaves_for_good_and_none_joins_without_a_new_budget() -> None:
 
 
 def covered(epsilon: float, rows: int, federations: int) -> dict[str, float]:
-    """Return how often intervals of 90 % hold the parameters, drawn from the prior."""
+    """Return how often intervals of 90% hold the parameters, drawn from the prior."""
     held: dict[str, list[Any]] = {}
     for seed in range(federations):
         data, truth = simulated(seed, rows=rows)
@@ -224,7 +224,7 @@ def covered(epsilon: float, rows: int, federations: int) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "rows"), [(8.0, 60), (1.0, 300)])
 def test_intervals_cover(epsilon: float, rows: int) -> None:
-    """Of 50 federations 90 % intervals hold 90 %, up to 3 standard errors."""
+    """Of 50 federations 90% intervals hold 90%, up to 3 standard errors."""
     for name, share in covered(epsilon, rows, 50).items():
         assert 0.78 <= share <= 1.0, (name, share)
 

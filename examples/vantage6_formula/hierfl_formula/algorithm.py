@@ -70,7 +70,7 @@ def central(
 
     Returns:
         The method and why it was chosen, the clients, a line for each round, and for each global
-        parameter mean, sd and the quantiles of 5, 50 and 95 %.
+        parameter mean, sd and the quantiles of 5, 50 and 95%.
 
     Raises:
         ValueError: the formula, its family or a prior cannot be read; the message says why.

@@ -61,7 +61,7 @@ def mean_params(program: Program) -> dict[str, str]:
     for site, param in means.items():
         if param is None:
             raise ProgramError(
-                f"the prior's mean of site '{site}' is no global param, and this method learns it "
+                f"the prior's mean of site '{site}' is not a global param, and this method learns it "
                 "as one: give it one, as bayesian_network(module, prior_loc='learned') does"
             )
     return {site: param for site, param in means.items() if param is not None}

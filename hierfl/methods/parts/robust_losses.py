@@ -39,7 +39,7 @@ def with_loss(program: Program, loss: Loss, power: float) -> Program:
     if inside:
         raise ProgramError(
             f"loss={loss!r} is of models whose sites are all global, and '{inside[0]}' is local: "
-            "its marginal likelihood is no product over rows; take loss='likelihood'"
+            "its marginal likelihood is not a product over rows; take loss='likelihood'"
         )
     whole = [*program.joint, *program.factors]
     if whole:

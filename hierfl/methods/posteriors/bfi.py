@@ -152,7 +152,7 @@ def bfi(model: Model, *, steps: int = 30, max_global_size: int = 300) -> Method:
             if bool(((curvature - curvature.mT).abs() > 1e-4 * curvature.abs().max()).any()):
                 return "the precision of its Gaussian is not symmetric"
             if not product(up["shift"].value[0], curvature, message["loc"])[2] > 0.0:
-                return "its own posterior is no distribution"
+                return "its own posterior is not a distribution"
             return None
 
         def final(state: Tree, clock: Clock) -> Tree:

@@ -121,8 +121,8 @@ def fedlaplace(
         target_ess: effective sample size at which the weighting stage ends, provided that k-hat is
             below 0.7. The default, 400, is what Vehtari et al. 2021 (arXiv:1903.08008) ask of
             Markov chains: the error of a mean is then 0.05 sd, and less as the points are
-            quasi-random. On radon 315 of 512 points left 0.03 sd in a mean and 5 % in an sd, 1,266
-            of 1,536 points 0.014 sd and 2 %.
+            quasi-random. On radon 315 of 512 points left 0.03 sd in a mean and 5% in an sd, 1,266
+            of 1,536 points 0.014 sd and 2%.
         start: where the climb starts, site -> value; other sites start at the center of their
             prior.
         radius: largest length of the first step, in standard deviations of the prior.

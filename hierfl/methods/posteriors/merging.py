@@ -84,7 +84,7 @@ def averaged_by(program: Program, merge: Merge) -> Averaged | None:
         )
     if dense and merge == "wasserstein":
         raise ProgramError(
-            "merge='wasserstein' of Gaussians with correlations is no mean over clients: take "
+            "merge='wasserstein' of Gaussians with correlations is not a mean over clients: take "
             "merge='natural', or a guide without them, structured(shared=diagonal_normal)"
         )
     links = {name: transform_to(specs[name].constraint) for name in scales.values()}

@@ -188,7 +188,7 @@ def wrong_change(message: Tree, up: Mapping[str, Any], rows: int) -> str | None:
     if bool(((change - change.mT).abs() > 1e-4 * change.abs().max()).any()):
         return "the change of its factor's precision is not symmetric"
     if not bool(torch.linalg.eigvalsh(message["precision"] + change)[0] > 0.0):
-        return "with the change of its factor the posterior is no distribution"
+        return "with the change of its factor the posterior is not a distribution"
     if not 0.0 <= improper <= 1.0:
         return f"it is improper by {improper:g}: it must be 0 to 1"
     return None

@@ -25,7 +25,7 @@ STAGES = ("gathering factors", "weighting", "done")
 # how little means may move, in posterior sds, and sds may change, for the factors to be final
 STILL, STILL_SD = 0.1, 0.05
 # Relative Monte Carlo error of an sd beyond which other draws are tried. One draw of 2,000 made up
-# 59 % of a variance (election88, an sd 1.6 times too large) at a k-hat of 0.44: weights were right.
+# 59% of a variance (election88, an sd 1.6 times too large) at a k-hat of 0.44: weights were right.
 OFF = 0.15
 # nats from the likeliest draw to one at which a client's rows are impossible; of rows that are so at
 # every draw, which says nothing of any
