@@ -38,7 +38,9 @@ def form_of(column: str, answers: Sequence[ColumnAnswer], least: int) -> Form:
         what = f"column '{column}' holds numbers at one client and names at another"
         raise ValueError(f"{what}: make it the same everywhere, or leave it out by columns=")
     if True not in are_levels and not _are_binary(answers):
-        values = np.array([end for of in answers if isinstance(of, NumbersAnswer) for end in of.ends])
+        values = np.array(
+            [end for of in answers if isinstance(of, NumbersAnswer) for end in of.ends]
+        )
         is_id = least == 1 and (_are_row_numbers(answers) or are_days(values))
         return Form("counted" if is_id else "numbers")
     levels = [as_levels(answer) for answer in answers]

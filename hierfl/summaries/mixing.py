@@ -36,8 +36,7 @@ def means_of(sites: tuple[LatentSite, ...], values: dict[str, Site]) -> Tensor:
     """Return the means of sites, unconstrained: (C, D) of local sites, (1, K) of global ones."""
     normals = [(site, normal_of(values[site.name]["fn"])) for site in sites]
     locs = [
-        _in_roots(site, fn.loc) if site.has_root else fn.loc / _unit(site)
-        for site, fn in normals
+        _in_roots(site, fn.loc) if site.has_root else fn.loc / _unit(site) for site, fn in normals
     ]
     return torch.cat([_flat(*of) for of in zip(sites, locs, strict=True)], -1)
 
