@@ -288,7 +288,7 @@ def one_scale_a_row(batch: ClientBatch) -> None:
 
 
 @pytest.mark.slow
-def test_scales_of_clients_with_one_row_are_those_of_quadrature() -> None:
+def test_lognormal_scales_of_single_rows_are_those_of_quadrature() -> None:
     """Chains sat on rounding where the scales hardly differ: mu was -0.69, with an sd of 2.61."""
     rng = np.random.default_rng(0)
     scales = np.exp(rng.normal(0.0, 0.5, 12))
