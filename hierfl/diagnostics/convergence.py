@@ -219,7 +219,8 @@ def _of_own(fit: Snapshot, own: WeightedDraws) -> tuple[Answer, str]:
 def _of_chains(
     ended: str, r_hat: float, effective: float, too_few: str | None
 ) -> tuple[Answer, str]:
-    facts = f"{ended}: split R-hat is {r_hat:.2f}, and {effective:.0f} draws are effective"
+    mixing = f"split R-hat is {r_hat:.2f}" if math.isfinite(r_hat) else "some chains are stuck"
+    facts = f"{ended}: {mixing}, and {effective:.0f} draws are effective"
     if too_few:
         return "not good", f"Not good: by {facts}, but {too_few}"
     if r_hat <= R_HAT and effective >= LEAST_EFFECTIVE:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import ordered, refuse_similar
-from hierfl.formulas.levels import MANY_LEVELS, is_identifier, merged
+from hierfl.formulas.levels import MANY_LEVELS, are_days, is_identifier, merged
 from hierfl.formulas.table_answers import OTHERS, LevelsAnswer, NumbersAnswer
 
 DIFFERENT = "(different values)"  # in place of the levels of IDs and dates
@@ -30,14 +30,17 @@ def form_of(column: str, answers: Sequence[ColumnAnswer], least: int) -> Form:
     """Return the form that a column has in all groups.
 
     Numbers that are 0 and 1 are levels. A category of as many levels as rows is an ID or a date, and so
-    are numbers that count the rows.
+    are numbers that count the rows, and dates such as 20240131.
     """
     are_levels = {isinstance(answer, LevelsAnswer) for answer in answers}
     if len(are_levels) > 1:
         what = f"column '{column}' holds numbers at one client and names at another"
         raise ValueError(f"{what}: make it the same everywhere, or leave it out by columns=")
     if True not in are_levels and not _are_binary(answers):
-        is_id = least == 1 and _are_row_numbers(answers)
+        values = np.array(
+            [end for of in answers if isinstance(of, NumbersAnswer) for end in of.ends]
+        )
+        is_id = least == 1 and (_are_row_numbers(answers) or are_days(values))
         return Form("counted" if is_id else "numbers")
     levels = [as_levels(answer) for answer in answers]
     seen = {level for answer in levels for level in answer.counts}

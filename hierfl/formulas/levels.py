@@ -234,7 +234,7 @@ def warn_of_identifiers(columns: Mapping[str, Floats], clients: int) -> None:
         counts_up = clients > 1 and bool((np.diff(values) == 1.0).all())
         if differ and (counts_up or NAME.fullmatch(name)):
             kind, fix = "as an ID has", "take it out"
-        elif _are_days(values):
+        elif are_days(values):
             kind, fix = "which are dates such as 20240131", "make them days since a day"
         if kind:
             many = f"{len(np.unique(values))} different whole numbers in {len(values)} rows"
@@ -244,7 +244,7 @@ def warn_of_identifiers(columns: Mapping[str, Floats], clients: int) -> None:
             )
 
 
-def _are_days(values: Floats) -> bool:
+def are_days(values: Floats) -> bool:
     """Return whether all whole numbers are days from 1900 to 2099, written as 20240131, and some differ."""
     years, months, days = values // 1e4, values // 1e2 % 1e2, values % 1e2
     are_days = (years >= 1900) & (years < 2100) & (months >= 1) & (months <= 12)

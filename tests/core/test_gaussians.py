@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import Normal, Quadratic, without_own
+from hierfl.core.gaussians import (
+    Normal,
+    Quadratic,
+    times_factor,
+    turned_root,
+    upper_root,
+    without_own,
+)
 
 CLIENTS, SHARED = 3, 2
 
@@ -77,3 +84,25 @@ def test_densities_and_integrals_are_those_of_torch() -> None:
     log_z = 1.5 * math.log(2.0 * math.pi) - 0.5 * torch.logdet(precision) + 0.3
     torch.testing.assert_close(value, log_z)
     torch.testing.assert_close(covariance, torch.linalg.inv(precision))
+
+
+def test_a_narrow_prior_far_from_0_loses_no_digits() -> None:
+    """Of one sd of 1e-8 about 3, m^2 / s^2 left 1 nat of noise in the integral."""
+    prior = Normal(torch.tensor([[3.0]]), torch.tensor([[[1e16]]]), torch.tensor([math.log(1e16)]))
+    factor = torch.tensor([[[2.0, 0.5], [0.5, 1.0]]]), torch.tensor([[1.0, -0.5]])
+    u = torch.tensor([0.7])
+    of_w = times_factor(prior, u, *factor)
+    v = torch.tensor([3.0, 0.7])
+    at_mean = factor[1][0] @ v - 0.5 * v @ factor[0][0] @ v
+    assert abs(float(of_w.log_integral()[0]) - float(at_mean)) < 1e-9
+    assert torch.allclose(of_w.center + of_w.shift / of_w.precision[:, 0], torch.tensor([[3.0]]))
+
+
+def test_upper_roots_move_with_a_shift_of_a_column() -> None:
+    g = torch.Generator().manual_seed(0)
+    tril = torch.linalg.cholesky(torch.eye(3) + 0.5)
+    shifted = torch.tensor([[1.0, -1000.0, 40.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1e3]])
+    covariance, points = tril @ tril.mT, torch.randn(5, 3, generator=g)
+    there = upper_root(shifted @ covariance @ shifted.mT)
+    assert torch.allclose(points @ there.mT, points @ (shifted @ upper_root(covariance)).mT)
+    assert torch.allclose(turned_root(tril), upper_root(covariance))

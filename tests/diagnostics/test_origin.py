@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
@@ -165,6 +166,19 @@ def test_slopes_of_each_client_take_no_more_rounds_far_from_0() -> None:
         for shift in (-40.0, 1000.0)
     ]
     assert len(fits[0].history) == len(fits[1].history)
+
+
+def test_draws_are_the_same_numbers_far_from_0() -> None:
+    """Factors were rounded in units of the largest entry: 0.4% of a slope's curvature after x + 1000."""
+    formula = hierfl.formula("n ~ x + w + (1 | h)", FAMILIES["n"], clients="h")
+    draws = []
+    for unit, shift in ((1.0, 0.0), (1.0, 1000.0), (1000.0, 0.0)):
+        frame = rows().assign(**{name: rows()[name] * unit + shift for name in ("x", "w")})
+        fit = hierfl.fit(formula, frame, seed=0)
+        own: Any = fit.federation.server.weighted(fit.progress.server)
+        draws.append(own.draws[:, [0, 3, 4]].quantile(torch.tensor([0.05, 0.5, 0.95]).double(), 0))
+    for other in draws[1:]:
+        assert (other - draws[0]).abs().max() < 0.02 * (draws[0][2] - draws[0][0]).min()
 
 
 def test_own_intercepts_are_where_covariates_of_clients_are_0_too() -> None:

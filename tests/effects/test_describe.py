@@ -247,6 +247,9 @@ def test_zeros_and_ones_are_counted() -> None:
 def test_ids_and_dates_are_named_and_counted() -> None:
     frame = columns_of_each_kind()
     found = hierfl.describe(frame, by="arm")
+    days = pd.date_range("2021-01-01", periods=100).strftime("%Y%m%d").astype(int)
+    dated = hierfl.describe(frame.assign(day=np.resize(days, 200)), columns=["day"])
+    assert dated.table.loc["day, different values", "all"] == "100"
     for name in ("id", "number", "day"):
         assert found.table.loc[f"{name}, different values"].tolist() == ["100", "100", "200"]
         assert [label for label in found.table.index if label.startswith(f"{name}:")] == []
