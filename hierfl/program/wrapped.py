@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import wraps
 from typing import Any
 
@@ -165,11 +165,12 @@ def _is_single(value: Any) -> bool:
 
 def has_constants(model: Model, batch: ClientBatch, handler: Messenger) -> bool:
     """Return whether a program has tensors of its own in single precision, at values by a handler."""
-    batch = in_double(batch)
-    with untouched_store(), double_precision(), torch.no_grad(), unchecked(), _Doubles() as doubles:
-        # whatever a user's program raises is said when it is read
-        with suppress(Exception), handler:
-            model(batch)
+    batch, doubles = in_double(batch), _Doubles()
+    runs = untouched_store(), double_precision(), torch.no_grad(), unchecked(), handler, doubles
+    with suppress(Exception), ExitStack() as stack:  # a program's errors are said when it is read
+        for context in runs:
+            stack.enter_context(context)
+        model(batch)
     return doubles.has_turned
 
 
