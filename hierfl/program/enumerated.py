@@ -32,10 +32,12 @@ from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 from hierfl.program.elimination import Component, Tables, plates_of
 from hierfl.program.mixture import Mixture
 from hierfl.program.program import Params, Program, ProgramError, refuse_first
+from hierfl.program.row_structure import Fixed
 from hierfl.program.sites import Model, Values
 from hierfl.program.traces import (
     Center,
     Site,
+    connected,
     in_clients,
     in_data,
     is_deterministic,
@@ -167,18 +169,10 @@ def tables_of(program: Program, values: Values, batch: ClientBatch, params: Para
 
 def _nesting(model: Model, batch: ClientBatch) -> int:
     """Return how many batch dimensions the plates of a program take."""
-    with Center(), _First(), pyro.validation_enabled(False):
+    with Center(), Fixed({}), pyro.validation_enabled(False):
         trace: Any = pyro.poutine.trace(model).get_trace(batch)
     stacks = (site["cond_indep_stack"] for _, site in samples(trace))
     return max([2, *(-frame.dim for stack in stacks for frame in stack if frame.vectorized)])
-
-
-class _First(pyro.poutine.messenger.Messenger):
-    """Sets discrete latent sites to the first value of their support."""
-
-    def _pyro_sample(self, msg: Site) -> None:
-        if is_enumerable(msg) and not msg["done"]:
-            msg["value"], msg["done"] = msg["fn"].enumerate_support(expand=True)[0], True
 
 
 def _components(model: Model, batch: ClientBatch, nesting: int) -> tuple[Component, ...]:
@@ -193,17 +187,15 @@ def _components(model: Model, batch: ClientBatch, nesting: int) -> tuple[Compone
     trace.pack_tensors()
     plates = set(trace.plate_to_symbol.values())
     tables = {n: set(site["packed"]["log_prob"]._pyro_dims) - plates for n, site in samples(trace)}
-    groups: list[tuple[set[str], list[str]]] = []
-    for name, dims in tables.items():
-        if not dims or is_deterministic(trace.nodes[name]):
-            continue
-        touching = [group for group in groups if group[0] & dims]
-        groups = [group for group in groups if not group[0] & dims]
-        whole = set(dims).union(*(group[0] for group in touching))
-        groups.append((whole, [*(n for group in touching for n in group[1]), name]))
+    of_labels = {
+        name: dims
+        for name, dims in tables.items()
+        if dims and not is_deterministic(trace.nodes[name])
+    }
     labels = {name for name in tables if is_enumerable(trace.nodes[name])}
     # labels that nothing depends on sum to 1
-    return tuple(_component(trace, names) for _, names in groups if not labels.issuperset(names))
+    groups = (names for names, _ in connected(of_labels))
+    return tuple(_component(trace, names) for names in groups if not labels.issuperset(names))
 
 
 def _faults_of_steps(trace: Any) -> Iterator[str]:

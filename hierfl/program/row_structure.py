@@ -25,6 +25,7 @@ from hierfl.program.traces import (
     Center,
     Site,
     center,
+    connected,
     has_mean,
     in_data,
     is_deterministic,
@@ -191,16 +192,11 @@ def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) ->
     """Group the sites of rows with what depends on them."""
     order = list(runs.nodes)
     computed = {name for of in reads.values() for name in of if is_deterministic(runs.nodes[name])}
-    groups: list[set[str]] = []
-    for name in rows:
-        whole = {name, *reads[name]} - computed
-        touching = [group for group in groups if group & whole]
-        groups = [group for group in groups if not group & whole]
-        groups.append(whole.union(*touching))
+    wholes = {name: {name, *reads[name]} - computed for name in rows}
     terms: dict[str, RowTerm] = {}
     joined: dict[str, frozenset[str]] = {}
     sites: set[str] = set()
-    for group in groups:
+    for _, group in connected(wholes):
         inside = sorted(group, key=order.index)
         before: tuple[str, ...] = ()
         own = [name for name in inside if name in rows]

@@ -69,6 +69,17 @@ def is_deterministic(site: Site) -> bool:
     return site["type"] == "sample" and bool(site["infer"].get("_deterministic"))
 
 
+def connected(sets: Mapping[str, set[str]]) -> list[tuple[list[str], set[str]]]:
+    """Return groups of names whose sets share an element, directly or by others, and their unions."""
+    groups: list[tuple[list[str], set[str]]] = []
+    for name, own in sets.items():
+        touching = [group for group in groups if group[1] & own]
+        groups = [group for group in groups if not group[1] & own]
+        names = [*(n for group in touching for n in group[0]), name]
+        groups.append((names, own.union(*(group[1] for group in touching))))
+    return groups
+
+
 def is_factor(site: Site) -> bool:
     """Return whether a site is a `pyro.factor`."""
     return isinstance(getattr(site["fn"], "base_dist", site["fn"]), dist.Unit)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import wraps
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import AffineTransform, ExpTransform, biject_to
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
 from hierfl.data.batch import ClientBatch
 from hierfl.program.few_rows import double_precision, in_double
@@ -155,23 +153,24 @@ class _Doubles(TorchFunctionMode):
         self.has_turned = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") not in UNTURNED:
-            args, kwargs = tree_map_only(Tensor, self._turned, (args, kwargs or {}))
+        if any(map(_is_single, args)) and getattr(func, "__name__", "") not in UNTURNED:
+            self.has_turned = True
+            args = tuple(v.double() if _is_single(v) else v for v in args)
         return func(*args, **(kwargs or {}))
 
-    def _turned(self, value: Tensor) -> Tensor:
-        if value.dtype != torch.float32 or not value.dim():
-            return value
-        self.has_turned = True
-        return value.double()
+
+def _is_single(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.float32 and value.dim() > 0
 
 
 def has_constants(model: Model, batch: ClientBatch, handler: Messenger) -> bool:
     """Return whether a program has tensors of its own in single precision, at values by a handler."""
-    with untouched_store(), double_precision(), torch.no_grad(), unchecked(), _Doubles() as doubles:
-        # whatever a user's program raises is said when it is read
-        with suppress(Exception), handler:
-            poutine.trace(model).get_trace(in_double(batch))
+    batch, doubles = in_double(batch), _Doubles()
+    runs = untouched_store(), double_precision(), torch.no_grad(), unchecked(), handler, doubles
+    with suppress(Exception), ExitStack() as stack:  # a program's errors are said when it is read
+        for context in runs:
+            stack.enter_context(context)
+        model(batch)
     return doubles.has_turned
 
 
