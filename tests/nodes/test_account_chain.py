@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -56,6 +57,12 @@ def spends_less(lines: list[bytes]) -> list[bytes]:
     return [*lines[:2], lines[2].replace(b"0.25", b"0.01"), *lines[3:]]
 
 
+def all_but_a_state(folder: Path) -> None:
+    for there in folder.iterdir():
+        shutil.rmtree(there) if there.is_dir() else there.unlink()
+    (folder / "1f0c.state").write_bytes(b"of a run")
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "gone": lambda path: path.unlink(),
     "empty": lambda path: path.write_bytes(b""),
@@ -72,6 +79,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
         path.rename(path.with_name("before")).parent.joinpath(path.name).mkdir()
     ),
     "and its mark gone": lambda path: [one.unlink() for one in (path, path.parent / log.MARK)],  # type: ignore[func-returns-value]
+    "gone with all but a client state": lambda path: all_but_a_state(path.parent),
     "without its mark": lambda path: (path.parent / log.MARK).unlink(),
     "with no mark that is one": lambda path: (path.parent / log.MARK).write_bytes(b"[-1, 3]"),
     "without its key": lambda path: (path.parent / module.KEY).unlink(),

@@ -22,8 +22,8 @@ from tests.summaries import programs
 from tests.summaries.programs import people
 
 
-def over(folder: Path, **options: Any) -> FitOverNodes:
-    method = two_stage(programs.binary, draws=4000)
+def over(folder: Path, draws: int = 400, **options: Any) -> FitOverNodes:
+    method = two_stage(programs.binary, draws=draws)
     nodes = in_process(people(COUNTS), folder / "nodes")
     return hierfl.nodes.fit(method, nodes, checkpoint=folder / "server", **options)
 
@@ -33,7 +33,7 @@ def nobody(contents: Mapping[str, bytes]) -> Iterable[Answer]:
 
 
 def test_a_hospital_withdraws(tmp_path: Path) -> None:
-    fitted = over(tmp_path)
+    fitted = over(tmp_path, 4000)
     secret = secrets_of(fitted.progress.server.factors, fitted.clients.index("c2"))
     server = tmp_path / "server"
     assert all(part in bytes_of(server) for part in secret)
@@ -84,7 +84,7 @@ def test_the_others_are_asked_about_their_clients_as_before(tmp_path: Path) -> N
     found = fitted.without("c5").without("c0")
     answers = found.local_summary(500)
     assert list(answers.given) == ["c1", "c2", "c3", "c4"] and not answers.withheld
-    here = fit(two_stage(programs.binary, draws=4000), people(COUNTS))
+    here = fit(two_stage(programs.binary, draws=400), people(COUNTS))
     here = here.without("c5").without("c0")
     expected = here.draws(500).own["a"][:, here.clients.index("c3")]
     own = answers.table.set_index("client").loc["c3"]

@@ -146,6 +146,7 @@ def test_codes_that_are_lost_stop_the_node(change: str, tmp_path: Path) -> None:
         check_rows(ledger, [rows_of_frame(B, list(B), ledger.key)], 5)
 
 
+@pytest.mark.slow
 def test_a_million_rows_are_compared_in_about_a_second(tmp_path: Path) -> None:
     ledger, large = Ledger.at(tmp_path), frame(1_000_000, 5)
     started = process_time()

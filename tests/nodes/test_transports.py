@@ -94,7 +94,9 @@ def test_hostile_answers_are_refused(way: Way, tmp_path: Path) -> None:
 
 
 def test_a_node_that_introduces_nobody_is_left_out(way: Way, tmp_path: Path) -> None:
-    for name, wrong in INTRODUCTIONS.items():
+    every = list(INTRODUCTIONS.items())
+    # what is read is the same over every transport
+    for name, wrong in every if way.reached.__qualname__.startswith("memory") else every[:1]:
         nodes = introducing(plain_stations(tmp_path / name), west=wrong)
         with pytest.warns(UserWarning, match="is left out"):
             found = hierfl.nodes.fit(plain(), way.reached(nodes), rounds=1)
