@@ -18,6 +18,7 @@ from hierfl.data import partition
 
 Y = [1.0, 2.0, 3.0]
 NO_NAMES: Any = [None, "a"]
+NO_FIELDS: Any = {"a": Y}
 MASKED: Any = np.ma.array(Y, mask=[False, True, False])
 
 
