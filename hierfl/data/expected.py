@@ -11,8 +11,8 @@ from hierfl.data.clients import ClientData
 from hierfl.data.frames import FrameRows
 
 MAKE = (
-    "make it with ClientData.from_frame(frame, 'client', x=[...], y=...) of a pandas frame, "
-    "from_clients({name: {'y': ...}}) or from_arrays(client_id, y=...)"
+    "make it with ClientData.from_frame(frame, 'client', x=[...], y=...), from_clients({name: {'y': "
+    "...}}) or from_arrays(client_id, y=...), or name the column, hierfl.fit(..., clients='client')"
 )
 
 
