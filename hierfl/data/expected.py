@@ -12,7 +12,7 @@ from hierfl.data.frames import FrameRows
 
 MAKE = (
     "make it with ClientData.from_frame(frame, 'client', x=[...], y=...), from_clients({name: {'y': "
-    "...}}) or from_arrays(client_id, y=...); or fit a pandas frame, hierfl.fit(..., clients='client')"
+    "...}}) or from_arrays(client_id, y=...), or name the column, hierfl.fit(..., clients='client')"
 )
 
 

@@ -119,7 +119,7 @@ def test_a_frame_needs_its_column_of_clients_once() -> None:
     frame = pd.DataFrame({"h": ["a", "b"], "age": [1.0, 2.0], "sex": [0, 1], "y": [1.0, 2.0]})
     formula = hierfl.formula("y ~ age + (1 | h)", clients="h")
     for model, data, clients, message in (
-        (by_age, frame, None, r"or fit a pandas frame, hierfl.fit\(..., clients='client'\)"),
+        (by_age, frame, None, r"or name the column, hierfl.fit\(..., clients='client'\)"),
         (by_age, read(frame, "h"), "h", "data is a ClientData: leave clients= out"),
         (formula, frame, "sex", "clients is 'sex', and 'h' of the formula"),
     ):
@@ -159,7 +159,7 @@ F = table()
 CASES: dict[str, tuple[Callable[[], object], str]] = {
     "unknown level": (
         lambda: read(F.assign(sex=[*"fmmf", "x"]), "who", sex="sex", levels={"sex": ("f", "m")}),
-        "column 'sex' has the level 'x' in row 4, which is not one of f, m: leave its rows out"
+        "column 'sex' has the level 'x' in row 4, which is none of f, m: leave its rows out"
     ),
     "levels for numbers": (lambda: read(F, "who", y="y", levels={"y": ("f",)}), "column 'y' holds no strings"),
     "missing string": (
@@ -187,7 +187,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "codes as amounts": (
         lambda: read(F, "who", x=["y", "size"]),
-        "column 'size' of field 'x' has 4 levels, and their codes are not amounts: read it"
+        "column 'size' of field 'x' has 4 levels, whose codes are no amounts: read it"
     ),
     "not constant": (
         lambda: read(F, "who", sex="sex", client_fields={"own": "y"}),
