@@ -133,8 +133,8 @@ def draw(fn: Any, source: KeyedNoise) -> Tensor:
         like = fn.rate if isinstance(fn, torch_dist.Exponential) else fn.loc
         inverse: Any = fn.icdf
         return inverse(source.drawn(noise.uniforms, like, shape))
-    if not source.reparameterized and (value := _by_gammas(fn, source, shape)) is not None:
-        return value
+    if not source.reparameterized and (gammas := _by_gammas(fn, source, shape)) is not None:
+        return gammas
     raise NoKeyedDraw(
         type(fn.base_dist if isinstance(fn, dist.ExpandedDistribution) else fn).__name__
     )

@@ -216,8 +216,8 @@ def _grouped(runs: _Runs, rows: Sequence[str], reads: Mapping[str, set[str]]) ->
             refuse_first(_faults_unread(runs, name))
     hidden = ({*rows} - sites) | computed
     by_mean = {name: has_mean(runs.nodes[name]["fn"]) for name in rows}
-    own = tuple(n for n in rows if n in sites)
-    structure = Structure(own, frozenset(hidden), terms, by_mean, joined)
+    read = tuple(n for n in rows if n in sites)
+    structure = Structure(read, frozenset(hidden), terms, by_mean, joined)
     stepped = {name: _stepped(runs, structure, term, reads) for name, term in terms.items()}
     return replace(structure, terms=stepped)
 
