@@ -148,6 +148,23 @@ def means(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
 
 
+def alone(batch: ClientBatch) -> None:
+    """Clients that share nothing."""
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(0.0, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
+
+
+def learned(batch: ClientBatch) -> None:
+    """Clients about a mean that is learned without a prior."""
+    m = pyro.param("m", torch.tensor(0.0))
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(m, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
+
+
 PRIOR_TRIL = torch.tensor([[1.5, 0.0], [-0.4, 0.8]], dtype=torch.float64)
 SPREAD_TRIL = torch.tensor([[0.9, 0.0], [0.5, 0.6]], dtype=torch.float64)
 PRIOR_LOC = torch.tensor([0.5, -1.0], dtype=torch.float64)
@@ -260,10 +277,12 @@ __all__ = [
     "Exact",
     "Given",
     "ProgramError",
+    "alone",
     "at_random",
     "exact",
     "federation",
     "fit",
+    "learned",
     "logistic",
     "means",
     "read",

@@ -22,7 +22,7 @@ from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.runs.result import Fit
 from tests.posterior.test_corrected import planted
-from tests.programs import federation, fit, logistic, means, slopes, three
+from tests.programs import alone, federation, fit, learned, logistic, means, slopes, three
 
 FAST = hierfl.optimizers.Adam(0.1)
 LEVEL = np.where(np.arange(200) % 2, -50.0, -50.1)
@@ -162,12 +162,6 @@ def test_a_level_elbo_does_not_pass_a_guide_that_is_too_narrow() -> None:
 
 
 def test_without_global_sites_every_client_is_weighted_alone() -> None:
-    def alone(batch: ClientBatch) -> None:
-        with batch.clients():
-            b = pyro.sample("b", dist.Normal(0.0, 1.0))
-            with batch.data():
-                pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
-
     exact = convergence(fit(fedsvi(alone, guides.conditional), three(), rounds=1))
     assert exact.converged and exact.effective > 500.0
     start = convergence(fit(fedsvi(alone, guides.mean_field), three(), rounds=1))
@@ -175,19 +169,12 @@ def test_without_global_sites_every_client_is_weighted_alone() -> None:
 
 
 def test_params_without_a_prior_are_judged_by_the_trend() -> None:
-    def learned(batch: ClientBatch) -> None:
-        g = pyro.param("g", torch.tensor(0.0))
-        with batch.clients():
-            b = pyro.sample("b", dist.Normal(g, 1.0))
-            with batch.data():
-                pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
-
     fitted = fit(fedsvi(learned, guides.conditional), three(), rounds=1)
     rising = with_history(fitted, "elbo", np.linspace(-100.0, -50.0, 200))
     found = convergence(rising, draws=0)
-    assert found.answer == "not good" and "given the learned 'g', but the ELBO" in found.verdict
+    assert found.answer == "not good" and "given the learned 'm', but the ELBO" in found.verdict
     level = convergence(with_history(fitted, "elbo", LEVEL), draws=0)
-    assert level.converged and "the posterior given the learned 'g'" in level.verdict
+    assert level.converged and "the posterior given the learned 'm'" in level.verdict
 
 
 # ------------------------------------------------------------------------------------------ methods

@@ -25,7 +25,7 @@ from hierfl.plots import rank_ecdf, rank_histogram
 from hierfl.program.program import ProgramError, stacked
 from hierfl.program.read import read
 from tests.program.test_refusals import gamma_guide, gamma_model
-from tests.programs import federation, logistic, means
+from tests.programs import federation, learned, logistic, means
 
 SHORT = pytest.mark.filterwarnings("ignore:The fits had not converged")  # few steps suffice here
 
@@ -245,12 +245,6 @@ def test_plots_take_and_return_axes() -> None:
 
 
 # ----------------------------------------------------------------------------------------- refusals
-def with_param(batch: ClientBatch) -> None:
-    loc = pyro.param("loc", torch.zeros(()))
-    with batch.clients():
-        b = pyro.sample("b", dist.Normal(loc, 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
 
 
 def with_factor(batch: ClientBatch) -> None:
@@ -269,7 +263,7 @@ def of_twice(batch: ClientBatch) -> None:
 @pytest.mark.parametrize(
     ("model", "match"),
     [
-        (with_param, "the model's param 'loc' has no prior to draw from"),
+        (learned, "the model's param 'm' has no prior to draw from"),
         (with_factor, "factor 'pull' cannot be drawn"),
         (of_twice, "site 'y' observes something computed from the field 'y'"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +70,6 @@ METHODS: dict[str, Any] = {
     "pvi": lambda: methods.pvi(slopes, steps=2),
 }
 FAULTS = {"fails": -1.0, "is not finite": 1e200}
-
-
-@pytest.fixture
-def two_cores() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def states(fitted: hierfl.Fit) -> list[Tensor]:

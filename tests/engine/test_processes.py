@@ -26,14 +26,6 @@ from hierfl.engine.rounds import begin, rounds
 from hierfl.method import Share
 
 
-@pytest.fixture
-def two_cores() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 def pids(item: int) -> tuple[int, int, int]:
     torch.randn(200, 200) @ torch.randn(200, 200)
     return item, os.getpid(), torch.get_num_threads()

@@ -22,7 +22,7 @@ from hierfl.method import Clock
 from hierfl.methods import fedpop, fedsvi
 from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
-from tests.programs import federation, fit, regression, three
+from tests.programs import federation, fit, means, regression, three
 
 MANY = 4000
 
@@ -95,7 +95,7 @@ def test_a_corrected_chain_draws_a_skewed_posterior() -> None:
 def test_the_history_of_a_corrected_chain() -> None:
     """The proportion accepted, and who accepted nothing; chains go on where they stood."""
     rows = ClientData.from_clients({"many": {"y": [8.0] * 2000}, "few": {"y": [1.0]}})
-    method = fedpop(hierarchy, step_size=0.2, steps=5, burn_in=2, kept_draws=6, metropolis=True)
+    method = fedpop(means, step_size=0.2, steps=5, burn_in=2, kept_draws=6, metropolis=True)
     one, two = (fit(method, rows, rounds=rounds) for rounds in (1, 2))
     assert one.history["stuck"][0] == 0.5, "the step is 200 standard deviations of the one of many"
     assert 0.25 <= one.history["accepted"][0] <= 0.5
@@ -150,21 +150,12 @@ def test_fishers_identity() -> None:
     assert moved == pytest.approx(1.0833333, abs=0.02)
 
 
-def hierarchy(batch: ClientBatch) -> None:
-    """E2 of methods_bayesian.md; the mode of g's marginal posterior is its mean, 1.846154."""
-    g = pyro.sample("g", dist.Normal(0.0, 2.0))
-    with batch.clients():
-        b = pyro.sample("b", dist.Normal(g, 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
-
-
 def test_the_fixed_point_is_the_mode_of_the_marginal_posterior() -> None:
     """Without noise z is at its conditional mean, whose plug-in gradient is, for Gaussians, that of
     the evidence.
     """
     method = fedpop(
-        hierarchy, step_size=0.2, steps=15, burn_in=14, temperature=0.0, server_optimizer=SGD(0.3)
+        means, step_size=0.2, steps=15, burn_in=14, temperature=0.0, server_optimizer=SGD(0.3)
     )
     fitted = fit(method, three(), rounds=30)
     assert float(fitted.message["g.at"]) == pytest.approx(1.846154, abs=1e-3)
@@ -174,7 +165,7 @@ def test_the_fixed_point_is_the_mode_of_the_marginal_posterior() -> None:
 
 def test_predictions_are_of_the_kept_draws() -> None:
     method = fedpop(
-        hierarchy, step_size=0.05, steps=30, burn_in=10, kept_draws=200, server_optimizer=SGD(0.05)
+        means, step_size=0.05, steps=30, burn_in=10, kept_draws=200, server_optimizer=SGD(0.05)
     )
     fitted = fit(method, three(), rounds=20, seed=1)
     own = fitted.draws(200).own["b"]
@@ -192,7 +183,7 @@ def test_predictions_are_of_the_kept_draws() -> None:
 def test_the_kept_draws_are_the_last_ones() -> None:
     options: dict[str, Any] = {"step_size": 0.05, "steps": 5, "burn_in": 2, "kept_draws": 7}
     one, two = (
-        fit(fedpop(hierarchy, **options), three(), rounds=r).progress.table["points"][..., 0]
+        fit(fedpop(means, **options), three(), rounds=r).progress.table["points"][..., 0]
         for r in (1, 2)
     )
     assert torch.equal(one[:, :4], one[:, 3:]), (
@@ -248,11 +239,11 @@ def test_a_chain_that_diverges_is_refused() -> None:
     """
     rows = ClientData.from_clients({"many": {"y": [8.0] * 20}, "few": {"y": [1.0]}})
     with pytest.raises(hierfl.ClientError, match=r"client 'many' is not finite \(\['stiffness'"):
-        fit(fedpop(hierarchy, step_size=0.1, steps=40), rows, rounds=1)
-    fitted = fit(fedpop(hierarchy, step_size=0.05, steps=40), rows, rounds=1)
+        fit(fedpop(means, step_size=0.1, steps=40), rows, rounds=1)
+    fitted = fit(fedpop(means, step_size=0.05, steps=40), rows, rounds=1)
     assert fitted.history["stiffness"][0] == pytest.approx(0.05 * (21 + 2) / 2)
     with pytest.raises(hierfl.ClientError, match="client 'many'"):
-        fit(fedpop(hierarchy, step_size=0.3), three(), rounds=1).personalize(rows, rounds=1)
+        fit(fedpop(means, step_size=0.3), three(), rounds=1).personalize(rows, rounds=1)
 
 
 def gamma(batch: ClientBatch) -> None:

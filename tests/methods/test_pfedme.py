@@ -93,22 +93,6 @@ def test_one_round_by_hand() -> None:
     assert torch.allclose(fitted.draws(1).own["w"][0], torch.stack(own), atol=1e-13)
 
 
-@pytest.mark.parametrize("lam", [0.01, 2.0, 20.0])
-def test_the_served_model_is_the_prox_of_the_global_one(lam: float) -> None:
-    method = pfedme(
-        at(START, personal=True),
-        prox=lam,
-        optimizer=SGD(1.0 / (lam + 3.0)),
-        global_optimizer=SGD(0.0),
-        inner_steps=60,
-        steps=1,
-        batch_size=None,
-    )
-    served = fit(method, clients(), rounds=1).draws(1).own["w"][0]
-    prox = torch.linalg.solve(H + lam * I2, (H @ B[..., None])[..., 0] + lam * START)
-    assert torch.allclose(served, prox, atol=1e-3 if lam < 1.0 else 1e-9)
-
-
 def test_pfedbayes_reaches_the_gaussian_posterior_under_a_fixed_prior() -> None:
     """With Normal rows and prior, zeta = 1 and eta = 0, q_k is Normal(m, s^2).
 

@@ -22,7 +22,7 @@ from hierfl.method import Clock
 from hierfl.methods import fedlaplace
 from hierfl.program.program import ProgramError
 from tests.methods.test_pvi import close, gaussian
-from tests.programs import exact, federation, fit, logistic, means, regression, slopes, three
+from tests.programs import alone, exact, federation, fit, logistic, means, regression, slopes, three
 
 SMALL: dict[str, Any] = {"settle_draws": 4, "draws": 128, "target_ess": 30, "weighting_rounds": 2}
 
@@ -194,19 +194,12 @@ def learned(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
 
 
-def lonely(batch: ClientBatch) -> None:
-    with batch.clients():
-        b = pyro.sample("b", dist.Normal(0.0, 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
-
-
 @pytest.mark.parametrize(
     ("model", "words"),
     [
         (flat, "local site 'b' cannot be integrated out"),
         (learned, "param 'spread' would be learned"),
-        (lonely, "the program has no global site"),
+        (alone, "the program has no global site"),
     ],
 )
 def test_unsupported_programs_are_refused(model: Any, words: str) -> None:

@@ -20,7 +20,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.program.program import ProgramError
 from hierfl.runs.result import Fit
-from tests.programs import exact, fit, three
+from tests.programs import exact, fit, learned, three
 from tests.programs import means as exact_means
 from tests.summaries import programs
 from tests.summaries.programs import binary_rows, gaussian_rows, grid, moments, people, posterior_on
@@ -212,17 +212,11 @@ def test_a_new_client_gets_its_own_posterior() -> None:
 
 
 # ------------------------------------------------------------------------------------ refusals
-def learned(batch: ClientBatch) -> None:
-    level = pyro.param("level", torch.tensor(0.0))
-    with batch.clients():
-        a = pyro.sample("a", dist.Normal(level, 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
 
 
 @pytest.mark.parametrize(
     ("model", "said"),
-    [(learned, "param 'level' would be learned")],
+    [(learned, "param 'm' would be learned")],
 )
 def test_programs_that_it_cannot_take(model: Any, said: str) -> None:
     with pytest.raises(ProgramError, match=said):

@@ -32,7 +32,7 @@ from hierfl.runs.choice import choose
 from hierfl.runs.ended import expected
 from hierfl.runs.result import Fit
 from tests.formulas.frames import patients
-from tests.programs import federation, fit, logistic, regression, same
+from tests.programs import alone, federation, fit, learned, logistic, regression, same
 
 
 def normal() -> Any:
@@ -49,21 +49,6 @@ def students(batch: ClientBatch) -> None:
     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
     with batch.clients():
         w = pyro.sample("w", dist.StudentT(4.0, mean + batch.x[..., :1, 0], 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
-
-
-def learned(batch: ClientBatch) -> None:
-    mean = pyro.param("mean", torch.tensor(0.0))
-    with batch.clients():
-        w = pyro.sample("w", dist.Normal(mean, 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
-
-
-def alone(batch: ClientBatch) -> None:
-    with batch.clients():
-        w = pyro.sample("w", dist.Normal(0.0, 1.0))
         with batch.data():
             pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
 
@@ -110,7 +95,7 @@ ROWS: dict[str, tuple[Any, str, Any, str]] = {
     ),
     "too many global": (lambda: partial(wide, shared=301), "fedsvi", structured, "301 global"),
     "very many": (lambda: partial(wide, shared=1000), "fedsvi", mean_field, "1,001 unknowns"),
-    "a learned param": (lambda: learned, "fedsvi", structured, "param 'mean' is learned"),
+    "a learned param": (lambda: learned, "fedsvi", structured, "param 'm' is learned"),
     "a Bayesian network": (
         lambda: network(prior_loc=dist.Normal(0.0, 1.0)), "fedsvi", mean_field, "a Bayesian network"
     ),
