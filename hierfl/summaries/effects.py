@@ -54,12 +54,17 @@ class Effects:
     unseen: Tensor
 
     def at(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return t (D,) and T (D, D) at z (K,)."""
-        place = torch.eye(len(self.origin), dtype=z.dtype)[self.inside]
-        moved = self.origin.to(z.dtype).index_fill(0, self.inside, 0.0) + z[self.inside] @ place
+        """Return t (D,) and T (D, D) at z (K,); rates one prior sd away overflow in single precision."""
+        place = torch.eye(len(self.origin), dtype=torch.float64)[self.inside]
+        moved = self.origin.double().index_fill(0, self.inside, 0.0)
+        moved = moved + z.double()[self.inside] @ place
         base, design = predicted(self.program, moved, self.batch)
-        inverse = self.inverse.to(z.dtype)
-        return inverse @ (base - self.base.to(z.dtype)), inverse @ design + self.unseen.to(z.dtype)
+        inverse = self.inverse.double()
+        shift, scale = (
+            inverse @ (base - self.base.double()),
+            inverse @ design + self.unseen.double(),
+        )
+        return shift.to(z.dtype), scale.to(z.dtype)
 
 
 def predicted(program: Program, z: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,27 @@ def read_sites(reading: Reading) -> list[str]:
     return [names[j] for j in reading.shared.tolist()]
 
 
+def vague_rates(batch: ClientBatch) -> None:
+    """Rates at one prior sd of a local site are e^250, no number of single precision."""
+    rate = pyro.sample("rate", dist.HalfNormal(316.0))
+    spread = pyro.sample("spread", dist.HalfNormal(316.0))
+    with batch.clients():
+        own = pyro.sample("own", dist.Normal(0.0, spread))
+        with batch.data():
+            pyro.sample("visits", dist.Poisson((rate.log() + own).exp()), obs=batch.visits)
+
+
+def test_effects_of_vague_priors_are_finite_in_single_precision() -> None:
+    effects = read_likelihood(program_of(vague_rates)).effects
+    assert effects is not None
+    single, double = (
+        effects.at(torch.tensor([0.5, 1.0], dtype=of)) for of in (torch.float32, torch.float64)
+    )
+    for one, other in zip(single, double, strict=True):
+        assert one.dtype == torch.float32
+        assert torch.allclose(one.double(), other, rtol=1e-5)
+
+
 def loading(batch: ClientBatch) -> None:
     """A common factor on the local site."""
     factor = pyro.sample("factor", dist.LogNormal(0.0, 0.3))
