@@ -1,8 +1,8 @@
 """Hamiltonian Monte Carlo of a density on R^K with many chains side by side, as one batch.
 
 Chains share a step size, a trajectory length and a whitening matrix, adapted during a warm-up.
-Every few iterations each chain proposes the leading coordinates from one wide Student t, whatever
-they are now: trajectories do not pass from one mode to another, and these jumps do.
+Where there may be several modes, each chain proposes every few iterations the leading coordinates from
+one wide Student t, whatever they are now: trajectories do not pass from mode to mode, and jumps do.
 
 Sources: Neal 2011, arXiv:1206.1901; dual averaging of the step size, Hoffman and Gelman 2014, JMLR
 15; adaptation across many chains, Hoffman, Radul and Sountsov 2021, AISTATS; rank-normalized R-hat,
@@ -109,8 +109,10 @@ def sampled(
     warmup: int,
     least: int,
     seed: int,
+    jumps: bool,
 ) -> Sampled:
     """Return S = `draws` of a density over all chains, which start at `start` (C, K)."""
+    jumps = jumps and 0 < len(whitening.tril) <= MOST_JUMPING
     g = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
     renew_at = {round(part * warmup) for part in WINDOWS}
     step, z = _Step(1.0 / max(1.0, start.shape[1]) ** 0.25), start
@@ -119,7 +121,9 @@ def sampled(
     total = warmup + max(least, -(-draws // len(start)))
     for i in range(warmup):
         working(f"chains, iteration {i} of {total}")
-        state, taken, accepted = _iterated(density, state, whitening, math.exp(step.log), i, g)
+        state, taken, accepted = _iterated(density, state, whitening, math.exp(step.log), g)
+        if jumps and i % JUMPS == 0:
+            state = _jumped(density, state, whitening, g)
         step.update(accepted)
         moves = moves + taken
         seen.append(whitening.at(state.at))
@@ -133,7 +137,9 @@ def sampled(
     accepted = 0.0
     for i in range(warmup, total):
         working(f"chains, iteration {i} of {total}")
-        state, taken, chance = _iterated(density, state, whitening, size, i, g)
+        state, taken, chance = _iterated(density, state, whitening, size, g)
+        if jumps and i % JUMPS == 0:
+            state = _jumped(density, state, whitening, g)
         moves, accepted = moves + taken, accepted + chance
         steps.append(whitening.at(state.at))
     chains = torch.stack(steps, 1)  # (C, draws of each, K)
@@ -171,9 +177,9 @@ def _at(density: Density, at: Tensor, whitening: Whitening) -> _State:
 
 
 def _iterated(
-    density: Density, state: _State, whitening: Whitening, size: float, i: int, g: torch.Generator
+    density: Density, state: _State, whitening: Whitening, size: float, g: torch.Generator
 ) -> tuple[_State, Tensor, float]:
-    """Take one trajectory of every chain, and jump; also which moved (C,), and the mean acceptance."""
+    """Take one trajectory of every chain; also which moved (C,), and the mean acceptance."""
     length = LENGTH * (0.4 + 1.2 * float(torch.rand((), generator=g)))
     steps = min(MOST_STEPS, max(1, round(length / size)))
     momentum = torch.randn(state.at.shape, generator=g, dtype=state.at.dtype)
@@ -184,8 +190,7 @@ def _iterated(
         speed = speed + 0.5 * size * now.slope
     gain = now.value - state.value
     gain = gain - 0.5 * (speed.square().sum(1) - momentum.square().sum(1))
-    state, taken, accepted = _accepted(state, now, gain, g)
-    return (state if i % JUMPS else _jumped(density, state, whitening, g)), taken, accepted
+    return _accepted(state, now, gain, g)
 
 
 def _accepted(
@@ -202,8 +207,6 @@ def _accepted(
 def _jumped(density: Density, state: _State, whitening: Whitening, g: torch.Generator) -> _State:
     """Propose the leading coordinates of every chain from a wide Student t."""
     dense = len(whitening.tril)
-    if not 0 < dense <= MOST_JUMPING:
-        return state
     count, now = len(state.at), state.at[:, :dense]
     normal = torch.randn(count, dense, generator=g, dtype=now.dtype)
     square = torch.randn(count, int(FREEDOM), generator=g, dtype=now.dtype).square().mean(1)

@@ -247,6 +247,7 @@ def _chains(
             warmup=warmup,
             least=least,
             seed=seed,
+            jumps=False,  # factors have one mode
         )
         if not run.r_hat > (MIXED_WELL if final else MIXED):
             return run

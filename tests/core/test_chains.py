@@ -55,6 +55,7 @@ def run(
         warmup=80,
         least=least,
         seed=seed,
+        jumps=True,
     )
 
 

@@ -162,9 +162,8 @@ class Chains:
         def density(x: Tensor) -> tuple[Tensor, Tensor]:
             return self.joint.at(x, standard)
 
-        return sampled(
-            density, start, whitening, draws=count, warmup=warm, least=least, seed=self.seed
-        )
+        how = {"draws": count, "warmup": warm, "least": least, "seed": self.seed}
+        return sampled(density, start, whitening, **how, jumps=True)
 
     def _none(self) -> Factors:
         size, count = self.surrogate.hierarchy.reading.size, self.rows.clients
