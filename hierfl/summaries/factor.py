@@ -39,6 +39,9 @@ UPHILL = 1e-2  # nats that a Newton step still gains
 # posterior sds that a mean still moves, relative change of the precision
 STILL, STILL_CURVATURE = 1e-3, 3e-3
 SHORTER, SHORTEST = 0.3, 1e-3  # a rejected step is tried again so much shorter, down to the second
+FEWER = (
+    0.7  # share of the clients whose rows are carried that still move, below which the others rest
+)
 WIDE = 1e4  # an expected curvature beyond so many times the precision: q is far too wide
 LARGEST = 1e30  # derivatives beyond it are none
 # factors that move the whole way, of the first ones; the least share of a later one
@@ -144,11 +147,17 @@ def settled(
     clients, root = len(mean), root_of(prior)
     rate, done = torch.ones(clients), torch.zeros(clients, dtype=torch.bool)
     before, was_wide = None, torch.zeros(clients, dtype=torch.bool)
+    moving = torch.arange(clients)
     for turn in range(steps):
-        now, wide = _evaluated(rows, belief, nodes, mean, precision)
+        still_moving = (~done).nonzero()[:, 0]
+        if len(still_moving) < FEWER * len(moving):
+            moving = still_moving
+        now, wide = _evaluated(rows.some(moving), belief, nodes, mean[moving], precision[moving])
         if before is None:
             done = wide & ~seen  # at the mode of a first round: the curvature there has to do
         else:  # where the ELBO fell, or q became too wide, go back and take a shorter step
+            now = _Found(*(b.index_copy(0, moving, n) for b, n in zip(before, now, strict=True)))
+            wide = was_wide.index_copy(0, moving, wide)
             fell = now.elbo < before.elbo - 1e-9 * before.elbo.abs().clamp(min=1.0)
             worse = ~now.elbo.isfinite() | (fell & (wide == was_wide)) | (wide & ~was_wide) | done
             now = _Found(*(_where(worse, a, b) for a, b in zip(before, now, strict=True)))
