@@ -5,7 +5,9 @@ NUTS as a user would run it, two chains of 500 + 1,000 steps. Seconds are CPU se
 first calls included; bytecode is there, and what the benchmark itself imports does not count.
 `HIERFL_NUMPYRO` names a Python with NumPyro, `HIERFL_DATA` the folder of the data that do not ship.
 `counties` is simulated: 386 clients, 12,573 rows, an intercept and a slope each, without NUTS.
-`--hard` makes another table, of the problems of `benchmarks.hard_problems`, without NUTS.
+`--hard` makes another table, of the problems of `benchmarks.hard_problems`: of all numbers of all
+sites, the mean furthest from NUTS's, in its sds, and the ratio of sds furthest from 1, by the answers
+that `benchmarks.zoo` keeps.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from benchmarks.hard_problems import HARD
 from benchmarks.pooled_nuts import ROOT, USER, has_numpyro, in_own_process, python
 from benchmarks.rounds import best_of
 from benchmarks.rounds_models import ALL
+from benchmarks.zoo.__main__ import apart, kept_answers, moments_of
 
 # CPU seconds asked of each problem
 ASKED = {
@@ -98,16 +101,26 @@ def hard(name: str) -> dict[str, Any]:
         "draws": time.process_time() - summarized,
         "memory": (peak - before) / 2**20,
         "verdict": summary.verdict.partition(".")[0],
+        "apart": _apart(name, fit),
     }
+
+
+def _apart(name: str, fit: hierfl.Fit) -> str:
+    """Return how far a fit is from NUTS's kept answer, as two cells of the table."""
+    nuts = kept_answers().get(HARD[name].answer or "")
+    if nuts is None:
+        return " | "
+    worst = apart(moments_of(fit), nuts["sites"])
+    return f"{worst.mean:.2f} ({worst.mean_site}) | {worst.ratio:.2f} ({worst.ratio_site})"
 
 
 def print_hard(names: Sequence[str]) -> None:
     """Print the table of hard problems; imports are not counted."""
     print(
         "| problem | rounds | k-hat | fit, CPU s | asked | summary() | asked | posterior(1000) | asked "
-        "| GB | verdict |"
+        "| GB | worst mean, sd | worst sd ratio | verdict |"
     )
-    print("|---|" + "---:|" * 9 + "---|")
+    print("|---|" + "---:|" * 9 + "---|---|---|")
     for name in names or HARD:
         v, asked = (
             json.loads(run_alone("-m", "benchmarks.seconds", "--hard", "--one", name)),
@@ -116,7 +129,7 @@ def print_hard(names: Sequence[str]) -> None:
         print(
             f"| {name} | {v['rounds']} | {v['k_hat']:.2f} | {v['fit']:.1f} | {asked.fit:.1f} "
             f"| {v['summary']:.1f} | {asked.summary:.1f} | {v['draws']:.1f} | {asked.draws:.1f} "
-            f"| {v['memory']:.2f} | {v['verdict']} |",
+            f"| {v['memory']:.2f} | {v['apart']} | {v['verdict']} |",
             flush=True,
         )
 

@@ -80,19 +80,23 @@ def fitted(name: str) -> dict[str, Any]:
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         return {"seconds": time.process_time() - began, "verdict": text}
+    return {
+        "rounds": len(fit.history),
+        "seconds": seconds,
+        "chosen": fit.chosen,
+        "verdict": summary.verdict,
+        "sites": moments_of(fit),
+    }
+
+
+def moments_of(fit: hierfl.Fit) -> dict[str, dict[str, list[float]]]:
+    """Return mean and sd of each number of each site, by 4,000 draws."""
     posterior = fit.posterior(4000, seed=1)["posterior"]
     sites = {}
     for site, values in posterior.data_vars.items():
         value = values.to_numpy().reshape(values.shape[0] * values.shape[1], -1)
         sites[str(site)] = {"mean": value.mean(0).tolist(), "sd": value.std(0).tolist()}
-    history = fit.history
-    return {
-        "rounds": len(history),
-        "seconds": seconds,
-        "chosen": fit.chosen,
-        "verdict": summary.verdict,
-        "sites": sites,
-    }
+    return sites
 
 
 def sampled(name: str) -> dict[str, Any]:
