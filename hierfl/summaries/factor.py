@@ -158,10 +158,7 @@ def settled(
         else:  # where the ELBO fell, or q became too wide, go back and take a shorter step
             now = _Found(*(b.index_copy(0, moving, n) for b, n in zip(before, now, strict=True)))
             wide = was_wide.index_copy(0, moving, wide)
-            fell = now.elbo < before.elbo - 1e-9 * before.elbo.abs().clamp(min=1.0)
-            worse = ~now.elbo.isfinite() | (fell & (wide == was_wide)) | (wide & ~was_wide) | done
-            now = _Found(*(_where(worse, a, b) for a, b in zip(before, now, strict=True)))
-            wide = torch.where(worse, was_wide, wide)
+            now, wide, worse = _better((before, was_wide), (now, wide), done)
             rate = torch.where(worse, SHORTER * rate, (2.0 * rate).clamp(max=1.0))
         rate, before, was_wide = torch.where(wide, SHORTER, rate), now, wide
         pull = now.slope - (now.mean - loc) @ prior
@@ -177,6 +174,17 @@ def settled(
         mean = _where(done, now.mean, now.mean + rate[:, None] * step)
         precision = _where(done, now.precision, next_precision)
     return _factor(now)
+
+
+def _better(
+    before: tuple[_Found, Tensor], after: tuple[_Found, Tensor], done: Tensor
+) -> tuple[_Found, Tensor, Tensor]:
+    """Return the expectations after a step and whether q is wide, or those before it where it is worse."""
+    (old, was_wide), (now, wide) = before, after
+    fell = now.elbo < old.elbo - 1e-9 * old.elbo.abs().clamp(min=1.0)
+    worse = ~now.elbo.isfinite() | (fell & (wide == was_wide)) | (wide & ~was_wide) | done
+    chosen = _Found(*(_where(worse, a, b) for a, b in zip(old, now, strict=True)))
+    return chosen, torch.where(worse, was_wide, wide), worse
 
 
 def _factor(at: _Found) -> Factor:
