@@ -166,7 +166,7 @@ def test_correlated_clients_have_their_exact_posterior() -> None:
     # the county without rows is predicted, and one that no matrix has is refused
     new = pd.DataFrame({"county": ["c9"], "y": [0.0]})
     assert fit.method.model.data(new).client_fields  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="none of c0, c1"):
+    with pytest.raises(ValueError, match="not one of c0, c1"):
         fit.method.model.data(new.assign(county="c77"))  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="a new group is not in the matrix 'A'"):
         found = drawn(fit, "effects", draws=50, seed=0)
