@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Your own prior: a horseshoe over hospitals
 #
-# Which of 27 columns matter to heart disease? A regularized horseshoe
+# Which of 13 columns matter to heart disease? A regularized horseshoe
 # ([Piironen and Vehtari 2017](https://doi.org/10.1214/17-EJS1337SI)) lets a few slopes be large and shrinks all others to zero. No part of it
 # is built into hierfl: it is a Pyro program.
 #
@@ -16,7 +16,7 @@ import torch
 
 import hierfl
 
-COLUMNS, EXPECTED, PATIENTS = 27, 5, 920
+COLUMNS, EXPECTED, PATIENTS = 13, 3, 920
 TAU = EXPECTED / (COLUMNS - EXPECTED) * 2.0 / PATIENTS**0.5
 
 
@@ -37,6 +37,7 @@ def model(batch):
 
 
 patients = hierfl.datasets.heart_disease()
+patients = patients.with_fields(x=patients.fields["x"][:, :COLUMNS])
 fit = hierfl.fit(model, patients, seed=0)
 print(fit.chosen)
 
@@ -46,9 +47,10 @@ low, q1, middle, q3, high = slope.quantile(
     [0.05, 0.25, 0.5, 0.75, 0.95], ("chain", "draw")
 ).values
 order = abs(middle).argsort()[::-1]
-names = [patients.features["x"][j] for j in order]
+features = hierfl.datasets.heart_disease().features["x"]
+names = [features[j] for j in order]
 
-figure, ax = plt.subplots(figsize=(5.8, 5.4), layout="constrained")
+figure, ax = plt.subplots(figsize=(5.8, 3.6), layout="constrained")
 at = range(COLUMNS)
 ax.hlines(
     at, low[order], high[order], color=hierfl.plots.COLORS[0], linewidth=1

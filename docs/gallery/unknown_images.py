@@ -34,7 +34,8 @@ method = methods.fedabml(
     steps=3,
     batch_size=20,
 )
-fit = hierfl.fit(method, train, rounds=40, seed=0)
+eager = hierfl.Settings(compile=False)
+fit = hierfl.fit(method, train, rounds=40, seed=0, settings=eager)
 print(fit.predict(test, draws=20).scores().mean().round(3))
 
 # %% [markdown]

@@ -248,7 +248,7 @@ def _groups_of(term: GroupTerm, frame: pd.DataFrame, client: str) -> NDArray[np.
         row = int((codes < 0).argmax())
         what = f"the group '{names[row]}' of '{term.group.name}' in row {row}"
         fix = f"fit with it, levels={{'{term.group.name}': [...]}} of hierfl.schema"
-        what = f"client '{client}' has {what}, none of {', '.join(term.levels)}"
+        what = f"client '{client}' has {what}, not one of {', '.join(term.levels)}"
         raise ValueError(f"{what}: correct it, or {fix}")
     return codes
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -101,6 +102,7 @@ def by_client(frames: Any, clients: str) -> Mapping[str, pd.DataFrame]:
         return _split(frames, clients)
     if not isinstance(frames, Mapping) or not all(map(is_frame, frames.values())):
         fix = f"give one pandas frame with the column '{clients}', or {{name: frame}}"
+        fix += "; pandas.read_csv reads a file" if isinstance(frames, str | Path) else ""
         raise TypeError(f"frames is {shown(frames)}: {fix}")
     _refuse_one_name(frames, "the names of the frames")
     refuse_similar(list(map(str, frames)), "the names of the frames")

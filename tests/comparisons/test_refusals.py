@@ -92,7 +92,7 @@ def test_a_label_cannot_leave_its_folder(label: str, tmp_path: Path) -> None:
         (MINIMAL + "costs = 1", "costs is 1: it must be true or false"),
         (MINIMAL.replace('"fedavg"', '"fedavg", grid = { lr = [] }'), "methods.one.grid.lr"),
         (MINIMAL + "published = 5", "published"),
-        ("a = " + "[" * 5000, "no TOML"),
+        ("a = " + "[" * 5000, "not a TOML"),
     ],
 )  # fmt: skip
 def test_values_of_a_wrong_kind_are_named(text: str, message: str, tmp_path: Path) -> None:

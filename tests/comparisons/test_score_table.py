@@ -193,7 +193,7 @@ def test_new_clients_have_a_column_for_each_number_of_rounds() -> None:
 def test_latex_and_markdown_have_the_same_cells(tmp_path: Path) -> None:
     written(tmp_path, three(title="50% of a & b"), VALUES)
     text = printed_table.latex(tmp_path)
-    assert r"50 \% of a \& b" in text and r"best & \textbf{91.00 $\pm$ 1.00} \\" in text
+    assert r"50\% of a \& b" in text and r"best & \textbf{91.00 $\pm$ 1.00} \\" in text
     assert "| best | **91.00 ± 1.00** |" in printed_table.markdown(tmp_path)
 
 

@@ -111,7 +111,7 @@ def test_a_method_that_is_left_out_is_not_compared(tmp_path: Path) -> None:
         (MINIMAL + '[evaluation]\nevery = 1\nalong = ["new_clients"]', ["there are no new clients"]),
         (LINES + "net = { hidden = [3] }", ["is of lines: leave out 'hidden'"]),
         (LINES.replace("by", "calibration = true, by"), ["'by_class' and 'calibration' are of classes"]),
-        ("title = ", ["no TOML"]),
+        ("title = ", ["not a TOML"]),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: list[str]) -> None:

@@ -184,6 +184,7 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: hierfl.schema(patients(), declared("y ~ age"), rare="drop"), "'refuse', 'merge'"),  # type: ignore[arg-type]
     (lambda: hierfl.schema(patients(), declared("y ~ age"), min_count=0), "1 or more"),
     (lambda: hierfl.schema([1, 2], declared("y ~ age")), "one pandas frame"),
+    (lambda: hierfl.schema("a.csv", declared("y ~ age")), r"pandas\.read_csv reads a file"),
     (lambda: hierfl.schema({}, declared("y ~ age")), "empty"),
     (lambda: hierfl.schema({"a": patients()[:0]}, declared("y ~ age")), "no rows"),
     (lambda: hierfl.schema(patients().drop(columns="site"), declared("y ~ age")), "'site'"),

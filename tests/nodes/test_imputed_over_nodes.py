@@ -66,5 +66,5 @@ def test_it_is_of_a_formula_with_missing_covariates(tmp_path: Path) -> None:
     nodes = hierfl.nodes.in_process(parts, tmp_path)
     formula = hierfl.formula("y ~ age", clients="site")
     over = hierfl.nodes.fit(formula, nodes, rounds=1, disclose="sums")
-    with pytest.raises(ValueError, match=r"no formula with mi\(x\)"):
+    with pytest.raises(ValueError, match=r"not a formula with mi\(x\)"):
         over.imputed()

@@ -109,7 +109,7 @@ REQUESTS: dict[str, tuple[bytes, str]] = {  # and why a node that has agreed on 
         write_request("agree", json.dumps({"seed": 0, "agreement": "__import__('os')"}).encode()),
         "no agreement",
     ),
-    "a schema of none": (write_request("schema", b"{}"), "no formula"),
+    "a schema of none": (write_request("schema", b"{}"), "not a formula"),
 }
 
 

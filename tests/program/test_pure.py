@@ -158,7 +158,7 @@ def test_a_module_that_nothing_learns_is_refused_by_name(engine: str) -> None:
     with pytest.raises(
         ProgramError,
         match=r"site 'y' of the model depends on a tensor of shape \(\d.*\), "
-        r"which requires a gradient and is no param.*pyro\.module.*requires_grad_\(False\)",
+        r"which requires a gradient and is not a param.*pyro\.module.*requires_grad_\(False\)",
     ):
         engines(shifted(lambda b: module(b.x)[..., 0]))[engine]()
 
