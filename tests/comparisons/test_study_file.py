@@ -67,7 +67,7 @@ def test_variants_are_studies_with_changes_of_their_own(tmp_path: Path) -> None:
     assert chosen(full, None) == ["short", "tuned"] and chosen(full, ["tuned"]) == ["tuned"]
     with pytest.raises(ValueError, match="choose from short, tuned"):
         chosen(full, ["shorter"])
-    with pytest.raises(ValueError, match=r"variant 'short'.*no study"):
+    with pytest.raises(ValueError, match=r"variant 'short'.*not a study"):
         read(written(tmp_path, MINIMAL + "[variants.short]\nrun = { roundz = 3 }"))
 
 
