@@ -315,6 +315,20 @@ def test_chains_see_the_mode_of_eyes_that_rounds_miss() -> None:
 
 
 @pytest.mark.slow
+def test_sds_that_may_be_off_by_chance_are_to_be_checked() -> None:
+    """By quadrature; sds of 'first' and 'apart' were 0.77 and 0.75 of these, and trusted."""
+    fitted = hierfl.fit(labeled_eyes, grouped(EYES, 48), seed=0)
+    posterior, is_off = fitted.posterior(draws=4000, seed=0)["posterior"], False
+    moments = {"first": (536.79, 1.63), "apart": (11.97, 2.37), "sd": (3.893, 0.837)}
+    for site, (mean, sd) in moments.items():
+        assert abs(float(posterior[site].mean()) - mean) < 0.1 * sd
+        is_off |= abs(float(posterior[site].std()) / sd - 1.0) > 0.1
+    judged = fitted.summary()
+    assert not (is_off and judged.trustworthy)
+    assert judged.trustworthy or "the sd of 'first'" in judged.verdict
+
+
+@pytest.mark.slow
 def test_a_mixture_by_a_factor_with_vague_priors_is_that_of_quadrature() -> None:
     """Draws of one mode had sds of 0.5 to 0.8 of these, and were trusted."""
     label = torch.full((48,), -1.0)

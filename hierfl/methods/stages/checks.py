@@ -26,7 +26,7 @@ STAGES = ("gathering factors", "weighting", "done")
 STILL, STILL_SD = 0.1, 0.05
 # Relative Monte Carlo error of an sd beyond which other draws are tried. One draw of 2,000 made up
 # 59% of a variance (election88, an sd 1.6 times too large) at a k-hat of 0.44: weights were right.
-OFF = 0.15
+OFF = 0.1
 # nats from the likeliest draw to one at which a client's rows are impossible; of rows that are so at
 # every draw, which says nothing of any
 IMPOSSIBLE, NOWHERE = -1e6, -1e100
