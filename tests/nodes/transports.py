@@ -126,8 +126,8 @@ def rounds(run: str) -> dict[str, tuple[bytes, str]]:
             first,
             "not finite",
         ),
-        "a round before the first": (empty, {"round": -1}, "no request of the kind 'round'"),
-        "a round as text": (empty, {"round": "0"}, "no request of the kind 'round'"),
+        "a round before the first": (empty, {"round": -1}, "not a request of the kind 'round'"),
+        "a round as text": (empty, {"round": "0"}, "not a request of the kind 'round'"),
     }
     found = {name: (to_bytes(t, {"run": run, **a}), why) for name, (t, a, why) in wrong.items()}
     malformed = {name: (bad, ".") for name, bad in BAD.items() if isinstance(bad, bytes)}
