@@ -70,7 +70,7 @@ def updated(fit: Fitted, nodes: Any, *, folder: str | Path | None = None) -> Fit
     Raises:
         ValueError: as `hierfl.Fit.updated`; or rows of another form.
         AnotherRound: the others have to be asked, by a run over all nodes.
-        TooFewNodes: a new node does not answer.
+        TooFewNodes: fewer new nodes than their `fewest` take part; others are left out, with a warning.
         CheckpointError: the folder does not hold this run.
     """
     _check_held(folder, fit)

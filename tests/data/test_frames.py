@@ -159,7 +159,7 @@ F = table()
 CASES: dict[str, tuple[Callable[[], object], str]] = {
     "unknown level": (
         lambda: read(F.assign(sex=[*"fmmf", "x"]), "who", sex="sex", levels={"sex": ("f", "m")}),
-        "column 'sex' has the level 'x' in row 4, which is none of f, m: leave its rows out"
+        "column 'sex' has the level 'x' in row 4, which is not one of f, m: leave its rows out"
     ),
     "levels for numbers": (lambda: read(F, "who", y="y", levels={"y": ("f",)}), "column 'y' holds no strings"),
     "missing string": (
@@ -187,7 +187,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "codes as amounts": (
         lambda: read(F, "who", x=["y", "size"]),
-        "column 'size' of field 'x' has 4 levels, whose codes are no amounts: read it"
+        "column 'size' of field 'x' has 4 levels, and their codes are not amounts: read it"
     ),
     "not constant": (
         lambda: read(F, "who", sex="sex", client_fields={"own": "y"}),

@@ -187,10 +187,10 @@ def test_a_method_that_weights_its_draws_is_judged_by_them(monkeypatch: pytest.M
         "Good: by the weights of 'fedlaplace' itself"
     )
     assert found.k_hat == done.history["k_hat"].iloc[-1] and found.effective > 100.0
-    server = {**done.progress.server, "k_hat": torch.tensor(0.9)}
+    server = replace(done.progress.server, k_hat=torch.tensor(0.9))
     high = replace(done, progress=replace(done.progress, server=server))
     assert convergence(high).answer == "not good" and "k-hat is 0.90" in convergence(high).verdict
-    server = {**server, "k_hat": torch.tensor(0.1), "effective": torch.tensor(30.0)}
+    server = replace(server, k_hat=torch.tensor(0.1), effective=torch.tensor(30.0))
     few = replace(done, progress=replace(done.progress, server=server))
     assert (
         convergence(few).answer == "not good"

@@ -143,7 +143,7 @@ def with_history(fitted: hierfl.Fit, **last: Any) -> hierfl.Fit:
 
 def with_server(fitted: hierfl.Fit, **state: float) -> hierfl.Fit:
     """Change numbers of the server's state."""
-    server = {**fitted.progress.server, **{n: torch.tensor(v) for n, v in state.items()}}
+    server = replace(fitted.progress.server, **{n: torch.tensor(v) for n, v in state.items()})
     return replace(fitted, progress=replace(fitted.progress, server=server))
 
 

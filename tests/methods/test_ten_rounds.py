@@ -226,7 +226,7 @@ def test_a_poor_fit_gives_a_warning() -> None:
     server = fit(
         fedlaplace(means, **{**SMALL, "weighting_rounds": 1}), three(), rounds=12
     ).federation.server
-    state = {**server.state, "stage": torch.tensor(2)}
+    state = server.state.at(2)
     ups = {"log_marginals": torch.linspace(0.0, 400.0, 128), "lost": torch.zeros(())}
     with pytest.warns(UserWarning, match="k-hat is .* Do not trust"):
         server.update(state, ups, Clock(5, 12, 3))

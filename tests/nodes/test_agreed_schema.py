@@ -145,7 +145,7 @@ def test_questions_that_a_node_refuses(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no transform 'scale\(secret\)'"):
         ask(Question("call", 6, text="scale(secret)", schema=replace(schema, min_count=6)))
     for wrong in (b"", b"[]", b"{}", b'{"kind": "rows"}', Question("rows", 0).json().encode()):
-        with pytest.raises(Refused, match=r"no request of|no node answers|no JSON"):
+        with pytest.raises(Refused, match=r"not a request of|no node answers|not JSON"):
             ask(wrong)
     with pytest.raises(ValueError, match="of 2: start a node for each"):
         ask(Question("rows"), {"one": frame, "two": frame})

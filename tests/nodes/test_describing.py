@@ -134,7 +134,7 @@ QUESTIONS: dict[str, tuple[DescriptionRequest, str, str]] = {
     "one row": (
         DescriptionRequest("table", 1, "", ("age",)),
         LETS + "min_count = 1\n",
-        "no request of the kind",
+        "not a request of the kind",
     ),
     "twice": (DescriptionRequest("table", 5, "", ("age", "age")), LETS, "a column twice"),
     "a budget": (TABLE, LETS + "epsilon = 1.0\ndelta = 1e-5\n", "has a budget for each row"),

@@ -47,9 +47,14 @@ class Joining:
             name: station(self.method, data.select([name]), folder / name) for name in data.names
         }
         self.answers: dict[tuple[str, str, bytes], bytes] = {}
+        self.agreed: dict[str, bytes] = {}  # what each node was last sent of a run
 
     def honest(self, name: str, kind: str, content: bytes) -> bytes:
+        if kind == "agree":
+            self.agreed[name] = content
         if (name, kind, content) not in self.answers:
+            if kind == "round":  # of a run that others may have followed since
+                self.stations[name].reply("agree", self.agreed[name])
             self.answers[name, kind, content] = self.stations[name].reply(kind, content)
         return self.answers[name, kind, content]
 

@@ -129,7 +129,7 @@ def test_a_request_that_is_too_long_is_cut_off(
             with suppress(httpx.TransportError):  # where the node has hung up before it is read
                 assert client.post(f"{address}/node", content=content).status_code == 413
         assert not entries(tmp_path / "east")
-        with pytest.raises(Refused, match="no JSON"):
+        with pytest.raises(Refused, match="not JSON"):
             read_answer(b"x", client.post(f"{address}/node", content=b"x").content)
 
 

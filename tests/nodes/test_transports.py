@@ -111,7 +111,7 @@ def test_what_is_no_answer_is_refused(way: Way, tmp_path: Path) -> None:
         found = hierfl.nodes.fit(plain(), nodes, rounds=1)
     assert found.clients == ("east",) and not RAN.exists()
     text = " ".join(str(one.message) for one in said)
-    assert text.count("no JSON") == 2 and "it answers another request" in text
+    assert text.count("not JSON") == 2 and "it answers another request" in text
 
 
 def test_a_node_in_the_place_of_another_is_named(

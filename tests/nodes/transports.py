@@ -92,19 +92,19 @@ class Evil:
 
 DEEP = b"[" * 100_000
 REQUESTS: dict[str, tuple[bytes, str]] = {  # and why a node that has agreed on nothing refuses them
-    "nothing": (b"", "no JSON"),
-    "a pickle": (pickle.dumps(Evil()), "no JSON"),
+    "nothing": (b"", "not JSON"),
+    "a pickle": (pickle.dumps(Evil()), "not JSON"),
     "a line without an end": (b'{"hierfl": 1, "request": "introduce", "bytes": 0}', "no file"),
     "another version": (b'{"hierfl": 2, "request": "introduce", "bytes": 0}\n', "another version"),
     "a part": (write_request("round", b"0123")[:-1], "holds 3 bytes, not 4"),
     "too long a line": (b'{"hierfl": "' + b"1" * 5000 + b'"}\n', "more than 4,096"),
-    "deep": (DEEP + b"\n", "no JSON"),
+    "deep": (DEEP + b"\n", "not JSON"),
     "an answer": (write_answer(b"", b""), "no request"),
     "another kind": (write_request("rows", b""), "asks for 'rows'"),
     "a number": (b'{"hierfl": 1, "request": 7, "bytes": 0}\n', "no request"),
     "a round too soon": (write_request("round", b""), "has no agreement yet"),
-    "a pickled agreement": (write_request("agree", pickle.dumps(Evil())), "no JSON"),
-    "a deep agreement": (write_request("agree", DEEP), "no JSON"),
+    "a pickled agreement": (write_request("agree", pickle.dumps(Evil())), "not JSON"),
+    "a deep agreement": (write_request("agree", DEEP), "not JSON"),
     "code": (
         write_request("agree", json.dumps({"seed": 0, "agreement": "__import__('os')"}).encode()),
         "no agreement",
@@ -126,8 +126,8 @@ def rounds(run: str) -> dict[str, tuple[bytes, str]]:
             first,
             "not finite",
         ),
-        "a round before the first": (empty, {"round": -1}, "no request of the kind 'round'"),
-        "a round as text": (empty, {"round": "0"}, "no request of the kind 'round'"),
+        "a round before the first": (empty, {"round": -1}, "not a request of the kind 'round'"),
+        "a round as text": (empty, {"round": "0"}, "not a request of the kind 'round'"),
     }
     found = {name: (to_bytes(t, {"run": run, **a}), why) for name, (t, a, why) in wrong.items()}
     malformed = {name: (bad, ".") for name, bad in BAD.items() if isinstance(bad, bytes)}
