@@ -405,7 +405,7 @@ def test_everything_that_leaves_is_in_the_log_first(tmp_path: Path) -> None:
     assert (east.folder / log.FILE).stat().st_mode & 0o077 == 0
     shown = CliRunner().invoke(cli.app, ["node", "log", str(east.folder)])
     assert shown.exit_code == 0 and shown.output.count("update") == 2
-    for other, why in ((tmp_path, "no node's"), (tmp_path / "typo", "does not exist")):
+    for other, why in ((tmp_path, "not a node's folder"), (tmp_path / "typo", "does not exist")):
         shown = CliRunner().invoke(cli.app, ["node", "log", str(other)])
         words = " ".join(shown.output.replace("│", " ").split())
         assert shown.exit_code == 2 and why in words

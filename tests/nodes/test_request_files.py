@@ -216,7 +216,7 @@ def test_half_a_request_is_answered_again_once_it_is_whole(mail: Path, tmp_path:
     ((_, first),) = answer_waiting(node, mail)
     (mail / "1.request.hfl").write_bytes(whole)
     ((_, second),) = answer_waiting(node, mail)
-    assert b"no file" in first and json.loads(read_answer(whole, second))["client"] == "north"
+    assert b"not a file" in first and json.loads(read_answer(whole, second))["client"] == "north"
 
 
 # ------------------------------------------------------------ what a node puts there

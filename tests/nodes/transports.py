@@ -94,7 +94,7 @@ DEEP = b"[" * 100_000
 REQUESTS: dict[str, tuple[bytes, str]] = {  # and why a node that has agreed on nothing refuses them
     "nothing": (b"", "not JSON"),
     "a pickle": (pickle.dumps(Evil()), "not JSON"),
-    "a line without an end": (b'{"hierfl": 1, "request": "introduce", "bytes": 0}', "no file"),
+    "a line without an end": (b'{"hierfl": 1, "request": "introduce", "bytes": 0}', "not a file"),
     "another version": (b'{"hierfl": 2, "request": "introduce", "bytes": 0}\n', "another version"),
     "a part": (write_request("round", b"0123")[:-1], "holds 3 bytes, not 4"),
     "too long a line": (b'{"hierfl": "' + b"1" * 5000 + b'"}\n', "more than 4,096"),
