@@ -40,6 +40,11 @@ class SummedRows(PackedRows):
         best = back * slope
         self.tensors = (best, sums.num_rows, sums.square)
 
+    @property
+    def _width(self) -> int:
+        """How many scalars of a client an operation carries: its predictors."""
+        return self.design.shape[1]
+
     def some(self, who: Tensor) -> SummedRows:
         """Return the rows of the clients at some positions (C',)."""
         return SummedRows(self.score, self.spread, Sums(*(v[who] for v in self.sums)))
