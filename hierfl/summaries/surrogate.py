@@ -23,6 +23,7 @@ DRAWS = 1000  # of the prior, and of the surrogate while the factors still move
 FEW = 300  # of a prior that is drawn from draw by draw, such as a Gamma
 # share of the draws whose variances are averaged: those of a Cauchy prior have no mean
 CENTRAL = 0.9
+PASSES = 2  # by which the middle covariance of draws is found
 SINGULAR = 1e-9  # share of a variance that is added to it: scalars may depend on each other
 SCATTER = (-0.5, 1.5)  # about the mean and sd of e, the mixing parameters of scattered sites
 WIDE = 2.5  # sd of an unconstrained number whose prior cannot be drawn from
@@ -201,7 +202,7 @@ def any_client(
     share = log_weights.exp()
     if size:
         wide = _widths(covariances)
-        share = torch.where(wide <= wide.quantile(CENTRAL), share, 0.0)
+        share = torch.where(wide <= wide[share > 0.0].quantile(CENTRAL), share, 0.0)
         share = share / share.sum()
     mean = torch.tensordot(share, means.mean(1), 1)
     away = (means - mean).flatten(0, 1)
@@ -215,8 +216,11 @@ def any_client(
 
 
 def _widths(covariances: Tensor) -> Tensor:
-    """Return how wide covariances (S, C, D, D) are, (S,), in units of the middle one: no column has any."""
-    middle = covariances.mean(1)
-    size = torch.linalg.slogdet(middle)[1]
-    unit = torch.linalg.pinv(middle[size.argsort()[len(size) // 2]], hermitian=True)
-    return (middle * unit).sum((-2, -1))
+    """Return how wide covariances (S, C, D, D) are, (S,), in units of narrow ones: no column has any."""
+    of_draws = covariances.mean(1)
+    size = torch.linalg.slogdet(of_draws)[1]
+    unit = of_draws[size.argsort()[len(size) // 2]]
+    for _ in range(PASSES):
+        wide = (of_draws * torch.linalg.pinv(unit, hermitian=True)).sum((-2, -1))
+        unit = of_draws[wide <= wide.median()].mean(0)
+    return (of_draws * torch.linalg.pinv(unit, hermitian=True)).sum((-2, -1))
