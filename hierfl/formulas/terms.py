@@ -28,6 +28,9 @@ from hierfl.formulas.expressions import (
     summands,
     within,
 )
+from hierfl.formulas.expressions import (
+    calls as calls,  # where scripts that check a node look for it
+)
 from hierfl.formulas.grammar import check
 from hierfl.formulas.transforms import SMOOTHS, Constants
 

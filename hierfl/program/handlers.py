@@ -90,18 +90,24 @@ class KeyedNoise:
         others = (*shape[: self.axis], *shape[self.axis + len(own) :])
         return source(key, others, like.dtype).movedim(own, [self.axis + at for at in own])
 
-    def gammas(self, concentration: Tensor, shape: Sequence[int]) -> Tensor:
-        """Draw Gamma(a, 1) of a shape, by the first accepted of some tries (doi:10.1145/358407.358414)."""
+    def log_gammas(self, concentration: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return logarithms of Gamma(a, 1), by the first accepted of some tries (doi:10.1145/358407.358414).
+
+        At a of 0.01 most draws are below the smallest number, and their ratios would be lost.
+        """
         a = concentration.expand(tuple(shape))
         d = torch.where(a < 1.0, a + 1.0, a) - 1.0 / 3.0
         tries, wide = (*shape, TRIES), d[..., None]
         x, u = (self.drawn(of, a, tries) for of in (noise.normals, noise.uniforms))
         v = (1.0 + x / (9.0 * wide).sqrt()) ** 3
         accepted = (v > 0.0) & (u.log() < 0.5 * x.square() + wide * (1.0 - v + v.log()))
-        value = d * v.gather(-1, accepted.to(torch.int8).argmax(-1, keepdim=True))[..., 0]
-        power = self.drawn(noise.uniforms, a, shape) ** (1.0 / a)
-        value = torch.where(a < 1.0, value * power, value)
-        return value.clamp(min=torch.finfo(a.dtype).tiny)
+        first = v.gather(-1, accepted.to(torch.int8).argmax(-1, keepdim=True))[..., 0]
+        power = self.drawn(noise.uniforms, a, shape).log() / a
+        return (d * first).log() + torch.where(a < 1.0, power, 0.0)
+
+    def gammas(self, concentration: Tensor, shape: Sequence[int]) -> Tensor:
+        """Draw Gamma(a, 1) of a shape."""
+        return _within(self.log_gammas(concentration, shape).exp())
 
 
 def draw(fn: Any, source: KeyedNoise) -> Tensor:
@@ -148,12 +154,18 @@ def _by_gammas(fn: Any, source: KeyedNoise, shape: torch.Size) -> Tensor | None:
         square = source.gammas(0.5 * fn.df, shape) / (0.5 * fn.df)
         return fn.loc + fn.scale * source.drawn(noise.normals, fn.loc, shape) / square.sqrt()
     if isinstance(fn, torch_dist.Beta):
-        first, second = (source.gammas(a, shape) for a in (fn.concentration1, fn.concentration0))
-        return first / (first + second)
+        first, second = (
+            source.log_gammas(a, shape) for a in (fn.concentration1, fn.concentration0)
+        )
+        return _within((first - second).sigmoid())
     if isinstance(fn, torch_dist.Dirichlet):
-        shares = source.gammas(fn.concentration, shape)
-        return shares / shares.sum(-1, keepdim=True)
+        return _within(source.log_gammas(fn.concentration, shape).softmax(-1))
     return None
+
+
+def _within(value: Tensor) -> Tensor:
+    """Return draws above 0, as torch's own are."""
+    return value.clamp(min=torch.finfo(value.dtype).tiny)
 
 
 def seeded(fn: torch_dist.Distribution, key: Tensor, *, reparameterized: bool = True) -> Tensor:

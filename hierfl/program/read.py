@@ -52,11 +52,9 @@ from hierfl.program.supports import (
 )
 from hierfl.program.traces import Center, Site, is_deterministic, samples
 from hierfl.program.wrapped import (
-    has_constants,
     has_mapped_normals,
     sites_to_float,
     with_common_site,
-    with_constants_in_double,
     with_filled_labels,
     with_float_labels,
     with_plain_sites,
@@ -199,8 +197,6 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
     ends = data.by_name[[0, -1]].tolist()
     single_batch, two = prototype_of(data, ends[:1]), prototype_of(data, ends)
     row_sites, model = None, with_filled_labels(model) if missing else model
-    if not hasattr(model, "declared") and has_constants(model, two, _Start()):
-        model = with_constants_in_double(model)
     with pyro.validation_enabled(True):
         # two clients first: only they show a local site that is read outside its plate
         try:

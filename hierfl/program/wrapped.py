@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import nullcontext
 from functools import wraps
 from typing import Any
 
@@ -13,18 +13,13 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import AffineTransform, ExpTransform, biject_to
-from torch.overrides import TorchFunctionMode
 
 from hierfl.data.batch import ClientBatch
-from hierfl.program.few_rows import double_precision, in_double
-from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.sites import COMMON, Model
 from hierfl.program.traces import NAN_MASKED, Site, counts_of, is_latent, is_likelihood, samples
 
+
 # functions of a tensor that ask for its dtype, or change it in place
-UNTURNED = ("__get__", "__set__", "__setitem__", "to", "type", "float", "detach")
-
-
 class _Floats(Messenger):
     """Turns the observed values of some sites into floats of the batch's dtype."""
 
@@ -143,47 +138,6 @@ def with_float_labels(model: Model, sites: Iterable[str]) -> Model:
 def with_filled_labels(model: Model) -> Model:
     """Return the model with numbers in the place of observed values that are NaN and masked."""
     return _under(model, lambda _: _Filled())
-
-
-class _Doubles(TorchFunctionMode):
-    """Turns tensors of single precision, which a program made before it ran, into double precision."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.has_turned = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(map(_is_single, args)) and getattr(func, "__name__", "") not in UNTURNED:
-            self.has_turned = True
-            args = tuple(v.double() if _is_single(v) else v for v in args)
-        return func(*args, **(kwargs or {}))
-
-
-def _is_single(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dtype == torch.float32 and value.dim() > 0
-
-
-def has_constants(model: Model, batch: ClientBatch, handler: Messenger) -> bool:
-    """Return whether a program has tensors of its own in single precision, at values by a handler."""
-    batch, doubles = in_double(batch), _Doubles()
-    runs = untouched_store(), double_precision(), torch.no_grad(), unchecked(), handler, doubles
-    with suppress(Exception), ExitStack() as stack:  # a program's errors are said when it is read
-        for context in runs:
-            stack.enter_context(context)
-        model(batch)
-    return doubles.has_turned
-
-
-def with_constants_in_double(model: Model) -> Model:
-    """Return the model with its own tensors in double precision where it runs in that."""
-
-    @wraps(model, updated=())
-    def doubled(batch: ClientBatch) -> Any:
-        is_double = torch.get_default_dtype() == torch.float64
-        with _Doubles() if is_double else nullcontext():
-            return model(batch)
-
-    return doubled
 
 
 def _under(model: Model, handler_of: Callable[[ClientBatch], Messenger]) -> Model:

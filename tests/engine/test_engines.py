@@ -100,7 +100,7 @@ def test_particles_are_pooled_too(family: str) -> None:
 def test_every_method_in_every_way(name: str) -> None:
     """One client after another; and in chunks of clients in another order."""
     few = name in HARD or "pvi" in name
-    one_row = 2 if name == "batch_normed" else 1  # a batch norm needs two rows
+    one_row = 2 if name in ("batch_normed", "fedbn") else 1  # a batch norm needs two rows
     data = federation((5, 3, 2) if few else (5, 3, 7, one_row, 2))
     method = METHODS[name]()
     run: dict[str, Any] = {"rounds": 2, "seed": 4}

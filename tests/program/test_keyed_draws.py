@@ -69,6 +69,14 @@ OF_GAMMAS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 }
 
 
+def test_shares_of_small_concentrations_are_not_equal() -> None:
+    """Gammas of them are below the smallest number; 17% of such draws were 0.5, 7% 1/3 each."""
+    source = KeyedNoise(KEY, axis=0, reparameterized=False)
+    assert (draw(dist.Beta(0.01, 0.01).expand([SIZE]), source) == 0.5).double().mean() < 1e-3
+    shares = draw(dist.Dirichlet(torch.full((3,), 0.01)).expand([SIZE]), source)
+    assert (shares.amax(-1) < 0.4).double().mean() < 1e-3
+
+
 @pytest.mark.usefixtures("global_generator_untouched")
 @pytest.mark.parametrize("name", OF_GAMMAS)
 def test_law_of_functions_of_gammas_without_a_gradient(name: str) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor
 import hierfl
 from hierfl import ClientBatch, ClientData, guides
 from hierfl.data.batch import full_batch
-from hierfl.program.few_rows import double_precision
 from hierfl.program.program import ProgramError
 from hierfl.program.read import read
 from hierfl.program.terms import log_joint
@@ -134,31 +133,3 @@ def test_sites_that_some_rows_lack_are_refused_by_name(
 ) -> None:
     with pytest.raises(ProgramError, match=rf"site '\w+' is sampled {how}.*outside of the model"):
         read(model, guides.delta, data())
-
-
-# ------------------------------------------------------------ tensors of the program's own
-SINGLE = torch.tensor([[2.0, -0.3], [-0.3, 1.5]], dtype=torch.float32)  # made before the model runs
-
-
-def neighbors(batch: ClientBatch, precision: Tensor | None = None) -> None:
-    share = pyro.sample("share", dist.Beta(2.0, 2.0))
-    precision = SINGLE if precision is None else precision
-    field = dist.MultivariateNormal(torch.zeros(2), precision_matrix=precision + share * precision)
-    level = pyro.sample("level", field)
-    with batch.clients(), batch.data():
-        pyro.sample("y", dist.Normal(level.sum(-1), 1.0), obs=batch.y)
-
-
-def test_a_programs_own_tensors_are_in_the_precision_of_its_run() -> None:
-    rows = ClientData.from_arrays(["a", "b", "a"], y=torch.tensor([0.3, 1.0, -0.2]))
-    values = {"share": torch.tensor(0.4), "level": torch.tensor([0.2, -0.1])}
-    in_double = {name: value.double() for name, value in values.items()}
-    fits = []
-    for model in (neighbors, partial(neighbors, precision=SINGLE.double())):
-        program = read(model, guides.delta, rows)
-        with double_precision():
-            batch = full_batch(rows, torch.arange(2))
-            fits.append(log_joint(program.model, in_double, batch, {})[0])
-    torch.testing.assert_close(*fits, rtol=0.0, atol=1e-12)
-    assert fits[0].dtype == torch.float64
-    assert "Trustworthy" in hierfl.fit(neighbors, rows, seed=0).summary().verdict
