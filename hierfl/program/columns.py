@@ -158,7 +158,7 @@ def warn_of_unscaled(program: Program, data: ClientData) -> None:
         if support is not constraints.real or data.fields[name].dim() > 2:
             continue
         far = list(_far(data, name))
-        if far:
+        if far and _is_number(program, name):
             others = f", and {len(far) - 1} more columns" if len(far) > 1 else ""
             warnings.warn(
                 f"{far[0]}{others}: default priors and step sizes are for columns of about unit "
@@ -169,7 +169,7 @@ def warn_of_unscaled(program: Program, data: ClientData) -> None:
 
 def _far(data: ClientData, name: str) -> Iterator[str]:
     values = data.fields[name]
-    if not values.is_floating_point() or len(values) < 2:  # integers may be an index
+    if values.dtype == torch.bool or len(values) < 2:
         return
     columns = values if values.dim() == 2 else values[:, None]
     low, high = columns.aminmax(dim=0)
@@ -184,3 +184,18 @@ def _far(data: ClientData, name: str) -> Iterator[str]:
             if values.dim() == 2:
                 which = f"column '{labels[j]}' of {which}" if labels else f"column {j} of {which}"
             yield f"{which} has mean {mean:,.6g} and sd {sd:,.6g}"
+
+
+def _is_number(program: Program, name: str) -> bool:
+    """Return whether the model runs on the field as floats, which cannot be an index."""
+    batch: ClientBatch = program.prototype
+    values = batch.fields[name]
+    if values.is_floating_point():
+        return True
+    floats = replace(batch, fields={**batch.fields, name: values.to(batch.counts.dtype)})
+    try:
+        with untouched_store(), Center():
+            poutine.trace(program.model).get_trace(floats)
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return False
+    return True

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hierfl import methods, models
 from hierfl.core.arguments import expect, expect_integer, expect_kind, shown
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 from hierfl.engine.settings import Settings
 from hierfl.method import Method
+from hierfl.program.recipes import recipe_of
 from hierfl.program.sites import Family
 
 if TYPE_CHECKING:
@@ -95,12 +97,30 @@ def _without(data: ClientData, names: list[str]) -> ClientData:
 
 def check_method(method: Any) -> None:
     """Refuse what is neither a method nor a model, a function of a batch."""
-    is_model = callable(method) and not isinstance(method, type | Family)
-    if not is_model and not isinstance(method, Method):
+    if isinstance(method, Method):
+        _check_optimizers(method)
+        return
+    builders = {getattr(room, name) for room in (methods, models) for name in room.__all__}
+    is_builder = callable(method) and method in builders
+    if is_builder or not callable(method) or isinstance(method, type | Family):
+        what = f"{method.__name__}, which is not called yet" if is_builder else shown(method)
         fix = (
             "a model, a function of a batch or a hierfl.formula, or a method, methods.fedsvi(model)"
         )
-        raise TypeError(f"model is {shown(method)}: hand over {fix}")
+        raise TypeError(f"model is {what}: hand over {fix}")
+
+
+def _check_optimizers(method: Method) -> None:
+    """Refuse options of a method that should be optimizers and are not."""
+    recipe = recipe_of(method)
+    for name, value in ({} if recipe is None else recipe.options).items():
+        if isinstance(value, Method):
+            _check_optimizers(value)
+        elif name.endswith("optimizer") and value is not None:
+            is_made = not isinstance(value, type) and hasattr(value, "init")
+            if not is_made or isinstance(getattr(value, "lr", 1.0), str):
+                fix = "give one of hierfl.optimizers with its step size, Adam(0.01)"
+                raise TypeError(f"{name} is {shown(value)}: {fix}")
 
 
 def check_count(name: str, value: object) -> None:

@@ -234,6 +234,16 @@ class Fit:
         drawn = replicate(self, data, site=site, draws=draws, seed=seed)
         return drawn if data is rows else data.frame_rows.arranged(drawn, 1)
 
+    if not TYPE_CHECKING:  # hidden from type checkers: a fit is no function
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """Refuse a fit as the guide of `pyro.infer.Predictive`."""
+            raise TypeError(
+                "a Fit cannot be called as a guide: in place of pyro.infer.Predictive take "
+                "fit.predict(rows), fit.replicate(rows) or fit.posterior_predictive(), or give "
+                "Predictive the draws, fit.get_samples()"
+            )
+
     @property
     def certificates(self) -> pd.DataFrame:
         """What was removed when clients left, with hashes before and after: one row a client."""

@@ -139,11 +139,11 @@ def test_a_prior_that_reads_rows_is_given_all_of_them() -> None:
 def test_the_mode_of_a_predictor_wrongly_taken_for_linear_counts_as_lost() -> None:
     """Every mode is checked against the program itself."""
     data = ClientData.from_clients(
-        {"a": {"x": torch.tensor([[20.0, 0.0], [25.0, 1.0]]), "ill": torch.ones(2)}}
+        {"a": {"x": torch.tensor([[2000.0, 0.0], [2500.0, 1.0]]), "ill": torch.ones(2)}}
     )
     program = hierfl.read(clamped, guides.conditional, data)
     wrong = Marginal(program, Linear(frozenset(["ill"]), fixed=True, prior_alone=True))
-    batch, z = full_batch(data, torch.tensor([0])), torch.tensor([0.7, 0.0])
+    batch, z = full_batch(data, torch.tensor([0])), torch.tensor([-0.7, 0.0])
     with pyro.validation_enabled(False):
         assert bool(wrong.mode(z, wrong.start(z, batch), batch, 12)[2])
         assert not bool(Marginal(program).mode(z, wrong.start(z, batch), batch, 12)[2])

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Reports
@@ -18,7 +17,9 @@ from hierfl.program.program import Params, Program, ProgramError
 def starts_of(start: Params, count: int, seed: int, starts: Sequence[Params] | None) -> Params:
     """Return K sets of params (K, ...): `given`, or `start` and shuffles of each of its tensors."""
     sets = list(starts) if starts is not None else [_in_order(start, m, seed) for m in range(count)]
-    expect(**{"len(starts)": (len(sets), f"[{count}, {count}]")})
+    like = {name: value.shape for name, value in start.items()}
+    if len(sets) != count or any({k: v.shape for k, v in own.items()} != like for own in sets):
+        raise ProgramError(f"starts is not {count} sets of params, with the shapes {like}")
     stacked = {name: torch.stack([params[name] for params in sets]) for name in start}
     for a in range(count):
         for b in range(a):

@@ -88,6 +88,8 @@ def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyA
             f"head: the rule matches every param ({', '.join(above)}), which leaves {method} no "
             'body: choose fewer, or say head="all"'
         )
+    if not own and head != "none":
+        raise ProgramError('head is empty: name a prefix of some param, or say head="none"')
     body = {name: value for name, value in above.items() if name not in own}
     mine = {name: value for name, value in above.items() if name in own}
     return BodyAndHead(body, mine, in_program=False)
