@@ -165,7 +165,7 @@ def chosen_clients(clients: Any, names: Sequence[str]) -> Tensor:
     except TypeError as error:
         other = next(i for i in listed if not hasattr(i, "__index__"))
         fix = "give names, positions or a boolean mask"
-        raise TypeError(f"client position {other!r} is no integer: {fix}") from error
+        raise TypeError(f"client position {other!r} is not an integer: {fix}") from error
     if int(ids.min()) < 0 or int(ids.max()) >= len(names):
         raise KeyError(f"client position out of range: there are {len(names)} clients")
     return ids

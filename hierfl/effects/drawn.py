@@ -325,7 +325,7 @@ def _not_own(coefficients: CoefficientDraws, draws: Mapping[str, Tensor]) -> str
             size = len(term.columns) * of.outputs * (term.size if term.place == "within" else 1)
             value = draws.get(term.site, torch.zeros(0))
             if (value.shape[:1], value.numel()) != ((count,), count * size):
-                return f"it sends no {count} draws of '{term.site}'"
+                return f"it does not send {count} draws of '{term.site}'"
             if not value.is_floating_point() or not bool(value.isfinite().all()):
                 return f"its draws of '{term.site}' are not finite, or of groups with too few rows"
     return ""

@@ -107,16 +107,9 @@ def _add(
         values[f"{site}[{', '.join(entry)}]" if entry else site] = flat[:, place]
 
 
-def _name(expression: Expression) -> str:
-    """Return the name of a parameter as a summary has it, without backquotes."""
-    if expression.sign == ":":
-        return ":".join(map(_name, expression.args))
-    return expression.label
-
-
 def _value(expression: Expression, values: Mapping[str, Tensor], count: int) -> Tensor:
     """Return one side at each draw, (S,): sums of products of powers of parameters, numbers, functions."""
-    name, number, function = _name(expression), expression.value, FUNCTIONS.get(expression.callee)
+    name, number, function = expression.label, expression.value, FUNCTIONS.get(expression.callee)
     if name in values and function is None:
         return values[name]
     if isinstance(expression, Literal) and isinstance(number, int | float) and number is not True:

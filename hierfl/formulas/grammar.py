@@ -54,6 +54,8 @@ FIXES = {
 }
 WRITE = "write 'response ~ terms'"
 FIX = "write a sum of columns, products a * b, and functions of columns"
+ONE_SIGN = "write one sign of =, > and <, as in 'sex[male] > 0'"
+FIXES_OF_HYPOTHESES = {**FIXES, "^": "write ** for a power", "~": ONE_SIGN}
 
 
 class Misplaced(ValueError):
@@ -135,7 +137,8 @@ class Reader:
         """Return two expressions, and the one of some signs that stands between them."""
         first = self._expression(BINDING["<"])
         is_end = self.token.kind == "end"
-        check(not is_end, self.token, f"the {self.what} has none of the signs {' '.join(signs)}")
+        what = f"the {self.what} has none of the signs {' '.join(signs)}"
+        check(not is_end, self.token, f"{what}: {ONE_SIGN}")
         sign = self._next() if self.token.text in signs else self._take(signs[0])
         second = self._expression(BINDING["<"])
         self._take("")
@@ -162,10 +165,12 @@ class Reader:
         return expression
 
     def _operand(self) -> Expression:
-        """Read one operand, with a sign or without; of a hypothesis also an entry of a site."""
+        """Read one operand, with a sign or without; of a hypothesis a parameter such as x:sex[male]."""
         operand = self._plain_operand()
-        if self.what == "hypothesis" and self.token.kind == "entry":
-            return Name(f"{operand.label}{self._next().text}", at=operand.at)
+        while self.what == "hypothesis" and (self.token.kind == "entry" or self.token.text == ":"):
+            more = self._next().text
+            more += self._plain_operand().label if more == ":" else ""
+            operand = Name(f"{operand.label}{more}", at=operand.at)
         return operand
 
     def _plain_operand(self) -> Expression:
@@ -237,6 +242,8 @@ class Reader:
         """Return the error of a token that cannot stand in its place."""
         before = self.tokens[self.tokens.index(token) - 1].text if token.at else ""
         fix = FIXES.get(token.text, FIX)
+        if self.what == "hypothesis":
+            fix = FIXES_OF_HYPOTHESES.get(token.text, ONE_SIGN)
         message = f"the {self.what} cannot be read from '{token.text}' on: {fix}"
         if "|" in (token.text[:1], before[:1]):
             message = "a bar lacks a side: write (1 | hospital)"

@@ -91,14 +91,14 @@ def _parsed(name: str, text: str) -> tuple[str, tuple[float, ...]]:
         call = Reader(text, "prior").expression()
     values = tuple(argument.value for argument in call.args if argument.is_constant)
     count, builder = WORDS.get(call.callee, (0, float))
-    fault = "which cannot be read" if call.callee not in WORDS else ""
+    fault = f"and '{call.callee}' is not one of the words" if call.callee not in WORDS else ""
     if not fault and (call.options or not len(values) == len(call.args) == count):
-        fault = f"and {call.callee} has {count} numbers"
+        fault = f"and {call.callee} takes {count} numbers"
     if not fault:
         try:
             builder(*map(float, values))
         except (TypeError, ValueError) as error:
-            fault = f"which is none: {error}"
+            fault = f"which is not a distribution: {error}"
     if fault:
         words = ", ".join(f"{word} ({count})" for word, (count, _) in WORDS.items())
         fix = f"write it as in brms, 'normal(0, 1)'; numbers of each word: {words}"

@@ -49,7 +49,7 @@ def shrinkage(
     w_k at each; one whose local sites are too narrow, or too wide, gives too low, or high, a value.
 
     Of a formula's intercept beside correlated slopes it is that of the intercept at the means of the
-    columns, as is its prior (`hierfl.formulas.origin`), wherever it is reported.
+    columns, as is its prior, wherever it is reported.
 
     Sources: B of Morris 1983, JASA 78, Eq. 1.9; the pooling factor of each group in Gelman and
     Pardoe 2006, Technometrics 48, section 1.

@@ -208,14 +208,8 @@ def _fields(batch: ClientBatch) -> str:
 
 
 NUMPY = "NumPy's global generator (np.random)"
-
-
 PYTHON = "Python's global generator (random)"
-
-
 TORCH = "torch's global generator (torch.randn, torch.bernoulli, dropout, ...)"
-
-
 # a seed that no model sets itself: a generator seeded and drawn from has moved too
 UNUSUAL = 1_618_033_988
 

@@ -27,8 +27,6 @@ from hierfl.program.traces import (
     with_one_changed,
 )
 
-# a label that does not fit is named by the checks of labels
-
 
 def check_names(data: ClientData) -> None:
     """Refuse a field named like an attribute of every batch."""

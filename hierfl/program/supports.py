@@ -92,8 +92,6 @@ def register_maps() -> None:
 
 
 FINITE = ("Bernoulli", "Categorical", "Binomial", "BetaBinomial")  # of which scalars are summed out
-
-
 # how a distribution fails that does not implement something
 LACKING = (NotImplementedError, TypeError, AssertionError, AttributeError)
 

@@ -126,7 +126,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "no client chosen": (half(select=[]), "no clients were chosen: give at least one"),
     "letters of a name": (half(select="01"), "the clients are given as '01': give a list, ['01']"),
     "a short mask": (half(select=[True]), "the mask has 1 entries for 2 clients: give one for each"),
-    "half a position": (half(select=[0.7]), "client position 0.7 is no integer: give names"),
+    "half a position": (half(select=[0.7]), "client position 0.7 is not an integer: give names"),
     "names and positions": (half(select=["0", 1]), "given by names and positions: give either"),
     "only single rows": (
         lambda: ClientData.from_arrays([0, 1], y=Y[:2]).split(0.5, seed=0),

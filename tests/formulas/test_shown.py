@@ -121,11 +121,11 @@ def test_objects_of_preliz_are_distributions() -> None:
 
 
 WRONG: dict[str, Any] = {
-    "which cannot be read: write it as in brms": {"b": "norml(0, 1)"},
-    "and normal has 2 numbers": {"b": "normal(0)"},
+    "and 'norml' is not one of the words: write it as in brms": {"b": "norml(0, 1)"},
+    "and normal takes 2 numbers": {"b": "normal(0)"},
     "write it as in brms": {"b": "normal(0, 1) + 1"},
-    "normal.0, x.', and normal has 2 numbers": {"b": "normal(0, x)"},
-    "'normal.0, -1.', which is none": {"b": "normal(0, -1)"},
+    "normal.0, x.', and normal takes 2 numbers": {"b": "normal(0, x)"},
+    "'normal.0, -1.', which is not a distribution": {"b": "normal(0, -1)"},
     "brms takes the part above 0": {"sd": "normal(1, 1)"},
     "concentration of an LKJ": {"cor": "normal(0, 1)"},
     "give a distribution of Pyro": {"b": "lkj(2)"},
