@@ -97,7 +97,7 @@ def from_bytes(content: object, *, most: int) -> Message:
 def read_json(content: object, most: int = 1 << 26) -> Any:
     """Read JSON that came from elsewhere, of numbers that are finite and of few levels."""
     if not isinstance(content, bytes | str):
-        raise Refused(f"it is a {type(content).__name__}, and no JSON")
+        raise Refused(f"it is a {type(content).__name__}, not JSON")
     try:
         return read_as(Any, content, most=most)
     except ValueError as error:
@@ -109,7 +109,8 @@ def read_typed(kind: type[Made], content: object, called: str) -> Made:
     try:
         return made_of(kind, read_json(content) if isinstance(content, bytes) else content)
     except ValueError as error:
-        raise Refused(f"it is not a {called} ({error})") from error
+        article = "an" if called[0] in "aeiou" else "a"
+        raise Refused(f"it is not {article} {called} ({error})") from error
 
 
 def _short(error: Exception) -> str:

@@ -107,9 +107,9 @@ REQUESTS: dict[str, tuple[bytes, str]] = {  # and why a node that has agreed on 
     "a deep agreement": (write_request("agree", DEEP), "not JSON"),
     "code": (
         write_request("agree", json.dumps({"seed": 0, "agreement": "__import__('os')"}).encode()),
-        "no agreement",
+        "not an agreement",
     ),
-    "a schema of none": (write_request("schema", b"{}"), "not a formula"),
+    "a schema of none": (write_request("schema", b"{}"), "no formula"),
 }
 
 
