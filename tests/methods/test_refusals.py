@@ -139,7 +139,7 @@ REFUSED: list[Wrong] = [
     (EQUAL, lambda: ifca(flat, clusters=2)),
     ("latent sites or local params", lambda: methods.fedhb_mixture(known())),
     ("latent sites or local params", lambda: ifca(known())),
-    (r"len\(starts\) is 2: it must be in \[3, 3\]", lambda: ifca(
+    (r"starts is not 3 sets of params", lambda: ifca(
         flat, clusters=3, starts=[{"theta": torch.full((2,), at)} for at in (1.0, 2.0)])),
     (f"by_rows {AVERAGES}", lambda: by_rows(ifca(shared(), clusters=2))),
     (f"robust {AVERAGES}", lambda: robust(ifca(shared(), clusters=2, optimizer=SGD(0.01)))),
