@@ -129,7 +129,7 @@ def test_a_client_that_always_fails_is_left_out_and_the_rest_is_the_fit_of_the_o
 
 @pytest.mark.filterwarnings("ignore:the rounds ended")
 def test_a_client_that_fails_when_draws_are_weighted_is_not_waited_for() -> None:
-    found = fit(two_stage(programs.binary, draws=200), people((5, 3, 7)), rounds=2)
+    found = fit(two_stage(programs.binary, draws=2000), people((5, 3, 7)), rounds=2)
     run, state = found.federation, found.progress.server
     message, ids = run.server.down(state, Clock(2, 60)), torch.tensor([0, 2])
     own = taken(found.progress.table, ids)
