@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from numbers import Real
 
+from hierfl.core.arguments import expect_count
+
 PROB = 0.9  # of the posterior in an interval
 LEAST_DRAWS = 20
 
@@ -31,3 +33,9 @@ def percent(prob: float) -> str:
 def least_draws(prob: float) -> int:
     """Return the draws that an interval needs: one in each tail, and 20 at least."""
     return max(LEAST_DRAWS, math.ceil(round(2.0 / (1.0 - prob), 9)))
+
+
+def check_draws(draws: int, prob: float) -> None:
+    """Refuse fewer draws than an interval needs."""
+    if expect_count(draws, "draws") < (least := least_draws(prob)):
+        raise ValueError(f"draws is {draws}: a {percent(prob)} interval needs {least} or more")

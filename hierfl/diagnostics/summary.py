@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from hierfl.core.arguments import expect_count, shown
-from hierfl.core.intervals import PROB, check_prob, least_draws, percent
+from hierfl.core.arguments import shown
+from hierfl.core.intervals import PROB, check_draws, check_prob, least_draws, percent
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import nbytes
@@ -142,9 +142,7 @@ def summary_of_globals(
     remarks: tuple[str, ...],
 ) -> Summary:
     """Summarize the global sites alone, which a server knows, under what is judged of them."""
-    least = least_draws(check_prob(prob))
-    if expect_count(draws, "draws") < least:
-        raise ValueError(f"draws is {draws}: a {percent(prob)} interval needs {least} or more")
+    check_draws(draws, check_prob(prob))
     sites = global_sites(fit.program)
     drawn = posterior_draws(fit, draws=draws, seed=seed, keep=sites).shared if sites else {}
     frames = [pd.DataFrame(columns=list(COLUMNS))]

@@ -11,8 +11,7 @@ from typing import Any, Protocol, TypedDict
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import expect_count
-from hierfl.core.intervals import PROB, check_prob, least_draws, percent
+from hierfl.core.intervals import PROB, check_draws, check_prob
 from hierfl.data.absent import Sites
 from hierfl.data.clients import ClientData
 from hierfl.formulas.declaration import response_of
@@ -258,7 +257,7 @@ def drawn(
     over = getattr(fit, "here", None)  # of a run over nodes
     whole: Any = fit if over is None else over
     expect_fit(whole)
-    _check_draws(draws, prob)
+    check_draws(draws, prob)
     model = whole.method.model
     if not isinstance(model, Formula):
         kind = f"is for fits of a hierfl.formula, and the model is '{_name(model)}'"
@@ -329,11 +328,6 @@ def _not_own(coefficients: CoefficientDraws, draws: Mapping[str, Tensor]) -> str
             if not value.is_floating_point() or not bool(value.isfinite().all()):
                 return f"its draws of '{term.site}' are not finite, or of groups with too few rows"
     return ""
-
-
-def _check_draws(draws: int, prob: float) -> None:
-    if expect_count(draws, "draws") < (least := least_draws(prob)):
-        raise ValueError(f"draws is {draws}: a {percent(prob)} interval needs {least} or more")
 
 
 def _name(model: Any) -> str:

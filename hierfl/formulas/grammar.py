@@ -168,9 +168,9 @@ class Reader:
         """Read one operand, with a sign or without; of a hypothesis a parameter such as x:sex[male]."""
         operand = self._plain_operand()
         while self.what == "hypothesis" and (self.token.kind == "entry" or self.token.text == ":"):
-            more = self._next().text
-            more += self._plain_operand().label if more == ":" else ""
-            operand = Name(f"{operand.label}{more}", at=operand.at)
+            suffix = self._next().text
+            suffix += self._plain_operand().label if suffix == ":" else ""
+            operand = Name(f"{operand.label}{suffix}", at=operand.at)
         return operand
 
     def _plain_operand(self) -> Expression:

@@ -19,7 +19,6 @@ from hierfl.program.sites import COMMON, Model
 from hierfl.program.traces import NAN_MASKED, Site, counts_of, is_latent, is_likelihood, samples
 
 
-# functions of a tensor that ask for its dtype, or change it in place
 class _Floats(Messenger):
     """Turns the observed values of some sites into floats of the batch's dtype."""
 

@@ -100,11 +100,13 @@ def check_method(method: Any) -> None:
     if isinstance(method, Method):
         _check_optimizers(method)
         return
-    builders = {getattr(room, name) for room in (methods, models) for name in room.__all__}
-    is_builder = callable(method) and method in builders
+    name = getattr(method, "__name__", "")  # other names are not looked up: that imports them
+    is_builder = any(
+        name in room.__all__ and getattr(room, name) is method for room in (methods, models)
+    )
     is_fit = hasattr(method, "federation")  # which is callable, as a guide of Predictive
     if is_builder or is_fit or not callable(method) or isinstance(method, type | Family):
-        what = f"{method.__name__}, which is not called yet" if is_builder else shown(method)
+        what = f"{name}, which is not called yet" if is_builder else shown(method)
         fix = (
             "a model, a function of a batch or a hierfl.formula, or a method, methods.fedsvi(model)"
         )

@@ -267,10 +267,12 @@ class Kept:
 
     def _settled(self, state: ServerState, after: Rounds) -> ServerState:
         """Return a state that a later round could go on from."""
-        work, scouts = after.work, Points.equal(state.final.resampled(len(state.scouts.draws)))
+        work = after.work
         if work.surrogate.hierarchy.spread is None:
             scouts = work.scouts_of(state)
             state = replace(state, belief=work.of_any_client(scouts, state.factors))
+        else:  # nothing is weighted, and the density is not needed
+            scouts = Points.equal(state.final.resampled(len(state.scouts.draws)))
         return copied(replace(state, scouts=scouts, sampled=torch.tensor(True)))
 
 

@@ -149,8 +149,8 @@ class Rounds:
 
     def gathered(self, state: ServerState, reports: Reports, clock: Clock) -> ServerState:
         """Return the state after clients have sent factors."""
-        kept = [name for name, value in vars(state.factors).items() if value is not None]
-        sent = {name: reports.value[name] for name in kept}
+        factors = vars(state.factors).items()
+        sent = {name: reports.value[name] for name, value in factors if value is not None}
         if "square" in sent:
             explains = explained(sent["precision"].double(), sent["shift"].double())
             sent["square"] = sent["square"].double() + explains
