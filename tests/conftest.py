@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyro
 import pytest
@@ -30,6 +31,14 @@ def eager_unless_asked() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hierfl.runs.one_run.worth_compiling", lambda *of_a_run: False)
         yield
+
+
+@pytest.fixture
+def data_files() -> Path:
+    """Return the folder of data sets that are not shipped; skip the test where there is none."""
+    if "HIERFL_DATA" not in os.environ:
+        pytest.skip("HIERFL_DATA names no folder")
+    return Path(os.environ["HIERFL_DATA"])
 
 
 @pytest.fixture(autouse=True)

@@ -78,6 +78,7 @@ def test_rounded_sums_of_three_groups_have_two_degrees_of_freedom() -> None:
     assert exact["df"] == rounded["df"] == 2 and abs(exact["chi2"] - rounded["chi2"]) < 0.5
 
 
+@pytest.mark.usefixtures("data_files")
 def test_the_lung_data_have_their_published_numbers() -> None:
     """R: survfit(Surv(time, status) ~ sex, conf.type = "log-log") and survdiff, of 228 rows."""
     frame = columns_of(_LUNG).assign(site="one")

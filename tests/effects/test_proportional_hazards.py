@@ -65,6 +65,7 @@ def test_the_score_test_is_near_a_likelihood_ratio_of_refits(turn: float) -> Non
         assert lines["p"][0] < 0.01 < lines["p"][1]
 
 
+@pytest.mark.usefixtures("data_files")
 def test_numbers_are_those_of_lifelines_on_the_lung_data() -> None:
     """lifelines 0.30.3: CoxPHFitter and proportional_hazard_test, which takes one covariance for all events."""
     frame = columns_of(_LUNG)[["time", "status", "age", "sex", "ph.ecog"]].dropna()

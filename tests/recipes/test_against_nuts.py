@@ -83,11 +83,10 @@ def test_the_fit_agrees_with_nuts(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("HIERFL_DATA" not in os.environ, reason="HIERFL_DATA names no folder")
-def test_missing_values_are_those_that_nuts_sampled() -> None:
+def test_missing_values_are_those_that_nuts_sampled(data_files: Path) -> None:
     """`fit.imputed` of a formula with mi(), beside the recipe that samples every missing value."""
     recipe = reference.recipe("missing_covariates")
-    rows = recipe.patients(Path(os.environ["HIERFL_DATA"]) / "lung.csv")
+    rows = recipe.patients(data_files / "lung.csv")
     priors = {
         "Intercept": "normal(0, 1)",
         "mi(x)": "normal(0, 1)",
