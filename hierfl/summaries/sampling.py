@@ -39,6 +39,7 @@ LEAST_PILOT, WORK = 64, 2_000_000  # points of a turn for each scale and one, an
 MANY_SCALES = 12  # more of them are tempered sooner
 # share of the points that is effective, with which a turn is the last; of many scales of rough draws
 ENOUGH, ENOUGH_OF_MANY = 0.8, 0.25
+STEPS = 8  # in which numbers of points grow, by the number of draws
 WORST_K_HAT, LEAST_SHARE = 0.6, 0.03  # of a proposal; chains run beyond
 MANY_CLIENTS = 4000  # with which a chain would take minutes
 NARROW = 500  # clients whose posterior is so narrow beside a prior that its peak is sought
@@ -144,7 +145,8 @@ def by_importance(
     else:
         proposal, share = _adapted(density, start, final=final)
         largest = max(MORE, WORK / (count * len(factors.shift)))
-        many = int(count * min(largest, max(1.0, 1.2 / share))) // 2 * 2 if final else count
+        ratio = min(largest, max(1.0, 1.2 / share)) if final else 1.0
+        many = int(count * math.ceil(STEPS * ratio) / STEPS) // 2 * 2  # rounding changes no draw
         s, log_q = proposal.at(normal_points(many, len(hierarchy.outside) + 1, seed=seed))
         log_p, mean, covariance = density.at(s)
         ratios = (log_p - log_q).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
