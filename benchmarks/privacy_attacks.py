@@ -36,7 +36,7 @@ import hierfl
 from benchmarks.page_tables import Titled, put_tables
 from hierfl.method import Method
 from hierfl.methods import differentially_private, fedavg
-from hierfl.methods.wrappers.privacy_budget import noise_for_epsilon
+from hierfl.methods.wrappers.differentially_private import noise_for_epsilon
 from hierfl.models import likelihood, network
 from hierfl.optimizers import SGD
 

@@ -24,7 +24,7 @@ from torch import nn
 import hierfl
 from benchmarks.page_tables import Titled, put_tables
 from hierfl.methods import differentially_private, fedavg
-from hierfl.methods.wrappers.privacy_budget import default_delta, noise_for_epsilon
+from hierfl.methods.wrappers.differentially_private import default_delta, noise_for_epsilon
 from hierfl.models import network
 from hierfl.optimizers import SGD
 from hierfl.studies import image_splits as images

@@ -1,6 +1,6 @@
 from .amortized import amortized as amortized
+from .amortized import constructed as constructed
 from .conditional import conditional as conditional
-from .constructed import constructed as constructed
 from .delta import delta as delta
 from .global_sites import diagonal_normal as diagonal_normal
 from .global_sites import full_normal as full_normal

@@ -7,8 +7,8 @@ from .bayesian_network import bayesian_network as bayesian_network
 from .bayesian_network import network as network
 from .bregman_network import bregman_network as bregman_network
 from .gaussian_process_network import GaussianProcessNetwork as GaussianProcessNetwork
-from .headed_network import HeadedNetwork as HeadedNetwork
 from .learned_prior_network import learned_prior_network as learned_prior_network
+from .memory_network import HeadedNetwork as HeadedNetwork
 from .memory_network import MemoryNetwork as MemoryNetwork
 from .mixture import mixture as mixture
 from .personal_heads import PersonalHeads as PersonalHeads

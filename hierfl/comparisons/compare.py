@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -21,11 +23,25 @@ from hierfl.comparisons.result_files import FIGURES, FILES, STUDY, write
 from hierfl.comparisons.score_table import published
 from hierfl.comparisons.study_file import Study, StudyEntry
 from hierfl.comparisons.tuning import chosen
-from hierfl.comparisons.workers import set_up_worker
 from hierfl.core.disk import claim, replace_text
 from hierfl.runs.run_folder import held
 
 Say = Callable[[str], None]
+
+
+def set_up_worker(dtype: torch.dtype) -> None:
+    """Give a worker a default dtype and one thread, and end it with its parent."""
+    torch.set_default_dtype(dtype)
+    torch.set_num_threads(1)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Exit when the parent ends: a worker whose parent was killed would wait forever."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 @dataclass(frozen=True)

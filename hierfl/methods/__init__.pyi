@@ -15,7 +15,6 @@ from .personalized.ditto import local_only as local_only
 from .personalized.fedamp import fedamp as fedamp
 from .personalized.fedamp import heur_fedamp as heur_fedamp
 from .personalized.fedbabu import fedbabu as fedbabu
-from .personalized.fedbn import fedbn as fedbn
 from .personalized.fedfomo import fedfomo as fedfomo
 from .personalized.fedpac import fedpac as fedpac
 from .personalized.fedrecon import fedrecon as fedrecon
@@ -46,6 +45,7 @@ from .wrappers.averages import by_rows as by_rows
 from .wrappers.averages import over_relaxed as over_relaxed
 from .wrappers.averages import server_optimized as server_optimized
 from .wrappers.batch_normed import batch_normed as batch_normed
+from .wrappers.batch_normed import fedbn as fedbn
 from .wrappers.differentially_private import differentially_private as differentially_private
 from .wrappers.fine_tuned import fine_tuned as fine_tuned
 from .wrappers.quantized import quantized as quantized

@@ -31,8 +31,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Phase, Server, Share, Up, over_draws, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, plain_average
-from hierfl.methods.parts.personal import personal_client
+from hierfl.methods.parts.averaging import Descent, personal_client, plain_average
 from hierfl.methods.parts.prior_params import at_prior, learned_hierarchy, moments_of
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Params, Program

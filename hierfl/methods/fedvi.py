@@ -24,7 +24,7 @@ from torch.func import grad_and_value
 from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, scaled, sub
 from hierfl.data.batch import ClientBatch
-from hierfl.guides.constructed import constructed
+from hierfl.guides.amortized import constructed
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import stepping_server

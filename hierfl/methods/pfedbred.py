@@ -43,7 +43,7 @@ from hierfl.data.batch import ClientBatch, parts
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import averaging_server
+from hierfl.methods.parts.averaging import averaging_server, personal_client
 from hierfl.methods.parts.mirror import (
     Loss,
     domains_of_params,
@@ -52,7 +52,6 @@ from hierfl.methods.parts.mirror import (
     mirror_gradient,
     moved_inside,
 )
-from hierfl.methods.parts.personal import personal_client
 from hierfl.methods.parts.prior_params import mean_params
 from hierfl.optimizers import SGD, Optimizer, plain_lr
 from hierfl.program.program import Params, Program

@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from difflib import get_close_matches
 
-from hierfl.models.families.amounts import beta, gamma, gaussian, student
-from hierfl.models.families.angles import von_mises
-from hierfl.models.families.counts import (
-    negative_binomial,
-    poisson,
-    zero_inflated_negative_binomial,
-    zero_inflated_poisson,
-)
+from hierfl.models import families
 from hierfl.models.families.family import ResponseFamily
-from hierfl.models.families.hurdles import (
-    hurdle_gamma,
-    hurdle_lognormal,
-    hurdle_negative_binomial,
-    hurdle_poisson,
-)
-from hierfl.models.families.levels import categorical, cumulative
-from hierfl.models.families.ordered_beta import ordered_beta
-from hierfl.models.families.parts import dirichlet, multinomial
-from hierfl.models.families.skew import skew_normal
-from hierfl.models.families.steps import acat, sratio
-from hierfl.models.families.successes import bernoulli, beta_binomial, binomial
-from hierfl.models.families.times import exponential, lognormal, weibull
 
-FAMILIES: dict[str, Callable[[], ResponseFamily]] = {
-    family.__name__: family
-    for family in (
-        *(bernoulli, beta, beta_binomial, binomial, categorical, cumulative, exponential, gamma),
-        *(gaussian, lognormal, negative_binomial, poisson, student, weibull),
-        *(hurdle_gamma, hurdle_lognormal, hurdle_negative_binomial, hurdle_poisson),
-        *(acat, dirichlet, multinomial, ordered_beta, skew_normal, sratio, von_mises),
-        *(zero_inflated_negative_binomial, zero_inflated_poisson),
-    )
-}
+FAMILIES = """
+    acat bernoulli beta beta_binomial binomial categorical cumulative dirichlet exponential gamma
+    gaussian hurdle_gamma hurdle_lognormal hurdle_negative_binomial hurdle_poisson lognormal
+    multinomial negative_binomial ordered_beta poisson skew_normal sratio student von_mises weibull
+    zero_inflated_negative_binomial zero_inflated_poisson
+""".split()
 ALIASES = {
     "adjacent_category": "acat",
     "betabinomial": "beta_binomial",
@@ -91,7 +66,8 @@ def named(name: str) -> ResponseFamily:
         raise ValueError(f"family is {name!r}: a link is an argument, {call}")
     if word not in FAMILIES:
         near = get_close_matches(word, [*FAMILIES, *ALIASES], n=3, cutoff=0.6)
-        families = dict.fromkeys(ALIASES.get(match, match) for match in near) or sorted(FAMILIES)
-        words = " or ".join(map(repr, families))
+        nearest = dict.fromkeys(ALIASES.get(match, match) for match in near) or FAMILIES
+        words = " or ".join(map(repr, nearest))
         raise ValueError(f"family is {name!r}, which hierfl does not have: use {words}")
-    return FAMILIES[word]()
+    made: ResponseFamily = getattr(families, word)()
+    return made

@@ -1,4 +1,4 @@
-"""Parts of a whole, several columns of one row: multinomial and Dirichlet responses."""
+"""Parts of a whole: multinomial and Dirichlet responses, and shares of which some are exactly 0 or 1."""
 
 from __future__ import annotations
 
@@ -8,11 +8,90 @@ import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
+from hierfl.core.gaussians import log1mexp
 from hierfl.models.families.family import Response, ResponseFamily, no_parameters
+from hierfl.models.families.levels import Ordered
 from hierfl.models.families.links import a_shape, count_of, priors, unit_scale
 from hierfl.models.families.rows import RowDistribution
 from hierfl.program.recipes import recorded
+
+
+class OrderedBeta(RowDistribution):
+    """Shares from 0 to 1, both of which have a probability (Kubinec 2023, Political Analysis 31:519).
+
+        P(0) = 1 - F(eta - c_1),    P(1) = F(eta - c_2),    F(x) = 1 / (1 + exp(-x))
+        y ~ Beta(F(eta) phi, (1 - F(eta)) phi) between them, with probability 1 - P(0) - P(1)
+
+    Args:
+        eta: linear predictor, of the batch shape.
+        thresholds: c_1 < c_2, (..., 2).
+        phi: precision of the shares between 0 and 1.
+        validate_args: whether to check values. Default None: Pyro's setting.
+    """
+
+    FIELDS = ("eta", "low", "high", "phi")
+    support = constraints.unit_interval
+
+    def __init__(
+        self, eta: Tensor, thresholds: Tensor, phi: Tensor, *, validate_args: bool | None = None
+    ) -> None:
+        low, high = thresholds[..., 0], thresholds[..., 1]
+        self.eta, self.low, self.high, self.phi = torch.broadcast_tensors(eta, low, high, phi)
+        super().__init__(self.eta.shape, torch.Size(), validate_args=validate_args)
+
+    @property
+    def between(self) -> Any:
+        """The distribution of shares between 0 and 1."""
+        return dist.Beta(self.eta.sigmoid() * self.phi, (-self.eta).sigmoid() * self.phi)
+
+    @property
+    def logits(self) -> Tensor:
+        """The log probabilities of 0, of 1, and of a share between them, (..., 3)."""
+        inside = logsigmoid(self.eta - self.low) + logsigmoid(self.high - self.eta)
+        inside = inside + log1mexp(self.high - self.low)
+        ends = logsigmoid(self.low - self.eta), logsigmoid(self.eta - self.high)
+        return torch.stack([*ends, inside], -1)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        at_zero, at_one, inside = self.logits.unbind(-1)
+        at_end = (value == 0) | (value == 1)
+        safe = torch.where(at_end, torch.full_like(value, 0.5), value)  # its gradient is finite
+        density = inside + self.between.log_prob(safe)
+        return torch.where(at_end, torch.where(value == 0, at_zero, at_one), density)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return mean and variance, zeros and ones among the values."""
+        _, at_one, inside = self.logits.exp().unbind(-1)
+        mean = at_one + inside * self.eta.sigmoid()
+        square = self.between.variance + self.between.mean**2
+        return mean, at_one + inside * square - mean**2
+
+    def _draw(self) -> Tensor:
+        value: Tensor = self.between.sample()
+        at_zero, at_one, _ = self.logits.exp().unbind(-1)
+        uniform = torch.rand_like(value)
+        value = torch.where(uniform < at_zero, torch.zeros_like(value), value)
+        return torch.where(uniform > 1.0 - at_one, torch.ones_like(value), value)
+
+
+@recorded
+def ordered_beta() -> ResponseFamily:
+    """Return the family of shares from 0 to 1, both included, logit link.
+
+        P(0) = 1 - F(eta - c_1),    P(1) = F(eta - c_2),    F the logistic function
+        y ~ Beta(F(eta) phi, (1 - F(eta)) phi) between them
+        phi ~ InverseGamma(0.4, 0.3),    c: two ordered draws of StudentT(3, 0, 2.5)
+
+    A larger eta makes larger shares, and ones, more probable. Kubinec 2023, Political Analysis
+    31:519, has an induced Dirichlet prior of the thresholds c instead.
+    """
+    parameters = priors(
+        phi=a_shape, thresholds=lambda response: Ordered(dist.StudentT(3.0, 0.0, 2.5), 2)
+    )
+    likelihood = "families.OrderedBeta(eta, thresholds, phi)"
+    return ResponseFamily("ordered_beta", "logit", "share", likelihood, parameters, unit_scale)
 
 
 class Dirichlet(dist.Dirichlet):

@@ -39,7 +39,7 @@ CALLS = {
     "hierfl.flower.superlink": "flower",
     "hierfl.great_table(None)": "tables",
     "hierfl.partition.dirichlet([0, 1] * 9, num_clients=2, alpha=1.0, seed=0)": "data",
-    "hierfl.methods.wrappers.privacy_budget._library()": "privacy",
+    "hierfl.methods.wrappers.differentially_private._library()": "privacy",
     "hierfl.summaries.row_noise.RowNoise.worth(1.0, 1e-5)": "privacy",
     "hierfl.studies.image_splits.digits()": "data",
 }
@@ -63,7 +63,7 @@ for command in commands:
             traceback.print_exc(file=text)
     endings[command] = text.getvalue()
 import hierfl
-for room in ("methods.wrappers.privacy_budget", "summaries.row_noise", "studies.image_splits"):
+for room in ("methods.wrappers.differentially_private", "summaries.row_noise", "studies.image_splits"):
     importlib.import_module(f"hierfl.{room}")
 for call in calls:
     try:

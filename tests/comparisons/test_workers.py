@@ -13,7 +13,7 @@ CODE = """
 import os, signal, sys, torch
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from hierfl.comparisons.workers import set_up_worker
+from hierfl.comparisons.compare import set_up_worker
 
 start = {"initializer": set_up_worker, "initargs": (torch.float32,)}
 pool = ProcessPoolExecutor(2, get_context("spawn"), **start)

@@ -21,8 +21,12 @@ from hierfl.methods import (
     differentially_private,
     fedavg,
 )
-from hierfl.methods.wrappers.differentially_private import _shortened
-from hierfl.methods.wrappers.privacy_budget import cost_of_round, epsilon_of, noise_for_epsilon
+from hierfl.methods.wrappers.differentially_private import (
+    _shortened,
+    cost_of_round,
+    epsilon_of,
+    noise_for_epsilon,
+)
 from hierfl.models import likelihood, network
 from hierfl.optimizers import SGD
 from tests.methods.cases import shared as _shared

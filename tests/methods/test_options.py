@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hierfl import methods, models
-from hierfl.methods.wrappers.privacy_budget import noise_for_epsilon
+from hierfl.methods.wrappers.differentially_private import noise_for_epsilon
 from tests.methods.cases import net, shared
 
 BAD: dict[str, dict[str, Any]] = {

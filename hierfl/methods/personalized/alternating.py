@@ -45,8 +45,7 @@ from hierfl.guides.delta import delta
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Phase, Share, Up, over_draws, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import plain_average
-from hierfl.methods.parts.personal import personal_client
+from hierfl.methods.parts.averaging import personal_client, plain_average
 from hierfl.methods.parts.prior_params import at_prior, learned_hierarchy
 from hierfl.methods.wrappers.averages import by_rows
 from hierfl.optimizers import SGD, Adam, Optimizer, Stepped, step

@@ -27,8 +27,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import common_params, plain_average
-from hierfl.methods.parts.personal import personal_client
+from hierfl.methods.parts.averaging import common_params, personal_client, plain_average
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model

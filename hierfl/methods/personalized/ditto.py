@@ -21,8 +21,13 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, averaging_server, common_params, proximal_loss
-from hierfl.methods.parts.personal import personal_client
+from hierfl.methods.parts.averaging import (
+    Descent,
+    averaging_server,
+    common_params,
+    personal_client,
+    proximal_loss,
+)
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model

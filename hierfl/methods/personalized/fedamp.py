@@ -31,8 +31,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, common_params, proximal_loss
-from hierfl.methods.parts.personal import personal_client
+from hierfl.methods.parts.averaging import Descent, common_params, personal_client, proximal_loss
 from hierfl.methods.parts.stacked import at_each, distances, flat, mean_of, stored
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program, ProgramError

@@ -22,7 +22,7 @@ from hierfl.core.trees import Tree
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Up
 from hierfl.methods.about import About
-from hierfl.methods.personalized.body_and_head import body_and_head, check_has_body, moving
+from hierfl.methods.personalized.fedrep import body_and_head, check_has_body, moving
 from hierfl.methods.wrappers.fine_tuned import tuned
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Program, ProgramError

@@ -33,11 +33,10 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, expect_model
-from hierfl.methods.parts.personal import personal_client
+from hierfl.methods.parts.averaging import Descent, expect_model, personal_client
 from hierfl.methods.parts.stacked import at_each, mean_of, stored
-from hierfl.methods.personalized.body_and_head import moving
-from hierfl.models.headed_network import HeadedNetwork
+from hierfl.methods.personalized.fedrep import moving
+from hierfl.models.memory_network import HeadedNetwork
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
 

@@ -27,8 +27,8 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Rows, Server
 from hierfl.methods.about import About
-from hierfl.methods.parts.personal import personal_client
-from hierfl.methods.personalized.body_and_head import (
+from hierfl.methods.parts.averaging import personal_client
+from hierfl.methods.personalized.fedrep import (
     Optimizers,
     body_and_head,
     check_has_body,

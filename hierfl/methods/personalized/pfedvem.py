@@ -41,7 +41,7 @@ from hierfl.method import (
     slope,
 )
 from hierfl.methods.about import About
-from hierfl.methods.parts.personal import personal_client
+from hierfl.methods.parts.averaging import personal_client
 from hierfl.methods.parts.prior_params import mean_params
 from hierfl.models.bayesian_network import SPREAD
 from hierfl.optimizers import SGD, Optimizer, Stepped, step

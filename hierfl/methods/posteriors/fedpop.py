@@ -38,8 +38,7 @@ from hierfl.guides.kept_draws import POINTS
 from hierfl.guides.kept_draws import kept_draws as guide_of_draws
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import stepping_server
-from hierfl.methods.parts.personal import personal_client
+from hierfl.methods.parts.averaging import personal_client, stepping_server
 from hierfl.optimizers import Adam, Optimizer
 from hierfl.program.handlers import KeyedNoise, NoKeyedDraw, draw, unchecked
 from hierfl.program.program import Params, Program, ProgramError

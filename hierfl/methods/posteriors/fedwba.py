@@ -32,7 +32,7 @@ from hierfl.guides.kept_draws import POINTS
 from hierfl.guides.kept_draws import kept_draws as guide_of_draws
 from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.personal import personal_client
+from hierfl.methods.parts.averaging import personal_client
 from hierfl.methods.posteriors.fedpop import prior_draws
 from hierfl.optimizers import Adam, Optimizer, Stepped, step
 from hierfl.program.program import Program, ProgramError

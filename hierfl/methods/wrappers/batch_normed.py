@@ -1,20 +1,22 @@
-"""Batch norm for any method: layers predict by statistics of the client's own rows.
+"""Batch norm for any method: layers predict by statistics of the client's own rows; and FedBN.
 
     learning:    y = weight (x - mean) / sqrt(var + eps) + bias,    mean and var over the mini-batch
     predicting:  the same,    mean and var over all rows of the client, at its prediction weights
 
-Scale and shift of a layer are weights like all others: common, personal or with a posterior, as the
-method has it. The statistics are no part of the method. A client finds those of its own rows when
-the run ends (and before a score or a checkpoint), keeps them, and sends them to nobody. They are
-exact, not a running mean, and at the weights that the client is served, not at those that its last
-local step ended at.
+Scale and shift of a layer are weights as the method has them: common, personal or with a posterior.
+A client finds the statistics of its own rows when the run ends (and before a score or a checkpoint),
+keeps them, and sends them to nobody. They are exact, at the weights that the client is served, and
+no running mean. Under a posterior they are those at its mean, for all draws and for importance
+weights (`fit.posterior(correct="psis")`, `diagnostics.convergence`).
+
+FedBN is FedPer inside `batch_normed`, with the layers of batch norm as heads:
+
+    client:  w <- (theta, its own b_k);  for every mini-batch:  w <- w - lr grad nll(w), normalized by the mini-batch
+    server:  theta <- sum_k (n_k / n) theta_k
 
 Sources: Ioffe and Szegedy 2015, arXiv:1502.03167; statistics that stay with the client: Andreux et
-al. 2020, arXiv:2008.07424 (SiloBN), whose statistics are running means. In FedBN
-(`hierfl.methods.fedbn`) scale and shift stay with the client too.
-
-Nothing in the statistics is Bayesian: under a posterior they are those at its mean, for all draws
-and for importance weights (`fit.posterior(correct="psis")`, `diagnostics.convergence`).
+al. 2020, arXiv:2008.07424 (SiloBN), whose statistics are running means. FedBN: Li et al. 2021,
+arXiv:2102.07623, Algorithm 1; its code weights clients equally, and finds layers by "bn" in their names.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from pyro import poutine
@@ -30,9 +32,11 @@ from pyro import poutine
 from hierfl.core.trees import Tree, tree_leaves
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Method, Phase, Server
-from hierfl.methods.about import Wrapper
+from hierfl.methods.about import About, Wrapper
+from hierfl.methods.personalized.fedrep import fedrep
 from hierfl.methods.wrappers.wrapping import beside
 from hierfl.models.client_norm import STATISTICS, Looked, normalized, normalizing
+from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.handlers import Substitute
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Family, Guide, Latents, Model, Values, family
@@ -186,3 +190,61 @@ def _middle(program: Program, params: Params, batch: ClientBatch) -> Values:
     with Substitute(params, batch), Middle():
         nodes: dict[str, Site] = poutine.trace(program.guide).get_trace(batch).nodes
     return {site.name: nodes[site.name]["value"] for site in program.latents.sites}
+
+
+@About(
+    infers="FedAvg with each client's own batch normalization",
+    source="Li et al. 2021, arXiv:2102.07623",
+    common="weights except batch norm",
+    own="batch norm",
+    kept="its batch normalization: weights and statistics",
+    new="statistics of its rows",
+    down="the weights, batch normalization apart",
+    up="`theta`*: the same weights after training; `loss`*",
+)
+def fedbn(
+    model: Model,
+    *,
+    optimizer: Optimizer = SGD(0.01),  # noqa: B008 (frozen)
+    steps: int = 1,
+    unit: Literal["step", "epoch"] = "epoch",
+    batch_size: int | None = 32,
+) -> Method:
+    """Return FedBN of a network with batch normalization, such as `hierfl.models.network(module)`.
+
+    Without batch norm this is FedAvg; no warning is given. A client that was in no round predicts
+    by the statistics of its rows at the common weights, with the scale and shift that the module
+    has. `fine_tuned` cannot be around it, as around no method inside `batch_normed`.
+
+    Args:
+        model: a program with global params and no latent sites.
+        optimizer: of the client, restarted in each round. Defaults: the authors' for digits.
+        steps: mini-batches of a round, or passes over the rows (`unit`).
+        unit: "step" or "epoch".
+        batch_size: rows of a mini-batch; None: all.
+
+    Raises:
+        ProgramError: (at fit) the model has latent sites or local params.
+    """
+
+    def with_heads(program: Program) -> Method:
+        plain = fedrep(
+            model,
+            head=params_of_norms(program) or "none",
+            optimizer=optimizer,
+            head_steps=0,
+            body_steps=steps,
+            unit=unit,
+            batch_size=batch_size,
+            joint=True,
+        )
+        return batch_normed(plain)
+
+    def client(program: Program) -> Client:
+        return with_heads(program).client(program)
+
+    def server(program: Program) -> Server:
+        return with_heads(program).server(program)
+
+    normed = batch_normed(fedrep(model))
+    return replace(normed, name="fedbn", client=client, server=server)

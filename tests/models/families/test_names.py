@@ -19,7 +19,7 @@ from hierfl.program.recipes import recipe_of
 @pytest.mark.parametrize("name", FAMILIES)
 def test_names(name: str) -> None:
     made = families.named(name)
-    assert made.name == name and made == FAMILIES[name]()
+    assert made.name == name and made == getattr(families, name)()
     recipe = recipe_of(made)
     assert recipe is not None and recipe.factory(**recipe.options) == made
 
