@@ -13,7 +13,7 @@ from tests.methods.cases import CASES, METHODS
 from tests.programs import federation
 
 ALL = [name for name, case in CASES.items() if case.compiled]
-QUICK = ("fedavg", "scaffold I")
+QUICK = ("fedavg", "scaffold")
 
 
 @pytest.mark.parametrize(

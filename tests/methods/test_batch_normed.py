@@ -100,7 +100,7 @@ NAMES = (
     ),
     *("fedhb", "fedhb_mixture", "fedmap", "fedpa", "fedpac", "fedrecon", "fedrep", "ifca"),
     *("knn_per", "local_only", "per_fedavg first", "pfedbayes", "pfedbred", "pfedhb", "pfedhn"),
-    *("pfedme", "pfedvem", "scaffold I", "scaffold II", "fine_tuned mh", "robust", "over_relaxed"),
+    *("pfedme", "pfedvem", "scaffold", "fine_tuned mh", "robust", "over_relaxed"),
 )
 
 

@@ -49,7 +49,7 @@ BAD: dict[str, dict[str, Any]] = {
     "qlsd": {"memory": -0.1, "levels": 0, "temperature": -1.0},
     "quantized": {"bits": 4},
     "robust": {"rule": "mean", "tolerated": 0.5},
-    "scaffold": {"option": "III", "weights": "n"},
+    "scaffold": {"weights": "n"},
     "two_stage": {"draws": 99},
 }
 WRAPPERS = ("averaging_some", "fine_tuned", "quantized", "robust")

@@ -36,29 +36,24 @@ def gradients(w: Tensor) -> Tensor:
     return (H @ (w - B)[..., None])[..., 0]
 
 
-@pytest.mark.parametrize("option", ["I", "II"])
 @pytest.mark.parametrize(
     ("weights", "optimum"), [("uniform", (0.313253, 0.807229)), ("rows", (0.509413, 0.591362))]
 )
-def test_it_reaches_the_optimum(option: str, weights: str, optimum: tuple[float, float]) -> None:
+def test_it_reaches_the_optimum(weights: str, optimum: tuple[float, float]) -> None:
     p = P if weights == "rows" else UNIFORM
     best = stationary(p[:, None, None] * H)
     assert best.tolist() == pytest.approx(optimum, abs=1e-6)
-    fitted = run(30, option=option, weights=weights)
+    fitted = run(30, weights=weights)
     assert torch.allclose(theta(fitted), best, atol=1e-6, rtol=0.0)
     corrections = fitted.progress.table["c"]["theta"]
     assert torch.allclose(corrections, gradients(best), atol=1e-5), "the clients' own gradients"
 
 
-@pytest.mark.parametrize(
-    ("option", "second", "error"),
-    [("I", (1.195622, 0.459041), 0.0042), ("II", (1.234597, 0.380919), 0.0037)],
-)
-def test_first_rounds(option: str, second: tuple[float, float], error: float) -> None:
-    assert theta(run(1, option=option)).tolist() == pytest.approx((1.943989, -0.327935), abs=1e-6)
-    assert theta(run(2, option=option)).tolist() == pytest.approx(second, abs=1e-6)
-    away = (theta(run(10, option=option)) - stationary(UNIFORM[:, None, None] * H)).abs().max()
-    assert float(away) == pytest.approx(error, abs=5e-5)
+def test_first_rounds() -> None:
+    assert theta(run(1)).tolist() == pytest.approx((1.943989, -0.327935), abs=1e-6)
+    assert theta(run(2)).tolist() == pytest.approx((1.234597, 0.380919), abs=1e-6)
+    away = (theta(run(10)) - stationary(UNIFORM[:, None, None] * H)).abs().max()
+    assert float(away) == pytest.approx(0.0037, abs=5e-5)
 
 
 @pytest.mark.parametrize("weights", ["uniform", "rows"])
@@ -87,15 +82,11 @@ def test_before_all_have_joined_the_others_count_as_zero() -> None:
     assert torch.allclose(fitted.message["c"]["theta"], mean, atol=1e-14)
 
 
-@pytest.mark.parametrize("cohort", [None, 2])
-def test_the_options_are_equal_after_one_step_on_all_rows(cohort: int | None) -> None:
-    one, two = (run(6, option=o, steps=1, cohort=cohort) for o in ("I", "II"))
-    assert torch.allclose(theta(one), theta(two), atol=1e-13)
-    if cohort is None:  # and then it is gradient descent on the mean loss
-        w = START
-        for _ in range(6):
-            w = w - LR * gradients(w).mean(0)
-        assert torch.allclose(theta(two), w, atol=1e-13)
+def test_with_one_step_on_all_rows_it_is_gradient_descent_on_the_mean_loss() -> None:
+    w = START
+    for _ in range(6):
+        w = w - LR * gradients(w).mean(0)
+    assert torch.allclose(theta(run(6, steps=1)), w, atol=1e-13)
 
 
 def test_the_corrections_are_the_mean_gradients_of_the_steps_that_each_client_took() -> None:

@@ -31,7 +31,7 @@ EACH = {
     if name not in ("two_stage", "differentially_private")
 }
 EACH["fedsvi"] = METHODS["fedsvi structured"]
-FEW = ("fedsvi mean_field", "fedfomo", "fedmap", "scaffold II")
+FEW = ("fedsvi mean_field", "fedfomo", "fedmap", "scaffold")
 
 
 def same(over: FitOverNodes, here: Fit, around: Machines) -> None:

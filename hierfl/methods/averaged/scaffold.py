@@ -1,14 +1,13 @@
 """SCAFFOLD: FedAvg with each step corrected for how far a client's gradient is from the mean.
 
     client:  w <- theta;  for every mini-batch:  w <- w - lr (grad nll(w) - c_k + c)
-             c_k' <- grad nll(theta) over all rows                   option I
-             c_k' <- c_k - c + (theta - w) / (K lr)                  option II, K the steps taken
+             c_k' <- c_k - c + (theta - w) / (K lr),                 K the steps taken
     server:  theta <- theta + lr_g mean_k (w_k - theta)
              c <- c + (S / N) mean_k (c_k' - c_k)                over S of N clients
 
-Source: Karimireddy et al. 2020, arXiv:1910.06378, Algorithm 1. Difference: both means may be
-weighted by rows. One option sets both, else c would decide the optimum. No part is Bayesian: params
-are points, and a correction, linear in w, has no density.
+Source: Karimireddy et al. 2020, arXiv:1910.06378, Algorithm 1, option II. Difference: both means may
+be weighted by rows. One option sets both, else c would decide the optimum. No part is Bayesian:
+params are points, and a correction, linear in w, has no density.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ from hierfl.methods.parts.averaging import common_params
 from hierfl.optimizers import SGD, Optimizer, plain_lr
 from hierfl.program.program import Program
 from hierfl.program.sites import Model
-
-WEIGHTS, OPTIONS = ("uniform", "rows"), ("I", "II")
 
 
 @About(
@@ -51,7 +48,6 @@ def scaffold(
     *,
     optimizer: Optimizer = SGD(0.01),  # noqa: B008 (frozen)
     server_optimizer: Optimizer = SGD(1.0),  # noqa: B008
-    option: Literal["I", "II"] = "II",
     weights: Literal["uniform", "rows"] = "uniform",
     steps: int = 20,
     unit: Literal["step", "epoch"] = "step",
@@ -65,9 +61,6 @@ def scaffold(
             `fedavg`, as the paper tunes the step size.
         server_optimizer: of the server, plain SGD with step size eta_g. Default 1: the paper's
             experiments.
-        option: "I": the correction is the gradient at the server's params, one more pass over all
-            rows. "II", the default: the mean gradient along the client's steps, at no cost; the
-            paper's experiments.
         weights: of both means. "uniform", the default: the paper's. "rows": by rows, as in
             `fedavg`. It decides the optimum: that of the mean of the clients' losses, or of all
             rows pooled.
@@ -76,44 +69,36 @@ def scaffold(
         batch_size: rows of a mini-batch; None: all.
 
     Raises:
-        ValueError: an optimizer is not plain SGD, the client's step size is 0, `option` is neither
-            "I" nor "II", or `weights` is neither "uniform" nor "rows".
+        ValueError: an optimizer is not plain SGD, the client's step size is 0, or `weights` is
+            neither "uniform" nor "rows".
         ProgramError: (at fit) the model has latent sites or local params.
     """
     lr = plain_lr(optimizer, "optimizer", "its corrections are gradients, divided out of the steps")
     server_lr = plain_lr(server_optimizer, "server_optimizer", "its equation is one factor")
     if not lr:
         raise ValueError("optimizer is SGD(0.0): its step size must be above 0")
-    expect(option=(option, OPTIONS), weights=(weights, WEIGHTS))
+    expect(weights=(weights, ("uniform", "rows")))
 
     def client(program: Program) -> Client:
         zero = zeros_like(common_params(program, "scaffold"))
 
         def start(message: Tree, own: Tree) -> Tree:
-            none, first = torch.zeros(()), {"at_theta": zero} if option == "I" else {}
+            none = torch.zeros(())
             work = {"w": message["theta"], "correction": sub(message["c"], own["c"])}
-            return {**work, "taken": none, "loss": none, **first}
+            return {**work, "taken": none, "loss": none}
 
         def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             gradient, value = slope(lambda w: program.mean_loss(w, batch), work["w"])
             w = tree_map(lambda w, g, c: w - lr * (g + c), work["w"], gradient, work["correction"])
             return {**work, "w": w, "taken": work["taken"] + 1.0, "loss": value}
 
-        def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            gradient, _ = slope(lambda w: program.mean_loss(w, batch), message["theta"])
-            return {**work, "at_theta": gradient}
-
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             weight = rows if weights == "rows" else torch.ones_like(rows)
             moved = sub(work["w"], message["theta"])
-            if option == "I":
-                c = work["at_theta"]
-            else:  # a client that took no step knows no mean gradient
-                by = torch.where(
-                    work["taken"] > 0.0, 1.0 / (lr * work["taken"].clamp(min=1.0)), 0.0
-                )
-                mean = tree_map(lambda a, d: -a - by * d, work["correction"], moved)
-                c = tree_map(lambda new, old: torch.where(by > 0.0, new, old), mean, own["c"])
+            # a client that took no step knows no mean gradient
+            by = torch.where(work["taken"] > 0.0, 1.0 / (lr * work["taken"].clamp(min=1.0)), 0.0)
+            mean = tree_map(lambda a, d: -a - by * d, work["correction"], moved)
+            c = tree_map(lambda new, old: torch.where(by > 0.0, new, old), mean, own["c"])
             new = 1.0 - own["seen"]
             up = {
                 "moved": Share(moved, weight),
@@ -123,12 +108,10 @@ def scaffold(
             }
             return up, {"c": c, "seen": torch.ones(())}
 
-        # the steps come first: in phase 0 their mini-batches are those of fedavg
-        along = Phase(move, steps, unit, batch_size)
         return Client(
             own={"c": zero, "seen": torch.zeros(())},
             start=start,
-            phases=(along, Phase(look)) if option == "I" else (along,),
+            phases=(Phase(move, steps, unit, batch_size),),
             finish=finish,
             params=lambda message, own: message["theta"],
             adapt=(),

@@ -23,7 +23,7 @@ from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Up
 from hierfl.methods.about import About
 from hierfl.methods.personalized.fedrep import body_and_head, check_has_body, moving
-from hierfl.methods.wrappers.fine_tuned import tuned
+from hierfl.methods.wrappers.fine_tuned import tuned, tuning
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Model
@@ -101,8 +101,9 @@ def fedbabu(
         first = {**split.body, **split.head} if tune == "all" else split.head
         if not first:
             raise ProgramError("tune is 'head', and the head is empty: take tune='all'")
-        taken = Phase(plain.phases[0].step, tune_steps, unit, batch_size)
-        return tuned(program, plain, first, tune_optimizer or optimizer, taken)
+        how = tune_optimizer or optimizer
+        taken = Phase(tuning(program, plain, how), tune_steps, unit, batch_size)
+        return tuned(plain, first, how, taken)
 
     def server(program: Program) -> Server:
         return body_and_head(program, head, "fedbabu").server()

@@ -40,7 +40,7 @@ from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.conditional import conditional
-from hierfl.guides.global_sites import Shared, empirical, full_normal
+from hierfl.guides.global_sites import empirical, full_normal
 from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
 from hierfl.method import Client, Method, Phase, Server, Share, Up
@@ -52,8 +52,8 @@ from hierfl.methods.posteriors.fedlaplace_server import (
     standard_points,
 )
 from hierfl.methods.posteriors.natural_factors import check_even, guess, nowhere
-from hierfl.program.program import Program, ProgramError
-from hierfl.program.sites import Guide, Latents, Model, family
+from hierfl.program.program import Program
+from hierfl.program.sites import Model
 
 # Newton steps to the local mode: in the first round, from the last mode, for draws
 COLD, WARM, FOR_DRAWS = 25, 4, 6
@@ -215,7 +215,7 @@ def fedlaplace(
     return Method(
         "fedlaplace",
         model,
-        family(_integrated, shared=shared),
+        conditional(shared=shared, newton_steps=FOR_DRAWS),
         client,
         server,
         everyone=True,
@@ -234,29 +234,6 @@ def _warn_of_many(program: Program, points: int) -> None:
             "sends no Hessian of the global parameters",
             stacklevel=6,
         )
-
-
-def _integrated(model: Model, latents: Latents, *, shared: Shared) -> Guide:
-    """Return `guides.conditional` with an error that names the local sites."""
-    guide = conditional.build(model, latents, shared=shared, newton_steps=FOR_DRAWS)
-
-    def named(batch: ClientBatch) -> None:
-        try:
-            guide(batch)
-        except RuntimeError as error:
-            if "linalg" not in str(error):
-                raise
-            sites = ", ".join(f"'{site.name}'" for site in latents.local_block.sites)
-            raise ProgramError(
-                f"local site {sites} cannot be integrated out: the log density of its client does "
-                f"not curve at its mode ({error}); give it a prior that curves, such as a Normal, "
-                "or take fedsvi with guides.structured"
-            ) from error
-
-    return named
-
-
-_integrated.reads_all_rows = True  # type: ignore[attr-defined]
 
 
 def _refused_message(points: LaplacePoints, message: Tree, first: Tree) -> str | None:

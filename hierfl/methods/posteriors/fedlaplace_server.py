@@ -217,9 +217,7 @@ class LaplaceRounds:
         _warn(state, remaining)
         return copied(state)
 
-    def found(
-        self, state: LaplaceState, means: dict[str, Tree], clock: Clock | None = None
-    ) -> Expansion:
+    def expansion(self, state: LaplaceState, means: dict[str, Tree]) -> Expansion:
         """Return the log posterior and its derivatives, averaged over the points."""
         at = self.points.at(self.down(state, Clock(0, 1)))
         prior = torch.vmap(self.marginal.prior)(at)
@@ -229,7 +227,7 @@ class LaplaceRounds:
 
     def moved(self, state: LaplaceState, means: dict[str, Tree], remaining: int) -> LaplaceState:
         """Return the state after a round of climbing or settling."""
-        corrections, expansion = len(self.points.sizes), self.found(state, means)
+        corrections, expansion = len(self.points.sizes), self.expansion(state, means)
         ascent = state.ascent
         if int(state.stage) == CLIMB:
             if bool(means["lost"] > 0.0):

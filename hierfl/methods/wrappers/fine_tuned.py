@@ -71,32 +71,11 @@ def fine_tuned(
                 f"fine_tuned around '{method.name}' would predict by tuned params with statistics "
                 "of others: put it inside, batch_normed(fine_tuned(method))"
             )
-        taken = Phase(_same, steps, unit, batch_size)
+        taken = Phase(tuning(program, plain, optimizer, mirror=mirror), steps, unit, batch_size)
         each_round = when == "every round"
-        how = {"each_round": each_round, "own_steps": own_steps, "mirror": mirror}
-        return tuned(program, plain, first, optimizer, taken, **how)
+        return tuned(plain, first, optimizer, taken, each_round=each_round, own_steps=own_steps)
 
     return replace(method, name=f"{method.name}+FT", client=client)
-
-
-def tuned(
-    program: Program,
-    plain: Client,
-    first: Params,
-    optimizer: Optimizer,
-    taken: Phase,
-    *,
-    each_round: bool = False,
-    own_steps: bool = True,
-    mirror: bool = False,
-) -> Client:
-    """Return a client that predicts by the params `first`, tuned by steps like `taken`."""
-    phase = replace(taken, step=_tuning(program, plain, optimizer, mirror=mirror))
-    return _serving(plain, first, optimizer, phase, each_round=each_round, own_steps=own_steps)
-
-
-def _same(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-    return work
 
 
 def _tuned_params(program: Program, name: str, *, mirror: bool) -> Params:
@@ -114,7 +93,7 @@ def _tuned_params(program: Program, name: str, *, mirror: bool) -> Params:
     return above
 
 
-def _tuning(program: Program, plain: Client, optimizer: Optimizer, *, mirror: bool) -> Step:
+def tuning(program: Program, plain: Client, optimizer: Optimizer, *, mirror: bool = False) -> Step:
     """Return a step of the tuned params; all other params are those of the wrapped client."""
 
     def tune(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
@@ -143,16 +122,16 @@ def _after(plain: Client, work: Tree, message: Tree, batch: ClientBatch) -> Para
     return plain.params(message, own)
 
 
-def _serving(
+def tuned(
     plain: Client,
     first: Params,
     optimizer: Optimizer,
     phase: Phase,
     *,
-    each_round: bool,
-    own_steps: bool,
+    each_round: bool = False,
+    own_steps: bool = True,
 ) -> Client:
-    """Return the client that keeps tuned params beside its state, and predicts with them."""
+    """Return the client that keeps params beside its state, first `first`, tunes them, and predicts with them."""
     tuned, flag = _unused(plain.own, "served" if each_round else "w"), _unused(plain.own, "seen")
     flagged = not each_round or plain.seen is None  # else the wrapped client's state says so
 
