@@ -43,8 +43,7 @@ def _problems(net: nn.Module, *, lazy: bool) -> Iterator[str]:
         if any(getattr(part, key, None) is not None for key in RUNNING):
             yield (
                 f"{label} normalizes by statistics of other rows, which are not weights with a "
-                "prior, and averaging over clients often spoils them: use nn.GroupNorm or "
-                "nn.LayerNorm"
+                "prior, and averaging over clients often spoils them: use nn.GroupNorm or nn.LayerNorm"
             )
         is_dropout = isinstance(part, nn.modules.dropout._DropoutNd)
         rate = getattr(part, "p" if is_dropout else "dropout", 0.0)
@@ -97,8 +96,7 @@ def known_layer(module: nn.Module, layer: str, *, option: str) -> str:
     names = [name for name, _ in module.named_modules() if name]
     if layer not in names:
         raise ValueError(
-            f"{option} is '{layer}', and the module's layers are {', '.join(names)}: name one of "
-            "these"
+            f"{option} is '{layer}', and the module's layers are {', '.join(names)}: name one of these"
         )
     return layer
 

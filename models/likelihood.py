@@ -28,8 +28,7 @@ def observe(name: str, fn: Distribution, batch: ClientBatch) -> None:
     if y.dim() != 2 + len(fn.event_shape):
         shape, event = tuple(y.shape[2:]), tuple(fn.event_shape)
         raise ValueError(
-            f"field '{name}' has shape {shape} per row, "
-            f"but its likelihood ({type(fn).__name__}) needs {event}"
+            f"field '{name}' has shape {shape} per row, but its likelihood ({type(fn).__name__}) needs {event}"
         )
     pyro.sample(name, fn, obs=y)
 

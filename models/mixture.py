@@ -133,8 +133,7 @@ def mixture(model: Model, *, components: int = 3) -> Model:
                 model(batch)
             if len(part.observed) != 1:
                 raise ValueError(
-                    "a mixture's parts observe one site, and this model observes "
-                    f"{len(part.observed)}"
+                    f"a mixture's parts observe one site, and this model observes {len(part.observed)}"
                 )
             observed.append(part.observed)
         name = next(iter(observed[0]))

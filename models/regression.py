@@ -136,8 +136,7 @@ def _response(family: ResponseFamily, num_classes: int | None) -> Response:
     if family.kind not in (*UNORDERED, "ordered"):
         if num_classes is not None:
             raise ValueError(
-                f"num_classes is {num_classes}, but family '{family.name}' has no classes: leave "
-                "it out"
+                f"num_classes is {num_classes}, but family '{family.name}' has no classes: leave it out"
             )
         return Response(1.0, 1.0)
     if num_classes is None:

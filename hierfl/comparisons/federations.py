@@ -143,8 +143,7 @@ def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both 
         return train, test, None, classes
     if new >= train.num_clients:
         raise ValueError(
-            f"evaluation.new_clients is {new}, and there are {train.num_clients} clients: leave "
-            "some to train"
+            f"evaluation.new_clients is {new}, and there are {train.num_clients} clients: leave some to train"
         )
     order = np.random.Generator(np.random.Philox(seed + 7)).permutation(train.num_clients)
     later, first = sorted(order[:new].tolist()), sorted(order[new:].tolist())

@@ -162,8 +162,7 @@ class StudyEntry(StudyTable):
             return
         if self.fine_tune and tunes:
             yield (
-                f"fine_tune: clients of '{self.name}' tune for 'P' already: compare with "
-                f"'{plain}+FT' in its place"
+                f"fine_tune: clients of '{self.name}' tune for 'P' already: compare with '{plain}+FT' in its place"
             )
         options = BASELINES[plain].options()
         for option in (*self.settings, *self.grid):
@@ -173,8 +172,7 @@ class StudyEntry(StudyTable):
             optimizer = value in ("sgd", "adam") or isinstance(value, (int, float))
             if option.endswith("optimizer") and not optimizer:
                 yield (
-                    f"'{plain}': {option} is {value!r}: it must be 'sgd', 'adam' or a step size of "
-                    "SGD"
+                    f"'{plain}': {option} is {value!r}: it must be 'sgd', 'adam' or a step size of SGD"
                 )
 
 

@@ -45,8 +45,7 @@ def chosen(out: Path, study: Study, entry: StudyEntry) -> dict[str, Any]:
     if not whole:
         raise ValueError(
             f"{entry.label}: every trial diverges "
-            f"({', '.join(in_words(t['options']) for t in trials)}): add smaller step sizes to the "
-            "grid"
+            f"({', '.join(in_words(t['options']) for t in trials)}): add smaller step sizes to the grid"
         )
     best = max(whole, key=lambda t: t["score"])  # the first of equals
     return {"options": best["options"], "trials": trials, "computed": computed}

@@ -206,8 +206,7 @@ def _shape(out: ProgramWriter, smooth: Smooth, site: str) -> str:
     unit = math.sqrt(2.0 * math.pi) / smooth.constants.boundary
     name = out.named(f"shape_{site.removeprefix('lscale_')}")
     out.add(
-        f"{name} = ({unit:.9g} * {length} * torch.exp(-0.5 * ({length} * {waves}) ** 2) + {FLOOR:g})"
-        ".sqrt()"
+        f"{name} = ({unit:.9g} * {length} * torch.exp(-0.5 * ({length} * {waves}) ** 2) + {FLOOR:g}).sqrt()"
     )
     return name
 

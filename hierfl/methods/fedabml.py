@@ -105,8 +105,7 @@ def fedabml(
     expect(server=(server, ("average", "exact")))
     if server == "exact" and meta != "envelope":
         raise ValueError(
-            f"server='exact' takes no gradient in theta, and meta={meta!r} is one: leave meta at "
-            "'envelope'"
+            f"server='exact' takes no gradient in theta, and meta={meta!r} is one: leave meta at 'envelope'"
         )
     if meta != "envelope":
         plain_lr(optimizer, "optimizer", f"meta={meta!r} differentiates through gradient steps")

@@ -45,10 +45,7 @@ Rule = Literal["average", "gradient"] | Best
 
 
 @About(
-    infers=(
-        "each client's MAP estimate under a learned prior: a penalty, a density, or a "
-        "convex network"
-    ),
+    infers="each client's MAP estimate under a learned prior: a penalty, a density, or a convex network",
     source="FedMAP, 2024",
     common="a learned prior",
     own="weights",
@@ -197,8 +194,7 @@ def fedmap(
             several = by_fit and clock.clients > 1 and not first
             if several and float(means["effective_clients"]) < 1.5:
                 warnings.warn(
-                    "fedmap: nearly all weight lies on one client, the others hardly count: take "
-                    "weights='rows'",
+                    "fedmap: nearly all weight lies on one client, the others hardly count: take weights='rows'",
                     stacklevel=2,
                 )
             averaged = {name: gamma[name] + away for name, away in moments.get("away", {}).items()}

@@ -77,10 +77,7 @@ STRATEGIES = {
 
 
 @About(
-    infers=(
-        "each client's point estimate near a prior mean that it moves toward itself, for "
-        "any Bregman divergence"
-    ),
+    infers="each client's point estimate near a prior mean that it moves toward itself, for any Bregman divergence",
     source="Shi et al. 2023, arXiv:2310.09183",
     common="a prior mean that moves to the client",
     own="weights",

@@ -78,8 +78,7 @@ def _by_round(histories: list[pd.DataFrame], column: str) -> pd.DataFrame:
     missing = [h for h in histories if column not in h]
     if missing:
         raise ValueError(
-            f"a history has no column '{column}': its columns are "
-            f"{', '.join(map(str, missing[0].columns))}"
+            f"a history has no column '{column}': its columns are {', '.join(map(str, missing[0].columns))}"
         )
     series = [h.set_index("round")[column].astype(float).dropna() for h in histories]
     return pd.concat(series, axis=1, ignore_index=True)

@@ -61,8 +61,7 @@ def measure(
     prediction = predictor.predicted(rows) if has_rows else None
     if prediction is not None and prediction.label is None and held_out is not None:
         raise ValueError(
-            f"the held-out rows have no labels for site '{prediction.site}': pass labeled "
-            "rows, or omit held_out"
+            f"the held-out rows have no labels for site '{prediction.site}': pass labeled rows, or omit held_out"
         )
     strange = None
     if foreign is not None and prediction is not None:

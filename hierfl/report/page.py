@@ -109,8 +109,7 @@ def _check_place(where: Path) -> None:
     """Refuse a path where something other than a report stands, before anything is measured."""
     if where.exists() and not (where.is_file() and MARK in where.read_bytes()[:4000]):
         raise FileExistsError(
-            f"'{where}' already exists, and is not a report of hierfl: name another path, or move "
-            "that file"
+            f"'{where}' already exists, and is not a report of hierfl: name another path, or move that file"
         )
 
 

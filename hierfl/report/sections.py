@@ -107,8 +107,7 @@ def _shared(measured: Measured) -> Section | None:
         for e in measured.shared
     ]
     table = ReportTable(
-        "Posterior of the global parameters, which all clients share: mean, standard deviation "
-        "(SD) and quantiles",
+        "Posterior of the global parameters, which all clients share: mean, standard deviation (SD) and quantiles",
         head,
         tuple(rows[:ROWS]),
         note=_left_out(len(rows), "parameters"),
@@ -246,8 +245,7 @@ def _score_table(scores: pd.DataFrame, rows: str) -> ReportTable:
         "Higher is better for the log score (nats per row) and the accuracy; lower is better for "
         "the Brier score, RMSE, CRPS and calibration error. By chance: the calibration error of "
         "perfectly calibrated predictions for so few rows. Sharpness: the Brier score that the "
-        "predictions would have if they were calibrated; for numeric labels, the mean predictive "
-        "SD."
+        "predictions would have if they were calibrated; for numeric labels, the mean predictive SD."
     )
     return ReportTable(
         f"Scores of each client on {rows} rows",

@@ -39,8 +39,7 @@ T = TypeVar("T")
 # Options whose number takes neither memory nor time before the next round.
 FREE = frozenset(
     (
-        "batch_size global_steps inner_steps local_steps max_global_size personal_steps steps "
-        "target_ess"
+        "batch_size global_steps inner_steps local_steps max_global_size personal_steps steps target_ess"
     ).split()
 )
 # Up to here the numbers of a recipe cannot add up to memory that matters: about a gigabyte.

@@ -71,8 +71,7 @@ def check_values(family: str, kind: str, values: ArrayLike) -> None:
     if bad.size:
         value = float(numbers[tuple(bad[0])])
         raise ValueError(
-            f"value {value:g} in row {bad[0][0]}: a response of family '{family}' is {words}; "
-            f"{_fix(kind, value)}"
+            f"value {value:g} in row {bad[0][0]}: a response of family '{family}' is {words}; {_fix(kind, value)}"
         )
     if kind == "shares":
         total = numbers.sum(-1)

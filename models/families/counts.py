@@ -100,9 +100,7 @@ def beta_binomial() -> ResponseFamily:
         name="beta_binomial",
         link="logit",
         kind="count",
-        likelihood=(
-            "families.BetaBinomial(eta.sigmoid() * phi, (-eta).sigmoid() * phi, batch.trials)"
-        ),
+        likelihood="families.BetaBinomial(eta.sigmoid() * phi, (-eta).sigmoid() * phi, batch.trials)",
         parameters=priors(phi=a_shape),
         scale=unit_scale,
         additions=("trials",),

@@ -87,8 +87,7 @@ class PiecewiseExponential(RowDistribution):
         check_breaks(breaks)
         if log_hazard.shape[-1] != len(breaks) + 1:
             raise ValueError(
-                f"log_hazard has {log_hazard.shape[-1]} entries for {len(breaks)} breaks: give one "
-                "more than breaks"
+                f"log_hazard has {log_hazard.shape[-1]} entries for {len(breaks)} breaks: give one more than breaks"
             )
         shape = torch.broadcast_shapes(eta.shape, log_hazard.shape[:-1])
         self.eta = eta.expand(shape)
@@ -179,6 +178,5 @@ def check_breaks(breaks: tuple[float, ...]) -> None:
     ends = pairwise((0.0, *breaks, math.inf))
     if not breaks or any(not low < high for low, high in ends):
         raise ValueError(
-            f"breaks are {tuple(breaks)}: give one or more times above 0 that increase, such as "
-            "(1.0, 2.0)"
+            f"breaks are {tuple(breaks)}: give one or more times above 0 that increase, such as (1.0, 2.0)"
         )

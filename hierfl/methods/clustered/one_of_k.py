@@ -63,10 +63,7 @@ from hierfl.program.sites import Model
     kept="its cluster",
     new="the model of least loss",
     down="the weights of K models, and the share of clients that chose each",
-    up=(
-        "`mine`: its weights after training at its cluster's place among K, zeros "
-        "elsewhere, and a mask; `loss`*"
-    ),
+    up="`mine`: its weights after training at its cluster's place among K, zeros elsewhere, and a mask; `loss`*",
 )
 def ifca(
     model: Model,

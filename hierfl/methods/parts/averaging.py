@@ -164,8 +164,7 @@ def expect_model(model: object, kind: type, method: str, options: str) -> None:
     """Refuse a model of another kind than a method reads."""
     if not isinstance(model, kind):
         raise TypeError(
-            f"{method} reads more of a model than its output: pass "
-            f"models.{kind.__name__}(module, {options})"
+            f"{method} reads more of a model than its output: pass models.{kind.__name__}(module, {options})"
         )
 
 

@@ -44,8 +44,7 @@ def learned_hierarchy(program: Program, method: str) -> tuple[Params, Params]:
     above, mine = program.start()
     if not mine or not above:
         raise ProgramError(
-            f"{method} needs local sites, and a learned prior above them: a pyro.param outside the "
-            "clients plate"
+            f"{method} needs local sites, and a learned prior above them: a pyro.param outside the clients plate"
         )
     return above, mine
 
@@ -78,8 +77,7 @@ def scale_params(program: Program) -> dict[str, str]:
             scales[site] = param
         elif not torch.equal(before[site].stddev, priors[site].stddev):
             raise ProgramError(
-                f"the prior's scale of site '{site}' is neither known nor a global param, "
-                f"elementwise: take "
+                f"the prior's scale of site '{site}' is neither known nor a global param, elementwise: take "
                 f"bayesian_network(module, prior_scale='learned'), or server='average'"
             )
     return scales

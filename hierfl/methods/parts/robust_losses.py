@@ -93,8 +93,7 @@ def score(fn: Any, value: Tensor, loss: Loss, power: float) -> Tensor:
     if loss == "cross_entropy":
         if not isinstance(_base(fn), CLASSES):
             raise ProgramError(
-                f"loss='cross_entropy' is of classes, and the likelihood is {_name(fn)}: take "
-                "loss='beta' or 'gamma'"
+                f"loss='cross_entropy' is of classes, and the likelihood is {_name(fn)}: take loss='beta' or 'gamma'"
             )
         return torch.expm1(power * log_p) / power
     whole = log_integral(fn, power)
@@ -123,8 +122,7 @@ def log_integral(fn: Any, power: float) -> Tensor:
     else:
         raise ProgramError(
             f"loss='beta' and 'gamma' need the integral of a power of the likelihood, known here "
-            f"for Normal, Bernoulli and Categorical labels, and this one is {_name(fn)}: take "
-            "loss='likelihood'"
+            f"for Normal, Bernoulli and Categorical labels, and this one is {_name(fn)}: take loss='likelihood'"
         )
     return log_sum.expand(fn.batch_shape)
 

@@ -34,9 +34,7 @@ from hierfl.program.sites import Model
 
 
 @About(
-    infers=(
-        "a mixture of each client's own model and the common one, with a weight that may be learned"
-    ),
+    infers="a mixture of each client's own model and the common one, with a weight that may be learned",
     source="Deng et al. 2020, arXiv:2003.13461",
     common="weights",
     own="weights, and a share of them",

@@ -40,9 +40,7 @@ LEAST = 1e-12  # distance of two models that are one
 
 
 @About(
-    infers=(
-        "personal models, each moved toward those of others that score well on its validation rows"
-    ),
+    infers="personal models, each moved toward those of others that score well on its validation rows",
     source="Zhang et al. 2021, arXiv:2012.08565",
     common="none",
     own="weights",

@@ -52,20 +52,14 @@ class Classes(NamedTuple):
 
 
 @About(
-    infers=(
-        "a common body with class features aligned across clients, and heads mixed from "
-        "those of others"
-    ),
+    infers="a common body with class features aligned across clients, and heads mixed from those of others",
     source="Xu et al. 2023, arXiv:2306.11867",
     common="a body, and mean features of classes",
     own="a head, mixed from others'",
     kept="its head, and the mixed one",
     discloses="summaries",
     new="fits a head",
-    down=(
-        "the body, mean features of each class, and the mean head; a mixed head, to each "
-        "client its own"
-    ),
+    down="the body, mean features of each class, and the mean head; a mixed head, to each client its own",
     up=(
         "`theta`*: its body after training; `classes`: sums and counts of its features by "
         "class; `head`, seen individually: its head, shares of its labels times their mean "

@@ -41,19 +41,14 @@ from hierfl.program.sites import Model
 
 
 @About(
-    infers=(
-        "a common body, and a head reconstructed from a fixed start on some of a client's "
-        "rows; no state"
-    ),
+    infers="a common body, and a head reconstructed from a fixed start on some of a client's rows; no state",
     source="Singhal et al. 2021, arXiv:2102.03448",
     common="a body",
     own="a head, reconstructed each time",
     kept="its last head, for predictions alone",
     new="makes a head from its rows",
     down="the body",
-    up=(
-        "`theta`, `loss`, with the number of rows that its steps on the body went through as weight"
-    ),
+    up="`theta`, `loss`, with the number of rows that its steps on the body went through as weight",
 )
 def fedrecon(
     model: Model,

@@ -84,8 +84,7 @@ def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyA
     above, mine = program.start()
     if program.latents.sites:
         raise ProgramError(
-            f"{method} fits params only, and this model has latent sites: take models.network, or "
-            "fedsvi"
+            f"{method} fits params only, and this model has latent sites: take models.network, or fedsvi"
         )
     if mine and head is not None:
         raise ProgramError(

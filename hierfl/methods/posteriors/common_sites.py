@@ -130,8 +130,7 @@ def _check_independent(sites: CommonSites, method: str) -> None:
                 )
         if not bool((value > 0.0).all()):
             raise ProgramError(
-                f"the log prior of site '{name}' does not curve down: give it a Normal prior, or "
-                "take pvi"
+                f"the log prior of site '{name}' does not curve down: give it a Normal prior, or take pvi"
             )
 
 

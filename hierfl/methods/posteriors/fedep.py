@@ -66,10 +66,7 @@ AT_ONCE = 32  # points evaluated together
     kept="its Gaussian factor; mode of the local sites. Nothing with `shared_factor=True`",
     new="the global posterior",
     down="the global Gaussian; with `shared_factor=True` also the shared factor",
-    up=(
-        "the change of its factor: `shift`, (K,); `precision`, (K, K); `improper` and "
-        "`effective`, one scalar each"
-    ),
+    up="the change of its factor: `shift`, (K,); `precision`, (K, K); `improper` and `effective`, one scalar each",
 )
 def fedep(
     model: Model,

@@ -234,8 +234,7 @@ class LaplaceRounds:
                 if not ascent.has_begun:
                     raise ValueError(
                         f"at the start {float(means['lost']):.0%} of the clients find no mode of "
-                        "their local sites: start elsewhere (start=), or give those sites a prior "
-                        "that curves"
+                        "their local sites: start elsewhere (start=), or give those sites a prior that curves"
                     )
                 expansion = expansion._replace(value=torch.full_like(expansion.value, -torch.inf))
             ascent = ascent.climbed(expansion, self.unit)
@@ -341,7 +340,6 @@ def _warn(state: LaplaceState, remaining: int) -> None:
         )
     if not state.is_done and remaining == 0:
         warnings.warn(
-            f"the rounds ended while {STAGES[int(state.stage)]}: the posterior is not final; allow more "
-            "rounds",
+            f"the rounds ended while {STAGES[int(state.stage)]}: the posterior is not final; allow more rounds",
             stacklevel=4,
         )

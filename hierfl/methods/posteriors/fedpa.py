@@ -44,10 +44,7 @@ from hierfl.program.sites import Model
     guide="points; clients sample",
     new="the global model",
     down="the weights; whether to average",
-    up=(
-        "`moved`*: in the first rounds how far its weights moved, then S^-1 (theta - mean) "
-        "of its draws; `loss`*"
-    ),
+    up="`moved`*: in the first rounds how far its weights moved, then S^-1 (theta - mean) of its draws; `loss`*",
 )
 def fedpa(
     model: Model,

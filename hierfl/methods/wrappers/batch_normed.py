@@ -108,8 +108,7 @@ def _check(method: Method, program: Program) -> None:
     if "by rows" in method.traits:  # which it is not among rows of one mini-batch
         raise ProgramError(
             f"{method.name} needs a likelihood that is a product over rows, and batch norm makes "
-            "rows of a mini-batch depend on each other: use nn.GroupNorm or nn.LayerNorm, or take "
-            "fedsvi"
+            "rows of a mini-batch depend on each other: use nn.GroupNorm or nn.LayerNorm, or take fedsvi"
         )
     guide = getattr(method.guide, "__name__", "")
     if guide in BY_LIKELIHOOD:

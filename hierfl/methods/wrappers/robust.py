@@ -34,10 +34,7 @@ LEAST = 1e-9  # a weight below it says that a client is left out, as by averagin
 
 @Wrapper(
     call="(method, rule=)",
-    adds=(
-        "the server takes a mean that a few wrong clients cannot move far: medians, trimmed "
-        "means, Krum, clipping"
-    ),
+    adds="the server takes a mean that a few wrong clients cannot move far: medians, trimmed means, Krum, clipping",
 )
 def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) -> Method:
     """Return the method with a robust mean in place of the server's weighted mean.

@@ -113,8 +113,7 @@ def check_takes_means(
         alone = "uses what each client sends individually"
         why = "sums what all clients know" if method.everyone else alone
         raise ProgramError(
-            f"{wrapper} {what}, and {method.name} {why}: wrap a method that takes means, such as "
-            "fedsvi or fedavg"
+            f"{wrapper} {what}, and {method.name} {why}: wrap a method that takes means, such as fedsvi or fedavg"
         )
     if "gradients" not in method.traits:
         check_averages(wrapper, method, program, server, fix)
