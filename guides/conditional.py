@@ -54,16 +54,17 @@ def conditional(
         fixed = {name: value.detach() for name, value in values.items()}
         held = client_density(model, block, fixed, batch)
         near = climb(held, prior_center(model, latents, values, batch), steps=newton_steps)
-        mode, precision = mode_and_precision(density, near)
+        try:
+            mode, precision = mode_and_precision(density, near)
+            normal = dist.MultivariateNormal(mode, precision_matrix=precision)
+        except (RuntimeError, ValueError):  # torch's own message prints the whole matrix
+            sites = ", ".join(f"'{site.name}'" for site in block.sites)
+            raise ValueError(
+                f"guides.conditional: after newton_steps={newton_steps}, the log joint of a "
+                f"client is not curved like that of a Gaussian in {sites}: use more newton_steps, "
+                "a prior that curves, or guides.structured if there is no single mode"
+            ) from None
         with batch.clients():
-            try:
-                normal = dist.MultivariateNormal(mode, precision_matrix=precision)
-            except (RuntimeError, ValueError):  # torch's own message prints the whole matrix
-                raise ValueError(
-                    f"guides.conditional: after newton_steps={newton_steps}, the log joint of a "
-                    "client is not curved like that of a Gaussian: use more newton_steps, or "
-                    "guides.structured if its local sites have no single mode"
-                ) from None
             vector = pyro.sample("_local", normal, infer={"is_auxiliary": True})
         emit(block, vector, batch)
 

@@ -24,6 +24,7 @@ from hierfl.comparisons.score_table import published
 from hierfl.comparisons.study_file import Study, StudyEntry
 from hierfl.comparisons.tuning import chosen
 from hierfl.core.disk import claim, replace_text
+from hierfl.runs.ended import in_words
 from hierfl.runs.run_folder import held
 
 Say = Callable[[str], None]
@@ -138,21 +139,9 @@ class Pool:
             if new:
                 per_job = (time.perf_counter() - began) / computed
                 self.say(
-                    f"[{done}/{len(jobs)}] {job.name}; {left(per_job * (len(jobs) - done))} left"
+                    f"[{done}/{len(jobs)}] {job.name}; {in_words(per_job * (len(jobs) - done))} left"
                 )
         return results
-
-
-def left(seconds: float) -> str:
-    """Return a time as words.
-
-    >>> left(30.0), left(400.0), left(9000.0)
-    ('less than a minute', 'about 7 min', 'about 2.5 h')
-    """
-    if seconds < 60.0:
-        return "less than a minute"
-    hours = seconds / 3600.0
-    return f"about {60.0 * hours:.0f} min" if hours < 1.5 else f"about {hours:.1f} h"
 
 
 def _choice(out: Path, study: Study, entry: StudyEntry) -> tuple[dict[str, Any], bool]:

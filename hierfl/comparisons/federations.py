@@ -45,12 +45,15 @@ def federation(
     train, test, joining, classes = _raw(data, new_clients, seed)
     flat = _flat(train)
     scaling, missing = images.scaling_of(flat, data.scaling), missing_features(flat)
-    typed: Callable[[ClientData], ClientData] = _whole
-    if not classes:
-        typed = _as_drawn if data.name in LINES else _standardized(train)
+    middle, sd = 0.0, 1.0  # real labels are in sds of the training labels from their mean
+    if not classes and data.name not in LINES:
+        y = train.fields["y"].double()
+        middle, sd = float(y.mean()), float(y.std())
 
     def given(rows: ClientData) -> ClientData:
-        return fill_missing(scaling.apply(_flat(typed(rows))), indicators=missing)
+        real = ((rows.fields["y"].double() - middle) / sd).to(torch.get_default_dtype())
+        typed = rows.with_fields(y=rows.fields["y"].long() if classes else real)
+        return fill_missing(scaling.apply(_flat(typed)), indicators=missing)
 
     later = None if joining is None else (held_out(given(joining[0])), given(joining[1]))
     own, scored = held_out(given(train)), given(test)
@@ -90,26 +93,6 @@ def foreign_rows(name: str, test: ClientData, data: Data, seed: int) -> ClientDa
 
 def _flat(rows: ClientData) -> ClientData:
     return rows.with_fields(x=rows.fields["x"].flatten(1).to(torch.get_default_dtype()))
-
-
-def _whole(rows: ClientData) -> ClientData:
-    return rows.with_fields(y=rows.fields["y"].long())
-
-
-def _standardized(train: ClientData) -> Callable[[ClientData], ClientData]:
-    """Return what puts labels in sds of the training labels from their mean."""
-    y = train.fields["y"].double()
-    middle, sd = y.mean(), y.std()
-
-    def standardized(rows: ClientData) -> ClientData:
-        away = (rows.fields["y"].double() - middle) / sd
-        return rows.with_fields(y=away.to(torch.get_default_dtype()))
-
-    return standardized
-
-
-def _as_drawn(rows: ClientData) -> ClientData:
-    return rows.with_fields(y=rows.fields["y"].to(torch.get_default_dtype()))
 
 
 def _raw(data: Data, new: int, seed: int) -> tuple[ClientData, ClientData, Both | None, int]:

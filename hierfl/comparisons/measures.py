@@ -214,13 +214,14 @@ class ScoreWatch:
                 Score("P", "participating", 0, name, weighting, 1, "auroc", float(value))
                 for weighting, value in every.items()
             ]
+            owners = rows.row_client.tolist()
             by_set = dict(zip(("own", name), against.entropies, strict=True))
             if self.entropies:  # those of own rows are noted
                 del by_set["own"]
             self.entropies += [
                 {"rows": part, "client": client, "entropy": round(float(value), 4)}
                 for part, values in by_set.items()
-                for client, value in zip(_owners(rows), values, strict=True)
+                for client, value in zip(map(rows.names.__getitem__, owners), values, strict=True)
                 if client in rows.names[:NOTED]
             ]
         return scores
@@ -282,10 +283,6 @@ def with_everyone(fit: Fit) -> Fit:
     own = replace(fit.progress, table=tree_map(torch.clone, fit.progress.table))
     after = one_round(whole, own, fit.rounds + 1)
     return replace(fit, progress=after, rounds=fit.rounds + 1)
-
-
-def _owners(rows: ClientData) -> list[str]:
-    return [rows.names[k] for k in rows.row_client.tolist()]
 
 
 def everyones(test: ClientData, count: int, seed: int) -> ClientData:

@@ -11,6 +11,7 @@ from hierfl.comparisons.score_table import FAR, MIN_SEEDS, differences, table_of
 from hierfl.comparisons.study_file import Study
 from hierfl.studies.baseline_methods import baseline
 
+BAR = r"\|"  # in a cell of Markdown
 LATEX = {
     **{c: f"\\{c}" for c in "%_&#${}"},
     "\\": r"\textbackslash{}",
@@ -70,7 +71,7 @@ def markdown(out: Path) -> str:
     head = [str(name) for name in frame.columns]
     rule = ["---", *("---:" for _ in head[1:])]
     lines = [
-        f"| {' | '.join(_in_a_cell(str(cell)) for cell in row)} |"
+        f"| {' | '.join(' '.join(str(cell).replace('|', BAR).split()) for cell in row)} |"
         for row in (head, rule, *frame.to_numpy().tolist())
     ]
     far = differences(study, scores)
@@ -92,10 +93,6 @@ def latex(out: Path) -> str:
         caption=_as_latex(caption(study_of(out))),
         column_format="l" + "r" * (len(frame.columns) - 1),
     )
-
-
-def _in_a_cell(text: str) -> str:
-    return " ".join(text.replace("|", r"\|").split())
 
 
 def _as_latex(text: str) -> str:

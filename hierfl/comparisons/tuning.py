@@ -21,18 +21,13 @@ from hierfl.studies.baseline_methods import baseline
 Options = dict[str, float]
 
 
-def points(study: Study, entry: StudyEntry) -> list[Options]:
-    """Return the points of a method's grid."""
-    grid = study.grid_of(entry)
-    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-
-
 def chosen(out: Path, study: Study, entry: StudyEntry) -> dict[str, Any]:
     """Return a method's options, all trials and how many are new; the first seed fixes the clients."""
     if not study.tuning.rounds:
         return {"options": {}, "trials": [], "computed": 0}
-    trials, computed = [], 0
-    for options in points(study, entry):
+    trials, computed, grid = [], 0, study.grid_of(entry)
+    for values in product(*grid.values()):
+        options = dict(zip(grid, values, strict=True))
         key = {**described(study, entry), "trial": options}
         file = file_of(out, "trials", f"{entry.label}-{in_words(options)}", key)
         trial = kept(file)

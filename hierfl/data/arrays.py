@@ -56,19 +56,13 @@ def as_tensor(values: Array, name: str) -> Tensor:
 
 def check_dense(values: Tensor, name: str) -> None:
     """Refuse tensors other than plain dense values without a gradient."""
-    fix = None
-    if values.requires_grad:
-        fix = "requires a gradient: give its numbers, .detach()"
-    elif values.is_nested:
-        fix = "is nested: give one tensor with a row per observation"
-    elif values.layout != torch.strided:
-        fix = "is sparse: give .to_dense()"
-    elif values.is_quantized:
-        fix = "is quantized: give .dequantize()"
-    elif values.device.type == "meta" and type(values) is Tensor:  # not `hierfl.data.absent`
-        fix = "is on the device 'meta' and has no data: give a tensor with values"
-    if fix:
-        raise ValueError(f"field '{name}' {fix}")
+    is_plain = values.layout == torch.strided and not (values.is_nested or values.is_quantized)
+    has_data = values.device.type != "meta" or type(values) is not Tensor  # `hierfl.data.absent`
+    if values.requires_grad or not (is_plain and has_data):
+        fix = "give plain values, such as .detach(), or .to_dense() of a sparse tensor"
+        raise ValueError(
+            f"field '{name}' is not a dense tensor of values without a gradient: {fix}"
+        )
 
 
 def check_numbers(values: Tensor, name: str) -> None:

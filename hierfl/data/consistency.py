@@ -189,17 +189,11 @@ def check_length(name: str, values: Tensor, rows: int, what: str) -> None:
 
 
 def _fault_of_offsets(offsets: Any, names: Sequence[str]) -> str:
-    if not isinstance(offsets, Tensor):
-        return f"offsets are a {type(offsets).__name__}: give a tensor of int64, of shape (N + 1,)"
-    if offsets.dtype != torch.int64 or offsets.dim() != 1:
-        kind = f"{str(offsets.dtype).removeprefix('torch.')} of shape {tuple(offsets.shape)}"
-        return f"offsets are {kind}: give a tensor of int64, of shape (N + 1,)"
-    if len(offsets) != len(names) + 1:
-        what = f"{len(names)} client names for {len(offsets) - 1} clients"
-        return f"{what}: give one name per client"
-    if int(offsets[0]) != 0:
-        what = f"offsets start at {int(offsets[0])}"
-        return f"{what}: they must start at 0, so that every row has a client"
+    is_right = isinstance(offsets, Tensor) and offsets.dtype == torch.int64
+    if not is_right or offsets.shape != (len(names) + 1,) or int(offsets[0]) != 0:
+        return (
+            f"offsets must be a tensor of int64 from 0 on, of shape (N + 1,) for {len(names)} names"
+        )
     empty = (offsets.diff() <= 0).nonzero()
     if len(empty):
         what = f"client '{names[int(empty[0])]}' has no rows"

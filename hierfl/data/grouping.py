@@ -94,18 +94,14 @@ def join_clients(
 def _by_name(clients: Any) -> dict[str, Mapping[str, Array]]:
     if isinstance(clients, list | tuple):
         clients = {str(i): own for i, own in enumerate(clients)}
-    if not isinstance(clients, Mapping):
-        fix = "give {name: {field: values}}, or a list of such fields"
-        fix += " (for a table, ClientData.from_frame)"
-        raise TypeError(f"clients is a {type(clients).__name__}: {fix}")
-    if not clients:
-        raise ValueError("no clients were given: give at least one")
-    for client, own in clients.items():
-        if not isinstance(own, Mapping):
-            fix = "give its fields by name, {'y': ...}"
-            raise TypeError(f"client '{client}' is a {type(own).__name__}: {fix}")
-        if not own:
-            raise ValueError(f"client '{client}' has no fields: give at least one, {{'y': ...}}")
+    are_fields = isinstance(clients, Mapping) and all(
+        isinstance(own, Mapping) and own for own in clients.values()
+    )
+    if not are_fields or not clients:
+        fix = (
+            "give {name: {field: values}}, of at least one, or a list of such fields (for a table, "
+        )
+        raise TypeError(f"clients is a {type(clients).__name__}: {fix}ClientData.from_frame)")
     return dict(clients)
 
 
@@ -160,12 +156,7 @@ def chosen_clients(clients: Any, names: Sequence[str]) -> Tensor:
     if any(isinstance(i, str) for i in listed):
         fix = "give either all names or all positions"
         raise TypeError(f"the clients are given by names and positions: {fix}")
-    try:
-        ids = torch.tensor([*map(operator.index, listed)], dtype=torch.long)
-    except TypeError as error:
-        other = next(i for i in listed if not hasattr(i, "__index__"))
-        fix = "give names, positions or a boolean mask"
-        raise TypeError(f"client position {other!r} is not an integer: {fix}") from error
+    ids = torch.tensor([*map(operator.index, listed)], dtype=torch.long)
     if int(ids.min()) < 0 or int(ids.max()) >= len(names):
         raise KeyError(f"client position out of range: there are {len(names)} clients")
     return ids

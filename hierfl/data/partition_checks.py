@@ -22,17 +22,12 @@ Ids = NDArray[np.int64]
 def codes_of(labels: Array) -> tuple[NDArray[Any], Ids]:
     """Return the L classes in ascending order, and the index of each row's class, (n,) int64."""
     raw = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    fault = ""
-    if masked_in(labels):
-        fault = "are masked in some rows: leave these rows out"
-    elif raw.ndim != 1 or len(raw) == 0:
-        fault = f"have shape {raw.shape}: give one label per row, of shape (n,)"
-    if fault:
-        raise ValueError(f"labels {fault}")
+    if masked_in(labels) or raw.ndim != 1 or len(raw) == 0:
+        fix = "give one label per row, of shape (n,), and leave masked rows out"
+        raise ValueError(f"labels have shape {raw.shape}, or are masked in some rows: {fix}")
     if raw.dtype.kind not in "iubU" and not all(isinstance(v, str) for v in raw):
-        fault = f"hold {raw[0]!r}: give integers or strings, none missing"
-        is_float = raw.dtype.kind == "f"
-        raise TypeError(f"labels {'are floating: give integers, y.long()' if is_float else fault}")
+        fix = "give integers, such as y.long(), or strings, none missing"
+        raise TypeError(f"labels are of type {raw.dtype}: {fix}")
     classes, codes = np.unique(raw, return_inverse=True)
     return classes, codes.astype(np.int64)
 
@@ -43,15 +38,10 @@ def checked_ids(ids: Any) -> Tensor:
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         fix = "give integers, as a partition returns them"
         raise TypeError(f"ids are {str(tensor.dtype).removeprefix('torch.')}: {fix}")
-    fault = ""
-    if tensor.dim() != 1:
-        fault = f"have shape {tuple(tensor.shape)}: give one id per row, of shape (n,)"
-    elif len(tensor) == 0 or int(tensor.max()) < 0:
-        fault = "are all -1, which gives no row to any client: give ids of 0 or more"
-    elif int(tensor.min()) < LEFT_OUT:
-        fault = f"hold {int(tensor.min())}: a client is 0 or more, and a row that is left out is -1"
-    if fault:
-        raise ValueError(f"ids {fault}")
+    is_right = tensor.dim() == 1 and len(tensor) and int(tensor.min()) >= LEFT_OUT
+    if not is_right or int(tensor.max()) < 0:
+        what = "a client is 0 or more, and a row that is left out is -1"
+        raise ValueError(f"ids of shape {tuple(tensor.shape)} are not one per row, (n,): {what}")
     return tensor.long()
 
 

@@ -119,7 +119,7 @@ ROWS = [0, 0, 1]
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "no field": (lambda: ClientData.from_arrays(ROWS), ValueError, "there are no fields"),
     "two of one name": (lambda: direct(names=("a", "a")), ValueError, "two clients are named 'a'"),
-    "names and clients": (lambda: direct(names=("a", "b", "c")), ValueError, "3 client names for 2 clients"),
+    "names and clients": (lambda: direct(names=("a", "b", "c")), ValueError, "for 3 names"),
     "no rows": (lambda: direct(offsets=torch.tensor([0, 3, 3])), ValueError, "client 'b' has no rows"),
     "offsets that fall": (lambda: direct(offsets=torch.tensor([0, 4, 3])), ValueError, "client 'b' has no rows"),
     "length of a field": (
@@ -154,7 +154,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a number for a field": (lambda: ClientData.from_arrays([0], y=1.0), ValueError, "field 'y' is a single number"),
     "words": (lambda: ClientData.from_arrays(["u"], y=["ill"]), TypeError, "field 'y' is not numeric"),
     "complex": (lambda: ClientData.from_arrays([0], y=[1j]), TypeError, "field 'y' is complex"),
-    "no clients": (lambda: ClientData.from_clients([]), ValueError, "no clients were given"),
+    "no clients": (lambda: ClientData.from_clients([]), TypeError, "of at least one"),
     "a client lacks a field": (
         lambda: ClientData.from_clients({"u": {"y": [1], "x": [2]}, "v": {"y": [1]}}), ValueError,
         "client 'v' has the fields"

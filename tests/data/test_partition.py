@@ -230,7 +230,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: partition.label_skew([[0], [1]], num_clients=2, share=1.0, seed=0), ValueError, r"shape \(2, 1\)"
     ),
     "floating": (
-        lambda: partition.label_skew([0.0, 1.0], num_clients=2, share=1.0, seed=0), TypeError, "labels are floating"
+        lambda: partition.label_skew([0.0, 1.0], num_clients=2, share=1.0, seed=0), TypeError, "type float64: give"
     ),
     "length": (
         lambda: partition.to_clients(torch.tensor([0, 1]), y=[1]), ValueError,

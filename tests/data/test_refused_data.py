@@ -79,9 +79,9 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "integers that NumPy makes floats": (
         rows([0, 1, 1], y=[2**63 + 1, 2, 3]), "field 'y' holds 9223372036854775809"
     ),
-    "requires_grad": (rows([0, 1, 1], y=torch.tensor(Y, requires_grad=True)), "field 'y' requires a gradient: give"),
-    "sparse": (rows([0, 1, 1], y=torch.eye(3).to_sparse()), "field 'y' is sparse: give .to_dense()"),
-    "without data": (rows([0, 1, 1], y=torch.ones(3, device="meta")), "field 'y' is on the device 'meta'"),
+    "requires_grad": (rows([0, 1, 1], y=torch.tensor(Y, requires_grad=True)), "field 'y' is not a dense tensor"),
+    "sparse": (rows([0, 1, 1], y=torch.eye(3).to_sparse()), "field 'y' is not a dense tensor of values"),
+    "without data": (rows([0, 1, 1], y=torch.ones(3, device="meta")), "field 'y' is not a dense tensor of values"),
     "dates": (rows([0, 1, 1], y=np.array(["2020-01-01"] * 3, "datetime64[D]")), "it holds dates: give numbers"),
     "words": (
         rows([0, 1, 1], y=["u", "v", "u"]), "code it as numbers 0, 1, ..., or read it with ClientData.from_frame"
@@ -95,17 +95,17 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a frame of clients": (lambda: ClientData.from_clients(pd.DataFrame({"y": Y})), "clients is a DataFrame: give"),
     "a list for a client": (
-        lambda: ClientData.from_clients(NO_FIELDS), "client 'a' is a list: give its fields by name"
+        lambda: ClientData.from_clients(NO_FIELDS), "give {name: {field: values}}"
     ),
     # parts
-    "offsets that skip": (direct(torch.tensor([1, 2, 4])), "offsets start at 1: they must start at 0"),
+    "offsets that skip": (direct(torch.tensor([1, 2, 4])), "offsets must be a tensor of int64 from 0 on"),
     "floating offsets": (
-        direct(torch.tensor([0.0, 2.0, 4.0])), "offsets are float32 of shape (3,): give a tensor of int64"
+        direct(torch.tensor([0.0, 2.0, 4.0])), "offsets must be a tensor of int64"
     ),
-    "a list of offsets": (direct([0, 2, 4]), "offsets are a list: give a tensor"),
+    "a list of offsets": (direct([0, 2, 4]), "offsets must be a tensor"),
     "no clients": (direct(torch.tensor([0]), (), torch.ones(0)), "there are no clients: give at least one row"),
     "an array": (direct(torch.tensor([0, 2, 4]), y=np.ones(4)), "field 'y' is a ndarray: give a tensor"),
-    "a gradient": (direct(torch.tensor([0, 2, 4]), y=torch.ones(4, requires_grad=True)), "requires a gradient"),
+    "a gradient": (direct(torch.tensor([0, 2, 4]), y=torch.ones(4, requires_grad=True)), "values without a gradient"),
     "a name that is a number": (
         direct(torch.tensor([0, 2, 4]), (1, "b")), "a client is named 1: names must be strings"
     ),
@@ -126,7 +126,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "no client chosen": (half(select=[]), "no clients were chosen: give at least one"),
     "letters of a name": (half(select="01"), "the clients are given as '01': give a list, ['01']"),
     "a short mask": (half(select=[True]), "the mask has 1 entries for 2 clients: give one for each"),
-    "half a position": (half(select=[0.7]), "client position 0.7 is not an integer: give names"),
+    "half a position": (half(select=[0.7]), "cannot be interpreted as an integer"),
     "names and positions": (half(select=["0", 1]), "given by names and positions: give either"),
     "only single rows": (
         lambda: ClientData.from_arrays([0, 1], y=Y[:2]).split(0.5, seed=0),
@@ -138,19 +138,19 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     # partitions
     "nobody gets a row": (
-        lambda: partition.to_clients(torch.tensor([-1, -1]), y=Y[:2]), "gives no row to any client: give"
+        lambda: partition.to_clients(torch.tensor([-1, -1]), y=Y[:2]), "a client is 0 or more"
     ),
-    "below -1": (lambda: partition.to_clients(torch.tensor([0, -2]), y=Y[:2]), "ids hold -2: a client is 0 or more"),
+    "below -1": (lambda: partition.to_clients(torch.tensor([0, -2]), y=Y[:2]), "a client is 0 or more"),
     "masked rows to deal": (
         lambda: partition.to_clients(torch.tensor([0, 1, 1]), y=MASKED), "'y' has 1 masked values"
     ),
     "masked labels": (
         lambda: partition.label_skew(np.ma.array([0, 1], mask=[True, False]), num_clients=1, share=1.0, seed=0),
-        "labels are masked"
+        "masked in some rows"
     ),
     "missing labels": (
         lambda: partition.label_skew(np.array(["a", None], object), num_clients=1, share=1.0, seed=0),
-        "give integers or strings, none missing"
+        "or strings, none missing"
     ),
 }  # fmt: skip
 

@@ -197,7 +197,7 @@ def learned(batch: ClientBatch) -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (flat, "local site 'b' cannot be integrated out"),
+        (flat, "not curved like that of a Gaussian in 'b'"),
         (learned, "param 'spread' would be learned"),
         (alone, "the program has no global site"),
     ],
