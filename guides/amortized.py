@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
 
 import pyro
 import pyro.distributions as dist
@@ -26,7 +25,6 @@ def constructed(
     features: Callable[[ClientBatch], Tensor],
     scale: float,
     hidden: int = 256,
-    pool: Literal["features", "outputs"] = "features",
     gain: float = 0.01,
 ) -> Guide:
     """Build FedVI's guide: a network infers a client's head from the mean of its features.
@@ -47,8 +45,6 @@ def constructed(
         features: maps a batch to (C, B, F) by the model's own params: `heads.global_features`.
         scale: initial standard deviation, > 0; use that of the prior.
         hidden: width of P. Default: the paper's.
-        pool: what is averaged over the rows: "features", the inputs of P, or "outputs", its
-            outputs. The paper does not say which.
         gain: factor on the initial weights of the last layer. A small gain starts the posteriors
             near the prior.
 
@@ -63,18 +59,13 @@ def constructed(
             free = pyro.param(f"{site.name}.at", site.free_start.clone)
             point = dist.Delta(site.transform(free), event_dim=len(site.event_shape))
             pyro.sample(site.name, point)
-        rows, mask = features(batch), batch.mask()[..., None]
-
-        def averaged(values: Tensor) -> Tensor:
-            weight = mask.to(values.dtype)
-            # a client without rows has the mean 0, not NaN
-            return (values * weight).sum(1) / weight.sum(1).clamp(min=1.0)
-
-        summary = averaged(rows) if pool == "features" else rows
+        rows = features(batch)
+        weight = batch.mask()[..., None].to(rows.dtype)
+        # a client without rows has the mean 0, not NaN
+        summary = (rows * weight).sum(1) / weight.sum(1).clamp(min=1.0)
         for name in ("1", "2"):
             summary = torch.relu(layer(f"constructor.{name}", summary, hidden))
         output = layer("constructor.last", summary, (2 * heads + 1) * classes, gain=gain)
-        output = averaged(output) if pool == "outputs" else output
         mean, raw, bias = output[:, None].split((heads * classes, heads * classes, classes), -1)
         shape = (*mean.shape[:2], heads, classes)
         with batch.clients():

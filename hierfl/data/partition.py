@@ -6,8 +6,6 @@ The id of a row that no client gets is -1. Each function gives every client a ro
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -83,24 +81,16 @@ def label_table(labels: Array, ids: Tensor) -> Tensor:
 
 
 @spelled
-def pathological(
-    labels: Array,
-    *,
-    num_clients: int,
-    classes_per_client: int,
-    seed: int,
-    assignment: Literal["first-deterministic", "random", "deterministic"] = "first-deterministic",
-) -> Tensor:
+def pathological(labels: Array, *, num_clients: int, classes_per_client: int, seed: int) -> Tensor:
     """Give each client rows of exactly `classes_per_client` classes, shared evenly.
+
+    Client k has class k mod L and others at random, so that no row is left out if N >= L.
 
     Args:
         labels: (n,) integers, of L classes.
         num_clients: N.
         classes_per_client: between 1 and L.
         seed: seed of the draw of classes and rows.
-        assignment: "first-deterministic": client k has class k mod L and others at random, so that
-            no row is left out if N >= L. "random": all classes at random. "deterministic": client k
-            has the classes k, k + 1, ... mod L.
 
     Returns:
         (n,) int64, 0..N-1, or -1 for the rows of a class that no client has.
@@ -116,7 +106,10 @@ def pathological(
     check_clients(len(codes), num_clients)
     expect(classes_per_client=(classes_per_client, f"[1, {len(classes)}]"))
 
-    options = {"num_classes_per_partition": classes_per_client, "class_assignment_mode": assignment}
+    options = {
+        "num_classes_per_partition": classes_per_client,
+        "class_assignment_mode": "first-deterministic",
+    }
     fix = f"lower num_clients ({num_clients}) or classes_per_client ({classes_per_client})"
     advice = f"pathological: a class has fewer rows than it has clients: {fix}"
     return from_flwr_datasets("Pathological", codes, num_clients, seed, advice, **options)
@@ -205,47 +198,31 @@ def class_mixes(labels: Array, *, num_clients: int, alpha: float, seed: int) -> 
 
 @spelled
 def quantity_skew(
-    num_rows: int,
-    *,
-    num_clients: int,
-    seed: int,
-    sigma: float | None = None,
-    alpha: float | None = None,
-    min_rows: int = 1,
+    num_rows: int, *, num_clients: int, seed: int, sigma: float, min_rows: int = 1
 ) -> Tensor:
     """Give clients random numbers of rows, regardless of labels.
 
-    The clients' shares are log-normal(0, sigma), normalized, or Dirichlet(alpha). A client has
-    `min_rows` rows and its share of the remaining rows, rounded so that the sizes add up to n.
+    The clients' shares are log-normal(0, sigma), normalized. A client has `min_rows` rows and its
+    share of the remaining rows, rounded so that the sizes add up to n.
 
     Args:
         num_rows: n.
         num_clients: N.
         seed: seed of the draw of sizes and rows.
-        sigma: standard deviation of the log of a share, >= 0; 0 gives equal sizes. Give either
-            sigma or alpha.
-        alpha: concentration of the Dirichlet distribution of the shares, > 0.
+        sigma: standard deviation of the log of a share, >= 0; 0 gives equal sizes.
         min_rows: smallest number of rows that a client may have, at least 1.
 
     Returns:
         (n,) int64, 0..N-1; no row is left out.
 
     Raises:
-        ValueError: both or neither of sigma and alpha are given, one is out of range, or there are
-            too few rows.
+        ValueError: sigma is negative, or there are too few rows.
     """
     check_clients(num_rows, num_clients, min_rows)
-    if (sigma is None) == (alpha is None):
-        what = "quantity_skew takes either sigma (log-normal shares) or alpha (Dirichlet shares)"
-        raise ValueError(f"{what}: give exactly one of them")
+    expect(sigma=(sigma, "[0, inf)"))
     generator = generator_of(seed)
-    if sigma is not None:
-        expect(sigma=(sigma, "[0, inf)"))
-        logs = sigma * generator.standard_normal(num_clients)
-        shares = np.exp(logs - logs.max())
-    else:
-        expect(alpha=(alpha, "(0, inf)"))
-        shares = generator.dirichlet(np.full(num_clients, alpha))
+    logs = sigma * generator.standard_normal(num_clients)
+    shares = np.exp(logs - logs.max())
     ends = np.cumsum(shares) / shares.sum() * (num_rows - num_clients * min_rows)
     sizes = min_rows + np.diff(np.rint(ends).astype(np.int64), prepend=0)
     ids = np.repeat(np.arange(num_clients), sizes)

@@ -56,7 +56,6 @@ def fedvi(
     unit: Literal["step", "epoch"] = "epoch",
     batch_size: int | None = 256,
     hidden: int = 256,
-    pool: Literal["features", "outputs"] = "features",
 ) -> Method:
     """Return FedVI of an embedding with a common and a personal head.
 
@@ -74,7 +73,6 @@ def fedvi(
         unit: "epoch" or "step".
         batch_size: rows of a mini-batch, both halves together; None: all.
         hidden: width of the posterior constructor.
-        pool: see `guides.constructed`.
 
     Raises:
         ValueError: `kl_weight` or `prior_weight` is negative.
@@ -125,9 +123,7 @@ def fedvi(
             program.start()[0], server_optimizer, lambda means: scaled(means["move"], -1.0)
         )
 
-    guide = constructed(
-        features=model.global_features, scale=model.prior_scale, hidden=hidden, pool=pool
-    )
+    guide = constructed(features=model.global_features, scale=model.prior_scale, hidden=hidden)
     return Method("fedvi", model, guide, client, server)
 
 

@@ -213,9 +213,7 @@ def _knn_per() -> Method:
 def _pfedbayes() -> Method:
     how: dict[str, Any] = {"steps": 3, "batch_size": 2, "inner_steps": 2, "draws": 2}
     model = personal(prior_scale="learned")
-    return methods.pfedbayes(
-        model, **how, optimizer=Adam(0.01), global_optimizer=Adam(0.01), init_scale=0.2
-    )
+    return methods.pfedbayes(model, **how, optimizer=Adam(0.01), global_optimizer=Adam(0.01))
 
 
 def _fedpop(**options: Any) -> Method:

@@ -85,10 +85,9 @@ def test_the_order_of_the_support_does_not_matter(fitted: hierfl.Fit) -> None:
     assert torch.allclose(one, two, atol=1e-13)
 
 
-@pytest.mark.parametrize("pool", ["features", "outputs"])
-def test_pooling_ignores_padded_rows(pool: Any) -> None:
+def test_pooling_ignores_padded_rows() -> None:
     data = federation((3, 9))
-    together = fit(method(pool=pool), data, rounds=2)
+    together = fit(method(), data, rounds=2)
     alone = replace(together, federation=replace(together.federation, data=data.select([0])))
     both, one = together.draws(5).own["beta"][:, 0], alone.draws(5).own["beta"][:, 0]
     assert torch.allclose(both, one, atol=1e-13)

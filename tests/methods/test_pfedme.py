@@ -108,7 +108,6 @@ def test_pfedbayes_reaches_the_gaussian_posterior_under_a_fixed_prior() -> None:
         steps=200,
         batch_size=None,
         draws=64,
-        init_scale=0.3,
     )
     fitted = fit(method, clients(), rounds=1)
     table = {

@@ -65,8 +65,7 @@ class Alternating:
     steps: int  # R, mini-batches of a round
     batch_size: int | None
     draws: int = 1  # S, of the guide, that each gradient is averaged over
-    begin: Callable[[Program, Params], Params] = at_prior  # before a client's first round
-    restarts: bool = False  # whether every round begins so
+    restarts: bool = False  # whether every round, not only the first, begins at the prior
 
     def client(self, program: Program) -> Client:
         """Return the client of one program."""
@@ -78,10 +77,10 @@ class Alternating:
 
             return over_draws(at, batch, self.draws, keyed=program.in_vmap)
 
-        self.begin(program, above)  # refuses a guide that cannot start there before the first round
+        at_prior(program, above)  # refuses a guide that cannot start there before the first round
 
         def start(message: Tree, own: Tree) -> Tree:
-            phi = self.begin(program, message) if self.restarts else own["phi"]
+            phi = at_prior(program, message) if self.restarts else own["phi"]
             return {
                 "theta": Stepped(message, self.shared.init(message)),
                 "phi": Stepped(phi, self.local.init(phi)),
@@ -113,7 +112,7 @@ class Alternating:
 
         return personal_client(
             {"phi": mine},
-            lambda message, own: {"phi": self.begin(program, message)},
+            lambda message, own: {"phi": at_prior(program, message)},
             start=start,
             phases=(Phase(move, self.steps, batch_size=self.batch_size),),
             finish=finish,
@@ -192,9 +191,10 @@ def pfedbayes(
     steps: int = 20,
     batch_size: int | None = 100,
     draws: int = 1,
-    init_scale: float | None = None,
 ) -> Method:
     """Return pFedBayes of a hierarchical program; clients keep their mean-field Gaussian.
+
+    A client's posterior is the prior until the client has used its rows.
 
     Args:
         model: local sites whose Normal prior has global params for mean and scale, such as
@@ -207,19 +207,10 @@ def pfedbayes(
         steps: R, mini-batches of a round.
         batch_size: rows of a mini-batch; None: all.
         draws: S, draws of the posterior that each gradient is averaged over.
-        init_scale: standard deviation of a client's posterior before its first round; None: the
-            prior's, so that the posterior is the prior until the client has used its rows.
 
     Raises:
         ProgramError: (at fit) the model has no local site, or nothing global to learn.
     """
-
-    def begin(program: Program, theta: Params) -> Params:
-        at, mine = at_prior(program, theta), program.start()[1]
-        if init_scale is None:
-            return at
-        return {n: mine[n] if n.endswith(".scale") else value for n, value in at.items()}
-
     core = Alternating(
         loss=lambda terms, rows: terms.nll + kl_weight * terms.local_kl,
         local=optimizer,
@@ -228,8 +219,6 @@ def pfedbayes(
         steps=steps,
         batch_size=batch_size,
         draws=draws,
-        begin=begin,
     )
-    guide = mean_field if init_scale is None else mean_field(init_scale=init_scale)
-    plain = Method("pfedbayes", model, guide, core.client, plain_average)
+    plain = Method("pfedbayes", model, mean_field, core.client, plain_average)
     return replace(by_rows(plain), name="pfedbayes")
