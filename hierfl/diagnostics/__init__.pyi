@@ -21,6 +21,8 @@ from .coherence import loss_deviations as loss_deviations
 from .compare_models import Compared as Compared
 from .convergence import Convergence as Convergence
 from .convergence import convergence as convergence
+from .evidence import LogEvidence as LogEvidence
+from .evidence import log_evidence as log_evidence
 from .loo import Loo as Loo
 from .loo import compare as compare
 from .loo import loo as loo

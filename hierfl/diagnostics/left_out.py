@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.labels import log_likelihoods
 from hierfl.posterior.snapshot import Snapshot, lacks_rows
 from hierfl.posterior.weights import INNER, Weighed, already_weighted, weigh
+
+if TYPE_CHECKING:
+    from hierfl.methods.stages.kept import Densities
 
 PILOT = 100  # draws that tell how many local draws are needed
 NOISE = 0.25  # variance of log weights, all clients together, that local draws may add
@@ -85,16 +88,20 @@ def scored_clients(
 ) -> LeftOutScores:
     """Draw log p(y_k | global sites), an estimate of it, of every client."""
     if lacks_rows(fit):
-        return _kept_clients(fit)
+        found, constants = kept_densities(fit)
+        return LeftOutScores(found.log_likelihood + constants, found.log_weights[:, None])
     if correct is None or already_weighted(fit):
-        found = _precise(fit, draws, inner, seed)
+        found = precise(fit, draws, inner, seed)
         return LeftOutScores(found.log_own, found.log_own.new_zeros(draws, 1), _own_k_hat(fit))
     found, weights, k_hat = _weighted(fit, draws, inner, seed)
     return LeftOutScores(found.log_own, weights, k_hat)
 
 
-def _kept_clients(fit: Snapshot) -> LeftOutScores:
-    """Return what the server of two_stage has kept of log p(y_k | global sites)."""
+def kept_densities(fit: Snapshot) -> tuple[Densities, Tensor]:
+    """Return what the server of two_stage has kept of log p(y_k | global sites), and constants (N,).
+
+    Clients are in the order of the data.
+    """
     # here: a fit with its rows does not need the server's part of two_stage
     from hierfl.methods.stages.kept import Kept, rounds_of
 
@@ -107,9 +114,7 @@ def _kept_clients(fit: Snapshot) -> LeftOutScores:
             "hand the rows in, hierfl.load(folder, data=...)"
         )
     likelihood = found.log_likelihood[:, fit.program.ranks]
-    return LeftOutScores(
-        likelihood + kept.constants(fit.federation.data), found.log_weights[:, None]
-    )
+    return found._replace(log_likelihood=likelihood), kept.constants(fit.federation.data)
 
 
 def _weighted(
@@ -134,7 +139,7 @@ def _weighted(
     )  # nothing is shared: the weights of other clients are noise
 
 
-def _precise(fit: Snapshot, draws: int, inner_most: int, seed: int) -> Weighed:
+def precise(fit: Snapshot, draws: int, inner_most: int, seed: int) -> Weighed:
     """Draw p(y_k | z) with so many local draws that its reciprocal has hardly any bias."""
     inner_most = max(inner_most, MOST)
     inner = min(inner_most, _enough(float(_noise(fit, seed, shared=False).max()), BIAS))

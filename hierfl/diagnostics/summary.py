@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -18,13 +17,11 @@ from hierfl.diagnostics.check import Check
 from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.verdict import draws_of_rows, evidence, of_history, verdict
 from hierfl.engine.left_out import times_left_out
-from hierfl.posterior.draws import posterior_draws
+from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.site_table import (
-    COLUMNS,
     SiteTable,
-    entries_of,
+    frame_of_draws,
     in_right_digits,
-    numbers_of,
     site_table,
 )
 from hierfl.posterior.snapshot import Snapshot, expect_fit, global_sites, lacks_rows
@@ -144,18 +141,8 @@ def summary_of_globals(
     """Summarize the global sites alone, which a server knows, under what is judged of them."""
     check_draws(draws, check_prob(prob))
     sites = global_sites(fit.program)
-    drawn = posterior_draws(fit, draws=draws, seed=seed, keep=sites).shared if sites else {}
-    frames = [pd.DataFrame(columns=list(COLUMNS))]
-    for name, value in drawn.items():
-        columns: dict[str, Any] = {
-            "site": name,
-            "entry": entries_of(fit, name, value.shape[1:]),
-            "client": "",
-            **dict(zip(COLUMNS[3:7], numbers_of(value, prob).reshape(4, -1), strict=True)),
-            **dict.fromkeys(COLUMNS[7:], math.nan),
-        }
-        frames.append(pd.DataFrame(columns, columns=list(COLUMNS)))
-    frame = pd.concat(frames[1:] or frames, ignore_index=True)
+    drawn = posterior_draws(fit, draws=draws, seed=seed, keep=sites) if sites else Draws({}, {})
+    frame = frame_of_draws(fit, Draws(drawn.shared, {}), prob)
     title, tables = _printed(fit, "", frame, draws, prob)
     return Summary(title, frame, *judged, remarks, tables, (), prob)
 

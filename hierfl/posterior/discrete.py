@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, shown_as
 from hierfl.core.trees import Tree
-from hierfl.data.batch import ClientBatch
+from hierfl.data.batch import CLIENTS, ClientBatch
 from hierfl.posterior.client_loop import Chunk
 from hierfl.posterior.draws import at_draws, posterior_draws
 from hierfl.posterior.snapshot import Snapshot
@@ -37,10 +38,11 @@ class DiscreteSites:
     """What a fit says of its discrete sites.
 
     Args:
-        frame: `site`, `client`, `row` (its position among the client's rows; -1 of a site of the
-            client), and the probability of each value, a column a value, NaN beyond the site's own.
-        draws: site -> positions of the drawn values in its support, (S, n) of rows or (S, N) of
-            clients; the sites of one draw belong together.
+        frame: `site`, `client` ("" of a global site), `row` (its position among the client's rows;
+            -1 of a site of the client), `entry` where a site is in further plates, and the
+            probability of each value, a column a value, NaN beyond the site's own.
+        draws: site -> positions of the drawn values in its support, (S, n), in the order of the
+            site's lines in `frame`; the sites of one draw belong together.
     """
 
     frame: pd.DataFrame
@@ -50,7 +52,7 @@ class DiscreteSites:
 @one_at_a_time
 @spelled
 def infer_discrete(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> DiscreteSites:
-    """Infer the discrete sites that a program has inside `batch.clients()`, as `pyro.infer.infer_discrete` does.
+    """Infer the discrete sites that were summed out of a program, as `pyro.infer.infer_discrete` does.
 
         p(k | y) = E[p(k | z, y)],    z the posterior draws of the continuous sites
 
@@ -69,55 +71,79 @@ def infer_discrete(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Discret
     program = fit.program
 
     def one(params: Params, values: Values, batch: ClientBatch) -> Tree:
-        tables = tables_of(program, values, batch, params)
-        return {name: leaf for each in tables for name, leaf in _inferred(each, batch).items()}
+        inferred: dict[str, Tree] = {"shared": {}, "own": {}}
+        for tables in tables_of(program, values, batch, params):
+            level = "own" if CLIENTS in tables.component.plates else "shared"
+            inferred[level] |= _inferred(tables, batch)
+        return inferred
 
     chunks = list(at_draws(fit, posterior_draws(fit, draws=draws, seed=seed), one))
-    if not chunks[0].found:
+    shared, own = chunks[0].found["shared"], chunks[0].found["own"]
+    if not (shared or own):
         raise ValueError(
             "the model has no discrete latent site: all that it samples is in fit.posterior()"
         )
-    sites = [name for name in chunks[0].found]
-    by_site = {name: [_of_rows(chunk, name) for chunk in chunks] for name in sites}
     names = fit.federation.data.names
-    frames = [line for name in sites for line in _frames(name, chunks, by_site[name], names)]
+    sites = {name: _of_all(leaf) for name, leaf in shared.items()}
+    sites |= {name: _of_clients(chunks, name, names) for name in own}
+    frames = pd.concat([site.assign(site=name) for name, (site, _) in sites.items()])
+    is_plain = (frames["entry"] == 0).all()
+    first = ["site", "client", "row", *([] if is_plain else ["entry"])]
+    order = [*first, *range(max(column for column in frames if isinstance(column, int)) + 1)]
     return DiscreteSites(
-        pd.concat(frames, ignore_index=True),
-        {name: torch.cat([draw for _, draw in by_site[name]], 1) for name in sites},
+        frames[order].reset_index(drop=True), {name: draws for name, (_, draws) in sites.items()}
     )
 
 
 def _inferred(tables: Tables, batch: ClientBatch) -> dict[str, Tree]:
-    """Return each label's probabilities, (K, C, B or 1), and a draw of it, (C, B or 1)."""
+    """Return each label's probabilities, (K, *plates, C, B or 1), and a draw of it."""
     shifts = tables.no_shifts()
     probabilities, drawn = tables.probabilities(shifts), dict[str, Tensor]()
     for name in tables.component.labels:
         chances = tables.probabilities(shifts)[name] if drawn else probabilities[name]
-        key = noise.fold(batch.key, noise.word(name))
-        uniform = noise.uniforms(key, (chances.shape[2],), chances.dtype)  # (C, B or 1)
+        *plates, clients, rows = chances.shape[1:]
+        word, count = noise.word(name), math.prod(plates) * rows
+        if CLIENTS in tables.component.plates:
+            uniform = noise.uniforms(noise.fold(batch.key, word), (count,), chances.dtype)
+            uniform = uniform.reshape(clients, *plates, rows).movedim(0, -2)
+        else:  # the same at every client
+            uniform = noise.uniforms(noise.fold(batch.shared_key, word), (count,), chances.dtype)
+            uniform = uniform.reshape(*plates, clients, rows)
         up = chances.cumsum(0)
         drawn[name] = (up[:-1] <= uniform * up[-1]).sum(0)
-        values = torch.arange(len(chances))[:, None, None]
+        values = torch.arange(len(chances)).reshape(-1, *[1] * drawn[name].dim())
         shifts[name] = torch.where(values == drawn[name], 0.0, NEVER)
     return {name: {"chances": probabilities[name], "draw": drawn[name]} for name in drawn}
 
 
-def _of_rows(chunk: Chunk, name: str) -> tuple[Tensor, Tensor]:
-    """Return the mean probabilities of a chunk's rows or clients, (n, K), and draws, (S, n)."""
-    chances, draw = chunk.found[name]["chances"], chunk.found[name]["draw"]
-    by_row = draw.shape[-1] > 1 or chunk.asked.num_rows == 1
-    inside = chunk.asked.mask() if by_row else torch.ones(len(chunk.ids), 1, dtype=torch.bool)
-    mean = chances.mean(1)[:, :, 0].movedim(1, -1)  # (C, S, K, 1, B) -> (C, B, K)
-    return mean[inside], draw[:, :, 0].movedim(1, -1)[inside].T
+def _of_all(leaf: Tree) -> tuple[pd.DataFrame, Tensor]:
+    """Return the mean probabilities of a global site, and its draws (S, entries)."""
+    chances = leaf["chances"][0].mean(0).flatten(1).T  # the same at every client
+    frame = pd.DataFrame(chances.numpy()).assign(client="", row=-1, entry=range(len(chances)))
+    return frame, leaf["draw"][0].flatten(1)
 
 
-def _frames(
-    name: str, chunks: list[Chunk], of_chunks: list[tuple[Tensor, Tensor]], names: tuple[str, ...]
-) -> Iterator[pd.DataFrame]:
-    for chunk, (chances, _) in zip(chunks, of_chunks, strict=True):
-        counts = chunk.asked.mask().sum(1).tolist()
-        of_rows = len(chances) == sum(counts)
-        rows = [range(n) if of_rows else [-1] for n in counts]
-        clients = np.repeat([names[i] for i in chunk.ids.tolist()], [len(r) for r in rows])
-        frame = pd.DataFrame({"site": name, "client": clients, "row": np.concatenate(rows)})
-        yield frame.join(pd.DataFrame(chances.numpy()))
+def _of_clients(
+    chunks: Sequence[Chunk], name: str, names: Sequence[str]
+) -> tuple[pd.DataFrame, Tensor]:
+    """Return the mean probabilities of a site of clients or rows, and its draws (S, n entries)."""
+    frames, draws = [], []
+    for chunk in chunks:
+        leaf = chunk.found["own"][name]
+        # (C, S, K, *plates, 1, B) -> (C, B, entries, K), and (C, S, *plates, 1, B) -> (C, B, entries, S)
+        mean = leaf["chances"].mean(1)
+        width = mean.shape[-1]
+        mean = mean.reshape(*mean.shape[:2], -1, width).permute(0, 3, 2, 1)
+        draw = leaf["draw"].reshape(*leaf["draw"].shape[:2], -1, width).permute(0, 3, 2, 1)
+        by_row = width > 1 or chunk.asked.num_rows == 1
+        inside = chunk.asked.mask() if by_row else torch.ones(len(chunk.ids), 1, dtype=torch.bool)
+        who, row = inside.nonzero().T
+        entries = mean.shape[2]
+        frame = pd.DataFrame(mean[inside].flatten(0, 1).numpy()).assign(
+            client=np.repeat([names[k] for k in chunk.ids[who].tolist()], entries),
+            row=np.repeat(row.numpy() if by_row else -1 + 0 * row.numpy(), entries),
+            entry=np.tile(range(entries), len(who)),
+        )
+        frames.append(frame)
+        draws.append(draw[inside].flatten(0, 1).T)
+    return pd.concat(frames), torch.cat(draws, 1)

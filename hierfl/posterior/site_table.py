@@ -94,6 +94,13 @@ def site_table(
     )
 
 
+def frame_of_draws(fit: Snapshot, draws: Draws, prob: float = PROB) -> pd.DataFrame:
+    """Tabulate draws in the columns of a `SiteTable`, without shrinkage."""
+    sites = _summarized([draws], prob)
+    frames = [_frame(fit, name, site, None, None) for name, site in sites.items()]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=COLUMNS)
+
+
 # -------------------------------------------------------------------------------------------- draws
 def _noted(chunks: Iterable[Draws], first_chunks: list[Draws], count: int) -> Iterator[Draws]:
     """Yield the draws of chunks of clients, and keep the first `count` of each chunk."""

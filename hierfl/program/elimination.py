@@ -111,7 +111,8 @@ class Tables:
         """Return log Z, (C, B) by row or (C, 1) by client.
 
         Args:
-            shifts: label -> what is added to its log densities, (K, C, B or 1).
+            shifts: label -> what is added to its log densities, (K, *plates, C, B), where 1
+                stands for a plate of clients or rows that the label is not in.
         """
         trace, symbols = self.trace, self.trace.plate_to_symbol
         tree: OrderedDict[Plates, list[Tensor]] = OrderedDict()
@@ -133,7 +134,7 @@ class Tables:
         return total.expand(self.batch.num_clients, self.batch.num_rows if by_row else 1)
 
     def probabilities(self, shifts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the probabilities of each label's values given `shifts`, (K, C, B or 1)."""
+        """Return the probabilities of each label's values given `shifts`, in their form."""
 
         def total(moved: Mapping[str, Tensor]) -> Tensor:
             sums = self.log_sum(moved)
@@ -144,12 +145,13 @@ class Tables:
 
     def no_shifts(self) -> dict[str, Tensor]:
         """Return zeros in the form of `shifts`."""
-        rows, shifts = self.batch.num_rows, {}
+        shifts = {}
         for name in self.component.labels:
             site: Any = self.trace.nodes[name]
             count = site["fn"].enumerate_support(expand=False).shape[0]
-            width = rows if DATA in plates_of(site) else 1
-            shifts[name] = torch.zeros(count, self.batch.num_clients, width)
+            sizes = {f.dim: f.size for f in site["cond_indep_stack"] if f.vectorized}
+            dims = range(min([-2, *sizes]), 0)
+            shifts[name] = torch.zeros(count, *(sizes.get(dim, 1) for dim in dims))
         return shifts
 
 
@@ -162,8 +164,8 @@ def _normalize(label: Any) -> None:
 
 
 def _shifted(site: Any, shift: Tensor) -> Tensor:
-    """Return a label's packed log densities with a shift (K, C, B or 1)."""
-    between = -site["infer"]["_enumerate_dim"] - 3
+    """Return a label's packed log densities with a shift (K, *plates, C, B)."""
+    between = -site["infer"]["_enumerate_dim"] - shift.dim()
     shift = shift.reshape(shift.shape[0], *[1] * between, *shift.shape[1:])
     whole: Any = packed.broadcast_all(
         site["packed"]["log_prob"], packed.pack(shift, site["infer"]["_dim_to_symbol"])

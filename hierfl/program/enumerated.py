@@ -13,11 +13,14 @@ does it, also in `pyro.markov` loops. What comes out of `summed_out` has continu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import wraps
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import opt_einsum
 import pyro
@@ -49,6 +52,7 @@ from hierfl.program.traces import (
 from hierfl.program.wrapped import add_factor
 
 LARGEST = 1 << 20  # entries of a table that an elimination needs, for each client or row
+_DIM = attrgetter("dim")
 TINY = 1e-30  # rate of a Poisson that a label sets to 0
 # where a run of a program leaves the tables of its discrete sites, in place of adding their sums
 _TABLES: ContextVar[list[Tables] | None] = ContextVar("tables", default=None)
@@ -87,7 +91,8 @@ class _Enumerated(EnumMessenger):
             labels: Any = [self.sites.nodes[label] for label in component.labels]
             weights = [site["fn"].log_prob(site["value"]) for site in labels]
             total = torch.stack(torch.broadcast_tensors(*weights)).sum(0)
-            msg["fn"] = Mixture(msg["fn"], total, self.nesting)
+            depth = [-frame.dim for frame in msg["cond_indep_stack"] if frame.vectorized]
+            msg["fn"] = Mixture(msg["fn"], total, max(depth, default=0))
         elif name in self.factors:
             msg["stop"] = not is_latent(msg)  # of a latent one the value comes from outside
         elif is_deterministic(msg) and self._is_enumerated(msg["value"]):
@@ -118,6 +123,46 @@ class _Enumerated(EnumMessenger):
             self.sites.add_node(msg["name"], **{**msg, "fn": fn, "scale": scale})
 
 
+class Label(NamedTuple):
+    """The `support` (K, *event) of a discrete site outside of `batch.clients()`, and its plates' `sizes`."""
+
+    support: Tensor
+    sizes: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(*sizes, *event)."""
+        return (*self.sizes, *self.support.shape[1:])
+
+
+class GlobalLabels(ProgramError):
+    """Discrete sites outside of `batch.clients()` reach clients: their sum is of products over all clients.
+
+    Args:
+        sites: by name.
+    """
+
+    def __init__(self, sites: Mapping[str, Label]) -> None:
+        super().__init__(
+            f"site '{next(iter(sites))}' is discrete, and outside of batch.clients(): its sum is one "
+            "of products over all clients, which no client can compute alone. Where the rows are, "
+            f"hierfl.fit(model, data) fits the model at each value of {', '.join(sites)}, and weights "
+            "these fits by their evidence"
+        )
+        self.sites = sites
+
+    @property
+    def count(self) -> int:
+        """The number of joint values."""
+        return math.prod(len(of.support) ** math.prod(of.sizes) for of in self.sites.values())
+
+    def each(self) -> Iterator[list[Tensor]]:
+        """Yield the values of each site, (*sizes, *event)."""
+        for label in self.sites.values():
+            places = itertools.product(label.support, repeat=math.prod(label.sizes))
+            yield [torch.stack(place).reshape(label.shape) for place in places]
+
+
 def summed_out(model: Model, batch: ClientBatch) -> Model:
     """Return a program without discrete latent sites, of one whose discrete sites have finite support.
 
@@ -126,10 +171,15 @@ def summed_out(model: Model, batch: ClientBatch) -> Model:
         batch: a few rows of two clients.
 
     Raises:
-        ProgramError: a discrete site is global, or decides about a continuous site and more; or an
-            elimination needs too large a table.
+        GlobalLabels: what is inside `batch.clients()` depends on a discrete site outside of it.
+        ProgramError: a discrete site decides about a continuous site and more; or an elimination
+            needs too large a table.
     """
-    nesting = _nesting(model, batch)
+    trace = _plain_trace(model, batch)
+    labels = _global_labels(trace)
+    if labels and _reach_clients(model, batch, labels):
+        raise GlobalLabels(labels)
+    nesting = _nesting(trace)
     components = _components(model, batch, nesting)
 
     @wraps(model, updated=())
@@ -148,7 +198,10 @@ def summed_out(model: Model, batch: ClientBatch) -> Model:
                 # the factor has the density of a mixed site, which its own prior has counted too
                 prior = enumerated.priors.get(component.mixed, 0.0)
                 total = tables.counted() - prior
-                add_factor(component.name, total, batch, by_row=DATA in component.plates)
+                if CLIENTS in component.plates:
+                    add_factor(component.name, total, batch, by_row=DATA in component.plates)
+                else:
+                    pyro.factor(component.name, total[0, 0])
             else:
                 asked_for.append(tables)
         return value
@@ -167,10 +220,8 @@ def tables_of(program: Program, values: Values, batch: ClientBatch, params: Para
     return tables
 
 
-def _nesting(model: Model, batch: ClientBatch) -> int:
+def _nesting(trace: Any) -> int:
     """Return how many batch dimensions the plates of a program take."""
-    with Center(), Fixed({}), pyro.validation_enabled(False):
-        trace: Any = pyro.poutine.trace(model).get_trace(batch)
     stacks = (site["cond_indep_stack"] for _, site in samples(trace))
     return max([2, *(-frame.dim for stack in stacks for frame in stack if frame.vectorized)])
 
@@ -227,19 +278,49 @@ def _faults_of_plates(trace: Any) -> Iterator[str]:
                 )
 
 
+def _plain_trace(model: Model, batch: ClientBatch, values: Values | None = None) -> Any:
+    """Trace a program with latent sites at their centers, and some at `values`."""
+    model = pyro.poutine.condition(model, values or {})
+    with Center(), Fixed({}), pyro.validation_enabled(False):
+        return pyro.poutine.trace(model).get_trace(batch)
+
+
+def _reach_clients(model: Model, batch: ClientBatch, labels: Mapping[str, Label]) -> bool:
+    """Return whether what is inside `batch.clients()` depends on labels outside, all else the same.
+
+    It finds what enumeration cannot: the sum of a plate's labels has lost their dimension.
+    """
+    log_p: list[list[Tensor]] = []
+    for at in (0, -1):
+        point = {name: label.support[at].expand(label.shape) for name, label in labels.items()}
+        trace = _plain_trace(model, batch, point)
+        trace.compute_log_prob()
+        log_p.append([site["log_prob"] for _, site in samples(trace) if in_clients(site)])
+    return any(not torch.equal(*pair) for pair in zip(*log_p, strict=True))
+
+
+def _global_labels(trace: Any) -> dict[str, Label]:
+    """Return the discrete sites outside of `batch.clients()`."""
+    labels = {}
+    for name, site in samples(trace):
+        if is_enumerable(site) and not in_clients(site):
+            frames = sorted((f for f in site["cond_indep_stack"] if f.vectorized), key=_DIM)
+            support = site["fn"].enumerate_support(expand=False)
+            event = support.shape[support.dim() - site["fn"].event_dim :]
+            sizes = range(frames[0].dim, 0) if frames else ()
+            of_dim = {frame.dim: frame.size for frame in frames}
+            shape = tuple(of_dim.get(dim, 1) for dim in sizes)
+            labels[name] = Label(support.reshape(-1, *event), shape)
+    return labels
+
+
 def _component(trace: Any, names: Sequence[str]) -> Component:
     order = [name for name in trace.nodes if name in names]
     labels = tuple(name for name in order if is_enumerable(trace.nodes[name]))
     terms = tuple(name for name in order if name not in labels)
     stacks = {name: plates_of(trace.nodes[name]) for name in order}
-    if any(CLIENTS not in stacks[name] for name in order):
-        outside = next(name for name in order if CLIENTS not in stacks[name])
-        raise ProgramError(
-            f"site '{outside}' is discrete, or depends on a discrete site, outside of "
-            "batch.clients(): its sum is one of products over all clients, which no client can "
-            "compute alone; fit the model once for each of its values, and compare them by "
-            "fit.evidence or hierfl.compare_models"
-        )
+    if len({CLIENTS in stack for stack in stacks.values()}) > 1:
+        raise GlobalLabels(_global_labels(trace))
     markov = any("_markov_depth" in trace.nodes[name]["infer"] for name in labels)
     is_scaled, is_apart = _scales(trace, labels, order)
     is_mixture = len(terms) == len({*stacks.values()}) == 1 and not (markov or is_apart)

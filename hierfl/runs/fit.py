@@ -22,6 +22,7 @@ from hierfl.engine.settings import Settings
 from hierfl.method import Method
 from hierfl.methods.stages.checks import Misread
 from hierfl.posterior.snapshot import learned_params
+from hierfl.program.enumerated import GlobalLabels
 from hierfl.program.sites import Model
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import FitArguments, check_model, with_rows
@@ -196,7 +197,9 @@ def fit(
         settings: how the fit is computed, who takes part, and what the server may see.
 
     Returns:
-        The fit.
+        The fit. Of a program with a discrete site of all clients, on which what is inside
+        `batch.clients()` depends, a `hierfl.runs.mixed_fit.MixedFit`: of up to 64 joint values each
+        has a fit, with its probability and a folder of its own in `checkpoint`.
 
     Raises:
         TypeError: an argument is of another kind, such as a frame for `data`.
@@ -238,5 +241,15 @@ def fit(
         if settings.disclose == "sums" and model.discloses == "summaries":
             raise too_much(model, data)
         return run(model, data, call)
-    choice = choose(model, data, settings=settings, cohort=cohort, seed=seed)
-    return run_chosen(choice, data, call)
+
+    def fit_chosen(model: Model, part: str = "") -> Fit:
+        choice = choose(model, data, settings=settings, cohort=cohort, seed=seed)
+        folder = call.checkpoint and call.checkpoint / part
+        return run_chosen(choice, data, replace(call, checkpoint=folder))
+
+    try:
+        return fit_chosen(model)
+    except GlobalLabels as labels:
+        from hierfl.runs.mixed_fit import mixed_fit  # here: few programs need it
+
+        return mixed_fit(model, labels, fit_chosen)  # type: ignore[return-value]  # few answers lack

@@ -403,6 +403,52 @@ def seen_labels_by_hand(batch: ClientBatch) -> None:
             pyro.factor("rows", torch.where(batch.n > 0.0, known, both.logsumexp(0)))
 
 
+# ------------------------------------------------------------ labels of all clients, which global sites depend on
+def spikes(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    which = pyro.sample("which", dist.Bernoulli(share))
+    slope = pyro.sample("slope", dist.Normal(0.0, 0.1 + which))
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(own + gain + slope * batch.n, 0.7), obs=batch.y)
+
+
+def spikes_by_hand(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    spike_and_slab = dist.Normal(torch.zeros(2), torch.tensor([0.1, 1.1]))
+    weights = torch.distributions.Categorical(torch.stack([1.0 - share, share]))
+    slope = pyro.sample("slope", dist.MixtureSameFamily(weights, spike_and_slab))
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(own + gain + slope * batch.n, 0.7), obs=batch.y)
+
+
+def pilot(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    which = pyro.sample("which", dist.Bernoulli(share))
+    slope = pyro.sample("slope", dist.Normal(0.0, 0.1 + which))
+    pyro.sample("pilot", dist.Normal(2.0 * which, 1.0), obs=torch.tensor(0.7))
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(own + gain + slope * batch.n, 0.7), obs=batch.y)
+
+
+def pilot_by_hand(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    terms = dist.Normal(0.0, torch.tensor([0.1, 1.1])).log_prob(slope)
+    terms = terms + dist.Normal(torch.tensor([0.0, 2.0]), 1.0).log_prob(torch.tensor(0.7))
+    total = (terms + bernoulli(share)).logsumexp(0) - dist.Normal(0.0, 1.0).log_prob(slope)
+    pyro.factor("which", total)
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(own + gain + slope * batch.n, 0.7), obs=batch.y)
+
+
 Program = Callable[[ClientBatch], None]
 PAIRS: dict[str, tuple[Program, Program]] = {
     "row label": (row_label, row_label_by_hand),
@@ -420,8 +466,10 @@ PAIRS: dict[str, tuple[Program, Program]] = {
     "seen labels": (seen_labels, seen_labels_by_hand),
     "trials": (trials, trials_by_hand),
     "even kinds": (even, even_by_hand),
+    "spikes": (spikes, spikes_by_hand),
+    "pilot": (pilot, pilot_by_hand),
 }
-VALUES = {"mu": 0.3, "gain": 1.4, "share": 0.35}
+VALUES = {"mu": 0.3, "gain": 1.4, "share": 0.35, "slope": 0.2}
 
 
 def density(model: Program, rows: ClientData) -> Callable[[Tensor], Tensor]:
@@ -567,6 +615,8 @@ def share_of(fit: hierfl.Fit, site: str) -> tuple[Tensor, Tensor]:
         ("kinds and labels", "kind"),
         ("kinds and labels", "label"),
         ("kinds of priors", "kind"),
+        ("spikes", "which"),
+        ("pilot", "which"),
     ],
 )
 def test_labels_are_drawn_by_their_probabilities(name: str, site: str) -> None:

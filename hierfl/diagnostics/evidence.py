@@ -1,0 +1,89 @@
+"""The evidence of a model, from draws of its posterior alone.
+
+With f a density inside the posterior's bulk, and x the unconstrained global sites,
+
+    1 / p(y) = E[f(x) / (p(x) prod_k p(y_k | x))],    x from the posterior
+
+f is the draws' Gaussian inside its ellipsoid of 90%, so that no term is large where the posterior has
+tails (Geweke 1999, Econometric Reviews 18; Gelfand and Dey 1994, JRSS B 56). Clients' local sites
+are integrated out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+
+from hierfl.core.arguments import spelled
+from hierfl.core.gaussians import LOG_2_PI
+from hierfl.core.process import one_at_a_time
+from hierfl.diagnostics.left_out import kept_densities, precise
+from hierfl.posterior.corrected import corrected
+from hierfl.posterior.snapshot import Snapshot, expect_fit, lacks_rows
+from hierfl.posterior.weights import INNER, already_weighted
+from hierfl.program.few_rows import double_precision
+
+BULK = 0.9  # probability of the ellipsoid
+
+
+class LogEvidence(NamedTuple):
+    """log p(y) in nats, and the sd of its Monte Carlo error."""
+
+    value: float
+    error: float
+
+
+@one_at_a_time
+@spelled
+def log_evidence(fit: Snapshot, *, draws: int = 2000, seed: int = 0) -> LogEvidence:
+    """Estimate log p(y), the log density of all clients' labels with every site integrated out.
+
+    Its differences between models of the same rows are log Bayes factors. It depends on priors, also
+    on vague ones: compare predictions by `hierfl.compare_models` where these are not believed.
+
+    Args:
+        fit: whose posterior can be trusted. Over nodes, or without rows, of `two_stage` alone.
+        draws: S, of the posterior.
+        seed: of the draws.
+
+    Raises:
+        ValueError: the guide has no density, or the server does not have what it takes.
+    """
+    expect_fit(fit)
+    block = fit.program.latents.global_block
+    if lacks_rows(fit):
+        densities, constants = kept_densities(fit)
+        values, log_weights = densities.values, densities.log_weights
+        log_p = densities.log_prior + (densities.log_likelihood + constants).sum(1)
+    elif already_weighted(fit):
+        weighed = precise(fit, draws, INNER, seed)
+        values, log_weights = weighed.draws.shared, torch.full((draws,), -math.log(draws))
+        # of the mean weight of local draws the reciprocal is too large by their relative variance
+        log_p = weighed.log_shared + (weighed.log_own + weighed.variance.log1p()).sum(1)
+    else:
+        weighted = corrected(fit, draws, seed=seed)
+        return LogEvidence(weighted.log_evidence, weighted.effective**-0.5)
+    with double_precision(), torch.no_grad():
+        points = torch.vmap(block.flatten)({n: v.double() for n, v in values.items()})
+        if lacks_rows(fit):  # whose prior is of the sites as the program writes them
+            jacobians = torch.vmap(lambda x: block.unflatten(x)[1])(points).values()
+            log_p = log_p + sum(jacobian.reshape(len(points), -1).sum(1) for jacobian in jacobians)
+        return _in_bulk(points, log_p.double(), log_weights.double())
+
+
+def _in_bulk(points: Tensor, log_p: Tensor, log_weights: Tensor) -> LogEvidence:
+    """Return the evidence by draws (S, K) of log weights (S,), of the log density (S,)."""
+    share, size = log_weights.exp(), points.shape[1]
+    centered = points - share @ points
+    root = torch.linalg.cholesky(centered.mT @ (share[:, None] * centered))
+    distance = torch.linalg.solve_triangular(root, centered.mT, upper=False).square().sum(0)
+    inside = distance <= chi2.ppf(BULK, size)
+    log_f = -0.5 * (distance + size * LOG_2_PI) - root.diagonal().log().sum() - math.log(BULK)
+    log_terms = torch.where(inside, log_f - log_p, -torch.inf)
+    log_mean = (log_terms + log_weights).logsumexp(0)
+    spread = (share * ((log_terms - log_mean).exp() - 1.0)).square().sum().sqrt()
+    return LogEvidence(-float(log_mean), float(spread))

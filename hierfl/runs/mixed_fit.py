@@ -1,0 +1,195 @@
+"""The fit of a program whose discrete sites all clients share: a fit for each of their values.
+
+    p(z | y) = sum_k p(k | y) p(z | k, y),    p(k | y) proportional to p(k, y)
+
+The evidence p(k, y) of each joint value k is estimated from the draws of its fit
+(`hierfl.diagnostics.log_evidence`), so that no more is asked of clients than by these fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from hierfl.core.arguments import expect_draws
+from hierfl.core.tables import Shown, shown_as
+from hierfl.diagnostics.evidence import log_evidence
+from hierfl.diagnostics.summary import Summary, summary
+from hierfl.posterior.arviz_groups import EXPAND, attributes, given_groups
+from hierfl.posterior.corrected import corrected
+from hierfl.posterior.draws import Draws
+from hierfl.posterior.site_table import frame_of_draws
+from hierfl.program.enumerated import GlobalLabels
+from hierfl.program.program import ProgramError
+from hierfl.program.sites import Model
+from hierfl.runs.result import Fit
+
+MOST = 64  # joint values
+NEGLIGIBLE = 1e-3  # probability below which a value's fit is not judged
+IMPRECISE = 0.1  # nats of Monte Carlo error in the evidence of a value that counts
+
+
+def _shown(mixed: MixedFit) -> Shown:
+    note = "fit.summary() shows every site, and whether to trust it; fit.fits has each value's fit."
+    return Shown(f"MixedFit({len(mixed.fits)} values of discrete sites)", mixed.probabilities, note)
+
+
+@shown_as(_shown)
+@dataclass(frozen=True, eq=False)
+class MixedFit:
+    """Fits of a program at each value of its discrete sites of all clients, and their probabilities.
+
+    It answers what is asked of draws. Other questions are answered by one of `fits`.
+
+    Args:
+        fits: one a joint value, in the order of `probabilities`.
+        values: site -> (M, *shape), its value in each fit.
+        probabilities: a row a joint value: the sites' values, `probability` given the data,
+            `log_evidence` in nats with `error`, the sd of its Monte Carlo error.
+    """
+
+    fits: tuple[Fit, ...]
+    values: Mapping[str, Tensor]
+    probabilities: pd.DataFrame
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what one fit alone can answer."""
+        if hasattr(Fit, name):
+            raise AttributeError(
+                f"fit.{name} is not there, since discrete site '{next(iter(self.values))}' of all "
+                f"clients has a fit for each value: ask one of them, fit.fits[0].{name}, or take "
+                "draws, fit.posterior()"
+            )
+        raise AttributeError(f"MixedFit has no attribute '{name}'")
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients' names, in the order of the data."""
+        return self.fits[0].clients
+
+    def draws(self, draws: int = 1000, *, seed: int = 0) -> Draws:
+        """Draw all latent sites: `shared` site -> (S, *shape), `own` site -> (S, N, *shape)."""
+        expect_draws(draws)
+        order = torch.from_numpy(np.random.default_rng(seed).permutation(draws))
+        numbers = [n for n in self._numbers(draws).tolist() if n]
+        at = torch.repeat_interleave(torch.arange(len(self.fits)), self._numbers(draws))
+        which = [fit for fit, n in zip(self.fits, self._numbers(draws).tolist(), strict=True) if n]
+        drawn = [_drawn(fit, n, seed) for fit, n in zip(which, numbers, strict=True)]
+        shared, own = (
+            {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
+            for parts in ([d.shared for d in drawn], [d.own for d in drawn])
+        )
+        labels = {name: value[at][order] for name, value in self.values.items()}
+        return Draws({**labels, **shared}, own)
+
+    def posterior(
+        self,
+        draws: int = 1000,
+        *,
+        seed: int = 0,
+        var_names: Collection[str] | None = None,
+        expand: int = EXPAND,
+    ) -> Any:
+        """Draw all latent sites, discrete ones too, in ArviZ's form. Arguments: `Fit.posterior`."""
+        first = self.fits[self._likeliest]
+        drawn = self.draws(draws, seed=seed)
+        groups = given_groups(first, "posterior", drawn, var_names=var_names, expand=expand)
+        return groups.arviz(attributes(first, seed))
+
+    def replicate(self, rows: Any, *, draws: int = 200, seed: int = 0) -> Tensor:
+        """Draw labels of some rows from the posterior predictive distribution, (S, n)."""
+        numbers = self._numbers(draws).tolist()
+        parts = [
+            fit.replicate(rows, draws=n, seed=seed)
+            for fit, n in zip(self.fits, numbers, strict=True)
+            if n
+        ]
+        return torch.cat(parts)
+
+    def summary(self, *, draws: int = 1000, seed: int = 0) -> Summary:
+        """Summarize all sites, and judge the fits that count. Arguments: `Fit.summary`."""
+        frame = frame_of_draws(self.fits[self._likeliest], self.draws(draws, seed=seed))
+        words, trustworthy = self._verdict
+        count = f"{len(self.fits)} values of discrete sites"
+        title = f"{count}: {len(self.clients)} clients, {draws} draws"
+        tables = (("Posterior probabilities", self.probabilities), ("Posterior", frame))
+        return Summary(title, frame, words, trustworthy, tables=tables)
+
+    @property
+    def _likeliest(self) -> int:
+        return int(self.probabilities["probability"].argmax())
+
+    def _numbers(self, draws: int) -> Tensor:
+        """Return the number of draws from each fit, (M,), by largest remainders."""
+        shares = self.probabilities["probability"].to_numpy() * draws
+        numbers = np.floor(shares).astype(int)
+        largest = np.argsort(numbers - shares, kind="stable")[: draws - numbers.sum()]
+        numbers[largest] += 1
+        return torch.from_numpy(numbers)
+
+    @cached_property
+    def _verdict(self) -> tuple[str, bool | None]:
+        """Return whether all fits that count can be trusted, and their probabilities."""
+        table = self.probabilities
+        counts = np.flatnonzero(table["probability"] >= NEGLIGIBLE)
+        for k in counts:
+            judged = summary(self.fits[k])
+            if not judged.trustworthy:
+                return f"{judged.verdict}\nNote: this is of the fit of {self._label(k)}.", None
+        error = float(table["error"].iloc[counts].max())
+        if len(counts) > 1 and not error <= IMPRECISE:
+            return (
+                f"Check before you trust it. The log evidence of a value has a Monte Carlo error of "
+                f"{error:.2f} nats, so that probabilities of values are rough: draw more.",
+                None,
+            )
+        return f"Trustworthy. The fits of the {len(counts)} values that count are.", True
+
+    def _label(self, k: int) -> str:
+        return ", ".join(f"{name} = {self.probabilities[name].iloc[k]}" for name in self.values)
+
+
+def mixed_fit(model: Model, labels: GlobalLabels, fit_one: Callable[[Model, str], Fit]) -> MixedFit:
+    """Fit a program at each joint value of its discrete sites of all clients.
+
+    Raises:
+        ProgramError: there are more than 64 joint values.
+    """
+    count = labels.count
+    if count > MOST:
+        raise ProgramError(
+            f"the discrete sites of all clients, {', '.join(labels.sites)}, have {count:,} joint "
+            f"values, and {MOST} is the most, as each takes a fit: sample them inside "
+            "batch.clients(), or let only sites outside of it depend on them"
+        )
+    points = [dict(zip(labels.sites, point, strict=True)) for point in product(*labels.each())]
+    fits = tuple(
+        fit_one(poutine.condition(model, point), f"value_{k}") for k, point in enumerate(points)
+    )
+    found = [log_evidence(fit) for fit in fits]
+    logs = torch.tensor([one.value for one in found], dtype=torch.float64)
+    values = {name: torch.stack([point[name] for point in points]) for name in labels.sites}
+    table = pd.DataFrame(
+        {
+            **{name: value.tolist() for name, value in values.items()},
+            "probability": logs.softmax(0).numpy(),
+            "log_evidence": logs.numpy(),
+            "error": [one.error for one in found],
+        }
+    )
+    return MixedFit(fits, values, table)
+
+
+def _drawn(fit: Fit, count: int, seed: int) -> Draws:
+    if not fit.progress.corrected:
+        return fit.draws(count, seed=seed)
+    return corrected(fit, count, seed=seed).draws
