@@ -152,7 +152,10 @@ class MixedFit:
                 f"{error:.2f} nats, so that probabilities of values are rough: draw more.",
                 None,
             )
-        return f"Trustworthy. The fits of the {len(counts)} values that count are.", True
+        return (
+            f"Trustworthy. So is the fit of each value of probability {NEGLIGIBLE} or more.",
+            True,
+        )
 
     def _label(self, k: int) -> str:
         return ", ".join(f"{name} = {self.probabilities[name].iloc[k]}" for name in self.values)
