@@ -103,7 +103,7 @@ def _constrained(program: Program, params: Params) -> Params:
 
 
 def _same(target: Tensor, values: Params) -> str | None:
-    """Return the name of the value that equals `wanted` elementwise, whatever its shape."""
+    """Return the name of the value that equals `target` elementwise, whatever its shape."""
     return next(
         (
             name

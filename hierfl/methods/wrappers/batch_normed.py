@@ -46,9 +46,7 @@ Found = TypeVar("Found")
 BY_LIKELIHOOD = ("conditional", "from_factor", "unrolled")  # guides that evaluate it
 
 
-@Wrapper(
-    adds='"+BN": networks with batch normalization, by statistics of each client\'s own rows',
-)
+@Wrapper(adds='"+BN": networks with batch normalization, by statistics of each client\'s own rows')
 def batch_normed(method: Method) -> Method:
     """Return the method for a network with batch normalization (nn.BatchNorm1d, 2d, 3d).
 
@@ -150,7 +148,6 @@ def _guide(guide: Guide | Family) -> Guide | Family:
 def _keeping(plain: Client, program: Program, start: Params) -> Client:
     """Return the client that keeps statistics, first `start`, beside the method's state."""
     none = {name: torch.full_like(v, torch.nan) for name, v in start.items()}
-
     whole = beside(plain, {"statistics": none})
 
     def params(message: Tree, own: Tree) -> Params:
@@ -239,11 +236,9 @@ def fedbn(
         )
         return batch_normed(plain)
 
-    def client(program: Program) -> Client:
-        return with_heads(program).client(program)
-
-    def server(program: Program) -> Server:
-        return with_heads(program).server(program)
-
-    normed = batch_normed(fedrep(model))
-    return replace(normed, name="fedbn", client=client, server=server)
+    return replace(
+        batch_normed(fedrep(model)),
+        name="fedbn",
+        client=lambda program: with_heads(program).client(program),
+        server=lambda program: with_heads(program).server(program),
+    )

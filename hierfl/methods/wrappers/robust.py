@@ -39,10 +39,10 @@ LEAST = 1e-9  # a weight below it says that a client is left out, as by averagin
 def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) -> Method:
     """Return the method with a robust mean in place of the server's weighted mean.
 
-    Every client counts as one, whatever its number of rows: a weight sent
-    by a client may be wrong too. Scalar shares are only logged, and stay means.
-    The server has to see each client's update, so that the method discloses summaries. Updates that
-    are not finite are refused before (`Settings(on_client_error="skip")` leaves their clients out).
+    Every client counts as one, whatever its number of rows: a weight sent by a client may be wrong
+    too. Scalar shares are only logged, and stay means. The server has to see each client's update,
+    so that the method discloses summaries. Updates that are not finite are refused before
+    (`Settings(on_client_error="skip")` leaves their clients out).
 
     Args:
         method: any method whose server averages its clients' copies of the global params; or
@@ -57,8 +57,8 @@ def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) ->
         ValueError: `rule` is none of the four, or `tolerated` is outside [0, 0.5).
         ProgramError: (at fit) the server does more than average (scaffold); it sums factors of all
             clients (pvi, bfi, fedep, fedlaplace); or it needs summaries itself (two_stage, fedamp).
-            (In a round) a client sends a share of weight 0 (averaging_some); or
-            there are too few clients for "krum".
+            (In a round) a client sends a share of weight 0 (averaging_some); or there are too few
+            clients for "krum".
     """
     expect(rule=(rule, RULES), tolerated=(tolerated, "[0, 0.5)"))
 
