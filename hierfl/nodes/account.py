@@ -63,7 +63,8 @@ class Subject(NamedTuple):
 
     rows: str  # and columns; nothing of a formula, so that another one tells nothing new
     place: str  # of which the node answers one question
-    columns: str = ""  # of the schema, the same in all questions about the rows
+    columns: str = ""  # of the schema; it and `least` are the same in all questions about the rows
+    least: str = ""  # how few rows may be told of
     basis: str = ""  # what the schema of a fit must be
 
 
@@ -174,8 +175,9 @@ class Ledger:
             same = of[:2] == own[:2]
             if same and before.request == entry.request:
                 return before.answer.encode()
-            others = of.rows == own.rows and own.columns
-            if same or (others and of.columns not in ("", own.columns)):
+            shared = zip((of.columns, of.least), (own.columns, own.least), strict=True)
+            differs = any("" != value != other != "" for value, other in shared)
+            if same or (of.rows == own.rows and differs):
                 raise Refused(
                     f"it has answered another question of the kind '{entry.kind}' about these columns: "
                     f"a node answers once; {AGAIN}"

@@ -94,7 +94,7 @@ def _disclosure(inquiry: Inquiry) -> Iterator[Refused]:
 
 def _replies(inquiry: Inquiry) -> Iterator[Reply]:
     """Yield the answer; of sums and counts, `hierfl.formulas.questions` has those that may leave."""
-    rows, question = inquiry.source, inquiry.request
+    rows, question, key = inquiry.source, inquiry.request, inquiry.ledger.key
 
     def answer() -> Any:
         declared, start = rows.formula.declared, rows.formula.schema
@@ -103,7 +103,11 @@ def _replies(inquiry: Inquiry) -> Iterator[Reply]:
             _check_together(inquiry)
         return made
 
-    yield reply_of(inquiry, [rows.coded(inquiry.ledger.key)], answer)
+    of_numbers = question.kind in ("columns", "call", "design")
+    groups = None if of_numbers else [name for name in question.by if name in rows.frame]
+    frames = {rows.client: rows.frame}
+    behind = rows_of_formula(rows.formula, frames, key, question.min_count, groups)
+    yield reply_of(inquiry, [behind], answer)
 
 
 def _check_together(inquiry: Inquiry) -> None:
@@ -132,7 +136,8 @@ def _subject(inquiry: Inquiry) -> Subject:
     columns = "" if question.schema is None else _hash(question.schema, "columns")
     basis = _hash(question.schema, *BASIS) if question.kind == "design" else ""
     about = _about(rows.formula, rows.coded(inquiry.ledger.key))
-    return Subject(about, place, columns, basis)
+    least = "" if question.kind in ("rows", "outside") else str(question.min_count)
+    return Subject(about, place, columns, least, basis)
 
 
 def _text(inquiry: Inquiry) -> str:
