@@ -18,9 +18,9 @@ from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.transforms import ColumnSums, sums
 
 Floats = NDArray[np.float64]
-SHARE = 0.99  # of the squares of a combination, from which on it is of a few rows
-EXACT = 1.0 - 1e-6  # the same, of columns of zeros and ones
-NEARLY = 1e-4  # of the squares of all other rows
+# of the squares of a combination, from which on it is of a few rows: of a column that rows have, of one
+# that a formula makes, and of zeros and ones
+SHARE, NEARLY, EXACT = 0.99, 1.0 - 1e-4, 1.0 - 1e-6
 MOST_CHECKED = 500  # rows of high leverage
 TIMES = 50  # that rows are moved, after which nothing is told
 NOTHING = ColumnSums(0, 0.0, 0.0)
@@ -60,34 +60,29 @@ def _largest(some: Floats) -> float:
     return float(np.linalg.eigvalsh(some @ some.T)[-1])
 
 
-def _dominant(column: Floats, least: int) -> NDArray[np.int64]:
-    """Return fewer than `least` rows that have nearly all squares about the mean, (n, 1): sums are theirs to 1e-4."""
-    squares = (column[:, 0] - column.mean()) ** 2
-    order = np.argsort(-squares)[: max(min(least - 1, len(column) // 4), 0)]
-    enough = np.flatnonzero(squares[order].cumsum() > (1.0 - NEARLY) * squares.sum())
-    return order[: enough[0] + 1] if len(enough) else order[:0]
-
-
 def singled_out(
-    values: Floats, least: int, degree: int = 1, *, by_value: bool = True
+    values: Floats, least: int, degree: int = 1, *, by_value: bool = True, share: float = NEARLY
 ) -> NDArray[np.int64]:
     """Return fewer than `least` rows that sums of values to the power of up to 2 `degree` tell about.
 
-    They differ from all others, have nearly all squares of a power, or, `by_value`, share a value, of
-    which there are no more than powers, so that the rows of each can be solved for.
+    They differ from all others, have a `share` of the squares of a power, or, `by_value`, share a value,
+    of which there are no more than powers, so that the rows of each can be solved for.
     """
     none = np.zeros(0, dtype=np.int64)
     if least < 2 or not len(values) or not (spread := values.std()):
         return none
     powers = ((values - values.mean()) / spread)[:, None] ** np.arange(1, 2 * degree + 1)
     sets = [powers] if by_value and len(np.unique(values)) <= 2 * degree + 1 else []
-    for of in (*sets, *(powers[:, k : k + 1] for k in range(degree))):
-        if len(rows := isolated(of, least, EXACT)) or len(rows := _dominant(of, least)):
-            return rows
-    return none
+    sets += [powers[:, k : k + 1] for k in range(degree)]
+    # of a handful of rows, any few have nearly all squares
+    ways = ((least, EXACT), (min(least, len(values) // 4 + 1), share))
+    every_few = (isolated(of, *way) for of in sets for way in ways)
+    return next((rows for rows in every_few if len(rows)), none)
 
 
-def coarse(values: Floats, least: int, *, by_value: bool = True) -> Floats:
+def coarse(
+    values: Floats, least: int, *, by_value: bool = True, share: float = NEARLY
+) -> Floats:
     """Return values, (n,), of which sums and sums of squares tell about no few rows (`singled_out`).
 
     Those that they would tell about become the nearest other value, and NaN stays. Where that does
@@ -97,7 +92,7 @@ def coarse(values: Floats, least: int, *, by_value: bool = True) -> Floats:
     if least < 2 or not len(own := values[there]):
         return values
     for _ in range(TIMES):
-        few = singled_out(own, least, by_value=by_value)
+        few = singled_out(own, least, by_value=by_value, share=share)
         if not len(few):
             break
         others = np.unique(np.delete(own, few))
@@ -132,7 +127,7 @@ def coarse_frame(
     for name, kind in kinds.items():
         if name in frame and kind != "category" and frame[name].dtype.kind in "iuf":
             values = numbers(frame[name])
-            made[name] = coarse(values, least, by_value=name not in as_it_is)
+            made[name] = coarse(values, least, by_value=name not in as_it_is, share=SHARE)
             if not len(made[name]):  # they cannot be told about at all: only that they are there
                 made[name] = np.where(np.isfinite(values), 0.0, np.nan)
     return frame.assign(**made)

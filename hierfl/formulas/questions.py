@@ -31,7 +31,7 @@ from hierfl.formulas.columns import OneFrame, complete, ends_of, joined, number_
 from hierfl.formulas.constants import STATEFUL, Implausible, check_constants, check_moments
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
-from hierfl.formulas.disclosure import EXACT, coarse_frame, isolated, singled_out, told
+from hierfl.formulas.disclosure import EXACT, NEARLY, SHARE, coarse_frame, isolated, singled_out, told
 from hierfl.formulas.expressions import Call, calls_within
 from hierfl.formulas.imputed import filled, known_values, with_known
 from hierfl.formulas.schema import OFFSET, Schema
@@ -130,11 +130,12 @@ def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> 
         if schema.columns[label].kind == "number":
             columns[label] = ready[label].to_numpy(np.float64)
     beside = {name: values for of in additions.values() for name, values in _added(ready[of])}
+    made = {n: of[rows_known[n]] if n in rows_known else of for n, of in columns.items()}
     as_it_is = {*declared.parts.labels, *beside}
-    for name, values in (*read.items(), *beside.items(), *columns.items()):
-        own = values[rows_known[name]] if name in rows_known and name not in read else values
-        if len(singled_out(own, least, by_value=name not in as_it_is)):
-            raise Implausible(FEW.format(f"the column '{name}'", least))
+    for share, every in ((SHARE, read), (NEARLY, {**made, **beside})):
+        for name, values in every.items():
+            if len(singled_out(values, least, by_value=name not in as_it_is, share=share)):
+                raise Implausible(FEW.format(f"the column '{name}'", least))
     whole = [values for name, values in columns.items() if name not in rows_known]
     if whole and len(isolated(np.stack(whole, axis=1), least, EXACT)):
         raise Implausible(FEW.format("a combination of its columns", least))

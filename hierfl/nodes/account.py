@@ -189,8 +189,10 @@ class Ledger:
         of_run = [e for e in self.entries if e.run == run and e.kind in ("round", END)]
         if any(e.subject == (state,) for e in of_run):
             return
-        last = max((k for k, e in enumerate(of_run) if e.kind == "round"), default=-1)
-        count = len({e.subject for e in of_run[last + 1 :]})
+        rounds = [k for k, e in enumerate(of_run) if e.kind == "round"]
+        if not rounds:
+            raise Refused("the node has been through no round of the run: ask after one")
+        count = len({e.subject for e in of_run[rounds[-1] + 1 :]})
         if ends and count < policy.states_a_run:
             self.append(Entry(END, state, run, (state,)))
             return
