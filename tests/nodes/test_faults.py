@@ -33,11 +33,11 @@ def rows() -> ClientData:
 
 
 def plain() -> Any:
-    return methods.fedavg(_shared(), optimizer=SGD(0.05), steps=2, batch_size=2)
+    return methods.fedavg(_shared(), optimizer=SGD(0.05), steps=3, batch_size=2)
 
 
 def stateful() -> Any:
-    return methods.local_only(_shared(), optimizer=SGD(0.05), steps=2, batch_size=2)
+    return methods.local_only(_shared(), optimizer=SGD(0.05), steps=3, batch_size=2)
 
 
 @pytest.fixture
