@@ -80,9 +80,7 @@ def singled_out(
     return next((rows for rows in every_few if len(rows)), none)
 
 
-def coarse(
-    values: Floats, least: int, *, by_value: bool = True, share: float = NEARLY
-) -> Floats:
+def coarse(values: Floats, least: int, *, by_value: bool = True, share: float = NEARLY) -> Floats:
     """Return values, (n,), of which sums and sums of squares tell about no few rows (`singled_out`).
 
     Those that they would tell about become the nearest other value, and NaN stays. Where that does

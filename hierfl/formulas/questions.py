@@ -31,7 +31,15 @@ from hierfl.formulas.columns import OneFrame, complete, ends_of, joined, number_
 from hierfl.formulas.constants import STATEFUL, Implausible, check_constants, check_moments
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
-from hierfl.formulas.disclosure import EXACT, NEARLY, SHARE, coarse_frame, isolated, singled_out, told
+from hierfl.formulas.disclosure import (
+    EXACT,
+    NEARLY,
+    SHARE,
+    coarse_frame,
+    isolated,
+    singled_out,
+    told,
+)
 from hierfl.formulas.expressions import Call, calls_within
 from hierfl.formulas.imputed import filled, known_values, with_known
 from hierfl.formulas.schema import OFFSET, Schema

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from hierfl.core.disk import PRIVATE_FILE, private_folder, write_all, write_private, writing
+from hierfl.core.disk import private_folder, write_line, write_private
 from hierfl.core.trees import Tree, named_leaves
 from hierfl.nodes import log
 from hierfl.nodes.messages import Refused
@@ -145,25 +145,12 @@ class Ledger:
 
     def _write(self, entry: Entry) -> None:
         line = msgspec.json.encode(replace(entry, before=self._head))
-        path = self.folder / FILE
-        with writing(path, len(line)):
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
-            try:
-                os.ftruncate(handle, self._size)  # without a line that a crash has cut
-                write_all(handle, line + b"\n", self._size, path)
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        write_line(self.folder / FILE, line, self._size)
         self._head, self._size = digest(line), self._size + len(line) + 1
         self.entries.append(entry)
         log.set_mark(self.folder, len(self.entries), self._head)
 
     # ------------------------------------------------------------ what was answered
-    def earlier(self, kind: str, request: str, run: str = "") -> Entry | None:
-        """Return the first entry of a request, or None."""
-        of = (kind, request, run)
-        return next((e for e in self.entries if (e.kind, e.request, e.run) == of), None)
-
     def given(self, entry: Entry) -> bytes | None:
         """Return the answer to a request that is answered once; refuse another one about the same (`Subject`)."""
         resets = [k for k, before in enumerate(self.entries) if before.kind == RESET]
@@ -203,25 +190,21 @@ class Ledger:
             else "it asks under parameters that the node has not received in the run: ask by its fit"
         )
 
-    def of_today(self, kind: str) -> set[tuple[str, str]]:
-        """Return the different requests of a kind, with their runs, of the last 24 hours."""
-        since = log.now(timedelta(days=1))
-        return {(e.run, e.request) for e in self.entries if e.kind == kind and e.time > since}
-
     def check_limits(
         self, kind: str, run: str, request: str, policy: Policy, most: int | None
     ) -> None:
-        """Refuse a new request beyond what the policy allows a day, or a method in a run."""
-        if self.earlier(kind, request, run) is not None:
+        """Refuse a new request beyond what the policy allows in 24 hours, or a method in a run."""
+        times = {(e.run, e.request): e.time for e in self.entries if e.kind == kind}
+        if (run, request) in times:
             return
         allowed = policy.rounds_a_day if kind == "round" else policy.questions_a_day
-        if allowed is not None and (count := len(self.of_today(kind))) >= allowed:
+        count = sum(time > log.now(timedelta(days=1)) for time in times.values())
+        if allowed is not None and count >= allowed:
             raise Forbidden(
                 f"the node's policy allows {allowed} {kind}s a day, and it has been through {count} "
                 f"({kind}s_a_day): ask again tomorrow"
             )
-        of_run = {e.request for e in self.entries if (e.kind, e.run) == ("round", run)}
-        if kind == "round" and most is not None and len(of_run) >= most:
+        if most is not None and sum(of == run for of, _ in times) >= most:
             raise Refused(
                 f"the method takes at most {most} rounds, which are answered in run '{run}'"
             )

@@ -139,10 +139,8 @@ def _begun_again(
             if not error.missing or len(ids) - len(error.missing) < fewest:
                 raise
             for who, why in error.missing.items():
-                warnings.warn(
-                    f"client '{who}' is left out, and the run begins again: {why[:LONGEST]}",
-                    stacklevel=4,
-                )
+                text = f"{_called(who)} is left out, and the run begins again: {why[:LONGEST]}"
+                warnings.warn(text, stacklevel=4)
             absent = {**absent, **error.missing}
             introduced = {k: of for k, of in introduced.items() if of.client not in absent}
 

@@ -86,13 +86,15 @@ def few_rows(node: Node, least: int, asked: Mapping[str, Tensor]) -> Few:
             if len(few):
                 small[term.site] = few.tolist()
             if torch.isin(asked.get(term.index, few[:0]).long(), few).any():
-                raise Refused(f"it asks about rows of groups with fewer than {least} rows (min_count)")
+                raise Refused(
+                    f"it asks about rows of groups with fewer than {least} rows (min_count)"
+                )
     return small
 
 
 def without_few(tree: Tree, few: Few) -> Tree:
     """Return draws or summaries with NaN of groups with few rows, of which a node sends 0."""
-    for name, places in few.items():
+    for name, places in ((name, few[name]) for name in few.keys() & tree.keys()):
         of, at = tree[name], torch.tensor(places)
         tensors = {"": of} if isinstance(of, Tensor) else of
         hidden = {

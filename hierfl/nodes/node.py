@@ -279,7 +279,6 @@ def _about_client(inquiry: Inquiry) -> Iterator[Reply]:
         tree = answered(node, inquiry.tree, request, few)
         if stays:
             return Release(to_bytes({}, {**about, "stays": stays}), {}, f"no {kind}", more)
-        few = few if kind in ("summaries", "draws") else {}
         return Release(to_bytes(tree, {**about, "few": few}), tree, kind, more)
 
     yield Reply([] if stays else [node.behind], make)

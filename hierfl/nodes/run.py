@@ -68,9 +68,9 @@ class TooFewNodes(ClientError):
     one: client -> why it is missing.
     """
 
-    def __init__(self, message: str, missing: Mapping[str, str] | None = None) -> None:
+    def __init__(self, message: str, missing: Mapping[str, str] = {}) -> None:
         super().__init__(message)
-        self.missing = dict(missing or {})
+        self.missing = missing
 
 
 @dataclass(frozen=True, eq=False)

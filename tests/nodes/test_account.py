@@ -221,7 +221,9 @@ def test_small_mini_batches_are_refused(tmp_path: Path) -> None:
     part = rows().select(["south"])
     agreement = Agreement.between([Introduction.of(part)])
     one = node(methods.fedsvi(regression, batch_size=1), part, agreement, tmp_path / "default")
-    with pytest.raises(Forbidden, match=r"a round hold 1 rows, .* 5 or more \(min_rows, min_count\)"):
+    with pytest.raises(
+        Forbidden, match=r"a round hold 1 rows, .* 3 or more \(min_rows, min_count\)"
+    ):
         ask(one, 0)
     for policy, allowed in (("min_count = 1", ""), ("min_count = 1\nmin_rows = 3", "3 or more")):
         (tmp_path / "policy.toml").write_text(policy)

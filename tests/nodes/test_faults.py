@@ -121,7 +121,7 @@ def test_a_silent_node_of_many_rows_ends_no_round(tmp_path: Path) -> None:
         },
         client_fields={"height": torch.zeros(3)},
     )
-    method = methods.fedsvi(regression, batch_size=4)
+    method = methods.fedsvi(regression, batch_size=5)
     around = machines(method, data, tmp_path)
 
     def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:

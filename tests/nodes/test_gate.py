@@ -226,9 +226,7 @@ def test_a_design_with_a_column_of_few_rows_is_refused(tmp_path: Path) -> None:
     of = parts()
     of["west"] = rows(2).assign(load=np.arange(N) % 7.0, hiv=np.arange(N) % 2)
     nodes = in_process(of, tmp_path)
-    with pytest.warns(
-        UserWarning, match="'north' is left out: the column 'hiv' sets apart"
-    ):
+    with pytest.warns(UserWarning, match="'north' is left out: the column 'hiv' sets apart"):
         fit = hierfl.nodes.fit(formula("y ~ age + hiv"), nodes, rounds=1, disclose="sums")
     assert fit.clients == ("south", "west")
 
@@ -295,7 +293,10 @@ def test_a_schema_tells_of_the_values_that_rounds_send_or_no_round_begins(
             frame["dose"] = np.arange(N) % 2.0
         of["north"].loc[17, "dose" if "dose" in text else "x"] = value
         ready = hierfl.formula(
-            f"{text} + (1 | hospital)", "gaussian", clients="hospital", schema=hierfl.schema(of, made)
+            f"{text} + (1 | hospital)",
+            "gaussian",
+            clients="hospital",
+            schema=hierfl.schema(of, made),
         )
         try:
             check_design(ready, of["north"], "north", 5)
@@ -313,13 +314,17 @@ def test_a_schema_tells_of_the_values_that_rounds_send_or_no_round_begins(
 
 def test_values_that_a_schema_has_made_coarser_are_compared(tmp_path: Path) -> None:
     """A response is told of as it is, and a covariate without a value of few rows: the difference is that value."""
-    of = {k: rows(seed).assign(dose=np.arange(N) % 2.0) for seed, k in enumerate(("north", "south"))}
+    of = {
+        k: rows(seed).assign(dose=np.arange(N) % 2.0) for seed, k in enumerate(("north", "south"))
+    }
     of["north"].loc[17, "dose"] = 3.5
     as_response = transcript(formula("dose ~ age"), of, tmp_path)
     assert as_response[0]["dose"]["sums"]["total"] == of["north"]["dose"].sum()
     with pytest.raises(Refused, match="fewer than 5 rows have changed"):
         content = Question("columns", 5).json().encode()
-        answer_schema(formula("age ~ dose + arm"), {"north": of["north"]}, tmp_path / "north", content)
+        answer_schema(
+            formula("age ~ dose + arm"), {"north": of["north"]}, tmp_path / "north", content
+        )
 
 
 def test_all_questions_about_some_rows_are_of_one_least_count(tmp_path: Path) -> None:

@@ -167,7 +167,10 @@ def test_groups_of_few_rows_are_hidden(tmp_path: Path) -> None:
     own = next((tmp_path / "a" / "answers").glob("*summaries*.csv"))
     assert not pd.read_csv(own)["mean"].isna().any()  # its owner reads all of it
     model: Any = fit.method.model
-    for rows_of, is_small in ((slice(70), False), (slice(None), True)):  # nor by a prediction for a row of the group
+    for rows_of, is_small in (
+        (slice(70), False),
+        (slice(None), True),
+    ):  # nor by a prediction for a row of the group
         new = replace(model).data({"a": parts["a"][rows_of]})
         for answers in (fit.predict(new, draws=5), fit.scores(new, draws=5)):
             assert bool(answers.withheld) is is_small, answers.withheld
