@@ -59,8 +59,9 @@ def answer(
         bool, typer.Option("--wait", help="Of a folder: answer what comes, until stopped.")
     ] = False,
     only: Annotated[
-        str, typer.Option(metavar="SHA256", help="Answer this request alone, as `show` printed it.")
-    ] = "",
+        str | None,
+        typer.Option(metavar="SHA256", help="Answer this request alone, as `show` printed it."),
+    ] = None,
 ) -> None:
     """Answer a request, into standard output; those of a folder, into files beside them."""
     import torch
@@ -69,7 +70,7 @@ def answer(
     from hierfl.nodes.account import digest
     from hierfl.nodes.request_files import answer_waiting
 
-    if only and re.fullmatch("[0-9a-f]{64}", only) is None:
+    if only is not None and re.fullmatch("[0-9a-f]{64}", only) is None:
         raise typer.BadParameter(f"'{only}' is not a SHA-256 in hex digits", param_hint="--only")
     torch.set_default_dtype(torch.float64)  # unless the owner's model says otherwise
     content = b"" if request.is_dir() else _content(request, "REQUEST")

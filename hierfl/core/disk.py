@@ -77,6 +77,25 @@ def write_all(file: int, content: bytes, at: int, path: Path) -> None:
             at, view = at + done, view[done:]
 
 
+def write_line(path: Path, line: bytes, at: int | None = None) -> None:
+    """Write a line to a file of lines, behind its first `at` bytes or at its end, and wait until it is on disk.
+
+    What a crash has cut of the line before is gone, or a line of its own.
+    """
+    with writing(path, len(line)):
+        mode = os.O_RDWR | os.O_CREAT | (os.O_APPEND if at is None else 0)
+        file = os.open(path, mode, PRIVATE_FILE)
+        try:
+            size = os.fstat(file).st_size if at is None else at
+            if at is not None:
+                os.ftruncate(file, at)
+            torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+            write_all(file, b"\n" * torn + line + b"\n", size, path)
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
 WRITTEN = ".hierfl-files.json"  # the names of the files that hierfl has written to a folder
 
 

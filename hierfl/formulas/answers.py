@@ -24,10 +24,10 @@ from hierfl.formulas.columns import (
     numbers,
     prepared,
 )
-from hierfl.formulas.constants import STATEFUL
+from hierfl.formulas.constants import STATEFUL, Implausible
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
-from hierfl.formulas.disclosure import coarse, told, told_together
+from hierfl.formulas.disclosure import coarse, singled_out, told, told_together
 from hierfl.formulas.expressions import Call
 from hierfl.formulas.imputed import filled, known_values
 from hierfl.formulas.schema import OFFSET, Schema
@@ -91,7 +91,7 @@ def _of_column(
 
         def of_numbers(rows: slice) -> OfColumn:
             own = values[rows]
-            return OfColumn("number", unit, told(own[np.isfinite(own)], least))
+            return OfColumn("number", unit, sums(own[np.isfinite(own)]))
 
         return of_numbers
     names, declared, is_ordered = named(frame[name], name, client), list[str](), False
@@ -180,8 +180,12 @@ def of_call(
         if STATEFUL[call.callee].needs == "counts":
             return OfCall(told(values, least), counted(values, *at, least))
         degree = int(options_of(call)["degree"])
-        values = coarse(values, least, 2 * degree)
-        return OfCall(sums(values), powers(values, *at, degree))
+        if len(singled_out(values, least, degree)):
+            raise Implausible(
+                f"sums of the powers of '{call}' tell about fewer than {least} rows of this client: lower "
+                "the degree, or let the node's owner lower min_count"
+            )
+        return OfCall(told(values, least), powers(coarse(values, least), *at, degree))
 
     return answer
 
@@ -224,7 +228,7 @@ def of_design(
         own = {name: values[rows] for name, values in columns.items()}
         constant = {n for n, values in own.items() if len(np.unique(coarse(values, least))) < 2}
         together = told_together(own, several, least, rows_known.keys())
-        total = None if response is None else told(response[rows], least)
+        total = None if response is None else told(response[rows], least, by_value=False)
         return OfDesign(together, frozenset(constant), total)
 
     return answer

@@ -15,30 +15,15 @@ from numpy.typing import NDArray
 
 from hierfl.formulas.columns import numbers
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.terms import options_of
 from hierfl.formulas.transforms import ColumnSums, sums
 
 Floats = NDArray[np.float64]
-SHARE = 0.99  # of the squares of a combination, from which on it is of a few rows
-EXACT = 1.0 - 1e-6  # the same, of columns of zeros and ones
-NEARLY = 1e-4  # of the squares of all other rows
+# of the squares of a combination, from which on it is of a few rows: of a column that rows have, of one
+# that a formula makes, and of zeros and ones
+SHARE, NEARLY, EXACT = 0.99, 1.0 - 1e-4, 1.0 - 1e-6
 MOST_CHECKED = 500  # rows of high leverage
 TIMES = 50  # that rows are moved, after which nothing is told
 NOTHING = ColumnSums(0, 0.0, 0.0)
-
-
-def few_differ(values: Floats, least: int) -> bool:
-    """Return whether some rows, but fewer than `least`, differ from the most common value."""
-    if not len(values):
-        return False
-    return 0 < len(values) - int(np.unique(values, return_counts=True)[1].max()) < least
-
-
-def few_dominate(values: Floats, least: int) -> bool:
-    """Return whether fewer than `least` rows have nearly all squares about the mean: sums are theirs to 1e-4."""
-    count = min(least - 1, len(values) // 4)
-    squares = np.sort((values - values.mean()) ** 2) if count > 0 else values[:0]
-    return bool(squares[:-count].sum() < NEARLY * squares.sum()) if count > 0 else False
 
 
 def isolated(columns: Floats, least: int, share: float = SHARE) -> NDArray[np.int64]:
@@ -75,71 +60,74 @@ def _largest(some: Floats) -> float:
     return float(np.linalg.eigvalsh(some @ some.T)[-1])
 
 
-def coarse(values: Floats, least: int, powers: int = 2) -> Floats:
-    """Return values, (n,), of which sums of powers tell about no few rows.
+def singled_out(
+    values: Floats, least: int, degree: int = 1, *, by_value: bool = True, share: float = NEARLY
+) -> NDArray[np.int64]:
+    """Return fewer than `least` rows that sums of values to the power of up to 2 `degree` tell about.
+
+    They differ from all others, have a `share` of the squares of a power, or, `by_value`, share a value,
+    of which there are no more than powers, so that the rows of each can be solved for.
+    """
+    none = np.zeros(0, dtype=np.int64)
+    if least < 2 or not len(values) or not (spread := values.std()):
+        return none
+    powers = ((values - values.mean()) / spread)[:, None] ** np.arange(1, 2 * degree + 1)
+    sets = [powers] if by_value and len(np.unique(values)) <= 2 * degree + 1 else []
+    sets += [powers[:, k : k + 1] for k in range(degree)]
+    # of a handful of rows, any few have nearly all squares
+    ways = ((least, EXACT), (min(least, len(values) // 4 + 1), share))
+    every_few = (isolated(of, *way) for of in sets for way in ways)
+    return next((rows for rows in every_few if len(rows)), none)
+
+
+def coarse(values: Floats, least: int, *, by_value: bool = True, share: float = NEARLY) -> Floats:
+    """Return values, (n,), of which sums and sums of squares tell about no few rows (`singled_out`).
 
     Those that they would tell about become the nearest other value, and NaN stays. Where that does
     not suffice, or would make all values those of a few rows, none is returned, (0,).
     """
-    if least < 2:
-        return values
     there = np.isfinite(values)
-    made, own = values.copy(), values[there]
+    if least < 2 or not len(own := values[there]):
+        return values
     for _ in range(TIMES):
-        spread = own.std() if len(own) else 0.0
-        if not spread:
+        few = singled_out(own, least, by_value=by_value, share=share)
+        if not len(few):
             break
-        scaled = (own - own.mean()) / spread
-        isolated_rows = _few_of_powers(scaled, least, powers)
-        if not len(isolated_rows):
-            break
-        others = np.unique(np.delete(own, isolated_rows))
-        place = np.searchsorted(others, own[isolated_rows]).clip(1, max(len(others) - 1, 1))
+        others = np.unique(np.delete(own, few))
+        place = np.searchsorted(others, own[few]).clip(1, max(len(others) - 1, 1))
         low, high = others[place - 1], others[np.minimum(place, len(others) - 1)]
-        own[isolated_rows] = np.where(
-            own[isolated_rows] - low <= high - own[isolated_rows], low, high
-        )
+        own[few] = np.where(own[few] - low <= high - own[few], low, high)
     else:
         return values[:0]
     if (own != values[there]).sum() > max(len(own) // 4, 1):
         return values[:0]
+    made = values.copy()
     made[there] = own
     return made
 
 
-def _few_of_powers(scaled: Floats, least: int, powers: int) -> NDArray[np.int64]:
-    """Return few rows that the sum of a power tells about; of so few values that all can be told apart, all sums."""
-    every = scaled[:, None] ** np.arange(1, powers + 1)
-    sets = [every] if len(np.unique(scaled)) <= powers + 1 else []
-    sets += [every[:, k : k + 1] for k in range(powers)]
-    # of a handful of rows, any few have nearly all squares
-    ways = ((least, EXACT), (min(least, len(scaled) // 4 + 1), SHARE))
-    every_few = (isolated(of, *way) for of in sets for way in ways)
-    return next((rows for rows in every_few if len(rows)), np.zeros(0, np.int64))
-
-
-def told(values: Floats, least: int) -> ColumnSums:
+def told(values: Floats, least: int, *, by_value: bool = True) -> ColumnSums:
     """Return the sums of values that may leave."""
-    return sums(coarse(values, least))
+    return sums(coarse(values, least, by_value=by_value))
 
 
 def coarse_frame(
     frame: Any, kinds: Mapping[str, Any], declared: Declaration | None, least: int
 ) -> Any:
-    """Return a frame whose columns of numbers are `coarse`, so that all sums are of the same values."""
+    """Return a frame whose columns of numbers are `coarse`, so that all sums are of the same values.
+
+    Rounds send sums of a response, and of what stands beside it, as it is: few rows may share a value.
+    """
     if least < 2:
         return frame
-    made = {}
-    every = () if declared is None else declared.calls
-    degrees = (options_of(call)["degree"] for call in every if call.callee == "poly")
-    powers = 2 * max([1, *degrees])
+    parts, made = None if declared is None else declared.parts, {}
+    as_it_is = {*parts.labels, *parts.additions.values()} if parts else set()
     for name, kind in kinds.items():
-        is_number = name in frame and kind != "category" and frame[name].dtype.kind in "iuf"
-        if not is_number:
-            continue
-        made[name] = coarse(numbers(frame[name]), least, powers)
-        if not len(made[name]):  # they cannot be told about at all: only that they are there
-            made[name] = np.where(np.isfinite(numbers(frame[name])), 0.0, np.nan)
+        if name in frame and kind != "category" and frame[name].dtype.kind in "iuf":
+            values = numbers(frame[name])
+            made[name] = coarse(values, least, by_value=name not in as_it_is, share=SHARE)
+            if not len(made[name]):  # they cannot be told about at all: only that they are there
+                made[name] = np.where(np.isfinite(values), 0.0, np.nan)
     return frame.assign(**made)
 
 

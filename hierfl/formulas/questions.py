@@ -31,16 +31,24 @@ from hierfl.formulas.columns import OneFrame, complete, ends_of, joined, number_
 from hierfl.formulas.constants import STATEFUL, Implausible, check_constants, check_moments
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
-from hierfl.formulas.disclosure import EXACT, coarse_frame, few_differ, few_dominate, isolated, told
+from hierfl.formulas.disclosure import (
+    EXACT,
+    NEARLY,
+    SHARE,
+    coarse_frame,
+    isolated,
+    singled_out,
+    told,
+)
 from hierfl.formulas.expressions import Call, calls_within
 from hierfl.formulas.imputed import filled, known_values, with_known
 from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.terms import options_of
-from hierfl.formulas.transforms import Constants
+from hierfl.formulas.transforms import Constants, sums
 
 FEW = (
-    "{} fewer than {} rows of this client: leave its term out, merge its levels, take its logarithm, "
-    "or let the node's owner lower min_count"
+    "{} sets apart fewer than {} rows of this client: leave its term out, merge its levels, have a "
+    "column of its logarithm, or let the node's owner lower min_count"
 )
 
 
@@ -70,7 +78,7 @@ def check_schema(
     for name, column in () if is_own else schema.columns.items():
         if column.kind == "number" and name in told_of:
             values: Any = number_column(told_of[name], name, client)
-            own = told(values[pd.notna(values)], least)
+            own = sums(values[pd.notna(values)])
             check_moments(name, column.mean, column.sd, own, schema.rows, constant=True)
     every = {str(call): call for call in stateful_calls(declared)}
     if text and text not in every:
@@ -107,6 +115,9 @@ def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> 
     """
     declared, schema = formula.declared, formula.agreed
     ready = prepared(frame, schema.columns, client)
+    numbers_of = [name for name, column in schema.columns.items() if column.kind == "number"]
+    # what the schema has told of these is of other values where they set rows apart
+    read = {name: ready[name][ready[name].notna()].to_numpy(np.float64) for name in numbers_of}
     rows_known: dict[str, Any] = {}
     if declared.imputed:
         ready, gone = filled(declared.imputed, ready)
@@ -127,17 +138,15 @@ def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> 
         if schema.columns[label].kind == "number":
             columns[label] = ready[label].to_numpy(np.float64)
     beside = {name: values for of in additions.values() for name, values in _added(ready[of])}
-    for name, values in (*beside.items(), *columns.items()):
-        own = values[rows_known[name]] if name in rows_known else values
-        if few_differ(own, least):
-            raise Implausible(FEW.format(f"the column '{name}' is the same in all but", least))
-        if few_dominate(own, least):
-            raise Implausible(
-                FEW.format(f"nearly all squares of the column '{name}' are of", least)
-            )
+    made = {n: of[rows_known[n]] if n in rows_known else of for n, of in columns.items()}
+    as_it_is = {*declared.parts.labels, *beside}
+    for share, every in ((SHARE, read), (NEARLY, {**made, **beside})):
+        for name, values in every.items():
+            if len(singled_out(values, least, by_value=name not in as_it_is, share=share)):
+                raise Implausible(FEW.format(f"the column '{name}'", least))
     whole = [values for name, values in columns.items() if name not in rows_known]
     if whole and len(isolated(np.stack(whole, axis=1), least, EXACT)):
-        raise Implausible(FEW.format("a combination of its columns is the same in all but", least))
+        raise Implausible(FEW.format("a combination of its columns", least))
 
 
 def _added(column: pd.Series[Any]) -> Iterator[tuple[str, Any]]:
@@ -170,6 +179,11 @@ class Question:
     at: tuple[float, float] | None = None
     schema: Schema | None = None
 
+    @property
+    def min_count(self) -> int:
+        """The rows of a level that may be named."""
+        return self.least if self.schema is None else self.schema.min_count
+
     def json(self) -> str:
         """Return the question as JSON."""
         return written(self)
@@ -183,7 +197,7 @@ def answers_of(
     question: Question, clients: str, kinds: Kinds, declared: Declaration | None, frames: Frames
 ) -> dict[str, Any]:
     """Return each client's answer; columns of one frame, in which clients follow each other, are read once."""
-    least = question.least if question.schema is None else question.schema.min_count
+    least = question.min_count
     answer, names = _answering(question, clients, kinds, declared, least), [*frames]
     is_apart = least > 1 or (declared is not None and declared.imputed)  # what rows reveal
     if len(names) > 1 and not is_apart and _has_one_source(frames):
@@ -270,7 +284,7 @@ def own_answer(
     Raises:
         Implausible: the question's schema is none that the client can have agreed on.
     """
-    least = question.least if question.schema is None else question.schema.min_count
+    least = question.min_count
     whole = own_rows(declared, frame, client, least)
     if question.schema is not None:
         asked_of: dict[str, Any] = {"start": start, "text": question.text, "at": question.at}

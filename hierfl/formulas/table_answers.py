@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hierfl.core.typed_json import Count, CountOrFew, Number, made_of
 from hierfl.formulas.columns import check_column, kind_of, level_name, missing_in, named, numbers
-from hierfl.formulas.disclosure import coarse, few_differ
+from hierfl.formulas.disclosure import coarse, singled_out
 
 FEW = -1  # some rows, but fewer than `least`
 STEPS = (1.0, 2.0, 5.0)  # times powers of ten: the widths that ranges of values are multiples of
@@ -209,7 +209,7 @@ def numbers_answer(values: Floats, name: str, client: str, least: int) -> Number
     """Return mean, sd and cumulative counts of values; None where few differ from all others."""
     if not np.isfinite(values).all():
         raise ValueError(f"column '{name}' of client '{client}' is infinite: fix the value")
-    if few_differ(values, least):
+    if len(singled_out(values, least, by_value=False)):
         return None  # they could be solved for
     own = coarse(values, least)
     if not len(own):

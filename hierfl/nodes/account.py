@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from hierfl.core.disk import PRIVATE_FILE, private_folder, write_all, write_private, writing
+from hierfl.core.disk import private_folder, write_line, write_private
 from hierfl.core.trees import Tree, named_leaves
 from hierfl.nodes import log
 from hierfl.nodes.messages import Refused
@@ -63,7 +63,8 @@ class Subject(NamedTuple):
 
     rows: str  # and columns; nothing of a formula, so that another one tells nothing new
     place: str  # of which the node answers one question
-    columns: str = ""  # of the schema, the same in all questions about the rows
+    columns: str = ""  # of the schema; it and `least` are the same in all questions about the rows
+    least: str = ""  # how few rows may be told of
     basis: str = ""  # what the schema of a fit must be
 
 
@@ -144,25 +145,12 @@ class Ledger:
 
     def _write(self, entry: Entry) -> None:
         line = msgspec.json.encode(replace(entry, before=self._head))
-        path = self.folder / FILE
-        with writing(path, len(line)):
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
-            try:
-                os.ftruncate(handle, self._size)  # without a line that a crash has cut
-                write_all(handle, line + b"\n", self._size, path)
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        write_line(self.folder / FILE, line, self._size)
         self._head, self._size = digest(line), self._size + len(line) + 1
         self.entries.append(entry)
         log.set_mark(self.folder, len(self.entries), self._head)
 
     # ------------------------------------------------------------ what was answered
-    def earlier(self, kind: str, request: str, run: str = "") -> Entry | None:
-        """Return the first entry of a request, or None."""
-        of = (kind, request, run)
-        return next((e for e in self.entries if (e.kind, e.request, e.run) == of), None)
-
     def given(self, entry: Entry) -> bytes | None:
         """Return the answer to a request that is answered once; refuse another one about the same (`Subject`)."""
         resets = [k for k, before in enumerate(self.entries) if before.kind == RESET]
@@ -174,8 +162,9 @@ class Ledger:
             same = of[:2] == own[:2]
             if same and before.request == entry.request:
                 return before.answer.encode()
-            others = of.rows == own.rows and own.columns
-            if same or (others and of.columns not in ("", own.columns)):
+            shared = zip((of.columns, of.least), (own.columns, own.least), strict=True)
+            differs = any("" != value != other != "" for value, other in shared)
+            if same or (of.rows == own.rows and differs):
                 raise Refused(
                     f"it has answered another question of the kind '{entry.kind}' about these columns: "
                     f"a node answers once; {AGAIN}"
@@ -187,8 +176,10 @@ class Ledger:
         of_run = [e for e in self.entries if e.run == run and e.kind in ("round", END)]
         if any(e.subject == (state,) for e in of_run):
             return
-        last = max((k for k, e in enumerate(of_run) if e.kind == "round"), default=-1)
-        count = len({e.subject for e in of_run[last + 1 :]})
+        rounds = [k for k, e in enumerate(of_run) if e.kind == "round"]
+        if not rounds:
+            raise Refused("the node has been through no round of the run: ask after one")
+        count = len({e.subject for e in of_run[rounds[-1] + 1 :]})
         if ends and count < policy.states_a_run:
             self.append(Entry(END, state, run, (state,)))
             return
@@ -199,25 +190,21 @@ class Ledger:
             else "it asks under parameters that the node has not received in the run: ask by its fit"
         )
 
-    def of_today(self, kind: str) -> set[tuple[str, str]]:
-        """Return the different requests of a kind, with their runs, of the last 24 hours."""
-        since = log.now(timedelta(days=1))
-        return {(e.run, e.request) for e in self.entries if e.kind == kind and e.time > since}
-
     def check_limits(
         self, kind: str, run: str, request: str, policy: Policy, most: int | None
     ) -> None:
-        """Refuse a new request beyond what the policy allows a day, or a method in a run."""
-        if self.earlier(kind, request, run) is not None:
+        """Refuse a new request beyond what the policy allows in 24 hours, or a method in a run."""
+        times = {(e.run, e.request): e.time for e in self.entries if e.kind == kind}
+        if (run, request) in times:
             return
         allowed = policy.rounds_a_day if kind == "round" else policy.questions_a_day
-        if allowed is not None and (count := len(self.of_today(kind))) >= allowed:
+        count = sum(time > log.now(timedelta(days=1)) for time in times.values())
+        if allowed is not None and count >= allowed:
             raise Forbidden(
                 f"the node's policy allows {allowed} {kind}s a day, and it has been through {count} "
                 f"({kind}s_a_day): ask again tomorrow"
             )
-        of_run = {e.request for e in self.entries if (e.kind, e.run) == ("round", run)}
-        if kind == "round" and most is not None and len(of_run) >= most:
+        if most is not None and sum(of == run for of, _ in times) >= most:
             raise Refused(
                 f"the method takes at most {most} rounds, which are answered in run '{run}'"
             )

@@ -37,7 +37,7 @@ from hierfl.nodes.client_rows import answer, only_client, reply_of
 from hierfl.nodes.gate import Inquiry, Reply, register
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.policy import Forbidden, Policy
-from hierfl.nodes.row_sets import RowCodes, rows_of_formula
+from hierfl.nodes.row_sets import rows_of_formula
 
 LEAST_COUNT = 5  # rows of a level or group that a server asks for
 MOST = 1 << 24  # bytes of an answer, which has a few numbers a column
@@ -94,7 +94,7 @@ def _disclosure(inquiry: Inquiry) -> Iterator[Refused]:
 
 def _replies(inquiry: Inquiry) -> Iterator[Reply]:
     """Yield the answer; of sums and counts, `hierfl.formulas.questions` has those that may leave."""
-    rows, question = inquiry.source, inquiry.request
+    rows, question, key = inquiry.source, inquiry.request, inquiry.ledger.key
 
     def answer() -> Any:
         declared, start = rows.formula.declared, rows.formula.schema
@@ -103,7 +103,11 @@ def _replies(inquiry: Inquiry) -> Iterator[Reply]:
             _check_together(inquiry)
         return made
 
-    yield reply_of(inquiry, [rows.coded(inquiry.ledger.key)], answer)
+    of_numbers = question.kind in ("columns", "call", "design")
+    groups = None if of_numbers else [name for name in question.by if name in rows.frame]
+    frames = {rows.client: rows.frame}
+    behind = rows_of_formula(rows.formula, frames, key, question.min_count, groups)
+    yield reply_of(inquiry, [behind], answer)
 
 
 def _check_together(inquiry: Inquiry) -> None:
@@ -131,8 +135,9 @@ def _subject(inquiry: Inquiry) -> Subject:
     place = json.dumps([question.kind, question.by, question.text, question.at is None, of])
     columns = "" if question.schema is None else _hash(question.schema, "columns")
     basis = _hash(question.schema, *BASIS) if question.kind == "design" else ""
-    about = _about(rows.formula, rows.coded(inquiry.ledger.key))
-    return Subject(about, place, columns, basis)
+    about = _about(rows.formula, {rows.client: rows.frame}, inquiry.ledger.key)
+    least = "" if question.kind in ("rows", "outside") else str(question.min_count)
+    return Subject(about, place, columns, least, basis)
 
 
 def _text(inquiry: Inquiry) -> str:
@@ -144,8 +149,9 @@ Counts and sums leave the node, of columns {columns}.
 Names of levels and groups with {inquiry.policy.min_count} rows or more leave it too."""
 
 
-def _about(formula: Formula, rows: RowCodes) -> str:
+def _about(formula: Formula, frames: Any, key: bytes) -> str:
     """Return a name of rows, and of the columns of numbers and of categories that a formula reads."""
+    rows = rows_of_formula(formula, frames, key)
     whole = [formula.clients, sorted(rows.row_set.columns.items())]
     return digest(json.dumps([*whole, sorted(formula.declared.columns.items())]).encode())
 
@@ -239,7 +245,7 @@ def check_answered(
 ) -> None:
     """Refuse a schema of other columns, groups or constants than the node was asked about, or of few rows."""
     ledger, declared = Ledger.at(root), formula.declared
-    about = _about(formula, rows_of_formula(formula, frames, ledger.key))
+    about = _about(formula, frames, ledger.key)
     before = [Subject(*e.subject) for e in ledger.entries if e.kind == ASKS]
     if (about, _hash(schema, *BASIS)) not in {(of.rows, of.basis) for of in before}:
         raise Refused("the schema is not the one that the node has answered questions about")

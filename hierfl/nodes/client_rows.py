@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from hierfl.nodes.approval import asked_first
 from hierfl.nodes.gate import Inquiry, Release, Reply
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden, Policy, policy_at
-from hierfl.nodes.row_sets import RowCodes, rows_of_formula
+from hierfl.nodes.row_sets import RowCodes
 
 BEFOREHAND = "agree on a schema beforehand"
 # functions that are allowed by default
@@ -45,7 +45,6 @@ class ClientRows:
     folder: Path
     policy: Policy
     run: str = ""
-    codes: dict[bytes, RowCodes] = field(default_factory=dict)
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -68,12 +67,6 @@ class ClientRows:
             if name not in self.frame.columns:
                 raise Refused(f"the client's rows have no column '{name}', which the formula reads")
         return allowed
-
-    def coded(self, key: bytes) -> RowCodes:
-        """Return the codes of the columns that the formula reads."""
-        if key not in self.codes:
-            self.codes[key] = rows_of_formula(self.formula, {self.client: self.frame}, key)
-        return self.codes[key]
 
 
 def answer(

@@ -138,9 +138,10 @@ def _begun_again(
         except TooFewNodes as error:
             if not error.missing or len(ids) - len(error.missing) < fewest:
                 raise
-            who = ", ".join(f"client '{name}'" for name in error.missing)
-            warnings.warn(f"{who} is left out, and the run begins again: {error}", stacklevel=4)
-            absent = {**absent, **dict.fromkeys(error.missing, str(error))}
+            for who, why in error.missing.items():
+                text = f"{_called(who)} is left out, and the run begins again: {why[:LONGEST]}"
+                warnings.warn(text, stacklevel=4)
+            absent = {**absent, **error.missing}
             introduced = {k: of for k, of in introduced.items() if of.client not in absent}
 
 
@@ -175,7 +176,7 @@ def fit_introduced(
             return fit_nodes(what.method, agreement, ask(ids), **how)
         except TooFewNodes as error:
             if call.checkpoint is not None:  # from which the run can go on
-                error.missing = ()
+                error.missing = {}
             raise
 
     return _begun_again(call.model, introduced, fewest, run, absent or {})

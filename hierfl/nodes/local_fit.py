@@ -73,20 +73,28 @@ def answered(node: Node, tree: Tree, question: StateRequest, few: Few) -> Tree:
         raise NodeFailed(f"{kind} of client '{node.client}' fail: its log says why") from error
 
 
-def few_rows(node: Node, least: int) -> Few:
-    """Return the groups of a formula within the client that have some rows, and fewer than `least`."""
+def few_rows(node: Node, least: int, asked: Mapping[str, Tensor]) -> Few:
+    """Return the groups of a formula within the client that have some rows, and fewer than `least`.
+
+    Rows that are `asked` about may be of none of them.
+    """
     fields, small = node.federation.data.fields, {}
     for of in getattr(node.method.model, "layouts", ()):
         for term in of.at("within"):
             counts = fields[term.index].long().bincount()
-            if places := ((counts > 0) & (counts < least)).nonzero()[:, 0].tolist():
-                small[term.site] = places
+            few = ((counts > 0) & (counts < least)).nonzero()[:, 0]
+            if len(few):
+                small[term.site] = few.tolist()
+            if torch.isin(asked.get(term.index, few[:0]).long(), few).any():
+                raise Refused(
+                    f"it asks about rows of groups with fewer than {least} rows (min_count)"
+                )
     return small
 
 
 def without_few(tree: Tree, few: Few) -> Tree:
     """Return draws or summaries with NaN of groups with few rows, of which a node sends 0."""
-    for name, places in few.items():
+    for name, places in ((name, few[name]) for name in few.keys() & tree.keys()):
         of, at = tree[name], torch.tensor(places)
         tensors = {"": of} if isinstance(of, Tensor) else of
         hidden = {

@@ -20,7 +20,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from hierfl.core.disk import PRIVATE_FILE, CannotWrite, private_folder, replace_private, writing
+from hierfl.core.disk import CannotWrite, private_folder, replace_private, write_line, writing
 from hierfl.core.trees import Tree, named_leaves
 from hierfl.data.arrays import RowsFault
 from hierfl.nodes.messages import NodeFailed, Refused
@@ -67,7 +67,8 @@ def left(
     elif (mark := mark_of(folder)) is not None:
         line["account"] = mark[1]
     more["by"] = ASKED_BY.get()
-    append(path, {**line, **{name: value for name, value in more.items() if value is not None}})
+    line |= {name: value for name, value in more.items() if value is not None}
+    write_line(path, json.dumps(line).encode())
     return content
 
 
@@ -118,20 +119,6 @@ def refused(folder: Path, run: str | None, text: str, cause: BaseException | Non
 def now(since: timedelta = timedelta(0)) -> str:
     """Return the time in UTC, or one that long ago, as text; later times are greater texts."""
     return (datetime.now(UTC) - since).isoformat(timespec="microseconds")
-
-
-def append(path: Path, entry: dict[str, Any]) -> None:
-    """Write a line to a file of lines, and wait until it is on disk."""
-    line = (json.dumps(entry) + "\n").encode()
-    with writing(path, len(line)):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
-        try:
-            size = os.fstat(handle).st_size
-            torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"  # by a crash
-            os.write(handle, (b"\n" if torn else b"") + line)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def mark_of(folder: Path) -> tuple[int, str] | None:

@@ -84,7 +84,8 @@ def from_bytes(content: object, *, most: int) -> Message:
         whole = read_json(header["__metadata__"][ENTRY])
         form, about = whole["tree"], dict(whole["about"].items())
     except Exception as error:  # a reader of crafted bytes may raise anything
-        raise Refused(f"it is not a message of hierfl ({_short(error)})") from error
+        why = f"{type(error).__name__}: {str(error)[:100]}"
+        raise Refused(f"it is not a message of hierfl ({why})") from error
     if any(leaf.dtype not in DTYPES for leaf in leaves.values()):
         raise Refused(f"it holds tensors of {sorted({str(v.dtype) for v in leaves.values()})}")
     unused = dict(leaves)
@@ -111,10 +112,6 @@ def read_typed(kind: type[Made], content: object, called: str) -> Made:
     except ValueError as error:
         article = "an" if called[0] in "aeiou" else "a"
         raise Refused(f"it is not {article} {called} ({error})") from error
-
-
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error)[:100]}"
 
 
 def _built(form: Any, leaves: Mapping[str, Tensor], unused: dict[str, Tensor], depth: int) -> Tree:

@@ -275,7 +275,7 @@ def _about_client(inquiry: Inquiry) -> Iterator[Reply]:
     stays = _stays(node, kind, not inquiry.tree["rows"], policy)
 
     def make() -> Release:
-        few = few_rows(node, policy.min_count) if kind in ("summaries", "draws") else {}
+        few = few_rows(node, policy.min_count, inquiry.tree["rows"])
         tree = answered(node, inquiry.tree, request, few)
         if stays:
             return Release(to_bytes({}, {**about, "stays": stays}), {}, f"no {kind}", more)

@@ -120,8 +120,8 @@ class Policy:
         if steps > self.steps_a_round:
             allowed = f"the node's policy allows {self.steps_a_round:,} (steps_a_round)"
             why = f"a round has {steps:,} local steps, and {allowed}"
-        elif least < self.min_rows:
-            allowed = f"the node's policy asks for {self.min_rows} or more (min_rows)"
+        elif least < (fewest := max(self.min_rows, min(self.min_count, rows))):
+            allowed = f"the node's policy asks for {fewest} or more (min_rows, min_count)"
             why = f"the mini-batches of a round hold {least} rows, and {allowed}"
         elif self.budget is not None and client.row_noise is None:
             why = (

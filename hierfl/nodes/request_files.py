@@ -107,7 +107,7 @@ def _of(request: Path) -> Path:
 
 
 def answer_waiting(
-    station: Station, folder: Path, *, only: str = ""
+    station: Station, folder: Path, *, only: str | None = None
 ) -> Iterator[tuple[Path, bytes]]:
     """Answer the requests in a node's folder that have no answer yet, in order; yield their files, and the answers.
 
@@ -119,7 +119,7 @@ def answer_waiting(
             request = read(path, station.allowed.bytes_a_request)
         except Refused:  # a link to a file of the node would tell the hash of that file
             continue
-        if only not in ("", digest(request)) or _of(path).is_dir() or _has_answer(path, request):
+        if only not in (None, digest(request)) or _of(path).is_dir() or _has_answer(path, request):
             continue
         answer = station.answer(request)
         try:

@@ -51,14 +51,21 @@ def rows_of_frame(
     return RowCodes(codes, frozenset(labels) - {*columns})
 
 
-def rows_of_formula(formula: Any, frames: Any, key: bytes) -> RowCodes:
-    """Return the codes of the columns that a formula reads, of the rows of a client that it keeps."""
+def rows_of_formula(
+    formula: Any, frames: Any, key: bytes, least: int = 1, columns: Sequence[str] | None = None
+) -> RowCodes:
+    """Return the codes of the columns that a formula reads, or some, of the rows of a client that it keeps.
+
+    Numbers are those of which a schema tells: `coarse` ones, for a `least` above 1.
+    """
     from hierfl.formulas.columns import by_client, complete  # pandas
+    from hierfl.formulas.disclosure import coarse_frame
 
     declared = formula.declared
     ((client, frame),) = by_client(frames, formula.clients).items()
     whole = complete(frame, declared.rows_of, client, declared.missing)
-    return rows_of_frame(whole, declared.columns_read, key)
+    told = coarse_frame(whole, declared.columns, declared, least)
+    return rows_of_frame(told, declared.columns_read if columns is None else columns, key)
 
 
 def rows_of_data(data: ClientData, fields: Sequence[str], key: bytes) -> RowCodes:

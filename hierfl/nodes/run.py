@@ -64,12 +64,13 @@ SILENT = "it did not answer"
 class TooFewNodes(ClientError):
     """Fewer nodes answered than a round needs; the run can be continued from its last checkpoint.
 
-    `missing` are the clients without which the run could begin again: its method needs every one.
+    `missing` has the clients without which the run could begin again, since its method needs every
+    one: client -> why it is missing.
     """
 
-    def __init__(self, message: str, missing: Iterable[str] = ()) -> None:
+    def __init__(self, message: str, missing: Mapping[str, str] = {}) -> None:
         super().__init__(message)
-        self.missing = tuple(missing)
+        self.missing = missing
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +196,7 @@ class Nodes:
                 f"round {task.round}: {self.method.name} needs every client in each round, and "
                 f"{len(left_out)} of {len(task.ids)} are missing ({who}): fix them and continue "
                 "the run, or begin one without them",
-                [names[of.client] for of in left_out if again],
+                {names[of.client]: of.reason for of in left_out if again},
             )
         if len(there) < self.fewest:
             raise TooFewNodes(
@@ -234,7 +235,7 @@ class Nodes:
         who = f"round {record['round']}: client '{name}' is left out"
         if self.method.everyone:
             why = f"{self.method.name} needs every client: {updates.WHY}"
-            raise TooFewNodes(f"{who}, and {why}", [name])
+            raise TooFewNodes(f"{who}, and {why}", {name: updates.WHY})
         warnings.warn(f"{who}: {updates.WHY}", stacklevel=4)
         record["clients"] -= 1
         record["left_out"] = [*record["left_out"], {"client": name, "reason": updates.WHY}]

@@ -40,7 +40,7 @@ def rows() -> ClientData:
 
 
 def method() -> Any:
-    return methods.apfl(_shared(), optimizer=SGD(0.05), steps=2, batch_size=2)
+    return methods.apfl(_shared(), optimizer=SGD(0.05), steps=3, batch_size=2)
 
 
 class Grid:

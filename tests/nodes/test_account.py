@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -219,10 +220,16 @@ def test_rounds_are_plain_small_integers(about: dict[str, Any], tmp_path: Path) 
 def test_small_mini_batches_are_refused(tmp_path: Path) -> None:
     part = rows().select(["south"])
     agreement = Agreement.between([Introduction.of(part)])
-    (tmp_path / "policy.toml").write_text("min_rows = 3")
-    one = node(methods.fedsvi(regression, batch_size=1), part, agreement, tmp_path)
-    with pytest.raises(Forbidden, match="mini-batches of a round hold 1 rows"):
+    one = node(methods.fedsvi(regression, batch_size=1), part, agreement, tmp_path / "default")
+    with pytest.raises(
+        Forbidden, match=r"a round hold 1 rows, .* 3 or more \(min_rows, min_count\)"
+    ):
         ask(one, 0)
+    for policy, allowed in (("min_count = 1", ""), ("min_count = 1\nmin_rows = 3", "3 or more")):
+        (tmp_path / "policy.toml").write_text(policy)
+        one = node(methods.fedsvi(regression, batch_size=1), part, agreement, tmp_path)
+        with pytest.raises(Forbidden, match=allowed) if allowed else nullcontext():
+            ask(one, 0)
 
 
 # ------------------------------------------------------------ before a run

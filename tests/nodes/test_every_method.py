@@ -60,6 +60,8 @@ def test_nodes_give_the_numbers_of_the_vectorized_engine(name: str, tmp_path: Pa
     method, data = EACH[name](), data.select(sorted(data.names))  # as nodes are
     size = cohort(method, 3)
     around = machines(method, data, tmp_path, seed=4)
+    for node in around.nodes.values():
+        node.policy.write_text("min_count = 1")  # of mini-batches too
     over = fit_nodes(
         method,
         around.agreement,
@@ -108,6 +110,8 @@ def test_answers_summed_as_they_come_in_give_the_same_numbers(
     for most in (1 << 20, 2):
         monkeypatch.setattr("hierfl.nodes.run.AT_ONCE", most)
         around = machines(method, data, tmp_path / str(most), seed=4)
+        for node in around.nodes.values():
+            node.policy.write_text("min_count = 1")
 
         def ask(contents: Mapping[str, bytes], around: Machines = around) -> Iterable[Answer]:
             yield from around.ask({client: contents[client] for client in sorted(contents)[::-1]})

@@ -33,11 +33,11 @@ def rows() -> ClientData:
 
 
 def plain() -> Any:
-    return methods.fedavg(_shared(), optimizer=SGD(0.05), steps=2, batch_size=2)
+    return methods.fedavg(_shared(), optimizer=SGD(0.05), steps=3, batch_size=2)
 
 
 def stateful() -> Any:
-    return methods.local_only(_shared(), optimizer=SGD(0.05), steps=2, batch_size=2)
+    return methods.local_only(_shared(), optimizer=SGD(0.05), steps=3, batch_size=2)
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_silent_node_of_many_rows_ends_no_round(tmp_path: Path) -> None:
         },
         client_fields={"height": torch.zeros(3)},
     )
-    method = methods.fedsvi(regression, batch_size=4)
+    method = methods.fedsvi(regression, batch_size=5)
     around = machines(method, data, tmp_path)
 
     def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:

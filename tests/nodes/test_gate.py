@@ -226,9 +226,7 @@ def test_a_design_with_a_column_of_few_rows_is_refused(tmp_path: Path) -> None:
     of = parts()
     of["west"] = rows(2).assign(load=np.arange(N) % 7.0, hiv=np.arange(N) % 2)
     nodes = in_process(of, tmp_path)
-    with pytest.warns(
-        UserWarning, match="'north' is left out: the column 'hiv' is the same in all"
-    ):
+    with pytest.warns(UserWarning, match="'north' is left out: the column 'hiv' sets apart"):
         fit = hierfl.nodes.fit(formula("y ~ age + hiv"), nodes, rounds=1, disclose="sums")
     assert fit.clients == ("south", "west")
 
@@ -264,8 +262,82 @@ def test_no_combination_of_a_designs_columns_is_of_few_rows(name: str) -> None:
     columns = hierfl.schema(of, clients="hospital", levels=known) if known else None
     ready = hierfl.formula(text, "gaussian", clients="hospital", schema=columns).on(of)
     check_design(ready, of["south"], "south", 5)
-    with pytest.raises(Implausible, match="few"):
+    with pytest.raises(Implausible, match="sets apart fewer"):
         check_design(ready, of["north"], "north", 5)
+
+
+# formula -> whether its node may tell of a column of which one row has such a value among 200 others
+OUTLIERS: dict[str, dict[float, bool]] = {
+    "y ~ x": {4.0: True, 21.37: True, 5000.0: False},
+    "y ~ log1p(abs(x))": {21.37: True, 5000.0: False},
+    "y ~ scale(x)": {21.37: True, 5000.0: False},
+    "y ~ poly(x, 3)": {4.0: True, 21.37: False, 5000.0: False},
+    "y ~ x:arm": {21.37: True, 5000.0: False},
+    "x ~ age": {21.37: True, 5000.0: False},
+    "y ~ age + offset(x)": {21.37: True, 5000.0: False},
+    "y ~ dose": {3.5: False},  # of three values, one of them once
+    "dose ~ age": {3.5: True},
+}
+
+
+@pytest.mark.parametrize("text", OUTLIERS)
+def test_a_schema_tells_of_the_values_that_rounds_send_or_no_round_begins(
+    text: str, tmp_path: Path
+) -> None:
+    """Sums of coarser values, less those of X'X, would be the outlier to every digit."""
+    made = formula(text)
+    for value, may_begin in OUTLIERS[text].items():
+        of = {k: rows(seed) for seed, k in enumerate(("north", "south"))}
+        for seed, frame in enumerate(of.values()):
+            frame["x"] = np.random.default_rng(seed + 9).normal(size=N)
+            frame["dose"] = np.arange(N) % 2.0
+        of["north"].loc[17, "dose" if "dose" in text else "x"] = value
+        ready = hierfl.formula(
+            f"{text} + (1 | hospital)",
+            "gaussian",
+            clients="hospital",
+            schema=hierfl.schema(of, made),
+        )
+        try:
+            check_design(ready, of["north"], "north", 5)
+            begins = True
+        except Implausible:
+            begins = False
+        found = transcript(made, of, tmp_path / str(value))
+        begins &= isinstance(found[-1], dict)  # of powers no sums are told
+        assert begins is may_begin, value
+        for name, column in found[0].items() if begins else ():
+            values = of["north"][name]
+            if column["sums"]:
+                assert column["sums"]["squares"] == float((values.to_numpy() ** 2).sum()), name
+
+
+def test_values_that_a_schema_has_made_coarser_are_compared(tmp_path: Path) -> None:
+    """A response is told of as it is, and a covariate without a value of few rows: the difference is that value."""
+    of = {
+        k: rows(seed).assign(dose=np.arange(N) % 2.0) for seed, k in enumerate(("north", "south"))
+    }
+    of["north"].loc[17, "dose"] = 3.5
+    as_response = transcript(formula("dose ~ age"), of, tmp_path)
+    assert as_response[0]["dose"]["sums"]["total"] == of["north"]["dose"].sum()
+    with pytest.raises(Refused, match="fewer than 5 rows have changed"):
+        content = Question("columns", 5).json().encode()
+        answer_schema(
+            formula("age ~ dose + arm"), {"north": of["north"]}, tmp_path / "north", content
+        )
+
+
+def test_all_questions_about_some_rows_are_of_one_least_count(tmp_path: Path) -> None:
+    """Sums for 5 rows and for 6 are of values that differ in the fifth."""
+    of = parts()
+    made, schema = agreed("y ~ scale(age)", of, tmp_path)
+    own = {"north": of["north"]}
+    answer_schema(made, own, tmp_path, Question("columns", 5).json().encode())
+    before = replace(schema, transforms={}, design={}, response=None)
+    for least in (6, 5):
+        asked = Question("call", least, text="scale(age)", schema=replace(before, min_count=least))
+        with pytest.raises(Refused, match="a node answers once") if least > 5 else nullcontext():
+            answer_schema(made, own, tmp_path, asked.json().encode())
 
 
 BESIDE: dict[str, tuple[str, str, dict[str, tuple[Any, Any]]]] = {

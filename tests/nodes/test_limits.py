@@ -86,7 +86,11 @@ def test_only_the_request_that_was_shown_is_answered(tmp_path: Path) -> None:
     how = ["node", "answer", str(mail / "0000-x.request.hfl"), "--folder", str(tmp_path / "north")]
     found = CliRunner().invoke(app, [*how, "--only", digest(requests[1])])
     assert found.exit_code and digest(requests[0]) in found.output
-    for only, why in (("12ab", "not a SHA-256"), ("0" * 64, "no request in")):
+    for only, why in (
+        ("12ab", "not a SHA-256"),
+        ("", "not a SHA-256"),
+        ("0" * 64, "no request in"),
+    ):
         of_folder = ["node", "answer", str(mail), *how[3:], "--only", only]
         found = CliRunner().invoke(app, of_folder)
         assert found.exit_code and why in found.output

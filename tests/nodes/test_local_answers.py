@@ -165,7 +165,7 @@ def test_sites_of_single_numbers_are_summarized(tmp_path: Path) -> None:
 
 
 def stateful() -> Method:
-    return methods.apfl(_shared(), optimizer=SGD(0.05), steps=2, batch_size=2)
+    return methods.apfl(_shared(), optimizer=SGD(0.05), steps=3, batch_size=2)
 
 
 @pytest.mark.parametrize("last", [1, 2])

@@ -19,9 +19,11 @@ from flwr import app as flwr
 import hierfl
 from hierfl import methods
 from hierfl.core.trees import named_leaves
+from hierfl.engine.left_out import absent_from
 from hierfl.flower import apps
 from hierfl.formulas.odd_answers import odd_answers
 from hierfl.nodes import FitOverNodes, TooFewNodes, agreement, in_process
+from hierfl.nodes.messages import Refused
 from hierfl.optimizers import SGD
 from hierfl.program.few_rows import codes_of
 from tests.flower.test_apps import NAMES, Grid, identity, rows
@@ -162,7 +164,7 @@ def test_without_a_majority_nobody_is_left_out() -> None:
 def test_a_rehearsal_goes_on_without_a_node_whose_policy_forbids_it(tmp_path: Path) -> None:
     (tmp_path / "north").mkdir()
     (tmp_path / "north" / "policy.toml").write_text('methods = ["pvi"]')
-    method = methods.fedavg(shared(), optimizer=SGD(0.05), steps=2, batch_size=2)
+    method = methods.fedavg(shared(), optimizer=SGD(0.05), steps=3, batch_size=2)
     with pytest.warns(UserWarning, match=r"client 'north' is left out: .* does not allow method"):
         fit = hierfl.nodes.fit(method, in_process(rows(), tmp_path), rounds=2)
     assert fit.clients == ("east", "south", "west")
@@ -213,17 +215,20 @@ def test_a_method_that_needs_every_client_begins_again_without_one_that_lies(
     asked: Any = stations.answer  # type: ignore[attr-defined]
 
     def lied(one: Any, content: bytes) -> bytes:
+        if one.client == "west":
+            raise Refused("it is away")
         return b"no message" if one.client == "north" else asked(one, content)
 
     monkeypatch.setattr(stations, "answer", lied)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         fit = hierfl.nodes.fit(CASES["clustered_fl"].make(), in_process(rows(), tmp_path), rounds=2)
-    assert fit.clients == ("east", "south", "west") and len(fit.history) == 2
-    assert any(
-        "client 'north' is left out, and the run begins again" in str(one.message) for one in seen
-    )
-    three = rows().select(["east", "south", "west"])
+    assert fit.clients == ("east", "south") and len(fit.history) == 2
+    for name, why in (("north", "it is not a message"), ("west", "it is away")):
+        begins = f"client '{name}' is left out, and the run begins again: {why}"
+        assert sum(begins in str(one.message) for one in seen) == 1
+        assert absent_from(fit.progress.history)[name].startswith(why)
+    three = rows().select(["east", "south"])
     here = hierfl.fit(
         CASES["clustered_fl"].make(), three, rounds=2, settings=hierfl.Settings(compile=False)
     )

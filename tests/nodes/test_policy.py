@@ -23,7 +23,7 @@ from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.approval import preview
 from hierfl.nodes.messages import Answer, NodeFailed, from_bytes
 from hierfl.nodes.node import introduce, introduced, node
-from hierfl.nodes.policy import Forbidden, policy_at
+from hierfl.nodes.policy import Forbidden, Policy, policy_at
 from hierfl.nodes.run import fit_nodes
 from hierfl.nodes.same_process import in_process
 from tests.nodes.one_process import Machines, machines
@@ -278,11 +278,12 @@ def test_a_node_goes_through_as_many_rounds_a_day_as_it_allows(
     assert left_out[2][0].startswith("north: the node's policy allows 2 rounds a day")
     again = fit_nodes(plain(), around.agreement, around.ask, rounds=2)  # the same rounds
     assert again.history["clients"].tolist() == [4, 4]
-    ledger = Ledger.at(north.folder)
-    assert len(ledger.of_today("round")) == 2
+    new = "round", north.run, "another request", Policy(rounds_a_day=2), None
+    with pytest.raises(Forbidden, match="been through 2"):
+        Ledger.at(north.folder).check_limits(*new)
     in_two_days = log.now(timedelta(days=-2))
     monkeypatch.setattr(log, "now", lambda since=None: in_two_days)
-    assert ledger.of_today("round") == set()
+    Ledger.at(north.folder).check_limits(*new)
 
 
 # ------------------------------------------------------------ approval
@@ -344,7 +345,7 @@ def test_a_preview_says_what_crosses_and_what_the_model_is(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["fedmap", "fedfomo", "pvi"])
 def test_every_kind_of_method_has_a_preview(name: str, tmp_path: Path) -> None:
-    around = machines(EACH[name](), rows(), tmp_path)
+    around = machines(EACH[name](), rows().select(["east", "west"]), tmp_path)
     found = preview(around.nodes["east"])
     cannot = name == "fedmap"  # Pyro's inspection does not run its params
     assert ("cannot be run alone" in found) == cannot

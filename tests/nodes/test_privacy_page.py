@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from benchmarks.attacks.__main__ import ATTACKS
+from hierfl.nodes import Policy
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,3 +47,14 @@ def test_each_file_that_the_pages_name_exists() -> None:
         text = page.read_text()
         for name in re.findall(r"`((?:tests|benchmarks|examples)/[\w/.]+)`", text):
             assert (ROOT / name).exists(), (page, name)
+
+
+def test_the_threat_model_states_the_default_policy() -> None:
+    default, page = Policy(), (ROOT / "docs" / "threat_model.md").read_text()
+    said = page.partition("## The defaults")[2].partition("## What a curious server learns")[0]
+    memory, size = default.memory_a_request >> 30, default.bytes_a_request >> 20
+    limits = f"{default.seconds_a_request} s, {memory} GiB of memory, {size} MiB and"
+    for part in (limits, f"{default.steps_a_round:,} local steps", "five rows"):
+        assert part in " ".join(said.split())
+    assert default.min_count == 5 and default.methods is None and default.budget is None
+    assert not default.may_leave

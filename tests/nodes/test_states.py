@@ -26,7 +26,7 @@ from tests.programs import federation, regression
 
 ASKED = {"predictions": "predict", "scores": "scores", "summaries": "local_summary"}
 MODELS: dict[str, Any] = {
-    "fedavg": lambda: methods.fedavg(shared(), optimizer=SGD(0.05), steps=2, batch_size=2),
+    "fedavg": lambda: methods.fedavg(shared(), optimizer=SGD(0.05), steps=3, batch_size=2),
     "fedsvi": lambda: methods.fedsvi(regression),
     "two_stage": lambda: methods.two_stage(hierfl.models.regression("gaussian", centered=True)),
 }
@@ -49,11 +49,6 @@ def fitted(method: Any, folder: Path, policy: str = ALL) -> FitOverNodes:
     data = rows()
     nodes = in_process(data, letting(folder, data.names, policy))
     return hierfl.nodes.fit(method, nodes, rounds=2)
-
-
-def unit(value: torch.Tensor) -> torch.Tensor:
-    """Return the first unit vector, in the shape of a value."""
-    return torch.eye(1, value.numel(), dtype=value.dtype).reshape(value.shape)
 
 
 def under(fit: FitOverNodes, change: Any, *, ends: bool = False) -> FitOverNodes:
@@ -106,6 +101,19 @@ def test_a_node_takes_few_other_states(tmp_path: Path) -> None:
     assert not shorter.given and "has shape" in str(shorter.withheld)
 
 
+def test_a_run_without_a_round_answers_nothing(tmp_path: Path) -> None:
+    """Else each new seed would have states of the server's choice, and cost it nothing."""
+    first, second = (machines(methods.fedsvi(regression), rows(), tmp_path, seed=k) for k in (0, 1))
+    for node in first.nodes.values():
+        node.policy.write_text(ALL)
+    fit = fit_nodes(methods.fedsvi(regression), first.agreement, first.ask, rounds=1)
+    other = replace(fit, ask=second.ask, run=next(iter(second.nodes.values())).run)
+    for ends in (True, False):
+        found = under(other, lambda v: v, ends=ends).local_summary(5)
+        assert not found.given and all("no round" in why for why in found.withheld.values())
+    assert not fit.local_summary(5).withheld
+
+
 def test_a_fit_that_is_saved_and_loaded_asks_as_before(tmp_path: Path) -> None:
     fit = fitted(methods.fedsvi(regression), tmp_path, f"{ALL}states_a_run = 1\n")
     fit.save(tmp_path / "saved")
@@ -148,7 +156,8 @@ def test_groups_of_few_rows_are_hidden(tmp_path: Path) -> None:
         wards = [*"x" * 40, *"y" * 30, *"z" * (3 if name == "a" else 20)]
         parts[name] = pd.DataFrame({"ward": wards, "y": g.normal(size=len(wards))})
     text = "y ~ 1 + (1 | site) + (1 | site:ward)"
-    nodes = in_process(parts, letting(tmp_path, parts, 'may_leave = ["summaries", "draws"]\n'))
+    policy = 'may_leave = ["summaries", "draws", "predictions", "scores"]\n'
+    nodes = in_process(parts, letting(tmp_path, parts, policy))
     fit = hierfl.nodes.fit(hierfl.formula(text, clients="site"), nodes)
     table = fit.local_summary(50).table.set_index(["client", "site"])["mean"]
     hidden = table[table.isna()].index.tolist()
@@ -157,3 +166,12 @@ def test_groups_of_few_rows_are_hidden(tmp_path: Path) -> None:
     assert draws[:, 2].isnan().all() and draws[:, :2].isfinite().all()
     own = next((tmp_path / "a" / "answers").glob("*summaries*.csv"))
     assert not pd.read_csv(own)["mean"].isna().any()  # its owner reads all of it
+    model: Any = fit.method.model
+    for rows_of, is_small in (
+        (slice(70), False),
+        (slice(None), True),
+    ):  # nor by a prediction for a row of the group
+        new = replace(model).data({"a": parts["a"][rows_of]})
+        for answers in (fit.predict(new, draws=5), fit.scores(new, draws=5)):
+            assert bool(answers.withheld) is is_small, answers.withheld
+            assert not is_small or "fewer than 5 rows" in answers.withheld["a"]

@@ -1,0 +1,29 @@
+"""What the threat model says that a curious server learns from two default fits is what it learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import curious_server
+
+PAGE = Path(__file__).parents[2] / "docs" / "threat_model.md"
+
+
+@pytest.mark.parametrize("family", ["gaussian", "bernoulli"])
+def test_the_threat_model_states_what_the_server_computes(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curious_server, "HALVES", 1)
+    frame = curious_server.patients()
+    got = curious_server.line(family, frame)
+    line = next(of for of in PAGE.read_text().splitlines() if of.startswith(f"| {family}, "))
+    *said, said_auc = (cell.strip() for cell in line.strip("| ").split("|"))
+    *found, auc = got.values()
+    for stated, value in zip(said, found, strict=True):
+        # an exact number is exact to rounding
+        is_zero = stated == "0" and abs(float(value)) < 1e-6
+        assert stated == value or is_zero, (stated, value)
+    (stated, sd), (value, _) = (map(float, of.split(" ± ")) for of in (said_auc, auc))
+    assert abs(stated - 0.5) < 2.0 * sd and abs(value - stated) < 4.0 * sd
