@@ -138,9 +138,11 @@ def fallback_of(
     is_whole = federation.cohort == federation.data.num_clients and call.rounds is None
     local = federation.settings.on_client_error != "skip" and federation.settings.device == "cpu"
     seen, data = seen_in(federation.program), federation.data
-    # of Gaussian rows their sums suffice, but of so few where the server cannot integrate by itself
-    is_loose = seen.hierarchy.spread is None and data.num_rows <= LOOSE * data.num_clients
-    if not is_whole or not local or (seen.spread is not None and not is_loose):
+    # of Gaussian rows their sums suffice; of so few, and in little time, not where the server
+    # cannot integrate by itself
+    exact, of_sums = seen.hierarchy.spread is not None, seen.spread is not None
+    suffice = data.num_rows > LOOSE * data.num_clients and not call.time_limit
+    if not is_whole or not local or exact or (of_sums and suffice):
         return None
     return Fallback(federation, line_of(call))
 

@@ -57,9 +57,9 @@ def test_far_ordinal_probabilities_are_finite(link: str) -> None:
     assert logits.min() < -50.0
     torch.testing.assert_close(logits.exp().sum(-1), torch.ones(5, dtype=torch.float32))
     levels = torch.arange(4)[:, None]
-    found = families.Cumulative(eta, thresholds, link).log_prob(levels)
-    torch.testing.assert_close(found, logits.mT, rtol=1e-5, atol=1e-6)
-    (slope,) = torch.autograd.grad(found.sum(), eta, create_graph=True)
+    log_p = families.Cumulative(eta, thresholds, link).log_prob(levels)
+    torch.testing.assert_close(log_p, logits.mT, rtol=1e-5, atol=1e-6)
+    (slope,) = torch.autograd.grad(log_p.sum(), eta, create_graph=True)
     (bend,) = torch.autograd.grad(slope.sum(), eta)
     assert bool(slope.isfinite().all()) and bool(bend.isfinite().all())
 
