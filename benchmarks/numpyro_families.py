@@ -164,6 +164,7 @@ def acat_logits(eta: Any, thresholds: Any) -> Any:
 
 FAMILIES = SimpleNamespace(
     Binomial=dist.Binomial,
+    Cumulative=dist.OrderedLogistic,
     Dirichlet=dist.Dirichlet,
     Hurdle=hurdle,
     Multinomial=multinomial,

@@ -199,7 +199,8 @@ def inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
         top = torch.cat([1.0 / first - slope * cross, cross], -1)
         return torch.cat([top, torch.cat([cross, low], -1)], -2), log_det + log_rest
     tril, info = torch.linalg.cholesky_ex(matrix)
-    good = (info == 0) & matrix.isfinite().all((-2, -1))
+    # what is not finite in a row is so on the diagonal
+    good = (info == 0) & tril.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
     tril = torch.where(good[..., None, None], tril, eye)
     log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)

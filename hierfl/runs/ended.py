@@ -40,9 +40,11 @@ from hierfl.runs.call import FitArguments
 FEW = 12  # clients whose work is timed
 LONG = 4.0  # seconds of one client that are long enough to be timed once
 # What a self-stopping method takes beside its first round of clients' work: later rounds are longer,
-# and the server draws, the longer the more clients and global numbers. By the ten problems of
-# benchmarks.seconds; answers lie between half and twice as long.
+# and the server draws, the longer the more clients and global numbers, and matrices of local ones;
+# by chains where local sites are not Normal. By the ten problems of benchmarks.seconds, and
+# --hard: answers lie between half and twice as long, mostly.
 LATER, SERVER, MANY_NUMBERS, MANY_CLIENTS, MOST_CLIENTS = 2.0, 1.0, 20, 300, 1000
+BY_CHAINS, A_MATRIX, WEIGHTED = 15.0, 1e-6, 20.0
 
 
 def expected(method: Method, data: ClientData, rounds: int | None, usual: int | None = None) -> str:
@@ -78,9 +80,18 @@ def seconds_expected(federation: Federation, where: Progress, rounds: int) -> fl
     clients = (first + per_client * (cohort - 1)) / federation.cores
     if not federation.server.stops_itself:
         return rounds * clients
-    numbers = federation.program.latents.global_block.size / MANY_NUMBERS
-    server = SERVER + numbers**2 + min(data.num_clients, MOST_CLIENTS) / MANY_CLIENTS
-    return server + clients * (1 if rounds == 1 else LATER * rounds)
+    return _server_seconds(federation, rounds) + clients * (1 if rounds == 1 else LATER * rounds)
+
+
+def _server_seconds(federation: Federation, rounds: int) -> float:
+    """Return about how long the server takes of so many rounds."""
+    program, count = federation.program, federation.data.num_clients
+    numbers = program.latents.global_block.size / MANY_NUMBERS
+    seconds = SERVER + numbers**2 + min(count, MOST_CLIENTS) / MANY_CLIENTS
+    if federation.method.name == "two_stage" and seen_in(program).hierarchy.mixing is not None:
+        seconds += BY_CHAINS
+    matrices = 1.0 if rounds == 1 else WEIGHTED * rounds
+    return seconds + matrices * A_MATRIX * count * program.latents.local_block.size**3
 
 
 def in_words(seconds: float) -> str:
@@ -127,9 +138,11 @@ def fallback_of(
     is_whole = federation.cohort == federation.data.num_clients and call.rounds is None
     local = federation.settings.on_client_error != "skip" and federation.settings.device == "cpu"
     seen, data = seen_in(federation.program), federation.data
-    # of Gaussian rows their sums suffice, but of so few where the server cannot integrate by itself
-    is_loose = seen.hierarchy.spread is None and data.num_rows <= LOOSE * data.num_clients
-    if not is_whole or not local or (seen.spread is not None and not is_loose):
+    # of Gaussian rows their sums suffice; of so few, and in little time, not where the server
+    # cannot integrate by itself
+    exact, of_sums = seen.hierarchy.spread is not None, seen.spread is not None
+    suffice = data.num_rows > LOOSE * data.num_clients and not call.time_limit
+    if not is_whole or not local or exact or (of_sums and suffice):
         return None
     return Fallback(federation, line_of(call))
 

@@ -144,7 +144,7 @@ def by_importance(
         _, mean, covariance = (v.expand(count, *v.shape[1:]) for v in density.at(s[:1]))
     else:
         proposal, share = _adapted(density, start, final=final)
-        largest = max(MORE, WORK / (count * len(factors.shift)))
+        largest = max(MORE, WORK / (count * surrogate.work))
         ratio = min(largest, max(1.0, 1.2 / share)) if final else 1.0
         many = int(count * math.ceil(STEPS * ratio) / STEPS) // 2 * 2  # rounding changes no draw
         s, log_q = proposal.at(normal_points(many, len(hierarchy.outside) + 1, seed=seed))
@@ -179,7 +179,7 @@ def _adapted(density: Density, start: Start, *, final: bool) -> tuple[ScalesProp
     """Fit a proposal to its own weighted points; also return the share that is effective."""
     s = start.draws[:, density.surrogate.hierarchy.outside]
     proposal, size = fitted(s, start.log_weights.exp()), s.shape[1]
-    largest = max(LEAST_PILOT * (size + 1), WORK // len(density.factors.shift))
+    largest = max(LEAST_PILOT * (size + 1), WORK // density.surrogate.work)
     e = normal_points(min(largest, next(n for scales, n in PILOT if size <= scales)), size + 1)
     least, aim = (0.05, 0.1) if size <= MANY_SCALES else (0.15, 0.2)
     enough = ENOUGH if final or size <= MANY_SCALES else ENOUGH_OF_MANY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ PASSES = 2  # by which the middle covariance of draws is found
 SINGULAR = 1e-9  # share of a variance that is added to it: scalars may depend on each other
 SCATTER = (-0.5, 1.5)  # about the mean and sd of e, the mixing parameters of scattered sites
 WIDE = 2.5  # sd of an unconstrained number whose prior cannot be drawn from
+LARGE = 4  # Normal local numbers of a client, of more of which the matrices take most of the time
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,11 @@ class Surrogate:
     def mixed(self) -> int:
         """N M, the number of mixing parameters of all clients."""
         return self.clients * self.hierarchy.mixing_size
+
+    @property
+    def work(self) -> int:
+        """How many clients of few local numbers a draw costs as much as."""
+        return math.ceil(self.clients * max(1.0, self.hierarchy.normal_size / LARGE) ** 3)
 
     def parts(self, draw: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
         """Return the first `count` entries of a draw, and t (N, M), if there are any."""

@@ -27,12 +27,12 @@ from .hurdles import hurdle_gamma as hurdle_gamma
 from .hurdles import hurdle_lognormal as hurdle_lognormal
 from .hurdles import hurdle_negative_binomial as hurdle_negative_binomial
 from .hurdles import hurdle_poisson as hurdle_poisson
+from .levels import Cumulative as Cumulative
 from .levels import Ordered as Ordered
 from .levels import acat as acat
 from .levels import acat_logits as acat_logits
 from .levels import categorical as categorical
 from .levels import cumulative as cumulative
-from .levels import cumulative_logits as cumulative_logits
 from .levels import sratio as sratio
 from .levels import sratio_logits as sratio_logits
 from .links import cloglog_logits as cloglog_logits

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
+from torch.distributions import Distribution
+from torch.distributions.utils import lazy_property
 from torch.nn.functional import logsigmoid
 
 from hierfl.core.arguments import expect
@@ -75,7 +77,8 @@ def sratio(link: str = "logit") -> ResponseFamily:
 
     Reference: Tutz 1990, British Journal of Mathematical and Statistical Psychology 43:39.
     """
-    likelihood = of_thresholds("sratio", link)
+    of_link = _argument_of(link, "sratio")
+    likelihood = f"dist.Categorical(logits=families.sratio_logits(eta, thresholds{of_link}))"
     return ResponseFamily(
         "sratio", link, "ordered", likelihood, _parameters_of_steps, unit_scale, has_intercept=False
     )
@@ -121,37 +124,90 @@ def categorical() -> ResponseFamily:
     )
 
 
-def cumulative_logits(eta: Tensor, thresholds: Tensor, link: str = "logit") -> Tensor:
-    """Return log probabilities of ordered levels, (..., K), finite in both tails.
+class Cumulative(dist.Categorical):
+    """Ordered levels, 0 to K - 1: a level's probability reads the two thresholds beside it alone.
 
         log P(y = k) = log(F(thresholds_k - eta) - F(thresholds_{k - 1} - eta))
 
     F is the logistic ("logit") or the standard Normal ("probit") distribution function; the lowest
-    threshold is -infinity, the highest infinity. dist.OrderedLogistic subtracts probabilities, and
-    its log densities stop near -16 in single precision.
+    threshold is -infinity, the highest infinity. All are finite in both tails: dist.OrderedLogistic
+    subtracts probabilities, its log densities stop near -16 in single precision, and it computes
+    all K at each row.
 
     Args:
         eta: linear predictor, (...).
-        thresholds: (K - 1,), increasing.
+        thresholds: (K - 1,), or (..., K - 1) of each row; increasing.
         link: "logit" or "probit". Default "logit".
+        validate_args: whether to check values. Default None: Pyro's setting.
     """
-    at = thresholds - eta[..., None]
-    low, high = at[..., :-1], at[..., 1:]
-    if link == "logit":
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
+
+    def __init__(
+        self,
+        eta: Tensor,
+        thresholds: Tensor,
+        link: str = "logit",
+        *,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.eta, self.thresholds, self.link = eta, thresholds, link
+        self._num_events = thresholds.shape[-1] + 1
+        shape = torch.broadcast_shapes(eta.shape, thresholds.shape[:-1])
+        Distribution.__init__(self, shape, validate_args=validate_args)
+
+    @lazy_property
+    def logits(self) -> Tensor:
+        """Log probabilities of all levels, (..., K)."""
+        at = self.thresholds - self.eta[..., None]
+        low, high = at[..., :-1], at[..., 1:]
+        ends = self._log_cdf(at[..., :1]), self._log_cdf(-at[..., -1:])
+        return torch.cat([ends[0], self._log_between(low, high), ends[1]], -1)
+
+    @lazy_property
+    def probs(self) -> Tensor:
+        """Probabilities of all levels, (..., K)."""
+        return self.logits.exp()
+
+    @property
+    def _param(self) -> Tensor:
+        return self.logits
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log probability of levels, (...)."""
+        if self._validate_args:
+            self._validate_sample(value)
+        cuts, level = self.thresholds, value.long()
+        # beyond the ends stand numbers that do not count
+        cuts = torch.cat([cuts[..., :1] - 1.0, cuts, cuts[..., -1:] + 1.0], -1)
+        shape = torch.broadcast_shapes(self.batch_shape, level.shape)
+        cuts, level = cuts.expand(*shape, -1), level.expand(shape)[..., None]
+        low, high = (cuts.gather(-1, at)[..., 0] - self.eta for at in (level, level + 1))
+        between, level = self._log_between(low, high), level[..., 0]
+        is_first, is_last = level == 0, level == self._num_events - 1
+        ends = torch.where(is_first, self._log_cdf(high), self._log_cdf(-low))
+        return torch.where(is_first | is_last, ends, between)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Cumulative:
+        """Return the same distribution with a larger batch shape."""
+        return type(self)(
+            self.eta.expand(batch_shape), self.thresholds, self.link, validate_args=False
+        )
+
+    def _log_cdf(self, x: Tensor) -> Tensor:
+        return logsigmoid(x) if self.link == "logit" else log_normal_cdf(x)
+
+    def _log_between(self, low: Tensor, high: Tensor) -> Tensor:
+        if self.link == "probit":
+            return log_normal_between(low, high)
         # F(b) - F(a) = F(b) F(-a) (1 - exp(a - b))
-        inner = logsigmoid(high) + logsigmoid(-low) + log1mexp(high - low)
-        ends = logsigmoid(at[..., :1]), logsigmoid(-at[..., -1:])
-    else:
-        inner = log_normal_between(low, high)
-        ends = log_normal_cdf(at[..., :1]), log_normal_cdf(-at[..., -1:])
-    return torch.cat([ends[0], inner, ends[1]], -1)
+        return logsigmoid(high) + logsigmoid(-low) + log1mexp(high - low)
 
 
-def of_thresholds(family: str, link: str) -> str:
-    """Return the likelihood of levels by the log probabilities of a family with a link."""
+def _argument_of(link: str, family: str) -> str:
+    """Return the last argument of a likelihood of levels in order, in a program, for a link."""
     check_link(link, ["logit", "probit"], family)
-    other = "" if link == "logit" else f", '{link}'"
-    return f"dist.Categorical(logits=families.{family}_logits(eta, thresholds{other}))"
+    return "" if link == "logit" else f", '{link}'"
 
 
 def _parameters(response: Response) -> dict[str, Prior]:
@@ -173,7 +229,7 @@ def cumulative(link: str = "logit") -> ResponseFamily:
     Raises:
         ValueError: link is none of these.
     """
-    likelihood = of_thresholds("cumulative", link)
+    likelihood = f"families.Cumulative(eta, thresholds{_argument_of(link, 'cumulative')})"
     return ResponseFamily(
         "cumulative", link, "ordered", likelihood, _parameters, unit_scale, has_intercept=False
     )

@@ -286,6 +286,21 @@ def test_a_likelihood_without_curvature_is_not_given_to_two_stage() -> None:
     assert choose(model_of(robust), data).method.name == "two_stage"
 
 
+def test_an_entry_that_rows_read_by_rounding_alone_has_no_say_in_curvature() -> None:
+    """The field of neighbors has entries of eigenvectors that should be 0: its Poisson rows fell to fedsvi."""
+    basis = torch.tensor([1.0, 1e-16])
+
+    def field(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        z = pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with batch.clients(), batch.data():
+            at = mu + (z[..., None, None, :] * basis).sum(-1)
+            pyro.sample("y", dist.Poisson((at + batch.x).exp()), obs=batch.y.abs().round())
+
+    data = ClientData.from_arrays(CLIENT, x=X, y=Y)
+    assert choose(field, data).method.name == "two_stage"
+
+
 def robust(batch: ClientBatch, fn: Any) -> None:
     pyro.sample("y", dist.StudentT(4.0, fn.loc, fn.scale), obs=batch.y)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -12,14 +14,16 @@ import pytest
 import torch
 
 import hierfl
+from hierfl import methods
 from hierfl.core.watch import OutOfTime, Watch, watched, working
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError, NotFinite
+from hierfl.engine.federation import federate
 from hierfl.engine.rounds import Progress
 from hierfl.methods.stages.joint import Joint
 from hierfl.posterior.draws import posterior_draws
-from hierfl.runs.ended import TIRED, Fallback, why_tired
+from hierfl.runs.ended import TIRED, Fallback, fallback_of, why_tired
 from hierfl.runs.one_run import _next
 
 N = torch.tensor([47.0, 148, 119, 810, 211, 196, 148, 215, 207, 97, 256, 360])
@@ -132,6 +136,32 @@ def test_a_fit_that_chains_ended_is_saved_loaded_and_goes_on(tmp_path: Path) -> 
     assert abs(float(one.mean() - other.mean())) < 0.15 * float(other.std())
     new = ClientData.from_arrays(["new"], n=N[:1], r=DEATHS[1:2])
     assert fit.personalize(new).clients == ("new",)
+
+
+def about(shift_of: Callable[..., Any], batch: ClientBatch) -> None:
+    """Declare Gaussian rows, whose sums suffice, about shifts of clients."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+    spread = pyro.sample("spread", dist.HalfNormal(1.0))
+    noise = pyro.sample("noise", dist.HalfNormal(1.0))
+    with batch.clients():
+        shift = pyro.sample("shift", shift_of(mu, spread))
+        with batch.data():
+            pyro.sample("y", dist.Normal(shift, noise), obs=batch.y)
+
+
+heavy, light = partial(about, partial(dist.StudentT, 4.0)), partial(about, dist.Normal)
+
+
+def test_rounds_that_the_server_plays_by_itself_end_by_chains_at_a_limit() -> None:
+    """Of sums of rows, in its first round: there is no other to end after. Exact ones need no limit."""
+    data = ClientData.from_arrays([name for name in NAMES for _ in range(4)], y=torch.randn(48))
+    for model, goes_over in ((heavy, True), (light, False)):
+        method = methods.two_stage(model)
+        made = federate(method, data)
+        for limit in (None, 5.0):
+            call: Any = SimpleNamespace(rounds=None, time_limit=limit, lines=False)
+            fallback = fallback_of(method, made, call, chosen=True)
+            assert (fallback is not None) == (goes_over and limit is not None)
 
 
 def test_a_density_that_is_nowhere_finite_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,9 @@ from hierfl.summaries.units import UnitScore
 from hierfl.summaries.weights import Points
 
 MOST_SCALARS = 4000  # of all clients together: a whitening matrix of them has to be held
-# chains by rows x predictors; renewals of the factors before them, steps to a mode, warm-up
-CHAINS = ((2e4, 64), (2e5, 32), (2e6, 16), (math.inf, 8))
+# chains by rows x predictors, and by scalars, of which one is as many; renewals of the factors
+# before them, steps to a mode, warm-up
+CHAINS, PER_SCALAR = ((2e4, 64), (2e5, 32), (2e6, 16), (math.inf, 8)), 100
 TURNS, CLIMB, WARM = 2, 100, 60
 LEAST, MOST = 60, 480  # iterations after it, at first, and at most where R-hat asks for more
 MIXED = 1.05  # split R-hat above which chains run on, twice as long
@@ -80,7 +81,7 @@ class Chains:
             doubled = in_double(batch)
         hierarchy = self.surrogate.hierarchy
         self.fields = {n: doubled.client_fields[n][:, 0] for n in hierarchy.fields}
-        work = len(self.rows.client) * max(1, self.rows.design.shape[1])
+        work = len(self.rows.client) * max(1, self.rows.design.shape[1]) + PER_SCALAR * self.size
         self.count = next(many for most, many in CHAINS if work <= most)
         with double_precision():
             self.joint = Joint(self.surrogate, self.rows, self._none(), self.count)

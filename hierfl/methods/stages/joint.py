@@ -16,7 +16,7 @@ from hierfl.summaries.moving import MixingLine, laplace_at
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.surrogate import Surrogate
 
-PADDED = 1 << 16  # scalars of points, beyond which a single one is not carried as many
+PADDED = 1 << 13  # scalars of points, beyond which a single one is not carried as many
 
 
 class Standard(NamedTuple):
@@ -51,10 +51,9 @@ class Joint:
 
     def at(self, x: Tensor, standard: Standard) -> tuple[Tensor, Tensor]:
         """Return log densities (S,) and gradients (S, K + N E) at points x, of which some at a time."""
-        if len(x) == self.count:
+        alone = len(x) == 1 and self.count * self.size > PADDED
+        if alone or len(x) == self.count:
             return self.gradient(x, *flat(standard))
-        if len(x) == 1 and self.count * self.size > PADDED:
-            return self.gradient.eager(x, *flat(standard))
         values, slopes = [], []
         for some in x.split(self.count):
             padded = torch.cat([some, some[:1].expand(self.count - len(some), -1)])

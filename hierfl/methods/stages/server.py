@@ -110,7 +110,8 @@ class Rounds:
         hierarchy, seed = self.work.surrogate.hierarchy, self.work.seed
         prior = prior_draws(hierarchy, seed)
         # of many clients the posterior is narrow, and each draw costs a pass over all of them
-        prior = prior[: max(FEWEST * (1 + self.work.shared), min(len(prior), POINTS // count))]
+        many = min(len(prior), POINTS // self.work.surrogate.work)
+        prior = prior[: max(FEWEST * (1 + self.work.shared), many)]
         return torch.cat([prior, mixing_draws(hierarchy, prior, seed).repeat(1, count)], 1)
 
     def down(self, state: ServerState, clock: Clock) -> Tree:

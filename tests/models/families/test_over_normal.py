@@ -19,9 +19,7 @@ FAMILIES: dict[str, tuple[Of, tuple[float, ...]]] = {
     "bernoulli": (lambda eta: dist.Bernoulli(logits=eta), (0.0, 1.0)),
     "probit": (lambda eta: dist.Bernoulli(logits=families.probit_logits(eta)), (0.0, 1.0)),
     "cumulative": (
-        lambda eta: dist.Categorical(
-            logits=families.cumulative_logits(eta, torch.tensor([-1.0, 0.5], dtype=eta.dtype))
-        ),
+        lambda eta: families.Cumulative(eta, torch.tensor([-1.0, 0.5], dtype=eta.dtype)),
         (0.0, 1.0, 2.0),
     ),
     "poisson": (lambda eta: dist.Poisson(eta.exp()), (0.0, 3.0, 1200.0)),
