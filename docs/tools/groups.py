@@ -67,9 +67,7 @@ def groups() -> list[Group]:
     unknown += " mutual_information auroc fpr95"
     rest = "Audit audit Coherence coherence client_gradients loss_deviations PacBayes pac_bayes"
     parts_of_families = "Response ResponseFamily named as_source BetaBinomial Binomial Censored"
-    parts_of_families += (
-        " Cumulative Hurdle NegativeBinomial Ordered OrderedBeta PiecewiseExponential"
-    )
+    parts_of_families += " Cumulative Hurdle NegativeBinomial Ordered OrderedBeta PiecewiseExponential"
     parts_of_families += " SkewNormal Weibull half_student"
     parts_of_families += " intercept_prior shape_prior cloglog_logits"
     parts_of_families += " probit_logits acat_logits sratio_logits Dirichlet Multinomial Truncated"
