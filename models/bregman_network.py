@@ -80,12 +80,8 @@ class ToMean(Transform):
         return torch.full_like(x, torch.nan)
 
 
-def _to_mean(domain: Means) -> Transform:
-    return ToMean(domain.prior, domain.event_dim)
-
-
 for _registry in (biject_to, transform_to):
-    _registry.register(Means, _to_mean)
+    _registry.register(Means, lambda domain: ToMean(domain.prior, domain.event_dim))
 
 
 class BregmanKernel(TorchDistribution):

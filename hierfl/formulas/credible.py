@@ -98,7 +98,8 @@ class Heard:
         self, question: Question, answer: OfCall, declared: Declaration
     ) -> Iterator[str]:
         """Yield why sums of a transform's argument are none; what is asked at a mean is of coarser values."""
-        name, argument = _calls(declared)[question.text]
+        call = next(c for c in stateful_calls(declared) if str(c) == question.text)
+        name, argument = call.callee, call.args[0]
         if any(not math.isfinite(number) for number in answer.more):
             yield "by numbers that are not finite"
         elif self.rows is not None and answer.sums.count not in (0, self.rows):
@@ -219,11 +220,6 @@ def is_possible(sums: ColumnSums) -> bool:
 
 def _spread(sums: ColumnSums) -> float:
     return sums.count * sums.squares - sums.total**2
-
-
-def _calls(declared: Declaration) -> dict[str, tuple[str, Expression]]:
-    """Return the text of each transform -> its function and its argument."""
-    return {str(call): (call.callee, call.args[0]) for call in stateful_calls(declared)}
 
 
 def _scaled(sums: ColumnSums, mean: float, sd: float) -> ColumnSums:

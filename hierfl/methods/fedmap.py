@@ -161,9 +161,12 @@ def fedmap(
             return {**work, "omega": log_omega, "slope": slopes}
 
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            value: Tree = {"slope": work["slope"]}
+            value, w, gamma = {"slope": work["slope"]}, work["w"], message["gamma"]
             if pairs:
-                value["away"] = _away(work["w"], message["gamma"], pairs)
+                value["away"] = {
+                    theta: w[mine].reshape(gamma[theta].shape) - gamma[theta]
+                    for theta, mine in pairs.items()
+                }
             if callable(server):
                 value["square"] = tree_map(torch.square, value["away"])
             weighted = LogShare(value, work["omega"] if looks else by_size(rows))
@@ -233,12 +236,6 @@ def _pairs(program: Program, rule: object) -> dict[str, str]:
             "has no such name: use hierfl.models.learned_prior_network, or server='average'"
         )
     return pairs
-
-
-def _away(w: Params, gamma: Params, pairs: dict[str, str]) -> Params:
-    return {
-        theta: w[mine].reshape(gamma[theta].shape) - gamma[theta] for theta, mine in pairs.items()
-    }
 
 
 def _newton(loss: Callable[[Tree], Tensor], params: Tree) -> tuple[Tree, Tensor]:

@@ -117,12 +117,12 @@ def factor_guide(*, full: bool) -> Family:
     return conditional(shared=full_normal if full else diagonal_normal, newton_steps=10)
 
 
-def _q(state: Tree, clock: Clock) -> Tree:
-    return state["q"]
-
-
 def factor_server(
-    marginal: Marginal, standard: Tensor, *, full: bool, down: Callable[[Tree, Clock], Tree] = _q
+    marginal: Marginal,
+    standard: Tensor,
+    *,
+    full: bool,
+    down: Callable[[Tree, Clock], Tree] = lambda state, clock: state["q"],
 ) -> Server:
     """Return the server, which adds the clients' changes to q; it refits a non-Gaussian prior."""
 
