@@ -56,9 +56,9 @@ def log_evidence(fit: Snapshot, *, draws: int = 2000, seed: int = 0) -> LogEvide
     expect_fit(fit)
     block = fit.program.latents.global_block
     if lacks_rows(fit):
-        densities, constants = kept_densities(fit)
-        values, log_weights = densities.values, densities.log_weights
-        log_p = densities.log_prior + (densities.log_likelihood + constants).sum(1)
+        kept, log_own = kept_densities(fit)
+        values, log_weights = kept.values, kept.log_weights
+        log_p = kept.log_prior + log_own.sum(1)
     elif already_weighted(fit):
         weighed = precise(fit, draws, INNER, seed)
         values, log_weights = weighed.draws.shared, torch.full((draws,), -math.log(draws))

@@ -88,8 +88,8 @@ def scored_clients(
 ) -> LeftOutScores:
     """Draw log p(y_k | global sites), an estimate of it, of every client."""
     if lacks_rows(fit):
-        found, constants = kept_densities(fit)
-        return LeftOutScores(found.log_likelihood + constants, found.log_weights[:, None])
+        kept, log_own = kept_densities(fit)
+        return LeftOutScores(log_own, kept.log_weights[:, None])
     if correct is None or already_weighted(fit):
         found = precise(fit, draws, inner, seed)
         return LeftOutScores(found.log_own, found.log_own.new_zeros(draws, 1), _own_k_hat(fit))
@@ -98,10 +98,7 @@ def scored_clients(
 
 
 def kept_densities(fit: Snapshot) -> tuple[Densities, Tensor]:
-    """Return what the server of two_stage has kept of log p(y_k | global sites), and constants (N,).
-
-    Clients are in the order of the data.
-    """
+    """Return what the server of two_stage has kept, and log p(y_k | global sites), (S, N), of the data's clients."""
     # here: a fit with its rows does not need the server's part of two_stage
     from hierfl.methods.stages.kept import Kept, rounds_of
 
@@ -113,8 +110,8 @@ def kept_densities(fit: Snapshot) -> tuple[Densities, Tensor]:
             "clients have local sites that are not Normal, whose integrals are at the clients: "
             "hand the rows in, hierfl.load(folder, data=...)"
         )
-    likelihood = found.log_likelihood[:, fit.program.ranks]
-    return found._replace(log_likelihood=likelihood), kept.constants(fit.federation.data)
+    own = found.log_likelihood[:, fit.program.ranks]
+    return found, own + kept.constants(fit.federation.data)
 
 
 def _weighted(

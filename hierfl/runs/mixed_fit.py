@@ -140,7 +140,7 @@ class MixedFit:
     def _verdict(self) -> tuple[str, bool | None]:
         """Return whether all fits that count can be trusted, and their probabilities."""
         table = self.probabilities
-        counts = np.flatnonzero(table["probability"] >= NEGLIGIBLE)
+        counts = np.flatnonzero(table["probability"] >= NEGLIGIBLE).tolist()
         for k in counts:
             judged = summary(self.fits[k])
             if not judged.trustworthy:
