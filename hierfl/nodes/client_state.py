@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyro
 import torch
 
 from hierfl.core.disk import replace_private
@@ -53,11 +54,11 @@ class Node:
     @cached_property
     def rests_on_at_first(self) -> float:
         """How many rows an update rests on under the server's first message; infinite where that is not known."""
-        server, client = self.federation.server, self.federation.client
-        if client.rests_on is None:
-            return math.inf
-        own = tree_map(lambda v: v[None], client.own)
-        return float(client.rests_on(server.down(server.state, Clock(0, 1)), own, self.batch))
+        server, own = (
+            self.federation.server,
+            tree_map(lambda v: v[None], self.federation.client.own),
+        )
+        return rests_on(self, server.down(server.state, Clock(0, 1)), own)
 
     @property
     def client(self) -> str:
@@ -82,6 +83,14 @@ class Node:
         if policy.approve == "ask":
             check_approved(self.folder, self.run)
         return policy
+
+
+def rests_on(node: Node, message: Tree, own: Tree) -> float:
+    """Return how many rows an update under a message rests on; infinite where that is not known."""
+    if (rows_behind := node.federation.client.rests_on) is None:
+        return math.inf
+    with pyro.validation_enabled(False):  # of scales, which vmap cannot read
+        return float(rows_behind(message, own, node.batch))
 
 
 def kept(node: Node) -> ClientStates:

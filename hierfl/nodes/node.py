@@ -229,7 +229,7 @@ def _one_round(
         check_numbers(up)
         # of few rows, or of about one that the server chose
         least = max(policy.min_rows / 4, min(policy.min_count / 4, node.rests_on_at_first / 8))
-        few = client.rests_on and not float(client.rests_on(message, after, rows)) >= least
+        few = client.rests_on and not client_state.rests_on(node, message, after) >= least
     except Exception as error:
         cause = error
         if isinstance(error, FAILURES) and not isinstance(error, Refused):

@@ -84,7 +84,8 @@ def test_other_wrong_arguments_are_named(tmp_path: Path) -> None:
 # ------------------------------------------------------------ again, over the same folders
 def test_fitting_again_begins_again(tmp_path: Path) -> None:
     """The same model, another one between, and after a run that was interrupted: each is a run of its own."""
-    frames = {str(site): part for site, part in patients(rows=40).groupby("site")}
+    whole = {str(site): part for site, part in patients(rows=40).groupby("site")}
+    frames = {site: whole[site] for site in sorted(whole)[:3]}
 
     def fitted(text: str) -> FitOverNodes:
         formula = hierfl.formula(text, clients="site")
@@ -96,6 +97,15 @@ def test_fitting_again_begins_again(tmp_path: Path) -> None:
     again = fitted("y ~ age + (1 | site)")
     assert other.run != first.run == again.run
     same(again, first)
+
+
+def test_rows_that_count_several_times(tmp_path: Path) -> None:
+    """How many rows an update rests on is computed under vmap, where Pyro cannot check a scale."""
+    frames = {str(site): part for site, part in patients(rows=30).groupby("site")}
+    some = {site: frames[site].assign(w=[1.0, 2.0, 3.0] * 10) for site in sorted(frames)[:2]}
+    formula = hierfl.formula("y | weights(w) ~ age + (1 | site)", clients="site")
+    fit = hierfl.nodes.fit(formula, in_process(some, tmp_path), rounds=1)
+    assert fit.history["clients"].tolist() == [2]
 
 
 def test_a_run_that_was_interrupted_begins_again_or_goes_on(
