@@ -170,7 +170,7 @@ class Cumulative(dist.Categorical):
         return self.logits.exp()
 
     @property
-    def _param(self) -> Tensor:
+    def _param(self) -> Tensor:  # type: ignore[override]
         return self.logits
 
     def log_prob(self, value: Tensor) -> Tensor:
