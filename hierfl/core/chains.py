@@ -74,7 +74,7 @@ class Sampled(NamedTuple):
     draws: Tensor  # (S, K)
     r_hat: float  # the largest split R-hat of the judged numbers
     effective: float  # the least number of effective states of one of them
-    sd_error: float  # the largest Monte Carlo error of an sd of one of them, relative to it
+    spread: tuple[float, float]  # the largest of squares, and relative error of an sd
     whitening: Whitening  # as adapted
 
 
@@ -155,7 +155,7 @@ def sampled(
     # a single chain that never moves hardly shows in R-hat
     held = bool((moves < MOVES * len(steps)).any()) or accepted < LEAST_ACCEPTED * len(steps)
     r_hat = math.inf if held else r_hat
-    return Sampled(together, r_hat, effective, sd_error_of(chains), whitening)
+    return Sampled(together, r_hat, effective, spread_of(chains), whitening)
 
 
 def mixing_of(chains: Tensor) -> tuple[float, float]:
@@ -172,12 +172,18 @@ def mixing_of(chains: Tensor) -> tuple[float, float]:
     return worst, float(effective.min()) if effective.numel() else float(len(flat))
 
 
-def sd_error_of(chains: Tensor) -> float:
-    """Return the largest Monte Carlo error of an sd of chains (C, n, K), relative to it."""
+def spread_of(chains: Tensor) -> tuple[float, float]:
+    """Return the largest split R-hat of squares of chains (C, n, K), and relative error of an sd.
+
+    By their values: ranks hardly show a mode of little mass, far away, on which sds rest.
+    """
+    if not chains.numel():
+        return 1.0, 0.0
     squares = (chains - chains.mean((0, 1))).square()
     relative = squares.var((0, 1)) / squares.mean((0, 1)).square()
     errors = 0.5 * (relative / effective_sample_size(squares, 0, 1)).sqrt()
-    return float(errors.nan_to_num().max()) if errors.numel() else 0.0
+    r_hat = split_gelman_rubin(squares).nan_to_num(nan=1.0)
+    return float(r_hat.max()), float(errors.nan_to_num().max())
 
 
 def _evaluated(density: Density, z: Tensor, whitening: Whitening) -> _State:

@@ -267,9 +267,9 @@ def test_nonlinear_growth_is_that_of_nuts() -> None:
     data = ClientData.from_arrays(trees, y=ORANGE.flatten(), x=DAYS.repeat(5))
     fitted = hierfl.fit(orange, data, seed=0)
     check_moments(fitted, TREES)
-    assert "chains on all clients' rows" in str(fitted.progress.ended)
+    assert "the scales of the hierarchy need chains" in str(fitted.progress.ended)
     own = fitted.posterior(draws=4000, seed=0)["posterior"]["theta"].std(("chain", "draw"))
-    assert (abs(torch.from_numpy(own.to_numpy()) / torch.tensor(OWN_TREES) - 1.0) < 0.15).all()
+    assert (abs(torch.from_numpy(own.to_numpy()) / torch.tensor(OWN_TREES) - 1.0) < 0.1).all()
 
 
 def one_scale_a_row(batch: ClientBatch) -> None:

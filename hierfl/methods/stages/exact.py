@@ -116,7 +116,8 @@ class Chains:
                     before
                 )  # chains that hold are renewed
                 stuck = least > LEAST and excess >= max(STUCK, GAIN * before) and not again
-                good = not drawn.r_hat > MIXED and drawn.sd_error < SURE
+                of_squares, sd_error = drawn.spread
+                good = not max(drawn.r_hat, of_squares) > MIXED and sd_error < SURE
                 if good or least >= MOST or stuck:
                     break
                 before = excess
