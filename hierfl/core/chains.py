@@ -72,8 +72,9 @@ class Sampled(NamedTuple):
     """Draws of a density."""
 
     draws: Tensor  # (S, K)
-    r_hat: float  # the largest split R-hat of the K numbers
+    r_hat: float  # the largest split R-hat of the judged numbers
     effective: float  # the least number of effective states of one of them
+    spread: tuple[float, float]  # the largest of squares, and relative error of an sd
     whitening: Whitening  # as adapted
 
 
@@ -110,8 +111,12 @@ def sampled(
     least: int,
     seed: int,
     jumps: bool,
+    judged: Callable[[Tensor], Tensor] = lambda z: z,
 ) -> Sampled:
-    """Return S = `draws` of a density over all chains, which start at `start` (C, K)."""
+    """Return S = `draws` of a density over all chains, which start at `start` (C, K).
+
+    Mixing and errors are those of the numbers `judged` (C, J) of the states (C, K).
+    """
     jumps = jumps and 0 < len(whitening.tril) <= MOST_JUMPING
     g = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
     renew_at = {round(part * warmup) for part in WINDOWS}
@@ -133,8 +138,8 @@ def sampled(
             whitening = _renewed(torch.cat(seen[len(seen) // 3 :]), whitening)
             state = _evaluated(density, seen[-1], whitening)
             step, seen, moves = _Step(math.exp(step.mean)), [], torch.zeros(len(start))
-    size, steps, moves = math.exp(step.mean), [], torch.zeros(len(start))
-    accepted = 0.0
+    size, moves, accepted = math.exp(step.mean), torch.zeros(len(start)), 0.0
+    steps, numbers = [], []
     for i in range(warmup, total):
         working(f"chains, iteration {i} of {total}")
         state, taken, chance = _iterated(density, state, whitening, size, g)
@@ -142,13 +147,15 @@ def sampled(
             state = _jumped(density, state, whitening, g)
         moves, accepted = moves + taken, accepted + chance
         steps.append(whitening.at(state.at))
-    chains = torch.stack(steps, 1)  # (C, draws of each, K)
+        numbers.append(judged(steps[-1]))
+    chains = torch.stack(numbers, 1)  # (C, draws of each, J)
     together = torch.stack(steps).flatten(0, 1)
     together = together[torch.linspace(0, len(together) - 1, draws).round().long()]
     r_hat, effective = mixing_of(chains)
     # a single chain that never moves hardly shows in R-hat
     held = bool((moves < MOVES * len(steps)).any()) or accepted < LEAST_ACCEPTED * len(steps)
-    return Sampled(together, math.inf if held else r_hat, effective, whitening)
+    r_hat = math.inf if held else r_hat
+    return Sampled(together, r_hat, effective, spread_of(chains), whitening)
 
 
 def mixing_of(chains: Tensor) -> tuple[float, float]:
@@ -163,6 +170,20 @@ def mixing_of(chains: Tensor) -> tuple[float, float]:
     of = [chains, chains.square(), *((chains < sign * TAIL).to(chains) for sign in (-1.0, 1.0))]
     effective = effective_sample_size(torch.cat(of, 2), 0, 1).nan_to_num(nan=float(len(flat)))
     return worst, float(effective.min()) if effective.numel() else float(len(flat))
+
+
+def spread_of(chains: Tensor) -> tuple[float, float]:
+    """Return the largest split R-hat of squares of chains (C, n, K), and relative error of an sd.
+
+    By their values: ranks hardly show a mode of little mass, far away, on which sds rest.
+    """
+    if not chains.numel():
+        return 1.0, 0.0
+    squares = (chains - chains.mean((0, 1))).square()
+    relative = squares.var((0, 1)) / squares.mean((0, 1)).square()
+    errors = 0.5 * (relative / effective_sample_size(squares, 0, 1)).sqrt()
+    r_hat = split_gelman_rubin(squares).nan_to_num(nan=1.0)
+    return float(r_hat.max()), float(errors.nan_to_num().max())
 
 
 def _evaluated(density: Density, z: Tensor, whitening: Whitening) -> _State:

@@ -25,6 +25,10 @@ class RowsFault(ValueError):
         self.public = public
 
 
+class NoColumn(RowsFault, KeyError):
+    """Rows that lack a column."""
+
+
 Array = Any  # anything torch.as_tensor takes: a tensor, a NumPy array, a list of numbers
 
 _LARGEST = torch.iinfo(torch.int64).max

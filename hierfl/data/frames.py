@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierfl.data.arrays import Array, as_tensor
+from hierfl.data.arrays import Array, NoColumn, as_tensor
 from hierfl.data.consistency import look_alike
 from hierfl.data.grouping import sort_by_client
 
@@ -181,7 +181,8 @@ def check_has(frame: Any, name: Any, where: str = "the frame") -> None:
     """Refuse a frame without a column, or with two of its name."""
     if not is_column(frame, name):
         columns = list(map(str, frame.columns))
-        raise KeyError(f"{where} has no column '{name}': its columns are {columns}")
+        public = f"{where} has no column '{name}'"
+        raise NoColumn(f"{public}: its columns are {columns}", public)
 
 
 def _labels_of(series: Any, column: Any) -> tuple[str, ...] | None:

@@ -13,7 +13,7 @@ from hierfl.core.importance_sampling import K_HAT
 from hierfl.diagnostics.check import FEW_ROWS, LITTLE, Check, answered, listed, number
 from hierfl.diagnostics.checks_of_rounds import checks_of_rounds, clients_of_rounds
 from hierfl.diagnostics.convergence import UNSEEN, Convergence
-from hierfl.diagnostics.entries import checks_of_draws
+from hierfl.diagnostics.entries import OF_CLIENTS, Entries, checks_of_draws
 from hierfl.diagnostics.local_draws import LocalDraws
 from hierfl.engine.federation import step_sizes
 from hierfl.posterior.snapshot import Snapshot
@@ -32,8 +32,8 @@ OF_FACTORS = "from_factor"  # the guide of two_stage, which is not fitted
 class Evidence:
     """What the checks of a fit rest on (None: unknown); `points` have no spread, `k_hats` are by client.
 
-    Components of `orderless` sites can be exchanged, though draws put one above the other; `own` is of
-    local draws of a method that weights its own.
+    Components of `orderless` sites can be exchanged, though draws put one above the other; `own` and
+    `entries` are of local draws of a method that weights its own.
     """
 
     fit: Snapshot
@@ -45,6 +45,7 @@ class Evidence:
     k_hats: pd.Series | None
     orderless: tuple[str, ...] = ()
     own: LocalDraws | None = None
+    entries: Entries | None = None
 
 
 def checks_of_fit(evidence: Evidence) -> list[Check]:
@@ -193,7 +194,9 @@ def _reaches_below_0(support: object) -> bool:
 
 
 def _guides_of_clients(evidence: Evidence) -> Iterator[Check]:
-    """Judge draws of clients' own sites, given the global ones, by client."""
+    """Judge draws of clients' own sites, and those given the global ones, by client."""
+    if evidence.entries is not None:
+        yield evidence.entries.tails(question=OF_CLIENTS)
     k_hats = pd.Series(dtype=float) if evidence.k_hats is None else evidence.k_hats.dropna()
     if k_hats.empty:
         return

@@ -1,4 +1,4 @@
-"""What weighted draws know of each entry of the global sites: distinct and effective draws, errors."""
+"""What weighted draws know of each entry of the sites: distinct and effective draws, errors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hierfl.core.draw_quality import TAILS as TAILS_AT
 from hierfl.core.draw_quality import DrawQuality, distinct_of, quality_of
 from hierfl.core.importance_sampling import DOUBT, rests_on_few
 from hierfl.diagnostics.check import (
@@ -22,12 +23,16 @@ from hierfl.diagnostics.check import (
 )
 from hierfl.method import WeightedDraws
 from hierfl.methods.stages.checks import UNSURE
+from hierfl.posterior.draws import Draws
 from hierfl.posterior.hidden_modes import may_hide_modes
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.handlers import unchecked
 from hierfl.program.sites import Values
 
 TAILS = "Do the tails rest on enough draws?"
+OF_CLIENTS = "Do the tails of the clients' own sites rest on enough draws?"
+AT_ONCE = 10_000  # entries that are judged together
+ERRORS_OF_ENDS = 3.0  # errors of a rough distance of draws about an end
 OF_SEVERAL_MODES = (
     "and rows are of a mixture, or clients' likelihoods have no maximum of their own, so that there "
     "may be several modes"
@@ -37,11 +42,12 @@ MORE_DRAWS = "methods.two_stage(model, draws=20000)"
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """Entries of the global sites, K in all, and what the draws know of them."""
+    """Entries of sites, K in all, and what the draws know of them."""
 
-    names: tuple[str, ...]  # (K,)
+    names: tuple[str, ...]  # (K,) with quotes, of a local site with its client
     quality: DrawQuality
     distinct: int  # the fewest values that an entry has, in single precision
+    end_limit: float = END_OFF_BY_CHANCE  # largest error of an end, larger of a rough estimate
 
     def too_few(self) -> str | None:
         """Return which draws are too few for a standard deviation, and the fix; None if none are."""
@@ -60,14 +66,14 @@ class Entries:
 
     def _extreme(self, of: Tensor) -> tuple[float, str]:
         at = int(of.argmax())
-        return float(of[at]), f"'{self.names[at]}'"
+        return float(of[at]), self.names[at]
 
     def _errors(self) -> str:
         """Return the Monte Carlo errors of the entry whose tails rest on the fewest draws, in words."""
         sd, end = self.quality.sd_error, self.quality.end_error
-        worst = int((sd / OFF_BY_CHANCE).maximum(end / END_OFF_BY_CHANCE).argmax())
+        worst = int((sd / OFF_BY_CHANCE).maximum(end / self.end_limit).argmax())
         return (
-            f"the Monte Carlo error of the sd of '{self.names[worst]}' is {float(sd[worst]):.0%}, "
+            f"the Monte Carlo error of the sd of {self.names[worst]} is {float(sd[worst]):.0%}, "
             f"and that of its 5% and 95% points {float(end[worst]):.2f} sd"
         )
 
@@ -76,13 +82,20 @@ class Entries:
         finite = self.quality.sd_error.isfinite() & self.quality.end_error.isfinite()
         return f" Of all entries {self._errors()}." if bool(finite.all()) else ""
 
-    def tails(self, k_hat: float, *, rest_on_few: bool, hidden: bool) -> Check:
+    def tails(
+        self,
+        k_hat: float = 0.0,
+        *,
+        rest_on_few: bool = False,
+        hidden: bool = False,
+        question: str = TAILS,
+    ) -> Check:
         """Judge the Monte Carlo errors of sds and of the 5% and 95% points.
 
         By k-hat, tails rest on `few` draws, or a mode of little mass may be `hidden` from them.
         """
         sd, end = self.quality.sd_error, self.quality.end_error
-        poor = bool((sd > OFF_BY_CHANCE).any() or (end > END_OFF_BY_CHANCE).any())
+        poor = bool((sd > OFF_BY_CHANCE).any() or (end > self.end_limit).any())
         if rest_on_few or hidden:
             why = f"from {DOUBT} on they rest on few draws" if rest_on_few else OF_SEVERAL_MODES
             words = (
@@ -94,7 +107,7 @@ class Entries:
             words = f"Check the tails: {self._errors()}. Take more draws, {MORE_DRAWS}."
         else:
             words = f"Yes: at most, {self._errors()}."
-        return answered(TAILS, poor or rest_on_few or hidden, words, "doubt")
+        return answered(question, poor or rest_on_few or hidden, words, "doubt")
 
 
 def entries_of_draws(fit: Snapshot, own: WeightedDraws) -> Entries | None:
@@ -111,13 +124,36 @@ def entries_of_draws(fit: Snapshot, own: WeightedDraws) -> Entries | None:
     with unchecked(), torch.no_grad():
         sites = torch.vmap(values_at)(draws)
     names = tuple(
-        f"{name}{list(index) if index else ''}"
+        f"'{name}{list(index) if index else ''}'"
         for name, value in sites.items()
         for index in np.ndindex(tuple(value.shape[1:]))
     )
     values = torch.cat([value.reshape(len(draws), -1) for value in sites.values()], 1)
     quality = quality_of(values, log_weights, own.share)
     return Entries(names, quality, distinct_of(draws, log_weights))
+
+
+def entries_of_clients(fit: Snapshot, drawn: Draws) -> Entries | None:
+    """Judge the clients' own sites by draws of equal weight; None where a method weights none itself.
+
+    The draws tell the shape of each entry's distribution; as many count as are effective by the
+    method.
+    """
+    own = fit.federation.server.weighted(fit.progress.server)
+    if own is None or not drawn.own:
+        return None
+    equal = torch.zeros(drawn.count, dtype=torch.float64)
+    names, qualities = [], []
+    for name, value in drawn.own.items():
+        for client in fit.clients:
+            index = np.ndindex(tuple(value.shape[2:]))
+            names += [f"'{name}{list(at) if at else ''}' of {client}" for at in index]
+        for values in value.reshape(drawn.count, -1).split(AT_ONCE, 1):
+            qualities.append(quality_of(values, equal, own.effective / drawn.count))
+    between = 2.0 * drawn.count * math.sqrt(TAILS_AT[0] * (1.0 - TAILS_AT[0]) / own.effective)
+    limit = END_OFF_BY_CHANCE * (1.0 + ERRORS_OF_ENDS / math.sqrt(max(1.0, between)))
+    quality = DrawQuality(*(torch.cat(of) for of in zip(*qualities, strict=True)))
+    return Entries(tuple(names), quality, drawn.count, limit)
 
 
 def too_far_apart(own: WeightedDraws) -> str | None:

@@ -15,6 +15,7 @@ from hierfl.diagnostics.check import Check
 from hierfl.diagnostics.checks import CONVERGED, Evidence, checks_of_run
 from hierfl.diagnostics.checks_of_rounds import clients_of_rounds
 from hierfl.diagnostics.convergence import Convergence, convergence, judged_by_history
+from hierfl.diagnostics.entries import entries_of_clients
 from hierfl.diagnostics.exchangeable import exchangeable
 from hierfl.diagnostics.local_draws import local_draws
 from hierfl.posterior.corrected import own_k_hat
@@ -110,9 +111,10 @@ def evidence_of(
     run = NOT_FINITE if bad else run_of(fit, seed)
     converged = isinstance(run, Convergence) and run.converged
     own = local_draws(fit, seed) if converged else None
+    entries = entries_of_clients(fit, drawn) if converged and drawn and not bad else None
     k_hats = k_hats_of(fit, run, seed) if own is None else own.k_hats
     orderless = exchangeable(fit, drawn) if drawn and not bad and not lacks_rows(fit) else ()
-    return Evidence(fit, run, points, spread, bad, rows_say, k_hats, orderless, own)
+    return Evidence(fit, run, points, spread, bad, rows_say, k_hats, orderless, own, entries)
 
 
 def run_of(fit: Snapshot, seed: int) -> Convergence | str:

@@ -106,20 +106,21 @@ def by_client(frames: Any, clients: str) -> Mapping[str, pd.DataFrame]:
         raise TypeError(f"frames is {shown(frames)}: {fix}")
     _refuse_one_name(frames, "the names of the frames")
     refuse_similar(list(map(str, frames)), "the names of the frames")
-    if fault := next(_faults_of_frames(frames, clients), ""):
-        raise ValueError(fault)
+    if fault := next(_faults_of_frames(frames, clients), None):
+        raise fault
     return {level_name(name): frame for name, frame in frames.items()}
 
 
-def _faults_of_frames(frames: Mapping[Any, pd.DataFrame], clients: str) -> Iterator[str]:
+def _faults_of_frames(frames: Mapping[Any, pd.DataFrame], clients: str) -> Iterator[ValueError]:
     if not frames:
-        yield "frames is empty: give the frame of at least one client"
+        yield ValueError("frames is empty: give the frame of at least one client")
     for name, frame in frames.items():
         if not len(frame):
-            yield f"client '{name}' has no rows: leave it out, or give it at least one"
+            public = f"client '{name}' has no rows"
+            yield RowsFault(f"{public}: leave it out, or give it at least one", public)
         if clients in frame and frame[clients].nunique() > 1:
             what = f"{frame[clients].nunique()} clients in its column '{clients}'"
-            yield f"the frame of client '{name}' has {what}: give the frame itself"
+            yield ValueError(f"the frame of client '{name}' has {what}: give the frame itself")
 
 
 def _split(frame: pd.DataFrame, clients: str) -> OneFrame:

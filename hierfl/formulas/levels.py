@@ -89,6 +89,14 @@ def _listed(answers: Collection[OfColumn], name: str, seen: Collection[str]) -> 
     return tuple(level for level in dict.fromkeys((*order, *ordered(seen))) if level in seen)
 
 
+def value_kind(answer: OfColumn) -> str:
+    """Return "True or False" or "names", whichever alone the levels of a column are; "" of both or none."""
+    are_boolean = {level in ("False", "True") for level in answer.counts or {}}
+    if len(are_boolean) != 1:
+        return ""
+    return "True or False" if are_boolean.pop() else "names"
+
+
 def agreed_column(
     name: str,
     answers: Mapping[str, OfColumn],
@@ -99,6 +107,8 @@ def agreed_column(
     """Return what clients agree on about one column; levels and unit may be known beforehand."""
     first, fault = next(iter(answers)), ""
     kinds = {answer.kind: client for client, answer in reversed([*answers.items()])}
+    held = {value_kind(answer): client for client, answer in answers.items()}
+    held.pop("", None)
     units = {unit: "the declaration"} if unit else {}
     for client, answer in answers.items():
         if answer.unit:
@@ -108,6 +118,10 @@ def agreed_column(
         here, other = sorted(kinds.items(), key=lambda item: item[1] != first)
         what = f"{words[here[0]]} at client '{first}' and {words[other[0]]} at client '{other[1]}'"
         fault = f"holds {what}: make it the same everywhere, or write C({name})"
+    elif len(held) > 1:
+        (what_here, at), (what_there, elsewhere) = held.items()
+        what = f"{what_here} at client '{at}' and {what_there} at client '{elsewhere}'"
+        fault = f"holds {what}: make it the same everywhere"
     elif len(units) > 1:
         (unit_here, at), (unit_there, elsewhere) = list(units.items())[:2]
         what = f"{unit_here} at '{at}' and in {unit_there} at '{elsewhere}'"

@@ -10,6 +10,7 @@ from typing import Any
 from hierfl.data.consistency import plain_form
 from hierfl.formulas.answers import OfCall, OfDesign, OfGroups
 from hierfl.formulas.credible import sums_in
+from hierfl.formulas.levels import value_kind
 from hierfl.formulas.questions import Question
 
 FAR = 1e4  # times the root mean square of most others' values
@@ -55,6 +56,7 @@ def _forms(question: Question, answer: Any) -> Iterator[tuple[str, Any]]:
     if question.kind == "columns":
         for name, of in answer.items():
             yield f"the kind of column '{name}'", of.kind
+            yield f"what column '{name}' holds", value_kind(of)
             yield f"the unit of column '{name}'", of.unit
             yield f"the order of the levels of '{name}'", of.declared if of.is_ordered else ""
     for where, names in _names_in(answer).items():

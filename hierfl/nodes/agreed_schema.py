@@ -176,6 +176,9 @@ answer_schema = partial(answer, ASKS)
 
 
 # ------------------------------------------------------------ the server
+UNANSWERED = "it did not answer all questions"
+
+
 def agreed_over(
     formula: Formula, send: Callable[[bytes], Mapping[Key, bytes]]
 ) -> tuple[Formula, dict[Key, str]]:
@@ -194,7 +197,7 @@ def agreed_over(
 
         contents, before = send(question.json().encode()), {*left_out}
         for key in clients.keys() - contents.keys():
-            left_out.setdefault(key, "it did not answer all questions")
+            left_out.setdefault(key, UNANSWERED)
         unlike = partial(odd_answers, question)
         answers, keys = named_answers(contents, read, left_out, unlike)
         for key in left_out.keys() & clients.keys() - before:

@@ -110,7 +110,8 @@ class Reached:
 
     def _with_schema(self, call: FitCall) -> tuple[FitCall, dict[Any, str]]:
         """Return the call with the schema of its formula, and why some nodes have not agreed on it."""
-        from hierfl.nodes.agreed_schema import agreed_over  # pandas, which most models do not need
+        # pandas, which most models do not need
+        from hierfl.nodes.agreed_schema import UNANSWERED, agreed_over
 
         silent: dict[Any, str] = {}
 
@@ -125,7 +126,9 @@ class Reached:
         formula, left_out = agreed_over(formula, send)
         there = [node for node in self.nodes if node not in silent.keys() | left_out.keys()]
         check_enough(there, left_out, self.fewest, "agree on a schema")
-        return replace(call, method=formula), {**left_out, **silent}
+        # a node that was left out may refuse what the others have agreed on then
+        later = {of: w for of, w in silent.items() if left_out.get(of, UNANSWERED) == UNANSWERED}
+        return replace(call, method=formula), {**left_out, **later}
 
     def _introductions(
         self, nodes: Sequence[Any], schema: bytes

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import t as student_t
 from torch import Tensor
 
-from hierfl.core.chains import Sampled, Whitening, mixing_of, sampled
+from hierfl.core.chains import Sampled, Whitening, mixing_of, sampled, spread_of
 from hierfl.program.few_rows import double_precision
 from hierfl.summaries import sampling, scales
 from hierfl.summaries.hierarchy import Factors
@@ -202,3 +202,22 @@ def test_the_effective_number_counts_what_states_repeat() -> None:
     assert mixing_of(fresh)[1] > 1000
     kept = fresh[:, ::10].repeat_interleave(10, 1)
     assert mixing_of(torch.cat([fresh, kept], -1))[1] < 400
+
+
+def test_errors_of_sds_are_those_that_chains_have() -> None:
+    """Of 1,000 sets of 4 chains: independent draws, and such that each is drawn five times."""
+    g = torch.Generator().manual_seed(0)
+    fresh = torch.randn(4, 200, 1000, generator=g)
+    repeated = torch.randn(4, 40, 1000, generator=g).repeat_interleave(5, 1)
+    for chains in (fresh, repeated):
+        told = torch.tensor([spread_of(chains[..., k : k + 1])[1] for k in range(1000)]).mean()
+        spread = chains.std((0, 1)).std()
+        assert abs(float(told / spread) - 1.0) < 0.2
+
+
+def test_a_far_mode_of_a_few_chains_shows_in_their_squares() -> None:
+    """Of 64 chains two are in a mode of 3%, which ranks hardly show."""
+    chains = torch.randn(64, 100, 1, generator=torch.Generator().manual_seed(0))
+    assert spread_of(chains)[0] < MIXED_WELL
+    chains[:2] += 6.0
+    assert mixing_of(chains)[0] < spread_of(chains)[0] > 1.2

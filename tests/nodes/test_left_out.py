@@ -54,7 +54,7 @@ FAULTS: Mapping[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
     ),
     "digits": (lambda f: f.assign(sex=f.age.astype(str)), "column 'sex' holds numbers as strings"),
     "no column": (lambda f: f.drop(columns="sex"), "have no column 'sex'"),
-    "words": (words, "column 'age' holds words, and the formula reads it as a number"),
+    "words": (words, "the kind of column 'age' is 'category', and 'number' at most others"),
 }
 
 
@@ -156,6 +156,30 @@ def level(batch: Any) -> None:
             pyro.sample("y", dist.Normal(at, 1.0), obs=batch.y)
 
 
+# what is wrong at west -> what the server says of it
+UNLIKE: Mapping[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
+    "case": (lambda f: f.assign(sex=f.sex.str.upper()), "in column 'sex' is '"),
+    "booleans": (
+        lambda f: f.assign(sex=f.sex == "m"),
+        "what column 'sex' holds is 'True or False', and 'names' at most others",
+    ),
+    "no rows": (lambda f: f.head(0), "client 'west' has no rows"),
+    "all missing": (lambda f: f.assign(age=np.nan), "every row misses a value"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fault", UNLIKE)
+def test_a_client_that_differs_from_the_others_is_named_by_how(fault: str, tmp_path: Path) -> None:
+    """What the node then refused of the others' schema stood in the place of the reason; booleans made levels."""
+    parts, (change, why) = frames(), UNLIKE[fault]
+    parts["west"] = change(parts["west"])
+    model = hierfl.formula("y ~ age + sex + (1 | hospital)", clients="hospital", missing="drop")
+    assert_named(fitted(model, in_process(parts, tmp_path)), why, tmp_path)
+    with pytest.raises(ValueError, match=r"column .sex.|client .west."):
+        hierfl.fit(model, parts, seed=0, progress=False)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_program_whose_rows_miss_a_value_at_one_node(tmp_path: Path) -> None:
     y = torch.randn(80, generator=torch.Generator().manual_seed(0))
@@ -188,3 +212,20 @@ def test_a_client_that_joins_later_is_no_longer_named(tmp_path: Path) -> None:
     late = {"west": frames()["west"]}
     joined = fit.updated(in_process(late, tmp_path / "late"))
     assert "west" in joined.clients and "took no part" not in joined.summary().verdict
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fault", ["missing", "no column", "no rows"])
+def test_a_client_that_cannot_join_is_named_by_the_reason(fault: str, tmp_path: Path) -> None:
+    change, why = (FAULTS | UNLIKE)[fault]
+    parts = frames()
+    before = {name: parts[name] for name in NAMES[:3]}
+    late = {"west": change(parts["west"]), "young": frames()["north"]}
+    fit = fitted(formula(), in_process(before, tmp_path / "before"))
+    joined = fit.updated(in_process(late, tmp_path / "late"))
+    assert joined.clients == (*NAMES[:3], "young")
+    for text in (joined.summary().verdict.split("\n")[0], str(joined.history["left_out"].iloc[-1])):
+        assert "west" in text and why.removeprefix("have ") in text
+    alone = hierfl.fit(formula(), before, seed=0, progress=False)
+    with pytest.raises(ValueError, match="west"):
+        alone.updated(late)

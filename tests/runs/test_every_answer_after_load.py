@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from torch import Tensor
 
 import hierfl
@@ -276,6 +277,19 @@ def test_every_answer_of_a_formula(family: str, tmp_path: Path) -> None:
     bare.effects("x")
     bare.comparisons("x")
     bare.hypotheses("x > 0")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fits_in_single_precision_are_loaded(tmp_path: Path) -> None:
+    """As users have it: numbers that chains, or clients that join, give the server were of another dtype."""
+    torch.set_default_dtype(torch.float32)
+    fitted = of_formula("bernoulli").fitted
+    assert fitted.progress.ended is not None  # by chains
+    joined = fitted.updated(frame().assign(h=lambda rows: rows.h + "2").head(40))
+    for name, fit_ in {"fitted": fitted, "joined": joined, "left": joined.without("b")}.items():
+        fit_.save(tmp_path / name, with_data=True)
+        again = hierfl.load(tmp_path / name)
+        assert equal(contents(fit_.summary().frame), contents(again.summary().frame))
 
 
 @pytest.mark.filterwarnings("ignore")

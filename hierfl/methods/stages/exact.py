@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from hierfl.core.chains import LEAPS, Sampled, Whitening, sampled
-from hierfl.core.draw_quality import quality_of
 from hierfl.data.batch import ClientBatch
 from hierfl.methods.stages.joint import Joint, Standard, flat
 from hierfl.methods.stages.server import Rounds
@@ -47,7 +46,7 @@ TURNS, CLIMB, WARM = 2, 100, 60
 LEAST, MOST = 60, 480  # iterations after it, at first, and at most where R-hat asks for more
 MIXED = 1.05  # split R-hat above which chains run on, twice as long
 STUCK, GAIN = 0.2, 0.8  # an excess of R-hat over 1 that has to fall by this factor for it
-SURE = 0.05  # Monte Carlo error of a global scalar's sd, relative to it, above which they run on
+SURE = 0.05  # Monte Carlo error of a scalar's sd, relative to it, above which they run on
 TRIES = 20  # points for each chain, of which it starts at one of the likeliest
 NOWHERE_FINITE = (
     "the joint log density is not finite at any draw of the priors, nor near 0: check the scales of "
@@ -114,8 +113,12 @@ class Chains:
             while True:
                 drawn = self._sampled(standard, start, whitening, warm, least, count)
                 excess = drawn.r_hat - 1.0
-                stuck = least > LEAST and excess >= max(STUCK, GAIN * before)
-                good = not drawn.r_hat > MIXED and self._error(drawn) < SURE
+                again = math.isinf(excess) and not math.isinf(
+                    before
+                )  # chains that hold are renewed
+                stuck = least > LEAST and excess >= max(STUCK, GAIN * before) and not again
+                of_squares, sd_error = drawn.spread
+                good = not max(drawn.r_hat, of_squares) > MIXED and sd_error < SURE
                 if good or least >= MOST or stuck:
                     break
                 before = excess
@@ -125,12 +128,6 @@ class Chains:
             t = self.joint.mixing(drawn.draws, standard)
             draws = torch.cat([drawn.draws[:, : self.joint.shared], t], 1)
         return Ended(draws, drawn.r_hat, min(drawn.effective, float(count)))
-
-    def _error(self, drawn: Sampled) -> float:
-        """Return the largest relative Monte Carlo error of the sd of a global scalar."""
-        z = drawn.draws[:, : len(self.surrogate.hierarchy.reading.origin)]
-        share = min(1.0, drawn.effective / len(z))
-        return float(quality_of(z, torch.zeros(len(z)), share).sd_error.max())
 
     def _located(self, scouts: Points) -> tuple[Standard, Tensor, Whitening]:
         """Return clients' scales by factors about the mode, where the chains start, and their whitening."""
@@ -163,8 +160,11 @@ class Chains:
         def density(x: Tensor) -> tuple[Tensor, Tensor]:
             return self.joint.at(x, standard)
 
+        def judged(x: Tensor) -> Tensor:
+            return torch.cat([x[:, : self.joint.shared], self.joint.own_scalars(x, standard)], 1)
+
         how = {"draws": count, "warmup": warm, "least": least, "seed": self.seed}
-        return sampled(density, start, whitening, **how, jumps=True)
+        return sampled(density, start, whitening, **how, jumps=True, judged=judged)
 
     def _none(self) -> Factors:
         size, count = self.surrogate.hierarchy.reading.size, self.rows.clients

@@ -62,18 +62,28 @@ class Joint:
             slopes.append(slope[: len(some)])
         return torch.cat(values), torch.cat(slopes)
 
-    def _value(self, x: Tensor, precision: Tensor, shift: Tensor, *line: Tensor) -> Tensor:
-        by = Standard(precision, shift, MixingLine(*line))
+    def own_scalars(self, x: Tensor, standard: Standard) -> Tensor:
+        """Return the clients' own scalars at points x, (S, N W)."""
+        own: Tensor = self._terms(x, standard)[1][..., : self.hierarchy.reading.own_size]
+        return own.flatten(1)
+
+    def _terms(self, x: Tensor, by: Standard) -> tuple[Tensor, Tensor, Tensor]:
+        """Return densities without rows (S,), v (S, N, V) and e (S, N, E) at points x."""
         e = x[:, self.shared :].reshape(len(x), self.rows.clients, self.own)
 
         def one(z: Tensor, e: Tensor) -> Tensor:
             return self._one(z, e, by)
 
         terms = self.surrogate.mapped(one, self.none, x[:, : self.shared], e, narrow=False)
-        at = terms[:, 1:].view(*e.shape[:2], -1).movedim(0, 1)
+        return terms[:, 0], terms[:, 1:].view(*e.shape[:2], -1), e
+
+    def _value(self, x: Tensor, precision: Tensor, shift: Tensor, *line: Tensor) -> Tensor:
+        by = Standard(precision, shift, MixingLine(*line))
+        density, v, e = self._terms(x, by)
+        at = v.movedim(0, 1)
         of_factor = ((by.shift[:, None] - 0.5 * product(at, by.precision)) * at).sum(-1)
         values = self.rows.values(at, same=self.same) - of_factor
-        return terms[:, 0] + values.sum(0) - 0.5 * e.square().sum((1, 2))
+        return density + values.sum(0) - 0.5 * e.square().sum((1, 2))
 
     def mixing(self, x: Tensor, standard: Standard) -> Tensor:
         """Return the clients' mixing parameters at points x, (S, N M)."""

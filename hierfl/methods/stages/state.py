@@ -16,6 +16,7 @@ from hierfl.summaries.weights import Points
 GATHER, WEIGHT, DONE = range(3)
 OF_CLIENTS = ("seen", "weighted", "heavy", "failed")
 LOGGED = ("moved", "changed", "r_hat", "k_hat", "effective", "k_hat_client", "inner_error")
+NUMBERS = (*LOGGED, "share", "raised", "apart")
 
 
 @tree_class
@@ -84,6 +85,13 @@ class ServerState:
     inner_error: Tensor  # sd of the error of the log weights, in nats
     belief: Belief | None = None  # None: sums of rows suffice
     anchor: Anchor | None = None  # None: likewise, or with row noise
+
+    def __post_init__(self) -> None:
+        """Hold numbers in double precision, as a saved state does, whatever the default is."""
+        for name in NUMBERS:
+            value = getattr(self, name)
+            if isinstance(value, Tensor) and value.dtype == torch.float32:
+                object.__setattr__(self, name, value.double())
 
     @property
     def is_done(self) -> bool:
