@@ -26,6 +26,7 @@ from hierfl import cli
 from hierfl.comparisons import read_study
 from hierfl.core.trees import tree_leaves
 from hierfl.demo.audited import method_of
+from hierfl.diagnostics import nuts
 from hierfl.methods.about import About, Wrapper
 from hierfl.methods.listed import described
 from hierfl.program import public_names
@@ -84,6 +85,22 @@ def fewer_patients(
     )
 
 
+def with_little_work(patch: pytest.MonkeyPatch) -> None:
+    """Weight few draws, once, and take short trajectories: no number of a page is looked at."""
+    judged = importlib.import_module("hierfl.diagnostics.convergence")
+    weighted = importlib.import_module("hierfl.posterior.corrected")
+    moments, rounds = judged.moments_of, weighted.in_rounds
+
+    def one_round(fit: Any, count: int, **how: Any) -> Any:
+        return rounds(fit, 100, **{**how, "rounds": 1})
+
+    patch.setattr(judged, "moments_of", lambda fit, count, **how: moments(fit, 100, **how))
+    patch.setattr(weighted, "in_rounds", one_round)
+    patch.setattr(nuts, "NUTS", partial(nuts.NUTS, max_tree_depth=2))
+    precision, small = hierfl.precision, {"clients": (4,), "rows": (50,)}
+    patch.setattr(hierfl, "precision", lambda *of, **how: precision(*of, **{**how, **small}))
+
+
 # ------------------------------------------------------------------ code
 @pytest.mark.filterwarnings("ignore::UserWarning")  # fits of few rounds are warned of, rightly
 @pytest.mark.parametrize(
@@ -105,6 +122,7 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(chosen, "ATTEMPTS", (4,))
     monkeypatch.setattr(public_names, "_MARKED", {})  # other tests mark models of the same names
     monkeypatch.setattr("hierfl.diagnostics.trend.LEAST_ROUNDS", 10)
+    with_little_work(monkeypatch)
     if page in FEWER_PATIENTS:
         monkeypatch.setattr(hierfl.datasets, "heart_disease", fewer_patients)
     names = run(page)
