@@ -26,7 +26,6 @@ from hierfl import cli
 from hierfl.comparisons import read_study
 from hierfl.core.trees import tree_leaves
 from hierfl.demo.audited import method_of
-from hierfl.diagnostics import nuts
 from hierfl.methods.about import About, Wrapper
 from hierfl.methods.listed import described
 from hierfl.program import public_names
@@ -88,15 +87,12 @@ def fewer_patients(
 def with_little_work(patch: pytest.MonkeyPatch) -> None:
     """Weight few draws, once, and take short trajectories: no number of a page is looked at."""
     judged = importlib.import_module("hierfl.diagnostics.convergence")
-    weighted = importlib.import_module("hierfl.posterior.corrected")
-    moments, rounds = judged.moments_of, weighted.in_rounds
-
-    def one_round(fit: Any, count: int, **how: Any) -> Any:
-        return rounds(fit, 100, **{**how, "rounds": 1})
-
+    groups = importlib.import_module("hierfl.posterior.arviz_groups")
+    nuts = importlib.import_module("hierfl.diagnostics.nuts")
+    moments = judged.moments_of
     patch.setattr(judged, "moments_of", lambda fit, count, **how: moments(fit, 100, **how))
-    patch.setattr(weighted, "in_rounds", one_round)
-    patch.setattr(nuts, "NUTS", partial(nuts.NUTS, max_tree_depth=2))
+    patch.setattr(groups, "corrected", partial(groups.corrected, proposals=100, rounds=1))
+    patch.setattr(nuts, "NUTS", partial(nuts.NUTS, max_tree_depth=4))
     precision, small = hierfl.precision, {"clients": (4,), "rows": (50,)}
     patch.setattr(hierfl, "precision", lambda *of, **how: precision(*of, **{**how, **small}))
 
