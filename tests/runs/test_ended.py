@@ -74,7 +74,6 @@ def vague(batch: ClientBatch) -> None:
             pyro.sample("r", dist.Binomial(batch.n, logits=b), obs=batch.r)
 
 
-@pytest.mark.slow
 def test_vague_priors_of_bugs_end() -> None:
     fit = hierfl.fit(vague, hospitals(), seed=0, progress=False, time_limit=1e-3)
     mu = posterior_draws(fit, draws=4000).shared["mu"]
@@ -95,7 +94,6 @@ def batters(batch: ClientBatch) -> None:
             pyro.sample("hits", dist.Binomial(45, phi), obs=batch.hits)
 
 
-@pytest.mark.slow
 def test_rates_of_a_beta_prior_have_the_moments_of_a_grid() -> None:
     fit = hierfl.fit(batters, ClientData.from_arrays(NAMES[:6], hits=HITS), seed=0)
     drawn = posterior_draws(fit, draws=4000)
