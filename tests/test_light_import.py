@@ -161,8 +161,6 @@ data = hierfl.ClientData.from_clients(
 eager = hierfl.Settings(compile=False)
 fit = hierfl.fit(hierfl.methods.fedsvi(hierfl.models.regression("bernoulli")), data, rounds=2, settings=eager)
 fit.posterior(20)
-if len(sys.argv) > 1:
-    fit.report(sys.argv[1], held_out=data, draws=20)
 assert "arviz" in sys.modules
 """
 DEMO = "import sys; from hierfl.cli import app; app(['demo', '--quick', '--out', sys.argv[1]])"
@@ -181,6 +179,7 @@ def test_the_announcement_is_not_shown(code: str, tmp_path: Path) -> None:
     assert list(tmp_path.rglob("daily_warning")), "ArviZ no longer keeps its date in this folder"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not version("arviz").startswith("0."), reason="ArviZ 1 announces nothing")
 def test_arviz_announces_itself_without_hierfls_filter(tmp_path: Path) -> None:
     """The control: without hierfl's filter, ArviZ shows its announcement when its cache folder

@@ -84,6 +84,19 @@ def fewer_patients(
     )
 
 
+def with_little_work(patch: pytest.MonkeyPatch) -> None:
+    """Weight few draws, once, and take short trajectories: no number of a page is looked at."""
+    judged = importlib.import_module("hierfl.diagnostics.convergence")
+    groups = importlib.import_module("hierfl.posterior.arviz_groups")
+    nuts = importlib.import_module("hierfl.diagnostics.nuts")
+    moments = judged.moments_of
+    patch.setattr(judged, "moments_of", lambda fit, count, **how: moments(fit, 100, **how))
+    patch.setattr(groups, "corrected", partial(groups.corrected, proposals=100, rounds=1))
+    patch.setattr(nuts, "NUTS", partial(nuts.NUTS, max_tree_depth=4))
+    precision, small = hierfl.precision, {"clients": (4,), "rows": (50,)}
+    patch.setattr(hierfl, "precision", lambda *of, **how: precision(*of, **{**how, **small}))
+
+
 # ------------------------------------------------------------------ code
 @pytest.mark.filterwarnings("ignore::UserWarning")  # fits of few rounds are warned of, rightly
 @pytest.mark.parametrize(
@@ -105,6 +118,7 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(chosen, "ATTEMPTS", (4,))
     monkeypatch.setattr(public_names, "_MARKED", {})  # other tests mark models of the same names
     monkeypatch.setattr("hierfl.diagnostics.trend.LEAST_ROUNDS", 10)
+    with_little_work(monkeypatch)
     if page in FEWER_PATIENTS:
         monkeypatch.setattr(hierfl.datasets, "heart_disease", fewer_patients)
     names = run(page)

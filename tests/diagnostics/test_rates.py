@@ -34,7 +34,7 @@ def test_intervals_of_held_out_rates_cover_and_those_of_a_point_do_not() -> None
     for name, guide in (("spread", guides.conditional(newton_steps=2)), ("point", guides.delta)):
         pace = hierfl.optimizers.Adam(0.1)
         method = fedsvi(logistic, guide, optimizer=pace, local_optimizer=pace)
-        fitted = fit(method, train, rounds=40, seed=0)
+        fitted = fit(method, train, rounds=25, seed=0)
         # only the labels of the prediction are used, so one draw is enough
         prediction = fitted.predict(test, draws=1)
         table = client_rates(prediction, fitted.replicate(test, draws=100))

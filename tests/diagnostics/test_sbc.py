@@ -77,17 +77,16 @@ def test_an_exact_guide_is_calibrated_and_a_narrow_one_is_not() -> None:
 
 
 def test_fits_that_have_not_converged_are_said_to_be_so() -> None:
-    """After 20 steps the ranks say little of the guide; in 250 the ELBO no longer rises."""
+    """After 20 steps the ranks say little of the guide; in 150 the ELBO no longer rises."""
     data, options = (
         rows_of(*[1] * 10),
         {"replications": 40, "num_particles": 1, "optimizer": Adam(0.1)},
     )
     how: dict[str, Any] = options
-    for steps in (2, 20):
-        with pytest.warns(UserWarning, match="not converged: .*still rose by [0-9.]+ .*more steps"):
-            found = sbc(means, guides.structured, data, steps=steps, **how)
-        assert not found.converged and "had not converged" in str(found)
-    done = sbc(means, guides.structured, data, steps=250, **how)
+    with pytest.warns(UserWarning, match="not converged: .*still rose by [0-9.]+ .*more steps"):
+        found = sbc(means, guides.structured, data, steps=20, **how)
+    assert not found.converged and "had not converged" in str(found)
+    done = sbc(means, guides.structured, data, steps=150, **how)
     assert done.converged and "had not converged" not in str(done) and done.gain.shape == (40,)
 
 

@@ -33,6 +33,7 @@ from tests.formulas.test_imputed import (
     made,
     on_a_grid,
 )
+from tests.sampled import sampled
 
 MORE = {
     f"wins | trials(n) ~ {TERMS}; {DOSE}": "binomial",
@@ -58,7 +59,7 @@ def at(
 
 
 @pytest.mark.filterwarnings("ignore:column .* more than 8 sds")  # a grid's ends
-@pytest.mark.parametrize("text", [*TEXTS, *MORE])
+@pytest.mark.parametrize("text", sampled([*TEXTS, *MORE], [*TEXTS, *MORE][1::2]))
 def test_draws_have_the_density_given_the_response(text: str) -> None:
     frame = lacking(tuple(name for name in ("dose", "age") if f"mi({name})" in text))
     formula = made(text, {**TEXTS, **MORE}[text], frame)
@@ -140,7 +141,7 @@ def three_draws() -> tuple[CoefficientDraws, list[CoefficientDraws], Estimates]:
     return found, few, imputed(found)
 
 
-@pytest.mark.parametrize("what", OF_ROWS)
+@pytest.mark.parametrize("what", sampled(OF_ROWS, 2))
 def test_averages_are_those_of_frames_that_are_filled_with_the_draws(what: str) -> None:
     frame, ask = lacking(), OF_ROWS[what]
     found, few, missing = three_draws()

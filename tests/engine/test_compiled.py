@@ -62,7 +62,7 @@ def test_priors_made_outside_the_program_are_compiled_too(not_lowered: None) -> 
             with batch.data():
                 pyro.sample("y", dist.Bernoulli(logits=(batch.x * w).sum(-1)), obs=batch.y)
 
-    method = hierfl.methods.fedsvi(model)
+    method = hierfl.methods.fedsvi(model, guides.mean_field)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit = hierfl.fit(

@@ -11,14 +11,13 @@ from hierfl.engine.federation import federate
 from tests.engine.test_engines import state_of
 from tests.methods.cases import CASES, METHODS
 from tests.programs import federation
+from tests.sampled import sampled
 
 ALL = [name for name, case in CASES.items() if case.compiled]
 QUICK = ("fedavg", "scaffold")
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ALL]
-)
+@pytest.mark.parametrize("name", sampled(ALL, QUICK))
 @pytest.mark.filterwarnings("ignore:too few rows at")  # of batch_normed
 def test_compiled_steps_of_every_method(name: str) -> None:
     fits = []

@@ -28,6 +28,7 @@ from hierfl.program.program import stacked
 from hierfl.runs.result import Fit
 from tests.methods.cases import HARD, METHODS, cohort, one_of_each
 from tests.programs import FAMILIES, federation, fit, read, regression
+from tests.sampled import sampled
 from tests.summaries import programs
 from tests.summaries.programs import people
 
@@ -64,7 +65,7 @@ def assert_same(one: Fit, two: Fit, *, atol: float = 1e-10) -> None:
         )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sampled(FAMILIES, 2))
 def test_every_guide_on_every_engine(family: str) -> None:
     method, data = hierfl.methods.fedsvi(regression, FAMILIES[family]), federation()
     together = fit(method, data, rounds=2, seed=4)
@@ -72,7 +73,10 @@ def test_every_guide_on_every_engine(family: str) -> None:
         assert_same(together, fit(method, data, rounds=2, seed=4, **how))
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "conditional"])
+@pytest.mark.parametrize(
+    "family",
+    sampled([name for name in FAMILIES if name != "conditional"], ("mean_field", "amortized")),
+)
 def test_mini_batches_local_steps_particles_and_cohorts(family: str) -> None:
     method = hierfl.methods.fedsvi(
         regression,

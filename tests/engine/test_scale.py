@@ -159,3 +159,12 @@ def test_one_batch_of_all_clients_is_refused_where_it_is_padding(
         ValueError, match="one batch of 61 clients is padded to the longest, 5000 rows"
     ):
         hierfl.fit_pooled(fedsvi(logistic), data, rounds=1)
+
+
+def test_ten_thousand_clients_are_fitted_and_predicted() -> None:
+    data = many(10_000)
+    method = fedsvi(logistic, guides.mean_field)
+    eager = hierfl.Settings(compile=False)
+    fitted = hierfl.fit(method, data, rounds=2, cohort=0.01, settings=eager)
+    assert set(fitted.history["clients"]) == {COHORT}
+    assert fitted.predict(data.select(["17", "9999"]), draws=3).mean.shape == (2 * ROWS,)

@@ -253,7 +253,7 @@ def test_a_column_of_any_name_is_read_as_one_of_a_plain_name(text: str) -> None:
     plain = on(text.replace("`q`", "q"), family, BASE.assign(q=values))
     wanted = fields(plain, BASE.assign(q=values))
     density = traced(plain, BASE.assign(q=values)).log_prob_sum()
-    for name in NAMES:
+    for name in NAMES[[*PLACES].index(text) % 2 :: 2]:  # some at each place
         frame = BASE.assign(**{name: values})
         made = on(text.replace("`q`", f"`{name}`"), family, frame)
         columns = fields(made, frame)

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pyro.distributions as dist
-import pytest
 import torch
 
 from hierfl import methods, models
@@ -19,6 +18,7 @@ from hierfl.method import Method
 from hierfl.models.learned_priors import InputConvex, LearnedNormal
 from hierfl.optimizers import SGD, Adam
 from tests.programs import FAMILIES, logistic, regression
+from tests.sampled import sampled
 
 Shapes = dict[str, tuple[int, ...]]
 SEED = 3  # of the networks' weights
@@ -505,5 +505,4 @@ QUICK = frozenset({first_word(n): n for n in reversed(METHODS) if n not in HARD}
 
 def one_of_each(names: Iterable[str], *besides: str) -> list[Any]:
     """Return cases as parameters of a test: the first quick one of each method and `besides`; others are slow."""
-    quick = {*QUICK, *besides}
-    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in names]
+    return sampled(names, {*QUICK, *besides})

@@ -40,7 +40,7 @@ def beta_binomial(batch: ClientBatch) -> None:
 def on_a_grid(alive: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return means and sds of mu and theta of one client, by a sum over a grid."""
     mu, theta = np.meshgrid(
-        (np.arange(400) + 0.5) / 400, np.exp(np.linspace(-9, 6, 600)), indexing="ij"
+        (np.arange(200) + 0.5) / 200, np.exp(np.linspace(-9, 6, 200)), indexing="ij"
     )
     log = np.log(theta) - np.log1p(theta**2)
     for r, n in zip(alive, TRIALS, strict=True):

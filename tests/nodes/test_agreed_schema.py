@@ -23,6 +23,7 @@ from hierfl.nodes.policy import Forbidden
 from tests.flower.test_apps import identity
 from tests.formulas.frames import patients
 from tests.formulas.test_left_side import rows
+from tests.sampled import sampled
 
 __all__ = ["identity"]  # a fixture of every test here
 
@@ -71,7 +72,7 @@ OTHERS = {
 
 
 @pytest.mark.filterwarnings("ignore:k-hat", "ignore:the rounds ended")  # of two rounds
-@pytest.mark.parametrize("text", OTHERS)
+@pytest.mark.parametrize("text", sampled(OTHERS, 2))
 def test_other_responses_over_nodes(tmp_path: Path, text: str) -> None:
     """The server reads a program without rows, of which no sum or bound holds."""
     parts = {str(site): part for site, part in rows().groupby("site")}

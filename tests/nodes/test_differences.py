@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import methods
+from hierfl import guides, methods
 from hierfl.cli.officer_page import entries
 from hierfl.nodes import TooFewNodes, in_process
 from hierfl.nodes.agreement import Agreement, Introduction
@@ -77,7 +77,7 @@ def test_a_program_over_nodes_is_no_other_way(tmp_path: Path) -> None:
         return hierfl.nodes.fit(model, in_process(data, tmp_path, fewest=3), rounds=1)
 
     model: Any = hierfl.models.regression("gaussian", centered=True)
-    fitted(A, methods.fedsvi(model))
+    fitted(A, methods.fedsvi(model, guide=guides.mean_field))
     with pytest.raises(TooFewNodes, match=WHY):
         fitted(joined(A, X), methods.fedlaplace(model))
 

@@ -23,6 +23,7 @@ from hierfl.runs.result import Fit
 from tests.methods.cases import METHODS, cohort
 from tests.nodes.one_process import Machines, machines
 from tests.programs import federation, fit
+from tests.sampled import sampled
 
 # two_stage: below; differentially_private draws noise from the operating system
 EACH = {
@@ -51,9 +52,7 @@ def same(over: FitOverNodes, here: Fit, around: Machines) -> None:
             assert over.history[column].tolist() == pytest.approx(here.history[column].tolist())
 
 
-@pytest.mark.parametrize(
-    "name", [*FEW, *(pytest.param(n, marks=pytest.mark.slow) for n in EACH if n not in FEW)]
-)
+@pytest.mark.parametrize("name", sampled(EACH, FEW))
 @pytest.mark.filterwarnings("ignore:too few rows at 'west'")  # of batch_normed
 def test_nodes_give_the_numbers_of_the_vectorized_engine(name: str, tmp_path: Path) -> None:
     data = federation((5, 3, 7, 1))

@@ -12,15 +12,17 @@ import hierfl
 from hierfl.core.trees import named_leaves
 from hierfl.nodes.policy import Policy
 from tests.formulas.test_imputed import lacking
+from tests.sampled import sampled
 
 TEXTS = ["y ~ mi(dose) * sex + (1 + mi(dose) | site)", "dose | mi() ~ beds + (1 | site)"]
 
 
 @pytest.mark.filterwarnings("ignore:k-hat", "ignore:the rounds ended")  # of two rounds
-@pytest.mark.parametrize("family", ["gaussian", "bernoulli"])
+@pytest.mark.parametrize("family", sampled(["gaussian", "bernoulli"], ["bernoulli"]))
 def test_the_fit_and_what_it_imputes_are_those_of_one_machine(tmp_path: Path, family: str) -> None:
     response = {"gaussian": "y", "bernoulli": "ill"}[family]
     frame = lacking(rows=60)
+    frame = frame[frame["site"].isin(["s0", "s1", "s3", "s5"])]
     # one that knows four values tells none of them, and one knows none
     frame.loc[(frame["site"] == "s5") & (frame.index % 60 > 3), "dose"] = np.nan
     frame.loc[frame["site"] == "s1", "dose"] = frame["dose"].fillna(1.0)  # who lacks nothing

@@ -22,6 +22,7 @@ from hierfl.nodes.envelope import read_answer, write_request
 from hierfl.nodes.messages import Refused
 from tests.methods.cases import CASES
 from tests.nodes.ways import WAYS
+from tests.sampled import sampled
 
 SECRET = 31337.25  # stands in the rows of the node that fails
 NAMES = ("east", "north", "south", "west")
@@ -120,7 +121,7 @@ def test_a_node_says_what_is_wrong_with_its_rows(fault: str, tmp_path: Path) -> 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "transport",
-    [n if n == "memory" else pytest.param(n, marks=pytest.mark.slow) for n in WAYS],
+    sampled(WAYS, ["memory"]),
 )
 def test_over_each_transport(transport: str, tmp_path: Path) -> None:
     parts, why = without_west("missing")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from hierfl.nodes.messages import Answer
 from tests.formulas.frames import patients
 from tests.nodes.ways import files
 from tests.programs import fit
-from tests.runs.test_living import COUNTS, bytes_of, is_on_grid, others, secrets_of
+from tests.runs.test_living import COUNTS, binary, bytes_of, is_on_grid, others, secrets_of
 from tests.summaries import programs
 from tests.summaries.programs import people
 
@@ -28,20 +30,36 @@ def over(folder: Path, draws: int = 400, **options: Any) -> FitOverNodes:
     return hierfl.nodes.fit(method, nodes, checkpoint=folder / "server", **options)
 
 
+def answering(folder: Path, clients: Iterable[str]) -> None:
+    """Let nodes answer about their clients."""
+    for name in clients:
+        policy = folder / "nodes" / name / "policy.toml"
+        policy.write_text('may_leave = ["summaries"]\nmin_count = 4\n')
+
+
+@cache
+def of_all(base: Path) -> tuple[FitOverNodes, Path]:
+    """Return a fit of six hospitals that answer about their clients, and its folder below `base`."""
+    folder = base / "living"
+    fitted = over(folder, 4000)
+    answering(folder, fitted.clients)
+    return fitted, folder
+
+
 def nobody(contents: Mapping[str, bytes]) -> Iterable[Answer]:
     raise AssertionError(f"asked {sorted(contents)}")
 
 
-def test_a_hospital_withdraws(tmp_path: Path) -> None:
-    fitted = over(tmp_path, 4000)
+def test_a_hospital_withdraws(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    fitted, folder = of_all(tmp_path_factory.getbasetemp())
     secret = secrets_of(fitted.progress.server.factors, fitted.clients.index("c2"))
-    server = tmp_path / "server"
+    server = copytree(folder / "server", tmp_path / "server")
     assert all(part in bytes_of(server) for part in secret)
     found = replace(fitted, ask=nobody).without("c2", folder=server)
     assert not any(part in bytes_of(server) for part in secret)
     assert found.clients == ("c0", "c1", "c3", "c4", "c5")
     assert found.certificates["client"].tolist() == ["c2"]
-    here = fit(two_stage(programs.binary, draws=4000), people(COUNTS)).without("c2")
+    here = binary().without("c2")
     torch.testing.assert_close(
         found.message["params"]["_shared.points"],
         here.message["params"]["_shared.points"],
@@ -75,17 +93,14 @@ def test_what_a_transport_keeps_of_a_hospital_is_gone_too(tmp_path: Path) -> Non
     assert list((home / "c3").glob("*.answer.hfl"))
 
 
-def test_the_others_are_asked_about_their_clients_as_before(tmp_path: Path) -> None:
-    fitted = over(tmp_path)
-    for name in fitted.clients:
-        (tmp_path / "nodes" / name / "policy.toml").write_text(
-            'may_leave = ["summaries"]\nmin_count = 4\n'
-        )
+def test_the_others_are_asked_about_their_clients_as_before(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    fitted, _ = of_all(tmp_path_factory.getbasetemp())
     found = fitted.without("c5").without("c0")
     answers = found.local_summary(500)
     assert list(answers.given) == ["c1", "c2", "c3", "c4"] and not answers.withheld
-    here = fit(two_stage(programs.binary, draws=400), people(COUNTS))
-    here = here.without("c5").without("c0")
+    here = binary().without("c5").without("c0")
     expected = here.draws(500).own["a"][:, here.clients.index("c3")]
     own = answers.table.set_index("client").loc["c3"]
     assert float(own["mean"]) == pytest.approx(float(expected.mean()), abs=1e-4)
@@ -93,16 +108,15 @@ def test_the_others_are_asked_about_their_clients_as_before(tmp_path: Path) -> N
 
 def test_clients_of_partial_cohorts_go_on_from_their_own_rounds(tmp_path: Path) -> None:
     fitted = over(tmp_path, cohort=4)
-    for name in fitted.clients:
-        (tmp_path / "nodes" / name / "policy.toml").write_text(
-            'may_leave = ["summaries"]\nmin_count = 4\n'
-        )
+    answering(tmp_path, fitted.clients)
     found = fitted.without("c1")
     assert not found.local_summary(100).withheld
 
 
-def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
-    fitted = over(tmp_path)
+def test_a_folder_of_another_run_is_refused(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    fitted, _ = of_all(tmp_path_factory.getbasetemp())
     with pytest.raises(hierfl.CheckpointError, match="does not hold this run"):
         fitted.without("c2", folder=tmp_path / "elsewhere")
 
@@ -124,10 +138,7 @@ def test_a_hospital_joins_and_no_other_is_asked(tmp_path: Path) -> None:
     is_on_grid(here, data)
     assert found.clients == data.names and len(list(server.glob("round-*"))) == 1
     found = before.updated(new)
-    for name in found.clients:
-        (tmp_path / "nodes" / name / "policy.toml").write_text(
-            'may_leave = ["summaries"]\nmin_count = 4\n'
-        )
+    answering(tmp_path, found.clients)
     answers = found.local_summary(500)
     assert list(answers.given) == list(found.clients)
     left = found.without("c4").local_summary(500)

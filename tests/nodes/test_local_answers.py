@@ -27,10 +27,11 @@ from tests.nodes.one_process import Machines, machines
 from tests.nodes.test_choosing import counts
 from tests.nodes.test_every_method import EACH
 from tests.programs import federation, fit, regression
+from tests.sampled import sampled
 
 # of clients with 2 rows and more
 ALL = 'may_leave = ["summaries", "draws", "predictions", "scores", "rows"]\nmin_count = 1\n'
-FEW = ("fedsvi", "apfl", "fedbn", "fedfomo", "batch_normed")
+FEW = ("fedsvi", "fedfomo", "batch_normed")
 OWN: dict[str, Any] = {
     **EACH,
     "batch_normed": lambda: methods.batch_normed(
@@ -55,9 +56,7 @@ def pair(method: Method, folder: Path, policy: str = ALL) -> tuple[FitOverNodes,
     return over, fit(method, data, rounds=3, seed=4, cohort=cohort), around
 
 
-@pytest.mark.parametrize(
-    "name", [*FEW, *(pytest.param(n, marks=pytest.mark.slow) for n in OWN if n not in FEW)]
-)
+@pytest.mark.parametrize("name", sampled(OWN, FEW))
 def test_answers_are_those_of_the_vectorized_engine(name: str, tmp_path: Path) -> None:
     over, here, _ = pair(OWN[name](), tmp_path)
     if here.program.latents.sites or here.program.derived:

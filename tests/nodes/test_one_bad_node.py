@@ -188,9 +188,16 @@ def by_region(batch: Any) -> None:
             pyro.sample("y", dist.Normal(level + effect[batch.region], 1.0), obs=batch.y)
 
 
-@pytest.mark.parametrize("codes", [(-(1 << 31), 3), (0, 10)])
+@pytest.mark.parametrize(
+    ("codes", "model"),
+    [
+        ((-(1 << 31), 3), by_region),
+        ((0, 10), methods.two_stage(by_region, draws=200)),
+    ],
+    ids=["below 0", "above"],
+)
 def test_one_nodes_codes_neither_end_a_run_nor_choose_its_method(
-    codes: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    codes: tuple[int, int], model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     g = torch.Generator().manual_seed(0)
     regions, y = torch.arange(80) % 4, torch.randn(80, generator=g)
@@ -200,11 +207,9 @@ def test_one_nodes_codes_neither_end_a_run_nor_choose_its_method(
         return {"region": codes} if of.names == ("north",) else codes_of(of)
 
     monkeypatch.setattr(agreement, "codes_of", lied)
-    for model in (by_region, methods.two_stage(by_region, draws=200)):
-        folder = tmp_path / str(type(model).__name__)
-        with pytest.warns(UserWarning, match="client 'north' is left out: no other client has its"):
-            fit = hierfl.nodes.fit(model, in_process(data, folder))
-        assert fit.clients == ("east", "south", "west") and fit.method.name == "two_stage"
+    with pytest.warns(UserWarning, match="client 'north' is left out: no other client has its"):
+        fit = hierfl.nodes.fit(model, in_process(data, tmp_path))
+    assert fit.clients == ("east", "south", "west") and fit.method.name == "two_stage"
 
 
 def test_a_method_that_needs_every_client_begins_again_without_one_that_lies(

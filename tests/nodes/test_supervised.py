@@ -28,6 +28,7 @@ from hierfl.runs.run_folder import held
 from tests.nodes.test_faults import plain, rows
 from tests.nodes.transports import INTRODUCE, assert_same, frames, plain_stations
 from tests.nodes.ways import memory
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no copies elsewhere")
 node_module: Any = sys.modules["hierfl.nodes.node"]  # `hierfl.nodes.node` is a function too
@@ -93,7 +94,7 @@ def node(folder: Path, work: Callable[[], Any], policy: str) -> Station:
     return replace(station(plain(), good, folder), rows=once)
 
 
-@pytest.mark.parametrize("name", TOO_LONG)
+@pytest.mark.parametrize("name", sampled(TOO_LONG, ["waiting", "torch"]))
 def test_work_that_takes_too_long_is_ended_and_the_folder_is_free(
     name: str, tmp_path: Path
 ) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -37,10 +39,25 @@ from tests.nodes.transports import (
     rounds,
 )
 from tests.nodes.ways import WAYS, Way, memory
+from tests.sampled import sampled
 
 FITS = {"demo": (demo, demo_stations), "formula": (formula, formula_stations)}
 # each takes seconds; the tests below go through all transports in less
-FAST = {("demo", "files"), ("formula", "memory")}
+FAST = {("formula", "files")}
+QUICK = ("memory", "https")  # of what is read in the same way over each
+
+
+@pytest.fixture(params=sampled(WAYS, QUICK))
+def some_way(request: Any, tmp_path: Path) -> Iterator[Way]:
+    with WAYS[request.param](tmp_path / "way") as made:
+        yield made
+
+
+@cache
+def fit_in_memory() -> hierfl.nodes.FitOverNodes:
+    """Return the fit of plain nodes that have answered nothing before."""
+    with TemporaryDirectory() as folder, memory(Path(folder)) as way:
+        return hierfl.nodes.fit(plain(), way.reached(plain_stations(Path(folder))), rounds=2)
 
 
 @pytest.fixture(params=WAYS)
@@ -82,26 +99,23 @@ def test_hostile_requests_are_answered_by_a_fixed_text(way: Way, tmp_path: Path)
             read_answer(request, way.ask(east, request))
         assert entries(tmp_path / "east")[-1]["what"] == "refusal", name
     assert len(entries(tmp_path / "east")) == before + len(wrong) > 25
-    again = hierfl.nodes.fit(plain(), way.reached(plain_stations(tmp_path / "new")), rounds=2)
-    for name, value in named_leaves(again.message).items():
+    for name, value in named_leaves(fit_in_memory().message).items():
         assert torch.equal(value, named_leaves(fitted.message)[name])
     assert not RAN.exists()
 
 
-def test_hostile_answers_are_refused(way: Way, tmp_path: Path) -> None:
-    nodes = way.reached(lying(plain_stations(tmp_path)))
+def test_hostile_answers_are_refused(some_way: Way, tmp_path: Path) -> None:
+    nodes = some_way.reached(lying(plain_stations(tmp_path)))
     assert_refused(hierfl.nodes.fit(plain(), nodes, rounds=len(HOSTILE)))
 
 
-def test_a_node_that_introduces_nobody_is_left_out(way: Way, tmp_path: Path) -> None:
-    every = list(INTRODUCTIONS.items())
-    # what is read is the same over every transport
-    for name, wrong in every if way.reached.__qualname__.startswith("memory") else every[:1]:
-        nodes = introducing(plain_stations(tmp_path / name), west=wrong)
-        with pytest.warns(UserWarning, match="is left out"):
-            found = hierfl.nodes.fit(plain(), way.reached(nodes), rounds=1)
-        assert found.clients == ("east", "north", "south"), name
-    assert not RAN.exists()
+@pytest.mark.parametrize("name", INTRODUCTIONS)
+def test_a_node_that_introduces_nobody_is_left_out(name: str, tmp_path: Path) -> None:
+    """Over each transport another answer is left out below."""
+    nodes = introducing(plain_stations(tmp_path), west=INTRODUCTIONS[name])
+    with memory(tmp_path) as way, pytest.warns(UserWarning, match="is left out"):
+        found = hierfl.nodes.fit(plain(), way.reached(nodes), rounds=1)
+    assert found.clients == ("east", "north", "south") and not RAN.exists()
 
 
 @pytest.mark.filterwarnings("ignore:.*answers another request")

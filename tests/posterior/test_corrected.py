@@ -270,7 +270,7 @@ def test_single_precision_gives_the_same_evidence() -> None:
     torch.set_default_dtype(torch.float32)
     data = federation()
     guide = guides.conditional(newton_steps=2)
-    fitted = fit(fedsvi(logistic, guide, optimizer=hierfl.optimizers.Adam(0.1)), data, rounds=40)
+    fitted = fit(fedsvi(logistic, guide, optimizer=hierfl.optimizers.Adam(0.1)), data, rounds=20)
     found = corrected(fitted, 1000, proposals=1000, inner=2)
     assert found.draws.own["slope"].dtype == torch.float32 and found.k_hat < 0.7
     assert found.log_evidence == pytest.approx(evidence(), abs=0.1)

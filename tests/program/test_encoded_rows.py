@@ -48,14 +48,14 @@ def guide(batch: ClientBatch) -> None:
             pyro.sample("code", dist.Normal(slope * (batch.y - own), scale))
 
 
-@pytest.mark.parametrize(("batch_size", "rounds"), [(None, 300), (10, 200)])
+@pytest.mark.parametrize(("batch_size", "rounds"), [(None, 120), (10, 80)])
 def test_a_linear_encoder_is_exact(batch_size: int | None, rounds: int) -> None:
     data = clients((30, 20, 12))
     how: Any = {
         "draws": 4,
         "batch_size": batch_size,
-        "optimizer": Adam(0.05),
-        "local_optimizer": Adam(0.05),
+        "optimizer": Adam(0.1),
+        "local_optimizer": Adam(0.1),
     }
     fit = hierfl.fit(methods.fedsvi(model, guide, **how), data, rounds=rounds, seed=0)
     shared = fit.progress.server["params"]
@@ -104,15 +104,14 @@ def test_an_autoencoder_learns_and_engines_agree() -> None:
     x = (torch.rand(60, 6, generator=g) < torch.rand(6, generator=g)).float()
     data = hierfl.ClientData.from_arrays(["a"] * 25 + ["b"] * 20 + ["c"] * 15, x=x)
     method = methods.fedsvi(*autoencoder(), optimizer=Adam(0.05))
-    fits = [
-        hierfl.fit(method, data, rounds=40, seed=0, settings=hierfl.Settings(engine=engine))
-        for engine in ("vectorized", "sequential")
-    ]
-    elbo = fits[0].history["elbo"]
-    assert elbo.iloc[-5:].mean() > elbo.iloc[:5].mean() + 10.0
-    assert torch.allclose(
-        torch.tensor(elbo.iloc[-1]), torch.tensor(fits[1].history["elbo"].iloc[-1]), rtol=1e-3
+    whole, *short = (
+        hierfl.fit(method, data, rounds=rounds, seed=0, settings=hierfl.Settings(engine=engine))
+        for engine, rounds in (("vectorized", 30), ("vectorized", 3), ("sequential", 3))
     )
-    sent = fits[0].federation.server.down(fits[0].progress.server, hierfl.method.Clock(0, 1))
+    elbo = whole.history["elbo"]
+    assert elbo.iloc[-3:].mean() > elbo.iloc[:3].mean() + 10.0
+    here, there = (fitted.history["elbo"].tolist() for fitted in short)
+    assert here == pytest.approx(there, rel=1e-9)
+    sent = whole.federation.server.down(whole.progress.server, hierfl.method.Clock(0, 1))
     weights = (f"{net}$$${of}" for net in ("encoder", "decoder") for of in ("weight", "bias"))
     assert set(sent["params"]) == set(weights)

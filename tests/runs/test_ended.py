@@ -64,6 +64,54 @@ def test_chains_have_the_posterior_of_the_rounds() -> None:
     assert "Trustworthy" in words
 
 
+def vague(batch: ClientBatch) -> None:
+    """Declare Surgical with the priors of the BUGS book."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 1000.0))
+    s = pyro.sample("sigmasq", dist.InverseGamma(0.001, 0.001)).sqrt()
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(mu, s))
+        with batch.data():
+            pyro.sample("r", dist.Binomial(batch.n, logits=b), obs=batch.r)
+
+
+def test_vague_priors_of_bugs_end() -> None:
+    fit = hierfl.fit(vague, hospitals(), seed=0, progress=False, time_limit=1e-3)
+    mu = posterior_draws(fit, draws=4000).shared["mu"]
+    assert abs(float(mu.mean()) + 2.55) < 0.03  # NumPyro's NUTS: -2.55, sd 0.15
+    assert abs(float(mu.std()) - 0.15) < 0.03
+
+
+HITS = torch.tensor([18.0, 14, 12, 10, 10, 7])
+
+
+def batters(batch: ClientBatch) -> None:
+    """Declare Pyro's baseball, partially pooled: rates that are not Normal."""
+    m = pyro.sample("m", dist.Uniform(0.0, 1.0))
+    kappa = pyro.sample("kappa", dist.Pareto(1.0, 1.5))
+    with batch.clients():
+        phi = pyro.sample("phi", dist.Beta(m * kappa, (1.0 - m) * kappa))
+        with batch.data():
+            pyro.sample("hits", dist.Binomial(45, phi), obs=batch.hits)
+
+
+def test_rates_of_a_beta_prior_have_the_moments_of_a_grid() -> None:
+    fit = hierfl.fit(batters, ClientData.from_arrays(NAMES[:6], hits=HITS), seed=0)
+    drawn = posterior_draws(fit, draws=4000)
+    m = torch.linspace(0.005, 0.995, 200, dtype=torch.float64)[:, None, None]
+    log_kappa = torch.linspace(0.01, 12.0, 250, dtype=torch.float64)[:, None]
+    kappa = log_kappa.exp()
+    rows = dist.BetaBinomial(m * kappa, (1.0 - m) * kappa, 45).log_prob(HITS.double()).sum(-1)
+    weights = (rows - 1.5 * log_kappa[:, 0]).flatten().softmax(0).view(200, 250)
+    of_phi = (HITS[0] + m[..., 0] * kappa[:, 0]) / (45.0 + kappa[:, 0])
+    for value, at in ((drawn.shared["m"], m[..., 0]), (drawn.shared["kappa"].log(), log_kappa.mT)):
+        mean = (weights * at).sum()
+        sd = (weights * (at - mean).square()).sum().sqrt()
+        assert abs(float(value.mean() - mean)) < 0.1 * sd
+        assert abs(float(value.std() / sd) - 1.0) < 0.1
+    first = drawn.own["phi"][:, 0].double()
+    assert abs(float(first.mean() - (weights * of_phi).sum())) < 0.1 * float(first.std())
+
+
 T = torch.tensor([11.0, 11, 17, 22, 9, 6, 5, 14, 9, 7, 22, 51])
 Y = torch.tensor([5.0, 2, 0, 0, 2, 0, 0, 0, 0, 1, 0, 0])
 

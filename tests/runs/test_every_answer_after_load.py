@@ -24,6 +24,7 @@ from hierfl.program.program import Program
 from hierfl.runs.result import Fit
 from tests.methods.cases import METHODS
 from tests.programs import federation, fit
+from tests.sampled import sampled
 
 # what they say of fewer sites, or with fewer columns, is what they said before
 IN_PART = ("summary", "report", "profile", "diagnostics.summary")
@@ -218,9 +219,7 @@ def of_method(name: str) -> Asked:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
-)
+@pytest.mark.parametrize("name", sampled(METHODS, QUICK))
 def test_every_answer_of_every_method(name: str, tmp_path: Path) -> None:
     asked = of_method(name)
     loaded = {"rows": saved_and_loaded(asked, tmp_path, "rows", method=asked.fitted.method)}
@@ -239,11 +238,11 @@ def saved_and_loaded(asked: Asked, folder: Path, which: str, **of: Any) -> hierf
 # ------------------------------------------------------------------ formulas, and programs of two_stage
 def frame() -> pd.DataFrame:
     g = np.random.default_rng(8)
-    rows = pd.DataFrame({"h": np.resize(list("abcdef"), 90), "x": g.normal(size=90)})
-    eta = rows.h.map(dict(zip("abcdef", [-1, 0.0, 1.0, 0.5, -0.5, 2.0], strict=True))) + rows.x
-    rows["b"] = (g.random(90) < 1 / (1 + np.exp(-eta))).astype(int)
+    rows = pd.DataFrame({"h": np.resize(list("abcd"), 60), "x": g.normal(size=60)})
+    eta = rows.h.map(dict(zip("abcd", [-1, 0.0, 1.0, 0.5], strict=True))) + rows.x
+    rows["b"] = (g.random(60) < 1 / (1 + np.exp(-eta))).astype(int)
     rows["count"] = g.poisson(np.exp(0.5 + 0.5 * eta))
-    rows["y"] = eta + g.normal(size=90)
+    rows["y"] = eta + g.normal(size=60)
     rows["time"] = g.exponential(np.exp(-eta / 3))
     return rows
 
@@ -265,10 +264,7 @@ def of_formula(family: str) -> Asked:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "family",
-    ["bernoulli", *(pytest.param(n, marks=pytest.mark.slow) for n in FORMULAS if n != "bernoulli")],
-)
+@pytest.mark.parametrize("family", sampled(FORMULAS, ["bernoulli"]))
 def test_every_answer_of_a_formula(family: str, tmp_path: Path) -> None:
     asked = of_formula(family)
     bare = saved_and_loaded(asked, tmp_path, "bare")

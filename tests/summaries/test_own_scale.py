@@ -27,6 +27,7 @@ from hierfl.summaries.packed_rows import packed
 from hierfl.summaries.reading import nodes_of
 from hierfl.summaries.summed_rows import SummedRows
 from tests.programs import fit
+from tests.sampled import sampled
 from tests.summaries.programs import people, program_of
 
 COUNTS = (9, 3, 7, 5, 2, 6)
@@ -195,7 +196,7 @@ def test_the_posterior_is_that_of_a_grid() -> None:
         assert abs(found.std() / sd - 1.0) < 0.06, k
 
 
-@pytest.mark.parametrize("model", ALL, ids=lambda model: str(model.__name__))
+@pytest.mark.parametrize("model", sampled(ALL, 2), ids=lambda model: str(model.__name__))
 def test_it_takes_one_round_of_sums(model: Any) -> None:
     data = people((5, 3, 7, 4))
     found = hierfl.fit(model, data, seed=0)

@@ -122,7 +122,7 @@ def hospitals(sizes: tuple[int, ...], seed: int = 0) -> ClientData:
     return ClientData.from_arrays(which, x=x, ill=ill)
 
 
-SIZES = (2000, 30, 1200, 40, 600, 5)
+SIZES = (900, 30, 600, 5)
 
 
 def by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def moments(found: hierfl.Fit) -> Tensor:
 def test_the_posterior_is_that_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     data = hospitals(SIZES)
     found = fit(two_stage(slopes), data)
-    assert found.progress.table["fits"].tolist() == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    assert found.progress.table["fits"].tolist() == [1.0, 0.0, 1.0, 0.0]
     by_rows(monkeypatch)
     other = fit(two_stage(slopes), data)
     (mean, sd), (mean_by_rows, sd_by_rows) = moments(found), moments(other)
