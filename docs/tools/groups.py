@@ -56,7 +56,7 @@ def methods() -> tuple[list[str], list[str], list[str]]:
 def groups() -> list[Group]:
     """Return the groups of the reference."""
     bayesian, points, wrappers = methods()
-    checks = "Summary summary Check Convergence convergence Corrected corrected Reference nuts"
+    checks = "Summary summary Check Convergence convergence Corrected corrected LogEvidence log_evidence Reference nuts"
     checks += (
         " AgainstNuts against_nuts Sbc sbc ecdf_band Sensitivity sensitivity"
     )
