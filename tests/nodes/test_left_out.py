@@ -218,7 +218,7 @@ def test_a_client_that_joins_later_is_no_longer_named(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("fault", ["missing", "no column", "no rows"])
 def test_a_client_that_cannot_join_is_named_by_the_reason(fault: str, tmp_path: Path) -> None:
-    change, why = (FAULTS | UNLIKE)[fault]
+    change, why = {**FAULTS, **UNLIKE}[fault]
     parts = frames()
     before = {name: parts[name] for name in NAMES[:3]}
     late = {"west": change(parts["west"]), "young": frames()["north"]}
