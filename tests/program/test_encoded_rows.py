@@ -104,9 +104,10 @@ def test_an_autoencoder_learns_and_engines_agree() -> None:
     x = (torch.rand(60, 6, generator=g) < torch.rand(6, generator=g)).float()
     data = hierfl.ClientData.from_arrays(["a"] * 25 + ["b"] * 20 + ["c"] * 15, x=x)
     method = methods.fedsvi(*autoencoder(), optimizer=Adam(0.05))
+    runs: Any = ("vectorized", 30), ("vectorized", 3), ("sequential", 3)
     whole, *short = (
         hierfl.fit(method, data, rounds=rounds, seed=0, settings=hierfl.Settings(engine=engine))
-        for engine, rounds in (("vectorized", 30), ("vectorized", 3), ("sequential", 3))
+        for engine, rounds in runs
     )
     elbo = whole.history["elbo"]
     assert elbo.iloc[-3:].mean() > elbo.iloc[:3].mean() + 10.0
