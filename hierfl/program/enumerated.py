@@ -323,7 +323,8 @@ def _component(trace: Any, names: Sequence[str]) -> Component:
         raise GlobalLabels(_global_labels(trace))
     markov = any("_markov_depth" in trace.nodes[name]["infer"] for name in labels)
     is_scaled, is_apart = _scales(trace, labels, order)
-    is_mixture = len(terms) == len({*stacks.values()}) == 1 and not (markov or is_apart)
+    is_alone = len(terms) == len({*stacks.values()}) == 1 and not is_factor(trace.nodes[terms[0]])
+    is_mixture = is_alone and not (markov or is_apart)
     latent = [name for name in terms if is_latent(trace.nodes[name])]
     mixed = latent[0] if latent and not is_mixture else ""
     in_one_plate = {stacks[name] for name in (*labels, *latent)} == {stacks[labels[0]]}

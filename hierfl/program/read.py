@@ -53,10 +53,12 @@ from hierfl.program.supports import (
 from hierfl.program.traces import Center, Site, is_deterministic, samples
 from hierfl.program.wrapped import (
     has_mapped_normals,
+    mixes_dtypes,
     sites_to_float,
     with_common_site,
     with_filled_labels,
     with_float_labels,
+    with_one_dtype,
     with_plain_sites,
 )
 
@@ -197,6 +199,7 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
     ends = data.by_name[[0, -1]].tolist()
     single_batch, two = prototype_of(data, ends[:1]), prototype_of(data, ends)
     row_sites, model = None, with_filled_labels(model) if missing else model
+    model = with_one_dtype(model) if mixes_dtypes(model, two) else model
     with pyro.validation_enabled(True):
         # two clients first: only they show a local site that is read outside its plate
         try:

@@ -1,7 +1,9 @@
-"""Programs under a handler: labels as floats, masked values filled, a site that all programs have."""
+"""Programs under a handler: numbers of one type, masked values filled, a site that all programs have."""
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import wraps
@@ -10,13 +12,128 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro import poutine
 from pyro.poutine.messenger import Messenger
-from torch import Tensor
+from pyro.poutine.subsample_messenger import _Subsample
+from torch import Tensor, nn
 from torch.distributions import AffineTransform, ExpTransform, biject_to
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from hierfl.data.batch import ClientBatch
+from hierfl.program.few_rows import in_double
+from hierfl.program.handlers import ModuleWeights, untouched_store
 from hierfl.program.sites import COMMON, Model
-from hierfl.program.traces import NAN_MASKED, Site, counts_of, is_latent, is_likelihood, samples
+from hierfl.program.traces import (
+    NAN_MASKED,
+    Center,
+    Site,
+    counts_of,
+    is_latent,
+    is_likelihood,
+    samples,
+)
+
+OTHER_DTYPE = "scalar type|dtype|expected .* to have type|result type"  # in errors of torch
+
+
+class _OneDtype(TorchFunctionMode):
+    """A mode in which what torch refuses for its operands' types is computed in one floating type."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            if not re.search(OTHER_DTYPE, str(error)):
+                raise
+        args, kwargs = tree_map(self.cast, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def cast(self, value: Any) -> Any:
+        """Return a tensor of numbers in the mode's type, and anything else as it is."""
+        return value.to(self.dtype) if isinstance(value, Tensor) else value
+
+
+class _SitesOfOneDtype(Messenger):
+    """Gives sites the floating type of a batch, whatever that of a program's constants."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.mode = _OneDtype(dtype)
+
+    def __enter__(self) -> Any:
+        self.mode.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.mode.__exit__(*error)
+
+    def _pyro_sample(self, msg: Site) -> None:
+        if not isinstance(msg["fn"], _Subsample):
+            msg["fn"] = self.cast(msg["fn"])
+            msg["value"] = self.cast(msg["value"])
+
+    def cast(self, value: Any) -> Any:
+        """Return a floating tensor, or a distribution of such, in the type."""
+        if isinstance(value, Tensor):
+            return value.to(self.mode.dtype) if value.is_floating_point() else value
+        if isinstance(value, list | tuple):
+            return type(value)(map(self.cast, value))
+        if not isinstance(value, torch.distributions.Distribution | torch.distributions.Transform):
+            return value
+        other = copy.copy(value)
+        vars(other).update({name: self.cast(own) for name, own in vars(value).items()})
+        return other
+
+
+class _Typed(Center):
+    """Sets continuous sites to their centers, and gives latent values and params a type, if it has one."""
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.dtype, self.weights, self.has_weights = dtype, ModuleWeights(), False
+
+    def __exit__(self, *error: Any) -> None:
+        self.weights.leave()
+        super().__exit__(*error)
+
+    def _pyro_sample(self, msg: Site) -> None:
+        if is_latent(msg) and not getattr(msg["fn"].support, "is_discrete", False):
+            super()._pyro_sample(msg)
+
+    def _pyro_post_sample(self, msg: Site) -> None:
+        if is_latent(msg) and msg["value"].is_floating_point():
+            msg["value"] = msg["value"].to(dtype=self.dtype)
+
+    def _pyro_post_param(self, msg: Site) -> None:
+        self.has_weights |= any(isinstance(start, nn.Parameter) for start in msg["args"])
+        msg["value"] = msg["value"].detach().to(dtype=self.dtype)
+        self.weights.take(msg)
+
+
+def mixes_dtypes(model: Model, batch: ClientBatch) -> bool:
+    """Return whether torch refuses a program's types, on rows as they are or in double precision.
+
+    A network whose own weights are of another type than the rows is to be converted by its user.
+    """
+    for rows, dtype in ((batch, None), (in_double(batch), torch.float64)):
+        with untouched_store(), pyro.validation_enabled(False), _Typed(dtype) as typed:
+            try:
+                poutine.trace(model).get_trace(rows).compute_log_prob()
+            except Exception as error:  # all others are found where the program is read
+                if isinstance(error, RuntimeError) and re.search(OTHER_DTYPE, str(error)):
+                    return dtype is not None or not typed.has_weights
+    return False
+
+
+def with_one_dtype(model: Model) -> Model:
+    """Return the model with each computation in the floating type of its rows."""
+    return _under(model, lambda batch: _SitesOfOneDtype(batch.counts.dtype))
 
 
 class _Floats(Messenger):

@@ -376,6 +376,21 @@ def even_by_hand(batch: ClientBatch) -> None:
         pyro.factor("rows", (sums + bernoulli(share)[:, None, None]).logsumexp(0))
 
 
+# ------------------------------------------------------------ a label that decides about a factor alone
+def of_a_factor(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients(), batch.data():
+        label = pyro.sample("label", dist.Bernoulli(share))
+        pyro.factor("term", -0.5 * (batch.y - mu - gain * label) ** 2)
+
+
+def of_a_factor_by_hand(batch: ClientBatch) -> None:
+    mu, gain, share = shared()
+    with batch.clients(), batch.data():
+        terms = torch.stack([-0.5 * (batch.y - mu - gain * k) ** 2 for k in (0.0, 1.0)])
+        pyro.factor("term", (terms + bernoulli(share)[:, None, None]).logsumexp(0))
+
+
 # ------------------------------------------------------------ labels that are seen in some rows
 def seen_labels(batch: ClientBatch) -> None:
     mu, gain, share = shared()
@@ -468,6 +483,7 @@ PAIRS: dict[str, tuple[Program, Program]] = {
     "even kinds": (even, even_by_hand),
     "spikes": (spikes, spikes_by_hand),
     "pilot": (pilot, pilot_by_hand),
+    "a factor alone": (of_a_factor, of_a_factor_by_hand),
 }
 VALUES = {"mu": 0.3, "gain": 1.4, "share": 0.35, "slope": 0.2}
 

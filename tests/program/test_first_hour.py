@@ -111,6 +111,10 @@ def other_guide(batch: ClientBatch) -> None:
         pyro.sample("v", dist.Normal(0.0, 1.0))
 
 
+def single_guide(batch: ClientBatch) -> None:
+    pyro.sample("mean", dist.Normal(torch.eye(2) @ torch.zeros(2).float(), 1.0).to_event(1))
+
+
 def condition(b: ClientBatch, w: Any) -> Any:
     return normal(w[..., 0] if w.sum() > 0 and w[:, 0, 0] > 0 else -w[..., 0])
 
@@ -203,7 +207,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "one name twice": (run(one_name_twice), LINE + "two sites are named 'w': rename"),
     "float64 and float32": (
-        run(model_of(lambda b, w: normal((b.x.float() @ w.mT)[..., 0]))),
+        run(guide=single_guide),
         LINE + r"numbers of different types meet: .*batch\.counts",
     ),
     "numpy in a model": (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 import hierfl
 from hierfl import ClientBatch, ClientData, guides
 from hierfl.data.batch import full_batch
+from hierfl.program.few_rows import in_double
 from hierfl.program.program import ProgramError
 from hierfl.program.read import read
 from hierfl.program.terms import log_joint
@@ -84,6 +86,67 @@ def test_a_program_with_a_mapped_site_is_fitted_as_one_with_a_normal() -> None:
         for fn in (mapped, dist.Normal)
     )
     torch.testing.assert_close(torch.tensor(here["mean"]), torch.tensor(there["mean"]))
+
+
+@contextmanager
+def in_default(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+SINGLE = torch.tensor([0.5, -0.3], dtype=torch.float32)
+ROOT = torch.tensor([[1.0, 0.0], [0.5, 2.0]], dtype=torch.float32)
+
+
+def typed(batch: ClientBatch, constant: Callable[[], Tensor]) -> None:
+    """Products that torch refuses where the constant's type is not that of the rows."""
+    prior = dist.MultivariateNormal(constant(), scale_tril=ROOT)
+    beta = pyro.sample("beta", prior)
+    x = torch.stack([batch.y, batch.y.sin()], -1)
+    with batch.clients():
+        own = pyro.sample("own", dist.Normal(0.0, 1.0))
+        with batch.data():
+            mean = own + x @ beta + x @ constant()
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=batch.y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    "constant",
+    [
+        pytest.param(lambda: SINGLE, id="made before"),
+        pytest.param(SINGLE.double, id="double"),
+        pytest.param(lambda: torch.tensor([0.5, -0.3]), id="made in the model"),
+    ],
+)
+def test_constants_of_another_type_are_computed_in_that_of_the_rows(
+    constant: Callable[[], Tensor], dtype: torch.dtype
+) -> None:
+    beta, own = torch.tensor([0.2, 0.7]), torch.tensor([[0.1], [0.4], [-0.2]])
+    with in_default(dtype):
+        rows = data()
+        batch, values = full_batch(rows), {"beta": beta.to(dtype), "own": own.to(dtype)}
+        model = read(partial(typed, constant=constant), guides.delta, rows).model
+        density = log_joint(model, values, batch, {})[0]
+        doubled = {name: value.double() for name, value in values.items()}
+        precise = log_joint(model, doubled, in_double(batch), {})[0]
+    y = torch.where(batch.mask(), batch.y, 0.0).double()
+    mean = own + torch.stack([y, y.sin()], -1) @ (beta + SINGLE.double())
+    rows_of = torch.where(batch.mask(), dist.Normal(mean, 1.0).log_prob(y), 0.0).sum(-1)
+    expected = rows_of + dist.Normal(0.0, 1.0).log_prob(own)[:, 0]
+    assert density.dtype == dtype
+    torch.testing.assert_close(density.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(precise, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_constants_of_another_type_are_carried_by_two_stage() -> None:
+    with in_default(torch.float32):
+        fit = hierfl.fit(partial(typed, constant=lambda: SINGLE), data(), seed=0, progress=False)
+    assert str(fit.chosen).startswith("two_stage, since every unknown has a prior")
 
 
 def masked(batch: ClientBatch) -> None:
