@@ -15,7 +15,7 @@ import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import AffineTransform, ExpTransform, biject_to
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
@@ -92,11 +92,12 @@ class _SitesOfOneDtype(Messenger):
 
 
 class _Typed(Center):
-    """Sets continuous sites to their centers, and gives latent values and params a type, if it has one."""
+    """Sets continuous sites to their centers, and casts latent values and params, where they are to be."""
 
-    def __init__(self, dtype: torch.dtype | None) -> None:
+    def __init__(self, dtype: torch.dtype, *, casts: bool) -> None:
         super().__init__()
-        self.dtype, self.weights, self.has_weights = dtype, ModuleWeights(), False
+        self.dtype, self.casts, self.weights = dtype, casts, ModuleWeights()
+        self.has_other_params = False
 
     def __exit__(self, *error: Any) -> None:
         self.weights.leave()
@@ -107,12 +108,13 @@ class _Typed(Center):
             super()._pyro_sample(msg)
 
     def _pyro_post_sample(self, msg: Site) -> None:
-        if is_latent(msg) and msg["value"].is_floating_point():
-            msg["value"] = msg["value"].to(dtype=self.dtype)
+        if self.casts and is_latent(msg) and msg["value"].is_floating_point():
+            msg["value"] = msg["value"].to(self.dtype)
 
     def _pyro_post_param(self, msg: Site) -> None:
-        self.has_weights |= any(isinstance(start, nn.Parameter) for start in msg["args"])
-        msg["value"] = msg["value"].detach().to(dtype=self.dtype)
+        value = msg["value"].detach()
+        self.has_other_params |= not self.casts and value.dtype != self.dtype
+        msg["value"] = value.to(self.dtype) if self.casts else value
         self.weights.take(msg)
 
 
@@ -121,13 +123,14 @@ def mixes_dtypes(model: Model, batch: ClientBatch) -> bool:
 
     A network whose own weights are of another type than the rows is to be converted by its user.
     """
-    for rows, dtype in ((batch, None), (in_double(batch), torch.float64)):
-        with untouched_store(), pyro.validation_enabled(False), _Typed(dtype) as typed:
+    for rows, casts in ((batch, False), (in_double(batch), True)):
+        typed = _Typed(rows.counts.dtype, casts=casts)
+        with untouched_store(), pyro.validation_enabled(False), typed:
             try:
                 poutine.trace(model).get_trace(rows).compute_log_prob()
             except Exception as error:  # all others are found where the program is read
                 if isinstance(error, RuntimeError) and re.search(OTHER_DTYPE, str(error)):
-                    return dtype is not None or not typed.has_weights
+                    return not typed.has_other_params
     return False
 
 
