@@ -6,7 +6,7 @@ import copy
 import re
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import pyro
@@ -18,7 +18,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.distributions import AffineTransform, ExpTransform, biject_to
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from hierfl.data.batch import ClientBatch
 from hierfl.program.few_rows import in_double
@@ -50,38 +50,26 @@ class _OneDtype(TorchFunctionMode):
         except RuntimeError as error:
             if not re.search(OTHER_DTYPE, str(error)):
                 raise
-        args, kwargs = tree_map(self.cast, (args, kwargs or {}))
+        to = partial(torch.Tensor.to, dtype=self.dtype)
+        args, kwargs = tree_map_only(Tensor, to, (args, kwargs or {}))
         return func(*args, **kwargs)
-
-    def cast(self, value: Any) -> Any:
-        """Return a tensor of numbers in the mode's type, and anything else as it is."""
-        return value.to(self.dtype) if isinstance(value, Tensor) else value
 
 
 class _SitesOfOneDtype(Messenger):
-    """Gives sites the floating type of a batch, whatever that of a program's constants."""
+    """Gives distributions and values of sites one floating type, whatever that of their constants."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.mode = _OneDtype(dtype)
-
-    def __enter__(self) -> Any:
-        self.mode.__enter__()
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self.mode.__exit__(*error)
+        self.dtype = dtype
 
     def _pyro_sample(self, msg: Site) -> None:
         if not isinstance(msg["fn"], _Subsample):
-            msg["fn"] = self.cast(msg["fn"])
-            msg["value"] = self.cast(msg["value"])
+            msg["fn"], msg["value"] = self.cast(msg["fn"]), self.cast(msg["value"])
 
     def cast(self, value: Any) -> Any:
         """Return a floating tensor, or a distribution of such, in the type."""
         if isinstance(value, Tensor):
-            return value.to(self.mode.dtype) if value.is_floating_point() else value
+            return value.to(self.dtype) if value.is_floating_point() else value
         if isinstance(value, list | tuple):
             return type(value)(map(self.cast, value))
         if not isinstance(value, torch.distributions.Distribution | torch.distributions.Transform):
@@ -136,7 +124,13 @@ def mixes_dtypes(model: Model, batch: ClientBatch) -> bool:
 
 def with_one_dtype(model: Model) -> Model:
     """Return the model with each computation in the floating type of its rows."""
-    return _under(model, lambda batch: _SitesOfOneDtype(batch.counts.dtype))
+
+    @wraps(model, updated=())
+    def typed(batch: ClientBatch) -> Any:
+        with _OneDtype(batch.counts.dtype), _SitesOfOneDtype(batch.counts.dtype):
+            return model(batch)
+
+    return typed
 
 
 class _Floats(Messenger):
