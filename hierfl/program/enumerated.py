@@ -13,14 +13,11 @@ does it, also in `pyro.markov` loops. What comes out of `summed_out` has continu
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import wraps
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import opt_einsum
 import pyro
@@ -33,9 +30,9 @@ from torch import Tensor
 
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 from hierfl.program.elimination import Component, Tables, plates_of
+from hierfl.program.global_labels import GlobalLabels, global_labels, plain_trace, reach_clients
 from hierfl.program.mixture import Mixture
 from hierfl.program.program import Params, Program, ProgramError, refuse_first
-from hierfl.program.row_structure import Fixed
 from hierfl.program.sites import Model, Values
 from hierfl.program.traces import (
     Center,
@@ -52,7 +49,6 @@ from hierfl.program.traces import (
 from hierfl.program.wrapped import add_factor
 
 LARGEST = 1 << 20  # entries of a table that an elimination needs, for each client or row
-_DIM = attrgetter("dim")
 TINY = 1e-30  # rate of a Poisson that a label sets to 0
 # where a run of a program leaves the tables of its discrete sites, in place of adding their sums
 _TABLES: ContextVar[list[Tables] | None] = ContextVar("tables", default=None)
@@ -123,46 +119,6 @@ class _Enumerated(EnumMessenger):
             self.sites.add_node(msg["name"], **{**msg, "fn": fn, "scale": scale})
 
 
-class Label(NamedTuple):
-    """The `support` (K, *event) of a discrete site outside of `batch.clients()`, and its plates' `sizes`."""
-
-    support: Tensor
-    sizes: tuple[int, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(*sizes, *event)."""
-        return (*self.sizes, *self.support.shape[1:])
-
-
-class GlobalLabels(ProgramError):
-    """Discrete sites outside of `batch.clients()` reach clients: their sum is of products over all clients.
-
-    Args:
-        sites: by name.
-    """
-
-    def __init__(self, sites: Mapping[str, Label]) -> None:
-        super().__init__(
-            f"site '{next(iter(sites))}' is discrete, and outside of batch.clients(): its sum is one "
-            "of products over all clients, which no client can compute alone. Where the rows are, "
-            f"hierfl.fit(model, data) fits the model at each value of {', '.join(sites)}, and weights "
-            "these fits by their evidence"
-        )
-        self.sites = sites
-
-    @property
-    def count(self) -> int:
-        """The number of joint values."""
-        return math.prod(len(of.support) ** math.prod(of.sizes) for of in self.sites.values())
-
-    def each(self) -> Iterator[list[Tensor]]:
-        """Yield the values of each site, (*sizes, *event)."""
-        for label in self.sites.values():
-            places = itertools.product(label.support, repeat=math.prod(label.sizes))
-            yield [torch.stack(place).reshape(label.shape) for place in places]
-
-
 def summed_out(model: Model, batch: ClientBatch) -> Model:
     """Return a program without discrete latent sites, of one whose discrete sites have finite support.
 
@@ -175,9 +131,9 @@ def summed_out(model: Model, batch: ClientBatch) -> Model:
         ProgramError: a discrete site decides about a continuous site and more; or an elimination
             needs too large a table.
     """
-    trace = _plain_trace(model, batch)
-    labels = _global_labels(trace)
-    if labels and _reach_clients(model, batch, labels):
+    trace = plain_trace(model, batch)
+    labels = global_labels(trace)
+    if labels and reach_clients(model, batch, labels):
         raise GlobalLabels(labels)
     nesting = _nesting(trace)
     components = _components(model, batch, nesting)
@@ -278,49 +234,13 @@ def _faults_of_plates(trace: Any) -> Iterator[str]:
                 )
 
 
-def _plain_trace(model: Model, batch: ClientBatch, values: Values | None = None) -> Any:
-    """Trace a program with latent sites at their centers, and some at `values`."""
-    model = pyro.poutine.condition(model, values or {})
-    with Center(), Fixed({}), pyro.validation_enabled(False):
-        return pyro.poutine.trace(model).get_trace(batch)
-
-
-def _reach_clients(model: Model, batch: ClientBatch, labels: Mapping[str, Label]) -> bool:
-    """Return whether what is inside `batch.clients()` depends on labels outside, all else the same.
-
-    It finds what enumeration cannot: the sum of a plate's labels has lost their dimension.
-    """
-    log_p: list[list[Tensor]] = []
-    for at in (0, -1):
-        point = {name: label.support[at].expand(label.shape) for name, label in labels.items()}
-        trace = _plain_trace(model, batch, point)
-        trace.compute_log_prob()
-        log_p.append([site["log_prob"] for _, site in samples(trace) if in_clients(site)])
-    return any(not torch.equal(*pair) for pair in zip(*log_p, strict=True))
-
-
-def _global_labels(trace: Any) -> dict[str, Label]:
-    """Return the discrete sites outside of `batch.clients()`."""
-    labels = {}
-    for name, site in samples(trace):
-        if is_enumerable(site) and not in_clients(site):
-            frames = sorted((f for f in site["cond_indep_stack"] if f.vectorized), key=_DIM)
-            support = site["fn"].enumerate_support(expand=False)
-            event = support.shape[support.dim() - site["fn"].event_dim :]
-            sizes = range(frames[0].dim, 0) if frames else ()
-            of_dim = {frame.dim: frame.size for frame in frames}
-            shape = tuple(of_dim.get(dim, 1) for dim in sizes)
-            labels[name] = Label(support.reshape(-1, *event), shape)
-    return labels
-
-
 def _component(trace: Any, names: Sequence[str]) -> Component:
     order = [name for name in trace.nodes if name in names]
     labels = tuple(name for name in order if is_enumerable(trace.nodes[name]))
     terms = tuple(name for name in order if name not in labels)
     stacks = {name: plates_of(trace.nodes[name]) for name in order}
     if len({CLIENTS in stack for stack in stacks.values()}) > 1:
-        raise GlobalLabels(_global_labels(trace))
+        raise GlobalLabels(global_labels(trace))
     markov = any("_markov_depth" in trace.nodes[name]["infer"] for name in labels)
     is_scaled, is_apart = _scales(trace, labels, order)
     is_alone = len(terms) == len({*stacks.values()}) == 1 and not is_factor(trace.nodes[terms[0]])

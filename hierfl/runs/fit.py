@@ -22,7 +22,7 @@ from hierfl.engine.settings import Settings
 from hierfl.method import Method
 from hierfl.methods.stages.checks import Misread
 from hierfl.posterior.snapshot import learned_params
-from hierfl.program.enumerated import GlobalLabels
+from hierfl.program.global_labels import GlobalLabels
 from hierfl.program.sites import Model
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import FitArguments, check_model, with_rows

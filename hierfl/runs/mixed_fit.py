@@ -28,7 +28,7 @@ from hierfl.posterior.arviz_groups import EXPAND, attributes, given_groups
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws
 from hierfl.posterior.site_table import frame_of_draws
-from hierfl.program.enumerated import GlobalLabels
+from hierfl.program.global_labels import GlobalLabels
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
 from hierfl.runs.result import Fit
