@@ -191,9 +191,7 @@ def check_length(name: str, values: Tensor, rows: int, what: str) -> None:
 def _fault_of_offsets(offsets: Any, names: Sequence[str]) -> str:
     is_right = isinstance(offsets, Tensor) and offsets.dtype == torch.int64
     if not is_right or offsets.shape != (len(names) + 1,) or int(offsets[0]) != 0:
-        return (
-            f"offsets must be a tensor of int64 from 0 on, of shape (N + 1,) for {len(names)} names"
-        )
+        return f"offsets do not fit {len(names)} names: give a tensor of int64 from 0 on, of shape (N + 1,)"
     empty = (offsets.diff() <= 0).nonzero()
     if len(empty):
         what = f"client '{names[int(empty[0])]}' has no rows"

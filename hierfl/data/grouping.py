@@ -156,7 +156,12 @@ def chosen_clients(clients: Any, names: Sequence[str]) -> Tensor:
     if any(isinstance(i, str) for i in listed):
         fix = "give either all names or all positions"
         raise TypeError(f"the clients are given by names and positions: {fix}")
-    ids = torch.tensor([*map(operator.index, listed)], dtype=torch.long)
+    try:
+        ids = torch.tensor([*map(operator.index, listed)], dtype=torch.long)
+    except TypeError as error:
+        other = next(i for i in listed if not hasattr(i, "__index__"))
+        fix = "give names, positions or a boolean mask"
+        raise TypeError(f"client position {other!r} is not an integer: {fix}") from error
     if int(ids.min()) < 0 or int(ids.max()) >= len(names):
         raise KeyError(f"client position out of range: there are {len(names)} clients")
     return ids

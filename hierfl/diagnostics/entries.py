@@ -25,6 +25,7 @@ from hierfl.method import WeightedDraws
 from hierfl.methods.stages.checks import UNSURE
 from hierfl.posterior.draws import Draws
 from hierfl.posterior.hidden_modes import may_hide_modes
+from hierfl.posterior.site_table import entries_of
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.handlers import unchecked
 from hierfl.program.sites import Values
@@ -146,8 +147,8 @@ def entries_of_clients(fit: Snapshot, drawn: Draws) -> Entries | None:
     names, qualities = [], []
     for name, value in drawn.own.items():
         for client in fit.clients:
-            index = np.ndindex(tuple(value.shape[2:]))
-            names += [f"'{name}{list(at) if at else ''}' of {client}" for at in index]
+            entries = entries_of(fit, name, value.shape[2:])
+            names += [f"'{name}'{entry and f', {entry},'} of {client}" for entry in entries]
         for values in value.reshape(drawn.count, -1).split(AT_ONCE, 1):
             qualities.append(quality_of(values, equal, own.effective / drawn.count))
     between = 2.0 * drawn.count * math.sqrt(TAILS_AT[0] * (1.0 - TAILS_AT[0]) / own.effective)

@@ -12,7 +12,7 @@ are integrated out.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from scipy.stats import chi2
@@ -26,6 +26,9 @@ from hierfl.posterior.corrected import corrected
 from hierfl.posterior.snapshot import Snapshot, expect_fit, lacks_rows
 from hierfl.posterior.weights import INNER, already_weighted
 from hierfl.program.few_rows import double_precision
+
+if TYPE_CHECKING:
+    from hierfl.methods.stages.kept import Densities
 
 BULK = 0.9  # probability of the ellipsoid
 
@@ -54,11 +57,11 @@ def log_evidence(fit: Snapshot, *, draws: int = 2000, seed: int = 0) -> LogEvide
         ValueError: the guide has no density, or the server does not have what it takes.
     """
     expect_fit(fit)
-    block = fit.program.latents.global_block
-    if lacks_rows(fit):
-        kept, log_own = kept_densities(fit)
-        values, log_weights = kept.values, kept.log_weights
-        log_p = kept.log_prior + log_own.sum(1)
+    block, kept = fit.program.latents.global_block, _kept(fit)
+    if kept is not None:
+        densities, log_own = kept
+        values, log_weights = densities.values, densities.log_weights
+        log_p = densities.log_prior + log_own.sum(1)
     elif already_weighted(fit):
         weighed = precise(fit, draws, INNER, seed)
         values, log_weights = weighed.draws.shared, torch.full((draws,), -math.log(draws))
@@ -69,10 +72,22 @@ def log_evidence(fit: Snapshot, *, draws: int = 2000, seed: int = 0) -> LogEvide
         return LogEvidence(weighted.log_evidence, weighted.effective**-0.5)
     with double_precision(), torch.no_grad():
         points = torch.vmap(block.flatten)({n: v.double() for n, v in values.items()})
-        if lacks_rows(fit):  # whose prior is of the sites as the program writes them
+        if kept is not None:  # whose prior is of the sites as the program writes them
             jacobians = torch.vmap(lambda x: block.unflatten(x)[1])(points).values()
             log_p = log_p + sum(jacobian.reshape(len(points), -1).sum(1) for jacobian in jacobians)
         return _in_bulk(points, log_p.double(), log_weights.double())
+
+
+def _kept(fit: Snapshot) -> tuple[Densities, Tensor] | None:
+    """Return what the server of two_stage has kept; None where that does not suffice, and rows do."""
+    if not fit.method.name.startswith("two_stage"):
+        return None
+    try:
+        return kept_densities(fit)
+    except ValueError:
+        if lacks_rows(fit):
+            raise
+        return None
 
 
 def _in_bulk(points: Tensor, log_p: Tensor, log_weights: Tensor) -> LogEvidence:

@@ -119,7 +119,7 @@ ROWS = [0, 0, 1]
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "no field": (lambda: ClientData.from_arrays(ROWS), ValueError, "there are no fields"),
     "two of one name": (lambda: direct(names=("a", "a")), ValueError, "two clients are named 'a'"),
-    "names and clients": (lambda: direct(names=("a", "b", "c")), ValueError, "for 3 names"),
+    "names and clients": (lambda: direct(names=("a", "b", "c")), ValueError, "fit 3 names"),
     "no rows": (lambda: direct(offsets=torch.tensor([0, 3, 3])), ValueError, "client 'b' has no rows"),
     "offsets that fall": (lambda: direct(offsets=torch.tensor([0, 4, 3])), ValueError, "client 'b' has no rows"),
     "length of a field": (

@@ -22,6 +22,7 @@ from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.checks_of_predictions import checks_of_predictions
 from hierfl.diagnostics.convergence import judged_by_history
 from hierfl.diagnostics.verdict import information, run_of, verdict
+from hierfl.method import WeightedDraws
 from hierfl.methods import fedsvi
 from hierfl.models import bayesian_network, network
 from hierfl.report.measure import Measured, measure
@@ -320,6 +321,13 @@ def not_finite() -> Fit:
     return replace(f, progress=replace(f.progress, server=nan))
 
 
+def few_of_clients() -> Fit:
+    """Return a good fit whose clients' draws are few."""
+    f = weighted()
+    server = replace(f.federation.server, weighted=lambda state: WeightedDraws(0.3, 150.0))
+    return replace(f, federation=replace(f.federation, server=server))
+
+
 FITS: dict[str, Callable[[], Fit]] = {
     "problems of the history": planted,
     "points": lambda: fit(fedsvi(regression, guides.delta), federation((30, 4, 25)), rounds=1),
@@ -333,6 +341,7 @@ FITS: dict[str, Callable[[], Fit]] = {
     ),
     "draws that are not finite": not_finite,
     "weights that are bad": lambda: weighted(k_hat=0.9),
+    "few draws of clients": few_of_clients,
     "a method that was not done": lambda: fit(
         methods.fedlaplace(regression), federation(), rounds=1
     ),
@@ -348,6 +357,7 @@ def test_the_summary_and_the_report_warn_of_the_same(monkeypatch: pytest.MonkeyP
 
     k_hats = "hierfl.diagnostics.verdict.k_hats_of"
     monkeypatch.setattr(k_hats, lambda f, *_: pd.Series(0.9, index=f.clients))
+    monkeypatch.setattr("hierfl.diagnostics.entries.OFF_BY_CHANCE", 0.05)
     of_page, warned_of = set(), set()
     for name, make in FITS.items():
         f = make()
