@@ -35,8 +35,8 @@ OF_CLIENTS = "Do the tails of the clients' own sites rest on enough draws?"
 AT_ONCE = 10_000  # entries that are judged together
 ERRORS_OF_ENDS = 3.0  # errors of a rough distance of draws about an end
 OF_SEVERAL_MODES = (
-    "and rows are of a mixture, or clients' likelihoods have no maximum of their own, so that there "
-    "may be several modes"
+    "and rows are of a mixture, or clients' likelihoods have no maximum of their own, or read several "
+    "of a client's numbers by no linear predictor, so that there may be several modes"
 )
 MORE_DRAWS = "methods.two_stage(model, draws=20000)"
 
@@ -186,7 +186,7 @@ def checks_of_draws(fit: Snapshot) -> Iterator[Check]:
         return
     entries = entries_of_draws(fit, own)
     if entries is not None and own.log_weights is not None:
-        hidden = may_hide_modes(fit.program, fit.progress.server, own.k_hat)
+        hidden = may_hide_modes(fit.program, fit.progress.server, fit.progress.history)
         rest_on_few = rests_on_few(own.log_weights, own.k_hat)
         yield entries.tails(own.k_hat, rest_on_few=rest_on_few, hidden=hidden)
     elif own.k_hat >= DOUBT:

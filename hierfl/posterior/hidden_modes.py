@@ -4,11 +4,15 @@ Where a row's density is a mixture, one component may serve all rows, and the ot
 where clients' likelihoods have no maximum of their own, as with nonlinear growth, clients may be
 explained in another way altogether. Draws miss such a mode. k-hat of their weights depends on the
 draws that there are: it is hardly above 0.3 in the second case, and may be 0 in the first.
+
+So may the end of a ridge be missed, where a row reads several of a client's numbers by no linear
+predictor: draws about weighted ones have light weights again, wherever those before had ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +20,9 @@ from pyro import distributions as dist
 from pyro import poutine
 from torch.overrides import TorchFunctionMode
 
+from hierfl.core.importance_sampling import DOUBT
 from hierfl.methods.stages.state import ServerState
+from hierfl.methods.stages.two_stage import LEAST_CURVED, seen_in
 from hierfl.posterior.weights import base_of
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.mixture import Mixture
@@ -40,14 +46,25 @@ class _SumsOfDensities(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def may_hide_modes(program: Program, state: ServerState, k_hat: float) -> bool:
-    """Return whether weighted draws with such a k-hat may have missed a mode of little mass.
+def may_hide_modes(
+    program: Program, state: ServerState, history: Sequence[Mapping[str, Any]]
+) -> bool:
+    """Return whether draws that rounds have weighted may have missed a mode of little mass.
 
     Chains start in many places, and R-hat compares where they end.
     """
     if bool(state.chained):
         return False
-    return is_mixture(program) or (k_hat > HIDDEN and state.was_anchored)
+    k_hats = [record["k_hat"] for record in history if record.get("k_hat", math.nan) >= 0.0]
+    if is_mixture(program) or (k_hats and k_hats[-1] > HIDDEN and state.was_anchored):
+        return True
+    return max(k_hats, default=0.0) > DOUBT and is_curved(program)
+
+
+def is_curved(program: Program) -> bool:
+    """Return whether rows read two or more numbers of a client by no linear predictor."""
+    hierarchy, score, _ = seen_in(program)
+    return not len(score.line.inside) and hierarchy.normal_size >= LEAST_CURVED
 
 
 @once_a_program

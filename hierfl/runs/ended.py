@@ -212,11 +212,11 @@ class Fallback:
         beyond = where.round - ROUNDS
         if not done and beyond >= 0 and beyond >= self.chains.seconds / A_ROUND:
             return f"{where.round} rounds were not enough, and chains are faster than more"
-        k_hat = float(where.history[-1].get("k_hat", 0.0))
-        if not done or not may_hide_modes(self.federation.program, where.server, k_hat):
+        if not done or not may_hide_modes(self.federation.program, where.server, where.history):
             return None
         if self.chains.seconds > LOOKING:
             return None
+        k_hat = max(float(record.get("k_hat", 0.0)) for record in where.history)
         return f"modes of little mass may be missed (k-hat {k_hat:.2f})"
 
     def ended(self, where: Progress, why: str) -> Progress:

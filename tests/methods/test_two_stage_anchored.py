@@ -21,7 +21,7 @@ from hierfl.methods.stages.checks import NOWHERE
 from hierfl.methods.stages.client import RowWork
 from hierfl.methods.stages.two_stage import seen_in
 from hierfl.posterior.draws import Draws
-from hierfl.posterior.hidden_modes import is_mixture
+from hierfl.posterior.hidden_modes import is_mixture, may_hide_modes
 from hierfl.program.few_rows import double_precision
 
 # BUGS's Jaws: 20 boys, the height of the ramus at four ages
@@ -350,6 +350,19 @@ def test_a_mixture_is_one_however_it_is_written() -> None:
         assert is_mixture(federation.program)
     plain = federate(hierfl.methods.two_stage(covariance), grouped(JAWS[:, :2], 1), seed=0)
     assert not is_mixture(plain.program)
+
+
+def test_a_heavy_tail_of_any_round_counts_where_rows_are_curved() -> None:
+    """The second draws of Orange trees are about the first, whose tails had ended: their k-hat is 0."""
+    trees = [f"t{k // 7}" for k in range(35)]
+    data = ClientData.from_arrays(trees, y=ORANGE.flatten(), x=DAYS.repeat(5))
+    for program, rows, heavy in ((orange, data, 0.6), (covariance, grouped(JAWS[:, :2], 1), 2.0)):
+        federation = federate(hierfl.methods.two_stage(program), rows, seed=0)
+        state = replace(federation.server.state, anchor=None)
+        history = [{"round": 1, "k_hat": heavy}, {"round": 2, "k_hat": 0.0}]
+        hides = may_hide_modes(federation.program, state, history)
+        assert hides is (program is orange)
+        assert not may_hide_modes(federation.program, state, history[1:])
 
 
 def test_a_program_whose_priors_cannot_be_drawn_from_has_a_verdict() -> None:
