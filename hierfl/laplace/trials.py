@@ -39,13 +39,13 @@ def perturbed(
     g: torch.Generator,
     codes: Mapping[str, tuple[int, int]] | None = None,
 ) -> ClientBatch:
-    """Return a batch with perturbed features, integers redrawn to show all `codes`, and its own labels."""
+    """Return a batch with perturbed features, integers and booleans redrawn to show all `codes`, and its own labels."""
 
     def moved(name: str, v: Tensor) -> Tensor:
         if name in names_of_labels:
             return v
-        if codes is not None and name in codes:
-            low, high = codes[name]
+        if v.dtype == torch.bool or (codes is not None and name in codes):
+            low, high = codes[name] if codes is not None and name in codes else (0, 1)
             count = high + 1 - low
             if count > MANY:  # a permutation would take memory for each
                 return (low + torch.randint(count, v.shape, generator=g)).to(v.dtype)

@@ -449,6 +449,33 @@ def test_posteriors_are_those_of_the_closed_form(name: str) -> None:
         assert abs(float(here.std() / there.std()) - 1.0) < 0.1
 
 
+@pytest.mark.filterwarnings("ignore:the rounds ended")
+def test_rows_that_the_first_ones_do_not_show_are_read_too() -> None:
+    """The first five rows of each client have a measurement, so that its integral was not seen."""
+    data = rows_with_gaps()
+
+    def program(batch: ClientBatch) -> None:
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with batch.clients():
+            own = pyro.sample("own", dist.Normal(0.0, 1.0))
+            with batch.data():
+                prior = dist.Normal(own, 1.0)
+                x = pyro.sample("x", prior, obs=batch.x, obs_mask=batch.present)
+                pyro.sample("y", dist.Bernoulli(logits=own + slope * x), obs=batch.y)
+
+    fit = hierfl.fit(methods.two_stage(program), data, rounds=1, seed=0)
+    assert fit.history["misread"].tolist() == [0.0]
+
+
+def rows_with_gaps() -> ClientData:
+    """Return two clients of eight rows, of which the first five have a measurement."""
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(16, generator=g), (torch.rand(16, generator=g) < 0.5).float()
+    present = (torch.arange(8) < 5).repeat(2)
+    clients = torch.arange(2).repeat_interleave(8)
+    return ClientData.from_arrays(clients, x=torch.where(present, x, 0.0), y=y, present=present)
+
+
 def test_predictions_average_over_the_sites_of_rows() -> None:
     # after few rounds both have the same draws, which predictions average over
     fits = [quick(model) for model in PAIRS["measured"]]
