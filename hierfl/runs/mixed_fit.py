@@ -35,6 +35,7 @@ from hierfl.runs.result import Fit
 
 MOST = 64  # joint values
 NEGLIGIBLE = 1e-3  # probability below which a value's fit is not judged
+WORST_FIRST = (False, None, True)  # whether to trust a fit
 IMPRECISE = 0.1  # nats of Monte Carlo error in the evidence of a value that counts
 
 
@@ -80,10 +81,9 @@ class MixedFit:
         """Draw all latent sites: `shared` site -> (S, *shape), `own` site -> (S, N, *shape)."""
         expect_draws(draws)
         order = torch.from_numpy(np.random.default_rng(seed).permutation(draws))
-        numbers = [n for n in self._numbers(draws).tolist() if n]
-        at = torch.repeat_interleave(torch.arange(len(self.fits)), self._numbers(draws))
-        which = [fit for fit, n in zip(self.fits, self._numbers(draws).tolist(), strict=True) if n]
-        drawn = [_drawn(fit, n, seed) for fit, n in zip(which, numbers, strict=True)]
+        numbers = self._numbers(draws)
+        at = torch.repeat_interleave(torch.arange(len(self.fits)), torch.tensor(numbers))
+        drawn = [_drawn(fit, n, seed) for fit, n in zip(self.fits, numbers, strict=True) if n]
         shared, own = (
             {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
             for parts in ([d.shared for d in drawn], [d.own for d in drawn])
@@ -107,10 +107,9 @@ class MixedFit:
 
     def replicate(self, rows: Any, *, draws: int = 200, seed: int = 0) -> Tensor:
         """Draw labels of some rows from the posterior predictive distribution, (S, n)."""
-        numbers = self._numbers(draws).tolist()
         parts = [
             fit.replicate(rows, draws=n, seed=seed)
-            for fit, n in zip(self.fits, numbers, strict=True)
+            for fit, n in zip(self.fits, self._numbers(draws), strict=True)
             if n
         ]
         return torch.cat(parts)
@@ -128,28 +127,31 @@ class MixedFit:
     def _likeliest(self) -> int:
         return int(self.probabilities["probability"].argmax())
 
-    def _numbers(self, draws: int) -> Tensor:
+    def _numbers(self, draws: int) -> list[int]:
         """Return the number of draws from each fit, (M,), by largest remainders."""
         shares = self.probabilities["probability"].to_numpy() * draws
         numbers = np.floor(shares).astype(int)
         largest = np.argsort(numbers - shares, kind="stable")[: draws - numbers.sum()]
         numbers[largest] += 1
-        return torch.from_numpy(numbers)
+        counts: list[int] = numbers.tolist()
+        return counts
 
     @cached_property
     def _verdict(self) -> tuple[str, bool | None]:
         """Return whether all fits that count can be trusted, and their probabilities."""
         table = self.probabilities
         counts = np.flatnonzero(table["probability"] >= NEGLIGIBLE).tolist()
-        for k in counts:
-            judged = summary(self.fits[k])
-            if not judged.trustworthy:
-                return f"{judged.verdict}\nNote: this is of the fit of {self._label(k)}.", None
+        judged = {k: summary(self.fits[k]) for k in counts}
+        worst = min(counts, key=lambda k: WORST_FIRST.index(judged[k].trustworthy))
+        if not judged[worst].trustworthy:
+            words = f"{judged[worst].verdict}\nNote: this is of the fit of {self._label(worst)}."
+            return words, judged[worst].trustworthy
         error = float(table["error"].iloc[counts].max())
         if len(counts) > 1 and not error <= IMPRECISE:
             return (
                 f"Check before you trust it. The log evidence of a value has a Monte Carlo error of "
-                f"{error:.2f} nats, so that probabilities of values are rough: draw more.",
+                f"{error:.2f} nats, so that probabilities of values are rough: fit each with more draws, "
+                "methods.two_stage(pyro.poutine.condition(model, ...), draws=20000).",
                 None,
             )
         return (
