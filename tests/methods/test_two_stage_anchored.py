@@ -454,7 +454,7 @@ def test_sds_of_clients_that_rest_on_few_draws_are_named(done: hierfl.Fit) -> No
     assert entries is not None
     check = entries.tails(question=OF_CLIENTS)
     assert (check.verdict, check.severity) == ("warning", "doubt")
-    assert f"the sd of 'theta[1]' of {done.clients[3]} is 1" in check.answer
+    assert f"the sd of 'theta', 1, of {done.clients[3]} is 1" in check.answer
 
 
 def test_rows_that_are_impossible_at_every_draw_are_not_equal_weights(done: hierfl.Fit) -> None:
