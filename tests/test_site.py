@@ -70,7 +70,7 @@ def run_script(name: str, monkeypatch: pytest.MonkeyPatch, rounds: str = r"\g<0>
 
     torch.set_default_dtype(torch.float32)
     drawn = []
-    monkeypatch.chdir(GALLERY)  # as the site is built: a script may read a file beside it
+    monkeypatch.chdir(DOCS.parent)  # where the site is built
     monkeypatch.setattr(pyplot, "show", lambda: drawn.append(pyplot.gcf()))
     code = re.sub(r"(\brounds\"?[=:] ?)\d+", rounds, (GALLERY / f"{name}.py").read_text())
     with pyplot.rc_context({"backend": "agg"}):
