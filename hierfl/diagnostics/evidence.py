@@ -57,25 +57,21 @@ def log_evidence(fit: Snapshot, *, draws: int = 2000, seed: int = 0) -> LogEvide
         ValueError: the guide has no density, or the server does not have what it takes.
     """
     expect_fit(fit)
-    block, kept = fit.program.latents.global_block, _kept(fit)
+    kept = _kept(fit)
     if kept is not None:
         densities, log_own = kept
-        values, log_weights = densities.values, densities.log_weights
-        log_p = densities.log_prior + log_own.sum(1)
-    elif already_weighted(fit):
-        weighed = precise(fit, draws, INNER, seed)
-        values, log_weights = weighed.draws.shared, torch.full((draws,), -math.log(draws))
-        # of the mean weight of local draws the reciprocal is too large by their relative variance
-        log_p = weighed.log_shared + (weighed.log_own + weighed.variance.log1p()).sum(1)
-    else:
+        log_p = densities.log_prior + densities.log_volume + log_own.sum(1)
+        return _in_bulk(densities.points, log_p, densities.log_weights)
+    if not already_weighted(fit):
         weighted = corrected(fit, draws, seed=seed)
         return LogEvidence(weighted.log_evidence, weighted.effective**-0.5)
+    drawn = precise(fit, draws, INNER, seed)
+    # of the mean weight of local draws the reciprocal is too large by their relative variance
+    log_p = drawn.log_shared + (drawn.log_own + drawn.variance.log1p()).sum(1)
     with double_precision(), torch.no_grad():
-        points = torch.vmap(block.flatten)({n: v.double() for n, v in values.items()})
-        if kept is not None:  # whose prior is of the sites as the program writes them
-            jacobians = torch.vmap(lambda x: block.unflatten(x)[1])(points).values()
-            log_p = log_p + sum(jacobian.reshape(len(points), -1).sum(1) for jacobian in jacobians)
-        return _in_bulk(points, log_p.double(), log_weights.double())
+        values = {name: value.double() for name, value in drawn.draws.shared.items()}
+        points = torch.vmap(fit.program.latents.global_block.flatten)(values)
+        return _in_bulk(points, log_p.double(), torch.full((draws,), -math.log(draws)))
 
 
 def _kept(fit: Snapshot) -> tuple[Densities, Tensor] | None:

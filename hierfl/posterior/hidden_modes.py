@@ -55,10 +55,15 @@ def may_hide_modes(
     """
     if bool(state.chained):
         return False
-    k_hats = [record["k_hat"] for record in history if record.get("k_hat", math.nan) >= 0.0]
-    if is_mixture(program) or (k_hats and k_hats[-1] > HIDDEN and state.was_anchored):
+    k_hats = k_hats_of_rounds(history)
+    if is_mixture(program) or (k_hats[-1] > HIDDEN and state.was_anchored):
         return True
-    return max(k_hats, default=0.0) > DOUBT and is_curved(program)
+    return max(k_hats) > DOUBT and is_curved(program)
+
+
+def k_hats_of_rounds(history: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return k-hat of each round that has weighted draws, after a 0."""
+    return [0.0, *(r["k_hat"] for r in history if r.get("k_hat", math.nan) >= 0.0)]
 
 
 def is_curved(program: Program) -> bool:

@@ -58,6 +58,12 @@ def plates_of(site: Site) -> Plates:
     return frozenset(frame.name for frame in site["cond_indep_stack"] if frame.vectorized)
 
 
+def batch_shape_of(site: Site, least: int = 0) -> tuple[int, ...]:
+    """Return the sizes of a site's plates in their dimensions, of `least` or more; 1 where there is none."""
+    sizes = {frame.dim: frame.size for frame in site["cond_indep_stack"] if frame.vectorized}
+    return tuple(sizes.get(dim, 1) for dim in range(min([-least, *sizes]), 0))
+
+
 class _Ring(LogRing):
     """Log space, by a backend that `torch.func` can carry; products leave padded rows out."""
 
@@ -149,9 +155,7 @@ class Tables:
         for name in self.component.labels:
             site: Any = self.trace.nodes[name]
             count = site["fn"].enumerate_support(expand=False).shape[0]
-            sizes = {f.dim: f.size for f in site["cond_indep_stack"] if f.vectorized}
-            dims = range(min([-2, *sizes]), 0)
-            shifts[name] = torch.zeros(count, *(sizes.get(dim, 1) for dim in dims))
+            shifts[name] = torch.zeros(count, *batch_shape_of(site, least=2))
         return shifts
 
 

@@ -29,7 +29,7 @@ from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
-from hierfl.program.elimination import Component, Tables, plates_of
+from hierfl.program.elimination import Component, Tables, batch_shape_of, plates_of
 from hierfl.program.global_labels import GlobalLabels, global_labels, plain_trace, reach_clients
 from hierfl.program.mixture import Mixture
 from hierfl.program.program import Params, Program, ProgramError, refuse_first
@@ -87,8 +87,7 @@ class _Enumerated(EnumMessenger):
             labels: Any = [self.sites.nodes[label] for label in component.labels]
             weights = [site["fn"].log_prob(site["value"]) for site in labels]
             total = torch.stack(torch.broadcast_tensors(*weights)).sum(0)
-            depth = [-frame.dim for frame in msg["cond_indep_stack"] if frame.vectorized]
-            msg["fn"] = Mixture(msg["fn"], total, max(depth, default=0))
+            msg["fn"] = Mixture(msg["fn"], total, len(batch_shape_of(msg)))
         elif name in self.factors:
             msg["stop"] = not is_latent(msg)  # of a latent one the value comes from outside
         elif is_deterministic(msg) and self._is_enumerated(msg["value"]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import pyro
@@ -13,12 +12,11 @@ import torch
 from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
+from hierfl.program.elimination import batch_shape_of
 from hierfl.program.program import ProgramError
 from hierfl.program.row_structure import Fixed
 from hierfl.program.sites import Model, Values
 from hierfl.program.traces import Center, in_clients, is_enumerable, samples
-
-_DIM = attrgetter("dim")
 
 
 class Label(NamedTuple):
@@ -87,11 +85,7 @@ def global_labels(trace: Any) -> dict[str, Label]:
     labels = {}
     for name, site in samples(trace):
         if is_enumerable(site) and not in_clients(site):
-            frames = sorted((f for f in site["cond_indep_stack"] if f.vectorized), key=_DIM)
             support = site["fn"].enumerate_support(expand=False)
             event = support.shape[support.dim() - site["fn"].event_dim :]
-            sizes = range(frames[0].dim, 0) if frames else ()
-            of_dim = {frame.dim: frame.size for frame in frames}
-            shape = tuple(of_dim.get(dim, 1) for dim in sizes)
-            labels[name] = Label(support.reshape(-1, *event), shape)
+            labels[name] = Label(support.reshape(-1, *event), batch_shape_of(site))
     return labels

@@ -33,7 +33,7 @@ from hierfl.methods.stages.exact import Chains, chained, closed
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, GATHER
 from hierfl.methods.stages.two_stage import seen_in, server_rounds
-from hierfl.posterior.hidden_modes import may_hide_modes
+from hierfl.posterior.hidden_modes import k_hats_of_rounds, may_hide_modes
 from hierfl.program.recipes import recipe_of
 from hierfl.runs.call import FitArguments
 
@@ -216,7 +216,7 @@ class Fallback:
             return None
         if self.chains.seconds > LOOKING:
             return None
-        k_hat = max(float(record.get("k_hat", 0.0)) for record in where.history)
+        k_hat = max(k_hats_of_rounds(where.history))
         return f"modes of little mass may be missed (k-hat {k_hat:.2f})"
 
     def ended(self, where: Progress, why: str) -> Progress:

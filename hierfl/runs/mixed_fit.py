@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 from pyro import poutine
+from scipy.special import softmax
 from torch import Tensor
 
 from hierfl.core.arguments import expect_draws
@@ -180,15 +181,14 @@ def mixed_fit(model: Model, labels: GlobalLabels, fit_one: Callable[[Model, str]
     fits = tuple(
         fit_one(poutine.condition(model, point), f"value_{k}") for k, point in enumerate(points)
     )
-    found = [log_evidence(fit) for fit in fits]
-    logs = torch.tensor([one.value for one in found], dtype=torch.float64)
+    evidence = pd.DataFrame([log_evidence(fit) for fit in fits])  # value and error
     values = {name: torch.stack([point[name] for point in points]) for name in labels.sites}
     table = pd.DataFrame(
         {
             **{name: value.tolist() for name, value in values.items()},
-            "probability": logs.softmax(0).numpy(),
-            "log_evidence": logs.numpy(),
-            "error": [one.error for one in found],
+            "probability": softmax(evidence["value"]),
+            "log_evidence": evidence["value"],
+            "error": evidence["error"],
         }
     )
     return MixedFit(fits, values, table)

@@ -419,14 +419,19 @@ def seen_labels_by_hand(batch: ClientBatch) -> None:
 
 
 # ------------------------------------------------------------ labels of all clients, which global sites depend on
+def sloped(batch: ClientBatch, mu: Tensor, level: Tensor, slope: Tensor) -> None:
+    """Observe rows about a line whose slope is global."""
+    with batch.clients():
+        own = pyro.sample("a", dist.Normal(mu, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(own + level + slope * batch.n, 0.7), obs=batch.y)
+
+
 def spikes(batch: ClientBatch) -> None:
     mu, gain, share = shared()
     which = pyro.sample("which", dist.Bernoulli(share))
     slope = pyro.sample("slope", dist.Normal(0.0, 0.1 + which))
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(own + gain + slope * batch.n, 0.7), obs=batch.y)
+    sloped(batch, mu, gain, slope)
 
 
 def spikes_by_hand(batch: ClientBatch) -> None:
@@ -434,10 +439,7 @@ def spikes_by_hand(batch: ClientBatch) -> None:
     spike_and_slab = dist.Normal(torch.zeros(2), torch.tensor([0.1, 1.1]))
     weights = torch.distributions.Categorical(torch.stack([1.0 - share, share]))
     slope = pyro.sample("slope", dist.MixtureSameFamily(weights, spike_and_slab))
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(own + gain + slope * batch.n, 0.7), obs=batch.y)
+    sloped(batch, mu, gain, slope)
 
 
 def pilot(batch: ClientBatch) -> None:
@@ -445,10 +447,7 @@ def pilot(batch: ClientBatch) -> None:
     which = pyro.sample("which", dist.Bernoulli(share))
     slope = pyro.sample("slope", dist.Normal(0.0, 0.1 + which))
     pyro.sample("pilot", dist.Normal(2.0 * which, 1.0), obs=torch.tensor(0.7))
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(own + gain + slope * batch.n, 0.7), obs=batch.y)
+    sloped(batch, mu, gain, slope)
 
 
 def pilot_by_hand(batch: ClientBatch) -> None:
@@ -458,10 +457,7 @@ def pilot_by_hand(batch: ClientBatch) -> None:
     terms = terms + dist.Normal(torch.tensor([0.0, 2.0]), 1.0).log_prob(torch.tensor(0.7))
     total = (terms + bernoulli(share)).logsumexp(0) - dist.Normal(0.0, 1.0).log_prob(slope)
     pyro.factor("which", total)
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(own + gain + slope * batch.n, 0.7), obs=batch.y)
+    sloped(batch, mu, gain, slope)
 
 
 Program = Callable[[ClientBatch], None]

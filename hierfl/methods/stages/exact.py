@@ -113,9 +113,8 @@ class Chains:
             while True:
                 drawn = self._sampled(standard, start, whitening, warm, least, count)
                 excess = drawn.r_hat - 1.0
-                again = math.isinf(excess) and not math.isinf(
-                    before
-                )  # chains that hold are renewed
+                # chains that hold are renewed
+                again = math.isinf(excess) and not math.isinf(before)
                 stuck = least > LEAST and excess >= max(STUCK, GAIN * before) and not again
                 of_squares, sd_error = drawn.spread
                 good = not max(drawn.r_hat, of_squares) > MIXED and sd_error < SURE

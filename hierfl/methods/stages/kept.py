@@ -58,6 +58,8 @@ class Densities(NamedTuple):
     """Log densities at S draws of the global sites, with log weights (S,) of the posterior."""
 
     values: Values  # site -> (S, *shape)
+    points: Tensor  # (S, K), the same unconstrained
+    log_volume: Tensor  # (S,), log Jacobian of the values in the points
     log_weights: Tensor  # (S,), normalized
     log_prior: Tensor  # (S,) of the global sites, as the program writes it
     # (S, N) log p(y_k | z), local sites integrated out, up to a constant of each client; None where
@@ -117,7 +119,10 @@ class Kept:
 
             values, jacobian = torch.vmap(parts)(z[alive])
             clients = None if work.surrogate.mixed else marginals[alive]
-            return Densities(dict(values), log_weights[alive], log_z[alive] - jacobian, clients)
+            log_prior = log_z[alive] - jacobian
+            return Densities(
+                dict(values), z[alive], jacobian, log_weights[alive], log_prior, clients
+            )
 
     def constants(self, data: ClientData) -> Tensor:
         """Return what the sums of a Gaussian likelihood lack of log p(y_k | z), (N,), by the data.
