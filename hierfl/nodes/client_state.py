@@ -54,10 +54,8 @@ class Node:
     @cached_property
     def rests_on_at_first(self) -> float:
         """How many rows an update rests on under the server's first message; infinite where that is not known."""
-        server, own = (
-            self.federation.server,
-            tree_map(lambda v: v[None], self.federation.client.own),
-        )
+        server, client = self.federation.server, self.federation.client
+        own = tree_map(lambda v: v[None], client.own)
         return rests_on(self, server.down(server.state, Clock(0, 1)), own)
 
     @property
