@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from hierfl.comparisons.study_data import SHIPPED, StudyTable, nearest
+from hierfl.comparisons.study_data import SHIPPED, StudyTable
 from hierfl.comparisons.study_file import Study
+from hierfl.core.arguments import did_you_mean
 
 # a variant's name becomes a folder's
 FOLDER_NAME = re.compile(r"[\w(][\w .,+=()-]{0,80}(?<![. ])")
@@ -147,8 +148,8 @@ def find(study: str) -> Path:
         return path
     plain = path.name.removesuffix(".toml")
     raise FileNotFoundError(
-        f"there is no study '{study}'{nearest(plain, names())}: give the path of a file, or a name "
-        f"of {', '.join(names())}"
+        f"there is no study '{study}': {did_you_mean(plain, names())}give the path of a file, or a "
+        f"name of {', '.join(names())}"
     )
 
 

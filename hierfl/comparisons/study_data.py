@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from hierfl.core.arguments import did_you_mean
 
 Images = Literal["digits", "mnist", "fashion_mnist", "emnist", "cifar10"]
 Clients = Literal["femnist", "heart_disease", "wisdm", "election88", "trauma", "lung_cancer"]
@@ -31,8 +32,8 @@ class StudyTable(BaseModel):
     def _known_keys_and_no_boolean_as_a_number(cls, table: Any) -> Any:
         for name, value in table.items() if isinstance(table, Mapping) else ():
             if name not in cls.model_fields:
-                fix = nearest(name, cls.model_fields) or f"; known: {', '.join(cls.model_fields)}"
-                raise ValueError(f"{name}: unknown key{fix}")
+                fix = did_you_mean(name, cls.model_fields) or f"use {', '.join(cls.model_fields)}"
+                raise ValueError(f"{name}: unknown key: {fix.strip()}")
             yes_or_no = cls.model_fields[name].annotation is bool
             several = value if isinstance(value, list | tuple) else [value]
             if any(isinstance(v, bool | int) and isinstance(v, bool) != yes_or_no for v in several):
@@ -114,12 +115,6 @@ class Data(StudyTable):
             yield "clients: the partition says how many: leave it out"
         if self.partition is None and self.unseen_classes:
             yield f"unseen_classes: '{self.name}' has clients of its own: leave it out"
-
-
-def nearest(word: str, words: Iterable[str]) -> str:
-    """Return "; did you mean ...?" of the nearest known word, or nothing."""
-    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 Foreign = Literal["mnist", "fashion_mnist", "notmnist", "unseen_classes", "shuffled_pixels"]

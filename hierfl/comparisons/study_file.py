@@ -37,8 +37,8 @@ from hierfl.comparisons.study_data import (
     Data,
     Evaluation,
     StudyTable,
-    nearest,
 )
+from hierfl.core.arguments import did_you_mean
 from hierfl.studies.baseline_methods import BASELINES, baseline
 
 CLASSIFIERS = ("fedpac", "knn_per", "fedvi")  # models of classes alone
@@ -158,7 +158,7 @@ class StudyEntry(StudyTable):
         try:
             tunes = baseline(self.name).tunes
         except KeyError as error:
-            yield f"{error.args[0]}{nearest(plain, BASELINES)}"
+            yield f"{did_you_mean(plain, BASELINES)}{error.args[0]}"
             return
         if self.fine_tune and tunes:
             yield (
@@ -167,7 +167,8 @@ class StudyEntry(StudyTable):
         options = BASELINES[plain].options()
         for option in (*self.settings, *self.grid):
             if option not in options:
-                yield f"'{plain}' has no option '{option}'{nearest(option, options)}"
+                fix = did_you_mean(option, options) or f"it has {', '.join(options)}"
+                yield f"'{plain}' has no option '{option}': {fix.strip()}"
         for option, value in self.settings.items():
             optimizer = value in ("sgd", "adam") or isinstance(value, (int, float))
             if option.endswith("optimizer") and not optimizer:
@@ -286,7 +287,8 @@ def _mistakes_of_labels(methods: Mapping[str, Any], out: Any) -> Iterator[str]:
         return
     for label in out:
         if label not in methods:
-            yield f"leave_out: there is no method '{label}'{nearest(label, methods)}"
+            fix = did_you_mean(label, methods) or f"use {', '.join(methods)}"
+            yield f"leave_out: there is no method '{label}': {fix.strip()}"
     for label, entry in methods.items():
         if not isinstance(entry, Mapping):
             yield f"methods.{label} must be a table, and is {entry!r}"

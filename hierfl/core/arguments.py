@@ -171,9 +171,19 @@ def check_names(name: str, names: Iterable[str], allowed: tuple[str, ...] | None
     """Refuse an argument outside `allowed` (None: any); say what to write in its place."""
     for word in names:
         if allowed is not None and word not in allowed:
-            nearest = difflib.get_close_matches(word, allowed, n=1)
-            fix = f"did you mean '{nearest[0]}'?" if nearest else f"it takes {', '.join(allowed)}"
-            raise TypeError(f"{name}() has no argument '{word}': {fix}")
+            fix = did_you_mean(word, allowed) or f"it takes {', '.join(allowed)}"
+            raise TypeError(f"{name}() has no argument '{word}': {fix.strip()}")
+
+
+def did_you_mean(word: str, words: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return a question with the nearest of the words and a blank, or nothing if none is near.
+
+    >>> did_you_mean("AGE", ["age", "sex"])
+    "did you mean 'age'? "
+    """
+    folded = {known.casefold(): known for known in words}
+    near = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=cutoff)
+    return f"did you mean '{folded[near[0]]}'? " if near else ""
 
 
 def imported(text: str, folder: str | Path = "") -> Any:

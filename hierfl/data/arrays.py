@@ -28,6 +28,8 @@ class RowsFault(ValueError):
 class NoColumn(RowsFault, KeyError):
     """Rows that lack a column."""
 
+    __str__ = ValueError.__str__  # that of KeyError puts quotes around the message
+
 
 Array = Any  # anything torch.as_tensor takes: a tensor, a NumPy array, a list of numbers
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import did_you_mean
 from hierfl.data.arrays import Array, NoColumn, as_tensor
 from hierfl.data.consistency import look_alike
 from hierfl.data.grouping import sort_by_client
@@ -182,7 +183,8 @@ def check_has(frame: Any, name: Any, where: str = "the frame") -> None:
     if not is_column(frame, name):
         columns = list(map(str, frame.columns))
         public = f"{where} has no column '{name}'"
-        raise NoColumn(f"{public}: its columns are {columns}", public)
+        meant = did_you_mean(str(name), columns)
+        raise NoColumn(f"{public}: {meant}its columns are {columns}", public)
 
 
 def _labels_of(series: Any, column: Any) -> tuple[str, ...] | None:

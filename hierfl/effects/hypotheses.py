@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from itertools import product
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import expect_kind, spelled
+from hierfl.core.arguments import did_you_mean, expect_kind, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
 from hierfl.effects.estimates import Estimates, labeled, share_above
@@ -124,7 +123,6 @@ def _value(expression: Expression, values: Mapping[str, Tensor], count: int) -> 
 
 def _unknown(name: str, parameters: Mapping[str, Tensor]) -> str:
     longer = [entry for entry in parameters if entry.startswith(name.removesuffix("]") + ", ")]
-    near = longer or get_close_matches(name, parameters, n=1)
-    meant = f"did you mean '{near[0]}'? " if near else ""
+    meant = f"did you mean '{longer[0]}'? " if longer else did_you_mean(name, parameters)
     some = ", ".join(list(parameters)[:12]) + (", ..." if len(parameters) > 12 else "")
     return f"'{name}' is not a parameter of the fit: {meant}the parameters are {some}"

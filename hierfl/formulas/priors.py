@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ import pyro.distributions as dist
 import torch
 from torch.distributions import Distribution
 
+from hierfl.core.arguments import did_you_mean
 from hierfl.formulas.declaration import Declaration, response_of
 from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.prior_texts import of_text
@@ -245,8 +245,7 @@ def _check_keys(own: Priors, priors: SitePriors) -> None:
         if key in kinds and key in priors:
             fault = "which is a column and stands for many priors too: rename the column"
         elif key not in names:
-            near = difflib.get_close_matches(key, names, 1)
-            advice = f"did you mean '{near[0]}'? " if near else ""
+            advice = did_you_mean(key, names)
             fault = f"which the formula does not have: {advice}it has {', '.join(sorted(names))}"
         if fault:
             raise ValueError(f"priors has '{key}', {fault}")

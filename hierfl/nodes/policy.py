@@ -16,6 +16,7 @@ from unicodedata import normalize
 import msgspec
 from msgspec import Meta
 
+from hierfl.core.arguments import did_you_mean
 from hierfl.core.disk import private_folder, write_private
 from hierfl.engine.supervised import Limits
 from hierfl.method import Client, Method, Phase
@@ -211,8 +212,7 @@ def policy_of(values: Mapping[str, Any]) -> Policy:
 def _check_known(what: str, name: str, known: Collection[str]) -> None:
     """Refuse a name that does not exist, with the nearest one that does."""
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-        raise ValueError(f"{what} '{name}': did you mean '{near}'?")
+        raise ValueError(f"{what} '{name}': {did_you_mean(name, known, cutoff=0.0).strip()}")
 
 
 def _listed(values: Collection[str]) -> str:

@@ -83,7 +83,7 @@ def test_a_method_that_is_left_out_is_not_compared(tmp_path: Path) -> None:
     [
         (MINIMAL + "[run]\nround = 5", ["run: round", "did you mean 'rounds'"]),
         (MINIMAL + "[runs]\nrounds = 5", ["runs", "did you mean 'run'"]),
-        (MINIMAL + "[evaluation]\nzzz = 5", ["evaluation: zzz", "known: last_rounds"]),
+        (MINIMAL + "[evaluation]\nzzz = 5", ["evaluation: zzz", "use last_rounds"]),
         (MINIMAL + "[run]\nrounds = 0", ["run.rounds", "greater than 0", "(it is 0)"]),
         (MINIMAL + '[run]\nrounds = "many"', ["run.rounds", "'many'"]),
         (MINIMAL + "[evaluation]\nlast_rounds = 200", ["evaluation.last_rounds", "run.rounds"]),
