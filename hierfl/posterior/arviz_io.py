@@ -121,9 +121,11 @@ def elpd_of(each: Any, *, p: Any, k_hat: Any, draws: int) -> Elpd:
     """Return estimates by row or client, (n,) each, as ArviZ's object; of S = `draws`."""
     import xarray as xr
 
-    # ArviZ makes its object of one column: all would take long, and are replaced here
+    # ArviZ makes its object of one column: all would take long, and are replaced here. ArviZ 1
+    # refuses a column whose values are all the same.
     groups = {"posterior": {"at": np.zeros(draws)}}
-    tree = arviz_of(groups | {"log_likelihood": {"y": np.zeros((draws, 1))}}, {"y": ["i"]}, {})
+    column = np.linspace(-1.0, 0.0, draws)[:, None]
+    tree = arviz_of(groups | {"log_likelihood": {"y": column}}, {"y": ["i"]}, {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         one = arviz().loo(tree, pointwise=True, reff=1.0)
@@ -146,4 +148,5 @@ def compared(found: Mapping[str, Elpd]) -> Any:
         warnings.simplefilter("ignore")
         table = az.compare(given, round_to="none") if DATA_TREE else az.compare(given)
     table = table.rename(columns={"elpd_loo": "elpd", "p_loo": "p"})
+    table["elpd_diff"] = table["elpd_diff"].abs()  # ArviZ 1 gives it as a negative number
     return table[["rank", "elpd", "p", "elpd_diff", "weight", "se", "dse"]]
