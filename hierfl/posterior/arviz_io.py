@@ -122,10 +122,10 @@ def elpd_of(each: Any, *, p: Any, k_hat: Any, draws: int) -> Elpd:
     import xarray as xr
 
     # ArviZ makes its object of one column: all would take long, and are replaced here. ArviZ 1
-    # refuses a column whose values are all the same.
-    groups = {"posterior": {"at": np.zeros(draws)}}
-    column = np.linspace(-1.0, 0.0, draws)[:, None]
-    tree = arviz_of(groups | {"log_likelihood": {"y": column}}, {"y": ["i"]}, {})
+    # refuses equal values, and fewer than 25.
+    column = np.linspace(-1.0, 0.0, 100)[:, None]
+    groups = {"posterior": {"at": np.zeros(len(column))}, "log_likelihood": {"y": column}}
+    tree = arviz_of(groups, {"y": ["i"]}, {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         one = arviz().loo(tree, pointwise=True, reff=1.0)
@@ -135,7 +135,7 @@ def elpd_of(each: Any, *, p: Any, k_hat: Any, draws: int) -> Elpd:
         setattr(one, name, value)
     for name, values in ((_NAMES[0], each), ("pareto_k", k_hat)):
         setattr(one, name, xr.DataArray(np.asarray(values), {"i": range(len(each))}))
-    one.n_data_points = len(each)
+    one.n_samples, one.n_data_points = draws, len(each)
     one.warning = bool(np.any(np.asarray(k_hat) > one.good_k))
     return Elpd(total, se, effective, np.asarray(each), np.asarray(k_hat), one)
 

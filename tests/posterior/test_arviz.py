@@ -1,12 +1,10 @@
-"""A fit as ArviZ data: groups, dimensions, labels, networks summarized by layer.
-
-Tested with ArviZ 0.x here, and with 1.x if `HIERFL_PYTHON312` names an interpreter that has it.
-"""
+"""A fit as ArviZ data, of ArviZ 0 or 1: groups, dimensions, labels, networks summarized by layer."""
 
 from __future__ import annotations
 
 import re
 import warnings
+from importlib.metadata import version
 from typing import Any
 
 import arviz as az
@@ -53,8 +51,7 @@ def test_attributes_describe_the_run(ill: Fit) -> None:
     assert (attrs["clients"], attrs["rows"]) == (4, 16)
     assert attrs["bytes_up"] == ill.history["bytes_up"].sum() > 0
     assert (
-        attrs["torch_version"] == torch.__version__
-        and attrs["pyro-ppl_version"] == pyro.__version__
+        attrs["torch_version"] == version("torch") and attrs["pyro-ppl_version"] == pyro.__version__
     )
     assert (
         attrs["arviz_version"] == az.__version__
@@ -76,7 +73,7 @@ def test_arviz_compares_four_chains_of_independent_draws(
 
 def test_log_likelihoods_belong_to_the_draws(ill: Fit) -> None:
     data = ill.federation.data
-    found: Any = ill.posterior(20, seed=3, log_likelihood=True)
+    found: Any = ill.posterior(100, seed=3, log_likelihood=True)
     slope = np.concatenate(found["posterior"]["slope"].values)
     owner = data.row_client.numpy()
     logits = (slope[:, owner] * data.fields["x"].numpy()).sum(-1)
@@ -88,8 +85,8 @@ def test_log_likelihoods_belong_to_the_draws(ill: Fit) -> None:
     assert given["row_client"].values.tolist() == [data.names[k] for k in owner]
     assert np.array_equal(found["observed_data"]["ill"].values, y)
     loo: Any = az.loo
-    with warnings.catch_warnings(action="ignore"):  # twenty draws give high k-hats
-        assert np.isfinite(loo(found).elpd_loo)
+    with warnings.catch_warnings(action="ignore"):  # so few draws give high k-hats
+        assert np.isfinite(getattr(loo(found), "elpd" if posterior.DATA_TREE else "elpd_loo"))
 
 
 def test_predictive_labels_follow_the_predictive_distribution(ill: Fit) -> None:
