@@ -254,7 +254,8 @@ def _climb(h: Parts, w: Tensor, steps: int) -> Tensor:
     for _ in range(steps):
         step = newton_step(*h.curved(w), cap=CAP)
         tried = torch.vmap(lambda by, w=w, step=step: h.density(w + by * step))(shares)
-        w = w + shares[tried.nan_to_num(nan=-torch.inf).argmax(0)] * step
+        best = tried.nan_to_num(nan=-torch.inf).argmax(0, keepdim=True)
+        w = w + shares.gather(0, best) * step
     return w
 
 

@@ -130,7 +130,7 @@ def elpd_of(each: Any, *, p: Any, k_hat: Any, draws: int) -> Elpd:
         warnings.simplefilter("ignore")
         one = arviz().loo(tree, pointwise=True, reff=1.0)
     total, effective = float(np.sum(each)), float(np.sum(p))
-    se = float((len(each) * np.var(each)) ** 0.5)
+    se = float((len(each) * np.var(each, ddof=int(DATA_TREE))) ** 0.5)  # as its `compare` has dse
     for name, value in zip((*_NAMES[1:], "se"), (total, effective, se), strict=True):
         setattr(one, name, value)
     for name, values in ((_NAMES[0], each), ("pareto_k", k_hat)):

@@ -92,8 +92,8 @@ def bfi(model: Model, *, steps: int = 30, max_global_size: int = 300) -> Method:
 
                 fractions = FRACTIONS.to(step)
                 values = torch.vmap(value)(fractions)
-            best = fractions[values.nan_to_num(nan=-torch.inf).argmax(0)]
-            return {**work, "z": work["z"] + best * step}
+            best = values.nan_to_num(nan=-torch.inf).argmax(0, keepdim=True)
+            return {**work, "z": work["z"] + fractions.gather(0, best) * step}
 
         def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
             with torch.no_grad():
