@@ -30,7 +30,7 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), np.generi
 RELEASED = frozenset(sys.stdlib_module_names) | {"hierfl", "numpy", "pyro", "torch"}
 INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")})
 TRAINED_OTHERWISE = (_DropoutNd, _NormBase, torch.nn.RNNBase, torch.nn.MultiheadAttention)
-HAS_DOCSTRING = 0x4000000  # flag of code objects from Python 3.13 on
+HAS_DOCSTRING = 0x4000000  # flag of code objects from Python 3.14 on
 
 
 def fingerprint(thing: object, *, fixed: bool = False) -> Fingerprint:
@@ -204,7 +204,7 @@ def _text_of(code: CodeType) -> str:
     """Return what a code object does, without its lines, file and docstring."""
     constants = list(code.co_consts)
     has_docstring = not code.co_name.startswith("<")
-    if sys.version_info >= (3, 13):
+    if sys.version_info >= (3, 14):
         has_docstring = bool(code.co_flags & HAS_DOCSTRING)
     if constants and isinstance(constants[0], str) and has_docstring:
         constants[0] = None

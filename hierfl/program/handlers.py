@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -26,6 +27,10 @@ from hierfl.program.traces import Site, in_clients, in_data, middle
 
 # whether sites of rows are at the middles of their distributions, where rows in other orders are compared
 AT_MIDDLES: ContextVar[bool] = ContextVar("at_middles", default=False)
+# torch 2.14 deprecates what it calls itself when derivatives are first taken forward
+warnings.filterwarnings(
+    "ignore", ".torch.jit.script. is deprecated", FutureWarning, r"torch\._decomp"
+)
 TRIES = 8  # proposals of a Gamma draw: all are refused with a chance of 0.05^8
 
 

@@ -149,8 +149,9 @@ def _faults_of_support(name: str, kind: str, support: Any) -> Iterator[str]:
 
 def check_density(name: str, site: Site) -> None:
     """Refuse a site whose distribution cannot compute its log density."""
-    try:
-        site["fn"].log_prob(site["value"])
+    value = torch.as_tensor(site["value"])
+    try:  # booleans, which the program is given as numbers, raise what a lacking density raises
+        site["fn"].log_prob(value.float() if value.dtype == torch.bool else value)
     except (*LACKING, ValueError, RuntimeError) as error:
         if isinstance(error, LACKING) or is_latent(site):
             raise ProgramError(
