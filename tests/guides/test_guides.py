@@ -135,7 +135,6 @@ def test_later_options_override_earlier_ones() -> None:
         ),
         (guides.structured(full=False), {"_local.slope": (1, 1, 2, 4), "_local.scale": (1, 1, 2)}),
         (guides.conditional, {"_shared.lower": (4, 4), "_shared.loc": (4,), "_shared.scale": (4,)}),
-        (guides.unrolled, {"_local.log_scale": (2,)}),
         (
             guides.amortized(hidden=5),
             {"_encoder.last.weight": (5, 4), "_encoder.row1.weight": (5, 5)},
@@ -147,13 +146,13 @@ def test_shapes_of_params(family: Family, sizes: dict[str, tuple[int, ...]]) -> 
     found = {name: tuple(value.shape) for name, value in {**shared, **own}.items()}
     assert sizes.items() <= found.items()
     assert {name for name in own if name.startswith("_shared")} == set()
-    if family.build in (guides.conditional.build, guides.unrolled.build, guides.amortized.build):
+    if family.build in (guides.conditional.build, guides.amortized.build):
         assert own == {}, "clients keep no state"
     if family.options.get("full") is False:
         assert "_local.lower" not in found
 
 
-@pytest.mark.parametrize("family", ["structured", "conditional", "amortized", "unrolled"])
+@pytest.mark.parametrize("family", ["structured", "conditional", "amortized"])
 def test_families_take_any_posterior_of_the_global_sites(family: str) -> None:
     batch = full_batch(federation(), torch.tensor([0]))
     for shared in (full_normal, diagonal_normal, low_rank_normal, spline_flow):

@@ -144,7 +144,6 @@ CROSSES: dict[str, Shapes] = {
     "structured": GUIDE,
     "conditional": GUIDE,
     "amortized": {**GUIDE, **ENCODER},
-    "unrolled": {**GUIDE, "_local.log_scale": (2,)},
 }
 MODEL: dict[str, Any] = {"theta": THETA, "loss": ()}
 BODY: dict[str, Any] = {"theta": FIRST, "loss": ()}

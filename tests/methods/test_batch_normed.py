@@ -373,8 +373,8 @@ def test_what_would_be_wrong_is_refused() -> None:
     method = fedavg(models.network(mlp()), **LOCAL)
     with pytest.raises(ProgramError, match=r"put it inside, batch_normed\(fine_tuned\(method\)\)"):
         fit(methods.fine_tuned(batch_normed(method)), data, rounds=1)
-    steps = methods.fedsvi(personal(mlp()), guides.unrolled(steps=1))
-    with pytest.raises(ProgramError, match=r"guides.unrolled evaluates the likelihood"):
+    steps = methods.fedsvi(personal(mlp(), 0.01), guides.conditional)
+    with pytest.raises(ProgramError, match=r"guides.conditional evaluates the likelihood"):
         fit(batch_normed(steps), data, rounds=1)
     fitted = fit(batch_normed(method), data, rounds=1)
     with pytest.raises(ValueError, match="by statistics of rows that it has: give it some"):

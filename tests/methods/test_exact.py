@@ -180,10 +180,9 @@ def test_mean_field_on_e2_is_too_narrow_by_the_known_factor() -> None:
     assert own_loc[:, 0].tolist() == pytest.approx([1.615385, 0.923077, 3.461538], abs=1e-3)
 
 
-@pytest.mark.parametrize("family", [guides.mean_field, guides.unrolled(steps=1)])
-def test_no_guides_elbo_exceeds_the_log_evidence(family: Family) -> None:
+def test_no_guides_elbo_exceeds_the_log_evidence() -> None:
     truth = exact(CASES["slopes"][1](), "slopes")
-    assert optimum("slopes", family)[3] <= truth.log_evidence + 1e-9
+    assert optimum("slopes", guides.mean_field)[3] <= truth.log_evidence + 1e-9
 
 
 # ------------------------------------------------------------ the conditional guide
