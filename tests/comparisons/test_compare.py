@@ -1,7 +1,5 @@
 """Comparisons that are killed, changed, or fail in part: what is kept, what is computed again."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,13 +10,7 @@ from typer.testing import CliRunner
 from hierfl.cli import app
 from hierfl.comparisons import cells, tuning
 from hierfl.comparisons.compare import Failed, compare
-from hierfl.comparisons.result_files import (
-    FILES,
-    RESULTS,
-    TUNED,
-    as_csv,
-    study_of,
-)
+from hierfl.comparisons.result_files import FILES, RESULTS, TUNED, as_csv, study_of
 from hierfl.comparisons.study_file import Study
 from tests.comparisons.small import study
 

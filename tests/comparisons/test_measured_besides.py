@@ -1,7 +1,5 @@
 """What a study measures besides P and G: foreign images, curves, classes, lines; figures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

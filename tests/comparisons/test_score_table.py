@@ -1,7 +1,5 @@
 """Tables and figures of results: what is shown, what is bold, and the published numbers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

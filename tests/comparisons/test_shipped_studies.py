@@ -1,7 +1,5 @@
 """Study files that ship: each is read, found by its name, says what it is of, and runs quickly."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,4 @@
-"""Arguments of another kind: one sentence that names the argument and the fix, wherever a user
-hands them over.
-"""
-
-from __future__ import annotations
+"""Arguments of another kind: one sentence that names the argument and the fix, wherever a user hands them over."""
 
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """Many chains side by side: right moments, R-hat that sees stuck chains, and scales near 0."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

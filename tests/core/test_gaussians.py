@@ -1,7 +1,5 @@
 """Products of Normal distributions and factors, against arithmetic of 50 digits."""
 
-from __future__ import annotations
-
 import math
 
 import mpmath  # type: ignore[import-untyped]

@@ -1,7 +1,5 @@
 """Results as tables of great_tables: all rows, headings as groups, every name escaped."""
 
-from __future__ import annotations
-
 import re
 import sys
 from typing import Any

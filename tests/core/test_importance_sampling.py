@@ -1,8 +1,4 @@
-"""Smoothed weights against ArviZ's, points against the moments of their distributions, and
-`positive`.
-"""
-
-from __future__ import annotations
+"""Smoothed weights against ArviZ's, points against the moments of their distributions, and `positive`."""
 
 import importlib
 from typing import Any
@@ -68,9 +64,7 @@ def test_points_have_the_moments_of_their_distribution() -> None:
 
 @pytest.mark.parametrize("freedom", [5.0, 15.0])
 def test_split_points_follow_their_density(freedom: float) -> None:
-    """Weighted by a normal density over their own, the points have the normal's moments and mean
-    weight 1.
-    """
+    """Weighted by a normal density over their own, the points have the normal's moments and mean weight 1."""
     split = Split(
         torch.tensor([0.3, -0.2]),
         torch.tensor([[0.8, 0.0], [0.5, 1.2]]),

@@ -1,7 +1,5 @@
 """Misspelled arguments of public functions and classes: the error names the nearest one."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from importlib import import_module

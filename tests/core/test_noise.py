@@ -1,8 +1,4 @@
-"""Statistics of keyed noise, and its invariance to padding, to the order of clients and to
-batching.
-"""
-
-from __future__ import annotations
+"""Statistics of keyed noise, and its invariance to padding, to the order of clients and to batching."""
 
 import math
 import warnings
@@ -58,9 +54,7 @@ def test_uniforms_are_uniform(dtype: torch.dtype) -> None:
 def test_uniforms_lie_inside_the_unit_interval_whatever_the_words(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A uniform of exactly 0 or 1, one in ten million, would make a Cauchy or Exponential draw
-    infinite.
-    """
+    """A uniform of exactly 0 or 1, one in ten million, would make a Cauchy or Exponential draw infinite."""
     extreme = torch.tensor([-1, 0, 1 << 30, -(1 << 31), -256, 255], dtype=torch.int32)
     monkeypatch.setattr(noise, "_words", lambda key, count, stream: extreme.clone())
     u = noise.uniforms(KEY, (6,), dtype)

@@ -1,7 +1,5 @@
 """Kernels of keyed noise: the same keys, the same normals to rounding, and right moments and tails."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,8 +1,4 @@
-"""Outputs for users: files that hierfl did not write stay, and a file is replaced whole or not
-at all.
-"""
-
-from __future__ import annotations
+"""Outputs for users: files that hierfl did not write stay, and a file is replaced whole or not at all."""
 
 import errno
 import os

@@ -1,7 +1,5 @@
 """Tensors in few bits: how far off they are, what is left as it is, and clients in front."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

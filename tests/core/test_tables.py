@@ -1,8 +1,4 @@
-"""Everything public prints as a short table, in a terminal and in a notebook, and no tensor is
-written out.
-"""
-
-from __future__ import annotations
+"""Everything public prints as a short table, in a terminal and in a notebook, and no tensor is written out."""
 
 import warnings
 from html.parser import HTMLParser

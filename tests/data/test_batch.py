@@ -1,7 +1,5 @@
 """Reductions over the rows of each client, and joint Normals: padded rows count for nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pyro.distributions as dist

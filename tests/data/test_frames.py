@@ -1,8 +1,4 @@
-"""`from_frame`: strings and categories become codes whose levels are kept; client fields are
-constant.
-"""
-
-from __future__ import annotations
+"""`from_frame`: strings and categories become codes whose levels are kept; client fields are constant."""
 
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Data that would be merged, wrapped or unmasked in silence are refused by name, with the fix."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable

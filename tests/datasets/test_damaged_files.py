@@ -1,7 +1,5 @@
 """A damaged, forged or wrong data file gives one error that names it, before allocation."""
 
-from __future__ import annotations
-
 import io
 import random
 import zipfile

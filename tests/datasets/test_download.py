@@ -1,7 +1,5 @@
 """Downloads: what is saved is what `hierfl.datasets` reads, and nothing else is saved."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A client that fails, or sends what is not finite, does not stop the others; an update far out is named."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from itertools import product

@@ -1,7 +1,5 @@
 """Client state in a file: the same numbers as in memory, and nothing lost when a run is killed."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

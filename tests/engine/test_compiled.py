@@ -1,7 +1,5 @@
 """Compiled steps: the numbers and the noise of eager steps, which no graph rewrite changes."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Without an accelerator, torch's fake tensors show on which device each tensor would be.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The same numbers from every engine, in any order of clients and with any number of threads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Steps that differ in a step size alone have the same graph, and the same numbers as without lifting."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Mail, what a server has for each client by itself: delivered in order, counted, kept out of methods of sums."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The rows a client works on: reshuffled passes over its rows, whichever clients are in its chunk."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import pytest

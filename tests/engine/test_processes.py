@@ -1,7 +1,5 @@
 """Several processes for chunks of clients: order, errors, messages, and the same numbers."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Graphs of repeated steps: their results are those of eager steps, whatever is cut out or overwritten."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Support and query: two halves of each client's rows, drawn anew in each round."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import pytest

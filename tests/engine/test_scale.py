@@ -1,7 +1,5 @@
 """Many clients: a round takes the memory of its cohort."""
 
-from __future__ import annotations
-
 import tracemalloc
 import weakref
 from functools import partial

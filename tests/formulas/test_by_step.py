@@ -1,7 +1,5 @@
 """cs(x): a coefficient for each threshold, in the program, in effects, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.special import expit

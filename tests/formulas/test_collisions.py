@@ -1,7 +1,5 @@
 """What has two meanings, or none: columns, options and schemas that would be read as others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

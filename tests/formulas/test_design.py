@@ -1,7 +1,5 @@
 """Columns of a design: the same on each client as on all rows together, and what R and formulae make of them."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rows at the edge of what a formula means: offsets, no trials, one value, far knots, yes and no."""
 
-from __future__ import annotations
-
 import pickle
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """Values that are too far out are warned of, with client and count, and never their value."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

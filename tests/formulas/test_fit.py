@@ -1,7 +1,5 @@
 """Fits of formulas: frames in, named dimensions out, and the same fit after it was saved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

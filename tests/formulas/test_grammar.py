@@ -1,7 +1,5 @@
 """Formulas are read as lme4 and brms read them, to the last sign, or refused where they cannot be read."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

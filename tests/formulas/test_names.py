@@ -1,7 +1,5 @@
 """Names of columns and groups become names of fields and sites, never two of them the same one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

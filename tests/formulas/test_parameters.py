@@ -1,7 +1,5 @@
 """Terms of a family's parameters: the program is written out by hand, and answers read them row by row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

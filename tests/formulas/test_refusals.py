@@ -1,7 +1,5 @@
 """Wrong formulas, frames and schemas: each is refused with the column, the value and the fix."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What clients agree on: the moments of all rows from sums alone, levels that nobody can be told by, and JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A formula prints in brms's form, changes by `~ . + x`, and lists its priors; brms's are read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every guide family handles every kind of latent site of any model, and so do hand-written guides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro

@@ -4,8 +4,6 @@ A new method needs one entry here, named after it, with what a client sends. A f
 name is a setting: "fedsvi natural".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
@@ -268,11 +266,7 @@ CASES: dict[str, Case] = {
     ),
     "fedhb": Case(
         lambda: methods.fedhb(
-            personal(prior_scale="learned"),
-            optimizer=SGD(0.02),
-            draws=2,
-            steps=1,
-            batch_size=4,
+            personal(prior_scale="learned"), optimizer=SGD(0.02), draws=2, steps=1, batch_size=4
         ),
         {"moments": THETA, "loss": ()},
     ),
@@ -367,8 +361,7 @@ CASES: dict[str, Case] = {
         },
     ),
     "knn_per": Case(
-        _knn_per,
-        {"theta": {**FIRST, "theta.2.weight": (2, 3), "theta.2.bias": (2,)}, "loss": ()},
+        _knn_per, {"theta": {**FIRST, "theta.2.weight": (2, 3), "theta.2.bias": (2,)}, "loss": ()}
     ),
     "local_only": Case(lambda: methods.local_only(shared(), batch_size=2), {"loss": ()}),
     **{

@@ -3,8 +3,6 @@
 The mean negative log likelihood of client k is (w - b_k)' H_k (w - b_k) / 2, up to a constant.
 """
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import torch

@@ -1,7 +1,5 @@
 """Batch norm for any method: statistics by NumPy and torch's own layers, on every engine, and refused by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Clustered federated learning: halvings by hand, FedAvg without them, planted clusters."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

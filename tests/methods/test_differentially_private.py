@@ -1,7 +1,5 @@
 """Differential privacy: how far one client moves a sum, what the noise is, what the budget says, what is refused."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import Any
@@ -17,10 +15,7 @@ from hierfl.core.secret_noise import new_key, secret_normals
 from hierfl.core.trees import as_vector
 from hierfl.engine.federation import federate
 from hierfl.method import Clock, Method
-from hierfl.methods import (
-    differentially_private,
-    fedavg,
-)
+from hierfl.methods import differentially_private, fedavg
 from hierfl.methods.wrappers.differentially_private import (
     _shortened,
     cost_of_round,

@@ -1,7 +1,5 @@
 """DP-PVI: differentially_private(pvi(...)) against PVI, its own invariant, and the accountant."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Under a Gaussian guide the loss is quadratic in the noise. Its expectation is th
 average over a few points, and no random draws are needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """FALD against the pooled chain's known moments, its fixed point by hand, and QLSD."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

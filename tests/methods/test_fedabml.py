@@ -1,7 +1,5 @@
 """FedABML: fixed points in closed form, special cases, and rounds that do not depend on client state."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

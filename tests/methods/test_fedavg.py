@@ -1,7 +1,5 @@
 """FedAvg and FedProx: closed-form fixed points, a plain torch loop, and equalities between methods."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -49,11 +47,7 @@ def test_fixed_point(m: int, prox: float, beta: float, published: tuple[float, f
     assert torch.allclose(theta(fit(method, clients(), rounds=1)), fixed, atol=1e-12), (
         "one round does not move it"
     )
-    away = fit(
-        over_relaxed(fedavg(at(START), **options), beta),
-        clients(),
-        rounds=max(12, 60 // m),
-    )
+    away = fit(over_relaxed(fedavg(at(START), **options), beta), clients(), rounds=max(12, 60 // m))
     assert torch.allclose(theta(away), fixed, atol=0.03), "and rounds converge to it"
 
 

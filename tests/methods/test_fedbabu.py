@@ -1,7 +1,5 @@
 """FedBABU: the fixed point under a frozen head, equality with FedRep, and tuning when a client personalizes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """FedEM: pooled EM on planted mixtures, FedAvg with one component, and the mixture as a distribution."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

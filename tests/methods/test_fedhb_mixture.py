@@ -1,7 +1,5 @@
 """FedHB's mixture prior against hand-worked networks, FedProx, and planted kinds of clients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

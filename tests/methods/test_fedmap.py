@@ -1,7 +1,5 @@
 """FedMAP: Theorem 1, example A.4 against scipy, weights in logs, and equalities with other methods."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator
@@ -177,9 +175,7 @@ def test_o2_the_fixed_point_under_uniform_weights_is_the_posterior_mean() -> Non
     for start in (fixed, START):
         model = of_quadratics({"loc": start, "scale": torch.tensor(0.3).sqrt()})
         fitted = fit(
-            fedmap(model, newton_steps=1, loss="sum", weights="uniform"),
-            clients(),
-            rounds=8,
+            fedmap(model, newton_steps=1, loss="sum", weights="uniform"), clients(), rounds=8
         )
         ends.append(fitted.message["gamma"]["theta.v"])
     assert torch.allclose(ends[0], fixed, atol=1e-12)

@@ -1,8 +1,4 @@
-"""FedPAC: weights of heads by hand and by another solver, the pull of features, planted kinds of
-clients.
-"""
-
-from __future__ import annotations
+"""FedPAC: weights of heads by hand and by another solver, the pull of features, planted kinds of clients."""
 
 from typing import Any
 
@@ -24,9 +20,7 @@ FULL: dict[str, Any] = {"unit": "step", "batch_size": None}
 
 
 def test_weights_by_hand() -> None:
-    """Of two clients: ((V2 + d2) / (V1 + V2 + d2), V1 / (V1 + V2 + d2)) with V = (.3, .5) and d2 =
-    .2.
-    """
+    """Of two clients: ((V2 + d2) / (V1 + V2 + d2), V1 / (V1 + V2 + d2)) with V = (.3, .5) and d2 = .2."""
     h, v = torch.tensor([[0.0, 0.0], [0.2**0.5, 0.0]]), torch.tensor([0.3, 0.5])
     found = weights_of(h, v, SEEN)
     assert found[0].tolist() == pytest.approx([0.7, 0.3], abs=1e-9)
@@ -72,9 +66,7 @@ def kinds(n: int, seed: int = 0) -> ClientData:
 
 
 def test_a_step_of_the_body_has_the_pull_of_its_features() -> None:
-    """In the second round, by autograd at the first round's params, with the means of all
-    clients.
-    """
+    """In the second round, by autograd at the first round's params, with the means of all clients."""
     lr, lam, data = 0.1, 0.7, kinds(12)
     how: dict[str, Any] = {
         "feature_weight": lam,
@@ -104,9 +96,7 @@ def test_a_step_of_the_body_has_the_pull_of_its_features() -> None:
 
 
 def test_means_are_those_of_all_rows() -> None:
-    """After a round, with clients of different sizes, mu is the mean over all rows of the bodies
-    they sent.
-    """
+    """After a round, with clients of different sizes, mu is the mean over all rows of the bodies they sent."""
     how: dict[str, Any] = {"optimizer": SGD(0.0), "head_steps": 1, "body_steps": 1}
     data = kinds(7)
     message = fit(fedpac(HeadedNetwork(net(), head="2"), **how, **FULL), data, rounds=1).message

@@ -1,8 +1,4 @@
-"""FedPop: the law of its chain, Fisher's identity, its fixed point, its reduction to fedsvi, and
-NUTS on radon.
-"""
-
-from __future__ import annotations
+"""FedPop: the law of its chain, Fisher's identity, its fixed point, its reduction to fedsvi, and NUTS on radon."""
 
 from typing import Any
 
@@ -33,9 +29,7 @@ def similar_clients(count: int = MANY, y: float = 1.5) -> ClientData:
 
 
 def mean_known(precision: float) -> Any:
-    """Return a model with prior precision 1, whose posterior has the given precision and mean 1.5
-    (1 - 1 / P).
-    """
+    """Return a model with prior precision 1, whose posterior has the given precision and mean 1.5 (1 - 1 / P)."""
 
     def model(batch: ClientBatch) -> None:
         with batch.clients():
@@ -76,9 +70,7 @@ def counted(batch: ClientBatch) -> None:
 
 
 def test_a_corrected_chain_draws_a_skewed_posterior() -> None:
-    """Against its density on a grid; the uncorrected chain's variance is 1.8 times as large at this
-    step size.
-    """
+    """Against its density on a grid; the uncorrected chain's variance is 1.8 times as large at this step size."""
     grid = torch.linspace(-6.0, 4.0, 4001)
     weight = torch.softmax(-0.5 * grid.square() + 3.0 * grid - grid.exp(), 0)
     mean = (weight * grid).sum()
@@ -129,9 +121,7 @@ def learned_spread(batch: ClientBatch) -> None:
 
 
 def test_fishers_identity_of_a_corrected_chain() -> None:
-    """The spread's: 1.5^2 / v^2 - 1 / v = 1 / 3 with v = 1 + 1 / 2; proposals alone spread too far
-    for it.
-    """
+    """The spread's: 1.5^2 / v^2 - 1 / v = 1 / 3 with v = 1 + 1 / 2; proposals alone spread too far for it."""
     options: dict[str, Any] = {"steps": 80, "burn_in": 40, "server_optimizer": SGD(1.0 / MANY)}
     method = fedpop(learned_spread, step_size=0.3, **options, metropolis=True)
     assert float(fit(method, similar_clients(), rounds=1).message["log_sd"]) == pytest.approx(
@@ -140,9 +130,7 @@ def test_fishers_identity_of_a_corrected_chain() -> None:
 
 
 def test_fishers_identity() -> None:
-    """The mean gradient over draws is that of the log evidence: 1.0833333 = (1.5 - 0.2) / (0.7 + 1
-    / 2).
-    """
+    """The mean gradient over draws is that of the log evidence: 1.0833333 = (1.5 - 0.2) / (0.7 + 1 / 2)."""
     method = fedpop(
         learned_mean, step_size=0.05, steps=80, burn_in=40, server_optimizer=SGD(1.0 / MANY)
     )
@@ -151,9 +139,7 @@ def test_fishers_identity() -> None:
 
 
 def test_the_fixed_point_is_the_mode_of_the_marginal_posterior() -> None:
-    """Without noise z is at its conditional mean, whose plug-in gradient is, for Gaussians, that of
-    the evidence.
-    """
+    """Without noise z is at its conditional mean, whose plug-in gradient is, for Gaussians, that of the evidence."""
     method = fedpop(
         means, step_size=0.2, steps=15, burn_in=14, temperature=0.0, server_optimizer=SGD(0.3)
     )
@@ -234,9 +220,7 @@ def test_one_step_without_noise_is_fedsvi_with_points() -> None:
 
 
 def test_a_chain_that_diverges_is_refused() -> None:
-    """Of a precision of 21, at a step size above 2 / 21; and below, the history tells how near it
-    is.
-    """
+    """Of a precision of 21, at a step size above 2 / 21; and below, the history tells how near it is."""
     rows = ClientData.from_clients({"many": {"y": [8.0] * 20}, "few": {"y": [1.0]}})
     with pytest.raises(hierfl.ClientError, match=r"client 'many' is not finite \(\['stiffness'"):
         fit(fedpop(means, step_size=0.1, steps=40), rows, rounds=1)

@@ -1,8 +1,4 @@
-"""FedRep and FedPer: the joint optimum of quadratics, equalities with FedAvg and Individual, and
-the head's privacy.
-"""
-
-from __future__ import annotations
+"""FedRep and FedPer: the joint optimum of quadratics, equalities with FedAvg and Individual, and the head's privacy."""
 
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FedVI: personalization from inputs alone, special cases, and the objective against Pyro's."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

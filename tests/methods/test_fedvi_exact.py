@@ -3,8 +3,6 @@
 The posterior of the linear-Gaussian head is known in closed form.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -31,9 +29,7 @@ from tests.programs import Given, federation, fit
 
 
 def deaf(model: PersonalHeads, *, scale: float, **options: Any) -> Method:
-    """Return FedVI with a constructor that ignores the rows: it learns, but gives all clients the
-    same.
-    """
+    """Return FedVI with a constructor that ignores the rows: it learns, but gives all clients the same."""
     base = method(model, **options)
     nothing = guides.constructed(
         features=lambda batch: 0.0 * model.global_features(batch), scale=scale, hidden=5

@@ -1,8 +1,4 @@
-"""IFCA: k-means where a step is an exact fit, FedAvg with one cluster, planted clusters, empty
-ones.
-"""
-
-from __future__ import annotations
+"""IFCA: k-means where a step is an exact fit, FedAvg with one cluster, planted clusters, empty ones."""
 
 from typing import Any
 
@@ -44,9 +40,7 @@ EXACT: dict[str, Any] = {"optimizer": SGD(1.0), "steps": 1, "batch_size": None, 
 
 
 def test_an_exact_fit_by_rows_is_k_means() -> None:
-    """The oracle: clusters (0, 0, 0, 1, 1), centers .0166667 and 5.225 after one round, and they
-    stay.
-    """
+    """The oracle: clusters (0, 0, 0, 1, 1), centers .0166667 and 5.225 after one round, and they stay."""
     data = numbers((0.0, 0.2, -0.1, 5.0, 5.3), (10, 20, 30, 10, 30))
     method = ifca(center, clusters=2, starts=sets(1.0, 3.0), **EXACT)
     for rounds in (1, 4):

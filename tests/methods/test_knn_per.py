@@ -1,7 +1,5 @@
 """kNN-Per: probabilities by hand, FedAvg at weight 0, memories larger and smaller than a client."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

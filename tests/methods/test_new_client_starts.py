@@ -4,8 +4,6 @@ Two properties, of every method and wrapper. A new client's params are a functio
 sends: module weights that no client trained do not reach it. And they are those that training left.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

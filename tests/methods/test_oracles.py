@@ -1,7 +1,5 @@
 """Closed forms across methods: EM, limits of the toy, FedMAP's exact steps, envelopes, and KLs by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

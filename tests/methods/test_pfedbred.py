@@ -1,8 +1,4 @@
-"""pFedBreD: special cases, prox identities of every prior, and each strategy against a loop by
-hand.
-"""
-
-from __future__ import annotations
+"""pFedBreD: special cases, prox identities of every prior, and each strategy against a loop by hand."""
 
 from typing import Any
 
@@ -90,9 +86,7 @@ def test_mh_code_takes_a_mini_batch_for_each_gradient() -> None:
 
 @pytest.mark.parametrize("strategy", ["none", "lg", "meg", "mh", "mh24", "mh-code"])
 def test_two_rounds_by_hand(strategy: str) -> None:
-    """Eq. (14), Eq. (24) and the variant of the authors' code on quadratics; each step takes all
-    rows.
-    """
+    """Eq. (14), Eq. (24) and the variant of the authors' code on quadratics; each step takes all rows."""
     lam, lr, eta, a, m, rounds, steps = 2.0, 0.05, 0.1, 0.07, 0.3, 2, 2
 
     def slope(k: int, w: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """pFedGP: the process against scikit-learn's and by hand, and a planted embedding."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

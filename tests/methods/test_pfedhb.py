@@ -1,7 +1,5 @@
 """pFedHB against its server's objective, a minimizer of it, and FedABML's EM, which it is without."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

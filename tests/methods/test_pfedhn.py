@@ -1,8 +1,4 @@
-"""pFedHN: reductions by simple hypernetworks, end-to-end gradients, and planted kinds of
-clients.
-"""
-
-from __future__ import annotations
+"""pFedHN: reductions by simple hypernetworks, end-to-end gradients, and planted kinds of clients."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -77,9 +73,7 @@ def test_one_model_for_all_is_fedavg_with_one_client_a_round() -> None:
 
 
 def test_a_round_of_one_step_is_a_gradient_step_through_the_hypernetwork() -> None:
-    """The server's step is along the derivative of f_i(h(e_i; phi)), by autograd through
-    the whole.
-    """
+    """The server's step is along the derivative of f_i(h(e_i; phi)), by autograd through the whole."""
     inner, outer = 0.05, 0.3
     method = pfedhn(
         at(START),

@@ -1,7 +1,5 @@
 """pFedMe and pFedBayes on quadratics: fixed points in closed form."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -18,9 +16,7 @@ PULL = torch.linalg.solve(A, H)  # P_k = (H_k + lam I)^-1 H_k
 
 
 def unfinished(k: int, alpha: float) -> Tensor:
-    """Return I - (I - alpha (H + lam I))^K, the fraction of the way to the prox that K
-    steps cover.
-    """
+    """Return I - (I - alpha (H + lam I))^K, the fraction of the way to the prox that K steps cover."""
     return I2 - torch.linalg.matrix_power(I2 - alpha * A, k)
 
 

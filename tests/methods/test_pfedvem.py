@@ -1,7 +1,5 @@
 """pFedVEM and FedHB against closed forms, and FedABML's EM, which both are without their priors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What clients keep, and that a round of one client sees the rows of no other client."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro

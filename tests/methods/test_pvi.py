@@ -3,8 +3,6 @@
 The oracles are those of methods_bayesian.md, sections 0 (E1, E2), 4, 4b and 11.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

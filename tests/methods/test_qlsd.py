@@ -1,7 +1,5 @@
 """QLSD against the chain's known moments, gradient descent, and the mean of its rounding."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro

@@ -1,7 +1,5 @@
 """Methods that are another one at some setting: both give the same numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

@@ -1,8 +1,4 @@
-"""SCAFFOLD: the optimum of the clients' losses after any number of local steps, its rounds, and its
-reductions.
-"""
-
-from __future__ import annotations
+"""SCAFFOLD: the optimum of the clients' losses after any number of local steps, its rounds, and its reductions."""
 
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FedLaplace: second-order derivatives, exactness for Gaussian models, engines and warnings."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from typing import Any

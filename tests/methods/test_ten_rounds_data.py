@@ -3,8 +3,6 @@
 Fits begin from a cold start and from bad ones.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -93,9 +91,7 @@ def test_hospitals_in_twelve_rounds_on_either_engine() -> None:
 
 # ------------------------------------------------------------ bad starts
 def bad_start(problem: Problem, seed: int) -> dict[str, Tensor]:
-    """Return a draw of the prior; for seed 0, the value of every site whose unconstrained value is
-    0.
-    """
+    """Return a draw of the prior; for seed 0, the value of every site whose unconstrained value is 0."""
     program = hierfl.read(problem.sampled, guides.conditional, problem.data())
     sites = program.latents.global_block.sites
     if seed == 0:

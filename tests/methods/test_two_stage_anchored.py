@@ -1,7 +1,5 @@
 """Clients whose own likelihoods have no maximum, and what the verdict says of the draws themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

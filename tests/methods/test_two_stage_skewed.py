@@ -1,7 +1,5 @@
 """Many slightly skewed clients, none of whose weights is heavy alone: rats in litters of three."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,4 @@
-"""What is done with a two_stage fit: compiling it, skipping clients, leaving rows out,
-personalizing, comparing.
-"""
-
-from __future__ import annotations
+"""What is done with a two_stage fit: compiling it, skipping clients, leaving rows out, personalizing, comparing."""
 
 import warnings
 from dataclasses import replace

@@ -1,8 +1,4 @@
-"""Wrappers of a method: what they change, equal in two engines, refused by name where they mean
-nothing.
-"""
-
-from __future__ import annotations
+"""Wrappers of a method: what they change, equal in two engines, refused by name where they mean nothing."""
 
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bayesian networks: local and global tensors, densities by hand, and agreement of all engines."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

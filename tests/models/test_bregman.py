@@ -4,8 +4,6 @@ The identities are those of section 1.9 of methods_in_depth.md, and the oracles 
 there too.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Shared by the regressions: local and global coefficients, both parametrizations, priors and errors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

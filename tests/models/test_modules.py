@@ -1,7 +1,5 @@
 """Which modules can make a likelihood, and the errors for those that cannot."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

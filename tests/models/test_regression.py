@@ -1,7 +1,5 @@
 """Regressions: densities by hand, parameters that vary or are known, and errors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

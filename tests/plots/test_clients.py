@@ -1,7 +1,5 @@
 """Plots of clients, runs and predictions show the numbers they are given."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Headless Chromium lays out the page wide and narrow, light and dark, and prints it."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

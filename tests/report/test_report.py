@@ -1,7 +1,5 @@
 """The report is one self-contained page, and warns of real problems only."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator

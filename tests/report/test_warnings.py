@@ -1,7 +1,5 @@
 """Every warning of the report is raised by a planted problem, and is not raised without it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A checkpoint of another model is refused by name of what differs, when it is resumed and when it is loaded."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Checkpoints: complete or absent, resumed bit for bit, refused for another run, private data apart."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`fit(model, data)`: the rule of docs/methods.md, row by row; the choice is kept, and the same on resume."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial

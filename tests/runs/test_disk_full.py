@@ -1,7 +1,5 @@
 """A disk that is full: the message names file, size and mend, the last checkpoint stays, drafts do not."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -1,7 +1,5 @@
 """What is said before the first round: how long it will take, and in which words."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

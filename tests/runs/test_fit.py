@@ -1,7 +1,5 @@
 """The result of `fit`: history, scores, early stopping, schedules, averages, predictions, posterior."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A run whose process is killed by SIGKILL at any moment resumes to the same bytes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

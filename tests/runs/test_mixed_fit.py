@@ -1,7 +1,5 @@
 """Discrete sites of all clients: a fit for each value, weighted by its evidence, which is exact."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 Methods without local params take no steps.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

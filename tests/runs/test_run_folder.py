@@ -1,7 +1,5 @@
 """The folder of a run: nothing that the run did not write is removed, and one process writes to it at a time."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

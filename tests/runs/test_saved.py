@@ -1,7 +1,5 @@
 """`fit.save` and `hierfl.load`: with and without the rows, with the method rebuilt, and their errors."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`fit(method, data)` without `rounds=`: runs until the method stops itself, and refuses one that does not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache

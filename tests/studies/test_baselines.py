@@ -1,7 +1,5 @@
 """The methods that study files name: which there are, what each spends, which rows it sees."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The papers' splits of images and their toy problems."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FedMAP's synthetic clients: their sizes, their skews and their maps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
