@@ -30,9 +30,7 @@ def files(out: Path) -> dict[str, bytes]:
     return {name: (out / name).read_bytes() for name in there}
 
 
-def test_a_second_run_computes_nothing_and_one_that_lost_pieces_ends_the_same(
-    tmp_path: Path,
-) -> None:
+def test_a_second_run_computes_nothing_and_lost_pieces_are_made_again(tmp_path: Path) -> None:
     lines: list[str] = []
     own = study(tuning={"rounds": 2, "lr": [0.01, 0.3]})
     assert compare(own, tmp_path, processes=1, say=lines.append) == []

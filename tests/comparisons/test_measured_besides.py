@@ -44,9 +44,7 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(federations, "foreign_rows", noise)
 
 
-def test_foreign_images_are_detected_by_the_entropy_of_what_clients_are_served(
-    strangers: None,
-) -> None:
+def test_foreign_images_are_detected_by_entropy(strangers: None) -> None:
     found = computed("local_only", evaluation={"foreign": ["notmnist"]}, run={"rounds": 10})
     by = {s["weighting"]: s["value"] for s in found["scores"] if s["metric"] == "auroc"}
     assert set(by) == {"rows", "clients"} and all(0.0 <= v <= 1.0 for v in by.values())

@@ -195,9 +195,7 @@ def test_latex_and_markdown_have_the_same_cells(tmp_path: Path) -> None:
     assert "| best | **91.00 ± 1.00** |" in printed_table.markdown(tmp_path)
 
 
-def test_the_figure_has_a_point_for_each_method_and_a_diamond_for_each_published_one(
-    tmp_path: Path,
-) -> None:
+def test_the_figure_has_points_of_methods_and_published_diamonds(tmp_path: Path) -> None:
     entry = {"name": "fedavg", "label": "best", "published": {"P": ["pFedMe", "P"]}}
     own = study(methods=[entry, {"name": "ditto", "label": "similar"}], published=BESIDE)
     written(tmp_path, own, VALUES)

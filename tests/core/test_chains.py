@@ -149,9 +149,7 @@ def drawn_of(
         return sample(surrogate, factors, 4000, start, final=final, seed=5)
 
 
-def test_points_without_a_density_leave_no_draw_that_is_not_finite(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_points_without_a_density_leave_finite_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """A covariance that rounding makes singular is NaN, as of a column 1,000 sds from 0."""
     plain = scales.Density.at
 
@@ -169,9 +167,7 @@ def test_points_without_a_density_leave_no_draw_that_is_not_finite(
 
 
 @pytest.mark.parametrize("by", ["weights", "chains"])
-def test_draws_of_scales_have_the_moments_of_a_grid(
-    by: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_draws_of_scales_have_a_grids_moments(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight factors, almost no spread between them: tau's posterior piles up at 0."""
     if by == "chains":  # as where no proposal is good enough
         monkeypatch.setattr(sampling, "by_importance", lambda *args, **options: None)

@@ -32,7 +32,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-def test_every_row_has_one_client_and_every_client_has_rows(
+def test_rows_have_one_client_and_clients_rows(
     maker: str, global_generator_untouched: None
 ) -> None:
     state = np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002 - to check that nothing draws from it

@@ -75,9 +75,7 @@ def test_a_forged_file_is_refused_by_name(what: str, path: Path) -> None:
         datasets.rats()
 
 
-def test_an_archive_that_unpacks_to_too_much_is_refused(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_huge_archive_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LARGEST", 1 << 20)
     content = written(path, {**rats(), "y": np.zeros(1 << 20)})
     assert len(content) < 100_000, "a megabyte a kilobyte"

@@ -212,7 +212,7 @@ READERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_the_error_for_a_missing_file_says_how_to_get_it(
+def test_a_missing_file_is_said_with_the_fix(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("HIERFL_DATA", raising=False)
@@ -235,7 +235,7 @@ def test_a_file_that_lacks_an_array_raises(monkeypatch: pytest.MonkeyPatch, tmp_
         datasets.rats()
 
 
-def test_a_file_with_objects_is_not_unpickled(
+def test_objects_in_a_file_are_not_unpickled(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     np.savez(tmp_path / "a.npz", allow_pickle=True, x=np.array([{}], dtype=object))
@@ -255,9 +255,7 @@ def test_a_file_with_objects_is_not_unpickled(
         ("emnist_byclass_test", (116_323,), 28, 62),
     ],
 )
-def test_images_are_in_the_unit_interval_with_labels(
-    name: str, rows: tuple[int, ...], side: int, classes: int
-) -> None:
+def test_images_are_from_0_to_1(name: str, rows: tuple[int, ...], side: int, classes: int) -> None:
     found = READERS[name]()
     parts = found if isinstance(found, tuple) else (found,)
     assert tuple(len(part) for part in parts) == rows
@@ -307,9 +305,7 @@ def test_femnist_has_the_same_writers_in_train_and_test_and_others_in_extra() ->
         ("lung_cancer", 17, 184, "institution 1"),
     ],
 )
-def test_tables_have_the_published_clients_and_rows(
-    name: str, clients: int, rows: int, first: str
-) -> None:
+def test_tables_have_the_published_sizes(name: str, clients: int, rows: int, first: str) -> None:
     data = READERS[name]()
     assert (data.num_clients, data.num_rows, data.names[0]) == (clients, rows, first)
     assert set(data.fields) >= {"x", "y"}
@@ -340,9 +336,7 @@ def test_patients_are_labeled_by_death() -> None:
     assert int(datasets.trauma().fields["y"].sum()) == 110
 
 
-def test_a_table_that_lacks_a_column_or_holds_words_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_damaged_table_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HIERFL_DATA", str(tmp_path))
     head, row = "sex,age,hospital,ISS,GCS", "1,20,3,24,15"
     (tmp_path / "trauma.csv").write_text(f"{head}\n{row}\n")

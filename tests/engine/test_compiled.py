@@ -78,9 +78,7 @@ def compiles(method: Any, seconds: float, monkeypatch: pytest.MonkeyPatch, **how
     return worth.worth_compiling(federation, how.get("rounds", 60), method.most_rounds)
 
 
-def test_auto_counts_the_rounds_that_a_method_is_likely_to_take(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_auto_counts_the_rounds_that_are_likely(monkeypatch: pytest.MonkeyPatch) -> None:
     """At 4 s a step 60 rounds repay compiling, and the dozen that a self-stopping method takes do not."""
     method = hierfl.methods.fedsvi(hierarchy, guides.mean_field)
     assert compiles(method, 2.0, monkeypatch)
@@ -101,9 +99,7 @@ def test_auto_begins_no_trace_of_nested_derivatives(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_compiled_and_eager_agree_on_ragged_mini_batches(
-    momentum: float, not_lowered: None
-) -> None:
+def test_compiled_is_eager_on_ragged_mini_batches(momentum: float, not_lowered: None) -> None:
     net = hierfl.models.network(
         nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), y="label"
     )

@@ -45,7 +45,7 @@ def traced(step: Step) -> tuple[fx.GraphModule, list[Tensor], fx.GraphModule]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rule", [pulled, by_adam])
-def test_step_sizes_are_inputs_of_one_graph(
+def test_step_sizes_are_inputs_of_a_graph(
     rule: Callable[[float], Step], dtype: torch.dtype
 ) -> None:
     torch.set_default_dtype(dtype)

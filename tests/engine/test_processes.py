@@ -49,7 +49,7 @@ def test_one_core_is_this_process_alone(two_cores: None) -> None:
             assert {(pid, threads) for _, pid, threads in work(range(4))} == {(os.getpid(), 2)}
 
 
-def test_where_no_process_can_be_made_this_one_does_it_all(
+def test_without_processes_this_one_does_all(
     two_cores: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_fork() -> int:
@@ -109,7 +109,7 @@ def test_an_error_in_a_copy_comes_out_here(item: int, error: type[Exception], sa
         list(work([0, item]))
 
 
-def test_a_copy_compiles_what_was_not_there_yet(
+def test_a_copy_compiles_what_is_new(
     two_cores: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # an empty cache
@@ -282,9 +282,7 @@ def fedabml() -> hierfl.Method:
     return hierfl.methods.fedabml(model, draws=1, steps=1, batch_size=5)
 
 
-def test_a_fit_does_not_depend_on_how_many_chunks_are_worked_on_at_once(
-    two_cores: None, not_lowered: None
-) -> None:
+def test_a_fit_does_not_depend_on_chunks_at_once(two_cores: None, not_lowered: None) -> None:
     found = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -325,7 +323,7 @@ def test_every_core_has_as_many_chunks(two_cores: None) -> None:
     assert [len(part) for part in compiled.parts(torch.arange(16), {})] == [4, 4, 4, 4]
 
 
-def test_chunks_that_are_short_of_a_client_are_filled_and_one_shape_is_compiled(
+def test_short_chunks_are_filled_and_one_shape_is_compiled(
     two_cores: None, not_lowered: None
 ) -> None:
     torch.set_num_threads(1)
@@ -349,9 +347,7 @@ def test_chunks_that_are_short_of_a_client_are_filled_and_one_shape_is_compiled(
 
 
 @pytest.mark.filterwarnings("ignore:column 0 of field 'x' has mean")
-def test_the_client_that_fails_is_named_whichever_chunk_it_is_of(
-    two_cores: None, not_lowered: None
-) -> None:
+def test_the_client_that_fails_is_named_in_any_chunk(two_cores: None, not_lowered: None) -> None:
     data = rows()
     hard = data.fields["x"].clone()
     hard[int(data.offsets[5])] = 1e200

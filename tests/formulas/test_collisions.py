@@ -50,7 +50,7 @@ def test_the_response_is_no_addition(left: str) -> None:
         ("t | event(s) + entry(w) ~ w + x", "weibull", "w"),
     ],
 )
-def test_an_addition_that_is_a_predictor_too_is_read_of_rows_to_predict(
+def test_an_addition_that_is_a_predictor_is_read_to_predict(
     text: str, family: str, name: str
 ) -> None:
     frame = MORE.assign(w=0.5 * MORE.t)
@@ -74,7 +74,7 @@ def test_an_addition_that_is_a_predictor_too_is_read_of_rows_to_predict(
         ("y | weights(w) ~ x", {"w": [1, 2]}, ["'w'", "number"]),
     ],
 )
-def test_levels_that_nothing_would_use_are_refused(
+def test_levels_without_a_use_are_refused(
     text: str, levels: dict[str, Any], words: list[str]
 ) -> None:
     refused(lambda: on(text, frame=MORE, levels=levels).layout, *words)

@@ -274,9 +274,7 @@ RESPONSES: list[tuple[str, str, Change, str]] = [
 
 
 @pytest.mark.parametrize(("text", "family", "change", "message"), RESPONSES)
-def test_responses_that_the_family_cannot_have(
-    text: str, family: str, change: Change, message: str
-) -> None:
+def test_responses_outside_the_family(text: str, family: str, change: Change, message: str) -> None:
     frame = patients(rows=60).assign(dose=0.0)
     made = declared(text, family).on(frame)
     with pytest.raises(ERRORS, match=message):

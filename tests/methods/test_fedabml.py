@@ -90,7 +90,7 @@ def test_a2_under_equal_variances_the_kl_is_a_square_plus_a_constant() -> None:
 @pytest.mark.parametrize(
     ("meta", "published"), [("full", (0.475296, 0.620012)), ("first", (0.493107, 0.602512))]
 )
-def test_a3_differentiated_through_one_step_it_equals_per_fedavg(
+def test_a3_through_one_step_it_equals_per_fedavg(
     meta: Any, published: tuple[float, float]
 ) -> None:
     """One round by hand, and MAML's fixed point.

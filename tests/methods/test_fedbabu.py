@@ -28,9 +28,7 @@ def test_the_fixed_point_is_the_best_body_under_the_frozen_head(plate: bool, v: 
 
 @pytest.mark.parametrize("plate", [False, True])
 @pytest.mark.parametrize("tune", ["all", "head"])
-def test_personalize_tunes_by_gradient_descent_from_the_common_model(
-    tune: Any, plate: bool
-) -> None:
+def test_personalize_tunes_from_the_common_model(tune: Any, plate: bool) -> None:
     method = fedbabu(
         at(0.4, 1.5, plate=plate), head=None if plate else "v", optimizer=SGD(0.1),
         tune=tune, tune_steps=3, tune_optimizer=SGD(0.2), **EVERY_ROW,

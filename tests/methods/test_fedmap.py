@@ -264,9 +264,7 @@ def test_omega_is_never_nan(omega: Any, quiet: None) -> None:
         )
 
 
-def test_a_warning_when_one_client_has_nearly_all_the_weight(
-    recwarn: pytest.WarningsRecorder,
-) -> None:
+def test_a_warning_when_one_client_has_all_weight(recwarn: pytest.WarningsRecorder) -> None:
     line = nn.Linear(2, 1)
     method = fedmap(
         learned_prior_network(line, likelihood=normal(0.05)),

@@ -113,9 +113,7 @@ def test_hierarchies_are_exact_after_one_visit(name: str, model: str) -> None:
 
 
 @pytest.mark.parametrize(("make", "draws", "damping"), [(pvi, 4, None), (fedep, 16, 0.7)])
-def test_q_is_the_product_of_prior_and_factors(
-    make: Any, draws: int, damping: float | None
-) -> None:
+def test_q_is_the_product_of_its_factors(make: Any, draws: int, damping: float | None) -> None:
     method = make(logistic, damping=damping, draws=draws, steps=1)
     fitted = fit(method, federation(), rounds=2, seed=2)
     state, factors = fitted.progress.server, fitted.progress.table["factor"]

@@ -141,7 +141,7 @@ def test_integers_are_sent_and_the_error_stays(tmp_path: Path) -> None:
         (lambda n, s: (n.double(), s), r"is of torch\.float64"),
     ],
 )
-def test_a_wrong_message_is_left_out(
+def test_wrong_ones_are_left_out(
     wrong: Callable[[Tensor, Tensor], Any], why: str, tmp_path: Path
 ) -> None:
     method, data = quantized(fedavg(wide(), **STEP)), rows((5, 3, 4))

@@ -53,9 +53,7 @@ def test_every_engine_agrees(own: dict[str, Any], data: ClientData) -> None:
 
 
 @pytest.mark.parametrize("own", REGRESSIONS, ids=str)
-def test_centered_and_non_centered_models_have_the_same_density(
-    own: dict[str, Any], data: ClientData
-) -> None:
+def test_non_centered_models_have_the_same_density(own: dict[str, Any], data: ClientData) -> None:
     centered, offset = (
         read(models.regression(**own, centered=c), guides.delta, data) for c in (True, False)
     )
@@ -184,9 +182,7 @@ def test_client_fields_and_integer_features(data: ClientData) -> None:
         ({"intercept_scale": 0.0}, "intercept_scale is 0.0, but a scale must be > 0"),
     ],
 )
-def test_invalid_options_raise_when_the_model_is_built(
-    options: dict[str, Any], message: str
-) -> None:
+def test_invalid_options_raise_when_it_is_built(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         models.regression("bernoulli", **options)
 
@@ -221,7 +217,7 @@ def test_torch_distribution_raises() -> None:
         ({"x": "nothing"}, "the data have no field 'nothing'; they have"),
     ],
 )
-def test_invalid_shapes_raise_when_the_program_is_read(
+def test_invalid_shapes_raise_at_reading(
     options: dict[str, Any], message: str, data: ClientData
 ) -> None:
     with pytest.raises(ProgramError, match=message):

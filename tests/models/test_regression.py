@@ -171,7 +171,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_invalid_options_raise_when_the_model_is_built() -> None:
+def test_invalid_options_raise_when_it_is_built() -> None:
     for options, message in REFUSED:
         with pytest.raises(ValueError, match=message):
             models.regression(**options)

@@ -206,9 +206,7 @@ DRAWN: list[Callable[[Axes], Axes]] = [
 
 
 @pytest.mark.parametrize("draw", DRAWN)
-def test_every_function_draws_on_the_given_axes_and_returns_them(
-    draw: Callable[[Axes], Axes],
-) -> None:
+def test_functions_draw_on_the_given_axes(draw: Callable[[Axes], Axes]) -> None:
     ax = axes()
     assert draw(ax) is ax and ax.has_data()
     figure = ax.figure

@@ -85,9 +85,7 @@ def test_bins_have_equal_sizes_and_jeffreys_intervals() -> None:
 
 
 @pytest.mark.parametrize(("p", "y"), [([0.1, 0.2], [1]), ([], []), ([[0.1]], [[1]])])
-def test_probabilities_and_labels_that_do_not_match_are_refused(
-    p: list[float], y: list[int]
-) -> None:
+def test_probabilities_of_other_labels_are_refused(p: list[float], y: list[int]) -> None:
     with pytest.raises(ValueError, match=r"both must be \(n,\), n > 0"):
         equal_mass(p, y)
 

@@ -274,7 +274,7 @@ def test_every_kind_of_fit_is_reported(name: str, tmp_path: Path, few_proposals:
     assert not page.open and f.method.name in page.text and len(report.checks) >= 8
 
 
-def test_a_network_too_large_to_draw_is_reported_without_its_weights(
+def test_a_large_network_is_reported_without_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hierfl.report.measure.NUMBERS", 100)

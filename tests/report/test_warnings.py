@@ -243,7 +243,7 @@ def test_a_client_with_a_shifted_mean_is_informed_even_if_its_variance_is_the_pr
         ),
     ],
 )
-def test_problems_in_the_history_raise_warnings(
+def test_problems_in_the_history_are_warned_of(
     column: str, values: list[float], question: str
 ) -> None:
     f, test = fitted("binary")

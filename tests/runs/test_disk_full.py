@@ -25,9 +25,7 @@ def full(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("where", ["save_file", "write_private", "os.fsync"])
-def test_a_full_disk_is_named_and_the_last_checkpoint_stays(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_named(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"rounds": 4, "checkpoint": tmp_path, "checkpoint_every": 2}
     whole = fit(fedsvi(regression), federation(), rounds=4)
     saves = state.save
@@ -78,7 +76,7 @@ def test_a_limit_of_the_system_is_named_too(tmp_path: Path) -> None:
     assert hierfl.load(tmp_path).progress.round == 1
 
 
-def test_drafts_of_dead_processes_go_before_a_save(
+def test_drafts_of_the_dead_go_before_a_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The space that they take may be what the save needs."""
@@ -92,9 +90,7 @@ def test_drafts_of_dead_processes_go_before_a_save(
 
 
 # ------------------------------------------------------------------ the client states of large runs
-def test_a_row_that_is_written_in_parts_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_written_in_parts_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_stored({"w": torch.zeros(50)}, 3, tmp_path / "rows.bin")
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda file, content, at: pwrite(file, content[:7], at))
@@ -103,9 +99,7 @@ def test_a_row_that_is_written_in_parts_is_whole(
     assert torch.equal(table.taken(torch.tensor([0, 2]))["w"], rows["w"])
 
 
-def test_a_row_that_cannot_be_written_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_is_not_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_stored({"w": torch.zeros(50)}, 3, tmp_path / "rows.bin")
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(CannotWrite, match=rf"rows.bin' {SAYS}"):

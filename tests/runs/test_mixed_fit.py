@@ -104,9 +104,7 @@ def line(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(own + slope * batch.x, sigma), obs=batch.y)
 
 
-def test_evidence_without_rows_and_of_a_variational_fit_is_the_same(
-    rows: ClientData, tmp_path: Path
-) -> None:
+def test_evidence_without_rows_is_the_same(rows: ClientData, tmp_path: Path) -> None:
     by_hand = log_evidence_by_hand(0) - np.log(PRIOR[0])
     hierfl.fit(line, rows, seed=0).save(tmp_path / "fit")
     variational = hierfl.fit(

@@ -54,7 +54,7 @@ def few_events(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Bernoulli(logits=at), obs=batch.y)
 
 
-def test_a_run_whose_clients_weighted_more_draws_than_planned(
+def test_clients_weighted_more_draws_than_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # as of more than 1,000 clients, whose log ratios a quadratic does not describe
@@ -218,7 +218,7 @@ def test_loading_imports_nothing_that_a_file_names(tmp_path: Path) -> None:
             )
 
 
-def test_a_model_defined_in_one_script_is_not_found_from_another(
+def test_a_model_of_another_script_is_not_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "script.py"
