@@ -51,30 +51,6 @@ def test_fixed_point(m: int, prox: float, beta: float, published: tuple[float, f
     assert torch.allclose(theta(away), fixed, atol=0.03), "and rounds converge to it"
 
 
-@pytest.mark.parametrize(
-    ("prox", "beta", "published"),
-    [
-        (0.0, 1.0, (1.976274, -0.475792)),
-        (0.0, 2.0, (0.952547, 1.048415)),
-        (1.0, 1.0, (2.158687, -0.741601)),
-    ],
-)
-def test_first_round(prox: float, beta: float, published: tuple[float, float]) -> None:
-    method = fedavg(at(START), optimizer=SGD(LR), steps=5, batch_size=None, prox=prox)
-    method = over_relaxed(method, beta)
-    assert theta(fit(method, clients(), rounds=1)).tolist() == pytest.approx(published, abs=1e-6)
-
-
-def test_one_full_batch_step_is_pooled_gradient_descent() -> None:
-    fitted = fit(
-        fedavg(at(START), optimizer=SGD(LR), steps=1, batch_size=None), clients(), rounds=3
-    )
-    w = START
-    for _ in range(3):
-        w = w - LR * (P[:, None] * (H @ (w - B)[..., None])[..., 0]).sum(0)
-    assert torch.allclose(theta(fitted), w, atol=1e-13)
-
-
 @pytest.mark.parametrize(("unit", "steps"), [("step", 7), ("epoch", 3)])
 @pytest.mark.parametrize("opt", ["sgd", "momentum", "adam"])
 def test_one_client_equals_a_plain_torch_loop(unit: str, steps: int, opt: str) -> None:

@@ -1,4 +1,4 @@
-"""Closed forms across methods: EM, limits of the toy, FedMAP's exact steps, envelopes, and KLs by hand."""
+"""Closed forms across methods: EM, limits of the toy, envelopes, and KLs by hand."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,21 +18,13 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.method import Method, Phase
 from hierfl.methods import (
-    apfl,
     by_rows,
-    ditto,
     fedabml,
-    fedavg,
-    fedmap,
-    fedrecon,
-    fedrep,
     pfedbred,
-    pfedme,
 )
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
 from hierfl.models.bregman_network import BregmanKernel, Means
-from hierfl.models.learned_priors import LearnedVariance
 from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
 from tests.methods.quadratics import I2, START, B, H, at, clients, stationary
@@ -178,22 +170,6 @@ def test_o3_fixed_points_go_from_pooled_least_squares_to_the_mean_of_clients() -
     assert torch.allclose(gls, alone, atol=2e-3)
 
 
-# ------------------------------------------------------------ O6: FedMAP's exact steps
-def test_o6_the_exact_step_in_closed_form() -> None:
-    prior, generator = LearnedVariance(c=1.3, eps=1e-3), torch.Generator().manual_seed(0)
-    mean, spread, before = (
-        torch.randn(5, generator=generator),
-        torch.rand(5, generator=generator),
-        torch.rand(5),
-    )
-    after = prior.best({"theta": torch.zeros(5), "s": before}, mean, spread)
-    alpha = 1.0 / (before + 1.3)
-    assert torch.allclose(after["theta"], mean * alpha / (alpha + 2e-3), atol=1e-14)
-    about = spread + (mean - after["theta"]).square()
-    assert torch.allclose(after["s"] * (after["s"] + 1.3).square(), about / (4e-3), rtol=1e-12)
-    assert bool((after["s"] > 0.0).all())
-
-
 # ------------------------------------------------------------ O7: envelopes of every prior
 AT, BOTTOM, CURVE = torch.tensor([[0.3, 0.6], [0.8, 0.4], [0.9, 2.5]], dtype=torch.float64)
 PRIORS: dict[str, BregmanPrior] = {
@@ -311,60 +287,3 @@ def test_o9_the_step_of_theta_descends_the_kl_in_closed_form() -> None:
         assert torch.allclose(
             fitted.message[f"scale.{name}"].flatten(), raw - eta * by_raw, atol=1e-10, rtol=0.0
         )
-
-
-# ------------------------------------------------------------ all methods
-ALL: dict[str, Any] = {
-    "apfl": lambda: apfl(at(B[0]), adaptive=True, optimizer=SGD(0.1), steps=4, batch_size=None),
-    "fedrecon": lambda: fedrecon(at(B[0]), head="none", batch_size=None),
-    "fedrep": lambda: fedrep(at(B[0]), head="none", batch_size=None),
-    "fedavg": lambda: fedavg(at(B[0]), optimizer=SGD(0.1), steps=4, batch_size=None),
-    "fedprox": lambda: fedavg(at(B[0]), optimizer=SGD(0.1), steps=4, batch_size=None, prox=0.5),
-    "ditto": lambda: ditto(at(B[0]), optimizer=SGD(0.1), steps=4, batch_size=None),
-    "pfedme": lambda: pfedme(
-        at(B[0], personal=True),
-        prox=2.0,
-        optimizer=SGD(0.1),
-        global_optimizer=SGD(0.1),
-        steps=4,
-        batch_size=None,
-    ),
-    **{
-        f"pfedbred {s}": lambda s=s: pfedbred(
-            at(B[0], personal=True),
-            s,
-            prox=2.0,
-            global_optimizer=SGD(0.1),
-            steps=4,
-            batch_size=None,
-        )
-        for s in ("none", "lg", "meg", "mh", "mh24", "mh-code")
-    },
-    "fedabml": lambda: fedabml(
-        at(B[0], personal=True),
-        guides.delta,
-        optimizer=SGD(0.1),
-        steps=4,
-        unit="step",
-        batch_size=None,
-        draws=1,
-    ),
-    "fedmap": lambda: fedmap(
-        of_quadratics({"loc": B[0], "scale": torch.tensor(0.6)}),
-        optimizer=SGD(0.1),
-        steps=4,
-        batch_size=None,
-        server="gradient",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_with_one_client_the_fixed_point_minimizes_its_loss(name: str) -> None:
-    """With one client, the objective of every method in ALL is least at the minimum of that client's loss.
-
-    Training on the client's rows alone finds the same point.
-    """
-    fitted = fit(ALL[name](), clients().select(["a"]), rounds=2)
-    [theta] = fitted.message.get("gamma", fitted.message).values()
-    assert torch.allclose(theta, B[0], atol=1e-12, rtol=0.0)
