@@ -5,6 +5,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from scipy.optimize import minimize
@@ -24,7 +26,7 @@ from hierfl.models.learned_priors import InputConvex, Isotropic, LearnedNormal, 
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
 from tests.methods.cases import net
-from tests.methods.quadratics import I2, START, H, clients, stationary
+from tests.methods.quadratics import I2, START, H, clients, observed, stationary
 from tests.programs import federation, fit
 
 SQUARED = normal(
@@ -143,23 +145,13 @@ def test_theorem_1_the_gradient_server_descends_the_envelope(omega: Any) -> None
 
 
 def of_quadratics(prior: dict[str, Tensor]) -> Any:
-    """Return a model of Q3's rows under w_k ~ Normal(theta, scale^2).
-
-    FedMAP accepts any program with these site and param names.
-    """
-    import pyro
-    import pyro.distributions as dist
+    """Return a model of Q3's rows under w_k ~ Normal(theta, scale^2), with names that FedMAP accepts."""
 
     def model(batch: hierfl.ClientBatch) -> None:
         theta = pyro.param("theta.v", prior["loc"].clone())
         with batch.clients():
-            w = pyro.sample("w.v", dist.Normal(theta, prior["scale"]).to_event(1))
-            with batch.data():
-                pyro.sample(
-                    "y",
-                    dist.Normal((batch.factor @ w[..., None])[..., 0], 1.0).to_event(1),
-                    obs=batch.y,
-                )
+            prior_of_w = dist.Normal(theta, prior["scale"]).to_event(1)
+            observed(batch, pyro.sample("w.v", prior_of_w))
 
     return model
 
