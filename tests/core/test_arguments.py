@@ -119,9 +119,7 @@ def test_what_is_no_path() -> None:
         fitted().report,
         lambda v: fit(fitted().method, federation(), rounds=1, checkpoint=v),
     ):
-        with pytest.raises(
-            TypeError, match=r"(folder|path|checkpoint) is a ClientData, not a path"
-        ):
+        with pytest.raises(TypeError, match=r"(folder|path|checkpoint) is a ClientData, not a"):
             call(federation())  # type: ignore[arg-type]
 
 

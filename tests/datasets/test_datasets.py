@@ -95,9 +95,7 @@ def test_nominal_codes_become_columns_of_their_own() -> None:
 
 
 def test_heart_disease_raises_for_an_unknown_treatment() -> None:
-    with pytest.raises(
-        ValueError, match="missing is 'drop': it must be one of 'indicator', 'nan', 'raw'"
-    ):
+    with pytest.raises(ValueError, match="missing is 'drop': it must be one of 'indicator',"):
         datasets.heart_disease("drop")  # type: ignore[arg-type]
 
 
@@ -222,9 +220,7 @@ def test_a_missing_file_is_said_with_the_fix(
     ):
         READERS[name]()
     monkeypatch.setenv("HIERFL_DATA", str(tmp_path))
-    with pytest.raises(
-        FileNotFoundError, match=r"'.+\.(npz|csv)' is not in the folder named by HIERFL_DATA"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"'.+\.(npz|csv)' is not in the folder named by"):
         READERS[name]()
 
 

@@ -323,9 +323,7 @@ def test_wrong_schemas(text: str, message: str) -> None:
 def test_clients_that_hold_other_kinds_are_named() -> None:
     frames = {str(k): part for k, part in patients().groupby("site")}
     frames["s3"] = frames["s3"].assign(sex=1)
-    with pytest.raises(
-        ValueError, match="'sex' holds names at client 's0' and numbers at client 's3'"
-    ):
+    with pytest.raises(ValueError, match="'sex' holds names at client 's0' and numbers at client"):
         hierfl.schema(frames, declared("y ~ sex"))
 
 

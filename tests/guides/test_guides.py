@@ -89,9 +89,7 @@ def test_every_family_handles_every_kind_of_site(family: str) -> None:
 
 
 def test_conditional_without_a_mode_suggests_more_newton_steps() -> None:
-    with pytest.raises(
-        ValueError, match="after newton_steps=1, the log joint of a client is not curved"
-    ):
+    with pytest.raises(ValueError, match="after newton_steps=1, the log joint of a client is not"):
         fit(
             hierfl.methods.fedsvi(rich, guides.conditional(newton_steps=1)),
             federation((5, 3, 7)),
@@ -256,9 +254,7 @@ def test_amortized_ignores_padding_and_order(fields: tuple[str, ...] | None) -> 
 
 
 def test_amortized_names_the_missing_field() -> None:
-    with pytest.raises(
-        ValueError, match="the amortized guide reads the field 'age', which the data do not have"
-    ):
+    with pytest.raises(ValueError, match="the amortized guide reads the field 'age', which the"):
         read(regression, guides.amortized(fields=("x", "age")), federation())
 
 

@@ -34,6 +34,11 @@ def plain() -> Method:
     return fedavg(_shared(), **SMALL)
 
 
+def private(clip: float, noise: float, secret: int | None, method: Method | None = None) -> Method:
+    noisy: dict[str, Any] = {"clipping_norm": clip, "noise_multiplier": noise, "secret": secret}
+    return differentially_private(method or plain(), **noisy)
+
+
 def first_params(method: Method, data: hierfl.ClientData) -> torch.Tensor:
     """Return the params that a run starts from, (d,)."""
     return as_vector(federate(method, data, seed=0).server.state)
@@ -48,9 +53,7 @@ def test_a_client_moves_the_sum_by_twice_the_clip_at_most() -> None:
         y = data.fields["y"].clone()
         y[:4] = size * (1.0 + y[:4].abs())
         changed = data.with_fields(y=y)
-        method = differentially_private(
-            plain(), clipping_norm=0.01, noise_multiplier=1e-12, secret=1
-        )
+        method = private(0.01, 1e-12, 1)
         found[size] = as_vector(fit(method, changed, rounds=1).message)
     start = first_params(plain(), data)
     for moved in found.values():
@@ -75,20 +78,8 @@ def test_the_noise_is_gaussian_and_as_large_as_it_says() -> None:
     wide = network(nn.Linear(2, 1), likelihood=likelihood.normal(1.0))
     still = fedavg(wide, optimizer=SGD(1e-30), steps=1, unit="step", batch_size=2)
     start = first_params(still, data)
-    draws = [
-        as_vector(
-            fit(
-                differentially_private(
-                    still, clipping_norm=2.0, noise_multiplier=3.0, secret=secret
-                ),
-                data,
-                rounds=1,
-                cohort=2,
-            ).message
-        )
-        - start
-        for secret in range(60)
-    ]
+    noisy = (private(2.0, 3.0, secret, still) for secret in range(60))
+    draws = [as_vector(fit(m, data, rounds=1, cohort=2).message) - start for m in noisy]
     flat = torch.cat(draws).numpy() / (2.0 * 3.0 / 2)
     assert stats.kstest(flat, "norm").pvalue > 1e-3
     assert stats.kstest(secret_normals(new_key(5), 100_000).numpy(), "norm").pvalue > 1e-3
@@ -98,9 +89,7 @@ def test_noise_and_cohorts_are_functions_of_the_secret_alone() -> None:
     data = federation((2, 3, 2, 4, 3))
 
     def found(secret: int | None, seed: int) -> tuple[torch.Tensor, list[float]]:
-        method = differentially_private(
-            plain(), clipping_norm=1.0, noise_multiplier=1.0, secret=secret
-        )
+        method = private(1.0, 1.0, secret)
         fitted = fit(method, data, rounds=4, cohort=2, seed=seed)
         return as_vector(fitted.message), fitted.history["epsilon"].tolist()
 
@@ -118,9 +107,7 @@ def test_nodes_cannot_tell_the_cohort_from_the_seed() -> None:
     clock = Clock(0, 1)
     drawn = set()
     for secret in range(8):
-        method = differentially_private(
-            plain(), clipping_norm=1.0, noise_multiplier=1.0, secret=secret
-        )
+        method = private(1.0, 1.0, secret)
         server = federate(method, data, seed=0, cohort=3).server
         assert server.cohort_seed is not None
         drawn.add(server.cohort_seed(clock))

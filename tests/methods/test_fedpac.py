@@ -68,12 +68,8 @@ def kinds(n: int, seed: int = 0) -> ClientData:
 def test_a_step_of_the_body_has_the_pull_of_its_features() -> None:
     """In the second round, by autograd at the first round's params, with the means of all clients."""
     lr, lam, data = 0.1, 0.7, kinds(12)
-    how: dict[str, Any] = {
-        "feature_weight": lam,
-        "optimizer": SGD(lr),
-        "head_steps": 0,
-        "body_steps": 1,
-    }
+    how: dict[str, Any] = {"feature_weight": lam, "optimizer": SGD(lr)}
+    how |= {"head_steps": 0, "body_steps": 1}
     method = fedpac(HeadedNetwork(net(), head="2"), mix=False, **how, **FULL)
     one, two = (fit(method, data, rounds=r).message for r in (1, 2))
     body = {k: v.clone().requires_grad_() for k, v in one["body"].items()}
@@ -109,25 +105,18 @@ def test_means_are_those_of_all_rows() -> None:
 
 def test_heads_of_a_kind_are_mixed_and_tell_kinds_apart() -> None:
     data, fresh = kinds(20), kinds(60, seed=1)
-    how: dict[str, Any] = {
-        "head_optimizer": SGD(0.5),
-        "optimizer": SGD(0.1),
-        "head_steps": 5,
-        "body_steps": 5,
-    }
+    how: dict[str, Any] = {"head_optimizer": SGD(0.5), "optimizer": SGD(0.1)}
+    how |= {"head_steps": 5, "body_steps": 5}
     fitted = fit(fedpac(HeadedNetwork(net(), head="2"), **how, **FULL), data, rounds=15)
     server = fitted.progress.server
     weight = weights_of(server["h"].flatten(1), server["v"], server["seen"])
     alike = torch.arange(6)[:, None] % 2 == torch.arange(6) % 2
     assert weight[alike].sum() / 6.0 > 0.95
     assert fitted.predict(fresh).scores()["accuracy"].mean() > 0.85
-    plain = fit(
-        fedavg(network(net()), optimizer=SGD(0.1), steps=10, batch_size=None), data, rounds=15
-    )
-    assert plain.predict(fresh).scores()["accuracy"].mean() < 0.65
-    joined = fitted.personalize(
-        ClientData(data.fields, data.offsets, tuple("pqrstu")), rounds=10
-    ).predict(ClientData(fresh.fields, fresh.offsets, tuple("pqrstu")))
+    plain = fedavg(network(net()), optimizer=SGD(0.1), steps=10, batch_size=None)
+    assert fit(plain, data, rounds=15).predict(fresh).scores()["accuracy"].mean() < 0.65
+    new, later = (ClientData(of.fields, of.offsets, tuple("pqrstu")) for of in (data, fresh))
+    joined = fitted.personalize(new, rounds=10).predict(later)
     assert joined.scores()["accuracy"].mean() > 0.8
 
 

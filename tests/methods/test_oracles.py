@@ -106,9 +106,7 @@ def test_the_exact_server_averages_points_and_refuses_unsupported_priors() -> No
     options: dict[str, Any] = {**ALL_ROWS, "steps": 2, "server": "exact", "optimizer": SGD(0.05)}
     fitted = fit(fedabml(at(START, personal=True), guides.delta, **options), clients(), rounds=1)
     assert torch.allclose(fitted.message["theta"], fitted.draws(1).own["w"][0].mean(0), atol=1e-12)
-    with pytest.raises(
-        ProgramError, match=r"the prior's scale of site 'w' is neither known nor a global param"
-    ):
+    with pytest.raises(ProgramError, match=r"the prior's scale of site 'w' is neither known nor"):
         fit(fedabml(lambda batch: _scaled(batch), **options), clients(), rounds=1)
     with pytest.raises(ValueError, match="leave meta at 'envelope'"):
         fedabml(learned_prior, server="exact", meta="full")

@@ -122,9 +122,7 @@ def test_a_map_preserves_the_distances_of_planar_data() -> None:
     np.testing.assert_allclose(
         np.linalg.norm(at[:, None] - at[None], axis=-1), distances[1], atol=0.01
     )
-    with pytest.raises(
-        ValueError, match="3 or more clients that differ: there are 5, and they differ in 0 columns"
-    ):
+    with pytest.raises(ValueError, match="3 or more clients that differ: there are 5, and they"):
         plots.client_map(axes(), np.ones((5, 2)), list("abcde"))
 
 

@@ -121,9 +121,7 @@ def test_a_forest_of_a_scalar_has_one_row_and_others_are_refused() -> None:
     assert [label.get_text() for label in ax.get_yticklabels()] == ["level"]
     with pytest.raises(ValueError, match=r"must have 'client' \(a global site is drawn by arviz"):
         plots.forest(axes(), prior, prior)
-    with pytest.raises(
-        ValueError, match=r"local has the dimensions \(\), prior .*: give arrays of"
-    ):
+    with pytest.raises(ValueError, match=r"local has the dimensions \(\), prior .*: give arrays"):
         plots.forest(axes(), local.values, prior)  # type: ignore[arg-type]
 
 
