@@ -35,26 +35,11 @@ def gumbel(z: Tensor) -> tuple[Tensor, Tensor]:
     return -(z + small).sum(1), small - 1.0
 
 
-def run(
-    density: Any,
-    *,
-    seed: int = 0,
-    far: float = 3.0,
-    least: int = 60,
-    draws: int = 4000,
-    dense: int = 2,
-) -> Sampled:
-    g = torch.Generator().manual_seed(1)
-    return sampled(
-        density,
-        far * torch.randn(64, 2, generator=g),
-        Whitening(torch.zeros(2), torch.eye(dense), torch.ones(2 - dense)),
-        draws=draws,
-        warmup=80,
-        least=least,
-        seed=seed,
-        jumps=True,
-    )
+def run(density: Any, *, far: float = 3.0, **options: Any) -> Sampled:
+    start = far * torch.randn(64, 2, generator=torch.Generator().manual_seed(1))
+    whitening = Whitening(torch.zeros(2), torch.eye(2), torch.ones(0))
+    how = {"seed": 0, "least": 60, "draws": 4000, "warmup": 80, "jumps": True, **options}
+    return sampled(density, start, whitening, **how)
 
 
 def test_moments_of_a_correlated_gaussian_far_away() -> None:
@@ -140,9 +125,8 @@ def drawn_of(
     surrogate: Surrogate, eta: Tensor, precision: Tensor, *, final: bool
 ) -> SurrogateDraws:
     with double_precision(), torch.no_grad():
-        factors = Factors(
-            precision[:, None, None].double(), (eta * precision)[:, None].double(), {}
-        )
+        shift = (eta * precision)[:, None].double()
+        factors = Factors(precision[:, None, None].double(), shift, {})
         prior = prior_draws(surrogate.hierarchy, 0)
         equal = torch.full((len(prior),), -math.log(len(prior)))
         start = Start(prior, equal, bounds_of(surrogate, prior), True)

@@ -35,10 +35,7 @@ SHAPES = {
 
 
 def rich(batch: ClientBatch) -> None:
-    """A site of every kind, global and local.
-
-    There are intervals, simplices, vectors, correlations, and a plate besides that of the clients.
-    """
+    """Global and local intervals, simplices, vectors, correlations, and a plate besides the clients'."""
     real = pyro.sample("real", dist.Normal(0.0, 1.0))
     weights = pyro.sample("weights", dist.Dirichlet(torch.full((3,), 2.0)))
     spread = pyro.sample("spread", dist.HalfNormal(1.0).expand([2]).to_event(1))
@@ -47,23 +44,16 @@ def rich(batch: ClientBatch) -> None:
     with pyro.plate("global_items", 3, dim=-1):
         items = pyro.sample("items", dist.Normal(real, 1.0))
     with batch.clients():
-        vector = pyro.sample(
-            "own_vector",
-            dist.MultivariateNormal(torch.zeros(2), scale_tril=spread[:, None] * lower),
-        )
+        correlated = dist.MultivariateNormal(torch.zeros(2), scale_tril=spread[:, None] * lower)
+        vector = pyro.sample("own_vector", correlated)
         rate = pyro.sample("own_rate", dist.LogNormal(real, 0.5))
         own_share = pyro.sample("own_share", dist.Uniform(0.0, 1.0))
         own_weights = pyro.sample("own_weights", dist.Dirichlet(1.0 + 3.0 * weights))
         with batch.plate("kinds", 3, dim=-3):
             own_items = pyro.sample("own_items", dist.Normal(items[:, None, None], 1.0))
             matrix = pyro.sample("own_matrix", dist.HalfNormal(torch.ones(2, 2)).to_event(2))
-        loc = (
-            (batch.x * vector).sum(-1)
-            + share * own_share
-            + own_weights[..., 0]
-            + own_items.sum(0)
-            + matrix.sum((0, -1, -2))
-        )
+        loc = (batch.x * vector).sum(-1) + share * own_share + own_weights[..., 0]
+        loc = loc + own_items.sum(0) + matrix.sum((0, -1, -2))
         with batch.data():
             pyro.sample("y", dist.Normal(loc, rate), obs=batch.y)
 

@@ -235,7 +235,7 @@ PAIRS: dict[str, Same] = {
     **{f"fedrecon without a head, {server!r}": Same(
         of(methods.fedrecon, shared, head="none", body_optimizer=SGD(0.05, 0.5), body_steps=2,
            server_optimizer=server, split=False, batch_size=2),
-        around(lambda m, server=server: methods.server_optimized(m, server), FEDAVG), run=COHORT)  # type: ignore[misc]
+        around(lambda m, server=server: methods.server_optimized(m, server), FEDAVG), run=COHORT)
         for server in (SGD(1.0), SGD(0.7, 0.9), Adam(0.05))},
     "fedrecon's first round is fedrep's": Same(
         of(methods.fedrecon, shared, head=HEAD, head_optimizer=SGD(0.05), split=False, batch_size=2,

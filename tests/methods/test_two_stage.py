@@ -181,12 +181,7 @@ def test_single_precision_runs() -> None:
     assert int(found.progress.server.stage) == 2
 
 
-# ------------------------------------------------------------------------------------ messages
-
-
 # ---------------------------------------------------------------- what a fit can do
-
-
 @pytest.mark.slow
 def test_a_new_client_gets_its_own_posterior() -> None:
     """Its level, given the others: against the grid with the new client's rows weighing in on nothing else."""

@@ -96,8 +96,8 @@ def test_default_priors_and_deterministic_slope(data: ClientData) -> None:
         program.model(everyone(data))
     slope = seen.trace.nodes["slope"]["value"]
     assert slope is not None and slope.shape == (3, 1, 2)
-    by_hand = values["slope_loc"] + values["slope_scale"] * values["slope_offset"]
-    torch.testing.assert_close(slope, by_hand)
+    moved = values["slope_loc"] + values["slope_scale"] * values["slope_offset"]
+    torch.testing.assert_close(slope, moved)
 
 
 def test_priors_as_arguments(data: ClientData) -> None:
