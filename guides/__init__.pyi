@@ -9,6 +9,5 @@ from .global_sites import spline_flow as spline_flow
 from .low_rank import low_rank as low_rank
 from .mean_field import mean_field as mean_field
 from .structured import structured as structured
-from .unrolled import unrolled as unrolled
 
 __all__: list[str]

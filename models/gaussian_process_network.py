@@ -124,12 +124,7 @@ class GaussianProcessNetwork:
 
 
 def conditioned(
-    scale: Tensor,
-    at: Tensor,
-    memory: Tensor,
-    labels: Tensor,
-    variance: Tensor,
-    there: Tensor,
+    scale: Tensor, at: Tensor, memory: Tensor, labels: Tensor, variance: Tensor, there: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return means and variances of processes at rows `at`, (C, B, processes), given those that are `there`.
 

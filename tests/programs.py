@@ -81,7 +81,6 @@ FAMILIES: dict[str, Family] = {
     "structured_flow": guides.structured(shared=guides.spline_flow, full=False),
     "conditional": guides.conditional,
     "amortized": guides.amortized(hidden=4),
-    "unrolled": guides.unrolled(steps=2),
 }
 
 

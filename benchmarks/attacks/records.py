@@ -93,7 +93,6 @@ OPTIONS: tuple[JSON, ...] = (
 SIZES: tuple[JSON, ...] = (
     {"family": "hierfl.guides.amortized", "with": {"hidden": 10**12}},
     {"family": "hierfl.guides.low_rank", "with": {"rank": 10**12}},
-    {"family": "hierfl.guides.unrolled", "with": {"steps": 10**12}},
     {"family": "hierfl.guides.conditional", "with": {"newton_steps": 10**12}},
     {
         "family": "hierfl.guides.structured",

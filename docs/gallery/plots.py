@@ -208,7 +208,7 @@ plt.show()
 # %% [markdown]
 # ## Ranks
 #
-# `rank_ecdf` and `rank_histogram` draw [simulation-based calibration](../diagnostics.md): the rank of each true value among draws of its posterior.
+# `rank_ecdf` draws [simulation-based calibration](../diagnostics.md): the rank of each true value among draws of its posterior.
 
 
 # %%
@@ -229,10 +229,6 @@ ranks = diagnostics.sbc(
 plots.rank_ecdf(column(), ranks, "mu")
 plt.show()
 
-# %%
-plots.rank_histogram(column(), ranks, "mu")
-plt.show()
-
 # %% [markdown]
-# Both show what a mean-field guide does: it treats `mu` as independent of the schools' own means, so that its draws are too narrow, and true values
+# It shows what a mean-field guide does: it treats `mu` as independent of the schools' own means, so that its draws are too narrow, and true values
 # lie too often at the ends.

@@ -25,12 +25,7 @@ from hierfl.engine.rounds import one_round
 from hierfl.posterior.prediction import Prediction
 from hierfl.runs.result import Fit
 from hierfl.studies.baseline_methods import Baseline
-from hierfl.studies.drawn_clients import (
-    exact_posterior,
-    least_squares,
-    probes_of,
-    served_weights,
-)
+from hierfl.studies.drawn_clients import exact_posterior, least_squares, probes_of, served_weights
 
 NOTED = 10  # clients whose entropies are kept, for figures
 LINES = 40  # draws of each client's line that are kept, for figures

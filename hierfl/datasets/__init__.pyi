@@ -9,7 +9,6 @@ from .images import fashion_mnist as fashion_mnist
 from .images import femnist as femnist
 from .images import mnist as mnist
 from .images import notmnist as notmnist
-from .images import usps as usps
 from .references import ReferenceSummary as ReferenceSummary
 from .references import reference as reference
 from .tables import election88 as election88

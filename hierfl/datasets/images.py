@@ -51,10 +51,10 @@ class Labeled:
         return len(self.y)
 
 
-def _layout(*parts: str, shape: str = "28, 28") -> dict[str, str]:
+def _layout(*parts: str) -> dict[str, str]:
     layout: dict[str, str] = {}
     for part in parts:
-        layout |= {f"x_{part}": f"uint8 (n, {shape})", f"y_{part}": "labels (n,)"}
+        layout |= {f"x_{part}": "uint8 (n, 28, 28)", f"y_{part}": "labels (n,)"}
     return layout
 
 
@@ -63,9 +63,6 @@ _BOTH = _layout("train", "test")
 
 _MNIST = DataFile("mnist.npz", "MNIST (LeCun, Cortes and Burges, CC BY-SA 3.0)", _BOTH)
 _FASHION = DataFile("fashion_mnist.npz", "Fashion-MNIST (Zalando Research, MIT license)", _BOTH)
-_USPS = DataFile(
-    "usps.npz", "USPS handwritten digits (Hull 1994)", _layout("train", "test", shape="16, 16")
-)
 _NOTMNIST = DataFile("notmnist_10k.npz", "notMNIST (Y. Bulatov), letters A-J", _layout("test"))
 _EMNIST = DataFile(
     "emnist_byclass_test.npz",
@@ -132,12 +129,6 @@ def mnist() -> tuple[Labeled, Labeled]:
 def fashion_mnist() -> tuple[Labeled, Labeled]:
     """Fashion-MNIST's official split: (60,000 training, 10,000 test images), x (n, 1, 28, 28)."""
     return _train_test(_FASHION, _CLOTHES)
-
-
-@read_from(_USPS)
-def usps() -> tuple[Labeled, Labeled]:
-    """USPS digits: (7,291 training images, 2,007 test images), x (n, 1, 16, 16)."""
-    return _train_test(_USPS, _DIGITS)
 
 
 @read_from(_NOTMNIST)

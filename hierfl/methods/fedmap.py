@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -112,116 +113,165 @@ def fedmap(
     if not callable(server):
         expect(server=(server, ("average", "gradient")))
     descent = Descent(optimizer, steps, unit, batch_size)
-    is_mean, alone = loss == "mean", init == "client"  # one client fits alone in the first round
-    by_fit = weights.endswith("likelihood")  # omega depends on how well weights fit the rows
+    alone = init == "client"  # one client fits alone in the first round
+    bilevel = Bilevel(
+        descent, newton_steps, loss == "mean", restart, weights, server, server_optimizer, alone
+    )
+    return Method("fedmap", model, delta, bilevel.client, bilevel.server_of)
 
-    def by_size(rows: Tensor) -> Tensor:
+
+@dataclass(frozen=True)
+class Bilevel:
+    """What clients and the server compute, by the arguments of `fedmap`."""
+
+    descent: Descent
+    newton_steps: int
+    is_mean: bool
+    restart: str
+    weights: str
+    rule: Rule
+    server_optimizer: Optimizer
+    alone: bool
+
+    @property
+    def by_fit(self) -> bool:
+        """Return whether omega depends on how well weights fit the rows."""
+        return self.weights.endswith("likelihood")
+
+    def by_size(self, rows: Tensor) -> Tensor:
         """Return the log of omega where it depends on the rows alone."""
-        return rows.log() if weights == "rows" else torch.zeros_like(rows)
+        return rows.log() if self.weights == "rows" else torch.zeros_like(rows)
 
-    def client(program: Program) -> Client:
+    def client(self, program: Program) -> Client:
+        """Return the client of one program."""
         above, mine = learned_hierarchy(program, "fedmap")
-        pairs = _pairs(program, server) if server != "gradient" or alone else {}
-        every = server == "gradient"  # else the params that no mean of weights moves
-        sloped = [] if callable(server) else [n for n in above if every or n not in pairs]
-        looks = bool(by_fit or sloped or alone)
+        pairs = _pairs(program, self.rule) if self.rule != "gradient" or self.alone else {}
+        every = self.rule == "gradient"  # else the params that no mean of weights moves
+        sloped = [] if callable(self.rule) else [n for n in above if every or n not in pairs]
+        return LowerLevel(self, program, pairs, {n: above[n] for n in sloped}).client(mine)
 
-        def loss(w: Params, message: Tree, batch: ClientBatch) -> Tensor:
-            terms = program.terms({**message["gamma"], **w}, batch)
-            nll = terms.nll / batch.counts if is_mean else terms.nll
-            pull = 1.0 - message["alone"] if alone else 1.0  # 0 while the first client fits alone
-            return nll + pull * terms.local_kl
-
-        def start(message: Tree, own: Tree) -> Tree:
-            w = own["w"] if restart == "own" else at_prior(program, message["gamma"])
-            slopes = {name: 0.0 * above[name] for name in sloped}
-            return {**descent.begin(w), "omega": torch.zeros(()), "slope": slopes}
-
-        def solve(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            w, value = _newton(lambda w: loss(w, message, batch).sum(), work["w"])
-            return {**work, "w": w, "loss": value}
-
-        def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            """Find log omega_k at the round's last weights, and R's gradient in the global params."""
-            gamma, w, rows = message["gamma"], work["w"], batch.counts.sum()
-
-            def penalty(part: Params) -> Tensor:
-                terms = program.terms({**gamma, **part, **w}, batch)
-                return terms.local_kl.sum() + terms.global_kl
-
-            log_omega = by_size(rows)
-            if by_fit:
-                terms = program.terms({**gamma, **w}, batch)
-                root = rows if weights == "mean-likelihood" else 1.0
-                log_omega = -(terms.nll + terms.local_kl).sum() / root
-            if alone:
-                drawn = LONE * noise.uniforms(batch.key[0], (), rows.dtype)
-                log_omega = torch.where(message["alone"] > 0.0, drawn, log_omega)
-            slopes = grad(penalty)({name: gamma[name] for name in sloped}) if sloped else {}
-            return {**work, "omega": log_omega, "slope": slopes}
-
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            value, w, gamma = {"slope": work["slope"]}, work["w"], message["gamma"]
-            if pairs:
-                value["away"] = {
-                    theta: w[mine].reshape(gamma[theta].shape) - gamma[theta]
-                    for theta, mine in pairs.items()
-                }
-            if callable(server):
-                value["square"] = tree_map(torch.square, value["away"])
-            weighted = LogShare(value, work["omega"] if looks else by_size(rows))
-            seen = torch.where(message["alone"] > 0.0, own["seen"], torch.ones(()))
-            up: Up = {"clients": weighted, "loss": Share(work["loss"], rows)}
-            return up, {"w": work["w"], "seen": seen}
-
-        fitting = descent.phase(lambda w, work, message, batch: loss(w, message, batch))
-        # a prior reads no rows: where omega needs none, one row is enough
-        looked_rows = None if by_fit else 1
-        looking = Phase(look, int(looks), batch_size=looked_rows, scores_rows=by_fit)
-        return personal_client(
-            {"w": mine},
-            lambda message, own: {"w": at_prior(program, message["gamma"])},
-            start=start,
-            phases=(Phase(solve, newton_steps) if newton_steps else fitting, looking),
-            finish=finish,
-            params=lambda message, own: {**message["gamma"], **own["w"]},
-        )
-
-    def server_of(program: Program) -> Server:
+    def server_of(self, program: Program) -> Server:
         """Return the server; by omega it gets means `away` of w - theta, its `square`, `slope` of -log prior."""
         above = program.start()[0]
-
-        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            moments, gamma, memory = means["clients"], state["gamma"], state["memory"]
-            first = bool(state["alone"] > 0.0)
-            several = by_fit and clock.clients > 1 and not first
-            if several and float(means["effective_clients"]) < 1.5:
-                warnings.warn(
-                    "fedmap: nearly all weight lies on one client, the others hardly count: take weights='rows'",
-                    stacklevel=2,
-                )
-            averaged = {name: gamma[name] + away for name, away in moments.get("away", {}).items()}
-            if first:
-                gamma = {**gamma, **averaged}
-            elif callable(server):
-                gamma = {**gamma, **_best(server, gamma, moments)}
-            else:
-                slopes = {**tree_map(torch.zeros_like, gamma), **moments["slope"]}
-                gamma, memory = step(server_optimizer, slopes, Stepped(gamma, memory))
-                gamma = {**gamma, **averaged} if server == "average" else gamma
-            return {"gamma": gamma, "memory": memory, "alone": torch.zeros(())}
-
         return Server(
             state={
                 "gamma": above,
-                "memory": server_optimizer.init(above),
-                "alone": torch.tensor(float(alone)),
+                "memory": self.server_optimizer.init(above),
+                "alone": torch.tensor(float(self.alone)),
             },
-            update=update,
+            update=self.update,
             down=lambda state, clock: {"gamma": state["gamma"], "alone": state["alone"]},
         )
 
-    return Method("fedmap", model, delta, client, server_of)
+    def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        """Return the server's state after a round."""
+        moments, gamma, memory = means["clients"], state["gamma"], state["memory"]
+        first = bool(state["alone"] > 0.0)
+        several = self.by_fit and clock.clients > 1 and not first
+        if several and float(means["effective_clients"]) < 1.5:
+            warnings.warn(
+                "fedmap: nearly all weight lies on one client, the others hardly count: take weights='rows'",
+                stacklevel=2,
+            )
+        averaged = {name: gamma[name] + away for name, away in moments.get("away", {}).items()}
+        if first:
+            gamma = {**gamma, **averaged}
+        elif callable(self.rule):
+            gamma = {**gamma, **_best(self.rule, gamma, moments)}
+        else:
+            slopes = {**tree_map(torch.zeros_like, gamma), **moments["slope"]}
+            gamma, memory = step(self.server_optimizer, slopes, Stepped(gamma, memory))
+            gamma = {**gamma, **averaged} if self.rule == "average" else gamma
+        return {"gamma": gamma, "memory": memory, "alone": torch.zeros(())}
+
+
+@dataclass(frozen=True)
+class LowerLevel:
+    """A client's mode, and what its weights tell of the global params.
+
+    `pairs` are global params that are a prior's mean -> the local param of its site; `sloped` are
+    the global params that move by R's gradient.
+    """
+
+    bilevel: Bilevel
+    program: Program
+    pairs: dict[str, str]
+    sloped: Params
+
+    def client(self, local: Params) -> Client:
+        """Return the client whose weights start at `local`."""
+        of = self.bilevel
+        fitting = of.descent.phase(lambda w, work, message, batch: self.loss(w, message, batch))
+        # a prior reads no rows: where omega needs none, one row is enough
+        looked_rows = None if of.by_fit else 1
+        looking = Phase(self.look, int(self.looks), batch_size=looked_rows, scores_rows=of.by_fit)
+        return personal_client(
+            {"w": local},
+            lambda message, own: {"w": at_prior(self.program, message["gamma"])},
+            start=self.start,
+            phases=(Phase(self.solve, of.newton_steps) if of.newton_steps else fitting, looking),
+            finish=self.finish,
+            params=lambda message, own: {**message["gamma"], **own["w"]},
+        )
+
+    @property
+    def looks(self) -> bool:
+        """Return whether a client computes omega or a gradient after its fit."""
+        return bool(self.bilevel.by_fit or self.sloped or self.bilevel.alone)
+
+    def loss(self, w: Params, message: Tree, batch: ClientBatch) -> Tensor:
+        """Return the loss of the weights at each point."""
+        terms = self.program.terms({**message["gamma"], **w}, batch)
+        nll = terms.nll / batch.counts if self.bilevel.is_mean else terms.nll
+        # 0 while the first client fits alone
+        pull = 1.0 - message["alone"] if self.bilevel.alone else 1.0
+        return nll + pull * terms.local_kl
+
+    def start(self, message: Tree, own: Tree) -> Tree:
+        """Return the work at the start of a round."""
+        of_own = self.bilevel.restart == "own"
+        w = own["w"] if of_own else at_prior(self.program, message["gamma"])
+        slopes = tree_map(torch.zeros_like, self.sloped)
+        return {**self.bilevel.descent.begin(w), "omega": torch.zeros(()), "slope": slopes}
+
+    def solve(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        """Return the work after a Newton step."""
+        w, value = _newton(lambda w: self.loss(w, message, batch).sum(), work["w"])
+        return {**work, "w": w, "loss": value}
+
+    def look(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        """Find log omega_k at the round's last weights, and R's gradient in the global params."""
+        gamma, w, rows, of = message["gamma"], work["w"], batch.counts.sum(), self.bilevel
+
+        def penalty(part: Params) -> Tensor:
+            terms = self.program.terms({**gamma, **part, **w}, batch)
+            return terms.local_kl.sum() + terms.global_kl
+
+        log_omega = of.by_size(rows)
+        if of.by_fit:
+            terms = self.program.terms({**gamma, **w}, batch)
+            root = rows if of.weights == "mean-likelihood" else 1.0
+            log_omega = -(terms.nll + terms.local_kl).sum() / root
+        if of.alone:
+            drawn = LONE * noise.uniforms(batch.key[0], (), rows.dtype)
+            log_omega = torch.where(message["alone"] > 0.0, drawn, log_omega)
+        slopes = grad(penalty)({n: gamma[n] for n in self.sloped}) if self.sloped else {}
+        return {**work, "omega": log_omega, "slope": slopes}
+
+    def finish(self, work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        """Return the message to the server and the client's own state."""
+        value, w, gamma = {"slope": work["slope"]}, work["w"], message["gamma"]
+        if self.pairs:
+            value["away"] = {
+                theta: w[mine].reshape(gamma[theta].shape) - gamma[theta]
+                for theta, mine in self.pairs.items()
+            }
+        if callable(self.bilevel.rule):
+            value["square"] = tree_map(torch.square, value["away"])
+        omega = work["omega"] if self.looks else self.bilevel.by_size(rows)
+        seen = torch.where(message["alone"] > 0.0, own["seen"], torch.ones(()))
+        up: Up = {"clients": LogShare(value, omega), "loss": Share(work["loss"], rows)}
+        return up, {"w": work["w"], "seen": seen}
 
 
 def _pairs(program: Program, rule: object) -> dict[str, str]:

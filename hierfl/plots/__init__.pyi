@@ -12,7 +12,6 @@ from .runs import convergence as convergence
 from .runs import k_hats as k_hats
 from .runs import messages as messages
 from .runs import rank_ecdf as rank_ecdf
-from .runs import rank_histogram as rank_histogram
 from .runs import sensitivity as sensitivity
 from .style import COLORS as COLORS
 from .style import MARKERS as MARKERS

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pandas as pd
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
-from scipy import stats
 
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.plots.style import BAND, COLORS, GRAY, MARKERS, NAMED, plain
@@ -172,33 +171,6 @@ def rank_ecdf(ax: Axes, result: Sbc, site: str, *, prob: float = 0.95) -> Axes:
     ax.axhline(0.0, color="0.4", linewidth=0.7, linestyle=":")
     ax.set(xlim=(0.0, 1.0), xlabel="fractional rank of the true value")
     ax.set_ylabel("ECDF minus uniform CDF")
-    return _titled(ax, site)
-
-
-def rank_histogram(ax: Axes, result: Sbc, site: str, *, bins: int = 20, prob: float = 0.95) -> Axes:
-    """Draw a histogram of a site's ranks over the range expected of uniform ranks.
-
-    The ranks of all scalars and all clients of the site are pooled.
-
-    Args:
-        ax: axes to draw on.
-        result: result of `hierfl.diagnostics.sbc`.
-        site: name of a global or local site; another name is a KeyError.
-        bins: number of bins over the ranks 0 to `result.draws`.
-        prob: probability of the range for a single bin, assuming independent ranks. Ranks of
-            several scalars of one data set are not quite independent.
-    """
-    if site not in {**result.shared, **result.own}:
-        raise KeyError(
-            f"there is no site '{site}': the sites are {', '.join([*result.shared, *result.own])}"
-        )
-    ranks = {**result.shared, **result.own}[site].flatten()
-    edges = np.linspace(0, result.draws + 1, bins + 1)
-    ax.hist(ranks, bins=list(edges), color=COLORS[0], alpha=0.75, edgecolor="white", linewidth=0.5)
-    low, high = stats.binom.interval(prob, len(ranks), 1.0 / bins)
-    ax.axhspan(low, high, color=BAND, linewidth=0.0, zorder=0, label=f"{prob:.0%} range if uniform")
-    ax.set_xlabel(f"rank of the true value among {result.draws} draws")
-    ax.set_ylabel("replications" if len(ranks) == result.replications else "ranks")
     return _titled(ax, site)
 
 

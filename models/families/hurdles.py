@@ -11,13 +11,7 @@ from torch.distributions import Distribution
 
 from hierfl.core.gaussians import log1mexp
 from hierfl.models.families.family import ResponseFamily
-from hierfl.models.families.links import (
-    a_shape,
-    a_share,
-    half_student,
-    log_scale,
-    priors,
-)
+from hierfl.models.families.links import a_shape, a_share, half_student, log_scale, priors
 from hierfl.models.families.rows import RowDistribution
 from hierfl.program.recipes import recorded
 

@@ -1,7 +1,5 @@
 """What every test of comparisons starts from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any

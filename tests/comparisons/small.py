@@ -1,7 +1,5 @@
 """A study of a second or two, which tests change."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Comparisons that are killed, changed, or fail in part: what is kept, what is computed again."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,13 +10,7 @@ from typer.testing import CliRunner
 from hierfl.cli import app
 from hierfl.comparisons import cells, tuning
 from hierfl.comparisons.compare import Failed, compare
-from hierfl.comparisons.result_files import (
-    FILES,
-    RESULTS,
-    TUNED,
-    as_csv,
-    study_of,
-)
+from hierfl.comparisons.result_files import FILES, RESULTS, TUNED, as_csv, study_of
 from hierfl.comparisons.study_file import Study
 from tests.comparisons.small import study
 
@@ -38,9 +30,7 @@ def files(out: Path) -> dict[str, bytes]:
     return {name: (out / name).read_bytes() for name in there}
 
 
-def test_a_second_run_computes_nothing_and_one_that_lost_pieces_ends_the_same(
-    tmp_path: Path,
-) -> None:
+def test_a_second_run_computes_nothing_and_lost_pieces_are_made_again(tmp_path: Path) -> None:
     lines: list[str] = []
     own = study(tuning={"rounds": 2, "lr": [0.01, 0.3]})
     assert compare(own, tmp_path, processes=1, say=lines.append) == []

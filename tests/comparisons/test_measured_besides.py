@@ -1,7 +1,5 @@
 """What a study measures besides P and G: foreign images, curves, classes, lines; figures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,9 +44,7 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(federations, "foreign_rows", noise)
 
 
-def test_foreign_images_are_detected_by_the_entropy_of_what_clients_are_served(
-    strangers: None,
-) -> None:
+def test_foreign_images_are_detected_by_entropy(strangers: None) -> None:
     found = computed("local_only", evaluation={"foreign": ["notmnist"]}, run={"rounds": 10})
     by = {s["weighting"]: s["value"] for s in found["scores"] if s["metric"] == "auroc"}
     assert set(by) == {"rows", "clients"} and all(0.0 <= v <= 1.0 for v in by.values())
@@ -71,11 +67,11 @@ def test_foreign_images_of_another_size_are_refused(monkeypatch: pytest.MonkeyPa
 def test_of_a_method_that_tunes_foreign_images_meet_the_tuned_model(strangers: None) -> None:
     asked = {"foreign": ["notmnist"]}
     plain, tuned = (computed(name, evaluation=asked) for name in ("fedavg", "fedavg+FT"))
-    values = [
+    first, second = (
         next(s["value"] for s in found["scores"] if s["metric"] == "auroc")
         for found in (plain, tuned)
-    ]
-    assert values[0] != values[1]
+    )
+    assert first != second
 
 
 # ------------------------------------------------------------------------------------------- curves
@@ -89,9 +85,8 @@ def test_new_clients_and_coherence_stand_beside_the_curve() -> None:
     own = study(methods=[{"name": "ditto"}], evaluation=asked)
     rows = of_study(own, 0)
     fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 3, 0)
-    assert last["coherence"] == pytest.approx(
-        coherence(client_gradients(fit)).minus_log_det, rel=1e-3
-    )
+    coherent = coherence(client_gradients(fit)).minus_log_det
+    assert last["coherence"] == pytest.approx(coherent, rel=1e-3)
     clients = pd.DataFrame(found["clients"])
     assert len(clients) == 3 * 4 * 2  # rounds, clients, and P and G
     at_end = clients[(clients["round"] == 3) & (clients["score"] == "P")]

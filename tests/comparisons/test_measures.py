@@ -1,7 +1,5 @@
 """Scores of a run: what P and G are of, and how clients and rounds are averaged."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What `hierfl compare`, `table` and `plot` refuse: names, values of wrong kinds, files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """No test row reaches training, scaling or tuning, and clients that join are not seen before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables and figures of results: what is shown, what is bold, and the published numbers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,8 @@ from hierfl.comparisons.score_table import published
 from hierfl.comparisons.study_file import Study
 from tests.comparisons.small import study
 
-P = {
-    "score": "P",
-    "clients": "participating",
-    "adapted": 0,
-    "test": "local",
-    "rounds": 1,
-    "metric": "accuracy",
-}
+P = {"score": "P", "clients": "participating", "adapted": 0, "test": "local", "rounds": 1}
+P |= {"metric": "accuracy"}
 VALUES: dict[str, list[float | None]] = {
     "best": [90.0, 92.0, 91.0],
     "similar": [89.9, 92.2, 90.8],
@@ -59,44 +51,38 @@ def three(**changes: Any) -> Study:
     return study(methods=methods, run={"seeds": [0, 1, 2]}, **changes)
 
 
-@pytest.mark.parametrize(
-    ("values", "shown"),
-    [
-        # mean and sd of 90, 92 and 91; a paired test does not tell the second from it
-        (VALUES, ["**91.00 ± 1.00**", "**90.97 ± 1.16**", "81.03 ± 1.11"]),
-        # a small difference of every seed is significant
-        (
-            {"best": [90.0, 80.0, 70.0], "similar": [89.0, 79.01, 69.0], "worse": [6.0, 5.0, 4.0]},
-            ["**80.00 ± 10.00**", "79.00 ± 10.00", "5.00 ± 1.00"],
-        ),
-        # with two seeds the best alone is bold
-        (
-            {"best": [90.0, 92.0], "similar": [89.9, 92.2], "worse": [80.0, 82.2]},
-            [
-                "91.00 ± 1.41 (of 3 seeds 1 not run)",
-                "**91.05 ± 1.63 (of 3 seeds 1 not run)**",
-                "81.10 ± 1.56 (of 3 seeds 1 not run)",
-            ],
-        ),
-        (
-            {"best": [90.0, 92.0], "similar": [None, 92.0], "worse": [80.0, 80.5, 81.0]},
-            [
-                "91.00 ± 1.41 (of 3 seeds 1 not run)",
-                "92.00 (of 3 seeds 1 diverged, 1 not run)",
-                "**80.50 ± 0.50**",
-            ],
-        ),
-        # a finite score of weights that ran away counts as diverged
-        (
-            {"best": [90.0, -1e34, 92.0], "similar": [-1e34, None, 1e7]},
-            ["91.00 ± 1.41 (of 3 seeds 1 diverged)", "diverged", ""],
-        ),
-    ],
-)
-def test_what_is_shown_and_bold(
-    values: dict[str, list[float | None]], shown: list[str], tmp_path: Path
-) -> None:
-    table = score_table.table_of(written(tmp_path, three(), values))["P, %"]
+FEWER = "(of 3 seeds 1 not run)"
+Values = list[list[float | None]]
+# values of best, similar and worse by seed, and what is shown
+SHOWN: list[tuple[Values, list[str]]] = [
+    # mean and sd of 90, 92 and 91; a paired test does not tell the second from it
+    ([*VALUES.values()], ["**91.00 ± 1.00**", "**90.97 ± 1.16**", "81.03 ± 1.11"]),
+    # a small difference of every seed is significant
+    (
+        [[90.0, 80.0, 70.0], [89.0, 79.01, 69.0], [6.0, 5.0, 4.0]],
+        ["**80.00 ± 10.00**", "79.00 ± 10.00", "5.00 ± 1.00"],
+    ),
+    # with two seeds the best alone is bold
+    (
+        [[90.0, 92.0], [89.9, 92.2], [80.0, 82.2]],
+        [f"91.00 ± 1.41 {FEWER}", f"**91.05 ± 1.63 {FEWER}**", f"81.10 ± 1.56 {FEWER}"],
+    ),
+    (
+        [[90.0, 92.0], [None, 92.0], [80.0, 80.5, 81.0]],
+        [f"91.00 ± 1.41 {FEWER}", "92.00 (of 3 seeds 1 diverged, 1 not run)", "**80.50 ± 0.50**"],
+    ),
+    # a finite score of weights that ran away counts as diverged
+    (
+        [[90.0, -1e34, 92.0], [-1e34, None, 1e7], []],
+        ["91.00 ± 1.41 (of 3 seeds 1 diverged)", "diverged", ""],
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "shown"), SHOWN)
+def test_what_is_shown_and_bold(values: Values, shown: list[str], tmp_path: Path) -> None:
+    results = dict(zip(VALUES, values, strict=True))
+    table = score_table.table_of(written(tmp_path, three(), results))["P, %"]
     assert [table[name] for name in VALUES] == shown
 
 
@@ -197,9 +183,7 @@ def test_latex_and_markdown_have_the_same_cells(tmp_path: Path) -> None:
     assert "| best | **91.00 ± 1.00** |" in printed_table.markdown(tmp_path)
 
 
-def test_the_figure_has_a_point_for_each_method_and_a_diamond_for_each_published_one(
-    tmp_path: Path,
-) -> None:
+def test_the_figure_has_points_of_methods_and_published_diamonds(tmp_path: Path) -> None:
     entry = {"name": "fedavg", "label": "best", "published": {"P": ["pFedMe", "P"]}}
     own = study(methods=[entry, {"name": "ditto", "label": "similar"}], published=BESIDE)
     written(tmp_path, own, VALUES)

@@ -1,7 +1,5 @@
 """Study files that ship: each is read, found by its name, says what it is of, and runs quickly."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -88,7 +86,7 @@ def test_the_named_studies_need_no_file() -> None:
         assert set(own.evaluation.foreign) <= {"unseen_classes", "shuffled_pixels"}
 
 
-def test_variants_whose_data_are_missing_are_left_out(
+def test_variants_without_data_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HIERFL_DATA", raising=False)

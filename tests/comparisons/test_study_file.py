@@ -1,7 +1,5 @@
 """Study files: what is read, and what is refused, by key, with the nearest known one."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Freed memory stays in the process, and `keep_memory` changes nothing where it should not."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

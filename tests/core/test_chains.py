@@ -1,7 +1,5 @@
 """Many chains side by side: right moments, R-hat that sees stuck chains, and scales near 0."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -37,26 +35,11 @@ def gumbel(z: Tensor) -> tuple[Tensor, Tensor]:
     return -(z + small).sum(1), small - 1.0
 
 
-def run(
-    density: Any,
-    *,
-    seed: int = 0,
-    far: float = 3.0,
-    least: int = 60,
-    draws: int = 4000,
-    dense: int = 2,
-) -> Sampled:
-    g = torch.Generator().manual_seed(1)
-    return sampled(
-        density,
-        far * torch.randn(64, 2, generator=g),
-        Whitening(torch.zeros(2), torch.eye(dense), torch.ones(2 - dense)),
-        draws=draws,
-        warmup=80,
-        least=least,
-        seed=seed,
-        jumps=True,
-    )
+def run(density: Any, *, far: float = 3.0, **options: Any) -> Sampled:
+    start = far * torch.randn(64, 2, generator=torch.Generator().manual_seed(1))
+    whitening = Whitening(torch.zeros(2), torch.eye(2), torch.ones(0))
+    how = {"seed": 0, "least": 60, "draws": 4000, "warmup": 80, "jumps": True, **options}
+    return sampled(density, start, whitening, **how)
 
 
 def test_moments_of_a_correlated_gaussian_far_away() -> None:
@@ -142,18 +125,15 @@ def drawn_of(
     surrogate: Surrogate, eta: Tensor, precision: Tensor, *, final: bool
 ) -> SurrogateDraws:
     with double_precision(), torch.no_grad():
-        factors = Factors(
-            precision[:, None, None].double(), (eta * precision)[:, None].double(), {}
-        )
+        shift = (eta * precision)[:, None].double()
+        factors = Factors(precision[:, None, None].double(), shift, {})
         prior = prior_draws(surrogate.hierarchy, 0)
         equal = torch.full((len(prior),), -math.log(len(prior)))
         start = Start(prior, equal, bounds_of(surrogate, prior), True)
         return sample(surrogate, factors, 4000, start, final=final, seed=5)
 
 
-def test_points_without_a_density_leave_no_draw_that_is_not_finite(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_points_without_a_density_leave_finite_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """A covariance that rounding makes singular is NaN, as of a column 1,000 sds from 0."""
     plain = scales.Density.at
 
@@ -171,9 +151,7 @@ def test_points_without_a_density_leave_no_draw_that_is_not_finite(
 
 
 @pytest.mark.parametrize("by", ["weights", "chains"])
-def test_draws_of_scales_have_the_moments_of_a_grid(
-    by: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_draws_of_scales_have_a_grids_moments(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight factors, almost no spread between them: tau's posterior piles up at 0."""
     if by == "chains":  # as where no proposal is good enough
         monkeypatch.setattr(sampling, "by_importance", lambda *args, **options: None)

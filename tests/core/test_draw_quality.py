@@ -1,7 +1,5 @@
 """Effective draws and Monte Carlo errors of weighted draws, entry by entry."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

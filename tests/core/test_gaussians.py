@@ -1,7 +1,5 @@
 """Products of Normal distributions and factors, against arithmetic of 50 digits."""
 
-from __future__ import annotations
-
 import math
 
 import mpmath  # type: ignore[import-untyped]
@@ -49,9 +47,7 @@ def exactly(prior: Tensor, precision: Tensor, shift: Tensor) -> tuple[list[float
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("sd", [1e-4, 1.0, 1e3])
 @pytest.mark.parametrize("apart", [1.0, 1e-6])
-def test_narrow_and_nearly_singular_priors_lose_no_digits(
-    size: int, sd: float, apart: float
-) -> None:
+def test_narrow_and_near_singular_priors_lose_no_digits(size: int, sd: float, apart: float) -> None:
     """The scales of rare draws: sds near 0, and correlations near 1 or -1."""
     g = torch.Generator().manual_seed(size)
     some = torch.randn(CLIENTS, size + SHARED, size + SHARED, generator=g, dtype=torch.float64)

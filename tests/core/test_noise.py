@@ -1,8 +1,4 @@
-"""Statistics of keyed noise, and its invariance to padding, to the order of clients and to
-batching.
-"""
-
-from __future__ import annotations
+"""Statistics of keyed noise, and its invariance to padding, to the order of clients and to batching."""
 
 import math
 import warnings
@@ -34,13 +30,8 @@ def test_normals_are_normal(dtype: torch.dtype) -> None:
     assert z.dtype == dtype
     assert stats.kstest(z.numpy(), "norm").pvalue > 1e-3
     z = z.double()
-    for power, expected, variance in (
-        (1, 0.0, 1.0),
-        (2, 1.0, 2.0),
-        (3, 0.0, 15.0),
-        (4, 3.0, 96.0),
-        (6, 15.0, 10170.0),
-    ):
+    moments = {1: (0.0, 1.0), 2: (1.0, 2.0), 3: (0.0, 15.0), 4: (3.0, 96.0), 6: (15.0, 10170.0)}
+    for power, (expected, variance) in moments.items():
         assert abs(float((z**power).mean()) - expected) < 4.0 * math.sqrt(variance / SIZE), power
     assert 4.3 < float(z.abs().max()) < 6.5
 
@@ -58,9 +49,7 @@ def test_uniforms_are_uniform(dtype: torch.dtype) -> None:
 def test_uniforms_lie_inside_the_unit_interval_whatever_the_words(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A uniform of exactly 0 or 1, one in ten million, would make a Cauchy or Exponential draw
-    infinite.
-    """
+    """A uniform of exactly 0 or 1, one in ten million, would make a Cauchy or Exponential draw infinite."""
     extreme = torch.tensor([-1, 0, 1 << 30, -(1 << 31), -256, 255], dtype=torch.int32)
     monkeypatch.setattr(noise, "_words", lambda key, count, stream: extreme.clone())
     u = noise.uniforms(KEY, (6,), dtype)
@@ -112,10 +101,8 @@ def test_neighboring_keys_are_unrelated(what: str, dtype: torch.dtype) -> None:
 
 def test_a_key_and_the_keys_folded_from_it_are_unrelated() -> None:
     keys = noise.client_keys(map(str, range(4096)))
-    z = [
-        noise.normals(k, (64,))
-        for k in (keys, noise.fold(keys, 0), noise.fold(keys, 1), noise.fold(keys, 0, 0))
-    ]
+    folded = (noise.fold(keys, *words) for words in ((0,), (1,), (0, 0)))
+    z = [noise.normals(k, (64,)) for k in (keys, *folded)]
     for i, a in enumerate(z):
         for b in z[:i]:
             assert abs(correlated(a, b)) < 4.5
@@ -164,8 +151,7 @@ def test_odd_numbers_of_normals() -> None:
         assert stats.kstest(z[:, -1].numpy(), "norm").pvalue > 1e-3
 
 
-# ------------------------------------------------------------------ clients, orders of rows,
-# cohorts
+# ------------------------------------------------------------------ clients, rows, cohorts
 def test_client_keys_depend_on_the_name_alone() -> None:
     names = ["", "a", "A", "Zürich", "0", "00", "a" * 500]
     keys = noise.client_keys(names)
@@ -185,12 +171,10 @@ def test_permutations_permute_and_leave_padding_last() -> None:
         assert sorted(order[:count].tolist()) == list(range(count))
         assert order[count:].tolist() == list(range(count, 13))
     wider = noise.permutations(keys, counts, 40)
-    alone = [
-        noise.permutations(keys[k : k + 1], counts[k : k + 1], int(counts[k]))[0] for k in range(5)
-    ]
     for k, count in enumerate(counts.tolist()):
+        alone = noise.permutations(keys[k : k + 1], counts[k : k + 1], count)[0]
         assert torch.equal(wider[k, :count], orders[k, :count])
-        assert torch.equal(alone[k], orders[k, :count])
+        assert torch.equal(alone, orders[k, :count])
 
 
 def test_all_permutations_are_equally_likely() -> None:
@@ -231,9 +215,8 @@ def test_a_full_cohort_has_every_client() -> None:
 )
 @pytest.mark.parametrize("shape", [(2,), (4, 2)])
 def test_fold_now_equals_fold(shape: tuple[int, ...], words: Any) -> None:
-    key = torch.randint(
-        -(1 << 31), (1 << 31) - 1, shape, generator=torch.Generator().manual_seed(0)
-    ).to(torch.int32)
+    g = torch.Generator().manual_seed(0)
+    key = torch.randint(-(1 << 31), (1 << 31) - 1, shape, generator=g).to(torch.int32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         now = noise.fold_now(key, *words)

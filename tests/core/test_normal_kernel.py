@@ -1,7 +1,5 @@
 """Kernels of keyed noise: the same keys, the same normals to rounding, and right moments and tails."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -96,7 +94,7 @@ def test_draws_are_mapped_and_differentiated_through(kernels: None) -> None:
     torch.testing.assert_close(slopes, whole.sum(1))
 
 
-def test_float64_and_failing_compilers_have_normals_of_torch(
+def test_without_the_kernel_normals_are_torchs(
     kernels: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = noise.normals(KEYS, (5,), torch.float64)

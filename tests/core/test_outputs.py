@@ -1,8 +1,4 @@
-"""Outputs for users: files that hierfl did not write stay, and a file is replaced whole or not
-at all.
-"""
-
-from __future__ import annotations
+"""Outputs for users: files that hierfl did not write stay, and a file is replaced whole or not at all."""
 
 import errno
 import os
@@ -64,9 +60,7 @@ def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path) -> None:
     assert isinstance(fitted, hierfl.Fit)
 
 
-def test_a_text_is_replaced_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_is_replaced_whole_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, link = tmp_path / "there" / "page.html", tmp_path / "page.html"
     target.parent.mkdir()
     link.symlink_to(target)

@@ -1,7 +1,5 @@
 """Tensors in few bits: how far off they are, what is left as it is, and clients in front."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -10,9 +8,7 @@ from hierfl.core.trees import Rounded, has_rounded, restored, rounded, times
 
 @pytest.mark.parametrize(("bits", "dtype"), [(8, torch.int8), (16, torch.int16)])
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
-def test_no_number_is_off_by_more_than_half_a_step(
-    bits: int, dtype: torch.dtype, size: float
-) -> None:
+def test_numbers_are_off_by_half_a_step_at_most(bits: int, dtype: torch.dtype, size: float) -> None:
     v = size * torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     found = rounded({"v": v}, bits)["v"]
     assert isinstance(found, Rounded) and found.numbers.dtype == dtype and found.scale.shape == ()

@@ -1,7 +1,5 @@
 """Classes of tensors as trees."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Reductions over the rows of each client, and joint Normals: padded rows count for nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pyro.distributions as dist
@@ -40,9 +38,7 @@ def own(data: ClientData, field: str) -> list[Tensor]:
 
 @pytest.mark.parametrize("counts", [COUNTS, (4, 4), (1, 1)])
 @pytest.mark.parametrize("field", ["y", "x", "times", "on"])
-def test_sums_and_means_are_those_of_a_loop_over_clients(
-    field: str, counts: tuple[int, ...]
-) -> None:
+def test_sums_and_means_are_those_of_a_loop(field: str, counts: tuple[int, ...]) -> None:
     data = ragged(counts)
     batch = whole(data)
     x, each = getattr(batch, field), own(data, field)

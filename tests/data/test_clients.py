@@ -1,6 +1,4 @@
-"""ClientData: every constructor, every error message, and the invariants of select, where and
-split.
-"""
+"""ClientData: every constructor, every error message, and the invariants of select, where and split."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,9 +12,7 @@ from hierfl.data.clients import ClientData
 
 
 def federation(sizes: Mapping[str, int] | None = None) -> ClientData:
-    """Clients whose rows hold the first letter of their client's name and their position:
-    mix-ups show.
-    """
+    """Clients whose rows hold the first letter of their client's name and their position: mix-ups show."""
     sizes = {"b": 5, "a": 1, "c": 3} if sizes is None else sizes
     clients = {
         name: {

@@ -1,6 +1,4 @@
-"""Partitions are disjoint, complete, without empty clients, reproducible from a seed, and skewed
-as asked.
-"""
+"""Partitions are disjoint, complete, without empty clients, reproducible from a seed, and skewed as asked."""
 
 import socket
 import sys
@@ -34,7 +32,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-def test_every_row_has_one_client_and_every_client_has_rows(
+def test_rows_have_one_client_and_clients_rows(
     maker: str, global_generator_untouched: None
 ) -> None:
     state = np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002 - to check that nothing draws from it
@@ -58,9 +56,7 @@ def test_the_seed_determines_the_partition(maker: str) -> None:
 
 
 @pytest.mark.parametrize("classes", [1, 3, 10])
-def test_pathological_gives_each_client_the_requested_number_of_classes(
-    classes: int,
-) -> None:
+def test_pathological_gives_each_client_the_requested_number_of_classes(classes: int) -> None:
     ids = partition.pathological(LABELS, num_clients=20, classes_per_client=classes, seed=0)
     table = partition.label_table(LABELS, ids)
     assert ((table > 0).sum(1) == classes).all()

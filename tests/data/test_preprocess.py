@@ -55,9 +55,7 @@ def test_moments_are_each_clients_own_and_merge_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("block", [1, 50, 10**9])
-def test_moments_do_not_depend_on_the_blocks_that_they_are_taken_in(
-    block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_moments_do_not_depend_on_their_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ids, x = rows()
     data = ClientData.from_arrays(ids, x=x)
     sent = client_moments(data)

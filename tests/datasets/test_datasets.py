@@ -95,9 +95,7 @@ def test_nominal_codes_become_columns_of_their_own() -> None:
 
 
 def test_heart_disease_raises_for_an_unknown_treatment() -> None:
-    with pytest.raises(
-        ValueError, match="missing is 'drop': it must be one of 'indicator', 'nan', 'raw'"
-    ):
+    with pytest.raises(ValueError, match="missing is 'drop': it must be one of 'indicator',"):
         datasets.heart_disease("drop")  # type: ignore[arg-type]
 
 
@@ -212,7 +210,7 @@ READERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_the_error_for_a_missing_file_says_how_to_get_it(
+def test_a_missing_file_is_said_with_the_fix(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("HIERFL_DATA", raising=False)
@@ -222,9 +220,7 @@ def test_the_error_for_a_missing_file_says_how_to_get_it(
     ):
         READERS[name]()
     monkeypatch.setenv("HIERFL_DATA", str(tmp_path))
-    with pytest.raises(
-        FileNotFoundError, match=r"'.+\.(npz|csv)' is not in the folder named by HIERFL_DATA"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"'.+\.(npz|csv)' is not in the folder named by"):
         READERS[name]()
 
 
@@ -235,7 +231,7 @@ def test_a_file_that_lacks_an_array_raises(monkeypatch: pytest.MonkeyPatch, tmp_
         datasets.rats()
 
 
-def test_a_file_with_objects_is_not_unpickled(
+def test_objects_in_a_file_are_not_unpickled(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     np.savez(tmp_path / "a.npz", allow_pickle=True, x=np.array([{}], dtype=object))
@@ -246,23 +242,20 @@ def test_a_file_with_objects_is_not_unpickled(
 
 @needs_files
 @pytest.mark.parametrize(
-    ("name", "rows", "side", "classes"),
+    ("name", "rows", "classes"),
     [
-        ("mnist", (60_000, 10_000), 28, 10),
-        ("fashion_mnist", (60_000, 10_000), 28, 10),
-        ("usps", (7291, 2007), 16, 10),
-        ("notmnist", (10_000,), 28, 10),
-        ("emnist_byclass_test", (116_323,), 28, 62),
+        ("mnist", (60_000, 10_000), 10),
+        ("fashion_mnist", (60_000, 10_000), 10),
+        ("notmnist", (10_000,), 10),
+        ("emnist_byclass_test", (116_323,), 62),
     ],
 )
-def test_images_are_in_the_unit_interval_with_labels(
-    name: str, rows: tuple[int, ...], side: int, classes: int
-) -> None:
+def test_images_are_from_0_to_1(name: str, rows: tuple[int, ...], classes: int) -> None:
     found = READERS[name]()
     parts = found if isinstance(found, tuple) else (found,)
     assert tuple(len(part) for part in parts) == rows
     for part in parts:
-        assert part.x.shape == (len(part), 1, side, side)
+        assert part.x.shape == (len(part), 1, 28, 28)
         assert part.x.dtype == torch.float32
         assert part.y.dtype == torch.int64
         assert (float(part.x.min()), float(part.x.max())) == (0.0, 1.0)
@@ -307,9 +300,7 @@ def test_femnist_has_the_same_writers_in_train_and_test_and_others_in_extra() ->
         ("lung_cancer", 17, 184, "institution 1"),
     ],
 )
-def test_tables_have_the_published_clients_and_rows(
-    name: str, clients: int, rows: int, first: str
-) -> None:
+def test_tables_have_the_published_sizes(name: str, clients: int, rows: int, first: str) -> None:
     data = READERS[name]()
     assert (data.num_clients, data.num_rows, data.names[0]) == (clients, rows, first)
     assert set(data.fields) >= {"x", "y"}
@@ -340,9 +331,7 @@ def test_patients_are_labeled_by_death() -> None:
     assert int(datasets.trauma().fields["y"].sum()) == 110
 
 
-def test_a_table_that_lacks_a_column_or_holds_words_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_damaged_table_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HIERFL_DATA", str(tmp_path))
     head, row = "sex,age,hospital,ISS,GCS", "1,20,3,24,15"
     (tmp_path / "trauma.csv").write_text(f"{head}\n{row}\n")
@@ -381,7 +370,7 @@ def test_references_from_files() -> None:
 def test_the_docs_say_what_every_file_holds() -> None:
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     sources = [v for m in (images, tables) for v in vars(m).values() if isinstance(v, DataFile)]
-    assert len(sources) == 14
+    assert len(sources) == 13
     for source in sources:
         arrays = "; ".join(f"`{name}` {what}" for name, what in source.arrays.items())
         assert f"| `{source.file}` | {source.origin} | {arrays} |" in page

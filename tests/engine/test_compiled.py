@@ -1,7 +1,5 @@
 """Compiled steps: the numbers and the noise of eager steps, which no graph rewrite changes."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -41,14 +39,8 @@ def hierarchy(batch: hierfl.ClientBatch) -> None:
 
 
 def apart(a: Any, b: Any) -> float:
-    return max(
-        (
-            float((u - v).abs().max())
-            for u, v in zip(tree_leaves(a), tree_leaves(b), strict=True)
-            if u.numel()
-        ),
-        default=0.0,
-    )
+    pairs = zip(tree_leaves(a), tree_leaves(b), strict=True)
+    return max((float((u - v).abs().max()) for u, v in pairs if u.numel()), default=0.0)
 
 
 def test_priors_made_outside_the_program_are_compiled_too(not_lowered: None) -> None:
@@ -65,9 +57,8 @@ def test_priors_made_outside_the_program_are_compiled_too(not_lowered: None) -> 
     method = hierfl.methods.fedsvi(model, guides.mean_field)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fit = hierfl.fit(
-            method, rows(), rounds=1, settings=hierfl.Settings(compile=True), progress=False
-        )
+        compiled = hierfl.Settings(compile=True)
+        fit = hierfl.fit(method, rows(), rounds=1, settings=compiled, progress=False)
     assert fit.progress.compiled
     with pytest.raises(ValueError, match="support"):
         spread.log_prob(torch.tensor(-1.0))
@@ -80,9 +71,7 @@ def compiles(method: Any, seconds: float, monkeypatch: pytest.MonkeyPatch, **how
     return worth.worth_compiling(federation, how.get("rounds", 60), method.most_rounds)
 
 
-def test_auto_counts_the_rounds_that_a_method_is_likely_to_take(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_auto_counts_the_rounds_that_are_likely(monkeypatch: pytest.MonkeyPatch) -> None:
     """At 4 s a step 60 rounds repay compiling, and the dozen that a self-stopping method takes do not."""
     method = hierfl.methods.fedsvi(hierarchy, guides.mean_field)
     assert compiles(method, 2.0, monkeypatch)
@@ -103,12 +92,9 @@ def test_auto_begins_no_trace_of_nested_derivatives(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_compiled_and_eager_agree_on_ragged_mini_batches(
-    momentum: float, not_lowered: None
-) -> None:
-    net = hierfl.models.network(
-        nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), y="label"
-    )
+def test_compiled_is_eager_on_ragged_mini_batches(momentum: float, not_lowered: None) -> None:
+    layers = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    net = hierfl.models.network(layers, y="label")
     sgd = hierfl.optimizers.SGD(0.1, momentum=momentum)
     method = hierfl.methods.fedavg(net, optimizer=sgd, steps=2, unit="epoch", batch_size=4)
     eager, compiled = (
@@ -217,14 +203,8 @@ def test_a_gradient_that_is_used_twice_is_left_alone() -> None:
 
 def test_products_and_sums_that_change_something_stay() -> None:
     def typed(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-        return (
-            a * 1.0,
-            a + 0,
-            a.float() * 1,
-            torch.add(a, b, alpha=2),
-            b * 1,
-            (b + 0.0).log() + (a * b.exp()).abs().log(),
-        )
+        last = (b + 0.0).log() + (a * b.exp()).abs().log()
+        return a * 1.0, a + 0, a.float() * 1, torch.add(a, b, alpha=2), b * 1, last
 
     inputs = torch.arange(1, 4), torch.rand(3) + 0.1
     traced = make_fx(typed)(*inputs)
@@ -300,9 +280,8 @@ def chained(w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def of_itself(w: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    return w - 0.1 * torch.bmm(a, b @ w.transpose(1, 2) @ w), a - 0.1 * torch.bmm(
-        w, b.transpose(1, 2)
-    )
+    moved = w - 0.1 * torch.bmm(a, b @ w.transpose(1, 2) @ w)
+    return moved, a - 0.1 * torch.bmm(w, b.transpose(1, 2))
 
 
 Layers = dict[str, Tensor]
@@ -321,11 +300,8 @@ def of_two_layers(layers: Layers, x: Tensor, y: Tensor) -> Layers:
 
 def test_a_weight_is_overwritten_after_all_have_read_it() -> None:
     """A product with one output is fused into later kernels, which would read the weight after its step."""
-    layers = {
-        "first": torch.randn(5, 3, 2),
-        "bias": torch.randn(5, 3),
-        "last": torch.randn(5, 1, 3),
-    }
+    shapes = {"first": (5, 3, 2), "bias": (5, 3), "last": (5, 1, 3)}
+    layers = {name: torch.randn(shape) for name, shape in shapes.items()}
     x, y = torch.randn(5, 2, 2), torch.randn(5, 2, 1)
     wanted = of_two_layers(layers, x, y)
     given = {name: w.clone() for name, w in layers.items()}
@@ -338,12 +314,7 @@ def test_a_weight_is_overwritten_after_all_have_read_it() -> None:
 def test_steps_in_place_keep_the_numbers(step: Any) -> None:
     trees = torch.randn(2, 3, 4), torch.randn(2, 3, 5), torch.randn(2, 5, 4)
     wanted = step(*trees)
-    found = graph.Graphs().run(
-        "step",
-        lambda wa, b: step(*wa, b),
-        (trees[0].clone(), trees[1].clone()),
-        trees[2],
-        give=True,
-    )
+    pair = trees[0].clone(), trees[1].clone()
+    found = graph.Graphs().run("step", lambda wa, b: step(*wa, b), pair, trees[2], give=True)
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b)

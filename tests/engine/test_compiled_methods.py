@@ -1,7 +1,5 @@
 """Compiled steps of every method: the states and the history of eager steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

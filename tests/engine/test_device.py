@@ -3,8 +3,6 @@
 Without an accelerator, torch's fake tensors show on which device each tensor would be.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -31,8 +29,11 @@ from tests.programs import FAMILIES, federation, fit, regression
 ELSEWHERE = torch.device("meta")  # a kind of device that every machine has
 
 
-def normed() -> nn.Module:
-    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+def networks(module: nn.Module, **options: Any) -> Method:
+    """Return fedsvi of a network with weights of clients' own."""
+    normal = models.likelihood.normal(1.0)
+    model = models.bayesian_network(module, likelihood=normal, **options)
+    return hierfl.methods.fedsvi(model, guides.mean_field)
 
 
 PROGRAMS: dict[str, Callable[[], Method]] = {
@@ -41,21 +42,10 @@ PROGRAMS: dict[str, Callable[[], Method]] = {
         f"fedsvi {name}": partial(hierfl.methods.fedsvi, regression, FAMILIES[name])
         for name in FAMILIES
     },
-    "ditto, batch norm": lambda: hierfl.methods.batch_normed(
-        hierfl.methods.ditto(models.network(normed(), likelihood=models.likelihood.normal(1.0)))
-    ),
     "fedsvi, batch norm": lambda: hierfl.methods.batch_normed(
-        hierfl.methods.fedsvi(
-            models.bayesian_network(normed(), likelihood=models.likelihood.normal(1.0)),
-            guides.mean_field,
-        )
+        networks(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)))
     ),
-    "module as prior": lambda: hierfl.methods.fedsvi(
-        models.bayesian_network(
-            nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0), prior_loc="module"
-        ),
-        guides.mean_field,
-    ),
+    "module as prior": lambda: networks(nn.Linear(2, 1), prior_loc="module"),
 }
 
 
@@ -104,29 +94,16 @@ def test_no_tensor_of_a_clients_round_stays_on_the_cpu(name: str) -> None:
         work = over_clients(partial(client.start, message), True, own, count=4)
         for phase, tensors in phases:
             work = local_step(phase, at_once=True)(work, message, there(mode, tensors), ())
-        up, kept = over_clients(
-            lambda work, own, n: client.finish(work, message, own, n),
-            True,
-            work,
-            own,
-            rows,
-            count=4,
-        )
+        finish = partial(lambda work, own, n: client.finish(work, message, own, n))
+        up, kept = over_clients(finish, True, work, own, rows, count=4)
         settled = kept
         if (settle := client.settle) is not None:
-            settled = over_clients(
-                lambda own, slot: settle(message, own, one_slot(slot, shared, batch)),
-                True,
-                kept,
-                slots,
-                count=4,
+            settling = partial(
+                lambda own, slot: settle(message, own, one_slot(slot, shared, batch))
             )
-    places = {
-        leaf.device.type
-        for leaf in tree_leaves((work, up, kept, settled))
-        if isinstance(leaf, Tensor)
-    }
-    assert places == {"meta"}
+            settled = over_clients(settling, True, kept, slots, count=4)
+    leaves = tree_leaves((work, up, kept, settled))
+    assert {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)} == {"meta"}
 
 
 def test_constants_of_a_program_move_to_the_device_where_they_are_used() -> None:
@@ -148,10 +125,9 @@ def test_on_the_cpu_no_function_mode_is_active() -> None:
 def test_a_missing_device_is_refused() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
+    cuda = hierfl.Settings(device="cuda")
     with pytest.raises(ValueError, match=r"device='cuda' cannot be used here .*use device='cpu'"):
-        hierfl.fit(
-            PROGRAMS["fedavg"](), federation(), rounds=1, settings=hierfl.Settings(device="cuda")
-        )
+        hierfl.fit(PROGRAMS["fedavg"](), federation(), rounds=1, settings=cuda)
     with pytest.raises(ValueError, match="device='gpu' cannot be used here"):
         device_of("gpu")
 

@@ -1,7 +1,5 @@
 """Steps that differ in a step size alone have the same graph, and the same numbers as without lifting."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -47,7 +45,7 @@ def traced(step: Step) -> tuple[fx.GraphModule, list[Tensor], fx.GraphModule]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rule", [pulled, by_adam])
-def test_step_sizes_are_inputs_of_one_graph(
+def test_step_sizes_are_inputs_of_a_graph(
     rule: Callable[[float], Step], dtype: torch.dtype
 ) -> None:
     torch.set_default_dtype(dtype)

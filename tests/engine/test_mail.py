@@ -1,7 +1,5 @@
 """Mail, what a server has for each client by itself: delivered in order, counted, kept out of methods of sums."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,7 +12,7 @@ from hierfl.engine import client_store
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Server, Share, Up
 from hierfl.program.program import Program
-from tests.methods.test_ifca import center, numbers
+from tests.methods.test_one_of_k import center, numbers
 from tests.programs import fit
 
 VALUES, COUNTS = (1.0, 2.0, 4.0, 8.0), (3, 1, 4, 2)

@@ -1,7 +1,5 @@
 """Several processes for chunks of clients: order, errors, messages, and the same numbers."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -51,7 +49,7 @@ def test_one_core_is_this_process_alone(two_cores: None) -> None:
             assert {(pid, threads) for _, pid, threads in work(range(4))} == {(os.getpid(), 2)}
 
 
-def test_where_no_process_can_be_made_this_one_does_it_all(
+def test_without_processes_this_one_does_all(
     two_cores: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_fork() -> int:
@@ -111,7 +109,7 @@ def test_an_error_in_a_copy_comes_out_here(item: int, error: type[Exception], sa
         list(work([0, item]))
 
 
-def test_a_copy_compiles_what_was_not_there_yet(
+def test_a_copy_compiles_what_is_new(
     two_cores: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # an empty cache
@@ -209,15 +207,8 @@ def test_copies_end_with_the_fit_whatever_is_still_held(
     monkeypatch.setattr(processes, "copied", noted)
     monkeypatch.setattr("hierfl.runs.checkpoint.save", fails)
     with pytest.raises(kind) as held:
-        hierfl.fit(
-            fedabml(),
-            rows(),
-            rounds=4,
-            cohort=16,
-            settings=hierfl.Settings(compile=True),
-            checkpoint=tmp_path,
-            checkpoint_every=1,
-        )
+        kept: dict[str, Any] = {"checkpoint": tmp_path, "checkpoint_every": 1}
+        hierfl.fit(fedabml(), rows(), rounds=4, cohort=16, settings=COMPILED, **kept)
     assert held.tb is not None and len(pids) == 1
     assert ended(pids[0], within=0.1)
     assert torch.get_num_threads() == 2
@@ -242,12 +233,7 @@ def whoami(item: int) -> int:
 
 TREES = {
     "nested": {"a": (torch.arange(6.0).view(2, 3), [torch.tensor(True)]), "b": 3},
-    "odd": (
-        torch.zeros(0, 4),
-        torch.tensor(2, dtype=torch.int32),
-        torch.ones(2, dtype=torch.bfloat16),
-        torch.eye(3).t()[1:],
-    ),
+    "empty, strided and short": (torch.zeros(0, 4), torch.eye(3).t()[1:], torch.ones(2).bfloat16()),
     "sums": {"up": Share(torch.ones(3, dtype=torch.float64), torch.tensor(2.0))},
 }
 
@@ -277,6 +263,9 @@ def rows() -> hierfl.ClientData:
     return hierfl.ClientData.from_arrays(torch.arange(200) % 17, x=x, y=torch.arange(200) % 3)
 
 
+COMPILED = hierfl.Settings(compile=True)
+
+
 def fedabml() -> hierfl.Method:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -284,15 +273,11 @@ def fedabml() -> hierfl.Method:
     return hierfl.methods.fedabml(model, draws=1, steps=1, batch_size=5)
 
 
-def test_a_fit_does_not_depend_on_how_many_chunks_are_worked_on_at_once(
-    two_cores: None, not_lowered: None
-) -> None:
+def test_a_fit_does_not_depend_on_chunks_at_once(two_cores: None, not_lowered: None) -> None:
     found = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        fitted = hierfl.fit(
-            fedabml(), rows(), rounds=3, cohort=16, seed=3, settings=hierfl.Settings(compile=True)
-        )
+        fitted = hierfl.fit(fedabml(), rows(), rounds=3, cohort=16, seed=3, settings=COMPILED)
         found.append(tree_leaves((fitted.progress.server, fitted.progress.table)))
     for one, two in zip(*found, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
@@ -327,23 +312,18 @@ def test_every_core_has_as_many_chunks(two_cores: None) -> None:
     assert [len(part) for part in compiled.parts(torch.arange(16), {})] == [4, 4, 4, 4]
 
 
-def test_chunks_that_are_short_of_a_client_are_filled_and_one_shape_is_compiled(
+def test_short_chunks_are_filled_and_one_shape_is_compiled(
     two_cores: None, not_lowered: None
 ) -> None:
     torch.set_num_threads(1)
     graphs = Graphs()
-    compiled = replace(
-        federate(fedabml(), rows(), settings=hierfl.Settings(chunk=7)), graphs=graphs
-    )
-    assert {len(part) for part in compiled.parts(torch.arange(17), {})} == {5, 6}
     eager = federate(fedabml(), rows(), settings=hierfl.Settings(chunk=7))
+    compiled = replace(eager, graphs=graphs)
+    assert {len(part) for part in compiled.parts(torch.arange(17), {})} == {5, 6}
     [*_, here] = rounds(compiled, begin(compiled), 2)
     [*_, there] = rounds(eager, begin(eager), 2)
-    for one, two in zip(
-        tree_leaves((here.server, here.table)),
-        tree_leaves((there.server, there.table)),
-        strict=True,
-    ):
+    leaves = (tree_leaves((end.server, end.table)) for end in (here, there))
+    for one, two in zip(*leaves, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
     assert len(graphs.made) == 1, "the restart reads no rows, and is not compiled"
     for one, two in zip(here.history, there.history, strict=True):
@@ -351,17 +331,12 @@ def test_chunks_that_are_short_of_a_client_are_filled_and_one_shape_is_compiled(
 
 
 @pytest.mark.filterwarnings("ignore:column 0 of field 'x' has mean")
-def test_the_client_that_fails_is_named_whichever_chunk_it_is_of(
-    two_cores: None, not_lowered: None
-) -> None:
+def test_the_client_that_fails_is_named_in_any_chunk(two_cores: None, not_lowered: None) -> None:
     data = rows()
     hard = data.fields["x"].clone()
     hard[int(data.offsets[5])] = 1e200
-    data = hierfl.ClientData.from_arrays(
-        torch.arange(17).repeat_interleave(data.counts), x=hard, y=data.fields["y"]
-    )
-    method = hierfl.methods.fedavg(
-        hierfl.models.network(nn.Linear(4, 3)), optimizer=hierfl.optimizers.SGD(1e200), steps=3
-    )
+    data = data.with_fields(x=hard)
+    model = hierfl.models.network(nn.Linear(4, 3))
+    method = hierfl.methods.fedavg(model, optimizer=hierfl.optimizers.SGD(1e200), steps=3)
     with pytest.raises(hierfl.ClientError, match=f"client '{data.names[5]}'"):
-        hierfl.fit(method, data, rounds=1, settings=hierfl.Settings(compile=True))
+        hierfl.fit(method, data, rounds=1, settings=COMPILED)

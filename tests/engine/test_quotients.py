@@ -1,7 +1,5 @@
 """Steps with cancelled quotients and weights drawn by one kernel: their results are those of the step as written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Graphs of repeated steps: their results are those of eager steps, whatever is cut out or overwritten."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -148,7 +146,7 @@ def read_again(a: Tensor, b: Tensor) -> Pair:
     ("step", "written"),
     [(crossed, 2), (swapped, 0), (partly_kept, 0), (by_product, 1), (read_again, 1)],
 )
-def test_large_results_are_written_over_their_inputs(
+def test_large_results_overwrite_inputs(
     step: Callable[[Tensor, Tensor], Pair], written: int
 ) -> None:
     shape = (2, 200, 200) if step is by_product else (2, WIDE)
@@ -167,9 +165,7 @@ def turned(a: Tensor, b: Tensor) -> Pair:
 
 
 @pytest.mark.parametrize("step", [turned, crossed])
-def test_inductor_reads_old_values_before_it_overwrites_them(
-    step: Callable[[Tensor, Tensor], Pair],
-) -> None:
+def test_inductor_reads_values_before_it_overwrites(step: Callable[[Tensor, Tensor], Pair]) -> None:
     """Inductor of torch 2.13 fails to overwrite what a sum in the same step reads, and is then asked not to."""
     a, b = torch.randn(2, WIDE), torch.randn(2, WIDE)
     wanted, places = step(a, b), [a.data_ptr(), b.data_ptr()]
@@ -183,7 +179,7 @@ def test_inductor_reads_old_values_before_it_overwrites_them(
     ("dtype", "off"),
     [(torch.float32, 2e-5), pytest.param(torch.float64, 1e-12, marks=pytest.mark.slow)],
 )
-def test_rounds_of_a_large_posterior_are_those_of_eager_steps(
+def test_rounds_of_a_large_posterior_are_eager(
     dtype: torch.dtype, off: float, not_lowered: None
 ) -> None:
     """Noise by the kernel, the loss by the last step alone, states in place: the same fit to rounding.

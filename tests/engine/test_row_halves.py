@@ -1,7 +1,5 @@
 """Support and query: two halves of each client's rows, drawn anew in each round."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import pytest
@@ -72,9 +70,7 @@ def test_to_the_phase_the_half_is_all_that_the_client_has(size: int | None) -> N
 
 
 @pytest.mark.parametrize(("rows", "counts"), [("all", COUNTS), ("support", (5, 2, 4, 1, 1))])
-def test_a_plan_goes_once_through_the_rows_of_each_client(
-    rows: Any, counts: tuple[int, ...]
-) -> None:
+def test_a_plan_goes_once_through_each_clients_rows(rows: Any, counts: tuple[int, ...]) -> None:
     index, inside, active = row_plan(DATA, EVERYONE, phase(rows, 2), seed=3, at=(0, 0))
     assert (inside & active[..., None]).sum((0, 2)).tolist() == list(counts)
     assert bool((DATA.row_client[index] == EVERYONE[None, :, None]).all())

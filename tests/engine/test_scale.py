@@ -1,7 +1,5 @@
 """Many clients: a round takes the memory of its cohort."""
 
-from __future__ import annotations
-
 import tracemalloc
 import weakref
 from functools import partial
@@ -110,9 +108,7 @@ def ragged(longest: int, others: int) -> ClientData:
 
 
 @pytest.mark.parametrize("options", [{"local_steps": 3, "batch_size": 20}, {}])
-def test_memory_of_a_round_follows_the_rows_and_not_the_longest_client(
-    options: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_a_round_follows_the_rows(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """50,000 rows beside 100 clients of two: padded to the longest they would be 5 million rows."""
     for limit in ("PADDING_BYTES", "CHUNK_BYTES"):  # of a federation twenty times larger
         monkeypatch.setattr(f"hierfl.engine.federation.{limit}", 1 << 20)
@@ -123,9 +119,7 @@ def test_memory_of_a_round_follows_the_rows_and_not_the_longest_client(
     assert tensors.peak < 500 * data.num_rows, f"{tensors.peak / data.num_rows:.0f} bytes a row"
 
 
-def test_predictions_follow_the_rows_and_not_the_longest_client(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_predictions_follow_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Averages over a few draws at a time are those over all draws."""
     data = ragged(20_000, 16)
     fitted = hierfl.fit(fedsvi(logistic), data, rounds=1, settings=hierfl.Settings(compile=False))
@@ -150,14 +144,10 @@ def test_chunks_are_cut_where_padding_would_fill_them() -> None:
     assert cut_ragged([ids], counts, most=4, padding=10_000)[0] is ids, "as they were"
 
 
-def test_one_batch_of_all_clients_is_refused_where_it_is_padding(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_batch_of_mostly_padding_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hierfl.data.batch.ONE_BATCH", 1 << 20)
     data = ragged(5_000, 60)
-    with pytest.raises(
-        ValueError, match="one batch of 61 clients is padded to the longest, 5000 rows"
-    ):
+    with pytest.raises(ValueError, match="one batch of 61 clients is padded to the longest, 5000"):
         hierfl.fit_pooled(fedsvi(logistic), data, rounds=1)
 
 

@@ -1,7 +1,5 @@
 """Patients of eight sites in three regions, with columns of every kind that a formula reads."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -1,7 +1,5 @@
 """A small frame of three clients, and short ways to agree on a formula over it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Families and terms on real rows against NUTS of NumPyro, on the printed program and densities of its own."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fits of formulas: frames in, named dimensions out, and the same fit after it was saved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +28,7 @@ def fitted() -> tuple[hierfl.Fit, pd.DataFrame]:
     return fit, frame
 
 
-def test_a_formula_and_frames_are_all_there_is_to_write(
-    fitted: tuple[hierfl.Fit, pd.DataFrame],
-) -> None:
+def test_a_formula_and_frames_are_all_to_write(fitted: tuple[hierfl.Fit, pd.DataFrame]) -> None:
     fit, frame = fitted
     assert fit.chosen is not None and fit.chosen.startswith("two_stage")
     assert fit.clients == tuple(f"s{k}" for k in range(SITES))
@@ -45,9 +41,7 @@ def test_a_formula_and_frames_are_all_there_is_to_write(
     assert list(scores["rows"]) == [12] * SITES
 
 
-def test_rows_without_a_response_are_predicted_alike(
-    fitted: tuple[hierfl.Fit, pd.DataFrame],
-) -> None:
+def test_rows_without_a_response_are_predicted(fitted: tuple[hierfl.Fit, pd.DataFrame]) -> None:
     fit, frame = fitted
     known, unknown = (fit.predict(f).mean for f in (frame, frame.drop(columns="ill")))
     assert torch.equal(known, unknown)
@@ -65,7 +59,7 @@ def test_new_clients_are_personalized_from_frames(fitted: tuple[hierfl.Fit, pd.D
         fit.predict(new)
 
 
-def test_a_saved_fit_knows_its_formula_and_schema(
+def test_a_saved_fit_knows_its_formula(
     fitted: tuple[hierfl.Fit, pd.DataFrame], tmp_path: Path
 ) -> None:
     fit, frame = fitted

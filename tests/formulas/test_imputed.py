@@ -1,7 +1,5 @@
 """mi(x): a missing covariate is integrated out of the likelihood of its row, and nothing else changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

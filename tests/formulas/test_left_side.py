@@ -1,7 +1,5 @@
 """Responses in several columns, and between two bounds: their programs against scipy, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Levels: none is lost, merged or moved without a word, and rows may lack some of them."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Monotonic effects: coefficients of one sign, as brms writes them, and read by every answer as other columns are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

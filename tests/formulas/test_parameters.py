@@ -1,7 +1,5 @@
 """Terms of a family's parameters: the program is written out by hand, and answers read them row by row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -120,9 +118,7 @@ FAMILIES: list[tuple[str, str, dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("text", "family", "priors"), FAMILIES, ids=[f for _, f, _ in FAMILIES])
-def test_answers_have_the_mean_of_the_program(
-    text: str, family: str, priors: dict[str, str]
-) -> None:
+def test_answers_have_the_programs_mean(text: str, family: str, priors: dict[str, str]) -> None:
     found = drawn(text, family, draws=6, priors=priors)
     rows = frame()
     wanted = of_program(found, rows)

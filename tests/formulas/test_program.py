@@ -1,7 +1,5 @@
 """The program of a formula is the mixed model of lme4 and brms, and its printed text is what runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

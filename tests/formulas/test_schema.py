@@ -1,7 +1,5 @@
 """What clients agree on: the moments of all rows from sums alone, levels that nobody can be told by, and JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from pathlib import Path
@@ -183,7 +181,7 @@ def test_ordered_categories_keep_their_order() -> None:
         "wins | trials(n) ~ mo(grade) + scale(age) + offset(dose)",
     ],
 )
-def test_rows_read_together_are_those_read_client_by_client(
+def test_rows_read_together_are_those_of_clients(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = patients().sample(frac=1.0, random_state=0)

@@ -1,7 +1,5 @@
 """Smooth terms: bases beside scipy's smoothing spline and exact kernels, programs written out, posteriors on grids."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Known covariance between groups and neighbors: densities by scipy, posteriors in closed form, over grids."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every guide family handles every kind of latent site of any model, and so do hand-written guides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro
@@ -37,10 +35,7 @@ SHAPES = {
 
 
 def rich(batch: ClientBatch) -> None:
-    """A site of every kind, global and local.
-
-    There are intervals, simplices, vectors, correlations, and a plate besides that of the clients.
-    """
+    """Global and local intervals, simplices, vectors, correlations, and a plate besides the clients'."""
     real = pyro.sample("real", dist.Normal(0.0, 1.0))
     weights = pyro.sample("weights", dist.Dirichlet(torch.full((3,), 2.0)))
     spread = pyro.sample("spread", dist.HalfNormal(1.0).expand([2]).to_event(1))
@@ -49,23 +44,16 @@ def rich(batch: ClientBatch) -> None:
     with pyro.plate("global_items", 3, dim=-1):
         items = pyro.sample("items", dist.Normal(real, 1.0))
     with batch.clients():
-        vector = pyro.sample(
-            "own_vector",
-            dist.MultivariateNormal(torch.zeros(2), scale_tril=spread[:, None] * lower),
-        )
+        correlated = dist.MultivariateNormal(torch.zeros(2), scale_tril=spread[:, None] * lower)
+        vector = pyro.sample("own_vector", correlated)
         rate = pyro.sample("own_rate", dist.LogNormal(real, 0.5))
         own_share = pyro.sample("own_share", dist.Uniform(0.0, 1.0))
         own_weights = pyro.sample("own_weights", dist.Dirichlet(1.0 + 3.0 * weights))
         with batch.plate("kinds", 3, dim=-3):
             own_items = pyro.sample("own_items", dist.Normal(items[:, None, None], 1.0))
             matrix = pyro.sample("own_matrix", dist.HalfNormal(torch.ones(2, 2)).to_event(2))
-        loc = (
-            (batch.x * vector).sum(-1)
-            + share * own_share
-            + own_weights[..., 0]
-            + own_items.sum(0)
-            + matrix.sum((0, -1, -2))
-        )
+        loc = (batch.x * vector).sum(-1) + share * own_share + own_weights[..., 0]
+        loc = loc + own_items.sum(0) + matrix.sum((0, -1, -2))
         with batch.data():
             pyro.sample("y", dist.Normal(loc, rate), obs=batch.y)
 
@@ -91,9 +79,7 @@ def test_every_family_handles_every_kind_of_site(family: str) -> None:
 
 
 def test_conditional_without_a_mode_suggests_more_newton_steps() -> None:
-    with pytest.raises(
-        ValueError, match="after newton_steps=1, the log joint of a client is not curved"
-    ):
+    with pytest.raises(ValueError, match="after newton_steps=1, the log joint of a client is not"):
         fit(
             hierfl.methods.fedsvi(rich, guides.conditional(newton_steps=1)),
             federation((5, 3, 7)),
@@ -135,7 +121,6 @@ def test_later_options_override_earlier_ones() -> None:
         ),
         (guides.structured(full=False), {"_local.slope": (1, 1, 2, 4), "_local.scale": (1, 1, 2)}),
         (guides.conditional, {"_shared.lower": (4, 4), "_shared.loc": (4,), "_shared.scale": (4,)}),
-        (guides.unrolled, {"_local.log_scale": (2,)}),
         (
             guides.amortized(hidden=5),
             {"_encoder.last.weight": (5, 4), "_encoder.row1.weight": (5, 5)},
@@ -147,13 +132,13 @@ def test_shapes_of_params(family: Family, sizes: dict[str, tuple[int, ...]]) -> 
     found = {name: tuple(value.shape) for name, value in {**shared, **own}.items()}
     assert sizes.items() <= found.items()
     assert {name for name in own if name.startswith("_shared")} == set()
-    if family.build in (guides.conditional.build, guides.unrolled.build, guides.amortized.build):
+    if family.build in (guides.conditional.build, guides.amortized.build):
         assert own == {}, "clients keep no state"
     if family.options.get("full") is False:
         assert "_local.lower" not in found
 
 
-@pytest.mark.parametrize("family", ["structured", "conditional", "amortized", "unrolled"])
+@pytest.mark.parametrize("family", ["structured", "conditional", "amortized"])
 def test_families_take_any_posterior_of_the_global_sites(family: str) -> None:
     batch = full_batch(federation(), torch.tensor([0]))
     for shared in (full_normal, diagonal_normal, low_rank_normal, spline_flow):
@@ -259,9 +244,7 @@ def test_amortized_ignores_padding_and_order(fields: tuple[str, ...] | None) -> 
 
 
 def test_amortized_names_the_missing_field() -> None:
-    with pytest.raises(
-        ValueError, match="the amortized guide reads the field 'age', which the data do not have"
-    ):
+    with pytest.raises(ValueError, match="the amortized guide reads the field 'age', which the"):
         read(regression, guides.amortized(fields=("x", "age")), federation())
 
 

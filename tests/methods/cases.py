@@ -4,10 +4,9 @@ A new method needs one entry here, named after it, with what a client sends. A f
 name is a setting: "fedsvi natural".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import pyro.distributions as dist
@@ -21,6 +20,7 @@ from tests.programs import FAMILIES, logistic, regression
 from tests.sampled import sampled
 
 Shapes = dict[str, tuple[int, ...]]
+Make = Callable[[], Method]
 SEED = 3  # of the networks' weights
 
 
@@ -77,6 +77,14 @@ def personal(**options: Any) -> Any:
     return models.bayesian_network(
         net(), likelihood=models.likelihood.normal(1.0), prior_loc="learned", **options
     )
+
+
+def units() -> Any:
+    return personal(prior_scale=1.0)
+
+
+def learned() -> Any:
+    return personal(prior_scale="learned")
 
 
 def personal_alone() -> Any:
@@ -144,346 +152,234 @@ CROSSES: dict[str, Shapes] = {
     "structured": GUIDE,
     "conditional": GUIDE,
     "amortized": {**GUIDE, **ENCODER},
-    "unrolled": {**GUIDE, "_local.log_scale": (2,)},
 }
-MODEL: dict[str, Any] = {"theta": THETA, "loss": ()}
-BODY: dict[str, Any] = {"theta": FIRST, "loss": ()}
-PRIOR: dict[str, Any] = {"theta": {**THETA, **SCALE}, "loss": ()}
-FACTOR: dict[str, Any] = {"shift": (2,), "precision": (2, 2)}  # of `logistic`, K = 2
+
 
 # ---------------------------------------------------------------------------------------- the cases
+def of(make: Callable[..., Method], model: Any, *given: Any, **options: Any) -> Make:
+    """Return what makes a method of a program, or of a model, which is made with it."""
+    is_program = "batch" in signature(model).parameters
+    return lambda: make(model if is_program else model(), *given, **options)
+
+
+def around(wrap: Callable[..., Method], make: Make, **options: Any) -> Make:
+    return lambda: wrap(make(), **options)
+
+
+def sent(**shares: Any) -> dict[str, Any]:
+    """Return what a client sends with its loss."""
+    return {**shares, "loss": ()}
+
+
+def last(outputs: int) -> Shapes:
+    """Return the shapes of the last layer of `net`."""
+    return {"theta.2.weight": (outputs, 3), "theta.2.bias": (outputs,)}
+
+
+MODEL, BODY, PRIOR = sent(theta=THETA), sent(theta=FIRST), sent(theta={**THETA, **SCALE})
+FACTOR: dict[str, Any] = {"shift": (2,), "precision": (2, 2)}  # of `logistic`, K = 2
+MOMENTS = {**FACTOR, "improper": (), "effective": ()}
+PRODUCT: dict[str, Any] = {"shift": LINE, "precision": LINE, "rows": ()}
+CHOSEN = sent(mine={**{name: (2, *shape) for name, shape in THETA.items()}, "share": (2,)})
+ROWS_OF_NORMAL = {"num_rows": (), "square": ()}
+GAUSSIAN = {"precision": (2, 2), "shift": (2,), "height": (), **ROWS_OF_NORMAL}
+
 SMALL: dict[str, Any] = {"optimizer": SGD(0.05), "batch_size": 2}
+THREE, PAIR = {**SMALL, "steps": 3}, {**SMALL, "steps": 2}
+BY_STEP, STEPS = {"steps": 3, "batch_size": 2}, {"steps": 4, "batch_size": 2}
 LAST: dict[str, Any] = {"head": "theta.2", "batch_size": 2}
-ABML: dict[str, Any] = {
-    "optimizer": SGD(0.02),
-    "inner_steps": 2,
-    "draws": 2,
-    "steps": 1,
-    "batch_size": 4,
-}
+ABML: dict[str, Any] = {"optimizer": SGD(0.02), "draws": 2, "steps": 1, "batch_size": 4}
 BRED: dict[str, Any] = {"prox": 2.0, "steps": 3, "batch_size": 2}
-CLUSTERS: dict[str, Any] = {
-    "mean_norm": 10.0,
-    "client_norm": 0.0,
-    "warmup_rounds": 0,
-    "batch_size": 2,
-}
+NONE: dict[str, Any] = {"mean_norm": 10.0, "client_norm": 0.0, "warmup_rounds": 0}
+TWO_ADAMS: dict[str, Any] = {"optimizer": Adam(0.01), "global_optimizer": Adam(0.01)}
+STARTED = {"inner_optimizer": SGD(0.1), "optimizer": SGD(0.05), "steps": 2, "batch_size": 2}
+CHAIN: dict[str, Any] = {"steps": 4, "burn_in": 1, "kept_draws": 5}
+FIXED: dict[str, Any] = {"settle_draws": 8, "draws": 64, "target_ess": 8, "weighting_rounds": 1}
+NOISY: dict[str, Any] = {"noise_multiplier": 0.5, "secret": 1}
+TUNED: dict[str, Any] = {"unit": "step", "batch_size": 2, "when": "every round", "mirror": True}
 
-
-def _fedavg(**options: Any) -> Method:
-    return methods.fedavg(shared(), **{**SMALL, "steps": 4, **options})
-
-
-def _ditto() -> Method:
-    return methods.ditto(shared(), batch_size=2)
-
-
-def _pfedme() -> Method:
-    return methods.pfedme(personal(prior_scale=1.0), prox=2.0, steps=3, batch_size=2, inner_steps=2)
-
-
-def _pfedbred(strategy: Any = "meg", **options: Any) -> Method:
-    return methods.pfedbred(personal(prior_scale=1.0), strategy, **BRED, **options)
-
-
-def _tuned(strategy: Any) -> Method:
-    return methods.fine_tuned(
-        _pfedbred(strategy, inner_steps=2),
-        unit="step",
-        batch_size=2,
-        when="every round",
-        mirror=True,
-    )
-
-
-def _fedabml(**options: Any) -> Method:
-    return methods.fedabml(personal(prior_scale="learned"), **ABML, **options)
-
-
-def _fedpac() -> Method:
-    model = models.HeadedNetwork(net(outputs=2), head="2", y="ill")
-    return methods.fedpac(model, body_steps=2, batch_size=2)
-
-
-def _knn_per() -> Method:
-    model = models.MemoryNetwork(net(outputs=2), features="2", memory=4, y="ill")
-    return methods.knn_per(model, batch_size=2)
-
-
-def _pfedbayes() -> Method:
-    how: dict[str, Any] = {"steps": 3, "batch_size": 2, "inner_steps": 2, "draws": 2}
-    model = personal(prior_scale="learned")
-    return methods.pfedbayes(model, **how, optimizer=Adam(0.01), global_optimizer=Adam(0.01))
-
-
-def _fedpop(**options: Any) -> Method:
-    model = personal(prior_scale=1.0)
-    return methods.fedpop(model, **{"steps": 4, "burn_in": 1, "kept_draws": 5, **options})
-
+_fedavg = of(methods.fedavg, shared, **SMALL, steps=4)
+_ditto = of(methods.ditto, shared, batch_size=2)
+_pfedme = of(methods.pfedme, units, **BRED, inner_steps=2)
+_pfedbred = of(methods.pfedbred, units, "meg", **BRED)
+_pvi = of(methods.pvi, logistic, draws=2, steps=1)
+convex = partial(mapped, prior=InputConvex(hidden=2))
+normal_prior = partial(mapped, prior=LearnedNormal())
+confident = partial(personal, local=["2"], prior_scale="client")
+process_of_classes = partial(process, classes=2, y="ill")
+headed = partial(models.HeadedNetwork, head="2", y="ill")
+remembering = partial(models.MemoryNetwork, features="2", memory=4, y="ill")
 
 CASES: dict[str, Case] = {
-    "apfl": Case(
-        lambda: methods.apfl(
-            shared(), adaptive=True, optimizer=SGD(0.05, 0.5), steps=4, batch_size=2
-        ),
-        MODEL,
-    ),
-    "bfi": Case(lambda: methods.bfi(logistic, steps=1), FACTOR),
+    "apfl": Case(of(methods.apfl, shared, **STEPS, optimizer=SGD(0.05, 0.5), adaptive=True), MODEL),
+    "bfi": Case(of(methods.bfi, logistic, steps=1), FACTOR),
     "clustered_fl": Case(
-        lambda: methods.clustered_fl(shared(), **CLUSTERS, optimizer=SGD(0.05, 0.9)),
-        {"away": {**THETA, "rows": ()}, "loss": ()},
+        of(methods.clustered_fl, shared, **NONE, optimizer=SGD(0.05, 0.9), batch_size=2),
+        sent(away={**THETA, "rows": ()}),
     ),
     "ditto": Case(_ditto, MODEL),
     "fald": Case(
-        lambda: methods.fald(
-            common(), step_size=0.003, steps=3, batch_size=2, common_noise=0.6, draws=4
-        ),
-        {"z": (3,), "loss": ()},
+        of(methods.fald, common, **BY_STEP, step_size=0.003, common_noise=0.6, draws=4),
+        sent(z=(3,)),
     ),
-    "fedabml": Case(_fedabml, PRIOR),
-    "fedabml full": Case(partial(_fedabml, meta="full")),
-    "fedabml exact": Case(partial(_fedabml, server="exact")),
-    "fedamp": Case(lambda: methods.fedamp(shared(), sigma=20.0, **SMALL), {"w": THETA, "loss": ()}),
+    "fedabml": Case(of(methods.fedabml, learned, **ABML, inner_steps=2), PRIOR),
+    "fedabml full": Case(of(methods.fedabml, learned, **ABML, inner_steps=2, meta="full")),
+    "fedabml exact": Case(of(methods.fedabml, learned, **ABML, inner_steps=2, server="exact")),
+    "fedamp": Case(of(methods.fedamp, shared, **SMALL, sigma=20.0), sent(w=THETA)),
     "fedavg": Case(_fedavg, MODEL),
-    "fedavg epochs": Case(partial(_fedavg, optimizer=Adam(0.05), steps=2, unit="epoch")),
-    "fedavg prox": Case(partial(_fedavg, batch_size=None, prox=0.7)),
-    "fedbabu": Case(lambda: methods.fedbabu(shared(), optimizer=SGD(0.05, 0.5), **LAST), BODY),
-    "fedbn": Case(
-        lambda: methods.fedbn(normed()),
-        {"theta": {**FIRST, "theta.2.weight": (1, 3), "theta.2.bias": (1,)}, "loss": ()},
+    "fedavg epochs": Case(
+        of(methods.fedavg, shared, optimizer=Adam(0.05), steps=2, unit="epoch", batch_size=2)
     ),
-    "fedem": Case(
-        lambda: methods.fedem(shared(), components=2, **SMALL), {"theta": TWO, "loss": ()}
+    "fedavg prox": Case(
+        of(methods.fedavg, shared, optimizer=SGD(0.05), steps=4, batch_size=None, prox=0.7)
     ),
-    "fedep": Case(
-        lambda: methods.fedep(logistic, draws=2, steps=1),
-        {**FACTOR, "improper": (), "effective": ()},
-    ),
+    "fedbabu": Case(of(methods.fedbabu, shared, **LAST, optimizer=SGD(0.05, 0.5)), BODY),
+    "fedbn": Case(of(methods.fedbn, normed), sent(theta={**FIRST, **last(1)})),
+    "fedem": Case(of(methods.fedem, shared, **SMALL, components=2), sent(theta=TWO)),
+    "fedep": Case(of(methods.fedep, logistic, draws=2, steps=1), MOMENTS),
     "fedep shared": Case(
-        lambda: methods.fedep(logistic, draws=2, steps=1, shared_factor=True),
-        {**FACTOR, "improper": (), "effective": ()},
+        of(methods.fedep, logistic, draws=2, steps=1, shared_factor=True), MOMENTS
     ),
     "fedfomo": Case(
-        lambda: methods.fedfomo(shared(), models=2, steps=1, **SMALL),
-        {"model": {**THETA, "scores": (2,)}, "loss": ()},
+        of(methods.fedfomo, shared, **SMALL, models=2, steps=1),
+        sent(model={**THETA, "scores": (2,)}),
     ),
-    "fedhb": Case(
-        lambda: methods.fedhb(
-            personal(prior_scale="learned"),
-            optimizer=SGD(0.02),
-            draws=2,
-            steps=1,
-            batch_size=4,
-        ),
-        {"moments": THETA, "loss": ()},
-    ),
-    "fedhb_mixture": Case(
-        lambda: methods.fedhb_mixture(shared(), spread=0.5, steps=3, **SMALL),
-        {
-            "mine": {**{name: (2, *shape) for name, shape in THETA.items()}, "share": (2,)},
-            "loss": (),
-        },
-    ),
-    "fedivon": Case(
-        lambda: methods.fedivon(common(), steps=3, batch_size=2, draws=2),
-        {"shift": LINE, "precision": LINE, "rows": (), "loss": ()},
-    ),
+    "fedhb": Case(of(methods.fedhb, learned, **ABML), sent(moments=THETA)),
+    "fedhb_mixture": Case(of(methods.fedhb_mixture, shared, **THREE, spread=0.5), CHOSEN),
+    "fedivon": Case(of(methods.fedivon, common, **BY_STEP, draws=2), sent(**PRODUCT)),
     "fedlaplace": Case(
-        lambda: methods.fedlaplace(
-            logistic, settle_draws=8, draws=64, target_ess=8, weighting_rounds=1
-        ),
+        of(methods.fedlaplace, logistic, **FIXED),
         {"log_marginal": (), "gradient": (2,), "hessian": (2, 2), "lost": ()},
     ),
-    "fedmap": Case(lambda: methods.fedmap(mapped(), batch_size=2), {"clients": THETA, "loss": ()}),
+    "fedmap": Case(of(methods.fedmap, mapped, batch_size=2), sent(clients=THETA)),
     "fedmap convex": Case(
-        lambda: methods.fedmap(
-            mapped(prior=InputConvex(hidden=2)), server="gradient", server_optimizer=SGD(0.01)
-        )
+        of(methods.fedmap, convex, server="gradient", server_optimizer=SGD(0.01))
     ),
     "fedmap normal": Case(
-        lambda: methods.fedmap(
-            mapped(prior=LearnedNormal()),
-            server=LearnedNormal().best,
-            weights="rows",
-            init="client",
-        )
+        of(methods.fedmap, normal_prior, server=LearnedNormal().best, weights="rows", init="client")
     ),
-    "fedmap newton": Case(lambda: methods.fedmap(mapped(), newton_steps=1)),
+    "fedmap newton": Case(of(methods.fedmap, mapped, newton_steps=1)),
     "fedpa": Case(
-        lambda: methods.fedpa(shared(), epochs=3, shrinkage=0.2, batch_size=2),
-        {"moved": THETA, "loss": ()},
+        of(methods.fedpa, shared, epochs=3, shrinkage=0.2, batch_size=2), sent(moved=THETA)
     ),
     "fedpac": Case(
-        _fedpac,
-        {
-            "theta": FIRST,
-            "classes": {"total": (2, 3), "count": (2,)},
-            "head": {"theta.2.weight": (2, 3), "theta.2.bias": (2,), "h": (2, 3), "v": ()},
-            "loss": (),
-        },
+        lambda: methods.fedpac(headed(net(2)), body_steps=2, batch_size=2),
+        sent(
+            theta=FIRST,
+            classes={"total": (2, 3), "count": (2,)},
+            head={**last(2), "h": (2, 3), "v": ()},
+        ),
     ),
     "fedpop": Case(
-        partial(_fedpop, step_size=1e-3, batch_size=2),
-        {"gradient": THETA, "loss": (), "stiffness": ()},
+        of(methods.fedpop, units, **CHAIN, step_size=1e-3, batch_size=2),
+        sent(gradient=THETA, stiffness=()),
     ),
-    "fedpop corrected": Case(partial(_fedpop, step_size=0.02, metropolis=True)),
+    "fedpop corrected": Case(of(methods.fedpop, units, **CHAIN, step_size=0.02, metropolis=True)),
     "fedrecon": Case(
-        lambda: methods.fedrecon(
-            shared(), **LAST, body_optimizer=SGD(0.05), server_optimizer=Adam(0.05)
-        ),
+        of(methods.fedrecon, shared, **LAST, body_optimizer=SGD(0.05), server_optimizer=Adam(0.05)),
         BODY,
     ),
-    "fedrep": Case(lambda: methods.fedrep(shared(), **LAST, head_steps=2), BODY),
-    "fedrep joint": Case(lambda: methods.fedrep(shared(), **LAST, joint=True), BODY),
+    "fedrep": Case(of(methods.fedrep, shared, **LAST, head_steps=2), BODY),
+    "fedrep joint": Case(of(methods.fedrep, shared, **LAST, joint=True), BODY),
     **{
-        f"fedsvi {name}": Case(
-            partial(methods.fedsvi, regression, FAMILIES[name]),
-            {"gradient": CROSSES[name], "elbo": ()},
+        f"fedsvi {guide}": Case(
+            of(methods.fedsvi, regression, FAMILIES[guide]), {"gradient": shapes, "elbo": ()}
         )
-        for name in CROSSES
+        for guide, shapes in CROSSES.items()
     },
     "fedsvi natural": Case(
-        lambda: methods.fedsvi(regression, merge="natural", global_steps=2, batch_size=2)
+        of(methods.fedsvi, regression, merge="natural", global_steps=2, batch_size=2)
     ),
     "fedsvi wasserstein": Case(
-        lambda: methods.fedsvi(regression, FAMILIES["mean_field"], merge="wasserstein")
+        of(methods.fedsvi, regression, FAMILIES["mean_field"], merge="wasserstein")
     ),
-    "fedvi": Case(
-        lambda: methods.fedvi(embedded(), hidden=4), {"move": HEADS, "loss": (), "kl": ()}
-    ),
-    "fola": Case(
-        lambda: methods.fola(common(), **SMALL, steps=3, fisher_rows=2),
-        {"shift": LINE, "precision": LINE, "rows": (), "loss": ()},
-    ),
+    "fedvi": Case(of(methods.fedvi, embedded, hidden=4), sent(move=HEADS, kl=())),
+    "fola": Case(of(methods.fola, common, **THREE, fisher_rows=2), sent(**PRODUCT)),
     "fedwba": Case(
-        lambda: methods.fedwba(personal_alone(), particles=3, steps=2, batch_size=2),
-        {"particles": (3, 13), "loss": ()},
+        of(methods.fedwba, personal_alone, particles=3, steps=2, batch_size=2),
+        sent(particles=(3, 13)),
     ),
-    "heur_fedamp": Case(lambda: methods.heur_fedamp(shared(), **SMALL), {"w": THETA, "loss": ()}),
-    "ifca": Case(
-        lambda: methods.ifca(shared(), clusters=2, optimizer=SGD(0.05), steps=3),
-        {
-            "mine": {**{name: (2, *shape) for name, shape in THETA.items()}, "share": (2,)},
-            "loss": (),
-        },
-    ),
+    "heur_fedamp": Case(of(methods.heur_fedamp, shared, **SMALL), sent(w=THETA)),
+    "ifca": Case(of(methods.ifca, shared, clusters=2, optimizer=SGD(0.05), steps=3), CHOSEN),
     "knn_per": Case(
-        _knn_per,
-        {"theta": {**FIRST, "theta.2.weight": (2, 3), "theta.2.bias": (2,)}, "loss": ()},
+        lambda: methods.knn_per(remembering(net(2)), batch_size=2),
+        sent(theta={**FIRST, **last(2)}),
     ),
-    "local_only": Case(lambda: methods.local_only(shared(), batch_size=2), {"loss": ()}),
+    "local_only": Case(of(methods.local_only, shared, batch_size=2), sent()),
     **{
-        f"per_fedavg {meta}": Case(
-            lambda meta=meta: methods.per_fedavg(  # type: ignore[misc]
-                shared(),
-                inner_optimizer=SGD(0.1),
-                optimizer=SGD(0.05),
-                meta=meta,
-                steps=2,
-                batch_size=2,
-            ),
-            MODEL,
-        )
+        f"per_fedavg {meta}": Case(of(methods.per_fedavg, shared, **STARTED, meta=meta), MODEL)
         for meta in ("first", "hessian-free", "full")
     },
-    "pfedbayes": Case(_pfedbayes, PRIOR),
+    "pfedbayes": Case(
+        of(methods.pfedbayes, learned, **BY_STEP, **TWO_ADAMS, inner_steps=2, draws=2), PRIOR
+    ),
     "pfedbred": Case(_pfedbred, MODEL),
-    **{f"pfedbred {s}": Case(partial(_pfedbred, s)) for s in ("lg", "mh24", "mh-code")},
+    **{
+        f"pfedbred {strategy}": Case(of(methods.pfedbred, units, strategy, **BRED))
+        for strategy in ("lg", "mh24", "mh-code")
+    },
     "pfedgp": Case(
-        lambda: methods.pfedgp(process(), steps=2, batch_size=2),
-        {"theta": {**FIRST, "theta.2.weight": (1, 3), "theta.2.bias": (1,), **KERNEL}, "loss": ()},
+        of(methods.pfedgp, process, steps=2, batch_size=2),
+        sent(theta={**FIRST, **last(1), **KERNEL}),
     ),
     "pfedgp classes": Case(
-        lambda: methods.pfedgp(process(classes=2, y="ill"), steps=1, unit="epoch", batch_size=2)
+        of(methods.pfedgp, process_of_classes, steps=1, unit="epoch", batch_size=2)
     ),
     "pfedhb": Case(
-        lambda: methods.pfedhb(
-            personal(prior_scale="learned"), **SMALL, steps=1, draws=2, mean_penalty=0.5
-        ),
-        {"moments": THETA, "loss": ()},
+        of(methods.pfedhb, learned, **SMALL, steps=1, draws=2, mean_penalty=0.5),
+        sent(moments=THETA),
     ),
     "pfedhn": Case(
-        lambda: methods.pfedhn(shared(), optimizer=SGD(0.05, 0.9), steps=3, batch_size=2),
-        {"away": THETA, "loss": ()},
+        of(methods.pfedhn, shared, **BY_STEP, optimizer=SGD(0.05, 0.9)), sent(away=THETA)
     ),
     "pfedme": Case(_pfedme, MODEL),
     "pfedvem": Case(
-        lambda: methods.pfedvem(
-            personal(local=["2"], prior_scale="client"),
-            **SMALL,
-            base_optimizer=SGD(0.05),
-            head_steps=2,
-            steps=2,
-            draws=2,
-        ),
-        {
-            "head": {"theta.2.weight": (1, 3), "theta.2.bias": (1,)},
-            "base": FIRST,
-            "loss": (),
-            "rho": (),
-        },
+        of(methods.pfedvem, confident, **PAIR, base_optimizer=SGD(0.05), head_steps=2, draws=2),
+        sent(head=last(1), base=FIRST, rho=()),
     ),
-    "pvi": Case(lambda: methods.pvi(logistic, draws=2, steps=1), {**FACTOR, "improper": ()}),
-    "pvi renyi": Case(lambda: methods.pvi(logistic, draws=2, steps=1, divergence="renyi")),
-    "pvi beta": Case(lambda: methods.pvi(common(), draws=2, steps=1, loss="beta")),
-    "qlsd": Case(
-        lambda: methods.qlsd(common(), levels=None, burn_in=0.0, draws=2),
-        {"gradient": (3,), "loss": ()},
-    ),
-    "qlsd rounded": Case(lambda: methods.qlsd(common(), batch_size=2, draws=5)),
+    "pvi": Case(_pvi, {**FACTOR, "improper": ()}),
+    "pvi renyi": Case(of(methods.pvi, logistic, draws=2, steps=1, divergence="renyi")),
+    "pvi beta": Case(of(methods.pvi, common, draws=2, steps=1, loss="beta")),
+    "qlsd": Case(of(methods.qlsd, common, levels=None, burn_in=0.0, draws=2), sent(gradient=(3,))),
+    "qlsd rounded": Case(of(methods.qlsd, common, batch_size=2, draws=5)),
     "scaffold": Case(
-        lambda: methods.scaffold(shared(), optimizer=SGD(0.05), steps=3, batch_size=2),
-        {"moved": THETA, "corrected": THETA, "joined": {"clients": (), "weight": ()}, "loss": ()},
+        of(methods.scaffold, shared, **THREE),
+        sent(moved=THETA, corrected=THETA, joined={"clients": (), "weight": ()}),
     ),
-    "scaffold rows": Case(
-        lambda: methods.scaffold(
-            shared(), optimizer=SGD(0.05), steps=3, batch_size=2, weights="rows"
-        )
-    ),
-    "two_stage": Case(
-        lambda: methods.two_stage(regression, draws=100),
-        {
-            "factor": {
-                **{"precision": (2, 2), "shift": (2,), "height": ()},
-                **{"num_rows": (), "square": ()},  # its likelihood is Normal
-            },
-            "raised": (),
-            "misread": (),
-        },  # D = 2, U = 0
-        compiled=False,  # inductor lowers no step of it
+    "scaffold rows": Case(of(methods.scaffold, shared, **THREE, weights="rows")),
+    "two_stage": Case(  # D = 2, U = 0, and inductor lowers no step of it
+        of(methods.two_stage, regression, draws=100),
+        {"factor": GAUSSIAN, "raised": (), "misread": ()},
+        compiled=False,
     ),
     # wrappers
-    "averaging_some": Case(lambda: methods.averaging_some(_pfedbred(), share=0.5)),
-    "batch_normed": Case(
-        lambda: methods.batch_normed(
-            methods.ditto(
-                models.network(normalizing(), likelihood=models.likelihood.normal(1.0)),
-                batch_size=2,
-            )
-        )
-    ),
-    "by_rows": Case(lambda: methods.by_rows(_pfedme())),
+    "averaging_some": Case(around(methods.averaging_some, _pfedbred, share=0.5)),
+    "batch_normed": Case(around(methods.batch_normed, of(methods.ditto, normed, batch_size=2))),
+    "by_rows": Case(around(methods.by_rows, _pfedme)),
     "differentially_private": Case(
-        lambda: methods.differentially_private(
-            _fedavg(), clipping_norm=0.1, noise_multiplier=0.5, secret=1
-        )
+        around(methods.differentially_private, _fedavg, **NOISY, clipping_norm=0.1)
     ),
     "differentially_private pvi": Case(
-        lambda: methods.differentially_private(
-            methods.pvi(logistic, draws=2, steps=1),
-            clipping_norm=0.5,
-            noise_multiplier=0.5,
-            secret=1,
-        )
+        around(methods.differentially_private, _pvi, **NOISY, clipping_norm=0.5)
     ),
     **{
-        f"fine_tuned {strategy}": Case(partial(_tuned, strategy))
+        f"fine_tuned {strategy}": Case(
+            around(
+                methods.fine_tuned,
+                of(methods.pfedbred, units, strategy, **BRED, inner_steps=2),
+                **TUNED,
+            )
+        )
         for strategy in ("none", "mh", "mh-code")
     },
-    "over_relaxed": Case(lambda: methods.over_relaxed(_fedavg(optimizer=SGD(0.05, 0.9), steps=3))),
-    "quantized": Case(lambda: methods.quantized(_ditto())),
-    "robust": Case(lambda: methods.robust(_pfedme(), rule="clipped")),
-    "server_optimized": Case(lambda: methods.server_optimized(_fedavg(), SGD(0.5, 0.9))),
+    "over_relaxed": Case(
+        around(
+            methods.over_relaxed, of(methods.fedavg, shared, **BY_STEP, optimizer=SGD(0.05, 0.9))
+        )
+    ),
+    "quantized": Case(around(methods.quantized, _ditto)),
+    "robust": Case(around(methods.robust, _pfedme, rule="clipped")),
+    "server_optimized": Case(around(methods.server_optimized, _fedavg, optimizer=SGD(0.5, 0.9))),
 }
 METHODS: dict[str, Callable[[], Method]] = {name: case.make for name, case in CASES.items()}
 

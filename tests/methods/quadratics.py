@@ -3,7 +3,7 @@
 The mean negative log likelihood of client k is (w - b_k)' H_k (w - b_k) / 2, up to a constant.
 """
 
-from __future__ import annotations
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -22,6 +22,8 @@ P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 UNIFORM = torch.full((3,), 1.0 / 3.0, dtype=torch.float64)
 START = torch.tensor([3.0, -2.0], dtype=torch.float64)
 I2 = torch.eye(2, dtype=torch.float64)
+ALL_ROWS: dict[str, Any] = {"unit": "step", "batch_size": None}
+ONE_STEP: dict[str, Any] = {**ALL_ROWS, "steps": 1}
 
 
 def clients(curves: Tensor = H) -> ClientData:
@@ -61,11 +63,16 @@ def at(start: Tensor, *, personal: bool = False):  # type: ignore[no-untyped-def
                 w = pyro.sample("w", dist.Normal(theta, 1.0).to_event(1))
             else:
                 w = theta.expand(batch.num_clients, 1, 2)
-            with batch.data():
-                loc = (batch.factor @ w[..., None])[..., 0]
-                pyro.sample("y", dist.Normal(loc, 1.0).to_event(1), obs=batch.y)
+            observed(batch, w)
 
     return model
+
+
+def observed(batch: ClientBatch, w: Tensor) -> None:
+    """Observe the rows of clients at weights w, (clients, 1, 2)."""
+    with batch.data():
+        loc = (batch.factor @ w[..., None])[..., 0]
+        pyro.sample("y", dist.Normal(loc, 1.0).to_event(1), obs=batch.y)
 
 
 def stationary(weights: Tensor) -> Tensor:

@@ -1,8 +1,4 @@
-"""Fixture Q3c of methods_baselines.md: quadratics of two params, of which v is each client's own
-and u common.
-"""
-
-from __future__ import annotations
+"""Fixture Q3c of methods_baselines.md: quadratics of two params, of which v is each client's own and u common."""
 
 from functools import partial
 from typing import Any
@@ -27,9 +23,7 @@ clients = partial(quadratics.clients, HC)
 
 
 def at(u: float = 0.0, v: float = 0.0, *, plate: bool = False):  # type: ignore[no-untyped-def]  # noqa: ANN201
-    """Return a model of w = (u, v); v is declared inside the clients plate where `plate`
-    is true.
-    """
+    """Return a model of w = (u, v); v is declared inside the clients plate where `plate` is true."""
 
     def model(batch: ClientBatch) -> None:
         n = batch.num_clients

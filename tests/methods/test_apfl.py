@@ -1,7 +1,5 @@
 """APFL: one step by hand, its limits, and where alpha goes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

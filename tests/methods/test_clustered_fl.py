@@ -1,9 +1,8 @@
 """Clustered federated learning: halvings by hand, FedAvg without them, planted clusters."""
 
-from __future__ import annotations
-
 import pytest
 import torch
+from torch import Tensor
 
 from hierfl.data.clients import ClientData
 from hierfl.methods import clustered_fl
@@ -11,10 +10,14 @@ from hierfl.methods.clustered.clustered_fl import halved
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
-from tests.methods.test_pfedhn import kind
 from tests.programs import fit
 
 UPDATES = torch.tensor([[1.0, 0.0], [0.9, 0.1], [-1.0, 0.1], [-0.9, -0.2]])
+
+
+def kind(slope: float, n: int, g: torch.Generator) -> dict[str, Tensor]:
+    x = torch.randn(n, 2, generator=g)
+    return {"x": x, "y": slope * x.sum(1) + 0.1 * torch.randn(n, generator=g)}
 
 
 def largest_across(updates: torch.Tensor, half: torch.Tensor) -> float:

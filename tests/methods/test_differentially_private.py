@@ -1,6 +1,4 @@
-"""Differential privacy: how far one client moves a sum, what the noise is, what the budget says, what is refused."""
-
-from __future__ import annotations
+"""Differential privacy: how far one client moves a sum, the noise, the budget, DP-PVI, and what is refused."""
 
 import math
 from itertools import pairwise
@@ -17,10 +15,7 @@ from hierfl.core.secret_noise import new_key, secret_normals
 from hierfl.core.trees import as_vector
 from hierfl.engine.federation import federate
 from hierfl.method import Clock, Method
-from hierfl.methods import (
-    differentially_private,
-    fedavg,
-)
+from hierfl.methods import differentially_private, fedavg, pvi
 from hierfl.methods.wrappers.differentially_private import (
     _shortened,
     cost_of_round,
@@ -30,13 +25,19 @@ from hierfl.methods.wrappers.differentially_private import (
 from hierfl.models import likelihood, network
 from hierfl.optimizers import SGD
 from tests.methods.cases import shared as _shared
-from tests.programs import federation, fit
+from tests.methods.test_pvi import close, e1, line
+from tests.programs import federation, fit, logistic
 
 SMALL: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "unit": "step", "batch_size": 2}
 
 
 def plain() -> Method:
     return fedavg(_shared(), **SMALL)
+
+
+def private(clip: float, noise: float, secret: int | None, method: Method | None = None) -> Method:
+    noisy: dict[str, Any] = {"clipping_norm": clip, "noise_multiplier": noise, "secret": secret}
+    return differentially_private(method or plain(), **noisy)
 
 
 def first_params(method: Method, data: hierfl.ClientData) -> torch.Tensor:
@@ -53,9 +54,7 @@ def test_a_client_moves_the_sum_by_twice_the_clip_at_most() -> None:
         y = data.fields["y"].clone()
         y[:4] = size * (1.0 + y[:4].abs())
         changed = data.with_fields(y=y)
-        method = differentially_private(
-            plain(), clipping_norm=0.01, noise_multiplier=1e-12, secret=1
-        )
+        method = private(0.01, 1e-12, 1)
         found[size] = as_vector(fit(method, changed, rounds=1).message)
     start = first_params(plain(), data)
     for moved in found.values():
@@ -80,20 +79,8 @@ def test_the_noise_is_gaussian_and_as_large_as_it_says() -> None:
     wide = network(nn.Linear(2, 1), likelihood=likelihood.normal(1.0))
     still = fedavg(wide, optimizer=SGD(1e-30), steps=1, unit="step", batch_size=2)
     start = first_params(still, data)
-    draws = [
-        as_vector(
-            fit(
-                differentially_private(
-                    still, clipping_norm=2.0, noise_multiplier=3.0, secret=secret
-                ),
-                data,
-                rounds=1,
-                cohort=2,
-            ).message
-        )
-        - start
-        for secret in range(60)
-    ]
+    noisy = (private(2.0, 3.0, secret, still) for secret in range(60))
+    draws = [as_vector(fit(m, data, rounds=1, cohort=2).message) - start for m in noisy]
     flat = torch.cat(draws).numpy() / (2.0 * 3.0 / 2)
     assert stats.kstest(flat, "norm").pvalue > 1e-3
     assert stats.kstest(secret_normals(new_key(5), 100_000).numpy(), "norm").pvalue > 1e-3
@@ -103,9 +90,7 @@ def test_noise_and_cohorts_are_functions_of_the_secret_alone() -> None:
     data = federation((2, 3, 2, 4, 3))
 
     def found(secret: int | None, seed: int) -> tuple[torch.Tensor, list[float]]:
-        method = differentially_private(
-            plain(), clipping_norm=1.0, noise_multiplier=1.0, secret=secret
-        )
+        method = private(1.0, 1.0, secret)
         fitted = fit(method, data, rounds=4, cohort=2, seed=seed)
         return as_vector(fitted.message), fitted.history["epsilon"].tolist()
 
@@ -123,9 +108,7 @@ def test_nodes_cannot_tell_the_cohort_from_the_seed() -> None:
     clock = Clock(0, 1)
     drawn = set()
     for secret in range(8):
-        method = differentially_private(
-            plain(), clipping_norm=1.0, noise_multiplier=1.0, secret=secret
-        )
+        method = private(1.0, 1.0, secret)
         server = federate(method, data, seed=0, cohort=3).server
         assert server.cohort_seed is not None
         drawn.add(server.cohort_seed(clock))
@@ -178,3 +161,28 @@ def test_the_history_states_the_budget() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ refused
+
+
+FAINT: dict[str, Any] = {"clipping_norm": 1e6, "noise_multiplier": 1e-30, "secret": 1}
+
+
+def test_clients_keep_what_they_sent() -> None:
+    """Without noise q is the prior times the factors that clients keep, also where they are clipped."""
+    how = {**FAINT, "clipping_norm": 0.2}
+    fitted = fit(differentially_private(pvi(line, draws=2), **how), e1(), rounds=3)
+    state, kept = fitted.progress.server["method"], fitted.progress.table["factor"]
+    for name in ("shift", "precision"):
+        close(state["q"][name] - state["prior"][name] - kept[name].sum(0), 0.0, 1e-9)
+    norms = sum(kept[n].flatten(1).square().sum(1) for n in ("shift", "precision")).sqrt()
+    assert float(norms.max()) <= 3 * 0.2 + 1e-6  # three messages of norm 0.2 at most
+    assert float(norms.max()) > 0.5
+
+
+def test_noise_leaves_a_distribution_that_knows_no_less_than_the_prior() -> None:
+    how: dict[str, Any] = {"clipping_norm": 0.5, "noise_multiplier": 3.0, "secret": 4}
+    for factors in ("full", "diagonal"):
+        method = pvi(logistic, factors=factors, draws=2, steps=1)
+        fitted = fit(differentially_private(method, **how), federation(), rounds=2)
+        state = fitted.progress.server["method"]
+        bent = torch.linalg.eigvalsh(state["q"]["precision"] - state["prior"]["precision"])
+        assert float(bent.min()) > -1e-8

@@ -1,7 +1,5 @@
 """Ditto and Individual: closed forms on quadratics, and equalities with other methods."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

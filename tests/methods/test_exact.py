@@ -4,8 +4,6 @@ Under a Gaussian guide the loss is quadratic in the noise. Its expectation is th
 average over a few points, and no random draws are needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -45,14 +43,10 @@ class Points(Messenger):
         self.eps, self.used = eps, 0
 
     def _pyro_sample(self, msg: dict[str, Any]) -> None:
-        if (
-            msg["done"]
-            or msg["is_observed"]
-            or not hasattr(msg["fn"], "rsample")
-            or isinstance(msg["fn"], dist.Delta)
-        ):
-            return
         fn = msg["fn"]
+        is_drawn = hasattr(fn, "rsample") and not isinstance(fn, dist.Delta)
+        if msg["done"] or msg["is_observed"] or not is_drawn:
+            return
         while hasattr(fn, "base_dist"):
             fn = fn.base_dist
         if not hasattr(fn, "loc"):
@@ -86,28 +80,19 @@ def expected(program: Program, params: Params, batch: ClientBatch, d: int) -> Te
 
 
 def optimum(case: str, family: Family) -> tuple[Program, Params, ClientBatch, float, int]:
-    """Minimize the expected loss over the guide's params by L-BFGS.
-
-    Returns:
-        The program, params, batch, ELBO, and dimension of the noise.
-    """
+    """Return program, params, batch, ELBO and the noise's dimension, after L-BFGS on the expected loss."""
     model, make = CASES[case]
     data = make()
     program = read(model, family, data)
     d = 2 if case == "means" else 4
     batch = full_batch(data, torch.arange(data.num_clients))
     shared, own = program.start()
-    rows = stacked(
-        program, {k: v.expand(data.num_clients, *v.shape).clone() for k, v in own.items()}
-    )
+    own = {k: v.expand(data.num_clients, *v.shape).clone() for k, v in own.items()}
+    rows = stacked(program, own)
     params = {k: v.clone().requires_grad_() for k, v in {**shared, **rows}.items()}
-    optimizer = torch.optim.LBFGS(
-        list(params.values()),
-        max_iter=600,
-        line_search_fn="strong_wolfe",
-        tolerance_change=1e-16,
-        tolerance_grad=1e-10,
-    )
+    how: dict[str, Any] = {"line_search_fn": "strong_wolfe", "tolerance_grad": 1e-10}
+    leaves = list(params.values())
+    optimizer = torch.optim.LBFGS(leaves, max_iter=600, tolerance_change=1e-16, **how)
 
     def closure() -> float:
         optimizer.zero_grad()
@@ -131,12 +116,8 @@ def moments(
     for eps in points(d):
         with Substitute(params, batch), Points(eps):
             nodes: Any = pyro.poutine.trace(program.guide).get_trace(batch).nodes
-        values.append(
-            (
-                nodes[sites[0]]["value"].reshape(-1),
-                nodes[sites[1]]["value"].reshape(batch.num_clients, -1),
-            )
-        )
+        above, mine = (nodes[site]["value"] for site in sites)
+        values.append((above.reshape(-1), mine.reshape(batch.num_clients, -1)))
     g, own = torch.stack([v[0] for v in values]), torch.stack([v[1] for v in values])
     about, apart = g - g.mean(0), own - own.mean(0)
     return (
@@ -180,10 +161,9 @@ def test_mean_field_on_e2_is_too_narrow_by_the_known_factor() -> None:
     assert own_loc[:, 0].tolist() == pytest.approx([1.615385, 0.923077, 3.461538], abs=1e-3)
 
 
-@pytest.mark.parametrize("family", [guides.mean_field, guides.unrolled(steps=1)])
-def test_no_guides_elbo_exceeds_the_log_evidence(family: Family) -> None:
+def test_no_guides_elbo_exceeds_the_log_evidence() -> None:
     truth = exact(CASES["slopes"][1](), "slopes")
-    assert optimum("slopes", family)[3] <= truth.log_evidence + 1e-9
+    assert optimum("slopes", guides.mean_field)[3] <= truth.log_evidence + 1e-9
 
 
 # ------------------------------------------------------------ the conditional guide
@@ -211,17 +191,9 @@ def test_the_conditional_guide_is_exact_draw_by_draw(case: str, newton_steps: in
         elbo = -(terms.nll.sum() + terms.local_kl.sum() + terms.global_kl)
         assert elbo.item() == pytest.approx(truth.log_evidence, abs=1e-8)
     d = 2 if case == "means" else 4
-    gradient = torch.autograd.grad(
-        expected(program, params, batch, d), list(params.values()), allow_unused=True
-    )
-    assert (
-        max(
-            float(g.tril(-1).abs().max() if g.dim() > 1 else g.abs().max())
-            for g in gradient
-            if g is not None
-        )
-        < 1e-8
-    )
+    loss = expected(program, params, batch, d)
+    for g in torch.autograd.grad(loss, list(params.values()), allow_unused=True):
+        assert g is None or (g.tril(-1) if g.dim() > 1 else g).abs().max() < 1e-8
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -239,45 +211,22 @@ def test_the_conditional_guides_local_distribution(case: str) -> None:
 
 
 # ------------------------------------------------------------ fitted, with noise
-@pytest.mark.parametrize(
-    ("case", "family", "rounds", "particles", "within"),
-    [
-        ("slopes", guides.structured, 150, 120, 0.1),
-        ("slopes", guides.conditional(newton_steps=0), 100, 60, 0.1),
-    ],
-)
-def test_a_federated_run_reaches_the_posterior(
-    case: str, family: Family, rounds: int, particles: int, within: float
-) -> None:
-    """A noisy federated fit by Adam reaches the exact posterior.
-
-    Means lie within 1e-2 posterior standard deviations (more, where there are fewer draws), and
-    standard deviations within 6%.
-    """
-    model, make = CASES[case]
-    data, truth = make(), exact(make(), case)
-    method = hierfl.methods.fedsvi(
-        model, family, optimizer=Adam(0.1), local_optimizer=Adam(0.1), draws=particles
-    )
-    fitted = fit(method, data, rounds=rounds)
-    own_params = stacked(fitted.program, fitted.progress.table.get("mean", {}))
+def test_a_federated_run_reaches_the_posterior() -> None:
+    """A noisy federated fit by Adam: means within a tenth of a posterior sd, sds within 6%."""
+    model, make = CASES["slopes"]
+    data, truth = make(), exact(make(), "slopes")
+    pace: dict[str, Any] = {"optimizer": Adam(0.1), "local_optimizer": Adam(0.1), "draws": 120}
+    fitted = fit(hierfl.methods.fedsvi(model, guides.structured, **pace), data, rounds=150)
+    own_params = stacked(fitted.program, fitted.progress.table["mean"])
     batch = full_batch(data, torch.arange(data.num_clients))
-    found = moments(
-        fitted.program,
-        {**fitted.message["params"], **own_params},
-        batch,
-        2 if case == "means" else 4,
-        ("g", "b"),
-    )
+    params = {**fitted.message["params"], **own_params}
+    found = moments(fitted.program, params, batch, 4, ("g", "b"))
     sd, own_sd = truth.cov.diagonal().sqrt(), truth.own_cov.diagonal(dim1=-2, dim2=-1).sqrt()
-    assert ((found[0] - truth.loc) / sd).abs().max() < within
-    assert ((found[2] - truth.own_loc) / own_sd).abs().max() < within
+    assert ((found[0] - truth.loc) / sd).abs().max() < 0.1
+    assert ((found[2] - truth.own_loc) / own_sd).abs().max() < 0.1
     assert (found[1].diagonal().sqrt() / sd - 1.0).abs().max() < 0.06
     assert (found[3].diagonal(dim1=-2, dim2=-1).sqrt() / own_sd - 1.0).abs().max() < 0.06
     draws = fitted.draws(20_000)
-    assert torch.allclose(
-        draws.shared["g"].reshape(20_000, -1).mean(0),
-        found[0],
-        atol=5 * float(sd.max()) / 20_000**0.5,
-    )
+    mean = draws.shared["g"].reshape(20_000, -1).mean(0)
+    assert torch.allclose(mean, found[0], atol=5 * float(sd.max()) / 20_000**0.5)
     assert torch.allclose(draws.own["b"].reshape(20_000, -1, len(sd)).std(0), own_sd, rtol=0.05)

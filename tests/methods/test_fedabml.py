@@ -1,7 +1,5 @@
 """FedABML: fixed points in closed form, special cases, and rounds that do not depend on client state."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +13,7 @@ from hierfl.core.trees import named_leaves, tree_map
 from hierfl.engine.rounds import one_round
 from hierfl.methods import by_rows, fedabml
 from hierfl.optimizers import SGD
-from tests.methods.quadratics import I2, START, B, H, P, at, clients, stationary
+from tests.methods.quadratics import ALL_ROWS, I2, ONE_STEP, START, B, H, P, at, clients, stationary
 from tests.programs import federation, fit
 
 ROWS = torch.tensor([5.0, 3.0, 2.0], dtype=torch.float64)[:, None, None]
@@ -43,16 +41,8 @@ def test_with_a_fixed_prior_and_exact_local_solves_the_fixed_point_is_gls() -> N
     The local loss is the sum over rows, not their mean.
     """
     gls = stationary(torch.linalg.inv(torch.linalg.inv(ROWS * H) + I2))
-    options: dict[str, Any] = {
-        "kl_weight": 1.0,
-        "optimizer": SGD(0.4),
-        "global_optimizer": SGD(1.5),
-        "inner_steps": 70,
-        "steps": 1,
-        "unit": "step",
-        "batch_size": None,
-        "draws": 1,
-    }
+    options: dict[str, Any] = {**ONE_STEP, "kl_weight": 1.0, "optimizer": SGD(0.4), "draws": 1}
+    options |= {"global_optimizer": SGD(1.5), "inner_steps": 70}
     method = by_rows(fedabml(at(gls, personal=True), guides.delta, **options))
     assert torch.allclose(
         fit(method, clients(), rounds=1).message["theta"], gls, atol=1e-6, rtol=0.0
@@ -92,43 +82,25 @@ def test_a2_under_equal_variances_the_kl_is_a_square_plus_a_constant() -> None:
 @pytest.mark.parametrize(
     ("meta", "published"), [("full", (0.475296, 0.620012)), ("first", (0.493107, 0.602512))]
 )
-def test_a3_differentiated_through_one_step_it_equals_per_fedavg(
+def test_a3_through_one_step_it_equals_per_fedavg(
     meta: Any, published: tuple[float, float]
 ) -> None:
-    """One round by hand, and MAML's fixed point.
-
-    With J = I - lr H, the fixed point is S(p J H J) with second derivatives and S(p H J) without
-    them.
-    """
+    """With J = I - lr H, MAML's fixed point is S(p J H J), or S(p H J) without second derivatives."""
     lr, eta = 0.1, 0.2
     j = I2 - lr * H
     outer = j @ H @ j if meta == "full" else H @ j
     fixed = stationary(P[:, None, None] * outer)
     assert fixed.tolist() == pytest.approx(published, abs=1e-6)
-    options: dict[str, Any] = {
-        "kl_weight": 0.0,
-        "optimizer": SGD(lr),
-        "global_optimizer": SGD(eta),
-        "steps": 1,
-        "unit": "step",
-        "batch_size": None,
-        "draws": 1,
-    }
-    after = fit(
-        by_rows(fedabml(at(fixed, personal=True), guides.delta, meta=meta, **options)),
-        clients(),
-        rounds=1,
-    )
-    assert torch.allclose(after.message["theta"], fixed, atol=1e-10, rtol=0.0)
-    away = fit(
-        by_rows(fedabml(at(START, personal=True), guides.delta, meta=meta, **options)),
-        clients(),
-        rounds=1,
-    )
-    step = (outer @ (START - B)[..., None])[..., 0]
-    assert torch.allclose(
-        away.message["theta"], START - eta * (P[:, None] * step).sum(0), atol=1e-10, rtol=0.0
-    )
+    steps: dict[str, Any] = {"optimizer": SGD(lr), "global_optimizer": SGD(eta), "meta": meta}
+
+    def after(start: Tensor) -> Tensor:
+        model = at(start, personal=True)
+        method = fedabml(model, guides.delta, kl_weight=0.0, draws=1, **steps, **ONE_STEP)
+        return fit(by_rows(method), clients(), rounds=1).message["theta"]
+
+    assert torch.allclose(after(fixed), fixed, atol=1e-10, rtol=0.0)
+    step = (P[:, None] * (outer @ (START - B)[..., None])[..., 0]).sum(0)
+    assert torch.allclose(after(START), START - eta * step, atol=1e-10, rtol=0.0)
 
 
 def test_a4_without_the_kl_theta_stays() -> None:
@@ -140,17 +112,9 @@ def test_a4_without_the_kl_theta_stays() -> None:
 
 
 def test_under_a_fixed_prior_it_reaches_the_gaussian_posterior() -> None:
-    method = fedabml(
-        at(torch.zeros(2), personal=True),
-        guides.mean_field(init_scale=0.5),
-        kl_weight=1.0,
-        optimizer=SGD(0.1),
-        global_optimizer=SGD(0.0),
-        steps=100,
-        unit="step",
-        batch_size=None,
-        draws=32,
-    )
+    how: dict[str, Any] = {**ALL_ROWS, "optimizer": SGD(0.1), "global_optimizer": SGD(0.0)}
+    how |= {"kl_weight": 1.0, "steps": 100, "draws": 32}
+    method = fedabml(at(torch.zeros(2), personal=True), guides.mean_field(init_scale=0.5), **how)
     loc, scale = (
         own(fit(method, clients(), rounds=1))[f"w.{part}"][:, 0, 0] for part in ("loc", "scale")
     )
@@ -175,22 +139,10 @@ def test_rounds_do_not_depend_on_client_state() -> None:
 
 
 def test_scale_link_exp_as_in_the_paper(not_lowered: None) -> None:
-    """With scale_link='exp', FedABML follows the paper's formulas.
-
-    A client that has not moved equals its prior, the server averages log scales, and one step is
-    the printed one.
-    """
+    """One step of m and log s, averaged over clients, is the printed one: it needs no random draw."""
     lam, eta = 0.7, 0.05
-    options: dict[str, Any] = {
-        "steps": 1,
-        "inner_steps": 2,
-        "unit": "step",
-        "batch_size": None,
-        "draws": 2,
-        "kl_weight": lam,
-        "optimizer": SGD(0.1),
-        "global_optimizer": SGD(eta),
-    }
+    options: dict[str, Any] = {**ONE_STEP, "inner_steps": 2, "draws": 2, "kl_weight": lam}
+    options |= {"optimizer": SGD(0.1), "global_optimizer": SGD(eta)}
     method = fedabml(
         net(scale_link="exp", scale_start=0.3), guides.mean_field(scale_link="exp"), **options
     )
@@ -203,11 +155,13 @@ def test_scale_link_exp_as_in_the_paper(not_lowered: None) -> None:
         loc, nu = mine[f"w.{name}.loc"].view(2, -1), mine[f"w.{name}.scale"].view(2, -1)
         m, below = start[f"theta.{name}"].view(-1), start[f"scale.{name}"].view(-1)
         assert float((nu - below).abs().max()) > 1e-3
-        # d KL / d nu of the prior, per row, at the client's fitted posterior
-        slope = lam * (1.0 - ((2.0 * nu).exp() + (loc - m).square()) / (2.0 * below).exp()) / 5.0
-        torch.testing.assert_close(
-            fitted.message[f"scale.{name}"].view(-1), below - eta * slope.mean(0)
-        )
+        # derivatives of the KL in m and nu of the prior, per row, at the client's fitted posterior
+        variance = (2.0 * below).exp()
+        by_m = lam * (m - loc) / variance / 5.0
+        by_nu = lam * (1.0 - ((2.0 * nu).exp() + (loc - m).square()) / variance) / 5.0
+        after = (fitted.message[f"{part}.{name}"].view(-1) for part in ("theta", "scale"))
+        torch.testing.assert_close(next(after), m - eta * by_m.mean(0))
+        torch.testing.assert_close(next(after), below - eta * by_nu.mean(0))
     with pytest.raises(ValueError, match="scale_link is 'log'; it must be 'softplus' or 'exp'"):
         net(scale_link="log")
     short = {**options, "draws": 1, "inner_steps": 1}

@@ -1,7 +1,5 @@
 """FedAMP: its stationary points, its reductions, and attention to clients that are alike."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

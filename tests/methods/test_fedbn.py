@@ -1,7 +1,5 @@
 """FedBN: statistics against torch's own layers, FedAvg without batch norm, and local layers not sent."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.func import functional_call

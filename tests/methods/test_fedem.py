@@ -1,7 +1,5 @@
 """FedEM: pooled EM on planted mixtures, FedAvg with one component, and the mixture as a distribution."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ from hierfl.data.clients import ClientData
 from hierfl.methods import fedem
 from hierfl.models.mixture import Mixed
 from hierfl.optimizers import SGD
-from tests.methods.test_ifca import center, sets
+from tests.methods.test_one_of_k import center, sets
 from tests.programs import fit
 
 COUNTS, SHARE = (40, 25, 60, 10), (0.9, 0.2, 0.5, 0.7)

@@ -1,7 +1,5 @@
 """FedEP: exact where all is Gaussian, sqrt(60) with diagonal factors, SEP with and without its prior, and moments."""
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import pytest

@@ -1,7 +1,5 @@
 """FedFomo: weights by hand, clients alone without models, and attention to planted alike clients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,37 +1,34 @@
 """FedMAP: Theorem 1, example A.4 against scipy, weights in logs, and equalities with other methods."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
 import hierfl
-from hierfl.core.trees import named_leaves
+from hierfl.core.trees import tree_leaves
 from hierfl.data.clients import ClientData
 from hierfl.engine.aggregate import added, means_of, summed
-from hierfl.engine.chunks import client_round
-from hierfl.engine.federation import federate
-from hierfl.engine.rounds import begin
-from hierfl.method import Clock, LogShare
+from hierfl.method import LogShare
 from hierfl.methods import fedmap
 from hierfl.models import learned_prior_network
 from hierfl.models.learned_priors import InputConvex, Isotropic, LearnedNormal, LearnedVariance
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
 from tests.methods.cases import net
-from tests.methods.quadratics import I2, START, H, clients, stationary
+from tests.methods.quadratics import I2, START, H, clients, observed, stationary
+from tests.methods.test_messages import exchange
 from tests.programs import federation, fit
 
-SQUARED = normal(
-    math.sqrt(0.5)
-)  # the negative log density of a row is (y - f)^2 plus a constant: A.4's loss
+# the negative log density of a row is (y - f)^2 plus a constant: A.4's loss
+SQUARED = normal(math.sqrt(0.5))
 
 
 def personal(prior: Any = Isotropic(0.5)) -> Any:  # noqa: B008 (frozen)
@@ -145,23 +142,13 @@ def test_theorem_1_the_gradient_server_descends_the_envelope(omega: Any) -> None
 
 
 def of_quadratics(prior: dict[str, Tensor]) -> Any:
-    """Return a model of Q3's rows under w_k ~ Normal(theta, scale^2).
-
-    FedMAP accepts any program with these site and param names.
-    """
-    import pyro
-    import pyro.distributions as dist
+    """Return a model of Q3's rows under w_k ~ Normal(theta, scale^2), with names that FedMAP accepts."""
 
     def model(batch: hierfl.ClientBatch) -> None:
         theta = pyro.param("theta.v", prior["loc"].clone())
         with batch.clients():
-            w = pyro.sample("w.v", dist.Normal(theta, prior["scale"]).to_event(1))
-            with batch.data():
-                pyro.sample(
-                    "y",
-                    dist.Normal((batch.factor @ w[..., None])[..., 0], 1.0).to_event(1),
-                    obs=batch.y,
-                )
+            prior_of_w = dist.Normal(theta, prior["scale"]).to_event(1)
+            observed(batch, pyro.sample("w.v", prior_of_w))
 
     return model
 
@@ -177,9 +164,7 @@ def test_o2_the_fixed_point_under_uniform_weights_is_the_posterior_mean() -> Non
     for start in (fixed, START):
         model = of_quadratics({"loc": start, "scale": torch.tensor(0.3).sqrt()})
         fitted = fit(
-            fedmap(model, newton_steps=1, loss="sum", weights="uniform"),
-            clients(),
-            rounds=8,
+            fedmap(model, newton_steps=1, loss="sum", weights="uniform"), clients(), rounds=8
         )
         ends.append(fitted.message["gamma"]["theta.v"])
     assert torch.allclose(ends[0], fixed, atol=1e-12)
@@ -210,14 +195,12 @@ def test_the_learned_normal_is_the_mode_over_all_clients() -> None:
 def test_the_learned_penalty_is_convex(hidden: int | tuple[int, ...]) -> None:
     prior, generator = InputConvex(hidden, eps=1e-6, pull=1e-6), torch.Generator().manual_seed(0)
     program = fit(fedmap(personal(prior), steps=1), federation(), rounds=1).message["gamma"]
-    tensor = "0.weight"
     above = {
-        k.partition(".")[0].removeprefix("convex_"): v
-        for k, v in program.items()
-        if k.partition(".")[2] == tensor
-    }
-    # weights as of a server that has learned for long
-    above = {k: 2.0 * torch.randn(v.shape, generator=generator) for k, v in above.items()}
+        name.partition(".")[0].removeprefix("convex_"): 2.0
+        * torch.randn(v.shape, generator=generator)
+        for name, v in program.items()
+        if name.partition(".")[2] == "0.weight"
+    }  # as of a server that has learned for long
 
     def of_both(v: Tensor) -> Tensor:
         w, theta = v.reshape(2, 3, 2)
@@ -245,73 +228,40 @@ def test_omega_is_never_nan(omega: Any, quiet: None) -> None:
     """One client has a million rows and the other 10, in float32."""
     torch.set_default_dtype(torch.float32)
     many = torch.arange(1_000_000).remainder(97).float() / 50.0 - 1.0
-    rows = {
-        "large": {"x": many[:, None], "y": 3.0 * many + 20.0},
-        "small": {"x": many[:10, None], "y": many[:10]},
-    }
-    line = nn.Linear(1, 1)
-    method = fedmap(
-        learned_prior_network(line, likelihood=normal(0.5)),
-        optimizer=SGD(0.01),
-        steps=1,
-        batch_size=None,
-        weights=omega,
-    )
-    fitted = fit(method, ClientData.from_clients(rows), rounds=2)
-    assert fitted.history["effective_clients"].between(1.0, 2.0 + 1e-5).all()
-    assert all(
-        bool(leaf.isfinite().all()) for leaf in named_leaves(fitted.progress.server).values()
-    )
-    if omega == "likelihood":
-        assert fitted.history["effective_clients"].iloc[-1] == pytest.approx(1.0), (
-            "all weight is on the client with the fewest rows"
-        )
+    large = {"x": many[:, None], "y": 3.0 * many + 20.0}
+    small = {"x": many[:10, None], "y": many[:10]}
+    model = learned_prior_network(nn.Linear(1, 1), likelihood=normal(0.5))
+    method = fedmap(model, optimizer=SGD(0.01), steps=1, batch_size=None, weights=omega)
+    fitted = fit(method, ClientData.from_clients({"large": large, "small": small}), rounds=2)
+    effective = fitted.history["effective_clients"]
+    assert effective.between(1.0, 2.0 + 1e-5).all()
+    assert all(bool(leaf.isfinite().all()) for leaf in tree_leaves(fitted.progress.server))
+    if omega == "likelihood":  # all weight is on the client with the fewest rows
+        assert effective.iloc[-1] == pytest.approx(1.0)
 
 
-def test_a_warning_when_one_client_has_nearly_all_the_weight(
-    recwarn: pytest.WarningsRecorder,
-) -> None:
-    line = nn.Linear(2, 1)
-    method = fedmap(
-        learned_prior_network(line, likelihood=normal(0.05)),
-        optimizer=SGD(1e-4),
-        steps=1,
-        weights="likelihood",
-    )
+def test_a_warning_when_one_client_has_all_weight(recwarn: pytest.WarningsRecorder) -> None:
+    model = learned_prior_network(nn.Linear(2, 1), likelihood=normal(0.05))
+    method = fedmap(model, optimizer=SGD(1e-4), steps=1, weights="likelihood")
     with pytest.warns(UserWarning, match="the others hardly count: take weights='rows'"):
         fit(method, federation((50, 3)), rounds=1)
 
 
 @pytest.mark.parametrize("omega", ["likelihood", "mean-likelihood"])
-def test_omega_is_likelihood_times_prior(omega: str, quiet: None) -> None:
-    data, model = federation((5, 3, 4)), personal(Isotropic(0.5))
-    federation_ = federate(
-        fedmap(model, optimizer=SGD(0.05), steps=1, batch_size=2, weights=omega),  # type: ignore[arg-type]
-        data,
-    )
-    start = begin(federation_)
-    message = federation_.server.down(start.server, Clock(0, 1))
-    ups, own = client_round(
-        federation_, federation_.client.phases, message, start.table, torch.arange(3), 0
-    )
-    up = ups["clients"]
-    assert isinstance(up, LogShare)
-    counts, module = data.counts.tolist(), net()
-    for k, (x, y) in enumerate(
-        zip(data.fields["x"].split(counts), data.fields["y"].split(counts), strict=True)
-    ):
-        weights = {
-            name: own["w"][f"w.{name}.at"][k].reshape(p.shape)
-            for name, p in module.named_parameters()
-        }
-        f = torch.func.functional_call(module, weights, (x,))[:, 0]
-        log = torch.distributions.Normal(f, 1.0).log_prob(y).sum()
-        log = log - sum(
-            (w - message["gamma"][f"theta.{n}"]).square().sum() for n, w in weights.items()
-        ) / (2 * 0.5)
-        assert float(up.log_weight[k]) == pytest.approx(  # type: ignore[index]
-            float(log) / (counts[k] if omega == "mean-likelihood" else 1.0), rel=1e-9
-        )
+def test_omega_is_likelihood_times_prior(omega: Any, quiet: None) -> None:
+    data, model, module = federation((5, 3, 4)), personal(Isotropic(0.5)), net()
+    method = fedmap(model, optimizer=SGD(0.05), steps=1, batch_size=2, weights=omega)
+    message, up, own, _ = exchange(method, data)
+    for k, name in enumerate(data.names):
+        rows = data.select([name]).fields
+        shapes = {name: p.shape for name, p in module.named_parameters()}
+        w = {name: own["w"][f"w.{name}.at"][k].reshape(shape) for name, shape in shapes.items()}
+        f = torch.func.functional_call(module, w, (rows["x"],))[:, 0]
+        log = torch.distributions.Normal(f, 1.0).log_prob(rows["y"]).sum()
+        away = sum((w[n] - message["gamma"][f"theta.{n}"]).square().sum() for n in w)
+        root = len(rows["y"]) if omega == "mean-likelihood" else 1.0
+        log_omega = float(log - away / (2 * 0.5)) / root
+        assert float(up["clients"].log_weight[k]) == pytest.approx(log_omega, rel=1e-9)
 
 
 def test_log_weights_add_and_a_common_constant_cancels() -> None:
@@ -323,29 +273,20 @@ def test_log_weights_add_and_a_common_constant_cancels() -> None:
     for total in (parts, whole, moved):
         means = means_of({"v": total})
         assert torch.allclose(means["v"], wanted, atol=1e-9)
-        assert float(means["effective_v"]) == pytest.approx(
-            float(1.0 / log.softmax(0).square().sum()), rel=1e-9
-        )
-    assert (
-        float(
-            means_of(
-                {"v": summed(LogShare(value, torch.tensor([1400 * -0.3, 350 * -0.3] + [-1e6] * 5)))}
-            )["effective_v"]
-        )
-        == 1.0
-    )
+        effective = float(1.0 / log.softmax(0).square().sum())
+        assert float(means["effective_v"]) == pytest.approx(effective, rel=1e-9)
+    apart = summed(LogShare(value, torch.tensor([1400 * -0.3, 350 * -0.3] + [-1e6] * 5)))
+    assert float(means_of({"v": apart})["effective_v"]) == 1.0
 
 
 # ------------------------------------------------------------ starts, layers and refusals
 def test_init_client_starts_from_one_client_fitted_alone() -> None:
     data = federation((5, 3, 7))
     options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 3, "batch_size": 2}
-    first = {}
+    first, free = {}, fedmap(personal(Isotropic(math.inf)), **options)
     for seed in (0, 4, 5, 6):
         fitted = fit(fedmap(personal(), init="client", **options), data, rounds=1, seed=seed)
-        alone = fit(
-            fedmap(personal(Isotropic(math.inf)), **options), data, rounds=1, seed=seed
-        ).progress.table["w"]
+        alone = fit(free, data, rounds=1, seed=seed).progress.table["w"]
         gamma = torch.cat([v.flatten() for v in fitted.message["gamma"].values()])
         own = torch.cat([v.flatten(1) for v in alone.values()], 1)
         near = (own - gamma).abs().amax(1)
@@ -358,24 +299,16 @@ def test_init_client_starts_from_one_client_fitted_alone() -> None:
 
 def test_a_prior_for_each_layer() -> None:
     prior = {"0.": Isotropic(math.inf), "": LearnedVariance(c=0.7)}
-    options: dict[str, Any] = {
-        "optimizer": SGD(0.05),
-        "steps": 2,
-        "batch_size": 3,
-        "server_optimizer": SGD(0.0),
-    }
-    both = fit(fedmap(personal(prior), **options), federation(), rounds=1)
-    loose, tight = (
-        fit(fedmap(personal(p), **options), federation(), rounds=1) for p in prior.values()
-    )
-    assert {name.partition(".")[0] for name in both.message["gamma"] if ".0." in name} == {"theta"}
-    assert {name.partition(".")[0] for name in both.message["gamma"] if ".2." in name} == {
-        "theta",
-        "s",
-    }
-    assert all(
-        not torch.equal(both.message["gamma"]["theta.0.bias"], f.message["gamma"]["theta.0.bias"])
-        for f in (loose, tight)
-    )
+    options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "batch_size": 3}
+
+    def gamma(prior: Any) -> dict[str, Tensor]:
+        method = fedmap(personal(prior), server_optimizer=SGD(0.0), **options)
+        return fit(method, federation(), rounds=1).message["gamma"]
+
+    mixed = gamma(prior)
+    params = {layer: {n.partition(".")[0] for n in mixed if layer in n} for layer in (".0.", ".2.")}
+    assert params == {".0.": {"theta"}, ".2.": {"theta", "s"}}
+    for alone in map(gamma, prior.values()):
+        assert not torch.equal(mixed["theta.0.bias"], alone["theta.0.bias"])
     with pytest.raises(ValueError, match=r"prior: none of the prefixes '1\.' fits '0\.weight'"):
         personal({"1.": Isotropic()})

@@ -1,7 +1,5 @@
 """FedPA: the one vector of a product of Gaussians, draws as means of passes, and its reduction to FedAvg."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro
@@ -89,9 +87,7 @@ def test_when_draws_begin() -> None:
 
 
 def test_draws_of_mini_batches() -> None:
-    """Clients with 5 and 1 rows have passes of 3 and 1 mini-batches; each draw is a mean over one
-    pass.
-    """
+    """Clients with 5 and 1 rows have passes of 3 and 1 mini-batches; each draw is a mean over one pass."""
     data = federation((5, 1))
     lr = 0.1
     options: dict[str, Any] = {"batch_size": 2, "server_optimizer": SGD(1.0), "averaging_rounds": 0}

@@ -1,8 +1,4 @@
-"""FedPAC: weights of heads by hand and by another solver, the pull of features, planted kinds of
-clients.
-"""
-
-from __future__ import annotations
+"""FedPAC: weights of heads by hand and by another solver, the pull of features, planted kinds of clients."""
 
 from typing import Any
 
@@ -24,9 +20,7 @@ FULL: dict[str, Any] = {"unit": "step", "batch_size": None}
 
 
 def test_weights_by_hand() -> None:
-    """Of two clients: ((V2 + d2) / (V1 + V2 + d2), V1 / (V1 + V2 + d2)) with V = (.3, .5) and d2 =
-    .2.
-    """
+    """Of two clients: ((V2 + d2) / (V1 + V2 + d2), V1 / (V1 + V2 + d2)) with V = (.3, .5) and d2 = .2."""
     h, v = torch.tensor([[0.0, 0.0], [0.2**0.5, 0.0]]), torch.tensor([0.3, 0.5])
     found = weights_of(h, v, SEEN)
     assert found[0].tolist() == pytest.approx([0.7, 0.3], abs=1e-9)
@@ -72,16 +66,10 @@ def kinds(n: int, seed: int = 0) -> ClientData:
 
 
 def test_a_step_of_the_body_has_the_pull_of_its_features() -> None:
-    """In the second round, by autograd at the first round's params, with the means of all
-    clients.
-    """
+    """In the second round, by autograd at the first round's params, with the means of all clients."""
     lr, lam, data = 0.1, 0.7, kinds(12)
-    how: dict[str, Any] = {
-        "feature_weight": lam,
-        "optimizer": SGD(lr),
-        "head_steps": 0,
-        "body_steps": 1,
-    }
+    how: dict[str, Any] = {"feature_weight": lam, "optimizer": SGD(lr)}
+    how |= {"head_steps": 0, "body_steps": 1}
     method = fedpac(HeadedNetwork(net(), head="2"), mix=False, **how, **FULL)
     one, two = (fit(method, data, rounds=r).message for r in (1, 2))
     body = {k: v.clone().requires_grad_() for k, v in one["body"].items()}
@@ -104,9 +92,7 @@ def test_a_step_of_the_body_has_the_pull_of_its_features() -> None:
 
 
 def test_means_are_those_of_all_rows() -> None:
-    """After a round, with clients of different sizes, mu is the mean over all rows of the bodies
-    they sent.
-    """
+    """After a round, with clients of different sizes, mu is the mean over all rows of the bodies they sent."""
     how: dict[str, Any] = {"optimizer": SGD(0.0), "head_steps": 1, "body_steps": 1}
     data = kinds(7)
     message = fit(fedpac(HeadedNetwork(net(), head="2"), **how, **FULL), data, rounds=1).message
@@ -119,25 +105,18 @@ def test_means_are_those_of_all_rows() -> None:
 
 def test_heads_of_a_kind_are_mixed_and_tell_kinds_apart() -> None:
     data, fresh = kinds(20), kinds(60, seed=1)
-    how: dict[str, Any] = {
-        "head_optimizer": SGD(0.5),
-        "optimizer": SGD(0.1),
-        "head_steps": 5,
-        "body_steps": 5,
-    }
+    how: dict[str, Any] = {"head_optimizer": SGD(0.5), "optimizer": SGD(0.1)}
+    how |= {"head_steps": 5, "body_steps": 5}
     fitted = fit(fedpac(HeadedNetwork(net(), head="2"), **how, **FULL), data, rounds=15)
     server = fitted.progress.server
     weight = weights_of(server["h"].flatten(1), server["v"], server["seen"])
     alike = torch.arange(6)[:, None] % 2 == torch.arange(6) % 2
     assert weight[alike].sum() / 6.0 > 0.95
     assert fitted.predict(fresh).scores()["accuracy"].mean() > 0.85
-    plain = fit(
-        fedavg(network(net()), optimizer=SGD(0.1), steps=10, batch_size=None), data, rounds=15
-    )
-    assert plain.predict(fresh).scores()["accuracy"].mean() < 0.65
-    joined = fitted.personalize(
-        ClientData(data.fields, data.offsets, tuple("pqrstu")), rounds=10
-    ).predict(ClientData(fresh.fields, fresh.offsets, tuple("pqrstu")))
+    plain = fedavg(network(net()), optimizer=SGD(0.1), steps=10, batch_size=None)
+    assert fit(plain, data, rounds=15).predict(fresh).scores()["accuracy"].mean() < 0.65
+    new, later = (ClientData(of.fields, of.offsets, tuple("pqrstu")) for of in (data, fresh))
+    joined = fitted.personalize(new, rounds=10).predict(later)
     assert joined.scores()["accuracy"].mean() > 0.8
 
 

@@ -1,7 +1,5 @@
 """FedVI: personalization from inputs alone, special cases, and the objective against Pyro's."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -32,25 +30,14 @@ def embedding(size: int = 6) -> nn.Module:
 
 
 def heads(**options: Any) -> PersonalHeads:
-    settings: dict[str, Any] = {
-        "outputs": 1,
-        "features": 6,
-        "local_features": 2,
-        "likelihood": normal(1.0),
-        **options,
-    }
-    return PersonalHeads(embedding(), **settings)
+    sizes: dict[str, Any] = {"outputs": 1, "features": 6, "local_features": 2}
+    return PersonalHeads(embedding(), **sizes, likelihood=normal(1.0), **options)
 
 
 def method(model: PersonalHeads | None = None, **options: Any) -> Method:
-    settings: dict[str, Any] = {
-        "kl_weight": 0.1,
-        "batch_size": 4,
-        "steps": 2,
-        "hidden": 5,
-        "optimizer": SGD(0.05),
-    }
-    return fedvi(model or heads(), **{**settings, "server_optimizer": SGD(1.0, 0.5), **options})
+    settings: dict[str, Any] = {"kl_weight": 0.1, "batch_size": 4, "steps": 2, "hidden": 5}
+    settings |= {"optimizer": SGD(0.05), "server_optimizer": SGD(1.0, 0.5), **options}
+    return fedvi(model or heads(), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +83,8 @@ def test_pooling_ignores_padded_rows() -> None:
 def test_v1_without_local_heads_it_equals_fedavg_with_momentum_on_query_rows() -> None:
     data, lr, momentum = federation((6, 3, 7)), 0.05, 0.9
     model = heads(merge=lambda common, own: common + 0.0 * own)
-    ours = fit(
-        method(model, kl_weight=0.0, steps=1, server_optimizer=SGD(1.3, momentum)),
-        data,
-        rounds=3,
-        seed=2,
-    )
+    base = method(model, kl_weight=0.0, steps=1, server_optimizer=SGD(1.3, momentum))
+    ours = fit(base, data, rounds=3, seed=2)
     net, head = embedding(), nn.Linear(4, 1)
     whole = nn.ModuleDict({"embedding": net, "head": head})
     start = ours.program.start()[0]
@@ -121,17 +104,12 @@ def test_v1_without_local_heads_it_equals_fedavg_with_momentum_on_query_rows() -
                 if active[k] and len(rows):
                     out = head(net(data.fields["x"][rows])[:, :4])[:, 0]
                     loss = 0.5 * (out - data.fields["y"][rows]).square().mean()
-                    for p, g in zip(
-                        whole.parameters(),
-                        torch.autograd.grad(loss, list(whole.parameters())),
-                        strict=True,
-                    ):
+                    slopes = torch.autograd.grad(loss, list(whole.parameters()))
+                    for p, g in zip(whole.parameters(), slopes, strict=True):
                         p.data -= lr * g
                     asked += len(rows)
-            moves = [
-                m + asked * (p.detach() - b)
-                for m, p, b in zip(moves, whole.parameters(), before, strict=True)
-            ]
+            for m, p, b in zip(moves, whole.parameters(), before, strict=True):
+                m += asked * (p.detach() - b)
             total += asked
         for i, p in enumerate(whole.parameters()):
             velocity[i] = momentum * velocity[i] - moves[i] / total
@@ -148,14 +126,8 @@ def _same(lane: Any, message: Any, batch: Any) -> Any:
 def test_a_step_descends_the_summed_loss_with_tau_and_gamma() -> None:
     data, lr = federation((6, 4)), 0.01
     model = heads(global_scale=0.8)
-    options: dict[str, Any] = {
-        "loss": "sum",
-        "kl_weight": 0.7,
-        "prior_weight": 0.3,
-        "steps": 1,
-        "batch_size": None,
-        "optimizer": SGD(lr),
-    }
+    options: dict[str, Any] = {"loss": "sum", "kl_weight": 0.7, "prior_weight": 0.3}
+    options |= {"steps": 1, "batch_size": None, "optimizer": SGD(lr)}
     fitted = fit(method(model, server_optimizer=SGD(1.0), **options), data, rounds=1, seed=2)
     theta, moves = fitted.program.start()[0], []
     for k in range(2):

@@ -1,7 +1,5 @@
 """FedWBA: Stein's direction, the barycenter, FedAvg with one particle, and a planted mixture."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Programs without global sites: each client's posterior is its own, and exact where it is known."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What every method sends is what its case lists and what it says, and nothing local."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

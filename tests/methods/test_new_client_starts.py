@@ -4,8 +4,6 @@ Two properties, of every method and wrapper. A new client's params are a functio
 sends: module weights that no client trained do not reach it. And they are those that training left.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -33,9 +31,7 @@ def started(fitted: hierfl.Fit) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", one_of_each(CASES, "bfi", "fedep", "pvi"))
-def test_new_clients_start_where_the_server_says(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_clients_start_at_the_servers_word(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = federation((5, 3, 7, 2))  # a batch norm needs two rows
     fitted = fit(CASES[name].make(), data, rounds=1)
     trained = started(fitted)

@@ -1,7 +1,5 @@
 """Options of methods out of their range, or none of the words an option may be."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

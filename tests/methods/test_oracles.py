@@ -1,6 +1,4 @@
-"""Closed forms across methods: EM, limits of the toy, FedMAP's exact steps, envelopes, and KLs by hand."""
-
-from __future__ import annotations
+"""Closed forms across methods: EM, limits of the toy, and envelopes."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,27 +18,16 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.method import Method, Phase
 from hierfl.methods import (
-    apfl,
-    by_rows,
-    ditto,
     fedabml,
-    fedavg,
-    fedmap,
-    fedrecon,
-    fedrep,
     pfedbred,
-    pfedme,
 )
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
 from hierfl.models.bregman_network import BregmanKernel, Means
-from hierfl.models.learned_priors import LearnedVariance
 from hierfl.optimizers import SGD
 from hierfl.program.program import ProgramError
-from tests.methods.quadratics import I2, START, B, H, at, clients, stationary
-from tests.methods.test_fedabml import net, own
-from tests.methods.test_fedmap import of_quadratics
-from tests.programs import federation, fit
+from tests.methods.quadratics import ALL_ROWS, I2, START, at, clients, observed
+from tests.programs import fit
 
 ROWS = torch.tensor([5.0, 3.0, 2.0], dtype=torch.float64)[:, None, None]
 
@@ -68,13 +55,7 @@ def learned_prior(batch: ClientBatch) -> None:
     m = pyro.param("m", torch.tensor([0.5, -0.5]))
     s = pyro.param("s", torch.tensor([0.7, 0.4]), constraint=dist.constraints.softplus_positive)
     with batch.clients():
-        w = pyro.sample("w", dist.Normal(m, s).to_event(1))
-        with batch.data():
-            pyro.sample(
-                "y",
-                dist.Normal((batch.factor @ w[..., None])[..., 0], 1.0).to_event(1),
-                obs=batch.y,
-            )
+        observed(batch, pyro.sample("w", dist.Normal(m, s).to_event(1)))
 
 
 def solved(base: Method) -> Method:
@@ -122,18 +103,10 @@ def test_o3_with_exact_clients_and_the_exact_server_it_equals_em() -> None:
 
 
 def test_the_exact_server_averages_points_and_refuses_unsupported_priors() -> None:
-    options: dict[str, Any] = {
-        "steps": 2,
-        "unit": "step",
-        "batch_size": None,
-        "server": "exact",
-        "optimizer": SGD(0.05),
-    }
+    options: dict[str, Any] = {**ALL_ROWS, "steps": 2, "server": "exact", "optimizer": SGD(0.05)}
     fitted = fit(fedabml(at(START, personal=True), guides.delta, **options), clients(), rounds=1)
     assert torch.allclose(fitted.message["theta"], fitted.draws(1).own["w"][0].mean(0), atol=1e-12)
-    with pytest.raises(
-        ProgramError, match=r"the prior's scale of site 'w' is neither known nor a global param"
-    ):
+    with pytest.raises(ProgramError, match=r"the prior's scale of site 'w' is neither known nor"):
         fit(fedabml(lambda batch: _scaled(batch), **options), clients(), rounds=1)
     with pytest.raises(ValueError, match="leave meta at 'envelope'"):
         fedabml(learned_prior, server="exact", meta="full")
@@ -143,57 +116,7 @@ def _scaled(batch: ClientBatch) -> None:
     """A model whose prior scale is a function of a param: one value for two components."""
     m, s = pyro.param("m", torch.zeros(2)), pyro.param("s", torch.tensor(0.0))
     with batch.clients():
-        w = pyro.sample("w", dist.Normal(m, s.exp()).to_event(1))
-        with batch.data():
-            pyro.sample(
-                "y",
-                dist.Normal((batch.factor @ w[..., None])[..., 0], 1.0).to_event(1),
-                obs=batch.y,
-            )
-
-
-def test_o3_fixed_points_go_from_pooled_least_squares_to_the_mean_of_clients() -> None:
-    """The fixed point is GLS under a fixed prior sd.
-
-    The paper's target is its limit at sd = 0, which no positive sd reaches.
-    """
-    pooled, alone = stationary(ROWS * H), B.mean(0)
-    distances = []
-    for sd in (0.1, 0.4, 1.0, 3.0, 30.0):
-        gls = stationary(torch.linalg.inv(torch.linalg.inv(ROWS * H) + sd**2 * I2))
-        lr = 1.5 / (3.2 + 0.5 / sd**2)
-        method = fedabml(
-            of_quadratics({"loc": gls, "scale": torch.tensor(sd)}),
-            guides.delta,
-            optimizer=SGD(lr),
-            global_optimizer=SGD(0.5 * sd**2),
-            inner_steps=70,
-            steps=1,
-            unit="step",
-            batch_size=None,
-            draws=1,
-        )
-        after = fit(by_rows(method), clients(), rounds=1).message["theta.v"]
-        assert torch.allclose(after, gls, atol=1e-6, rtol=0.0), sd
-        distances.append(float((gls - pooled).norm()))
-    assert distances == sorted(distances) and 0.0 < distances[0] < 0.03
-    assert torch.allclose(gls, alone, atol=2e-3)
-
-
-# ------------------------------------------------------------ O6: FedMAP's exact steps
-def test_o6_the_exact_step_in_closed_form() -> None:
-    prior, generator = LearnedVariance(c=1.3, eps=1e-3), torch.Generator().manual_seed(0)
-    mean, spread, before = (
-        torch.randn(5, generator=generator),
-        torch.rand(5, generator=generator),
-        torch.rand(5),
-    )
-    after = prior.best({"theta": torch.zeros(5), "s": before}, mean, spread)
-    alpha = 1.0 / (before + 1.3)
-    assert torch.allclose(after["theta"], mean * alpha / (alpha + 2e-3), atol=1e-14)
-    about = spread + (mean - after["theta"]).square()
-    assert torch.allclose(after["s"] * (after["s"] + 1.3).square(), about / (4e-3), rtol=1e-12)
-    assert bool((after["s"] > 0.0).all())
+        observed(batch, pyro.sample("w", dist.Normal(m, s.exp()).to_event(1)))
 
 
 # ------------------------------------------------------------ O7: envelopes of every prior
@@ -273,100 +196,3 @@ def test_o7_a_step_descends_the_envelope(name: str) -> None:
     )
     found = fit(method, data, rounds=1).message["mu"]
     assert torch.allclose(found, s - eta * slope, atol=2e-7)
-
-
-# ------------------------------------------------------------ O9: KLs by hand
-
-
-def test_o9_the_step_of_theta_descends_the_kl_in_closed_form() -> None:
-    """d/dm = (m - m_i) / s^2, d/dlog s = 1 - (s_i^2 + (m_i - m)^2) / s^2, per row.
-
-    The step needs no random draw.
-    """
-    data, lam, eta = federation((5, 3, 7)), 0.7, 0.3
-    method = fedabml(
-        net(),
-        kl_weight=lam,
-        optimizer=SGD(0.02),
-        global_optimizer=SGD(eta),
-        inner_steps=3,
-        steps=1,
-        unit="step",
-        batch_size=None,
-        draws=2,
-    )
-    fitted = fit(method, data, rounds=1, seed=2)
-    start, phi, n = fitted.program.start()[0], own(fitted), data.counts.double().view(3, 1)
-    for name in ("weight", "bias"):
-        m, raw = start[f"theta.{name}"].flatten(), start[f"scale.{name}"].flatten()
-        loc, sd, s = (
-            phi[f"w.{name}.loc"].flatten(1),
-            softplus(phi[f"w.{name}.scale"].flatten(1)),
-            softplus(raw),
-        )
-        by_m = (lam / n * (m - loc) / s.square()).mean(0)
-        by_log_s = (lam / n * (1.0 - (sd.square() + (loc - m).square()) / s.square())).mean(0)
-        by_raw = by_log_s * torch.sigmoid(raw) / s
-        assert torch.allclose(
-            fitted.message[f"theta.{name}"].flatten(), m - eta * by_m, atol=1e-10, rtol=0.0
-        )
-        assert torch.allclose(
-            fitted.message[f"scale.{name}"].flatten(), raw - eta * by_raw, atol=1e-10, rtol=0.0
-        )
-
-
-# ------------------------------------------------------------ all methods
-ALL: dict[str, Any] = {
-    "apfl": lambda: apfl(at(B[0]), adaptive=True, optimizer=SGD(0.1), steps=4, batch_size=None),
-    "fedrecon": lambda: fedrecon(at(B[0]), head="none", batch_size=None),
-    "fedrep": lambda: fedrep(at(B[0]), head="none", batch_size=None),
-    "fedavg": lambda: fedavg(at(B[0]), optimizer=SGD(0.1), steps=4, batch_size=None),
-    "fedprox": lambda: fedavg(at(B[0]), optimizer=SGD(0.1), steps=4, batch_size=None, prox=0.5),
-    "ditto": lambda: ditto(at(B[0]), optimizer=SGD(0.1), steps=4, batch_size=None),
-    "pfedme": lambda: pfedme(
-        at(B[0], personal=True),
-        prox=2.0,
-        optimizer=SGD(0.1),
-        global_optimizer=SGD(0.1),
-        steps=4,
-        batch_size=None,
-    ),
-    **{
-        f"pfedbred {s}": lambda s=s: pfedbred(
-            at(B[0], personal=True),
-            s,
-            prox=2.0,
-            global_optimizer=SGD(0.1),
-            steps=4,
-            batch_size=None,
-        )
-        for s in ("none", "lg", "meg", "mh", "mh24", "mh-code")
-    },
-    "fedabml": lambda: fedabml(
-        at(B[0], personal=True),
-        guides.delta,
-        optimizer=SGD(0.1),
-        steps=4,
-        unit="step",
-        batch_size=None,
-        draws=1,
-    ),
-    "fedmap": lambda: fedmap(
-        of_quadratics({"loc": B[0], "scale": torch.tensor(0.6)}),
-        optimizer=SGD(0.1),
-        steps=4,
-        batch_size=None,
-        server="gradient",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_with_one_client_the_fixed_point_minimizes_its_loss(name: str) -> None:
-    """With one client, the objective of every method in ALL is least at the minimum of that client's loss.
-
-    Training on the client's rows alone finds the same point.
-    """
-    fitted = fit(ALL[name](), clients().select(["a"]), rounds=2)
-    [theta] = fitted.message.get("gamma", fitted.message).values()
-    assert torch.allclose(theta, B[0], atol=1e-12, rtol=0.0)

@@ -1,7 +1,5 @@
 """The tables of all methods are those of the code, and name the papers that the files name."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

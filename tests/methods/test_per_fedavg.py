@@ -1,8 +1,4 @@
-"""Per-FedAvg: closed-form fixed points, derivatives by finite differences, and its reduction to
-FedAvg.
-"""
-
-from __future__ import annotations
+"""Per-FedAvg: closed-form fixed points, derivatives by finite differences, and its reduction to FedAvg."""
 
 from typing import Any
 
@@ -126,9 +122,7 @@ def test_a_meta_step_takes_each_gradient_at_its_own_rows() -> None:
 
 @pytest.mark.parametrize("rounds", [0, 1])
 def test_predictions_are_one_step_from_theta(rounds: int) -> None:
-    """After training from the theta received; after personalize, known or new client, from the last
-    one.
-    """
+    """After training from the theta received; after personalize, known or new client, from the last one."""
     before = fit(per_fedavg(at(START), meta="full", steps=2, **FULL), clients(), rounds=2)
     fitted = fit(per_fedavg(at(START), meta="full", steps=2, **FULL), clients(), rounds=3)
     origin = theta(fitted) if rounds else theta(before)

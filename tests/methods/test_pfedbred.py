@@ -1,8 +1,4 @@
-"""pFedBreD: special cases, prox identities of every prior, and each strategy against a loop by
-hand.
-"""
-
-from __future__ import annotations
+"""pFedBreD: special cases, prox identities of every prior, and each strategy against a loop by hand."""
 
 from typing import Any
 
@@ -15,7 +11,7 @@ from torch import Tensor
 from hierfl import models
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.method import Phase
+from hierfl.method import Method, Phase
 from hierfl.methods import over_relaxed, pfedbred
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
@@ -26,6 +22,12 @@ from tests.methods.quadratics import START, B, H, at, clients
 from tests.programs import federation, fit, row_plan
 
 WHOLE: dict[str, Any] = {"batch_size": None}
+
+
+def paced(model: Any, strategy: Any, prox: float, lr: float, eta: float, **options: Any) -> Method:
+    """Return pFedBreD with step sizes `lr` of a client's own weights and `eta` of the common ones."""
+    pace: dict[str, Any] = {"optimizer": SGD(lr), "global_optimizer": SGD(eta)}
+    return pfedbred(model, strategy, prox=prox, **pace, **options)
 
 
 def line(batch: ClientBatch) -> None:
@@ -70,18 +72,8 @@ def test_mh_code_takes_a_mini_batch_for_each_gradient() -> None:
             kept[k] = (v, w)
             copies.append(w)
         theta = torch.stack(copies).mean(0)
-    method = pfedbred(
-        line,
-        "mh-code",
-        prox=lam,
-        optimizer=SGD(lr),
-        global_optimizer=SGD(eta),
-        gradient_step_size=a,
-        memory_step_size=m,
-        inner_steps=2,
-        steps=steps,
-        batch_size=size,
-    )
+    how: dict[str, Any] = {"inner_steps": 2, "steps": steps, "batch_size": size}
+    method = paced(line, "mh-code", lam, lr, eta, gradient_step_size=a, memory_step_size=m, **how)
     found = fit(method, data, rounds=2, seed=4)
     assert torch.allclose(found.message["theta"], theta, atol=1e-10, rtol=0.0)
     own = torch.stack([v for v, _ in kept])
@@ -90,9 +82,7 @@ def test_mh_code_takes_a_mini_batch_for_each_gradient() -> None:
 
 @pytest.mark.parametrize("strategy", ["none", "lg", "meg", "mh", "mh24", "mh-code"])
 def test_two_rounds_by_hand(strategy: str) -> None:
-    """Eq. (14), Eq. (24) and the variant of the authors' code on quadratics; each step takes all
-    rows.
-    """
+    """Eq. (14), Eq. (24) and the variant of the authors' code on quadratics; each step takes all rows."""
     lam, lr, eta, a, m, rounds, steps = 2.0, 0.05, 0.1, 0.07, 0.3, 2, 2
 
     def slope(k: int, w: Tensor) -> Tensor:
@@ -116,18 +106,9 @@ def test_two_rounds_by_hand(strategy: str) -> None:
             kept[k] = (v, w)
             copies.append(w)
         theta = torch.stack(copies).mean(0)
-    method = pfedbred(
-        at(START, personal=True),
-        strategy,  # type: ignore[arg-type]
-        prox=lam,
-        optimizer=SGD(lr),
-        global_optimizer=SGD(eta),
-        gradient_step_size=a,
-        memory_step_size=m,
-        inner_steps=3,
-        steps=steps,
-        **WHOLE,
-    )
+    how: dict[str, Any] = {"inner_steps": 3, "steps": steps, **WHOLE}
+    how |= {"gradient_step_size": a, "memory_step_size": m}
+    method = paced(at(START, personal=True), strategy, lam, lr, eta, **how)
     found = fit(method, clients(), rounds=rounds)
     assert torch.allclose(found.message["theta"], theta, atol=1e-10, rtol=0.0)
     assert torch.allclose(
@@ -146,23 +127,15 @@ MEANS = {
 
 
 def linear_loss(prior: BregmanPrior, mean: Tensor) -> Any:
-    """Return a model with -log p(y
-
-    v) = c . v, which has an exact prox under every prior.
-
-    No likelihood has this form.
-    """
+    """Return a model of which minus log p(y | v) is c . v, with an exact prox under every prior."""
 
     def model(batch: ClientBatch) -> None:
         theta = pyro.param("theta", mean.double().clone(), constraint=Means(prior))
         with batch.clients():
             v = pyro.sample("v", BregmanKernel(prior, theta))
             with batch.data():
-                pyro.sample(
-                    "y",
-                    dist.Delta(torch.zeros_like(batch.y), log_density=-(SLOPE * v).sum(-1)),
-                    obs=batch.y,
-                )
+                row = dist.Delta(torch.zeros_like(batch.y), log_density=-(SLOPE * v).sum(-1))
+                pyro.sample("y", row, obs=batch.y)
 
     return model
 
@@ -177,16 +150,8 @@ def test_prox_of_a_linear_loss(name: str) -> None:
     lam, mean = 4.0, MEANS[name].double()
     prior: BregmanPrior = getattr(bregman, name)()
     data = ClientData.from_clients({k: {"y": torch.zeros(2)} for k in "abc"})
-    method = pfedbred(
-        linear_loss(prior, mean),
-        "none",
-        prox=lam,
-        optimizer=SGD(0.1),
-        global_optimizer=SGD(0.05),
-        inner_steps=50,
-        steps=1,
-        **WHOLE,
-    )
+    how: dict[str, Any] = {"inner_steps": 50, "steps": 1, **WHOLE}
+    method = paced(linear_loss(prior, mean), "none", lam, 0.1, 0.05, **how)
     fitted = fit(method, data, rounds=1)
     expected = prior.mean_of(prior.natural_of(mean) - SLOPE / lam)
     by_hand = {
@@ -213,17 +178,8 @@ def test_prox_under_a_custom_g_that_couples_components() -> None:
         inverse=lambda x: torch.linalg.inv(cov) @ x,
     )
     data = ClientData.from_clients({k: {"y": torch.zeros(2)} for k in "abc"})
-    method = pfedbred(
-        linear_loss(prior, mean),
-        "mh",
-        prox=lam,
-        optimizer=SGD(0.1),
-        global_optimizer=SGD(0.05),
-        memory_step_size=0.0,
-        inner_steps=50,
-        steps=1,
-        **WHOLE,
-    )
+    how: dict[str, Any] = {"memory_step_size": 0.0, "inner_steps": 50, "steps": 1, **WHOLE}
+    method = paced(linear_loss(prior, mean), "mh", lam, 0.1, 0.05, **how)
     fitted = fit(method, data, rounds=1)
     mu = mean - cov @ (0.01 * SLOPE)  # a step of 0.01 in natural parameters
     assert torch.allclose(
@@ -238,20 +194,8 @@ def test_prox_under_a_custom_g_that_couples_components() -> None:
 def test_values_stay_in_their_domain(name: str) -> None:
     prior: BregmanPrior = getattr(bregman, name)()
     model = models.bregman_network(net(), prior, likelihood=models.likelihood.normal(1.0))
-    method = pfedbred(
-        model,
-        "mh",
-        prox=2.0,
-        optimizer=SGD(0.02),
-        global_optimizer=SGD(0.3),
-        steps=3,
-        batch_size=2,
-        inner_steps=2,
-    )
+    method = paced(model, "mh", 2.0, 0.02, 0.3, steps=3, batch_size=2, inner_steps=2)
     fitted = fit(over_relaxed(method), federation((5, 3, 7)), rounds=2)
     for value in fitted.draws(1).own.values():
         assert bool(prior.mean.check(value).all())
     assert all(bool(prior.natural.check(v).all()) for v in fitted.message.values())
-
-
-# ------------------------------------------------------------ client state and served models

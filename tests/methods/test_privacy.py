@@ -1,7 +1,5 @@
 """What clients keep, and that a round of one client sees the rows of no other client."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro
@@ -110,9 +108,7 @@ def labeled() -> ClientData:
 @pytest.mark.parametrize("size", [None, 1, 2, 4, 100])
 @pytest.mark.parametrize("unit", ["step", "epoch"])
 @pytest.mark.parametrize("ids", [[0, 1, 2, 3], [3, 2], [3], [1, 3, 0]])
-def test_padded_rows_repeat_the_clients_own_rows(
-    size: int | None, unit: Any, ids: list[int]
-) -> None:
+def test_padded_rows_repeat_the_clients_own(size: int | None, unit: Any, ids: list[int]) -> None:
     data, chosen = labeled(), torch.tensor(ids)
     phase = Phase(lambda lane, message, batch: lane, 3, unit, size)
     for tensors, _ in steps(data, chosen, phase, seed=1, at=(0, 0)):

@@ -1,7 +1,5 @@
 """FOLA and FedIvon, products of clients' independent Gaussians, against closed forms and FedAvg."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro

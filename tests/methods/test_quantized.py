@@ -1,7 +1,5 @@
 """Rounded updates: a round by hand, near the method itself, as small as they say, at nodes too."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,11 +13,7 @@ import hierfl
 from hierfl.core.trees import named_leaves, tree_leaves
 from hierfl.engine.chunks import ClientError
 from hierfl.method import Method
-from hierfl.methods import (
-    ditto,
-    fedavg,
-    quantized,
-)
+from hierfl.methods import ditto, fedavg, quantized
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.nodes.client_state import kept
@@ -80,9 +74,7 @@ def test_two_rounds_by_hand() -> None:
 
 
 def test_with_feedback_it_ends_where_the_method_ends() -> None:
-    """Real images, a convex loss: without feedback each client's rounding pulls to one side in
-    every round.
-    """
+    """Real images, a convex loss: without feedback each client's rounding pulls to one side in every round."""
     train, _ = digits()
     plain = fedavg(network(nn.Linear(64, 10)), **{**STEP, "optimizer": SGD(0.5)})
 
@@ -149,7 +141,7 @@ def test_integers_are_sent_and_the_error_stays(tmp_path: Path) -> None:
         (lambda n, s: (n.double(), s), r"is of torch\.float64"),
     ],
 )
-def test_a_wrong_message_is_left_out(
+def test_wrong_ones_are_left_out(
     wrong: Callable[[Tensor, Tensor], Any], why: str, tmp_path: Path
 ) -> None:
     method, data = quantized(fedavg(wide(), **STEP)), rows((5, 3, 4))

@@ -1,7 +1,5 @@
 """Methods that are another one at some setting: both give the same numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -20,13 +18,12 @@ from hierfl.models import bregman
 from hierfl.models.learned_priors import Isotropic, LearnedVariance
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD, Adam
-from tests.methods.cases import common, net, personal, shared
+from tests.methods.cases import Make, around, common, learned, net, of, shared, units
 from tests.methods.quadratics import START, at, equal_rows
 from tests.methods.test_pvi import e1, line
 from tests.programs import federation, fit, logistic, regression
 
 Read = Callable[[hierfl.Fit], Mapping[str, Tensor]]
-Make = Callable[[], Method]
 
 
 class Same(NamedTuple):
@@ -42,23 +39,6 @@ class Same(NamedTuple):
 
 
 # ------------------------------------------------------------------ what is made
-def of(make: Callable[..., Method], model: Any, *guide: Any, **options: Any) -> Make:
-    """Return what makes a method of a model, which is made with it, or of a program."""
-    return lambda: make(model() if model in MODELS else model, *guide, **options)
-
-
-def around(wrap: Callable[[Method], Method], make: Make) -> Make:
-    return lambda: wrap(make())
-
-
-def units() -> Any:
-    return personal(prior_scale=1.0)
-
-
-def learned() -> Any:
-    return personal(prior_scale="learned")
-
-
 def flat() -> Any:
     """Return the network of the cases with a prior so wide that it does not count."""
     wide = dist.Normal(0.0, 1e6)
@@ -89,12 +69,6 @@ def quadratic() -> Any:
 
 def own_quadratics() -> Any:
     return at(START, personal=True)
-
-
-MODELS = (
-    *(shared, common, units, learned, flat, narrow, gaussian, classes),
-    *(remembering, quadratic, own_quadratics),
-)
 
 
 def mapped(prior: Any, **options: Any) -> Make:
@@ -261,7 +235,7 @@ PAIRS: dict[str, Same] = {
     **{f"fedrecon without a head, {server!r}": Same(
         of(methods.fedrecon, shared, head="none", body_optimizer=SGD(0.05, 0.5), body_steps=2,
            server_optimizer=server, split=False, batch_size=2),
-        around(lambda m, server=server: methods.server_optimized(m, server), FEDAVG), run=COHORT)  # type: ignore[misc]
+        around(lambda m, server=server: methods.server_optimized(m, server), FEDAVG), run=COHORT)
         for server in (SGD(1.0), SGD(0.7, 0.9), Adam(0.05))},
     "fedrecon's first round is fedrep's": Same(
         of(methods.fedrecon, shared, head=HEAD, head_optimizer=SGD(0.05), split=False, batch_size=2,

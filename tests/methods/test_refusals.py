@@ -1,7 +1,5 @@
 """What each method refuses, of its options and of programs that it is not for, and what it says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,15 +18,7 @@ from hierfl.models.learned_priors import Isotropic
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD, Adam
 from tests.methods import split_quadratics
-from tests.methods.cases import (
-    embedded,
-    mapped,
-    net,
-    personal,
-    personal_alone,
-    process,
-    shared,
-)
+from tests.methods.cases import embedded, mapped, net, personal, personal_alone, process, shared
 from tests.methods.quadratics import START, at, clients
 from tests.programs import federation, fit, logistic, regression
 

@@ -1,8 +1,4 @@
-"""Robust means: what honest clients give, how far wrong ones move them, and what cannot
-be wrapped.
-"""
-
-from __future__ import annotations
+"""Robust means: what honest clients give, how far wrong ones move them, and what cannot be wrapped."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,13 +11,7 @@ from torch import Tensor, nn
 import hierfl
 from hierfl.core.trees import Tree, tree_map
 from hierfl.method import Client, Method, Reports, Share, Up
-from hierfl.methods import (
-    averaging_some,
-    fedavg,
-    fedsvi,
-    pfedme,
-    robust,
-)
+from hierfl.methods import averaging_some, fedavg, fedsvi, pfedme, robust
 from hierfl.methods.wrappers.robust import RULES, Rule, _checked, _mean
 from hierfl.optimizers import SGD
 from hierfl.program.program import Program, ProgramError
@@ -32,9 +22,7 @@ SMALL: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "unit": "step", "ba
 
 
 def attacked(method: Method, wrong: int, times: float) -> Method:
-    """Return the method with clients of `wrong` rows that send what they received less `times`
-    their change.
-    """
+    """Return the method with clients of `wrong` rows that send what they received less `times` their change."""
 
     def client(program: Program) -> Client:
         plain = method.client(program)
@@ -83,9 +71,7 @@ def test_clients_that_agree_give_what_they_agree_on(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("size", [100.0, 1e12])
 def test_wrong_clients_move_it_no_further_than_honest_ones_lie(rule: Rule, size: float) -> None:
-    """Two of eleven send anything: the mean stays among the others, in every coordinate or in
-    distance.
-    """
+    """Two of eleven send anything: the mean stays among the others, in every coordinate or in distance."""
     g = torch.Generator().manual_seed(1)
     honest = torch.randn(9, 5, generator=g)
     wrong = size * torch.tensor([[1.0, -1.0, 1.0, 1.0, 0.5], [1.0, -1.0, 1.0, 1.0, 0.4]])
@@ -97,9 +83,7 @@ def test_wrong_clients_move_it_no_further_than_honest_ones_lie(rule: Rule, size:
 
 
 def digits() -> tuple[hierfl.ClientData, hierfl.ClientData]:
-    """Return twenty clients of scikit-learn's digits; four of them, those of the attack, have one
-    row more.
-    """
+    """Return twenty clients of scikit-learn's digits; four of them, those of the attack, have one row more."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)

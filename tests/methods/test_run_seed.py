@@ -1,7 +1,5 @@
 """The run's seed is that of everything random: what a method's server draws too."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,4 @@
-"""SCAFFOLD: the optimum of the clients' losses after any number of local steps, its rounds, and its
-reductions.
-"""
-
-from __future__ import annotations
+"""SCAFFOLD: the optimum of the clients' losses after any number of local steps, its rounds, and its reductions."""
 
 from typing import Any
 
@@ -66,9 +62,7 @@ def test_cohorts_reach_the_same_optimum(weights: str) -> None:
 
 @pytest.mark.parametrize("weights", ["uniform", "rows"])
 @pytest.mark.parametrize("cohort", [None, 2])
-def test_the_servers_correction_is_the_mean_of_the_clients(
-    weights: str, cohort: int | None
-) -> None:
+def test_the_servers_correction_is_the_clients_mean(weights: str, cohort: int | None) -> None:
     p = P if weights == "rows" else UNIFORM
     fitted = run(7, weights=weights, cohort=cohort)
     mean = (p[:, None] * fitted.progress.table["c"]["theta"]).sum(0)

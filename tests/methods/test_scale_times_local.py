@@ -1,7 +1,5 @@
 """A global site that scales a local one, as in item responses with slopes: by chains, beside a grid."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyro
 import pyro.distributions as dist

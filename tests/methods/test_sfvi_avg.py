@@ -1,7 +1,5 @@
 """SFVI-Avg, `fedsvi(merge=)`, against closed forms, and FedAvg, which it is with points."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -14,12 +12,7 @@ from hierfl.optimizers import Adam
 from tests.methods.test_pvi import MEAN, PRECISION, close, e1, gaussian, line
 from tests.programs import federation, fit, means, read, slopes, three
 
-LONG: dict[str, Any] = {
-    "schedule": "constant",
-    "average": 0.0,
-    "global_steps": 1000,
-    "draws": 16,
-}
+LONG: dict[str, Any] = {"schedule": "constant", "average": 0.0, "global_steps": 1000, "draws": 16}
 
 
 @pytest.mark.slow  # a minute

@@ -1,7 +1,5 @@
 """FedRep, FedPer, FedBABU and FedRecon of a regression that is split by plate."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,7 @@ from tests.sampled import sampled
 
 @hierfl.model
 def line_of_each(batch: ClientBatch) -> None:
-    """A common slope, and an intercept of each client under no prior: a regression split
-    by plate.
-    """
+    """A common slope, and an intercept of each client under no prior: a regression split by plate."""
     slope = pyro.param("slope", torch.zeros(2))
     with batch.clients():
         level = pyro.param("level", torch.zeros(batch.num_clients, 1))

@@ -1,8 +1,4 @@
-"""two_stage: exact where it can be, right against grids, the same on every engine, and what it
-refuses.
-"""
-
-from __future__ import annotations
+"""two_stage: exact where it can be, right against grids, the same on every engine, and what it refuses."""
 
 import warnings
 from functools import cache
@@ -185,17 +181,10 @@ def test_single_precision_runs() -> None:
     assert int(found.progress.server.stage) == 2
 
 
-# ------------------------------------------------------------------------------------ messages
-
-
 # ---------------------------------------------------------------- what a fit can do
-
-
 @pytest.mark.slow
 def test_a_new_client_gets_its_own_posterior() -> None:
-    """Its level, given the others: against the grid with the new client's rows weighing in on
-    nothing else.
-    """
+    """Its level, given the others: against the grid with the new client's rows weighing in on nothing else."""
     found, data = fitted("binary"), people(EIGHT)
     new = ClientData.from_clients({"new": {"ill": torch.ones(5)}})
     drawn = found.personalize(new).draws(4000).own["a"].flatten()
@@ -214,10 +203,7 @@ def test_a_new_client_gets_its_own_posterior() -> None:
 # ------------------------------------------------------------------------------------ refusals
 
 
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [(learned, "param 'm' would be learned")],
-)
+@pytest.mark.parametrize(("model", "said"), [(learned, "param 'm' would be learned")])
 def test_programs_that_it_cannot_take(model: Any, said: str) -> None:
     with pytest.raises(ProgramError, match=said):
         fit(two_stage(model), people((3, 4)))

@@ -1,7 +1,5 @@
 """Clients whose own likelihoods have no maximum, and what the verdict says of the draws themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -251,9 +249,7 @@ def test_clients_that_leave_are_not_approached_again(done: hierfl.Fit) -> None:
         (1.0, 3, True, LOCAL_3),
     ],
 )
-def test_jaws_is_that_of_nuts(
-    concentration: float, rows: int, local: bool, moments: Moments
-) -> None:
+def test_jaws_is_nuts(concentration: float, rows: int, local: bool, moments: Moments) -> None:
     """It had collapsed: sds of 2e-5 in place of 2.2, and 26 distinct values in 2,000 draws."""
     fitted = hierfl.fit(jaws(concentration, local=local), grouped(JAWS, rows), seed=0)
     check_moments(fitted, moments)

@@ -1,7 +1,5 @@
 """Pairs of censored times, whose likelihoods are flat on one side: rounds of whole steps went in a cycle."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Many slightly skewed clients, none of whose weights is heavy alone: rats in litters of three."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -95,9 +93,7 @@ def many_slopes(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Bernoulli(logits=logits), obs=batch.y)
 
 
-def test_64_draws_weight_a_client_of_many_rows_where_its_ratio_is_flat(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_64_draws_weight_a_client_with_a_flat_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     """The factor of the second client is moved: its ratio is not flat, and all draws weight it."""
     g, rows = torch.Generator().manual_seed(0), 3000
     x = torch.randn(2 * rows, COLUMNS, generator=g)

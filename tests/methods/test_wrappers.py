@@ -1,8 +1,4 @@
-"""Wrappers of a method: what they change, equal in two engines, refused by name where they mean
-nothing.
-"""
-
-from __future__ import annotations
+"""Wrappers of a method: what they change, equal in two engines, refused by name where they mean nothing."""
 
 from typing import Any
 
@@ -49,9 +45,6 @@ def personal(scale: Any = 1.0) -> Any:
     return models.bayesian_network(
         net(), likelihood=models.likelihood.normal(1.0), prior_scale=scale
     )
-
-
-# ------------------------------------------------------------ two engines
 
 
 # ------------------------------------------------------------ effects
@@ -107,10 +100,8 @@ def test_all_clients_train_some_are_averaged_and_the_loss_is_over_all(make: Any)
     method = make(model, steps=2, batch_size=None)
     whole = fit(method, data, rounds=1, seed=5)
     some, none = (fit(averaging_some(method, share=s), data, rounds=1, seed=5) for s in (0.5, 1e-9))
-    for a, b in zip(
-        tree_leaves(whole.progress.table), tree_leaves(some.progress.table), strict=True
-    ):
-        assert torch.equal(a, b)
+    tables = (tree_leaves(f.progress.table) for f in (whole, some))
+    assert all(torch.equal(a, b) for a, b in zip(*tables, strict=True))
     assert whole.history["loss"][0] == some.history["loss"][0]
     for name, value in whole.message.items():
         assert torch.allclose(none.message[name], value, atol=1e-10), (
@@ -131,24 +122,21 @@ def test_training_does_not_depend_on_fine_tuning(make: Any, when: Any) -> None:
     same = torch.equal(tuned.predict(data, draws=1).mean, plain.predict(data, draws=1).mean)
     assert same == (when == "adapting")
     for rounds in (1, 2):
-        scores = [
-            f.personalize(data, rounds=rounds).predict(data, draws=1).scores().log_score.mean()
-            for f in (plain, tuned)
-        ]
-        assert scores[1] > scores[0]
+        joined = (f.personalize(data, rounds=rounds) for f in (plain, tuned))
+        before, after = (f.predict(data, draws=1).scores().log_score.mean() for f in joined)
+        assert after > before
 
 
 @pytest.mark.parametrize("make", [ditto, pfedme, local_only])
 def test_what_the_last_round_left_is_tuned_as_at_the_end_of_that_round(make: Any) -> None:
     data, model = federation((5, 3, 7)), personal() if make is pfedme else common()
     how: dict[str, Any] = {"steps": 3, "unit": "step", "batch_size": None, "optimizer": SGD(0.05)}
-    after = fit(fine_tuned(make(model, **SMALL), own_steps=False, **how), data, rounds=2, seed=1)
-    within = fit(
-        fine_tuned(make(model, **SMALL), when="every round", **how), data, rounds=2, seed=1
+    after, within = (
+        fit(fine_tuned(make(model, **SMALL), **when, **how), data, rounds=2, seed=1)
+        for when in ({"own_steps": False}, {"when": "every round"})
     )
     tuned = after.personalize(data, rounds=1, from_scratch=False).predict(data, draws=1).mean
     assert torch.allclose(tuned, within.predict(data, draws=1).mean, atol=1e-10)
     assert not torch.allclose(tuned, after.predict(data, draws=1).mean, atol=1e-6)
-    assert not torch.allclose(
-        tuned, after.personalize(data, rounds=1).predict(data, draws=1).mean, atol=1e-6
-    )
+    from_start = after.personalize(data, rounds=1).predict(data, draws=1).mean
+    assert not torch.allclose(tuned, from_start, atol=1e-6)

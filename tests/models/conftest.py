@@ -1,7 +1,5 @@
 """The fixture `data`: three ragged clients with a field for every model."""
 
-from __future__ import annotations
-
 import pytest
 
 from hierfl.data.clients import ClientData

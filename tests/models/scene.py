@@ -1,7 +1,5 @@
 """Shared by the tests of all models: three clients, random values of the sites, and densities by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Bayesian networks: local and global tensors, densities by hand, and agreement of all engines."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -50,6 +48,7 @@ def names(program: Program) -> tuple[set[str], set[str], set[str]]:
 EVERY = {"0.weight", "0.bias", "2.weight", "2.bias"}
 # called inside a test, because the default dtype there differs from that at import
 STANDARD = functools.partial(dist.Normal, 0.0, 1.0)
+ABOUT_ZERO = {"prior_loc": "zero", "centered": False}
 KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "all local": dict,
     "not centered": lambda: {"centered": False},
@@ -57,11 +56,7 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "all global": lambda: {"local": "none", "global_prior": STANDARD()},
     "local head": lambda: {"local": ["2."], "global_prior": STANDARD(), "prior_loc": STANDARD()},
     "learned scale": lambda: {"local": "bias$", "prior_scale": "learned"},
-    "scale with a prior": lambda: {
-        "prior_loc": "zero",
-        "prior_scale": dist.HalfNormal(1.0),
-        "centered": False,
-    },
+    "scale with a prior": lambda: {"prior_scale": dist.HalfNormal(1.0), **ABOUT_ZERO},
     "fixed prior": lambda: {"prior_loc": "module", "prior_scale": 2.0},
 }
 
@@ -99,16 +94,10 @@ def test_local_and_global(options: dict[str, Any], local: set[str], data: Client
     assert found() == (own, set(), theta)
     assert found(prior_loc="zero", prior_scale="learned") == (own, set(), above | scale)
     assert found(prior_scale=dist.HalfNormal(1.0)) == (own, scale, theta)
-    assert found(prior_loc=dist.Normal(0.0, 1.0), global_prior=dist.Normal(0.0, 1.0)) == (
-        own,
-        theta,
-        set(),
-    )
-    assert found(prior_loc="module", centered=False) == (
-        {f"{name}_offset" for name in own},
-        set(),
-        above,
-    )
+    normal = dist.Normal(0.0, 1.0)
+    assert found(prior_loc=normal, global_prior=normal) == (own, theta, set())
+    offsets = {f"{name}_offset" for name in own}
+    assert found(prior_loc="module", centered=False) == (offsets, set(), above)
 
 
 def test_density_by_hand(data: ClientData) -> None:
@@ -124,28 +113,22 @@ def test_density_by_hand(data: ClientData) -> None:
     for k in range(3):
         rows, w = rows_of(data, k), values["w.weight"][k, 0].numpy()
         logits = rows["x"] @ w.T + params["theta.bias"].numpy()
-        likelihood = (
-            logits[np.arange(len(logits)), rows["kind"]] - logsumexp(logits, axis=1)
-        ).sum()
-        assert own[k].item() == pytest.approx(
-            likelihood + scene.normal(w, params["theta.weight"].numpy(), scale)
-        )
-    torch.testing.assert_close(
-        nn.functional.softplus(start["scale.weight"]), torch.full((3, 2), 0.4)
-    )
+        chosen = logits[np.arange(len(logits)), rows["kind"]]
+        likelihood = (chosen - logsumexp(logits, axis=1)).sum()
+        prior = scene.normal(w, params["theta.weight"].numpy(), scale)
+        assert own[k].item() == pytest.approx(likelihood + prior)
+    started = nn.functional.softplus(start["scale.weight"])
+    torch.testing.assert_close(started, torch.full((3, 2), 0.4))
 
 
 def test_global_sites_by_hand(data: ClientData) -> None:
-    options: dict[str, Any] = {
-        "local": ["2."],
+    priors: dict[str, Any] = {
         "prior_loc": dist.Normal(0.0, 2.0),
         "prior_scale": dist.HalfNormal(0.5),
     }
-    program = read(
-        models.bayesian_network(mlp(), y="kind", global_prior=dist.Normal(0.0, 3.0), **options),
-        guides.delta,
-        data,
-    )
+    priors["global_prior"] = dist.Normal(0.0, 3.0)
+    model = models.bayesian_network(mlp(), y="kind", local=["2."], **priors)
+    program = read(model, guides.delta, data)
     values = values_at_random(program)
     v = scene.numbers(values, 0, set())
     by_hand = sum(
@@ -184,18 +167,13 @@ def test_guides_start_at_the_weights_of_the_module(data: ClientData) -> None:
     learned = read(models.bayesian_network(net, y="kind"), guides.delta, data)
     torch.testing.assert_close(learned.start()[0]["theta.0.weight"], weight)
     torch.testing.assert_close(learned.start()[1]["w.0.weight.at"], weight[None, None])
-    for centered, name, expected in (
-        (True, "w.0.weight", weight),
-        (False, "w.0.weight_offset", weight / 0.5),
-    ):
-        model = models.bayesian_network(
-            net, y="kind", prior_loc="zero", prior_scale=0.5, centered=centered
-        )
+    for centered, name in ((True, "w.0.weight"), (False, "w.0.weight_offset")):
+        how: dict[str, Any] = {"prior_loc": "zero", "prior_scale": 0.5, "centered": centered}
+        model = models.bayesian_network(net, y="kind", **how)
         with untouched_store():
-            site: dict[str, Any] = dict(
-                pyro.poutine.trace(model).get_trace(everyone(data)).nodes[name]
-            )
-        torch.testing.assert_close(site["infer"]["start"], expected)
+            nodes: Any = pyro.poutine.trace(model).get_trace(everyone(data)).nodes
+        start = nodes[name]["infer"]["start"]
+        torch.testing.assert_close(start, weight if centered else weight / 0.5)
 
 
 def test_later_changes_of_the_module_have_no_effect(data: ClientData) -> None:

@@ -4,8 +4,6 @@ The identities are those of section 1.9 of methods_in_depth.md, and the oracles 
 there too.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -36,27 +34,17 @@ def interacting(s: Tensor) -> Tensor:
     return 0.5 * s @ COV @ s
 
 
-# name -> prior, and two points in the domain of its means
-PRIORS: dict[str, tuple[BregmanPrior, Tensor, Tensor]] = {
-    "gaussian": (gaussian(), torch.tensor([0.3, -1.2]), torch.tensor([1.0, 0.4])),
-    "gaussian with a precision": (
-        gaussian(torch.tensor([4.0, 0.5])),
-        torch.tensor([0.3, -1.2]),
-        torch.tensor([1.0, 0.4]),
-    ),
-    "bernoulli": (bernoulli(), torch.tensor([0.2, 0.7]), torch.tensor([0.5, 0.9])),
-    "poisson": (poisson(), torch.tensor([0.2, 3.0]), torch.tensor([1.5, 0.9])),
-    "exponential": (exponential(), torch.tensor([0.2, 3.0]), torch.tensor([1.5, 0.9])),
-    "correlated, user-defined": (
-        BregmanPrior(interacting),
-        torch.tensor([0.3, -1.2]),
-        torch.tensor([1.0, 0.4]),
-    ),
-    "cosh, user-defined": (
-        BregmanPrior(torch.cosh),
-        torch.tensor([0.3, -1.2]),
-        torch.tensor([1.0, 0.4]),
-    ),
+# two points in the domain of the means
+REAL = torch.tensor([[0.3, -1.2], [1.0, 0.4]])
+POSITIVE = torch.tensor([[0.2, 3.0], [1.5, 0.9]])
+PRIORS: dict[str, tuple[BregmanPrior, Tensor]] = {
+    "gaussian": (gaussian(), REAL),
+    "gaussian with a precision": (gaussian(torch.tensor([4.0, 0.5])), REAL),
+    "bernoulli": (bernoulli(), torch.tensor([[0.2, 0.7], [0.5, 0.9]])),
+    "poisson": (poisson(), POSITIVE),
+    "exponential": (exponential(), POSITIVE),
+    "correlated, user-defined": (BregmanPrior(interacting), REAL),
+    "cosh, user-defined": (BregmanPrior(torch.cosh), REAL),
 }
 CLOSED = {
     "gaussian": lambda x, m: 0.5 * (x - m).square(),
@@ -68,7 +56,7 @@ CLOSED = {
 
 
 def points(name: str) -> tuple[BregmanPrior, Tensor, Tensor]:
-    prior, x, mean = PRIORS[name]
+    prior, (x, mean) = PRIORS[name]
     return prior, x.double(), mean.double()
 
 
@@ -85,11 +73,8 @@ def test_identities(name: str) -> None:
     assert abs(prior.divergence(mean, mean)) < 1e-12
     assert torch.allclose(prior.conjugate_of(x), (x * u).sum() - prior.g(u).sum(), atol=1e-10)
     y = 0.4 * x + 0.6 * mean
-    three = (
-        prior.divergence(x, y)
-        + prior.divergence(y, mean)
-        + ((prior.natural_of(y) - s) * (x - y)).sum()
-    )
+    three = prior.divergence(x, y) + prior.divergence(y, mean)
+    three = three + ((prior.natural_of(y) - s) * (x - y)).sum()
     assert torch.allclose(prior.divergence(x, mean), three, atol=1e-10), "three-point identity"
 
 
@@ -115,10 +100,8 @@ def test_closed_forms_agree_with_autograd_and_newton(name: str) -> None:
 def test_divergences_in_closed_form(name: str) -> None:
     prior, x, mean = points(name)
     assert torch.allclose(prior.terms(x, mean), CLOSED[name](x, mean), atol=1e-12)
-    samples = prior.mean_of(
-        prior.natural_of(mean)
-        + 0.1 * torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
-    )
+    noise = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    samples = prior.mean_of(prior.natural_of(mean) + 0.1 * noise)
 
     def total(at: Tensor) -> Tensor:
         return torch.vmap(lambda v: prior.divergence(v, at))(samples).sum()
@@ -156,15 +139,9 @@ def test_unconstrained_values_are_natural_parameters() -> None:
 
 
 def test_keep_inside_moves_a_value_halfway_to_the_bound() -> None:
-    before = torch.tensor([-1.0, -1.0])
-    assert keep_inside(exponential().natural, torch.tensor([-0.3, 0.2]), before).tolist() == [
-        -0.3,
-        -0.5,
-    ]
-    assert keep_inside(gaussian().natural, torch.tensor([-0.3, 0.2]), before).tolist() == [
-        -0.3,
-        0.2,
-    ]
+    before, after = torch.tensor([-1.0, -1.0]), torch.tensor([-0.3, 0.2])
+    assert keep_inside(exponential().natural, after, before).tolist() == [-0.3, -0.5]
+    assert keep_inside(gaussian().natural, after, before).tolist() == [-0.3, 0.2]
 
 
 @pytest.mark.parametrize("name", ["gaussian", "bernoulli", "poisson", "exponential"])
@@ -172,24 +149,20 @@ def test_network_starts_at_the_module_and_its_kl_is_the_divergence(name: str) ->
     module = nn.Linear(2, 1)
     prior = PRIORS[name][0]
     model = models.bregman_network(module, prior, likelihood=models.likelihood.normal(1.0))
-    program = hierfl.read(model, guides.delta, federation((5, 3)))
+    data = federation((5, 3))
+    program = hierfl.read(model, guides.delta, data)
     theta, mine = program.start()
-    plain = hierfl.read(
-        models.network(module, likelihood=models.likelihood.normal(1.0)),
-        guides.delta,
-        federation((5, 3)),
-    )
+    network = models.network(module, likelihood=models.likelihood.normal(1.0))
+    plain = hierfl.read(network, guides.delta, data)
     batch = program.prototype
-    assert torch.allclose(
-        program.terms({**theta, **mine}, batch).nll, plain.terms(plain.start()[0], batch).nll
-    )
-    assert float(program.terms({**theta, **mine}, batch).local_kl) == pytest.approx(0.0, abs=1e-12)
+    terms = program.terms({**theta, **mine}, batch)
+    assert torch.allclose(terms.nll, plain.terms(plain.start()[0], batch).nll)
+    assert float(terms.local_kl) == pytest.approx(0.0, abs=1e-12)
     away = {k: 0.9 * v for k, v in mine.items()}
     x = torch.cat([prior.mean_of(v.flatten()) for v in away.values()])
     mean = torch.cat([prior.mean_of(v.flatten()) for v in theta.values()])
-    assert torch.allclose(
-        program.terms({**theta, **away}, batch).local_kl, prior.divergence(x, mean), atol=1e-12
-    )
+    kl = program.terms({**theta, **away}, batch).local_kl
+    assert torch.allclose(kl, prior.divergence(x, mean), atol=1e-12)
 
 
 def test_invalid_precision_and_sampling_raise() -> None:

@@ -1,7 +1,5 @@
 """Likelihoods of networks: built-in and user-defined."""
 
-from __future__ import annotations
-
 import pyro.distributions as dist
 import pytest
 import torch

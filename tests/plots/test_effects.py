@@ -1,7 +1,5 @@
 """Plots of effects show the numbers of their frames."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -85,9 +85,7 @@ def test_bins_have_equal_sizes_and_jeffreys_intervals() -> None:
 
 
 @pytest.mark.parametrize(("p", "y"), [([0.1, 0.2], [1]), ([], []), ([[0.1]], [[1]])])
-def test_probabilities_and_labels_that_do_not_match_are_refused(
-    p: list[float], y: list[int]
-) -> None:
+def test_probabilities_of_other_labels_are_refused(p: list[float], y: list[int]) -> None:
     with pytest.raises(ValueError, match=r"both must be \(n,\), n > 0"):
         equal_mass(p, y)
 
@@ -123,9 +121,7 @@ def test_a_forest_of_a_scalar_has_one_row_and_others_are_refused() -> None:
     assert [label.get_text() for label in ax.get_yticklabels()] == ["level"]
     with pytest.raises(ValueError, match=r"must have 'client' \(a global site is drawn by arviz"):
         plots.forest(axes(), prior, prior)
-    with pytest.raises(
-        ValueError, match=r"local has the dimensions \(\), prior .*: give arrays of"
-    ):
+    with pytest.raises(ValueError, match=r"local has the dimensions \(\), prior .*: give arrays"):
         plots.forest(axes(), local.values, prior)  # type: ignore[arg-type]
 
 

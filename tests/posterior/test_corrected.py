@@ -216,7 +216,6 @@ SPREAD: dict[str, Any] = {
     "mean_field": guides.mean_field(init_scale=0.6),
     "low_rank": guides.low_rank(rank=2, init_scale=0.6),
     "flow": guides.conditional(newton_steps=2, shared=partial(guides.spline_flow, init_scale=0.8)),
-    "unrolled": guides.unrolled(steps=2),
     "conditional": guides.conditional(newton_steps=2, shared=guides.diagonal_normal),
 }
 

@@ -357,7 +357,7 @@ def test_rows_that_cannot_be_learned_from(fitted: hierfl.Fit) -> None:
             fitted.personalize(rows)
 
 
-@pytest.mark.parametrize("family", ["structured", "conditional", "unrolled", "amortized"])
+@pytest.mark.parametrize("family", ["structured", "conditional", "amortized"])
 def test_new_clients_need_the_labels_that_their_guide_reads(family: str, data: ClientData) -> None:
     fitted = fit(
         hierfl.methods.fedsvi(regression, FAMILIES[family]), data.without("ill", "visits"), rounds=1

@@ -1,7 +1,5 @@
 """Headless Chromium lays out the page wide and narrow, light and dark, and prints it."""
 
-from __future__ import annotations
-
 import html
 import json
 import os
@@ -70,39 +68,20 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     f, test = fitted("binary")
     alone = fit(fedsvi(logistic), f.federation.data, rounds=1)
     path = tmp_path_factory.mktemp("browser") / "report.html"
-    f.report(
-        path,
-        held_out=test,
-        foreign=test.with_fields(x=6.0 * test.fields["x"]).without("ill"),
-        local_only=alone,
-        draws=60,
-    )
+    far = test.with_fields(x=6.0 * test.fields["x"]).without("ill")
+    f.report(path, held_out=test, foreign=far, local_only=alone, draws=60)
     return path
 
 
 def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run the browser once, with its own profile and no network."""
     assert BROWSER is not None
-    fixed = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        f"--user-data-dir={page.parent / 'profile'}",
-    ]
-    fixed += [
-        "--proxy-server=127.0.0.1:9",
-        "--no-first-run",
-        "--disable-extensions",
-        "--disable-dev-shm-usage",
-    ]
-    return subprocess.run(
-        [BROWSER, *fixed, *options, page.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    switches = "headless no-sandbox disable-gpu hide-scrollbars proxy-server=127.0.0.1:9"
+    switches += " no-first-run disable-extensions disable-dev-shm-usage"
+    fixed = [f"--{switch}" for switch in switches.split()]
+    command = [BROWSER, *fixed, f"--user-data-dir={page.parent / 'profile'}", *options]
+    piped: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
+    return subprocess.run([*command, page.as_uri()], timeout=240, **piped)
 
 
 @cache
@@ -114,13 +93,8 @@ def laid_out(page: Path, width: int, dark: bool) -> dict[str, Any]:
         text = f'<!DOCTYPE html><html><body><iframe {frame} srcdoc="{html.escape(text)}"></iframe></body></html>'
     probe.write_text(text, encoding="utf-8")
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-    done = browse(
-        probe,
-        "--dump-dom",
-        "--virtual-time-budget=4000",
-        f"--window-size={max(width, 500)},900",
-        scheme,
-    )
+    window = f"--window-size={max(width, 500)},900"
+    done = browse(probe, "--dump-dom", "--virtual-time-budget=4000", window, scheme)
     shown = re.search(r'<pre id="measured">(.*?)</pre>', done.stdout, re.DOTALL)
     assert shown, done.stderr[-2000:]
     measured: dict[str, Any] = json.loads(html.unescape(shown[1]))

@@ -1,7 +1,5 @@
 """Every warning of the report is raised by a planted problem, and is not raised without it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -62,6 +60,12 @@ def measured(f: Fit, **changes: Any) -> Measured:
     return measure(f, **{**options, **changes})
 
 
+def answer(question: str, result: Measured) -> str:
+    """Return what the one check of a question answers."""
+    (check,) = (check for check in checks(result) if check.question == question)
+    return check.answer
+
+
 def test_scoring_training_rows_and_clients_with_few_rows_raise_warnings() -> None:
     f = fit(
         fedsvi(logistic, guides.conditional(newton_steps=2)), federation((30, 4, 25, 3)), rounds=5
@@ -81,12 +85,8 @@ def test_point_estimates_raise_a_warning() -> None:
     net = torch.nn.Linear(2, 1)
     model = network(net, likelihood=lambda out: dist.Normal(out[..., 0], 1.0))
     learned = fit(methods.fedavg(model), federation((30, 30, 30)), rounds=2)
-    answers = [
-        c.answer
-        for c in checks(measured(learned))
-        if c.question == "Does every parameter have an uncertainty?"
-    ]
-    assert "no interval includes: theta.weight and theta.bias. For intervals fit" in answers[0]
+    said = answer("Does every parameter have an uncertainty?", measured(learned))
+    assert "no interval includes: theta.weight and theta.bias. For intervals fit" in said
     bayesian = bayesian_network(
         net, likelihood=lambda out: dist.Normal(out[..., 0], 1.0), prior_loc=dist.Normal(0.0, 1.0)
     )
@@ -98,14 +98,10 @@ def test_a_mean_field_guide_raises_a_warning_only_with_global_scales() -> None:
     question = "Does the guide let the global scales depend on the clients' parameters?"
     data = federation((30, 30, 30))
     for family, bad in ((guides.mean_field, True), (guides.structured, False)):
-        assert (
-            question in warned(checks(measured(fit(fedsvi(regression, family), data, rounds=2))))
-        ) == bad
-    of_page = {
-        c.question
-        for c in checks(measured(fit(fedsvi(logistic, guides.mean_field), data, rounds=2)))
-    }
-    assert question not in of_page
+        done = fit(fedsvi(regression, family), data, rounds=2)
+        assert (question in warned(checks(measured(done)))) == bad
+    without = fit(fedsvi(logistic, guides.mean_field), data, rounds=2)
+    assert question not in {check.question for check in checks(measured(without))}
 
 
 def sharpened(result: Measured, by: float) -> Measured:
@@ -124,23 +120,20 @@ def test_miscalibrated_probabilities_raise_a_warning() -> None:
     assert question not in warned(checks(result))
     assert question in warned(checks(sharpened(result, 8.0)))
     served = "Does the model predict at least as well as each client's own event rate?"
-    assert served not in warned(checks(result)) and served in warned(
-        checks(sharpened(result, -3.0))
-    )
+    assert served not in warned(checks(result))
+    assert served in warned(checks(sharpened(result, -3.0)))
 
 
 def test_event_rates_outside_their_intervals_raise_a_warning() -> None:
     f, test = fitted("binary")
-    result, question = (
-        measured(f, held_out=test),
-        "Do enough of the clients' event rates lie in their predictive intervals?",
-    )
+    question = "Do enough of the clients' event rates lie in their predictive intervals?"
+    result = measured(f, held_out=test)
     assert question not in warned(checks(result))
     assert result.scored.replicates is not None
     ones = torch.ones_like(result.scored.replicates)
     off = replace(result, scored=replace(result.scored, replicates=ones))
-    answers = [c.answer for c in checks(off) if c.question == question and c.verdict == "warning"]
-    assert answers and answers[0].startswith("0 of 4 clients' event rates")
+    assert question in warned(checks(off))
+    assert answer(question, off).startswith("0 of 4 clients' event rates")
 
 
 def test_row_intervals_of_wrong_coverage_raise_a_warning() -> None:
@@ -157,10 +150,10 @@ def test_row_intervals_of_wrong_coverage_raise_a_warning() -> None:
             np.arange(n) % 3, y=torch.randn(n, generator=g), said=torch.full((n,), scale)
         )
         f = fit(fedsvi(narrow, guides.conditional(newton_steps=1)), data, rounds=1)
-        answers = [c for c in checks(measured(f, draws=200)) if c.question == question]
-        assert (answers[0].verdict == "warning") == bad, answers
+        result = measured(f, draws=200)
+        assert (question in warned(checks(result))) == bad, answer(question, result)
         if bad:
-            assert ("too narrow" in answers[0].answer) == (scale < 1.0)
+            assert ("too narrow" in answer(question, result)) == (scale < 1.0)
 
 
 def test_foreign_rows_that_look_like_own_rows_raise_a_warning() -> None:
@@ -171,6 +164,9 @@ def test_foreign_rows_that_look_like_own_rows_raise_a_warning() -> None:
     assert question in warned(checks(measured(f, foreign=data.without("y"))))
     far = data.with_fields(x=30.0 * data.fields["x"]).without("y")
     assert question not in warned(checks(measured(f, foreign=far)))
+
+
+INFORMED = "Do the clients' own rows inform their estimates?"
 
 
 def vague(batch: ClientBatch) -> None:
@@ -194,39 +190,28 @@ def test_clients_with_uninformative_rows_raise_a_warning() -> None:
     means = f.draws(300).own["a"].mean(0).numpy()
     exact = 0.5 * (1.0 / (1.0 + precision) - 1.0 + np.log1p(precision) + means**2)
     np.testing.assert_allclose(result.evidence.information["nats"], exact, atol=0.25)
-    answers = [
-        c.answer
-        for c in checks(result)
-        if c.question == "Do the clients' own rows inform their estimates?"
-    ]
-    assert answers[0].startswith("The own rows of 1 of 3 clients (1) add less than 0.1 nats")
+    assert answer(INFORMED, result).startswith(
+        "The own rows of 1 of 3 clients (1) add less than 0.1 nats"
+    )
 
 
 def test_a_client_with_a_shifted_mean_is_informed_even_if_its_variance_is_the_priors() -> None:
     """A few steps of a mean-field guide, for example, move the means and leave the variances."""
-    data = ClientData.from_arrays(
-        np.arange(75) % 3,
-        names=["north", "south", "east"],
-        y=torch.zeros(75),
-        sd=torch.full((75,), 1e3),
-    )
-    result = measured(
-        fit(fedsvi(vague, guides.conditional(newton_steps=1)), data, rounds=1), draws=300
-    )
-    assert result.evidence.information is not None and result.draws is not None
-    assert (result.evidence.information["nats"] < 0.1).all() and (
-        result.evidence.information["narrower"] < 0.2
-    ).all()
+    names, sd = ["north", "south", "east"], torch.full((75,), 1e3)
+    data = ClientData.from_arrays(np.arange(75) % 3, names=names, y=torch.zeros(75), sd=sd)
+    done = fit(fedsvi(vague, guides.conditional(newton_steps=1)), data, rounds=1)
+    result = measured(done, draws=300)
+    learned = result.evidence.information
+    assert learned is not None and result.draws is not None
+    assert (learned["nats"] < 0.1).all() and (learned["narrower"] < 0.2).all()
     own = {"a": result.draws.own["a"] + torch.tensor([0.0, 2.0, 0.0])}
     assert result.expected is not None
-    answers = information(result.fit, replace(result.draws, own=own), result.expected)
-    moved = replace(result, evidence=replace(result.evidence, information=answers))
-    answers = [
-        c.answer
-        for c in checks(moved)
-        if c.question == "Do the clients' own rows inform their estimates?"
-    ]
-    assert answers[0].startswith("The own rows of 2 of 3 clients (north and east)")
+    learned = information(result.fit, replace(result.draws, own=own), result.expected)
+    moved = replace(result, evidence=replace(result.evidence, information=learned))
+    assert answer(INFORMED, moved).startswith("The own rows of 2 of 3 clients (north and east)")
+
+
+SCORE = "validation_log_score"
 
 
 @pytest.mark.parametrize(
@@ -234,31 +219,25 @@ def test_a_client_with_a_shifted_mean_is_informed_even_if_its_variance_is_the_pr
     [
         ("clients", [1, 0, 0, 1, 0, 0], "Did the clients take part in enough rounds?"),
         (
-            "validation_log_score",
+            SCORE,
             [-1.0, -0.5, -0.4, -0.42, -0.5, -0.6],
             "Is the held-out score still near its best?",
         ),
-        (
-            "effective_clients",
-            [3.0, 2.0, 1.4, 1.1, 1.0, 1.0],
-            "Do all clients contribute to the result?",
-        ),
+        ("effective_clients", [3, 2, 1.4, 1.1, 1, 1], "Do all clients contribute to the result?"),
     ],
 )
-def test_problems_in_the_history_raise_warnings(
+def test_problems_in_the_history_are_warned_of(
     column: str, values: list[float], question: str
 ) -> None:
     f, test = fitted("binary")
     base = [
-        {"round": r, "clients": 4, "validation_log_score": -1.0 / (r + 1), "effective_clients": 3.5}
+        {"round": r, "clients": 4, SCORE: -1.0 / (r + 1), "effective_clients": 3.5}
         for r in range(6)
     ]
-    good = replace(f, progress=replace(f.progress, history=tuple(base)))
-    assert question not in warned(checks(measured(good, held_out=test)))
-    history = tuple({**record, column: value} for record, value in zip(base, values, strict=True))
-    assert question in warned(
-        checks(measured(replace(f, progress=replace(f.progress, history=history)), held_out=test))
-    )
+    bad = [{**record, column: value} for record, value in zip(base, values, strict=True)]
+    for history, is_warned in ((base, False), (bad, True)):
+        done = replace(f, progress=replace(f.progress, history=tuple(history)))
+        assert (question in warned(checks(measured(done, held_out=test)))) == is_warned
 
 
 def weighted(**last: float) -> Fit:

@@ -1,7 +1,5 @@
 """Fits that several tests of runs ask, made once."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import hierfl

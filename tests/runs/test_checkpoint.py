@@ -1,7 +1,5 @@
 """Checkpoints: complete or absent, resumed bit for bit, refused for another run, private data apart."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -66,9 +64,7 @@ EVERYONE = ("structured", "fedamp")
 @pytest.mark.parametrize(
     ("name", "cohort"), [*((name, 2) for name in METHODS), *((name, None) for name in EVERYONE)]
 )
-def test_a_resumed_run_equals_an_uninterrupted_run(
-    name: str, cohort: int | None, tmp_path: Path
-) -> None:
+def test_a_resumed_run_is_the_whole_run(name: str, cohort: int | None, tmp_path: Path) -> None:
     method, data = METHODS[name](), federation((5, 3, 7, 1, 2))
     run: dict[str, Any] = {"rounds": 5, "seed": 3, "cohort": cohort}
     kept: dict[str, Any] = {"checkpoint": tmp_path, "checkpoint_every": 2}
@@ -215,7 +211,7 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+def test_damage_falls_back_one_checkpoint(
     what: str, six_rounds: Fit, stopped: Path, tmp_path: Path
 ) -> None:
     file, change, message = DAMAGE[what]
@@ -229,9 +225,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     assert path.exists()
 
 
-def test_a_missing_file_falls_back_too_and_no_checkpoint_left_is_an_error(
-    stopped: Path, tmp_path: Path
-) -> None:
+def test_without_an_undamaged_checkpoint_it_is_an_error(stopped: Path, tmp_path: Path) -> None:
     method, data = METHODS["structured"](), federation()
     copytree(stopped, tmp_path, dirs_exist_ok=True)
     for checkpoint in state.checkpoints(tmp_path):

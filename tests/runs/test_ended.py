@@ -1,7 +1,5 @@
 """Fits whose rounds do not end, and what they go over to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path

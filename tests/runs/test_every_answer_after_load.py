@@ -1,7 +1,5 @@
 """Every public answer of a fit, after it was saved and loaded: equal, or refused by `RowsNotSaved` without the rows."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping

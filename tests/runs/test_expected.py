@@ -1,7 +1,5 @@
 """What is said before the first round: how long it will take, and in which words."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
@@ -29,9 +27,7 @@ def test_durations_are_rounded(seconds: float, words: str) -> None:
     assert in_words(seconds) == words
 
 
-def test_the_work_of_a_few_clients_is_scaled_to_all_and_to_all_rounds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_work_of_a_few_clients_is_scaled_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of clients that take 0.1 s together, and 0.01 s each."""
     made = federate(methods.fedsvi(means), federation())
     clock = [0.0]

@@ -1,7 +1,5 @@
 """Clients leave a fit of two_stage and join it: the posteriors are those of closed forms and of grids."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import cache

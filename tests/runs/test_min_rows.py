@@ -1,7 +1,5 @@
 """Clients with fewer rows than `min_rows` take no part in a fit, and may join it afterwards."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

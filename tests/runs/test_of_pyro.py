@@ -1,7 +1,5 @@
 """What a user of Pyro asks a fit for is answered by the name that it has here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pyro

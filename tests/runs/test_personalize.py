@@ -3,8 +3,6 @@
 Methods without local params take no steps.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -33,12 +31,8 @@ def test_local_steps_equal_torchs_adam(family: str) -> None:
 
     The noise is keyed by the client's name, and the step size follows a cosine.
     """
-    fitted = fit(
-        fedsvi(regression, FAMILIES[family], local_optimizer=Adam(0.05), average=0.0),
-        federation(),
-        rounds=3,
-        seed=2,
-    )
+    method = fedsvi(regression, FAMILIES[family], local_optimizer=Adam(0.05), average=0.0)
+    fitted = fit(method, federation(), rounds=3, seed=2)
     rounds = 6
     new = fitted.personalize(newcomers(), rounds=rounds)
     for k in range(2):
@@ -65,16 +59,12 @@ def test_global_params_and_fitted_clients_do_not_change(family: str) -> None:
     kept = {name: leaf.clone() for name, leaf in before.items()}
     new = fitted.personalize(newcomers(), rounds=3)
     assert all(torch.equal(leaf, kept[name]) for name, leaf in before.items())
-    assert all(
-        torch.equal(a, named_leaves(new.message)[n])
-        for n, a in named_leaves(fitted.message).items()
-    )
+    sent = named_leaves(new.message)
+    assert all(torch.equal(a, sent[n]) for n, a in named_leaves(fitted.message).items())
     assert new.clients == ("new", "newer")
     draws = new.draws(4)
     assert draws.own["slope"].shape == (4, 2, 2)
-    assert torch.equal(draws.shared["loc"], fitted.draws(4).shared["loc"]), (
-        "global sites have the same draws"
-    )
+    assert torch.equal(draws.shared["loc"], fitted.draws(4).shared["loc"])
     assert new.predict(newcomers(), draws=4).mean.shape == (8,)
 
 
@@ -106,12 +96,7 @@ def test_new_clients_do_not_depend_on_each_other() -> None:
 
 @pytest.mark.parametrize("case", ["means", "slopes"])
 def test_the_conditional_guide_is_exact_without_steps(case: str) -> None:
-    """For any q(g) = Normal(m, Cov(g)), the local posterior has a closed form.
-
-    b
-
-    y = Normal(V (x'y / v + L^-1 m), V + V L^-1 Cov(g) L^-1 V).
-    """
+    """For any q(g) = Normal(m, C): b | y = Normal(V (x'y / v + L^-1 m), V + V L^-1 C L^-1 V)."""
     model, data = (means, three()) if case == "means" else (slopes, federation())
     fitted = fit(fedsvi(model, guides.conditional, optimizer=Adam(0.2)), data, rounds=5)
     if case == "means":
@@ -144,11 +129,8 @@ def test_the_amortized_guide_takes_no_steps_and_needs_no_labels() -> None:
     fitted = fit(
         fedsvi(regression, guide, optimizer=Adam(0.02)), federation((8, 9, 10, 4)), rounds=20
     )
-    unlabeled = (
-        newcomers()
-        .without("y", "ill", "visits")
-        .with_fields(ill=torch.zeros(8), visits=torch.zeros(8))
-    )
+    nothing = torch.zeros(8)
+    unlabeled = newcomers().without("y", "ill", "visits").with_fields(ill=nothing, visits=nothing)
     there = fitted.personalize(newcomers(), rounds=50)
     blind = fitted.personalize(unlabeled, rounds=50)
     assert named_leaves(blind.progress.table) == {}
@@ -182,19 +164,9 @@ def test_pfedme_personalizes_by_its_prox() -> None:
     model: Any = models.bayesian_network(
         net, likelihood=models.likelihood.normal(1.0), prior_loc="learned", prior_scale=1.0
     )
-    fitted = fit(
-        pfedme(
-            model,
-            prox=1.0,
-            optimizer=SGD(0.05),
-            global_optimizer=SGD(0.0),
-            inner_steps=60,
-            steps=1,
-            batch_size=None,
-        ),
-        federation(),
-        rounds=2,
-    )
+    pace: dict[str, Any] = {"optimizer": SGD(0.05), "global_optimizer": SGD(0.0), "prox": 1.0}
+    method = pfedme(model, inner_steps=60, steps=1, batch_size=None, **pace)
+    fitted = fit(method, federation(), rounds=2)
     new = fitted.personalize(newcomers(), rounds=1)
     theta = {name: value for name, value in fitted.message.items()}
     x = torch.cat([newcomers().fields["x"][:6], torch.ones(6, 1)], 1)
@@ -210,10 +182,7 @@ def test_pfedme_personalizes_by_its_prox() -> None:
 def test_rounds_of_sgd_keep_their_own_schedule() -> None:
     """A personalized fit is a `Fit`: it predicts, saves and personalizes again from the same start."""
     fitted = fit(fedsvi(regression, local_optimizer=SGD(0.01)), federation(), rounds=2)
-    once, twice = (
-        fitted.personalize(newcomers(), rounds=3),
-        fitted.personalize(newcomers(), rounds=3),
-    )
+    once, twice = (fitted.personalize(newcomers(), rounds=3) for _ in range(2))
     again = once.personalize(newcomers(), rounds=3)
     for name, leaf in named_leaves(once.progress.table).items():
         assert torch.equal(leaf, named_leaves(twice.progress.table)[name])

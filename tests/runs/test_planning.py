@@ -1,7 +1,5 @@
 """Federations drawn before there are data have the moments of the prior, and intervals the widths of theory."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The folder of a run: nothing that the run did not write is removed, and one process writes to it at a time."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -66,9 +64,7 @@ def others() -> dict[str, Callable[[hierfl.Fit], hierfl.Fit]]:
 
 
 @pytest.mark.parametrize("what", others())
-def test_saving_into_the_folder_of_another_run_is_refused(
-    what: str, whole: tuple[hierfl.Fit, Path]
-) -> None:
+def test_saving_over_another_run_is_refused(what: str, whole: tuple[hierfl.Fit, Path]) -> None:
     fitted, folder = whole
     before = contents(folder)
     other = others()[what](fitted)
@@ -177,9 +173,7 @@ def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
         other.kill()
 
 
-def test_a_second_process_is_told_who_holds_the_folder(
-    whole: tuple[hierfl.Fit, Path], ran: Path
-) -> None:
+def test_a_second_process_is_told_who_holds_it(whole: tuple[hierfl.Fit, Path], ran: Path) -> None:
     """`fit` and `save` are refused while it lives; a lock of a killed process is no lock."""
     before = contents(ran)
     with holder(ran) as other:
@@ -229,9 +223,7 @@ def test_the_lock_of_this_process_is_a_lock_too(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_that_cannot_be_locked_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")
 
@@ -240,7 +232,7 @@ def test_a_folder_that_cannot_be_locked_is_said(
         pass
 
 
-def test_a_lock_that_cannot_be_written_is_given_back(
+def test_a_lock_on_a_full_disk_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> int:

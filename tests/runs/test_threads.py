@@ -1,7 +1,5 @@
 """`fit`, predictions and draws from several threads: the answers of one thread, and nothing global left changed."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections.abc import Callable

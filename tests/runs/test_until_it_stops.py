@@ -1,7 +1,5 @@
 """`fit(method, data)` without `rounds=`: runs until the method stops itself, and refuses one that does not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -97,9 +95,7 @@ def test_most_rounds_is_at_least_one() -> None:
 
 
 # ------------------------------------------------------------ on disk
-def test_a_finished_run_stays_as_it_is_and_loads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_stays_and_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its bar counts rounds without a total."""
     method, data = fedlaplace(means, **SMALL), three()
     fitted = fit(method, data, checkpoint=tmp_path, checkpoint_every=3, progress=True)
@@ -113,7 +109,7 @@ def test_a_finished_run_stays_as_it_is_and_loads(
         fit(method, data, rounds=9, checkpoint=tmp_path, resume=True)
 
 
-def test_interrupted_and_resumed_bit_for_bit(
+def test_interrupted_it_resumes_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second weighing round is interrupted, whose points count beside those of the first."""

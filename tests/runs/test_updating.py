@@ -1,7 +1,5 @@
 """A refit with other terms is the fit of the new formula to the same rows."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

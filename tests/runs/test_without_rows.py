@@ -1,7 +1,5 @@
 """A fit saved without its rows: nothing of them is on disk, and what does not need them is answered as before."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The methods that study files name: which there are, what each spends, which rows it sees."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -28,16 +26,10 @@ RUN = {"rounds": 1, "evaluations": 6, "batch": 7, "scale": 0.05, "seeds": [0], "
 
 def small(name: str, *, hidden: tuple[int, ...] = (8,), **run: Any) -> Study:
     """Return a study of one method on digits."""
-    return Study.model_validate(
-        {
-            "title": "small",
-            "data": {"name": "digits", "partition": PARTITION},
-            "net": {"hidden": hidden},
-            "run": {**RUN, **run},
-            "evaluation": {"draws": 2, "calibration": True},
-            "methods": {name: {}},
-        }
-    )
+    data = {"name": "digits", "partition": PARTITION}
+    given = {"title": "small", "data": data, "net": {"hidden": hidden}, "run": {**RUN, **run}}
+    given |= {"evaluation": {"draws": 2, "calibration": True}, "methods": {name: {}}}
+    return Study.model_validate(given)
 
 
 def one(name: str, **changes: Any) -> dict[str, float]:
@@ -58,19 +50,10 @@ def single_precision() -> None:
 
 
 # what else is in `hierfl.methods`, and why it is in no table
-LEFT_OUT: dict[str, str] = {
-    "two_stage": "for hierarchies of few parameters",
-    "fedlaplace": "for hierarchies of few parameters",
-    "pvi": "for hierarchies of few parameters",
-    "bfi": "for hierarchies of few parameters",
-    "fedep": "for hierarchies of few parameters",
-    "averaging_some": "an option of other methods",
-    "batch_normed": "an option of other methods",
-    "by_rows": "an option of other methods",
-    "differentially_private": "an option of other methods",
-    "quantized": "an option of other methods",
-    "robust": "an option of other methods",
-    "server_optimized": "an option of other methods",
+OPTIONS = "averaging_some batch_normed by_rows differentially_private quantized robust"
+LEFT_OUT = {
+    **dict.fromkeys("two_stage fedlaplace pvi bfi fedep".split(), "of few parameters"),
+    **dict.fromkeys([*OPTIONS.split(), "server_optimized"], "an option of other methods"),
 }
 
 

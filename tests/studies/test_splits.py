@@ -1,6 +1,4 @@
-"""The papers' splits of images and their toy problems."""
-
-from __future__ import annotations
+"""The papers' splits of images, their toy problems and FedMAP's synthetic clients."""
 
 from functools import partial
 from typing import Any
@@ -13,6 +11,7 @@ from torch import nn
 from hierfl.datasets import Labeled
 from hierfl.studies import drawn_clients
 from hierfl.studies import image_splits as images
+from hierfl.studies.drawn_clients import Skew, _rows, synthetic_clients
 
 
 def labels(rows: int = 700) -> torch.Tensor:
@@ -139,3 +138,35 @@ def test_fedmaps_lines_are_parallel_and_least_squares_on_all_rows_is_not() -> No
     x, y = train.fields["x"][:, 0], train.fields["y"]
     expected = float((x @ y) / (x @ x))
     assert float(drawn_clients.least_squares(train, bias=False)[0]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("skew", ["feature", "quantity", "label"])
+def test_synthetic_clients_have_the_published_sizes_and_skews(skew: Skew) -> None:
+    train, test = synthetic_clients(skew, seed=1, rows=400)
+    counts = train.counts + test.counts
+    assert counts.tolist() == [400] * 5 + [100 if skew == "quantity" else 400] * 5
+    assert torch.allclose(train.counts / counts, torch.full((10,), 0.7), atol=0.01)
+    for k in range(10):
+        own = [rows.select([k]) for rows in (train, test)]
+        ones = torch.cat([part.fields["y"] for part in own]).mean()
+        assert float(ones) == pytest.approx(0.15 if skew == "label" and k >= 5 else 0.5)
+        x = own[0].fields["x"]
+        assert torch.allclose(x.mean(0), torch.zeros(30), atol=1e-10) and torch.allclose(
+            x.std(0, unbiased=False), torch.ones(30)
+        )
+    again = synthetic_clients(skew, seed=1, rows=400)[0].fields["x"]
+    assert torch.equal(again, train.fields["x"])
+    assert not torch.equal(synthetic_clients(skew, seed=2, rows=400)[0].fields["x"], again)
+
+
+def test_classes_are_a_blob_and_a_shell_in_four_dimensions() -> None:
+    x = _rows(np.repeat([0.0, 1.0], 20_000), np.random.Generator(np.random.Philox(0)))
+    blob, shell = np.linalg.norm(x[:20_000, :4], axis=1), np.linalg.norm(x[20_000:, :4], axis=1)
+    assert (blob**2).mean() == pytest.approx(8.0, rel=0.03)
+    assert (shell.mean(), shell.var()) == (
+        pytest.approx(8.0, rel=0.01),
+        pytest.approx(2.0, rel=0.05),
+    )
+    assert x[:, 4:].var() == pytest.approx(9.0, rel=0.02)
+    with pytest.raises(ValueError, match="skew is 'rows'"):
+        synthetic_clients("rows", seed=0)  # type: ignore[arg-type]

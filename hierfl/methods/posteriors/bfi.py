@@ -65,120 +65,121 @@ def bfi(model: Model, *, steps: int = 30, max_global_size: int = 300) -> Method:
         ProgramError: (at fit) as for `fedlaplace`.
         ValueError: (after the round) the product of the centers' Gaussians is not a distribution.
     """
-
-    def client(program: Program) -> Client:
-        check_integrable(program, max_global_size)
-        marginal = Marginal(program, seen_linear(program))
-
-        def expand(work: Tree, batch: ClientBatch, newton: int) -> tuple[Expansion, Tree]:
-            expansion, inner = marginal.expand(work["z"], guess(work, work["z"]), batch, newton)
-            return expansion, {"mode": inner.mode, "slope": inner.slope, "loc": work["z"]}
-
-        def climb(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            with torch.no_grad():
-                (likelihood, near), prior = expand(work, batch, NEWTON), marginal.prior(work["z"])
-                step = newton_step(
-                    likelihood.gradient + prior.gradient,
-                    -likelihood.hessian - prior.hessian,
-                    cap=LONGEST,
-                )
-                work = {**work, **near}
-
-                def value(by: Tensor) -> Tensor:
-                    z = work["z"] + by * step
-                    return marginal.value(z, guess(work, z), batch, NEWTON)[0] + marginal.log_prior(
-                        z
-                    )
-
-                fractions = FRACTIONS.to(step)
-                values = torch.vmap(value)(fractions)
-            best = values.nan_to_num(nan=-torch.inf).argmax(0, keepdim=True)
-            return {**work, "z": work["z"] + fractions.gather(0, best) * step}
-
-        def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            with torch.no_grad():
-                likelihood, near = expand(work, batch, 2 * NEWTON)
-            precision = -likelihood.hessian
-            shift = likelihood.gradient + precision @ work["z"]
-            return {"z": work["z"], **near, "shift": shift, "precision": precision}
-
-        def start(message: Tree, own: Tree) -> Tree:
-            return {
-                "z": message["loc"],
-                **nowhere(marginal),
-                "shift": message["loc"],
-                "precision": message["precision"],
-            }
-
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            return {"shift": Share(work["shift"]), "precision": Share(work["precision"])}, own
-
-        return Client(
-            own={},
-            start=start,
-            phases=(Phase(climb, count=steps), Phase(look)),
-            finish=finish,
-            params=lambda message, own: message["params"],
-        )
-
-    def server(program: Program) -> Server:
-        check_integrable(program, max_global_size)
-        marginal = Marginal(program)
-
-        def product(shift: Tensor, curvature: Tensor, z: Tensor) -> tuple[Tensor, Tensor, float]:
-            """Return mode and precision of the prior times a Gaussian, and the precision's smallest eigenvalue."""
-            with torch.no_grad(), unchecked():
-                for _ in range(steps):
-                    prior = marginal.prior(z)
-                    slope = shift - curvature @ z + prior.gradient
-                    z = z + newton_step(slope, curvature - prior.hessian, cap=LONGEST)
-                precision = curvature - marginal.prior(z).hessian
-            return z, precision, float(torch.linalg.eigvalsh(precision)[0])
-
-        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            count = marginal.program.num_clients
-            z, precision, smallest = product(
-                count * means["shift"], count * means["precision"], state["loc"]
-            )
-            if not smallest > 0.0:
-                raise ValueError(
-                    "the product of the centers' Gaussians is not a distribution: its precision has an "
-                    f"eigenvalue {smallest:.3g}; take fedlaplace, or a prior that curves more"
-                )
-            return {"loc": z, "precision": precision, "done": torch.ones(())}
-
-        def wrong(message: Tree, up: Mapping[str, Any], rows: int) -> str | None:
-            curvature = up["precision"].value[0]
-            if bool(((curvature - curvature.mT).abs() > 1e-4 * curvature.abs().max()).any()):
-                return "the precision of its Gaussian is not symmetric"
-            if not product(up["shift"].value[0], curvature, message["loc"])[2] > 0.0:
-                return "its own posterior is not a distribution"
-            return None
-
-        def final(state: Tree, clock: Clock) -> Tree:
-            return {"params": normal_params(state["loc"], state["precision"])}
-
-        size = marginal.shared.size
-        state = {
-            "loc": marginal.shared.start.detach().clone(),
-            "precision": torch.eye(size),
-            "done": torch.zeros(()),
-        }
-        return Server(
-            state=state,
-            update=update,
-            final=final,
-            finished=lambda state: bool(state["done"] > 0.0),
-            wrong=wrong,
-        )
-
     return Method(
         "bfi",
         model,
         conditional(shared=full_normal, newton_steps=10),
-        client,
-        server,
+        lambda program: _center(program, steps, max_global_size),
+        lambda program: _server(program, steps, max_global_size),
         everyone=True,
         most_rounds=1,
         traits=frozenset({"by rows"}),
+    )
+
+
+def _center(program: Program, steps: int, max_global_size: int) -> Client:
+    """Return a center, which climbs to the mode of its own posterior."""
+    check_integrable(program, max_global_size)
+    marginal = Marginal(program, seen_linear(program))
+
+    def expand(work: Tree, batch: ClientBatch, newton: int) -> tuple[Expansion, Tree]:
+        expansion, inner = marginal.expand(work["z"], guess(work, work["z"]), batch, newton)
+        return expansion, {"mode": inner.mode, "slope": inner.slope, "loc": work["z"]}
+
+    def climb(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        with torch.no_grad():
+            (likelihood, near), prior = expand(work, batch, NEWTON), marginal.prior(work["z"])
+            step = newton_step(
+                likelihood.gradient + prior.gradient,
+                -likelihood.hessian - prior.hessian,
+                cap=LONGEST,
+            )
+            work = {**work, **near}
+
+            def value(by: Tensor) -> Tensor:
+                z = work["z"] + by * step
+                return marginal.value(z, guess(work, z), batch, NEWTON)[0] + marginal.log_prior(z)
+
+            fractions = FRACTIONS.to(step)
+            values = torch.vmap(value)(fractions)
+        best = values.nan_to_num(nan=-torch.inf).argmax(0, keepdim=True)
+        return {**work, "z": work["z"] + fractions.gather(0, best) * step}
+
+    def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        with torch.no_grad():
+            likelihood, near = expand(work, batch, 2 * NEWTON)
+        precision = -likelihood.hessian
+        shift = likelihood.gradient + precision @ work["z"]
+        return {"z": work["z"], **near, "shift": shift, "precision": precision}
+
+    def start(message: Tree, own: Tree) -> Tree:
+        return {
+            "z": message["loc"],
+            **nowhere(marginal),
+            "shift": message["loc"],
+            "precision": message["precision"],
+        }
+
+    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        return {"shift": Share(work["shift"]), "precision": Share(work["precision"])}, own
+
+    return Client(
+        own={},
+        start=start,
+        phases=(Phase(climb, count=steps), Phase(look)),
+        finish=finish,
+        params=lambda message, own: message["params"],
+    )
+
+
+def _server(program: Program, steps: int, max_global_size: int) -> Server:
+    """Return the server, which finds the mode of the prior times the centers' factors."""
+    check_integrable(program, max_global_size)
+    marginal = Marginal(program)
+
+    def product(shift: Tensor, curvature: Tensor, z: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Return mode and precision of the prior times a Gaussian, and the precision's smallest eigenvalue."""
+        with torch.no_grad(), unchecked():
+            for _ in range(steps):
+                prior = marginal.prior(z)
+                slope = shift - curvature @ z + prior.gradient
+                z = z + newton_step(slope, curvature - prior.hessian, cap=LONGEST)
+            precision = curvature - marginal.prior(z).hessian
+        return z, precision, float(torch.linalg.eigvalsh(precision)[0])
+
+    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        count = marginal.program.num_clients
+        z, precision, smallest = product(
+            count * means["shift"], count * means["precision"], state["loc"]
+        )
+        if not smallest > 0.0:
+            raise ValueError(
+                "the product of the centers' Gaussians is not a distribution: its precision has an "
+                f"eigenvalue {smallest:.3g}; take fedlaplace, or a prior that curves more"
+            )
+        return {"loc": z, "precision": precision, "done": torch.ones(())}
+
+    def wrong(message: Tree, up: Mapping[str, Any], rows: int) -> str | None:
+        curvature = up["precision"].value[0]
+        if bool(((curvature - curvature.mT).abs() > 1e-4 * curvature.abs().max()).any()):
+            return "the precision of its Gaussian is not symmetric"
+        if not product(up["shift"].value[0], curvature, message["loc"])[2] > 0.0:
+            return "its own posterior is not a distribution"
+        return None
+
+    def final(state: Tree, clock: Clock) -> Tree:
+        return {"params": normal_params(state["loc"], state["precision"])}
+
+    size = marginal.shared.size
+    state = {
+        "loc": marginal.shared.start.detach().clone(),
+        "precision": torch.eye(size),
+        "done": torch.zeros(()),
+    }
+    return Server(
+        state=state,
+        update=update,
+        final=final,
+        finished=lambda state: bool(state["done"] > 0.0),
+        wrong=wrong,
     )

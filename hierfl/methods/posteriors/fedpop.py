@@ -25,6 +25,7 @@ point, at the mode of its marginal posterior, or of its marginal likelihood wher
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -122,109 +123,7 @@ def fedpop(
             f"{temperature}: take all rows (None), 2 or more steps, and a temperature above 0"
         )
 
-    def accepts(last: Tree, here: Tree, batch: ClientBatch) -> Tensor:
-        """Return 1 where the step from `last` to `here` is accepted, else 0, ()."""
-        forth = here["z"] - last["z"] + step_size * last["slope"]
-        back = last["z"] - here["z"] + step_size * here["slope"]
-        lead = (forth.square().sum() - back.square().sum()) / (4.0 * step_size)
-        key = noise.fold(batch.key[0], noise.word("accept"))
-        level = noise.uniforms(key, ()).log() * temperature
-        return (level < last["loss"] - here["loss"] + lead).to(level.dtype)
-
-    def measures(measured: Tensor) -> dict[str, Share]:
-        if metropolis:
-            return {
-                "accepted": Share(measured[0] / (steps - 1)),
-                "stuck": Share(1.0 * (measured[0] == 0.0)),
-            }
-        moved, bent = measured.unbind()
-        stiff = step_size * (bent / moved.clamp(min=1e-300)).sqrt()
-        return {"stiffness": Share(torch.where(stiff < DIVERGES, stiff, torch.nan))}
-
-    def langevin_noise(batch: ClientBatch, size: int) -> Tensor | float:
-        if not temperature:
-            return 0.0
-        key = noise.fold(batch.key[0], noise.word("langevin"))
-        return math.sqrt(2.0 * step_size * temperature) * noise.normals(key, (size,))
-
-    def client(program: Program) -> Client:
-        """Return the client of one program."""
-        above, _ = program.start()
-        size, draws = program.latents.local_block.size, steps - burn_in
-        # refuses a program without local sites before the first round
-        prior_draws(program, above, torch.zeros(1, dtype=torch.int32))
-
-        def first(message: Tree, own: Tree) -> Tree:
-            numbers = torch.arange(kept_draws, dtype=torch.int32)
-            return {"points": prior_draws(program, message, numbers)}
-
-        def start(message: Tree, own: Tree) -> Tree:
-            last = {"z": own["z"], "slope": torch.zeros(size)}
-            if metropolis:
-                last |= {"theta": zeros_like(message), "loss": torch.zeros(())}
-            return {
-                "at": own["z"],
-                "last": last,
-                "seen": own["seen"],
-                "draws": torch.zeros(draws, size),
-                "gradient": zeros_like(message),
-                "taken": torch.zeros(()),
-                "loss": torch.zeros(()),
-                "measured": torch.zeros(1 if metropolis else 2),
-            }
-
-        def begin(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            which = (batch.key[0, :1].long() & 0x7FFFFFFF) % kept_draws
-            drawn = prior_draws(program, message, which.int())[0]
-            return {**work, "at": chosen(work["seen"], work["at"], drawn)}
-
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            at = {"theta": message, "z": work["at"]}
-            gradient, value = slope(lambda u: energy(program, u["theta"], u["z"], batch), at)
-            here = {"z": work["at"], "slope": gradient["z"]}
-            if metropolis:
-                here |= {"theta": gradient["theta"], "loss": value}
-                accepted = accepts(work["last"], here, batch)
-                measured = accepted[None]
-                state = chosen(accepted + (work["taken"] == 0.0), here, work["last"])
-            else:
-                measured = torch.stack([(here[n] - work["last"][n]).square().sum() for n in here])
-                state = here
-            late = work["taken"] - burn_in
-            now = (torch.arange(draws) == late).to(late.dtype)
-            mean = torch.where(late >= 0.0, 1.0 / draws, 0.0)
-            of_theta = state.get("theta", gradient["theta"])
-            return {
-                **work,
-                "at": state["z"] - step_size * state["slope"] + langevin_noise(batch, size),
-                "last": state,
-                "draws": torch.where(now[:, None] > 0.0, state["z"], work["draws"]),
-                "gradient": tree_map(lambda s, g: s + mean * g, work["gradient"], of_theta),
-                "taken": work["taken"] + 1.0,
-                "loss": state.get("loss", value),
-                "measured": work["measured"] + (work["taken"] > 0.0) * measured,
-            }
-
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up: Up = {"gradient": Share(work["gradient"]), "loss": Share(work["loss"])}
-            # at first all kept draws are of the first round, so that none is of the prior
-            whole = work["draws"].repeat(math.ceil(kept_draws / draws), 1)[-kept_draws:]
-            later = torch.cat([own["points"], work["draws"]])[-kept_draws:]
-            z = work["last"]["z"] if metropolis else work["at"]
-            after = {"z": z, "points": chosen(own["seen"], later, whole)}
-            return {**up, **measures(work["measured"])}, after
-
-        return personal_client(
-            {"z": torch.zeros(size), "points": torch.zeros(kept_draws, size)},
-            first,
-            start=start,
-            phases=(
-                Phase(begin, batch_size=1, scores_rows=False),
-                Phase(move, steps, batch_size=batch_size),
-            ),
-            finish=finish,
-            params=lambda message, own: {**message, POINTS: own["points"][None, None]},
-        )
+    chain = Chain(step_size, steps, burn_in, batch_size, kept_draws, temperature, metropolis)
 
     def rate(clock: Clock) -> float:
         falls = schedule == "cosine"
@@ -236,14 +135,129 @@ def fedpop(
 
         return stepping_server(program.start()[0], server_optimizer, gradient, rate=rate)
 
-    return Method(
-        "fedpop",
-        model,
-        guide_of_draws(size=kept_draws),
-        client,
-        server,
-        traits=frozenset({"by rows"}),
-    )
+    guide = guide_of_draws(size=kept_draws)
+    return Method("fedpop", model, guide, chain.client, server, traits=frozenset({"by rows"}))
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The Langevin chain of a client, as the arguments of `fedpop` say."""
+
+    step_size: float
+    steps: int
+    burn_in: int
+    batch_size: int | None
+    kept_draws: int
+    temperature: float
+    metropolis: bool
+
+    def accepts(self, last: Tree, here: Tree, batch: ClientBatch) -> Tensor:
+        """Return 1 where the step from `last` to `here` is accepted, else 0, ()."""
+        forth = here["z"] - last["z"] + self.step_size * last["slope"]
+        back = last["z"] - here["z"] + self.step_size * here["slope"]
+        lead = (forth.square().sum() - back.square().sum()) / (4.0 * self.step_size)
+        key = noise.fold(batch.key[0], noise.word("accept"))
+        level = noise.uniforms(key, ()).log() * self.temperature
+        return (level < last["loss"] - here["loss"] + lead).to(level.dtype)
+
+    def measures(self, measured: Tensor) -> dict[str, Share]:
+        """Return what a round tells of its steps: how stiff, or how often accepted."""
+        if self.metropolis:
+            return {
+                "accepted": Share(measured[0] / (self.steps - 1)),
+                "stuck": Share(1.0 * (measured[0] == 0.0)),
+            }
+        moved, bent = measured.unbind()
+        stiff = self.step_size * (bent / moved.clamp(min=1e-300)).sqrt()
+        return {"stiffness": Share(torch.where(stiff < DIVERGES, stiff, torch.nan))}
+
+    def langevin_noise(self, batch: ClientBatch, size: int) -> Tensor | float:
+        """Return the noise of a step, (D,); 0 at temperature 0."""
+        if not self.temperature:
+            return 0.0
+        key = noise.fold(batch.key[0], noise.word("langevin"))
+        return math.sqrt(2.0 * self.step_size * self.temperature) * noise.normals(key, (size,))
+
+    def client(self, program: Program) -> Client:
+        """Return the client of one program."""
+        above, _ = program.start()
+        size, draws = program.latents.local_block.size, self.steps - self.burn_in
+        # refuses a program without local sites before the first round
+        prior_draws(program, above, torch.zeros(1, dtype=torch.int32))
+
+        def first(message: Tree, own: Tree) -> Tree:
+            numbers = torch.arange(self.kept_draws, dtype=torch.int32)
+            return {"points": prior_draws(program, message, numbers)}
+
+        def start(message: Tree, own: Tree) -> Tree:
+            last = {"z": own["z"], "slope": torch.zeros(size)}
+            if self.metropolis:
+                last |= {"theta": zeros_like(message), "loss": torch.zeros(())}
+            return {
+                "at": own["z"],
+                "last": last,
+                "seen": own["seen"],
+                "draws": torch.zeros(draws, size),
+                "gradient": zeros_like(message),
+                "taken": torch.zeros(()),
+                "loss": torch.zeros(()),
+                "measured": torch.zeros(1 if self.metropolis else 2),
+            }
+
+        def begin(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            which = (batch.key[0, :1].long() & 0x7FFFFFFF) % self.kept_draws
+            drawn = prior_draws(program, message, which.int())[0]
+            return {**work, "at": chosen(work["seen"], work["at"], drawn)}
+
+        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+            at = {"theta": message, "z": work["at"]}
+            gradient, value = slope(lambda u: energy(program, u["theta"], u["z"], batch), at)
+            here = {"z": work["at"], "slope": gradient["z"]}
+            if self.metropolis:
+                here |= {"theta": gradient["theta"], "loss": value}
+                accepted = self.accepts(work["last"], here, batch)
+                measured = accepted[None]
+                state = chosen(accepted + (work["taken"] == 0.0), here, work["last"])
+            else:
+                measured = torch.stack([(here[n] - work["last"][n]).square().sum() for n in here])
+                state = here
+            late = work["taken"] - self.burn_in
+            now = (torch.arange(draws) == late).to(late.dtype)
+            mean = torch.where(late >= 0.0, 1.0 / draws, 0.0)
+            of_theta = state.get("theta", gradient["theta"])
+            return {
+                **work,
+                "at": state["z"]
+                - self.step_size * state["slope"]
+                + self.langevin_noise(batch, size),
+                "last": state,
+                "draws": torch.where(now[:, None] > 0.0, state["z"], work["draws"]),
+                "gradient": tree_map(lambda s, g: s + mean * g, work["gradient"], of_theta),
+                "taken": work["taken"] + 1.0,
+                "loss": state.get("loss", value),
+                "measured": work["measured"] + (work["taken"] > 0.0) * measured,
+            }
+
+        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            up: Up = {"gradient": Share(work["gradient"]), "loss": Share(work["loss"])}
+            # at first all kept draws are of the first round, so that none is of the prior
+            whole = work["draws"].repeat(math.ceil(self.kept_draws / draws), 1)[-self.kept_draws :]
+            later = torch.cat([own["points"], work["draws"]])[-self.kept_draws :]
+            z = work["last"]["z"] if self.metropolis else work["at"]
+            after = {"z": z, "points": chosen(own["seen"], later, whole)}
+            return {**up, **self.measures(work["measured"])}, after
+
+        return personal_client(
+            {"z": torch.zeros(size), "points": torch.zeros(self.kept_draws, size)},
+            first,
+            start=start,
+            phases=(
+                Phase(begin, batch_size=1, scores_rows=False),
+                Phase(move, self.steps, batch_size=self.batch_size),
+            ),
+            finish=finish,
+            params=lambda message, own: {**message, POINTS: own["points"][None, None]},
+        )
 
 
 def energy(program: Program, theta: Params, z: Tensor, batch: ClientBatch) -> Tensor:

@@ -61,7 +61,7 @@ NO_STATE: dict[str, Tree] = {"params": {}, "state": {}}  # without local params 
     guide="any reparameterized one",
     kept=(
         "local variational params, their mean and the optimizer's state; nothing under "
-        "`conditional`, `amortized` and `unrolled`"
+        "`conditional` and `amortized`"
     ),
     new="fits its local params; none if amortized",
     down="global variational params, two step-size factors",

@@ -43,7 +43,7 @@ from hierfl.program.sites import Family, Guide, Latents, Model, Values, family
 from hierfl.program.traces import Middle, Site
 
 Found = TypeVar("Found")
-BY_LIKELIHOOD = ("conditional", "from_factor", "unrolled")  # guides that evaluate it
+BY_LIKELIHOOD = ("conditional", "from_factor")  # guides that evaluate it
 
 
 @Wrapper(adds='"+BN": networks with batch normalization, by statistics of each client\'s own rows')
@@ -66,7 +66,7 @@ def batch_normed(method: Method) -> Method:
     Raises:
         ProgramError: (at fit) the method needs a likelihood that is a product over rows (two_stage,
             fedlaplace, pvi, fedep, bfi, fedpop); or its guide evaluates the likelihood
-            (conditional, unrolled).
+            (conditional).
     """
 
     def client(program: Program) -> Client:
