@@ -11,7 +11,7 @@ from hierfl.core.arguments import expect, expect_kind
 from hierfl.formulas.declaration import Declaration, additions_of
 from hierfl.formulas.expressions import Name, columns_of
 from hierfl.formulas.imputed import check_imputed
-from hierfl.formulas.prior_texts import read_words
+from hierfl.formulas.prior_texts import as_given
 from hierfl.models import families
 from hierfl.models.families import ResponseFamily
 
@@ -22,12 +22,11 @@ def given(*, family: Any, priors: Any, missing: Any) -> dict[str, Any]:
     expect_kind(chosen, ResponseFamily, "family", "give a name, 'bernoulli', or a ResponseFamily")
     fix = "give a dict of sites' names, {'b': 'normal(0, 1)'}"
     expect_kind(priors or {}, Mapping, "priors", fix)
-    for name, prior in (priors or {}).items():
+    for name in priors or ():
         expect_kind(name, str, "a name in priors", fix)
-        if isinstance(prior, str):
-            read_words(name, prior)
     expect(missing=(missing, ("refuse", "drop")))
-    return {"family": chosen, "priors": dict(priors or {}), "missing": missing}
+    own = {name: as_given(name, prior) for name, prior in (priors or {}).items()}
+    return {"family": chosen, "priors": own, "missing": missing}
 
 
 def check_declared(declared: Declaration) -> None:

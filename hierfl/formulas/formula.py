@@ -300,7 +300,7 @@ def formula(
             the log odds. "x | mi() ~ z" imputes x, the covariate of `mi(x)`, where rows lack it.
         family: of the response, or its name, as listed in docs/families.md. Default "gaussian".
         clients: the column that names the clients.
-        priors: site -> distribution of Pyro, or brms's words, "normal(0, 1)", which of
+        priors: site -> distribution of Pyro or of PreliZ, or brms's words, "normal(0, 1)", which of
             a scale mean the part above 0. A site is "age", or one column "sex[male]"; "b" are all
             common coefficients, "sd" all standard deviations of groups, one of them
             "sd_hospital", "cor" the correlations (the concentration of an LKJ, or "lkj(2)"), "sds",

@@ -1,4 +1,4 @@
-"""Priors in brms's words, "normal(0, 1)", as distributions of Pyro."""
+"""Priors in brms's words, "normal(0, 1)", and as objects of PreliZ, as distributions of Pyro."""
 
 from __future__ import annotations
 
@@ -31,11 +31,41 @@ WORDS: dict[str, tuple[int, Builder]] = {
     "lkj": (1, float),
 }
 SYMMETRIC = ("normal", "student_t", "cauchy", "double_exponential", "logistic")
+# PreliZ's class -> its parameters, and the distribution of them.
+PRELIZ: dict[str, tuple[tuple[str, ...], Builder]] = {
+    "Normal": (("mu", "sigma"), dist.Normal),
+    "HalfNormal": (("sigma",), dist.HalfNormal),
+    "StudentT": (("nu", "mu", "sigma"), dist.StudentT),
+    "HalfStudentT": (
+        ("nu", "sigma"),
+        lambda nu, sigma: dist.FoldedDistribution(dist.StudentT(nu, 0.0, sigma)),
+    ),
+    "Cauchy": (("alpha", "beta"), dist.Cauchy),
+    "HalfCauchy": (("beta",), dist.HalfCauchy),
+    "Laplace": (("mu", "b"), dist.Laplace),
+    "Logistic": (("mu", "s"), dist.Logistic),
+    "Exponential": (("lam",), dist.Exponential),
+    "Gamma": (("alpha", "beta"), dist.Gamma),
+    "InverseGamma": (("alpha", "beta"), dist.InverseGamma),
+    "LogNormal": (("mu", "sigma"), dist.LogNormal),
+    "Beta": (("alpha", "beta"), dist.Beta),
+    "Uniform": (("lower", "upper"), dist.Uniform),
+    "Weibull": (("alpha", "beta"), lambda alpha, beta: dist.Weibull(beta, alpha)),
+}
+
+
+def as_given(name: str, prior: Any) -> Any:
+    """Return a prior as it is kept: brms's words, checked, and PreliZ's objects as distributions."""
+    if isinstance(prior, str):
+        _parsed(name, prior)
+    if type(prior).__module__.partition(".")[0] == "preliz":
+        return _of_preliz(name, prior)
+    return prior
 
 
 def of_text(name: str, text: str, default: Prior) -> Any:
     """Return the distribution of brms's words; that of a scale about 0 is its upper half, as in brms."""
-    word, values = read_words(name, text)
+    word, values = _parsed(name, text)
     fn = WORDS[word][1](*values)
     if word not in SYMMETRIC or not _is_positive(default):
         return fn
@@ -54,7 +84,7 @@ def _is_positive(default: Any) -> bool:
     return not bool(default.support.check(torch.full(tuple(default.shape()), -1.0)).any())
 
 
-def read_words(name: str, text: str) -> tuple[str, tuple[float, ...]]:
+def _parsed(name: str, text: str) -> tuple[str, tuple[float, ...]]:
     """Return the word and the numbers of a prior, read to its last sign."""
     call: Expression = Call("")
     with suppress(ValueError):
@@ -74,3 +104,16 @@ def read_words(name: str, text: str) -> tuple[str, tuple[float, ...]]:
         fix = f"write it as in brms, 'normal(0, 1)'; numbers of each word: {words}"
         raise ValueError(f"the prior of '{name}' is '{text}', {fault}: {fix}")
     return call.callee, tuple(map(float, values))
+
+
+def _of_preliz(name: str, prior: Any) -> Any:
+    """Return the distribution of an object of PreliZ."""
+    kind = type(prior).__name__
+    names, builder = PRELIZ.get(kind, ((), None))
+    values = [getattr(prior, parameter, None) for parameter in names]
+    if builder is None or None in values:
+        fix = f"without {', '.join(names)}: give it numbers, or fit it to an expert's answers first"
+        if builder is None:
+            fix = f"which is not read: give one of {', '.join(PRELIZ)}, or a distribution of Pyro"
+        raise ValueError(f"the prior of '{name}' is PreliZ's {kind}, {fix}")
+    return builder(*(float(str(value)) for value in values))

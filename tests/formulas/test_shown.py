@@ -1,4 +1,4 @@
-"""A formula prints in brms's form, changes by `~ . + x`, and lists its priors; brms's are read."""
+"""A formula prints in brms's form, changes by `~ . + x`, and lists its priors; brms's and PreliZ's are read."""
 
 from collections.abc import Callable
 from typing import Any
@@ -93,6 +93,31 @@ def test_words_run_in_the_program_and_in_a_saved_record(tmp_path: Any) -> None:
     assert hierfl.load(tmp_path).method.model.priors == formula.priors  # type: ignore[attr-defined]
 
 
+class _OfPreliz:
+    __module__ = "preliz.distributions.normal"
+
+
+def _preliz(kind: str, **values: Any) -> Any:
+    return type(kind, (_OfPreliz,), {"__module__": "preliz.distributions"} | values)()
+
+
+def test_objects_of_preliz_are_distributions() -> None:
+    priors = {
+        "b": _preliz("Normal", mu=1.0, sigma=2.0),
+        "sd": _preliz("HalfStudentT", nu=3.0, sigma=2.0),
+        "sigma": _preliz("Gamma", alpha=2.0, beta=3.0),
+    }
+    ready: dict[str, Any] = dict(made(priors=priors).on(frame()).all_priors)
+    at = torch.tensor(0.7)
+    np.testing.assert_allclose(ready["age"].log_prob(at), stats.norm(1, 2).logpdf(0.7), rtol=1e-6)
+    np.testing.assert_allclose(
+        ready["sd_site[age]"].log_prob(at), np.log(2) + stats.t(3, 0, 2).logpdf(0.7), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        ready["sigma"].log_prob(at), stats.gamma(2, scale=1 / 3).logpdf(0.7), rtol=1e-6
+    )
+
+
 WRONG: dict[str, Any] = {
     "and 'norml' is not one of the words: write it as in brms": {"b": "norml(0, 1)"},
     "and normal takes 2 numbers": {"b": "normal(0)"},
@@ -102,6 +127,8 @@ WRONG: dict[str, Any] = {
     "brms takes the part above 0": {"sd": "normal(1, 1)"},
     "concentration of an LKJ": {"cor": "normal(0, 1)"},
     "give a distribution of Pyro": {"b": "lkj(2)"},
+    "PreliZ's Wald, which is not read": {"b": _preliz("Wald")},
+    "PreliZ's Normal, without mu, sigma": {"b": _preliz("Normal", mu=None, sigma=None)},
 }
 
 
