@@ -199,7 +199,7 @@ def test_clients_with_uninformative_rows_raise_a_warning() -> None:
         for c in checks(result)
         if c.question == "Do the clients' own rows inform their estimates?"
     ]
-    assert answers[0].startswith("The own rows of 1 of 3 clients (1) add less than 0.1 nats")
+    assert answers[0].startswith("The rows of 1 of 3 clients (1) add less than 0.1 nats")
 
 
 def test_a_client_with_a_shifted_mean_is_informed_even_if_its_variance_is_the_priors() -> None:
@@ -226,7 +226,7 @@ def test_a_client_with_a_shifted_mean_is_informed_even_if_its_variance_is_the_pr
         for c in checks(moved)
         if c.question == "Do the clients' own rows inform their estimates?"
     ]
-    assert answers[0].startswith("The own rows of 2 of 3 clients (north and east)")
+    assert answers[0].startswith("The rows of 2 of 3 clients (north and east)")
 
 
 @pytest.mark.parametrize(
