@@ -108,9 +108,7 @@ PREDICTIONS: dict[str, Callable[[Any], Any]] = {
 def test_what_is_no_prediction(what: str) -> None:
     for value in wrong():
         if not isinstance(value, Prediction):
-            with pytest.raises(
-                TypeError, match=r"not a Prediction: pass fit\.predict\(rows\)"
-            ):
+            with pytest.raises(TypeError, match=r"not a Prediction: pass fit\.predict\(rows\)"):
                 PREDICTIONS[what](value)
 
 

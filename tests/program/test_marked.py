@@ -55,9 +55,7 @@ def test_a_record_finds_what_is_marked_and_compares_it() -> None:
     assert again.model is named and again.guide is approximate
     record["with"]["model"]["marked"] = "plain"
     record["with"]["model"]["code"]["code"] = "0" * 16
-    with pytest.raises(
-        CannotRemake, match="the model marked as 'plain' is not the recorded one"
-    ):
+    with pytest.raises(CannotRemake, match="the model marked as 'plain' is not the recorded one"):
         remake(record)
 
 

@@ -268,7 +268,8 @@ def test_a_fit_with_a_learned_param_says_that_it_is_a_point() -> None:
     data = ClientData.from_arrays(CLIENT, y=Y)
     quick = hierfl.Settings(compile=False)
     with pytest.warns(
-        UserWarning, match=r"do not trust the posterior.*'mu' is learned as a point.*give it a prior"
+        UserWarning,
+        match=r"do not trust the posterior.*'mu' is learned as a point.*give it a prior",
     ):
         fitted = hierfl.fit(model, data, seed=0, settings=quick)
     assert str(fitted.progress.verdict)[:40] in repr(fitted)

@@ -87,9 +87,7 @@ def test_what_needs_no_rows_is_the_same_and_the_rest_is_refused(name: str, tmp_p
     fitted.save(tmp_path)
     back = hierfl.load(tmp_path, method=method)
     assert equal(of_others(fitted), of_others(back))
-    needing: list[tuple[Any, str]] = [
-        (lambda: back.posterior_predictive(5), "pass them, hierfl")
-    ]
+    needing: list[tuple[Any, str]] = [(lambda: back.posterior_predictive(5), "pass them, hierfl")]
     if name in READS_ROWS:
         needing += [(lambda: of_clients(back), "'(lift|slope)' depends on them.*hierfl")]
     else:
