@@ -175,6 +175,8 @@ def program(text: str) -> Any:
         exp=jnp.exp,
         log=jnp.log,
         sqrt=jnp.sqrt,
+        sign=jnp.sign,
+        linalg=SimpleNamespace(qr=jnp.linalg.qr),
         arange=jnp.arange,
         atan=jnp.arctan,
         sigmoid=jax.nn.sigmoid,
@@ -200,6 +202,8 @@ def methods_as_functions(body: str) -> str:
             body = body.replace(f"{name}.{method}()", f"torch.{method}({name})")
     body = re.sub(r"= \((.+)\)\.sqrt\(\)$", r"= torch.sqrt(\1)", body, flags=re.MULTILINE)
     body = body.replace(").rsqrt()", ") ** -0.5")
+    body = body.replace("upper.diagonal().sign()", "torch.sign(upper.diagonal())")
+    body = body.replace("lower.square().sum(-1).sqrt()", "torch.sqrt((lower**2).sum(-1))")
     padded = "torch.nn.functional.pad(eta, (1, 0))"
     return body.replace(f"{padded}.softmax(-1)", f"torch.softmax({padded})")
 

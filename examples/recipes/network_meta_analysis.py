@@ -15,7 +15,7 @@ import torch
 
 import hierfl
 
-TREATMENTS = ["no contact", "self-help", "individual counselling", "group counselling"]
+TREATMENTS = ["no contact", "self-help", "individual counseling", "group counseling"]
 TRIALS = """
 9/140 A 23/140 C 10/138 D; 11/78 B 12/85 C 29/170 D; 75/731 A 363/714 C; 2/106 A 9/205 C; 58/549 A 237/1561 C;
 0/33 A 9/48 C; 3/100 A 31/98 C; 1/31 A 26/95 C; 6/39 A 17/77 C; 79/702 A 77/694 B; 18/671 A 21/535 B;

@@ -69,7 +69,7 @@ app.add_typer(node, name="node", no_args_is_help=True)
 
 
 def main() -> None:
-    """Run the command line, with GOMP_SPINCOUNT set before torch is imported (docs/runs.md)."""
+    """Run the command line, with GOMP_SPINCOUNT set before torch is imported (docs/engines.md)."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:

@@ -18,7 +18,7 @@ FILLS: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 2.0), (0.5, 0.25))
 
 T = TypeVar("T")
 NOT_SAVED = "this fit was saved without its clients' rows, which are needed here"
-HAND_IN = "hand them in, hierfl.load(folder, data=...)"
+HAND_IN = "pass them, hierfl.load(folder, data=...)"
 
 
 class RowsNotSaved(LookupError):

@@ -57,7 +57,7 @@ class FrameRows:
         """Read what `tensors` returned."""
         labels, place = json.loads(bytes(saved["index"].tolist())), saved["place"]
         if place.dtype != torch.int64 or not set(place.tolist()) <= set(range(len(labels))):
-            raise ValueError("the rows' places are none of their frame")
+            raise ValueError("the rows' positions are not in their frame")
         import pandas as pd  # slow to import
 
         clients = bytes(saved["clients"].tolist()).decode()

@@ -79,7 +79,7 @@ def checks_of_run(fit: Snapshot, run: Convergence | str) -> Iterator[Check]:
     if run.converged:
         yield from checks_of_draws(fit)
     if run.converged and run.verdict.endswith(UNSEEN):
-        yield Check("Do the weights see every approximation?", "warning", UNSEEN, "doubt")
+        yield Check("Do the weights account for every approximation?", "warning", UNSEEN, "doubt")
 
 
 def _posterior(evidence: Evidence) -> Iterator[Check]:
@@ -102,7 +102,7 @@ def _posterior(evidence: Evidence) -> Iterator[Check]:
         )
         return
     fix = (
-        "Give the model a prior there, and take a guide that spreads (guides.structured)"
+        "Give the model a prior there, and use a guide that has spread (guides.structured)"
         if evidence.spread
         else "For intervals fit methods.fedsvi(model)"
     )
@@ -119,9 +119,9 @@ def _posterior(evidence: Evidence) -> Iterator[Check]:
             "Is there an order of the components?",
             "warning",
             f"The posterior stays the same when components of {listed(evidence.orderless)} are "
-            "exchanged, and these draws are of one order: they are right at most within it. Give "
+            "exchanged, and these draws follow one order: they are right at most within it. Give "
             "the model an order, such as one mean and a positive difference (docs/recipes.md), or "
-            "compare with NUTS, diagnostics.against_nuts(fit), what does not depend on the order.",
+            "compare what does not depend on the order with NUTS, diagnostics.against_nuts(fit).",
             "doubt",
         )
     yield from _scales(evidence.fit, evidence.points)
@@ -175,8 +175,8 @@ def _row_sites(fit: Snapshot, structure: Structure) -> Iterator[Check]:
         error > ROW_ERROR,
         f"At posterior draws the integral of a row is off by {number(error, 2)} nats at most"
         + (
-            f", more than {ROW_ERROR}: the sites of a row are far from Normal given the row. Give "
-            "them fewer numbers, two at most, or a distribution with lighter tails."
+            f", more than {ROW_ERROR}: the sites of a row are far from Normal given the row. Use "
+            "at most two per row, or a distribution with lighter tails."
             if error > ROW_ERROR
             else "."
         ),
@@ -209,7 +209,7 @@ def _guides_of_clients(evidence: Evidence) -> Iterator[Check]:
         )
     if off:
         faults.append(
-            f"Given the global sites, draws of {off} are not those that their weights make of them: "
+            f"Given the global sites, draws of {off} differ from their weighted draws: "
             "compare with NUTS, diagnostics.against_nuts(fit)."
         )
     yield answered(
@@ -240,7 +240,7 @@ def _rows(evidence: Evidence) -> Iterator[Check]:
     yield answered(
         "Do the clients' own rows inform their estimates?",
         bool(silent),
-        f"The own rows of {len(silent)} of {len(names)} clients ({listed(silent)}) "
+        f"The rows of {len(silent)} of {len(names)} clients ({listed(silent)}) "
         f"add less than {LITTLE} nats of information: the posterior of such a client is nearly "
         "the global prior, which is what would be predicted for any client."
         if silent

@@ -49,7 +49,7 @@ def _participation(fit: Snapshot) -> Check:
             question,
             "warning",
             f"{len(unseen)} of {len(fit.clients)} clients ({listed(unseen)}) have never taken "
-            "part, and their local sites are as they began. Run more rounds, or let more clients "
+            "part, so their local sites are still at their start. Run more rounds, or let more clients "
             "take part in each (cohort=).",
             "fatal",
         )
@@ -146,14 +146,14 @@ def _left_out(fit: Snapshot) -> Iterator[Check]:
         who = listed([f"{name} ({why})" for name, why in absent.items()])
         answers.append(
             f"{len(absent)} of {len(fit.clients) + len(absent)} clients took no part: {who}. The "
-            "result says nothing of them. Fix their rows and fit again, or take the fit as one of "
+            "result says nothing about them. Fix their rows and fit again, or treat it as a fit of "
             "the others."
         )
     if absences:
         answers.append(
             f"{len(absences)} of {len(fit.clients)} clients failed and were left out: {listed(words)}. "
-            "The result is as if they had not taken part in those rounds, and what they keep is as "
-            "it was before. Fix their rows, or fit without them (data.select)."
+            "The result is as if they had not taken part in those rounds, and their "
+            "states are unchanged. Fix their rows, or fit without them (data.select)."
         )
     yield answered(
         "Was every client's update counted?",
@@ -176,8 +176,8 @@ def _far_out(fit: Snapshot) -> Iterator[Check]:
         "Are all updates of a similar size?",
         "warning",
         f"The updates of {len(records)} of {len(fit.clients)} clients were far larger than the "
-        f"others of their round: {listed(words)}. They were counted. See whether the rows of these "
-        "clients are right.",
+        f"others of their round: {listed(words)}. They were counted. Check these clients' "
+        "rows.",
     )
 
 
@@ -188,8 +188,8 @@ def _conflicting(fit: Snapshot) -> Iterator[Check]:
     question = "Does every client agree with the others?"
     if not compared[-1]:
         why = (
-            f"Not judged: it takes {FEWEST} clients or more, at most 2,000, with local sites that "
-            "are Normal given the global ones."
+            f"Not checked: this needs {FEWEST} to 2,000 clients, with local sites that are Normal "
+            "given the global ones."
         )
         yield Check(question, "not asked", why)
         return
@@ -203,8 +203,8 @@ def _conflicting(fit: Snapshot) -> Iterator[Check]:
         question,
         bool(words),
         f"The summaries of {len(words)} of {compared[-1]} clients conflict with what all others "
-        f"predict: {listed(words)}. They are counted. See whether their outcome and columns are "
-        "coded and in units as the others'; to see what they change, fit without them."
+        f"predict: {listed(words)}. They are counted. Check that their outcome and columns have "
+        "the others' coding and units; to see what they change, fit without them."
         if words
         else f"Yes: of {compared[-1]} clients none is improbable under the others' hierarchy.",
         "doubt" if words else "note",

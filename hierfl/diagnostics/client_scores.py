@@ -116,7 +116,7 @@ def across_clients(table: pd.DataFrame) -> pd.DataFrame:
         ValueError: the table has none of these scores.
     """
     if not isinstance(table, pd.DataFrame):
-        raise TypeError(f"table is {shown(table)}: hand over client_scores(prediction)")
+        raise TypeError(f"table is {shown(table)}: pass client_scores(prediction)")
     scores = [name for name in table.columns if name in HIGHER_IS_BETTER]
     if not scores:
         raise ValueError(f"the table has none of the scores {', '.join(HIGHER_IS_BETTER)}")
@@ -152,7 +152,7 @@ def _means(prediction: Prediction, values: Tensor) -> list[float]:
 
 
 def _shown(gap: Gap) -> Shown:
-    words = f"{len(gap.clients)} clients; each one's gaps are in .clients, a row a client."
+    words = f"{len(gap.clients)} clients; gaps by client are in .clients."
     return Shown("Generalization gaps: positive is worse", gap.scores, words)
 
 

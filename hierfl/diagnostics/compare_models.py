@@ -83,8 +83,8 @@ def compare_models(fits: Mapping[str, Snapshot], *, draws: int = 2000, seed: int
     }
     if len(summed) > 1:
         raise ValueError(
-            "some fits have Gaussian likelihoods, whose sums lack what is the rows' alone (known "
-            "weights, a LogNormal's units), and some have others: compare where the rows are"
+            "some fits have Gaussian likelihoods, whose sums lack what only the rows have (known "
+            "weights, a LogNormal's units), and some do not: compare where the rows are"
         )
     by_row: dict[str, Loo] | None = None
     if not any(map(lacks_rows, fits.values())):

@@ -158,8 +158,8 @@ def _after_rounds(fit: Snapshot) -> str:
     if most is None or fit.progress.round < most:
         return "Allow more rounds; it stops automatically."
     return (
-        "More do not help: hierfl.fit(model, data) on rows in one process goes over to chains; over "
-        "nodes take hierfl.methods.fedsvi(model, hierfl.guides.structured)."
+        "More rounds do not help: hierfl.fit(model, data) on rows in one process switches to chains; over "
+        "nodes use hierfl.methods.fedsvi(model, hierfl.guides.structured)."
     )
 
 
@@ -198,13 +198,13 @@ def _of_own(fit: Snapshot, own: WeightedDraws) -> tuple[Answer, str]:
     if not own.k_hat < K_HAT:
         least = "" if entries is None else entries.least_known()
         return "not good", (
-            f"Not good: by the weights of '{fit.method.name}' itself {facts}: its approximation "
-            f"misses a part of the posterior.{least} Take fedsvi with "
+            f"Not good: by the weights of '{fit.method.name}' itself, {facts}: its approximation "
+            f"misses a part of the posterior.{least} Use fedsvi with "
             "guides.conditional(shared=guides.spline_flow)."
         )
     if own.effective < LEAST_EFFECTIVE:
         return "not good", (
-            f"Not good: by the weights of '{fit.method.name}' itself {facts}, too few for a "
+            f"Not good: by the weights of '{fit.method.name}' itself, {facts}, too few for a "
             "standard deviation. Allow more points or more rounds."
         )
     why = too_few or (None if entries is None else too_far_apart(own) or too_unsure(own))
@@ -212,7 +212,7 @@ def _of_own(fit: Snapshot, own: WeightedDraws) -> tuple[Answer, str]:
         return "not good", f"Not good: {facts}, but {why}"
     return (
         "good",
-        f"Good: by the weights of '{fit.method.name}' itself {facts}. {unseen_error(fit)}".rstrip(),
+        f"Good: by the weights of '{fit.method.name}' itself, {facts}. {unseen_error(fit)}".rstrip(),
     )
 
 
@@ -226,7 +226,7 @@ def _of_chains(
     if r_hat <= R_HAT and effective >= LEAST_EFFECTIVE:
         return "good", f"Good: by {facts}."
     return "not good", (
-        f"Not good: by {facts}, too few or not mixed. Tighten the priors, or take fedsvi with "
+        f"Not good: by {facts}, too few or not mixed. Tighten the priors, or use fedsvi with "
         "guides.structured."
     )
 
@@ -305,9 +305,9 @@ def _more(course: Course) -> str:
 FAILS = (RowsNotSaved, RuntimeError, ValueError, TypeError, AttributeError, IndexError)
 TRIES = 3  # random points at which the curvature must be the same
 UNSEEN = (
-    "These weights do not see the error of Laplace's approximation of each client's integral "
-    "over its local sites, which was not checked: methods.two_stage(model) does without it, and "
-    "diagnostics.against_nuts(fit) shows it where rows may be pooled."
+    "These weights do not include the error of Laplace's approximation of each client's integral "
+    "over its local sites, which was not checked: methods.two_stage(model) avoids it, and "
+    "diagnostics.against_nuts(fit) measures it if rows may be pooled."
 )
 
 

@@ -35,8 +35,8 @@ OF_CLIENTS = "Do the tails of the clients' own sites rest on enough draws?"
 AT_ONCE = 10_000  # entries that are judged together
 ERRORS_OF_ENDS = 3.0  # errors of a rough distance of draws about an end
 OF_SEVERAL_MODES = (
-    "and rows are of a mixture, or clients' likelihoods have no maximum of their own, or read several "
-    "of a client's numbers by no linear predictor, so that there may be several modes"
+    "and rows come from a mixture, or clients' likelihoods have no maximum of their own, or read "
+    "several of a client's parameters without a linear predictor, so there may be several modes"
 )
 MORE_DRAWS = "methods.two_stage(model, draws=20000)"
 
@@ -55,8 +55,8 @@ class Entries:
         worst, name = self._extreme(-self.quality.effective)
         if self.distinct < LEAST_EFFECTIVE:
             return (
-                f"only {self.distinct} of the draws differ: they have collapsed, and say nothing of the "
-                "spread. Tighten the priors, or compare with NUTS, diagnostics.against_nuts(fit)."
+                f"only {self.distinct} of the draws differ: they have collapsed, and say nothing about "
+                "the spread. Tighten the priors, or compare with NUTS, diagnostics.against_nuts(fit)."
             )
         if -worst < LEAST_EFFECTIVE:
             return (
@@ -81,7 +81,7 @@ class Entries:
     def least_known(self) -> str:
         """Return which entry the draws know least of, as a sentence; "" where no error is finite."""
         finite = self.quality.sd_error.isfinite() & self.quality.end_error.isfinite()
-        return f" Of all entries {self._errors()}." if bool(finite.all()) else ""
+        return f" At worst, {self._errors()}." if bool(finite.all()) else ""
 
     def tails(
         self,
@@ -98,16 +98,18 @@ class Entries:
         sd, end = self.quality.sd_error, self.quality.end_error
         poor = bool((sd > OFF_BY_CHANCE).any() or (end > self.end_limit).any())
         if rest_on_few or hidden:
-            why = f"from {DOUBT} on they rest on few draws" if rest_on_few else OF_SEVERAL_MODES
+            why = (
+                f"and from {DOUBT} on tails rest on few draws" if rest_on_few else OF_SEVERAL_MODES
+            )
             words = (
-                f"Check the tails: k-hat is {k_hat:.2f}, {why}. Of all entries {self._errors()}. A "
+                f"Check the tails: k-hat is {k_hat:.2f}, {why}. At worst, {self._errors()}. A "
                 "part of the posterior with little mass may be missed: "
                 f"take more draws, {MORE_DRAWS}, or compare with NUTS, diagnostics.against_nuts(fit)."
             )
         elif poor:
             words = f"Check the tails: {self._errors()}. Take more draws, {MORE_DRAWS}."
         else:
-            words = f"Yes: at most, {self._errors()}."
+            words = f"Yes: at worst, {self._errors()}."
         return answered(question, poor or rest_on_few or hidden, words, "doubt")
 
 
@@ -173,7 +175,7 @@ def too_unsure(own: WeightedDraws) -> str | None:
     if own.error <= UNSURE:
         return None
     return (
-        f"the weights are unsure by a factor of {math.exp(own.error):.1f}: some clients' likelihoods "
+        f"the weights are uncertain by a factor of {math.exp(own.error):.1f}: some clients' likelihoods "
         "are so far from Gaussian that integrals over their own sites are inaccurate. Give local "
         "sites tighter priors, or compare with NUTS, diagnostics.against_nuts(fit)."
     )
@@ -193,7 +195,7 @@ def checks_of_draws(fit: Snapshot) -> Iterator[Check]:
         yield Check(
             TAILS,
             "warning",
-            f"Check the tails: k-hat is {own.k_hat:.2f}, from {DOUBT} on they rest on few draws. "
+            f"Check the tails: k-hat is {own.k_hat:.2f}, and from {DOUBT} on tails rest on few draws. "
             "Allow more points, or compare with NUTS, diagnostics.against_nuts(fit).",
             "doubt",
         )

@@ -108,7 +108,7 @@ def kept_densities(fit: Snapshot) -> tuple[Densities, Tensor]:
     if found.log_likelihood is None:
         raise ValueError(
             "clients have local sites that are not Normal, whose integrals are at the clients: "
-            "hand the rows in, hierfl.load(folder, data=...)"
+            "pass the rows, hierfl.load(folder, data=...)"
         )
     own = found.log_likelihood[:, fit.program.ranks]
     return found, own + kept.constants(fit.federation.data)
@@ -149,7 +149,7 @@ def precise(fit: Snapshot, draws: int, inner_most: int, seed: int) -> Weighed:
         name = fit.clients[int(bias.argmax())]
         warnings.warn(
             f"after {inner} draws of the local sites the likelihood of client '{name}' is still "
-            f"noisy, and its elpd too low by about {float(bias.max()):.2f} nats: take more, "
+            f"noisy, and its elpd too low by about {float(bias.max()):.2f} nats: use more, "
             f"inner={4 * inner}",
             stacklevel=4,
         )

@@ -45,7 +45,7 @@ def _shown(loo: Loo) -> Shown:
     bad = f"{int((k_hat >= K_HAT).sum())} of {len(k_hat)} with k-hat above {K_HAT}"
     title = f"Loo(by {loo.by}: elpd {loo.elpd:.1f} ± {loo.se:.1f}, p {loo.p:.1f}, {bad})"
     worst = loo.table.sort_values("k_hat", ascending=False, kind="stable").head(WORST)
-    words = f"The {len(worst)} {loo.by}s of the highest k-hat; .table holds all."
+    words = f"The {len(worst)} {loo.by}s with the highest k-hat; .table holds all."
     return Shown(title, worst, words)
 
 
@@ -127,7 +127,7 @@ def loo(
     if bool((likelihood == likelihood[:1]).all()):
         raise ValueError(
             f"all draws of '{fit.method.name}' are the same point, and a point estimate has no "
-            f"posterior to leave a {by} out of: fit with a guide that spreads (guides.conditional, "
+            f"posterior to leave a {by} out of: fit with a guide that has spread (guides.conditional, "
             f"structured, mean_field), or score held-out rows"
         )
     each = estimated(scored)
@@ -165,12 +165,12 @@ def _check_learned(fit: Snapshot, by: By) -> None:
     if by == "client":
         raise ValueError(
             f"the model learns {names} from the rows of all clients and gives no prior for it, so "
-            "that weights cannot leave a client out: make it a latent site (pyro.sample), or "
+            "weights cannot leave a client out: make it a latent site (pyro.sample), or "
             "refit without the client and score its rows with predict_from_prior"
         )
     count = sum(spec.start.numel() * (len(fit.clients) if spec.is_local else 1) for spec in specs)
     warnings.warn(
-        f"the model learns {names} without a prior, and no row is left out of that: elpd is too "
+        f"the model learns {names} without a prior, also from the rows left out: elpd is too "
         f"high by about {count} nats, one for each scalar; make it a latent site (pyro.sample), "
         "or score held-out rows",
         stacklevel=4,

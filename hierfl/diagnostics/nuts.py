@@ -112,7 +112,7 @@ def nuts(
                 if "valid initial params" not in str(error):
                     raise
                 raise ProgramError(
-                    "NUTS finds no draw of the priors where density and gradient are finite: "
+                    "NUTS found no draw from the priors with a finite density and gradient: "
                     "check the scales of the priors, and what the model computes from their draws"
                 ) from error
             found.append(sampler.get_samples())
@@ -128,7 +128,7 @@ def sampled_program(model: Model, data: ClientData, *, seed: int = 0) -> Program
         params = [name for name, node in nodes.items() if node["type"] == "param"]
         if params:
             raise ProgramError(
-                f"param '{params[0]}' of the model has no prior, and NUTS samples sites alone: "
+                f"param '{params[0]}' of the model has no prior, and NUTS samples only sites: "
                 "give it a prior, pyro.sample, or fit a method first and call "
                 "diagnostics.against_nuts(fit)"
             )

@@ -30,7 +30,7 @@ def predictive_entropy(prediction: Prediction) -> Tensor:
     if prediction.kind in ("angle", "other"):
         raise ValueError(
             f"site '{prediction.site}' has angles or vectors, whose entropy is not that of a mean: "
-            "take the log scores"
+            "use the log scores"
         )
     if prediction.kind == "numeric":
         assert prediction.sd is not None

@@ -210,7 +210,7 @@ def _check_loss(fit: Snapshot, site: str, clip: tuple[float, float] | None) -> N
     if clip is None and kind_of(fn) not in ("binary", "categorical"):
         raise ValueError(
             f"the labels of site '{site}' are not classes, and their log loss has no bound: "
-            f"give the range to hold it in, pac_bayes(fit, clip=(low, high)) in nats"
+            f"give the range to clip it to, pac_bayes(fit, clip=(low, high)) in nats"
         )
 
 
@@ -296,7 +296,7 @@ def _check_spread(fit: Snapshot, *, shared: bool) -> None:
         if (site.is_local or shared) and bool((values == values[:1]).all()):
             raise ValueError(
                 f"the guide of '{fit.method.name}' places site '{site.name}' at a point, whose KL "
-                "from any prior with a density is infinite: fit with a guide that spreads "
+                "from any prior with a density is infinite: fit with a guide that has spread "
                 "(guides.conditional, structured, mean_field)"
             )
     if shared and already_weighted(fit):

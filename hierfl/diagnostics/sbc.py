@@ -54,7 +54,7 @@ def _unfinished(sbc: Sbc) -> str:
     """Return that the fits were still improving, and what to do."""
     return (
         f"The fits had not converged: their ELBO still rose by {sbc.gain.mean():.3g} nats in the last "
-        "quarter of the steps, so that the ranks are those of unfinished fits: take more steps, or a "
+        "quarter of the steps, so that the ranks are those of unfinished fits: use more steps, or a "
         "larger step size"
     )
 
@@ -210,7 +210,7 @@ def sbc(
     if not program.in_vmap:
         raise ProgramError(
             "sbc fits all replications at once, and this program runs one client at a time: "
-            "take a guide of Normals, and distributions that torch.vmap can compute"
+            "use a guide of Normals, and distributions that torch.vmap can compute"
         )
     check_apart(program, data_like)
     batch = full_batch(data_like, torch.arange(data_like.num_clients), seed=seed)

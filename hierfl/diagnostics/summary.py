@@ -198,8 +198,8 @@ def _remarks(fit: Snapshot, table: SiteTable) -> tuple[str, ...]:
     if table.unknown:
         names = ", ".join(f"'{name}'" for name in table.unknown)
         remarks.append(
-            f"Left out, since they depend on rows that were not saved with the fit: {names}. Hand "
-            "the rows in, hierfl.load(folder, data=...)."
+            f"Left out, since they depend on rows that were not saved with the fit: {names}. Pass "
+            "the rows, hierfl.load(folder, data=...)."
         )
     elif lacks_rows(fit):
         remarks.append("Shrinkage is left out, since the rows were not saved with the fit.")

@@ -103,10 +103,10 @@ def _state(
         )
     if len(moving):
         return "moving", (
-            f"the {what} has levelled off ({facts}), but the gradient of '{moving.idxmax()}' is "
+            f"the {what} has leveled off ({facts}), but the gradient of '{moving.idxmax()}' is "
             f"still {moving.max():.1f} times its noise"
         )
-    return "level", f"the {what} has levelled off ({facts})"
+    return "level", f"the {what} has leveled off ({facts})"
 
 
 def _fix(state: State, *, rates: bool) -> str:
@@ -115,8 +115,8 @@ def _fix(state: State, *, rates: bool) -> str:
         "not finite": lower,
         "falling": lower,
         "rising": "Take more rounds.",
-        "hidden": "Take more draws (`draws`) or more rounds.",
-        "steep": "Take a larger step size, or more rounds." if rates else "Take more rounds.",
+        "hidden": "Use more draws (`draws`) or more rounds.",
+        "steep": "Use a larger step size, or more rounds." if rates else "Take more rounds.",
         "moving": "More rounds will move it further.",
     }
     return fixes.get(state, "")

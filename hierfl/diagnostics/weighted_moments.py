@@ -65,8 +65,8 @@ class Moments:
             )
         row = n.loc[shift.idxmax()]
         return (
-            f"the mean of {_named(row)} is {row['shift']:+.2f} ± {row['shift_error']:.2f} sd off "
-            "that of the weighted draws"
+            f"the mean of {_named(row)} is {row['shift']:+.2f} ± {row['shift_error']:.2f} sd "
+            "from that of the weighted draws"
         )
 
     def agreement(self) -> str:
@@ -89,7 +89,7 @@ def without_weights(fit: Snapshot, resampled: list[str]) -> str | None:
     if resampled:
         return (
             f"site '{resampled[0]}' is drawn from points without a density, and the history has "
-            "no k_hat and no effective draws of theirs. Judge the fit that the points come from."
+            "no k_hat or effective draws for them. Judge the fit that the points come from."
         )
     if fit.program.num_clients != len(fit.clients):
         return (

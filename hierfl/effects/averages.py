@@ -67,9 +67,9 @@ def averages(
     """Return the mean response over rows of clients under each setting, by the values of a column."""
     expect_kind(by, str | None, "by", "give the name of one column")
     if not draws.clients:
-        raise ValueError("clients' rows are at their nodes: take a typical row, newdata='mean'")
+        raise ValueError("clients' rows are at their nodes: use a typical row, newdata='mean'")
     if draws.family.kind == "angle" and scale == "response":
-        raise ValueError("an average of angles is none: take scale='link', or fit.effects")
+        raise ValueError("angles have no average: take scale='link', or fit.effects")
     sums: dict[str, Tensor] = {}
     weights: dict[str, float] = {}
     levels: tuple[str, ...] = ("",)

@@ -150,8 +150,8 @@ def said_of_conflicts(found: Surprise, names: Sequence[str]) -> dict[str, Any]:
         warnings.warn(
             f"client '{names[k]}' conflicts with all others: its summary is {away:.1f} times as "
             f"far from what they predict as summaries lie (p = {p:.1g}, corrected for "
-            f"{len(judged)} clients). It is counted. See whether its outcome and columns are coded "
-            "and in units as the others'; to see what it changes, fit without it (data.select)",
+            f"{len(judged)} clients). It is counted. Check that its outcome and columns have "
+            "the others' coding and units; to see what it changes, fit without it (data.select)",
             stacklevel=4,
         )
     return {COMPARED: len(judged), "surprise": surprise, CONFLICTS: conflicts}

@@ -165,7 +165,7 @@ def _known_levels(
     usable = {*kinds, *(grouping_name(by) for by in groupings if clients not in by)}
     for argument, names_of in (("levels", levels), ("units", units)):
         if unused := sorted({*names_of} - usable):
-            what = f"{argument} has '{unused[0]}', none of {', '.join(sorted(usable))}"
+            what = f"{argument} has '{unused[0]}', not one of {', '.join(sorted(usable))}"
             raise ValueError(f"{what}: correct its name, or leave it out")
     names = {name: tuple(map(level_name, of)) for name, of in levels.items()}
     for name, of in names.items():

@@ -118,8 +118,10 @@ def of_groups(
         values = numbers(frame[name]) if frame[name].dtype.kind == "f" else np.zeros(0)
         if (decimals := values[values % 1.0 != 0.0]).size:
             fix = f"write ({name} | {clients}), or make it a category"
-            what = f"holds the number {decimals[0]:.6g}, and stands behind a bar, where groups do"
-            public = "holds a number with decimals, and stands behind a bar"
+            what = (
+                f"holds the number {decimals[0]:.6g}, but stands after a bar, where groups belong"
+            )
+            public = "holds a number with decimals, but stands after a bar"
             raise column_fault(f"{what}: {fix}", public, name, client)
     names = group_names(frame, own, client)
 
@@ -182,7 +184,7 @@ def of_call(
         degree = int(options_of(call)["degree"])
         if len(singled_out(values, least, degree)):
             raise Implausible(
-                f"sums of the powers of '{call}' tell about fewer than {least} rows of this client: lower "
+                f"sums of the powers of '{call}' describe fewer than {least} rows of this client: lower "
                 "the degree, or let the node's owner lower min_count"
             )
         return OfCall(told(values, least), powers(coarse(values, least), *at, degree))

@@ -68,11 +68,11 @@ def _faults_of_terms(declared: Declaration) -> Iterator[str]:
     labels = declared.parts.labels
     columns = chain(*map(columns_of, declared.described), *declared.groupings, additions.values())
     if twice := {*labels} & {*columns, declared.clients}:
-        what = "has the name of the response, and is read in another place too"
+        what = "is the response, and is also read in another place"
         yield f"'{min(twice)}' {what}: take it out there"
     if declared.calls_of("cs") and family.name not in ("sratio", "acat"):
         what = f"cs() has a coefficient for each threshold, which those of '{family.name}'"
-        yield f"{what} do not allow: take family='sratio' or 'acat'"
+        yield f"{what} do not allow: use family='sratio' or 'acat'"
     if "trials" in family.required and "trials" not in additions:
         fix = "n the sum of a row" if len(labels) > 1 else "or family='bernoulli' for 0 and 1"
         what = f"family '{family.name}' counts successes of trials"
@@ -97,9 +97,9 @@ def _faults_of_columns(declared: Declaration) -> Iterator[str]:
     if family.kind in IN_PARTS and len(labels) == 2:
         text = f"{labels[0]} | trials(n)" if other == "binomial" else labels[0]
         fix = f"write '{text} ~ ...', family='{other}'"
-        yield f"the response has two columns, of which one says all: {fix}"
+        yield f"the response has two columns, one of which determines the other: {fix}"
     if family.kind in IN_PARTS and len(labels) == 1:
         yield f"{what}: write cbind(a, b, c)"
     if family.kind not in IN_PARTS and len(labels) > 1:
-        fix = "take 'multinomial' for counts, 'dirichlet' for shares, or write "
+        fix = "use 'multinomial' for counts, 'dirichlet' for shares, or write "
         yield f"{what}: {fix}'{labels[0]} | trials(n) ~ ...' for a binomial"

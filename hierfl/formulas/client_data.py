@@ -226,7 +226,7 @@ def _inside(
     codes = index_in(groups, names)
     if (codes < 0).any():
         row = int((codes < 0).argmax())
-        what = f"the group '{names[row]}' of '{term.group.name}' in row {row}, which no fit saw"
+        what = f"the group '{names[row]}' of '{term.group.name}' in row {row}, which was not in the fit"
         fix = "correct it, leave the row out, or give these rows a client of their own, for "
         fix += "fit.personalize or hierfl.predict_from_prior"
         raise ValueError(f"client '{client}' has {what}: {fix}")

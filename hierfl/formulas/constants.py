@@ -148,7 +148,7 @@ def check_moments(
     share = max(own.count / max(rows, own.count), 1.0 / CLIENTS)
     rounding = 1e-9 * (own.squares / own.count + mean**2)
     if (not sd > 0.0 and not constant) or share * spread > sd**2 * (1.0 + NEAR) + rounding:
-        raise Implausible(f"the mean and sd of '{text}' are none that this client's rows can be of")
+        raise Implausible(f"the mean and sd of '{text}' are impossible given this client's rows")
 
 
 def check_constants(
@@ -163,10 +163,12 @@ def check_constants(
     of = STATEFUL[name]
     numbers = (constants.mean, constants.sd, *constants.knots, *sum(constants.polynomials, ()))
     if not all(map(math.isfinite, numbers)) or not of.agrees(text, constants, options):
-        raise Implausible(f"the constants of '{text}' are none that clients can have agreed on")
+        raise Implausible(
+            f"the constants of '{text}' are not constants that clients can have agreed on"
+        )
     for low, high in of.supports(constants):
         if 0 < int(((values > low) & (values < high)).sum()) < least:
             raise Implausible(
-                f"the knots of '{text}' set apart fewer than {least} rows of this client: write it "
+                f"the knots of '{text}' single out fewer than {least} rows of this client: write it "
                 "with fewer knots (a smaller k or df), or let the node's owner lower min_count"
             )

@@ -102,7 +102,7 @@ class _Values:
         """Return the columns of a factor of numbers, (n, p)."""
         value = self.value_of(factor)
         if hasattr(value, "cat"):
-            raise TypeError(f"'{factor}' is a category, and no number")
+            raise TypeError(f"'{factor}' is a category, not a number")
         value = np.asarray(value, dtype=np.float64)
         return np.broadcast_to(value, len(self.frame))[:, None] if value.ndim < 2 else value
 
@@ -127,7 +127,7 @@ def _finite(matrix: Matrix, name: str, client: str) -> Matrix:
     if bad.any():
         raise ValueError(
             f"the term '{name}' is not finite in row {int(bad.argmax())} of client '{client}': "
-            "correct the row, or take another function"
+            "correct the row, or use another function"
         )
     return matrix
 

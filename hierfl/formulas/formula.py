@@ -92,7 +92,7 @@ class Formula:
             ValueError: clients have not agreed on one.
         """
         if self.schema is None or not self.has_schema:
-            fix = "fit it, hierfl.fit(formula, frames), or take formula.on(frames)"
+            fix = "fit it, hierfl.fit(formula, frames), or call formula.on(frames)"
             raise ValueError(f"clients have not agreed on a schema for '{self.text}' yet: {fix}")
         return self.schema
 
@@ -322,7 +322,7 @@ def formula(
     expect_kind(clients, str, "clients", "give the name of the column that names the clients")
     expect_kind(data2 or {}, Mapping, "data2", "give a dict of frames, {'A': frame}")
     if schema is not None and schema.clients != clients:
-        raise ValueError(f"the schema is one of clients '{schema.clients}', and not of '{clients}'")
+        raise ValueError(f"the schema is for clients '{schema.clients}', not '{clients}'")
     own["data2"] = {name: matrix_of(name, matrix) for name, matrix in (data2 or {}).items()}
     made = Formula(joined(text), clients=clients, schema=schema, **own)
     check_declared(made.declared)

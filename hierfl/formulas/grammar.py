@@ -50,7 +50,7 @@ FIXES = {
     "~": "write a list, one formula each, as ['y ~ x', 'sigma ~ x']",
     "`": "close the backquote, and put at least one letter inside",
     **dict.fromkeys("\"'", "close the quote"),
-    ")": "remove the parenthesis without its partner",
+    ")": "remove the unmatched parenthesis",
 }
 WRITE = "write 'response ~ terms'"
 FIX = "write a sum of columns, products a * b, and functions of columns"
@@ -82,7 +82,7 @@ def pointing(text: str) -> Iterator[None]:
         line, caret = text[start:].partition("\n")[0], f"{' ' * (error.at - start)}^"
         raise ValueError(f"{error}\n    {line}\n    {caret}") from None
     except RecursionError as error:
-        raise ValueError("the formula has too many parentheses inside of others") from error
+        raise ValueError("the formula has too many nested parentheses") from error
 
 
 class Token(NamedTuple):
@@ -124,7 +124,7 @@ class Reader:
         while True:
             start = self.token.at
             target = None if self.token.text in ("~", ";") else self._expression()
-            check(not self._is_end, self.token, f"the formula has no sign '~': {WRITE}")
+            check(not self._is_end, self.token, f"the formula has no '~': {WRITE}")
             tilde, what = self._take("~"), "the formula has nothing on one side of '~'"
             check(not self._is_end, tilde, f"{what}: {WRITE}, '1' for no terms")
             right, end = self._expression(), self.token
@@ -210,7 +210,7 @@ class Reader:
                 check(name.text not in options, name, f"'{name.text}' is given twice: remove one")
                 options[name.text] = self._expression()
             else:
-                check(not options, name, "an argument without a name stands behind one by name")
+                check(not options, name, "an unnamed argument follows a named one")
                 args.append(self._expression())
             if self.token.text != ",":
                 break
@@ -234,7 +234,7 @@ class Reader:
         return self._next()
 
     def _close(self, opening: Token) -> None:
-        what = f"the {self.what} has a parenthesis without its partner: add it"
+        what = f"the {self.what} has an unmatched parenthesis: close it"
         check(self.token.kind != "end", opening, what)
         self._take(CLOSE[opening.text])
 
@@ -246,7 +246,7 @@ class Reader:
             fix = FIXES_OF_HYPOTHESES.get(token.text, ONE_SIGN)
         message = f"the {self.what} cannot be read from '{token.text}' on: {fix}"
         if "|" in (token.text[:1], before[:1]):
-            message = "a bar lacks a side: write (1 | hospital)"
+            message = "a bar lacks one side: write (1 | hospital)"
         elif token.kind == "end":
             message = f"the {self.what} cannot be read, since it ends with '{before}'"
             message += ": remove it, or write a term after it"

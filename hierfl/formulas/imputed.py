@@ -35,7 +35,7 @@ from hierfl.formulas.layout import Layout, rows_of_above
 from hierfl.formulas.smooths import DesignTerm
 from hierfl.formulas.writer import INTERCEPT, NO_NAME, ProgramWriter
 
-PROGRAM = "take a Pyro program (docs/recipes.md)"
+PROGRAM = "use a Pyro program (docs/recipes.md)"
 # a mean or variance of theirs need not exist, or is no integral
 NOT_AVERAGED = ("student", "von_mises")
 Gone = Mapping[str, NDArray[np.bool_]]  # covariate -> which rows of a client lack it
@@ -55,15 +55,17 @@ def _faults(declared: Declaration, main: Sequence[TermSum]) -> Iterator[str]:
     names, family = declared.imputed, declared.family
     words = [NO_NAME.sub("_", name) for name in names]
     if len({*words}) < len(words) or {*words} & LINKS.keys():
-        yield f"the covariates {', '.join(names)} have like names: rename one of the columns"
+        yield f"the covariates {', '.join(names)} have similar names: rename one of the columns"
     for own in declared.of_parameters.values():
         for call in (call for call in own.calls if call.callee == "mi"):
-            what = f"'{call}' stands in the formula of '{own.parts.response}', and may stand in that of"
-            yield f"{what} the response alone: leave it out, or {PROGRAM}"
+            what = (
+                f"'{call}' is in the formula of '{own.parts.response}', and may be only in that of"
+            )
+            yield f"{what} the response: leave it out, or {PROGRAM}"
     read = {column_of(factor) for terms in main for factor in _imputed_factors(terms)}
     for name in sorted(read - {*names}):
         fix = f"['{declared.parts.response} ~ mi({name}) + ...', '{name} | mi() ~ z']"
-        yield f"mi({name}) needs a formula of '{name}': write {fix}"
+        yield f"mi({name}) needs a formula for '{name}': write {fix}"
     for name in sorted({*names} - read):
         yield f"'{name}' has a formula and no term: write mi({name}) for {name}"
     own_columns = (columns_of(terms) for terms in declared.described[len(main) :])
@@ -82,15 +84,15 @@ def _faults(declared: Declaration, main: Sequence[TermSum]) -> Iterator[str]:
 def check_known(term: DesignTerm, mean: float, sd: float, *, above: bool) -> None:
     """Refuse a column of mi() with one value at each client; warn of one that is 0 or 1."""
     if above:
-        what = (
-            f"the column '{term.name}' has one value at each client, and a missing one is missing"
-        )
-        fix = "take a Pyro program with a site of each client"
+        what = f"the column '{term.name}' has one value per client, and a missing one is missing"
+        fix = "use a Pyro program with a site for each client"
         raise ValueError(f"{what} in all its rows: mi() is for values of rows; {fix}")
     if len(term.factors) == 1 and 0.0 < mean < 1.0 and abs(sd**2 - mean * (1.0 - mean)) < 1e-9:
-        what = f"the column of '{term.name}' is 0 or 1, and mi() takes it for Normal: its missing values"
-        fix = "for probabilities take a Pyro program that sums over both values"
-        warnings.warn(f"{what} lie between and beyond; {fix}", stacklevel=2)
+        what = (
+            f"the column of '{term.name}' is 0 or 1, and mi() treats it as Normal: imputed values"
+        )
+        fix = "for probabilities use a Pyro program that sums over both values"
+        warnings.warn(f"{what} may be any number; {fix}", stacklevel=2)
 
 
 def _imputed_factors(terms: TermSum) -> list[Call]:
@@ -137,7 +139,7 @@ def with_known(
             if (infinite := np.isinf(row_values)).any():
                 what = f"is infinite in row {int(infinite.argmax())}: fix the value"
         if what:
-            public = "is imputed, and holds other values than numbers"
+            public = "is imputed, but holds values that are not numbers"
             raise column_fault(what, public, name, client)
         is_few = np.isfinite(row_values).sum() < least
         covariates[name] = np.full(len(row_values), np.nan) if is_few else row_values

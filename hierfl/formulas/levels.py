@@ -152,7 +152,7 @@ def name_unused(name: str, column: Column, answers: Collection[OfColumn], least:
     if unused := [repr(level) for level in declared if level not in seen]:
         becomes = f"is left out: keep it by schema(..., levels={{'{name}': [...]}})"
         if {*declared} <= {*column.levels}:
-            becomes = "keeps its prior: remove it, unless rows to come have it"
+            becomes = "keeps its prior: remove it, unless future rows have it"
         having = "no rows have" if least == 1 else f"no client has {least} rows with"
         warnings.warn(
             f"column '{name}' declares a level that {having}, {', '.join(unused)}, which {becomes}",
@@ -165,7 +165,7 @@ def two_levels(declared: Declaration, column: Column) -> Column:
     is_pair, kind, fault = len(column.levels) == 2, declared.family.kind, ""
     if kind == "category" and is_pair:
         pair = " and ".join(column.levels)
-        fault = f"the response has two levels, {pair}: take family='bernoulli'"
+        fault = f"the response has two levels, {pair}: use family='bernoulli'"
     elif kind != "binary" or is_pair:
         return column
     elif set(column.levels) <= {"False", "True"}:
@@ -189,12 +189,12 @@ def with_rare(
         )
     why = f"values that are not among the levels {', '.join(column.levels)}" if least == 1 else ""
     why = (
-        why or f"values that no client has {least} rows of" + "; and they are ordered" * is_ordinal
+        why or f"values without {least} rows at any client" + "; and they are ordered" * is_ordinal
     )
     how = f"agree on all beforehand, schema(..., levels={{'{name}': [...]}})"
     how += "" if is_ordinal else ", or merge them, rare='merge'"
     if not column.levels:
-        why, how = f"no value that {least} rows share, as an ID or a date has none", "take it out"
+        why, how = f"no value that {least} rows share, like an ID or a date", "take it out"
     raise ValueError(f"column '{name}' of client '{lacking[0]}' has {why}: {how}")
 
 
@@ -229,7 +229,7 @@ def refuse_identifier(name: str, answers: Collection[OfColumn], least: int) -> N
         fix = "which are dates, read as categories: make it numbers, days since a day, "
         fix += f"(pandas.to_datetime(frame['{name}']) - day).dt.days, or the year"
     elif is_identifier(len(levels), rows):
-        fix = f"as an ID has, each with a coefficient: take it out, or write (1 | {name}) if "
+        fix = f"like an ID, each with a coefficient: take it out, or write (1 | {name}) if "
         fix += "several rows share a value"
     if fix:
         raise ValueError(f"column '{name}' has {len(levels)} levels in {rows} rows, {fix}")
@@ -247,7 +247,7 @@ def warn_of_identifiers(columns: Mapping[str, Floats], clients: int) -> None:
         differ, kind = bool((np.diff(values) > 0.0).all()), ""
         counts_up = clients > 1 and bool((np.diff(values) == 1.0).all())
         if differ and (counts_up or NAME.fullmatch(name)):
-            kind, fix = "as an ID has", "take it out"
+            kind, fix = "like an ID", "take it out"
         elif are_days(values):
             kind, fix = "which are dates such as 20240131", "make them days since a day"
         if kind:
@@ -295,7 +295,7 @@ def warn_of_far_values(
                 what = (
                     f"column '{name}' of client '{clients[place]}' has {many} from the mean of all"
                 )
-                fix = "check the unit, and for typing errors"
+                fix = "check the unit, and look for typos"
                 warnings.warn(f"{what} other rows: {fix}", stacklevel=4)
 
 

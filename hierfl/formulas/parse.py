@@ -150,7 +150,7 @@ def _main(sides: Sides) -> FormulaTree:
             check(sign == "+", addition, "additions are joined by '+', not '-'")
             what = f"there is no addition '{callee}': the additions are {', '.join(ADDITIONS)}"
             check(callee in ADDITIONS, addition, what)
-            what = f"the addition '{callee}' stands twice: remove one"
+            what = f"the addition '{callee}' appears twice: remove one"
             if callee == "trunc":
                 check(bounds is None, addition, what)
                 bounds = _bounds(addition)
@@ -220,7 +220,7 @@ def _right(right: Expression) -> tuple[TermSum, tuple[Group, ...]]:
             check(sign == "+", term, what)
             for group in _groups(term):
                 is_new = groups.setdefault((group.name, group.terms), group) is group
-                check(is_new, term, f"the term '{group.text}' stands twice: remove one")
+                check(is_new, term, f"the term '{group.text}' appears twice: remove one")
     for call, column in curves:  # whose intercept is another term of these groups, if any
         same = [group for group in groups.values() if group.by == (column,) and not group.kind]
         has_other = any(group.terms.has_intercept for group in same)

@@ -71,8 +71,8 @@ def of_text(name: str, text: str, default: Prior) -> Any:
         return fn
     if values[-2] != 0.0:
         other = f"{word}({', '.join(f'{v:g}' for v in (*values[:-2], 0.0, values[-1]))})"
-        fix = f"give one about 0, such as '{other}', or one of positive numbers, such as 'gamma(2, 0.1)'"
-        what = f"the prior of '{name}' is '{text}', of which brms takes the part above 0"
+        fix = f"give one centered at 0, such as '{other}', or one of positive numbers, such as 'gamma(2, 0.1)'"
+        what = f"the prior of '{name}' is '{text}', and brms uses the part above 0"
         raise ValueError(f"{what}: {fix}")
     return dist.FoldedDistribution(fn)
 
@@ -114,6 +114,6 @@ def _of_preliz(name: str, prior: Any) -> Any:
     if builder is None or None in values:
         fix = f"without {', '.join(names)}: give it numbers, or fit it to an expert's answers first"
         if builder is None:
-            fix = f"which is not read: give one of {', '.join(PRELIZ)}, or a distribution of Pyro"
+            fix = f"which hierfl cannot read: give one of {', '.join(PRELIZ)}, or a distribution of Pyro"
         raise ValueError(f"the prior of '{name}' is PreliZ's {kind}, {fix}")
     return builder(*(float(str(value)) for value in values))

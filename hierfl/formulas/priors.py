@@ -90,7 +90,9 @@ def default_priors(declared: Declaration, schema: Schema, layout: Layout) -> Sit
     for term in layout.common.terms:
         if term.by_step and len(response.levels) < 3:
             fix = f"write {', '.join(str(factor) for factor in term.factors)} without cs()"
-            raise ValueError(f"'{term.name}' is for several thresholds, and one is there: {fix}")
+            raise ValueError(
+                f"'{term.name}' is for several thresholds, and there is only one: {fix}"
+            )
         if term.monotone:
             priors |= _of_steps(term, step, schema, layout)
         priors |= _of_smooth(term, layout, spread, unit)
@@ -126,7 +128,7 @@ def _of_steps(term: DesignTerm, step: float, schema: Schema, layout: Layout) -> 
     """
     size = len(term.steps)
     if size < 2:
-        what = f"'{term.name}' has {size + 1} levels, of which no order is needed"
+        what = f"'{term.name}' has {size + 1} levels, which need no order"
         raise ValueError(f"{what}: take C(x)")
     sd = math.sqrt(((size + 1) ** 2 - 1) / 12.0)  # of the levels' numbers, if all are as frequent
     priors: SitePriors = {}
@@ -243,7 +245,7 @@ def _check_keys(own: Priors, priors: SitePriors) -> None:
     for key in own:
         fault = ""
         if key in kinds and key in priors:
-            fault = "which is a column and stands for many priors too: rename the column"
+            fault = "which is a column, and also stands for a group of priors: rename the column"
         elif key not in names:
             advice = did_you_mean(key, names)
             fault = f"which the formula does not have: {advice}it has {', '.join(sorted(names))}"

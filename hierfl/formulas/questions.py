@@ -47,7 +47,7 @@ from hierfl.formulas.terms import options_of
 from hierfl.formulas.transforms import Constants, sums
 
 FEW = (
-    "{} sets apart fewer than {} rows of this client: leave its term out, merge its levels, have a "
+    "{} singles out fewer than {} rows of this client: leave its term out, merge its levels, have a "
     "column of its logarithm, or let the node's owner lower min_count"
 )
 

@@ -77,7 +77,7 @@ def updated(old: str, new: str) -> str:
             what = "the update has a dot inside of a term: write it as a term of its own"
             check(not any(isinstance(inner, Dot) for inner in within(term)), term, what)
             is_there = ("+", term) in terms
-            what = f"the formula '{old}' has no term '({term})' to take away: leave it out"
+            what = f"the formula '{old}' has no term '({term})' to remove: leave it out"
             check(sign == "+" or is_there or not term.is_bar, term, what)
             if sign == "-" and is_there:
                 terms.remove(("+", term))

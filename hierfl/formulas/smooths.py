@@ -118,7 +118,7 @@ def check_constants(terms: Sequence[DesignTerm]) -> None:
     for line, curves in pairwise(terms):
         if curves.smooth and curves.smooth.kind == "s" and not curves.smooth.levels:
             for name in {*line.coords[:1]} & every:
-                what = f"'{curves.name}' holds the effect of '{name}' already, as in mgcv"
+                what = f"'{curves.name}' already includes the effect of '{name}', as in mgcv"
                 raise ValueError(f"{what}: take the term '{name}' out")
 
 

@@ -50,10 +50,10 @@ def matrix_of(name: str, frame: Any) -> Known:
     values = frame.to_numpy(dtype=np.float64) if is_numeric else np.full(frame.shape, np.nan)
     fault = ""
     if len({*rows}) < len(rows) or rows != columns:
-        what = f"of which the first are {', '.join(rows[:3])} and {', '.join(columns[:3])}"
-        fault = f"index and columns of '{name}' in data2 are not the same names, {what}"
+        what = f": the first are {', '.join(rows[:3])} and {', '.join(columns[:3])}"
+        fault = f"index and columns of '{name}' in data2 are not the same names{what}"
     elif not np.isfinite(values).all():
-        fault = f"'{name}' in data2 holds other values than finite numbers: correct it"
+        fault = f"'{name}' in data2 holds values that are not finite numbers: correct it"
     elif not np.allclose(values, values.T, rtol=1e-8, atol=0.0):
         fault = f"'{name}' in data2 is not symmetric: correct it"
     if fault:
@@ -99,7 +99,7 @@ def _fault_of_matrix(group: Group, values: Any, names: Sequence[str]) -> str:
         return ""
     first, other = (names[int((label == which).argmax())] for which in (0, 1))
     what = f"no chain of neighbors joins '{first}' and '{other}' in '{name}'"
-    return f"{what}, as a type 'esicar' needs: take type='escar'"
+    return f"{what}, as a type 'esicar' needs: use type='escar'"
 
 
 def structures(

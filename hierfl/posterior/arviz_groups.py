@@ -159,7 +159,7 @@ def given_groups(
     return groups
 
 
-OF_GUIDE = "draws of a fitted guide, not of a Markov chain: r_hat and ess do not judge them"
+OF_GUIDE = "draws of a fitted guide, not of a Markov chain: r_hat and ess do not apply"
 OF_METHOD = (
     "draws weighted and resampled by the method itself, not of a Markov chain: k_hat judges them"
 )

@@ -130,7 +130,7 @@ def corrected(
         warnings.warn(
             f"k-hat is {weights.k_hat:.2f}, above {K_HAT}: the guide misses a part of the "
             f"posterior, and weights cannot make up for it ({weights.effective:.0f} of {total} "
-            "draws are effective). Do not trust tails and spreads. Run more rounds, take a "
+            "draws are effective). Do not trust tails and spreads. Run more rounds, use a "
             "closer guide (guides.conditional, or structured with a non-centered model), or "
             "methods.fedlaplace",
             stacklevel=2,

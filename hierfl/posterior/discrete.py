@@ -81,7 +81,7 @@ def infer_discrete(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Discret
     shared, own = chunks[0].found["shared"], chunks[0].found["own"]
     if not (shared or own):
         raise ValueError(
-            "the model has no discrete latent site: all that it samples is in fit.posterior()"
+            "the model has no discrete latent site: everything it samples is in fit.posterior()"
         )
     names = fit.federation.data.names
     sites = {name: _of_all(leaf) for name, leaf in shared.items()}

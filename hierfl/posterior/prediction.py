@@ -204,7 +204,7 @@ class Prediction:
 def expect_prediction(value: Any, what: str) -> None:
     """Refuse what is no prediction, where one is expected as the argument `what`."""
     if not isinstance(value, Prediction):
-        raise TypeError(f"{what} is {shown(value)}, not a Prediction: hand over fit.predict(rows)")
+        raise TypeError(f"{what} is {shown(value)}, not a Prediction: pass fit.predict(rows)")
 
 
 @one_at_a_time

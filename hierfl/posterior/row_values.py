@@ -76,7 +76,7 @@ def infer_rows(fit: Snapshot, *, draws: int = 200, prob: float = 0.9, seed: int 
     chunks = list(at_draws(fit, posterior_draws(fit, draws=draws, seed=seed), drawn))
     if not chunks[0].found:
         raise ValueError(
-            "the model has no continuous latent site in batch.data(): all that it samples is in "
+            "the model has no continuous latent site in batch.data(): everything it samples is in "
             "fit.posterior()"
         )
     names = fit.federation.data.names

@@ -90,7 +90,7 @@ def expect_fit(value: Any, what: str = "fit") -> None:
     """Refuse what is no fit, where one is expected as the argument `what`."""
     if not isinstance(getattr(value, "federation", None), Federation):
         raise TypeError(
-            f"{what} is {shown(value)}: hand over what hierfl.fit(method, data, ...) returned"
+            f"{what} is {shown(value)}: pass what hierfl.fit(method, data, ...) returned"
         )
 
 

@@ -254,7 +254,7 @@ def _no_density(fit: Snapshot, site: str) -> str:
         )
     return (
         f"the guide of '{fit.method.name}' places site '{site}' at points, which have no density: "
-        f"fit with a guide that spreads (guides.conditional, structured, mean_field)"
+        f"fit with a guide that has spread (guides.conditional, structured, mean_field)"
     )
 
 

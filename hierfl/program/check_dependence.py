@@ -200,7 +200,7 @@ def check_mini_batches(
         fix += ", or give each row what it needs of other rows as a field of its own, "
         fix += "data.with_fields(previous=...)"
         if priors_alone:
-            fix = "compute it from a client field, or take another method, such as fedsvi"
+            fix = "compute it from a client field, or use another method, such as fedsvi"
         raise ProgramError(
             f"site '{site}' depends on several rows of its client at once, and {why}: {fix}"
         )

@@ -285,6 +285,6 @@ def _check_size(trace: Any, labels: Sequence[str], names: Sequence[str]) -> None
     if size > LARGEST:
         raise ProgramError(
             f"summing out '{labels[0]}' and {len(labels) - 1} other discrete sites needs a table of "
-            f"{size:,} entries for each client or row, and {LARGEST:,} is the most: let each depend "
+            f"{size:,} entries for each client or row, and {LARGEST:,} is the limit: let each depend "
             "on fewer others, or mark a loop over time by pyro.markov"
         )

@@ -102,12 +102,12 @@ _KNOWN = (
     (
         r"linalg|cholesky|singular|positive.definite",
         "a matrix is not positive definite: scale the columns (hierfl.standardize), add to its "
-        "diagonal, or integrate a walk out ('Series of a client' in docs/recipes.md)",
+        "diagonal, or integrate a walk out ('Series of a client' in docs/recipes_series.md)",
     ),
     (
         r"no attribute '(GaussianRandomWalk|RandomWalk|AR|AutoRegressive)'",
         "Pyro has no {0}: integrate it out, batch.joint_normal ('Series of a client' in "
-        "docs/recipes.md)",
+        "docs/recipes_series.md)",
     ),
     (
         r"used as indices",

@@ -162,7 +162,7 @@ def _fix(name: str, values: Tensor, support: Constraint) -> str:
     high = getattr(support, "upper_bound", None)
     if isinstance(high, int) and int(values.min()) == 1 and int(values.max()) == high + 1:
         return f"code the classes from 0, data.with_fields({name}=data.fields['{name}'] - 1)"
-    return "correct the labels, or choose a likelihood that has them"
+    return "correct the labels, or choose a likelihood that allows them"
 
 
 def _unscored(name: str, fn: Any, value: Tensor, label: str) -> str:

@@ -262,8 +262,8 @@ class Program:
         joint = next((site for site in self.joint if name in (None, site)), None)
         if joint is not None and (name is not None or not of_rows):
             raise ValueError(
-                f"site '{joint}' has one density for all rows of a client, and none of each row: "
-                "take fit.posterior_predictive or loo(fit, 'client'), or give the model a density "
+                f"site '{joint}' has one density for all rows of a client, and none for each row: "
+                "use fit.posterior_predictive or loo(fit, 'client'), or give the model a density "
                 "of each row"
             )
         if name in self.factors or (name is None and not of_rows and self.factors):
@@ -275,10 +275,10 @@ class Program:
         sites = ", ".join(f"'{site}'" for site in of_rows) or "none"
         if name is None and len(of_rows) != 1:
             raise ValueError(
-                f"the sites that the model observes a row are {sites}: say which to predict, site="
+                f"the sites that the model observes per row are {sites}: say which to predict, site="
             )
         if name is not None and name not in of_rows:
-            raise KeyError(f"the model observes no site '{name}' a row; those it does are {sites}")
+            raise KeyError(f"the model observes no site '{name}' per row; it observes {sites}")
         return name or of_rows[0]
 
 

@@ -53,7 +53,7 @@ NAMES = {
 EXPORTING = {"hierfl.guides", "hierfl.methods"}
 EXPORTING |= {"hierfl.models", "hierfl.models.families", "hierfl.models.likelihood"}
 
-HAND_IN = "hand the method in: load(..., method=...)"
+HAND_IN = "pass the method: load(..., method=...)"
 
 
 class CannotRemake(ValueError):

@@ -162,7 +162,7 @@ def remake(description: JSON, *, handed: Mapping[str, Any] | None = None) -> Any
     handed = dict(handed or {})
     made = _remade(description, "", handed)
     name = next(iter(handed), None)  # what is used is taken out
-    _require(name is None, f"the record has no {name} to hand in for: leave {name}= out")
+    _require(name is None, f"the record has no {name} to pass: leave {name}= out")
     return made
 
 
@@ -211,7 +211,7 @@ def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> 
     for key, value in given.items():
         if of_method and key in handed:
             options[key] = handed.pop(key)
-            _check_same(value, options[key], key, f"the {key} that is handed in")
+            _check_same(value, options[key], key, f"the {key} that was passed")
         else:
             options[key] = _remade(value, key if of_method else "", handed)
     if isinstance(factory, type) and issubclass(factory, torch.distributions.Distribution):
@@ -253,14 +253,14 @@ def _check_same(description: JSON, value: object, place: str, what: str) -> None
     differs = differences(description, describe(value), place).differs
     _require(
         not differs,
-        f"{what} is not the one of the record: it differs in {', '.join(differs[:3])}; "
+        f"{what} is not the recorded one: it differs in {', '.join(differs[:3])}; "
         "load with the program that was fitted",
     )
 
 
 def _fix(place: str) -> str:
     if place in KINDS:
-        return f"mark it in this program, @hierfl.{place}, or hand it in: load(..., {place}=...)"
+        return f"mark it in this program, @hierfl.{place}, or pass it: load(..., {place}=...)"
     return HAND_IN
 
 

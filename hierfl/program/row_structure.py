@@ -43,7 +43,7 @@ LINKED = (
     "of T entries, in batch.clients() and outside batch.data(), curve = pyro.sample(name, "
     "fn.expand([T]).to_event(1)), and let each row pick its entry, (curve * "
     "torch.nn.functional.one_hot(batch.{field}, T)).sum(-1), of whole numbers {field} from 0; or, if "
-    "it is Gaussian given the other sites, sum it out by batch.joint_normal (docs/recipes.md)"
+    "it is Gaussian given the other sites, sum it out by batch.joint_normal (docs/recipes_series.md)"
 )
 
 

@@ -133,8 +133,8 @@ def _faults_of_support(name: str, kind: str, support: Any) -> Iterator[str]:
         )
     if kind in ("VonMises", "SineBivariateVonMises", "SineSkewed"):
         yield (
-            f"site '{name}' ({kind}) is a latent angle, whose density goes round for ever on the real "
-            "numbers, so that there is no posterior: sample two Normals u and v instead, and take "
+            f"site '{name}' ({kind}) is a latent angle, whose density repeats forever on the real "
+            "line, so there is no posterior: sample two Normals u and v instead, and use "
             "torch.atan2(v, u); or sum the angle out"
         )
     try:

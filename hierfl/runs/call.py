@@ -78,11 +78,11 @@ def with_rows(data: ClientData, call: FitArguments) -> tuple[ClientData, FitArgu
         return data, call
     small = list(map(data.names.__getitem__, lacking))
     if len(small) == data.num_clients:
-        what = f"min_rows is {least}, and no client has as many rows"
-        raise ValueError(f"{what}: the most are {int(data.counts.max())}")
+        what = f"min_rows is {least}, and no client has that many rows"
+        raise ValueError(f"{what}: the largest has {int(data.counts.max())}")
     others = f" and {len(small) - NAMED} more" if len(small) > NAMED else ""
     warnings.warn(
-        f"{len(small)} of {data.num_clients} clients have fewer than {least} rows and take no part: "
+        f"{len(small)} of {data.num_clients} clients have fewer than {least} rows and do not take part: "
         f"{', '.join(small[:NAMED])}{others}; fit.personalize(rows) fits their own parameters locally",
         stacklevel=3,
     )
@@ -110,7 +110,7 @@ def check_method(method: Any) -> None:
         fix = (
             "a model, a function of a batch or a hierfl.formula, or a method, methods.fedsvi(model)"
         )
-        raise TypeError(f"model is {what}: hand over {fix}")
+        raise TypeError(f"model is {what}: pass {fix}")
 
 
 def _check_optimizers(method: Method) -> None:

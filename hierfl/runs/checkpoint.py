@@ -138,7 +138,7 @@ def load(
             warnings.warn(f"whether '{path}' is of this run is not certain: {doubt}", stacklevel=2)
         if reasons:
             damaged = "; ".join(reasons)
-            warnings.warn(f"passed over damaged checkpoints of '{folder}': {damaged}", stacklevel=2)
+            warnings.warn(f"skipped damaged checkpoints of '{folder}': {damaged}", stacklevel=2)
         return Progress(server, table, **{name: getattr(record, name) for name in PROGRESS})
     damage = "; ".join(reasons) or "there is none"
     what = f"no undamaged checkpoint in '{folder}' ({damage})"
@@ -150,7 +150,7 @@ def read_record(path: Path) -> Record:
     record = read_json(path / "state.json")
     reason = None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
-        reason = "is not of a hierfl run"
+        reason = "does not belong to a hierfl run"
     elif record.get("version") != VERSION:
         reason = f"was written in format {record.get('version')}; this hierfl reads {VERSION}"
     elif record.pop("sha256", None) != digest(record):
@@ -164,7 +164,7 @@ def check_same(path: Path, record: Mapping[str, Any], about: Mapping[str, Any]) 
     """Refuse a checkpoint of another run; return what cannot be compared, in words."""
     difference = compared(record, about)
     if difference.differs:
-        what = f"'{path}' is of another run: it differs in {difference.in_words}"
+        what = f"'{path}' belongs to another run: it differs in {difference.in_words}"
         raise CheckpointError(f"{what}; resume with the same call, or name another folder")
     return difference.unknown
 

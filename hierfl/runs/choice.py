@@ -185,13 +185,15 @@ def _two_stage(facts: _ModelFacts) -> Choice:
         ) from None
     except FAILS as error:
         facts.caught.clear()
-        return facts.structured(f"two_stage does not take the model ({_first(error)})")
-    read = f"a client's likelihood reads {size} parameter" + "s" * (size != 1)
+        return facts.structured(f"two_stage cannot fit the model ({_first(error)})")
+    size_in_words = f"{size} parameter" + "s" * (size != 1)
     if size > largest:
-        return facts.structured(f"{read}, too many for two_stage")
+        return facts.structured(
+            f"a client's likelihood reads {size_in_words}, too many for two_stage"
+        )
     if not curved:  # as of quantiles (asymmetric Laplace)
-        return facts.structured("the likelihood has no curvature, which two_stage's factors are of")
-    why = f"every unknown has a prior, and {read} only"
+        return facts.structured("the likelihood has no curvature, which two_stage's factors need")
+    why = f"every unknown has a prior, and a client's likelihood reads only {size_in_words}"
     why += ", and is Gaussian: one exact round" if exact else ""
     return facts.chosen(method, why, program)
 
@@ -204,7 +206,7 @@ def _of_sums(facts: _ModelFacts, *, everyone: bool) -> Choice:
     """Return fedlaplace where it takes the model and is fast, else fedsvi."""
     only = "only sums may cross, and"
     if not facts.shared:
-        return facts.structured(f"{only} no site is global, so that there is none to send")
+        return facts.structured(f"{only} no site is global, so there is nothing to send")
     if not everyone:
         return facts.structured(f"{only} fedlaplace needs all clients each round")
     if facts.shared * facts.own > SLOW:
@@ -218,7 +220,7 @@ def _of_sums(facts: _ModelFacts, *, everyone: bool) -> Choice:
             federate(method, facts.read.data, program=program)
     except FAILS as error:
         facts.caught.clear()
-        return facts.structured(f"{only} fedlaplace does not take the model ({_first(error)})")
+        return facts.structured(f"{only} fedlaplace cannot fit the model ({_first(error)})")
     return facts.chosen(method, "every unknown has a prior, and only sums may cross", program)
 
 

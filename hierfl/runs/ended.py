@@ -110,7 +110,7 @@ def _rounds(count: int) -> str:
 PATIENCE, GAIN = 5, 0.7
 # rounds before chains that take no time, and seconds of chains that are worth one more
 ROUNDS, A_ROUND = 12, 2.0
-TIRED = "rounds ceased to gain: the clients' factors move in a cycle"
+TIRED = "rounds stopped improving: the clients' factors move in a cycle"
 LOOSE = 2.0  # rows a client, whose own scales no Gaussian factor fits
 # seconds that chains may take: at all, where they look for other modes, and in place of rounds
 LONGEST, LOOKING, AT_ONCE = 3600.0, 20.0, 60.0
@@ -194,10 +194,10 @@ class Fallback:
         """Return why a run goes over before its first round; None: it does not."""
         hierarchy = seen_in(self.federation.program).hierarchy
         if hierarchy.reading.is_scaled and self.chains.seconds <= LONGEST:
-            return "a global site scales a local one, for which no Gaussian factor is a good one"
+            return "a global site scales a local one, which no Gaussian factor fits well"
         has_shared = len(hierarchy.reading.origin) > 0  # else clients are independent
         if has_shared and hierarchy.mixing is not None and self.chains.seconds <= AT_ONCE:
-            return "local sites are not Normal, so that rounds need chains, too"
+            return "local sites are not Normal, so rounds need chains too"
         return None
 
     def is_faster(self, seconds: float) -> bool:
@@ -211,7 +211,7 @@ class Fallback:
             return why
         beyond = where.round - ROUNDS
         if not done and beyond >= 0 and beyond >= self.chains.seconds / A_ROUND:
-            return f"{where.round} rounds were not enough, and chains are faster than more"
+            return f"{where.round} rounds were not enough, and chains are faster than more rounds"
         if not done or not may_hide_modes(self.federation.program, where.server, where.history):
             return None
         if self.chains.seconds > LOOKING:

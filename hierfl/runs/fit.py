@@ -59,7 +59,7 @@ def run_chosen(choice: Choice, data: ClientData, call: FitArguments) -> Fit:
     except (NoGain, Misread) as error:
         why = f"fedsvi, since {str(error).partition(', so that')[0]}"
         if call.progress:
-            print(f"hierfl.fit goes over to {why}", file=sys.stderr)
+            print(f"hierfl.fit switches to {why}", file=sys.stderr)
         other = Choice(methods.fedsvi(method.model, guides.structured), why, None)
         return _until_good(other, data, call, ATTEMPTS)
     if method.most_rounds is None:
@@ -98,11 +98,11 @@ def _warn(fitted: Fit, judgment: Convergence) -> None:
     learned = [spec.name for spec in learned_params(fitted)]
     if learned and fitted.program.latents.sites:
         why.append(
-            f"Param '{learned[0]}' is learned as a point, whose uncertainty no interval includes: "
+            f"Param '{learned[0]}' is learned as a point, so no interval includes its uncertainty: "
             f"give it a prior, pyro.sample('{learned[0]}', ...)."
         )
     if why:
-        warnings.warn(f"the posterior is not one to trust. {' '.join(why)}", stacklevel=5)
+        warnings.warn(f"do not trust the posterior. {' '.join(why)}", stacklevel=5)
 
 
 def _judged(fitted: Fit, draws: int, seed: int) -> Convergence:

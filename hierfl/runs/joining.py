@@ -70,7 +70,7 @@ def personalized(
     if not from_scratch:
         fitted = set(fit.federation.data.names)
         if new := [name for name in data.names if name not in fitted]:
-            what = f"client '{new[0]}' is new, and has no state to go on from"
+            what = f"client '{new[0]}' is new, and has no state to continue from"
             raise ValueError(f"{what}: take from_scratch=True")
         start = subset(fit.progress.table, fit.federation.data.index(data.names))
     table = adapt(federation, fit.progress.server, rounds, start)
@@ -94,7 +94,7 @@ def _check_labels(fit: Snapshot, federation: Federation) -> None:
     except (AttributeError, RuntimeError, ValueError) as error:
         error_of_labels = error
     what = f"new clients are inferred from their labels, and the rows have no field '{missing[0]}'"
-    fix = "give it, or take guides.amortized(fields=...); before any label predict_from_prior(fit, rows)"
+    fix = "give it, or use guides.amortized(fields=...); without labels, use predict_from_prior(fit, rows)"
     raise ValueError(f"{what}: {fix}") from error_of_labels
 
 

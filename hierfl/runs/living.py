@@ -39,7 +39,7 @@ LEFT = "withdrawn"  # of the history: what was removed
 BY_CLIENT = ("left_out", "far_out", "conflicts")  # of the history: lists of clients
 KEPT_STILL = (
     "what all clients agreed on before the first round (a schema, its means and levels), and the "
-    "other clients' factors, which were computed about a posterior that this client had a part in"
+    "other clients' factors, which were computed around a posterior that this client had a part in"
 )
 
 

@@ -110,9 +110,9 @@ def load(
 
     No code is stored, and none that the folder names is run. The method is built again from its
     record: what is hierfl's own by its public name, your own model and guide where this program has
-    marked them, `@hierfl.model` and `@hierfl.guide`. All else is handed in.
+    marked them, `@hierfl.model` and `@hierfl.guide`. Pass anything else.
 
-    What is marked or handed in is compared with the record: settings, the code and constants of
+    What is marked or passed is compared with the record: settings, the code and constants of
     functions, their closures, defaults and the globals they read, and the layers, shapes and fixed
     values of modules; not where learned weights start. Code is compared under the Python version
     that wrote the record; under another one a warning says that it is not.
@@ -137,7 +137,7 @@ def load(
     """
     handed = {k: v for k, v in (("model", model), ("guide", guide)) if v is not None}
     if method is not None and handed:
-        raise ValueError("a method has its model and guide: leave model= and guide= out")
+        raise ValueError("a method already has its model and guide: leave model= and guide= out")
     root = expect_path(folder, "folder", "run")
     checkpoints = state.checkpoints(root)
     if not checkpoints:
@@ -186,7 +186,7 @@ def _without_rows(
         raise RowsNotSaved(f"'{folder}' was saved without the clients' rows: {saved.HAND_IN}")
     dtype, starts = str(torch.get_default_dtype()), set[str]()
     if schema["dtype"] != dtype:
-        what = f"'{folder}' is of a fit in {schema['dtype']}, and torch's default is {dtype}"
+        what = f"'{folder}' holds a fit in {schema['dtype']}, and torch's default is {dtype}"
         fix = f"call torch.set_default_dtype({schema['dtype']}) first"
         raise state.CheckpointError(f"{what}: {fix}")
     for fills in FILLS:
@@ -205,9 +205,7 @@ def _without_rows(
     if len(starts) > 1:  # by a client field, which is not there: the saved state has what it gave
         _check_sites(schema["sites"], sites, folder)
         return unfilled
-    what = (
-        f"'{folder}' was saved without the clients' rows, which its program cannot be read without"
-    )
+    what = f"'{folder}' was saved without the clients' rows, and its program cannot be read without them"
     raise RowsNotSaved(f"{what}: {saved.HAND_IN}")
 
 
@@ -217,4 +215,4 @@ def _check_sites(saved_sites: Mapping[str, str], here: Mapping[str, str], folder
         there, now = saved_sites.get(name, "absent"), here.get(name, "absent")
         if there != now:
             what = f"it differs in site '{name}' ({there} there, {now} here)"
-            raise state.CheckpointError(f"'{folder}' is of a fit of another program: {what}")
+            raise state.CheckpointError(f"'{folder}' holds a fit of another program: {what}")

@@ -67,9 +67,8 @@ class MixedFit:
         """Refuse what one fit alone can answer."""
         if hasattr(Fit, name):
             raise AttributeError(
-                f"fit.{name} is not there, since discrete site '{next(iter(self.values))}' of all "
-                f"clients has a fit for each value: ask one of them, fit.fits[0].{name}, or take "
-                "draws, fit.posterior()"
+                f"there is no fit.{name}, since each value of discrete site '{next(iter(self.values))}' "
+                f"has its own fit: use one of them, fit.fits[0].{name}, or draws, fit.posterior()"
             )
         raise AttributeError(f"MixedFit has no attribute '{name}'")
 
@@ -151,7 +150,7 @@ class MixedFit:
         if len(counts) > 1 and not error <= IMPRECISE:
             return (
                 f"Check before you trust it. The log evidence of a value has a Monte Carlo error of "
-                f"{error:.2f} nats, so that probabilities of values are rough: fit each with more draws, "
+                f"{error:.2f} nats, so the probabilities of values are rough: fit each with more draws, "
                 "methods.two_stage(pyro.poutine.condition(model, ...), draws=20000).",
                 None,
             )
@@ -174,7 +173,7 @@ def mixed_fit(model: Model, labels: GlobalLabels, fit_one: Callable[[Model, str]
     if count > MOST:
         raise ProgramError(
             f"the discrete sites of all clients, {', '.join(labels.sites)}, have {count:,} joint "
-            f"values, and {MOST} is the most, as each takes a fit: sample them inside "
+            f"values, and {MOST} is the limit, since each takes a fit: sample them inside "
             "batch.clients(), or let only sites outside of it depend on them"
         )
     points = [dict(zip(labels.sites, point, strict=True)) for point in product(*labels.each())]

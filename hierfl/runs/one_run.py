@@ -95,7 +95,7 @@ def planned_of(method: Method, rounds: int | None) -> int:
     if rounds is not None:
         return rounds
     if method.most_rounds is None:
-        what = f"rounds is None, and method '{method.name}' does not stop itself"
+        what = f"rounds is None, and method '{method.name}' does not stop automatically"
         raise ValueError(f"{what}: say how many, rounds=100")
     return method.most_rounds
 

@@ -64,7 +64,7 @@ def _setting(method: Method) -> FedSVISetting:
     """Return the options of a method, which must be fedsvi with one joint step a round."""
     recipe = recipe_of(method)
     if recipe is None or recipe.factory.__name__ != "fedsvi":
-        raise ValueError(f"method '{method.name}' has no pooled form: take hierfl.methods.fedsvi")
+        raise ValueError(f"method '{method.name}' has no pooled form: use hierfl.methods.fedsvi")
     own = {field.name for field in fields(FedSVISetting)} & recipe.options.keys()
     how = FedSVISetting(**{name: recipe.options[name] for name in own})
     joint = {"merge": "gradient", "local_steps": 0, "global_steps": 1}

@@ -97,7 +97,7 @@ def typed(kind: type[T], value: Any, file: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise CheckpointError(f"{file} is not of a hierfl run: {error}") from error
+        raise CheckpointError(f"{file} does not belong to a hierfl run: {error}") from error
 
 
 def digest(record: Mapping[str, Any]) -> str:

@@ -56,7 +56,7 @@ OF_FEW = {
 }
 
 
-@unpickled("write it by fit.save(folder), and read it by hierfl.load(folder)")
+@unpickled("write it with fit.save(folder), and read it with hierfl.load(folder)")
 @shown_as(brief)
 @late_methods({**METHODS, **OF_FEW})
 @dataclass(frozen=True, eq=False)
@@ -239,7 +239,7 @@ class Fit:
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             """Refuse a fit as the guide of `pyro.infer.Predictive`."""
             raise TypeError(
-                "a Fit cannot be called as a guide: in place of pyro.infer.Predictive take "
+                "a Fit cannot be called as a guide: instead of pyro.infer.Predictive, use "
                 "fit.predict(rows), fit.replicate(rows) or fit.posterior_predictive(), or give "
                 "Predictive the draws, fit.get_samples()"
             )

@@ -30,7 +30,7 @@ from hierfl.runs.run_folder import ROWS, SCHEMA, held
 Fitted = Any  # a `hierfl.Fit`, whose module imports this one
 PLACES = (0.1, -0.4)  # unconstrained values at which priors are compared
 DIGITS = 30  # binary digits, below the largest of a tensor, in which two starts may not differ
-HAND_IN = "hand the clients' rows in, load(..., data=...)"
+HAND_IN = "pass the clients' rows, load(..., data=...)"
 
 
 def save(fit: Fitted, folder: str | Path, *, with_data: bool = False) -> None:
@@ -162,7 +162,7 @@ class SavedData:
             return rows_absent(schema["names"], schema["counts"], schema, fills)
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise state.CheckpointError(
-                f"{SCHEMA} is not of this hierfl ({error}): {HAND_IN}"
+                f"{SCHEMA} is not from this version of hierfl ({error}): {HAND_IN}"
             ) from error
 
 

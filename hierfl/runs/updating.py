@@ -102,7 +102,7 @@ def with_model(method: Method, model: Formula) -> Method:
     recipe = recipe_of(method)
     if recipe is None:
         what = f"method '{method.name}' was not made by a function of hierfl.methods"
-        raise ValueError(f"{what}, and cannot be made for another formula: fit it to the frames")
+        raise ValueError(f"{what}, and cannot be remade for another formula: fit it to the frames")
     options = {
         name: model
         if value is method.model

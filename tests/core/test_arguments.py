@@ -93,7 +93,7 @@ FITS: dict[str, Callable[[Any], Any]] = {
 def test_what_is_no_fit(what: str) -> None:
     for value in wrong():
         if not isinstance(value, hierfl.Fit):
-            with pytest.raises(TypeError, match=r"(fit|prior) is .*: hand over what hierfl\.fit"):
+            with pytest.raises(TypeError, match=r"(fit|prior) is .*: pass what hierfl\.fit"):
                 FITS[what](value)
 
 
@@ -114,9 +114,7 @@ PREDICTIONS: dict[str, Callable[[Any], Any]] = {
 def test_what_is_no_prediction(what: str) -> None:
     for value in wrong():
         if not isinstance(value, Prediction):
-            with pytest.raises(
-                TypeError, match=r"not a Prediction: hand over fit\.predict\(rows\)"
-            ):
+            with pytest.raises(TypeError, match=r"not a Prediction: pass fit\.predict\(rows\)"):
                 PREDICTIONS[what](value)
 
 
@@ -142,9 +140,9 @@ def test_other_arguments_of_another_kind() -> None:
         fitted().predict(federation(), site=["ill"])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="vectors is a Fit: it must be a tensor"):
         diagnostics.coherence(fitted())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="table is a Prediction: hand over client_scores"):
+    with pytest.raises(TypeError, match="table is a Prediction: pass client_scores"):
         diagnostics.across_clients(predicted())
-    with pytest.raises(TypeError, match=r"local_only is a ClientData: hand over what hierfl\.fit"):
+    with pytest.raises(TypeError, match=r"local_only is a ClientData: pass what hierfl\.fit"):
         fitted().report("never.html", local_only=federation())  # type: ignore[arg-type]
 
 

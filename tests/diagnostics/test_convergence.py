@@ -58,7 +58,7 @@ def with_history(fitted: Fit, name: str, values: np.ndarray) -> Fit:
     [
         (np.linspace(-100.0, -50.0, 200), "Not converged: the ELBO still improves"),
         (-50.0 - np.linspace(0.0, 30.0, 200), "Not converged: the ELBO gets worse"),
-        (LEVEL, "Converged: the ELBO has levelled off"),
+        (LEVEL, "Converged: the ELBO has leveled off"),
         (np.r_[np.linspace(-500.0, -50.0, 60), np.full(140, -50.0)], "Converged"),
         (
             -50.0 + 40.0 * np.random.default_rng(1).normal(size=200),
@@ -157,7 +157,7 @@ def test_a_level_elbo_does_not_pass_a_guide_that_is_too_narrow() -> None:
 
     fitted = fit(fedsvi(visits, guides.conditional), data, rounds=100, engine="pooled")
     found = convergence(fitted, proposals=400)
-    assert abs(found.rise) < 1.0, "by the trend alone it has levelled off"
+    assert abs(found.rise) < 1.0, "by the trend alone it has leveled off"
     assert not found.converged and found.sites.loc["tau", "ratio_max"] < 0.7
 
 
@@ -236,4 +236,4 @@ def test_a_guide_with_too_many_unknowns_cannot_be_judged(monkeypatch: pytest.Mon
     found = convergence(fitted, draws=0)
     assert found.answer == "cannot be judged" and not found.converged
     assert "judge such a fit by its predictions" in found.verdict
-    assert "The ELBO has levelled off" in found.verdict
+    assert "The ELBO has leveled off" in found.verdict

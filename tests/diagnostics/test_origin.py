@@ -118,7 +118,7 @@ def rows() -> pd.DataFrame:
 
 @cache
 def summarized(text: str, unit: float = 1.0, shift: float = 0.0) -> Any:
-    """Return the summary of a fit with x and w, of one value at each client, in other units and shifted."""
+    """Return the summary of a fit with x and w, of one value per client, in other units and shifted."""
     formula = hierfl.formula(text, FAMILIES[text.split(" ~ ")[0]], clients="h")
     frame = rows().assign(**{name: rows()[name] * unit + shift for name in ("x", "w")})
     return hierfl.fit(formula, frame, seed=0).summary()

@@ -171,7 +171,7 @@ VERDICTS: dict[str, tuple[Callable[[], hierfl.Fit], bool | None, str]] = {
     "a high k-hat": (
         lambda: with_server(weighted(), k_hat=0.9),
         False,
-        r"k-hat is 0\.90.*Take fedsvi",
+        r"k-hat is 0\.90.*Use fedsvi",
     ),
     "a k-hat that says to check": (
         lambda: with_server(weighted(), k_hat=0.6),

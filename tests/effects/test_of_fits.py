@@ -136,7 +136,7 @@ MISUSED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda f: f.hypotheses("age"), "has none of the signs = > <: write one"),
     (lambda f: f.hypotheses("sexm > 0"), r"did you mean 'sex\[m\]'"),
     (lambda f: f.hypotheses("site[north] > 0"), r"did you mean 'site\[north, Intercept\]'"),
-    (lambda f: hierfl.diagnostics.sensitivity(f.method.model), "fit is a Formula: hand over"),
+    (lambda f: hierfl.diagnostics.sensitivity(f.method.model), "fit is a Formula: pass"),
     (lambda f: hierfl.describe([frame()]), "rows is a list: give a frame"),
     (lambda f: hierfl.describe(frame()[:0]), "the frame has no rows"),
     (lambda f: hierfl.simulate(f, frame(), clients=2, rows=TEN), "rows is '10': it must be"),

@@ -91,15 +91,15 @@ def test_what_is_written_is_read_as_the_same_again(text: str) -> None:
 # ------------------------------------------------------------ what is refused
 # Formula, the column of the caret, and words of the message.
 REFUSED = [
-    ("y", 1, "no sign '~'"),
+    ("y", 1, "no '~'"),
     ("y ~ x ~ z", 6, "write a list, one formula each"),
     ("", 0, "empty"),
     ("~ x", 0, "nothing on one side"),
     ("y ~", 2, "nothing on one side"),
     ("y ~ x +", 7, "ends with '+'"),
     ("y ~ x **", 8, "ends with '**'"),
-    ("y ~ (x", 4, "parenthesis without its partner: add it"),
-    ("y ~ x)", 5, "remove the parenthesis"),
+    ("y ~ (x", 4, "an unmatched parenthesis: close it"),
+    ("y ~ x)", 5, "remove the unmatched parenthesis"),
     ("y ~ `x", 4, "close the backquote"),
     ("y ~ ``", 4, "close the backquote"),
     ("y ~ C(x, 'a)", 9, "close the quote"),
@@ -144,7 +144,7 @@ REFUSED = [
     ("y ~ scale(x, center=False)", 20, "scale() has no option 'center'"),
     ("y ~ poly(x, 2, raw=True)", 19, "no option 'raw': give degree"),
     ("y ~ poly(x, 2, degree=3)", 12, "an argument too many"),
-    ("y ~ poly(x, degree=3, 2)", 22, "behind one by name"),
+    ("y ~ poly(x, degree=3, 2)", 22, "follows a named one"),
     ("y ~ poly(x, degree=3, degree=2)", 22, "given twice"),
     ("y ~ bs(x, 5, 3)", 13, "an argument too many"),
     ("y ~ log(x, 2)", 11, "log(column)"),
@@ -160,8 +160,8 @@ REFUSED = [
     ("y ~ 1 | h", 6, "write (1 | h)"),
     ("y ~ (1 | h):(z)", 7, "inside of other parentheses"),
     ("y ~ (x + (1 | h))", 12, "inside of other parentheses"),
-    ("y ~ (1 |)", 8, "lacks a side"),
-    ("y ~ (| g)", 5, "lacks a side"),
+    ("y ~ (1 |)", 8, "lacks one side"),
+    ("y ~ (| g)", 5, "lacks one side"),
     ("y ~ (1 | f(g))", 9, "are not columns"),
     ("y ~ (1 | a:)", 11, "from ')' on"),
     ("y ~ (1 | a | b)", 11, "several bars"),
@@ -185,7 +185,7 @@ REFUSED = [
     ("y | - weights(a) ~ x", 6, "joined by '+'"),
     ("y | cens(a) + event(b) ~ x", 0, "both cens"),
     ("y | trunc(w) ~ x", 4, "one or two numbers"),
-    ("y ~ x; z", 8, "no sign '~'"),
+    ("y ~ x; z", 8, "no '~'"),
     ("y ~ x; ~ z", 7, "not a formula of a parameter"),
     ("y ~ mi(x); x ~ z", 11, "write 'x | mi() ~ z'"),
 ]
@@ -206,7 +206,7 @@ def test_long_and_deep_formulas() -> None:
     """Of 3,000 terms, and of parentheses beyond what can be read."""
     names = [f"x{i}" for i in range(3000)]
     assert len(parse(f"y ~ {' + '.join(names)} - x7").main.common.slopes) == 2999
-    refused(lambda: parse(f"y ~ {'(' * 3000}x{')' * 3000}"), "too many parentheses")
+    refused(lambda: parse(f"y ~ {'(' * 3000}x{')' * 3000}"), "too many nested parentheses")
 
 
 # ------------------------------------------------------------ columns of any name

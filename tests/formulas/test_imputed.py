@@ -187,7 +187,7 @@ def test_a_client_that_knows_few_values_tells_none(tmp_path: Path) -> None:
         ("y ~ mi(dose); dose ~ age", "gaussian", ["dose | mi() ~ age"]),
         (f"y ~ mi(dose) + dose; {DOSE}", "gaussian", ["'dose'", "another place"]),
         (f"y ~ mi(dose) + (1 | dose); {DOSE}", "gaussian", ["another place"]),
-        (f"y ~ mi(dose); sigma ~ mi(dose); {DOSE}", "gaussian", ["formula of", "response alone"]),
+        (f"y ~ mi(dose); sigma ~ mi(dose); {DOSE}", "gaussian", ["formula of", "only in that of the response"]),
         (f"y ~ mi(dose) + mi(age); {DOSE}; age | mi() ~ mi(dose)", "gaussian", ["'mi(dose)'", "alone"]),
         (f"y ~ mi(dose) * mi(age); {DOSE}; age | mi() ~ 1", "gaussian", ["mi(dose):mi(age)"]),
         (f"y ~ scale(mi(dose)); {DOSE}", "gaussian", ["scale(mi(dose))", "make a column"]),
@@ -213,12 +213,12 @@ def test_what_is_refused_of_rows() -> None:
     refused(lambda: made(text, frame=infinite), "'dose'", "row 0", "infinite")
     beds = frame.assign(beds=frame["beds"].where(frame["site"] != "s2"))
     of_sites = "y ~ mi(beds) + (1 | site); beds | mi() ~ age"
-    refused(lambda: made(of_sites, frame=beds), "mi(beds)", "one value at each client")
+    refused(lambda: made(of_sites, frame=beds), "mi(beds)", "one value per client")
 
 
 def test_a_covariate_of_0_and_1_is_warned_of() -> None:
     frame = lacking().assign(died=lambda f: f["died"].where(f.index % 4 > 0))
-    with pytest.warns(UserWarning, match=r"'mi\(died\)' is 0 or 1, and mi\(\) takes it for Normal"):
+    with pytest.warns(UserWarning, match=r"'mi\(died\)' is 0 or 1, and mi\(\) treats it as Normal"):
         made("y ~ mi(died) * sex; died | mi() ~ age", frame=frame)
 
 

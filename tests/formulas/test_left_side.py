@@ -93,7 +93,7 @@ def test_answers_that_mean_nothing_are_refused() -> None:
     angles = drawn("angle ~ dose + (1 | site)", "von_mises", draws=40)
     with pytest.raises(ValueError, match="von_mises is angles"):
         r2(angles)
-    with pytest.raises(ValueError, match="an average of angles is none"):
+    with pytest.raises(ValueError, match="angles have no average"):
         predictions(angles, "dose")
     assert len(effects(angles, "dose", grid=[0.0]).frame) == 1
     parts = drawn("cbind(most, left, rest) ~ dose + (1 | site)", "dirichlet", draws=40)

@@ -124,10 +124,10 @@ WRONG: dict[str, Any] = {
     "write it as in brms": {"b": "normal(0, 1) + 1"},
     "normal.0, x.', and normal takes 2 numbers": {"b": "normal(0, x)"},
     "'normal.0, -1.', which is not a distribution": {"b": "normal(0, -1)"},
-    "brms takes the part above 0": {"sd": "normal(1, 1)"},
+    "brms uses the part above 0": {"sd": "normal(1, 1)"},
     "concentration of an LKJ": {"cor": "normal(0, 1)"},
     "give a distribution of Pyro": {"b": "lkj(2)"},
-    "PreliZ's Wald, which is not read": {"b": _preliz("Wald")},
+    "PreliZ's Wald, which hierfl cannot read": {"b": _preliz("Wald")},
     "PreliZ's Normal, without mu, sigma": {"b": _preliz("Normal", mu=None, sigma=None)},
 }
 
@@ -157,8 +157,8 @@ def test_a_dot_is_what_was_there(text: str) -> None:
 
 REFUSED: dict[str, Callable[[], Any]] = {
     "a dot inside of a term": lambda: made().update("~ . * dose"),
-    "the formula has no sign '~'": lambda: made().update("dose"),
-    "has no term '.1 . site.' to take away": lambda: made().update("~ . - (1 | site)"),
+    "the formula has no '~'": lambda: made().update("dose"),
+    "has no term '.1 . site.' to remove": lambda: made().update("~ . - (1 | site)"),
     "removes 'dose', which it does not have": lambda: (
         made().update("~ . - dose").declared.described
     ),

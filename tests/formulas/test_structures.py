@@ -175,7 +175,7 @@ def test_what_cannot_be_is_refused() -> None:
     a, m = covariance(SITES), ring(SITES)
     cases: list[tuple[str, str, Any]] = [
         ("y ~ (1 | gr(site, cov=A))", "needs the matrix 'A': give data2", None),
-        ("y ~ car(M, gr=site) + car(N, gr=site)", "stands twice", {"M": m}),
+        ("y ~ car(M, gr=site) + car(N, gr=site)", "appears twice", {"M": m}),
         ("y ~ (1 | gr(site))", "cannot be read: write car", {"A": a}),
         ("y ~ (1 + age | gr(site, cov=A))", "must be \\(1 \\| gr", {"A": a}),
         (
@@ -197,7 +197,7 @@ def test_what_cannot_be_is_refused() -> None:
             formula_of(text, data2).program()
     with pytest.raises(TypeError, match="give a frame with the groups"):
         formula_of("y ~ (1 | gr(site, cov=A))", {"A": a.to_numpy()})
-    with pytest.raises(ValueError, match="other values than finite numbers"):
+    with pytest.raises(ValueError, match="values that are not finite numbers"):
         formula_of("y ~ (1 | gr(site, cov=A))", {"A": a.astype(str)})
     with pytest.raises(ValueError, match="not the same names"):
         formula_of("y ~ (1 | gr(site, cov=A))", {"A": a.set_axis(range(8), axis=1)})

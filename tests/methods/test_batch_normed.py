@@ -400,6 +400,6 @@ def test_a_client_with_one_row_is_named_and_its_predictions_are_nan() -> None:
     scores = fitted.predict(data, draws=1).mean
     assert bool(scores[:8].isfinite().all())
     assert bool(scores[8].isnan())
-    with pytest.warns(UserWarning, match="take no part"):
+    with pytest.warns(UserWarning, match="do not take part"):
         alone = fit(method, data, rounds=1, min_rows=2)
     assert bool(alone.predict(data.select([0, 1]), draws=1).mean.isfinite().all())

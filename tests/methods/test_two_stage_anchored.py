@@ -414,7 +414,7 @@ def test_weights_with_a_large_error_of_their_own_are_not_trusted(done: hierfl.Fi
     """Sums over few points of a client's own sites err, which k-hat of the weights does not show."""
     verdict = with_server(done, inner_error=torch.tensor(1.3)).summary()
     assert verdict.trustworthy is False
-    assert "the weights are unsure by a factor of 3.7" in verdict.verdict
+    assert "the weights are uncertain by a factor of 3.7" in verdict.verdict
     assert with_server(done, inner_error=torch.tensor(0.1)).summary().trustworthy is True
 
 

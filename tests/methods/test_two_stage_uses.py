@@ -163,7 +163,7 @@ def test_the_history_has_the_error_of_points_that_are_samples() -> None:
 
 def test_weights_that_are_unsure_are_said() -> None:
     state = replace(gaussian().progress.server, inner_error=torch.tensor(2.0))
-    with pytest.warns(UserWarning, match="unsure by a factor of 7.4"):
+    with pytest.warns(UserWarning, match="uncertain by a factor of 7.4"):
         warn(state, Clock(3, 60))
 
 

@@ -315,6 +315,6 @@ def test_ids_over_nodes_are_said_to_be_none_of_the_categories(tmp_path: Path) ->
         for name, part in of_sex("m", "m").items()
     }
     with pytest.raises(
-        ValueError, match=r"'patient' .* no value that 5 rows share, as an ID or a date"
+        ValueError, match=r"'patient' .* no value that 5 rows share, like an ID or a date"
     ):
         agreed_over(formula, asked_of(parts, tmp_path, formula))

@@ -81,7 +81,7 @@ def test_the_choice_is_that_of_fit(name: str, disclose: Disclose) -> None:
 
 def test_a_node_makes_methods_of_its_own_model_alone() -> None:
     told = describe(methods.fedsvi(regression))
-    with pytest.raises(Refused, match="cannot be made here: the model that is handed in is not"):
+    with pytest.raises(Refused, match="cannot be made here: the model that was passed is not"):
         FitCall(logistic).made_by(told)
     for wrong in (
         None,

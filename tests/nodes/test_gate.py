@@ -226,7 +226,7 @@ def test_a_design_with_a_column_of_few_rows_is_refused(tmp_path: Path) -> None:
     of = parts()
     of["west"] = rows(2).assign(load=np.arange(N) % 7.0, hiv=np.arange(N) % 2)
     nodes = in_process(of, tmp_path)
-    with pytest.warns(UserWarning, match="'north' is left out: the column 'hiv' sets apart"):
+    with pytest.warns(UserWarning, match="'north' is left out: the column 'hiv' singles out"):
         fit = hierfl.nodes.fit(formula("y ~ age + hiv"), nodes, rounds=1, disclose="sums")
     assert fit.clients == ("south", "west")
 
@@ -262,7 +262,7 @@ def test_no_combination_of_a_designs_columns_is_of_few_rows(name: str) -> None:
     columns = hierfl.schema(of, clients="hospital", levels=known) if known else None
     ready = hierfl.formula(text, "gaussian", clients="hospital", schema=columns).on(of)
     check_design(ready, of["south"], "south", 5)
-    with pytest.raises(Implausible, match="sets apart fewer"):
+    with pytest.raises(Implausible, match="singles out fewer"):
         check_design(ready, of["north"], "north", 5)
 
 

@@ -73,7 +73,7 @@ def test_a_name_that_is_not_public_is_refused(
     for extra in options:
         with pytest.raises(
             CannotRemake,
-            match=r"hand (the method|it) in: load\(\.\.\., (method|model)=\.\.\.\)$",
+            match=r"pass (the method|it): load\(\.\.\., (method|model)=\.\.\.\)$",
         ):
             remake({"made_by": "hierfl.methods.fedsvi", "with": {"model": {form: name, **extra}}})
     assert not list(tmp_path.iterdir())
@@ -123,7 +123,7 @@ def test_a_malformed_record_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for record in (CRAFTED[what], {"sequence": [CRAFTED[what]]}, {"mapping": {"a": CRAFTED[what]}}):
-        with pytest.raises(CannotRemake, match=r"hand the method in: load") as caught:
+        with pytest.raises(CannotRemake, match=r"pass the method: load") as caught:
             remake(record)
         assert len(str(caught.value)) < 400
     assert not list(tmp_path.iterdir())

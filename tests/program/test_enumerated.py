@@ -517,7 +517,7 @@ def test_log_densities_and_derivatives_are_those_of_the_sum_by_hand(name: str) -
     )
 
 
-@pytest.mark.filterwarnings("ignore:the posterior is not one to trust:UserWarning")
+@pytest.mark.filterwarnings("ignore:do not trust the posterior:UserWarning")
 @pytest.mark.parametrize(
     ("name", "method", "rounds"),
     [
@@ -617,7 +617,7 @@ def share_of(fit: hierfl.Fit, site: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch.func's own
-@pytest.mark.filterwarnings("ignore:the posterior is not one to trust:UserWarning")
+@pytest.mark.filterwarnings("ignore:do not trust the posterior:UserWarning")
 @pytest.mark.parametrize(
     ("name", "site"),
     [
@@ -638,7 +638,7 @@ def test_labels_are_drawn_by_their_probabilities(name: str, site: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:the posterior is not one to trust:UserWarning")
+@pytest.mark.filterwarnings("ignore:do not trust the posterior:UserWarning")
 def test_probabilities_of_a_label_are_those_by_hand() -> None:
     fit = fitted(row_label)
     draws = fit.draws(2000, seed=0)
@@ -650,7 +650,7 @@ def test_probabilities_of_a_label_are_those_by_hand() -> None:
     torch.testing.assert_close(share_of(fit, "label")[0], by_hand.double(), rtol=0.0, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:the posterior is not one to trust:UserWarning")
+@pytest.mark.filterwarnings("ignore:do not trust the posterior:UserWarning")
 def test_a_program_without_discrete_sites_has_no_labels() -> None:
     with pytest.raises(ValueError, match="no discrete latent site"):
         fitted(row_label_by_hand).infer_discrete()

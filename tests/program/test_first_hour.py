@@ -256,7 +256,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     # arguments of fit
     "rows for a method": (
         lambda: FIT(federation(), methods.fedsvi(right), rounds=1),
-        "model is a ClientData: hand over a model",
+        "model is a ClientData: pass a model",
     ),
     "a network for a method": (
         lambda: FIT(torch.nn.Linear(2, 1), federation(), rounds=1),
@@ -264,7 +264,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a class for a method": (
         lambda: FIT(torch.nn.Linear, federation(), rounds=1),
-        "model is a type: hand over a model",
+        "model is a type: pass a model",
     ),
     "a model that fails": (
         lambda: FIT(two_arguments, federation(), rounds=1),
@@ -272,19 +272,19 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no method": (
         lambda: FIT(None, federation(), rounds=1),
-        "model is None: hand over a model",
+        "model is None: pass a model",
     ),
     "a guide for a method": (
         lambda: FIT(guides.structured, federation(), rounds=1),
-        "model is a .*: hand over a model",
+        "model is a .*: pass a model",
     ),
     "a method's name": (
         lambda: FIT("fedavg", federation(), rounds=1),
-        "model is 'fedavg': hand over a model",
+        "model is 'fedavg': pass a model",
     ),
     "a fit for a method": (
         lambda: FIT(run()(), federation(), rounds=1),
-        "model is a Fit: hand over a model",
+        "model is a Fit: pass a model",
     ),
     "a fit for data": (
         lambda: FIT(methods.fedsvi(right), run()(), rounds=1),
@@ -301,11 +301,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "rounds in words": (run(rounds="5"), r"rounds is '5': it must be an integer"),
     "rows for a fit": (
         lambda: hierfl.diagnostics.pac_bayes(federation()),  # type: ignore[arg-type]
-        r"fit is a ClientData: hand over what hierfl\.fit",
+        r"fit is a ClientData: pass what hierfl\.fit",
     ),
     "a method for a fit": (
         lambda: hierfl.diagnostics.summary(methods.fedsvi(right)),  # type: ignore[arg-type]
-        r"fit is a Method: hand over what hierfl\.fit",
+        r"fit is a Method: pass what hierfl\.fit",
     ),
     "draws in words": (
         lambda: run()().summary(draws="many"),

@@ -55,25 +55,23 @@ def test_a_record_finds_what_is_marked_and_compares_it() -> None:
     assert again.model is named and again.guide is approximate
     record["with"]["model"]["marked"] = "plain"
     record["with"]["model"]["code"]["code"] = "0" * 16
-    with pytest.raises(
-        CannotRemake, match="the model marked as 'plain' is not the one of the record"
-    ):
+    with pytest.raises(CannotRemake, match="the model marked as 'plain' is not the recorded one"):
         remake(record)
 
 
 def test_what_is_not_marked_is_handed_in() -> None:
     record = describe(methods.fine_tuned(methods.fedavg(unmarked)))
     with pytest.raises(
-        CannotRemake, match=r"is not marked .* @hierfl.model, or hand it in: load\(\.\.\., model="
+        CannotRemake, match=r"is not marked .* @hierfl.model, or pass it: load\(\.\.\., model="
     ):
         remake(record)
     again = remake(record, handed={"model": unmarked})
     assert again.model is unmarked
     with pytest.raises(
-        CannotRemake, match=r"the model that is handed in is not the one .* it differs in"
+        CannotRemake, match=r"the model that was passed is not the recorded one.* it differs in"
     ):
         remake(record, handed={"model": factory(1.0)})
-    with pytest.raises(CannotRemake, match="the record has no guide to hand in for"):
+    with pytest.raises(CannotRemake, match="the record has no guide to pass"):
         remake(record, handed={"model": unmarked, "guide": approximate})
 
 

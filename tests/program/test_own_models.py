@@ -247,7 +247,7 @@ def test_what_holds_functions_is_not_pickled_and_says_what_to_do() -> None:
     data = ClientData.from_arrays(CLIENT, x=X, y=Y)
     fitted = hierfl.fit(model_of(whole), data, seed=0)
     for value, way in (
-        (fitted, r"a Fit cannot be pickled: write it by fit.save\(folder\).*hierfl.load"),
+        (fitted, r"a Fit cannot be pickled: write it with fit.save\(folder\).*hierfl.load"),
         (fitted.method, "a Method cannot be pickled: call its builder"),
         (fitted.program, "a Program cannot be pickled: read it where it is needed"),
     ):
@@ -268,7 +268,8 @@ def test_a_fit_with_a_learned_param_says_that_it_is_a_point() -> None:
     data = ClientData.from_arrays(CLIENT, y=Y)
     quick = hierfl.Settings(compile=False)
     with pytest.warns(
-        UserWarning, match=r"not one to trust.*'mu' is learned as a point.*give it a prior"
+        UserWarning,
+        match=r"do not trust the posterior.*'mu' is learned as a point.*give it a prior",
     ):
         fitted = hierfl.fit(model, data, seed=0, settings=quick)
     assert str(fitted.progress.verdict)[:40] in repr(fitted)

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings(
         "ignore:.*torch.jit.script.*:DeprecationWarning"
     ),  # torch.func's own
-    pytest.mark.filterwarnings("ignore:the posterior is not one to trust:UserWarning"),
+    pytest.mark.filterwarnings("ignore:do not trust the posterior:UserWarning"),
 ]
 NOISE = 0.4
 SETTINGS = hierfl.Settings(compile=False)

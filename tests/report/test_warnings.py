@@ -190,9 +190,7 @@ def test_clients_with_uninformative_rows_raise_a_warning() -> None:
     means = f.draws(300).own["a"].mean(0).numpy()
     exact = 0.5 * (1.0 / (1.0 + precision) - 1.0 + np.log1p(precision) + means**2)
     np.testing.assert_allclose(result.evidence.information["nats"], exact, atol=0.25)
-    assert answer(INFORMED, result).startswith(
-        "The own rows of 1 of 3 clients (1) add less than 0.1 nats"
-    )
+    assert answer(INFORMED, result).startswith("The rows of 1 of 3 clients (1) add less than")
 
 
 def test_a_client_with_a_shifted_mean_is_informed_even_if_its_variance_is_the_priors() -> None:
@@ -208,7 +206,7 @@ def test_a_client_with_a_shifted_mean_is_informed_even_if_its_variance_is_the_pr
     assert result.expected is not None
     learned = information(result.fit, replace(result.draws, own=own), result.expected)
     moved = replace(result, evidence=replace(result.evidence, information=learned))
-    assert answer(INFORMED, moved).startswith("The own rows of 2 of 3 clients (north and east)")
+    assert answer(INFORMED, moved).startswith("The rows of 2 of 3 clients (north and east)")
 
 
 SCORE = "validation_log_score"

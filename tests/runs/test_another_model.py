@@ -151,10 +151,12 @@ def test_a_marked_model_is_compared_too(tmp_path: Path) -> None:
     scaled(2.0, name="scaled")
     with pytest.raises(
         hierfl.CannotRemake,
-        match=r"marked as 'scaled' is not the one of the record: it differs in model: value of closure's 'scale'",
+        match=r"marked as 'scaled' is not the recorded one: it differs in model: value of closure's 'scale'",
     ):
         hierfl.load(tmp_path)
-    with pytest.raises(hierfl.CannotRemake, match="the model that is handed in is not the one"):
+    with pytest.raises(
+        hierfl.CannotRemake, match="the model that was passed is not the recorded one"
+    ):
         hierfl.load(tmp_path, model=scaled(3.0))
     assert hierfl.load(tmp_path, model=scaled(1.0)).clients == data.names
     with pytest.raises(ValueError, match="leave model= and guide= out"):

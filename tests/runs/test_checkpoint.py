@@ -200,8 +200,8 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "a bit of a row": ("local.safetensors", flipped, "local.safetensors is truncated or changed"),
     "truncated record": ("state.json", lambda b: b[:40], r"state\.json cannot be read"),
     "no JSON": ("state.json", lambda b: b"\x80\x04K\x01.", r"state\.json cannot be read"),
-    "foreign JSON": ("state.json", lambda b: b'{"format": "other"}', r"state\.json is not of a hierfl run"),
-    "a list": ("state.json", lambda b: b"[1, 2]", r"state\.json is not of a hierfl run"),
+    "foreign JSON": ("state.json", lambda b: b'{"format": "other"}', r"state\.json does not belong to a hierfl run"),
+    "a list": ("state.json", lambda b: b"[1, 2]", r"state\.json does not belong to a hierfl run"),
     "a record without hashes": ("state.json", lambda b: b'{"format": "hierfl-run", "version": 4}', "state.json"),
     "another round": ("state.json", later, "state.json"),
     "another version": (
@@ -219,7 +219,7 @@ def test_damage_falls_back_one_checkpoint(
     copytree(stopped, tmp_path, dirs_exist_ok=True)
     path = damaged(tmp_path, file, change)
     with pytest.warns(
-        UserWarning, match=f"passed over damaged checkpoints.*round-00000004: .*{message}"
+        UserWarning, match=f"skipped damaged checkpoints.*round-00000004: .*{message}"
     ):
         same(six_rounds, fit(method, data, rounds=6, checkpoint=tmp_path, resume=True))
     assert path.exists()
@@ -275,7 +275,7 @@ def test_a_checkpoint_of_another_run_is_refused(what: str, stopped: Path, tmp_pa
     made = {k: v() if callable(v) else v for k, v in options.items()}
     method, data = made.pop("method", METHODS["structured"]()), made.pop("data", federation())
     with pytest.raises(
-        hierfl.CheckpointError, match=f"is of another run: it {message}.*name another folder"
+        hierfl.CheckpointError, match=f"belongs to another run: it {message}.*name another folder"
     ):
         fit(method, data, checkpoint=tmp_path, resume=True, **{"rounds": 6, **made})
 

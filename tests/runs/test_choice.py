@@ -217,12 +217,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_attempts_get_longer_until_the_fit_is_good(quick: list[int]) -> None:
     found = fit(students, federation())
     assert quick == [6, 12] and found.rounds == found.progress.round == 12
-    assert found.chosen is not None and found.chosen.startswith("fedsvi, since two_stage does not")
+    assert found.chosen is not None and found.chosen.startswith("fedsvi, since two_stage cannot")
     assert found.progress.verdict == "Good."
     same(found, fit(methods.fedsvi(students), federation(), rounds=12))
 
 
-@pytest.mark.filterwarnings("ignore:the posterior is not one to trust")
+@pytest.mark.filterwarnings("ignore:do not trust the posterior")
 def test_the_attempts_end(quick: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chosen, "ATTEMPTS", (2, 4))
     assert fit(students, federation()).rounds == 4

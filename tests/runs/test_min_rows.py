@@ -31,7 +31,7 @@ def test_the_fit_is_that_of_the_clients_with_rows_enough() -> None:
 
 def test_those_left_out_may_join_afterwards() -> None:
     data = federation(COUNTS)
-    with pytest.warns(UserWarning, match="take no part"):
+    with pytest.warns(UserWarning, match="do not take part"):
         fitted = fit(fedsvi(regression), data, rounds=2, min_rows=5)
     few = data.select([name for name in data.names if name not in fitted.clients])
     joined = fitted.personalize(few, rounds=1)
@@ -41,7 +41,7 @@ def test_those_left_out_may_join_afterwards() -> None:
 
 
 def test_bad_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match="no client has as many rows: the most are 7"):
+    with pytest.raises(ValueError, match="no client has that many rows: the largest has 7"):
         hierfl.fit(
             fedsvi(regression), federation(COUNTS), rounds=1, settings=hierfl.Settings(min_rows=8)
         )

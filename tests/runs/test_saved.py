@@ -77,7 +77,7 @@ def test_rows_that_a_checkpoint_never_holds_must_be_handed_in(tmp_path: Path) ->
     fit(fedsvi(regression), federation(), rounds=1, checkpoint=tmp_path)
     with pytest.raises(
         hierfl.RowsNotSaved,
-        match=r"saved without the clients' rows: hand the clients' rows in, load\(\.\.\., data=",
+        match=r"saved without the clients' rows: pass the clients' rows, load\(\.\.\., data=",
     ):
         hierfl.load(tmp_path)
 
@@ -123,7 +123,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "round-00000001" / "state.json").write_text("{}")
     with pytest.raises(
         hierfl.CheckpointError,
-        match=r"no checkpoint can be read: round-00000001: .*not of a hierfl run",
+        match=r"no checkpoint can be read: round-00000001: .*does not belong to a hierfl run",
     ):
         hierfl.load(tmp_path)
 
@@ -189,7 +189,7 @@ def test_a_method_that_cannot_be_rebuilt_must_be_passed(what: str) -> None:
     record = describe(fedsvi(UNMADE[what]()))
     with pytest.raises(
         CannotRemake,
-        match=r"is not stored in a file; (mark it in this program, @hierfl.model, or )?hand (it|the method) in",
+        match=r"is not stored in a file; (mark it in this program, @hierfl.model, or )?pass (it|the method)",
     ):
         remake(record)
 
@@ -198,7 +198,7 @@ def test_loading_imports_nothing_that_a_file_names(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
     sys.path.insert(0, str(tmp_path))
     try:
-        with pytest.raises(CannotRemake, match="'evil:model' is not a public name of hierfl:"):
+        with pytest.raises(CannotRemake, match="'evil:model' is not a public name of hierfl: pass"):
             remake({"named": "evil:model"})
     finally:
         sys.path.remove(str(tmp_path))
@@ -230,5 +230,5 @@ def test_a_model_of_another_script_is_not_found(
     with monkeypatch.context() as patch:  # what one script marks, the other has not marked
         patch.setattr(public_names, "_MARKED", {})
         runpy.run_path(str(script), run_name="__main__")
-    with pytest.raises(CannotRemake, match=r"'my_model' is not marked .*hand it in:"):
+    with pytest.raises(CannotRemake, match=r"'my_model' is not marked .*pass it: load"):
         hierfl.load(tmp_path / "run")

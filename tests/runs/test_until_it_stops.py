@@ -80,7 +80,7 @@ def test_the_server_decides_before_the_most_rounds() -> None:
     ],
 )
 def test_others_need_a_number(method: Method) -> None:
-    with pytest.raises(ValueError, match=r"does not stop itself: say how many, rounds=100"):
+    with pytest.raises(ValueError, match=r"does not stop automatically: say how many, rounds=100"):
         fit(method, federation())
 
 

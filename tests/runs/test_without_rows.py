@@ -85,15 +85,13 @@ def test_what_needs_no_rows_is_the_same_and_the_rest_is_refused(name: str, tmp_p
     fitted.save(tmp_path)
     back = hierfl.load(tmp_path, method=method)
     assert equal(of_others(fitted), of_others(back))
-    needing: list[tuple[Any, str]] = [
-        (lambda: back.posterior_predictive(5), "hand them in, hierfl")
-    ]
+    needing: list[tuple[Any, str]] = [(lambda: back.posterior_predictive(5), "pass them, hierfl")]
     if name in READS_ROWS:
         needing += [(lambda: of_clients(back), "'(lift|slope)' depends on them.*hierfl")]
     else:
         assert equal(of_clients(fitted), of_clients(back))
     if name != "pfedme":  # whose points are refused first
-        needing += [(lambda: hierfl.diagnostics.loo(back), "hand them in, hierfl")]
+        needing += [(lambda: hierfl.diagnostics.loo(back), "pass them, hierfl")]
     for needs, words in needing:
         with pytest.raises(hierfl.RowsNotSaved, match=words + r".load\(folder, data="):
             needs()

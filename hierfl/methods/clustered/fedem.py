@@ -35,7 +35,7 @@ LEAST = 1e-12  # of a share: its logarithm stays finite
 
 
 @About(
-    infers="a mixture of models with shares of each client's own",
+    infers="a mixture of models, with each client's own shares",
     source="Marfoq et al. 2021, arXiv:2108.10252",
     common="M models",
     own="shares of them",

@@ -136,7 +136,7 @@ def moving(program: Program, optimizers: Optimizers) -> Step:
 
 
 @About(
-    infers="a common body, and a head of each client's own; FedPer with `joint=True`",
+    infers="a common body, and a head for each client; FedPer with `joint=True`",
     source="Collins et al. 2021, arXiv:2102.07078; FedPer: Arivazhagan et al. 2019",
     common="a body",
     own="a head",

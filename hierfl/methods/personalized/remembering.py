@@ -55,7 +55,7 @@ Remembered = Callable[[ClientBatch], Tree]
 
 
 @About(
-    infers="FedAvg's network, mixed with the labels of a client's own rows that are nearest",
+    infers="FedAvg's network, mixed with the labels of the client's nearest rows",
     source="Marfoq et al. 2022, arXiv:2111.09360",
     common="weights",
     own="a memory of rows",
@@ -115,7 +115,7 @@ def remembering(
 
 
 @About(
-    infers="a Gaussian process of each client's rows, on a common embedding",
+    infers="a Gaussian process for each client, on a common embedding",
     source="Achituve et al. 2021, arXiv:2106.15482",
     common="weights of an embedding, and a kernel",
     own="a Gaussian process",

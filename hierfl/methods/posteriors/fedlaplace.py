@@ -71,7 +71,7 @@ FORMS = ({"loc"}, {"loc", "first"}, SETTLING, SETTLING | {"right", "left", "poin
 
 
 @About(
-    infers="the posterior in about ten rounds, where there are few global parameters",
+    infers="the posterior in about ten rounds, if there are few global parameters",
     source="INLA's idea (Rue et al. 2009), federated",
     common="a few sites",
     own="sites with modes",

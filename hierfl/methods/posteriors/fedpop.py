@@ -50,7 +50,7 @@ DIVERGES = 2.0  # gamma times the curvature from which a chain diverges
 
 
 @About(
-    infers="each client's draws of its local sites, by Langevin steps, and a point estimate of what is common",
+    infers="Langevin draws of each client's local sites, and point estimates of the common parameters",
     source="Kotelevskii et al. 2022, arXiv:2206.03611",
     common="params",
     own="sites",

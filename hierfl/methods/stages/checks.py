@@ -130,7 +130,7 @@ def warn(state: ServerState, clock: Clock) -> None:
         )
     if state.is_done and error > UNSURE:
         warnings.warn(
-            f"the weights are unsure by a factor of {math.exp(error):.1f}: some clients' "
+            f"the weights are uncertain by a factor of {math.exp(error):.1f}: some clients' "
             "likelihoods are so far from Gaussian that their integrals are inaccurate. Do not "
             "trust tails and spreads: give local sites tighter priors, or take fedsvi with "
             "guides.structured",
