@@ -27,7 +27,15 @@ from hierfl.formulas.answers import (
     of_groups,
 )
 from hierfl.formulas.columns import Kind as KindOfColumn
-from hierfl.formulas.columns import OneFrame, complete, ends_of, joined, number_column, prepared
+from hierfl.formulas.columns import (
+    OneFrame,
+    column_fault,
+    complete,
+    ends_of,
+    joined,
+    number_column,
+    prepared,
+)
 from hierfl.formulas.constants import STATEFUL, Implausible, check_constants, check_moments
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
@@ -129,6 +137,12 @@ def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> 
         columns |= {OFFSET: offset} if layout.common.offsets else {}
         for term in layout.at("crossed"):
             names = group_names(frame, term.group.by, client)
+            if others := {*names.tolist()} - {*term.levels}:
+                what, public = (
+                    f"has the group {min(others)}",
+                    "has a group that is not an agreed one",
+                )
+                raise column_fault(what, public, ":".join(term.group.by), client)
             for name in np.unique(names).tolist():
                 own = (names == name)[:, None] * term.evaluate(ready, client)
                 labels = (f"{part} of {term.site} '{name}'" for part in term.columns)
@@ -137,7 +151,8 @@ def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> 
     for label in (*declared.parts.labels, *filter(None, [additions.get("weights")])):
         if schema.columns[label].kind == "number":
             columns[label] = ready[label].to_numpy(np.float64)
-    beside = {name: values for of in additions.values() for name, values in _added(ready[of])}
+    names_of = [label for label in declared.parts.labels if schema.columns[label].kind != "number"]
+    beside = {n: of for name in (*names_of, *additions.values()) for n, of in _added(ready[name])}
     made = {n: of[rows_known[n]] if n in rows_known else of for n, of in columns.items()}
     as_it_is = {*declared.parts.labels, *beside}
     for share, every in ((SHARE, read), (NEARLY, {**made, **beside})):
@@ -150,7 +165,7 @@ def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> 
 
 
 def _added(column: pd.Series[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what an addition to the response holds, (n,): X'y of an event that few rows have is of their covariates."""
+    """Yield what stands beside numbers, (n,), by level: X'y of an event that few rows have is of their covariates."""
     if not hasattr(column, "cat"):
         yield str(column.name), np.nan_to_num(column.to_numpy(np.float64))
         return

@@ -143,6 +143,8 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 def read(path: Path, most: int = MOST) -> bytes:
     """Return the bytes of a file; what the other side has put there in place of one is Refused."""
+    if not path.name.isprintable():  # it may move a terminal's cursor
+        raise Refused("its name cannot be printed")
     try:
         # neither through a link, nor waiting for what writes into a pipe
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

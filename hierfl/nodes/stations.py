@@ -66,14 +66,8 @@ class Station:
         """
         log.ASKED_BY.set(by)
         try:
-            policy = self.allowed
-            if len(request) > policy.bytes_a_request:
-                raise Refused(
-                    f"it has {len(request):,} bytes, and the node's policy allows "
-                    f"{policy.bytes_a_request:,} (bytes_a_request)"
-                )
-            item = (*read_request(request), by)
-            return write_answer(request, self._work(item, policy.limits))
+            limits = self.allowed.limits_of(request)
+            return write_answer(request, self._work((*read_request(request), by), limits))
         except Exception as error:  # whatever the owner's code or a crafted message raises
             return write_answer(request, wrong=said(error, self.folder))
 
