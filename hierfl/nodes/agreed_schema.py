@@ -17,9 +17,10 @@ import numpy as np
 
 from hierfl.core.disk import private_folder, write_private
 from hierfl.formulas.agree import agreed
+from hierfl.formulas.columns import incomplete, numbers
 from hierfl.formulas.constants import Implausible
 from hierfl.formulas.credible import Heard
-from hierfl.formulas.disclosure import tells_of_few
+from hierfl.formulas.disclosure import moved_values, tells_of_few
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.odd_answers import odd_answers
 from hierfl.formulas.questions import (
@@ -243,18 +244,31 @@ def with_schema(formula: Formula, text: str | bytes) -> Formula:
     return made
 
 
-def check_answered(
-    root: Path, formula: Formula, frames: Any, schema: Schema, policy: Policy
-) -> None:
-    """Refuse a schema of other columns, groups or constants than the node was asked about, or of few rows."""
-    ledger, declared = Ledger.at(root), formula.declared
+def fitted_rows(formula: Formula, frames: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return a client's rows as its node fits them, and the columns of which it has moved some values."""
+    client, frame = only_client(formula, frames)
+    declared, least = formula.declared, formula.agreed.min_count
+    there = ~incomplete(frame, declared.rows_of, client, declared.missing)
+    moved = moved_values(own_rows(declared, frame, client, least), declared, least)
+    made = {name: numbers(frame[name]).copy() for name in moved}
+    for name, values in moved.items():
+        made[name][there] = values
+    return {client: frame.assign(**made)}, tuple(sorted(moved))
+
+
+def check_answered(root: Path, formula: Formula, frames: Any, rows: Any, policy: Policy) -> None:
+    """Refuse a schema of other columns, groups or constants than the node was asked about, or of few rows.
+
+    `formula` has the schema, and `rows` are those that its node fits.
+    """
+    ledger, declared, schema = Ledger.at(root), formula.declared, formula.agreed
     about = _about(formula, frames, ledger.key)
     before = [Subject(*e.subject) for e in ledger.entries if e.kind == ASKS]
     if (about, _hash(schema, *BASIS)) not in {(of.rows, of.basis) for of in before}:
         raise Refused("the schema is not the one that the node has answered questions about")
-    client, frame = only_client(formula, frames)
-    rows = own_rows(declared, frame, client, schema.min_count)
+    ((client, frame),) = rows.items()
+    complete_rows = own_rows(declared, frame, client, schema.min_count)
     try:
-        check_design(replace(formula, schema=schema, data2={}), rows, client, policy.min_count)
+        check_design(formula, complete_rows, client, policy.min_count)
     except Implausible as error:
         raise Forbidden(str(error)) from error

@@ -31,6 +31,7 @@ Fills = tuple[float, float]
 FEW = 5  # rows of a client that stand in for its own
 # of a client, of a code, and of a row's field: what a server and its programs can hold
 MOST_ROWS, MOST_CODES, MOST_ENTRIES = 1 << 26, 1 << 31, 1 << 24
+MOST_MOVED = 1000  # columns
 Name = Annotated[str, Meta(min_length=1, max_length=1000)]
 Count = Annotated[int, Meta(ge=1, lt=MOST_ROWS)]
 Code = Annotated[int, Meta(ge=-MOST_CODES, le=MOST_CODES)]
@@ -87,26 +88,31 @@ def _check(names: Sequence[str], codes: Ranges) -> None:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a node reports about its client: name, number of rows, form, and field of codes -> their range."""
+    """What a node reports about its client: name, number of rows, form, and field of codes -> their range.
+
+    It has `moved` the values of some columns that fewer than `min_count` rows have to the nearest others'.
+    """
 
     client: Name
     rows: Count
     form: Fields
     codes: Ranges
+    moved: Annotated[tuple[Name, ...], Meta(max_length=MOST_MOVED)] = ()
 
     def __post_init__(self) -> None:
         """Refuse a name that cannot be printed, and ranges without a code."""
-        _check([self.client], self.codes)
+        _check([self.client, *self.moved], self.codes)
 
     @staticmethod
-    def of(data: ClientData) -> Introduction:
+    def of(data: ClientData, moved: Sequence[str] = ()) -> Introduction:
         """Return what a node reports about its one client; refuse rows of several."""
         if data.num_clients != 1:
             raise ValueError(
                 f"a node has the rows of one client, and these are of {data.num_clients}: start a "
                 "node for each"
             )
-        return Introduction(data.names[0], data.num_rows, Fields.of(data), codes_of(data))
+        form, codes = Fields.of(data), codes_of(data)
+        return Introduction(data.names[0], data.num_rows, form, codes, tuple(moved))
 
 
 @dataclass(frozen=True)

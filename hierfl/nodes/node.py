@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -53,12 +53,17 @@ def run_name(method: Method, agreement: Agreement, seed: int) -> str:
 
 
 def introduce(
-    method: Method | None, data: ClientData, folder: str | Path, *, policy: str | Path | None = None
+    method: Method | None,
+    data: ClientData,
+    folder: str | Path,
+    *,
+    policy: str | Path | None = None,
+    moved: Sequence[str] = (),
 ) -> bytes:
     """Return what a node reports about its client before the first round, as JSON."""
     root = Path(folder)
     allowed = policy_at(policy, root, own=method)
-    return gate.answer(_BeforeRun(method, data, root, allowed), INTRODUCE, b"{}")
+    return gate.answer(_BeforeRun(method, data, root, allowed, moved), INTRODUCE, b"{}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +74,7 @@ class _BeforeRun:
     data: ClientData
     folder: Path
     policy: Policy
+    moved: Sequence[str] = ()
     run: str = ""
 
     @property
@@ -84,7 +90,7 @@ class _BeforeRun:
     @property
     def introduction(self) -> str:
         """What the node reports about its client."""
-        return json.dumps(asdict(Introduction.of(self.data)))
+        return json.dumps(asdict(Introduction.of(self.data, self.moved)))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 import hierfl
+from hierfl.cli.officer_page import entries
 from hierfl.data.arrays import RowsFault
 from hierfl.formulas.constants import STATEFUL, Implausible, Stateful
 from hierfl.formulas.disclosure import coarse, isolated
@@ -223,12 +224,33 @@ def test_a_node_counts_no_values_around_one_patient(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:k-hat", "ignore:the rounds ended", "ignore:client")
-def test_a_design_with_a_column_of_few_rows_is_refused(tmp_path: Path) -> None:
-    of = parts()
-    of["west"] = rows(2).assign(load=np.arange(N) % 7.0, hiv=np.arange(N) % 2)
+def test_a_value_of_few_rows_leaves_no_node_out_and_reaches_nobody(tmp_path: Path) -> None:
+    """A node fits the nearest other value, says so, and all that leaves it is the same for any value."""
+    sent = []
+    for name, value in (("one", 48213.0), ("other", 31000.0)):
+        of = {k: rows(i) for i, k in enumerate(("north", "south", "west"))}
+        for frame in of.values():
+            frame["load"], frame["hiv"] = np.arange(N) % 7.0, np.arange(N) % 2
+        of["north"]["hiv"] = 0
+        of["north"].loc[17, ["load", "hiv"]] = value, 1
+        made = formula("y ~ scale(load) + hiv")
+        with pytest.warns(
+            UserWarning, match="'north' fits its rows with values of hiv, load moved"
+        ):
+            fit = hierfl.nodes.fit(made, in_process(of, tmp_path / name), rounds=1)
+        assert fit.clients == ("north", "south", "west")
+        sent.append([line["sha256"] for line in entries(tmp_path / name / "north")])
+    assert sent[0] == sent[1] and len(sent[0]) > 5
+
+
+@pytest.mark.filterwarnings("ignore:k-hat", "ignore:the rounds ended", "ignore:client")
+def test_an_outcome_of_few_rows_is_not_moved(tmp_path: Path) -> None:
+    of = {k: rows(i) for i, k in enumerate(("north", "south", "west"))}
+    of["south"]["hiv"] = of["west"]["hiv"] = np.arange(N) % 2
+    of["north"].loc[17, "hiv"] = 1
     nodes = in_process(of, tmp_path)
     with pytest.warns(UserWarning, match="'north' is left out: the column 'hiv' sets apart"):
-        fit = hierfl.nodes.fit(formula("y ~ age + hiv"), nodes, rounds=1, disclose="sums")
+        fit = hierfl.nodes.fit(formula("hiv ~ age", "bernoulli"), nodes, rounds=1)
     assert fit.clients == ("south", "west")
 
 
