@@ -118,40 +118,28 @@ def coarse_frame(
 
     Rounds send sums of a response, and of what stands beside it, as it is: few rows may share a value.
     """
-    made = {name: of for name, _, of in _coarse_columns(frame, kinds, declared, least)}
+    made = {name: of for name, _, of in coarse_columns(frame, kinds, declared, least)}
     for name, values in made.items():
         if not len(values):  # they cannot be told about at all: only that they are there
             made[name] = np.where(np.isfinite(numbers(frame[name])), 0.0, np.nan)
     return frame.assign(**made) if made else frame
 
 
-def _coarse_columns(
+def coarse_columns(
     frame: Any, kinds: Mapping[str, Any], declared: Declaration | None, least: int
 ) -> Iterator[tuple[str, Floats, Floats]]:
     """Yield the name and the values of each column of numbers, and what is made of them."""
-    outcomes = _outcomes(declared)
+    outcomes = outcomes_of(declared)
     for name, kind in kinds.items() if least > 1 else ():
         if name in frame and kind != "category" and frame[name].dtype.kind in "iuf":
             values = numbers(frame[name])
             yield name, values, coarse(values, least, by_value=name not in outcomes, share=SHARE)
 
 
-def _outcomes(declared: Declaration | None) -> set[str]:
+def outcomes_of(declared: Declaration | None) -> set[str]:
+    """Return the columns of a response, and of what stands beside it."""
     parts = None if declared is None else declared.parts
     return {*parts.labels, *parts.additions.values()} if parts else set()
-
-
-def moved_values(frame: Any, declared: Declaration, least: int) -> dict[str, Floats]:
-    """Return the covariates of a client's complete rows that its node fits by `coarse` values: column -> (n,).
-
-    Rounds then tell no more of them than a schema. Outcomes, and what stands beside them, stay as they are.
-    """
-    every = _coarse_columns(frame, declared.columns, declared, least)
-    return {
-        name: made
-        for name, values, made in every
-        if name not in _outcomes(declared) and len(made) and not np.array_equal(made, values, True)
-    }
 
 
 def told_together(

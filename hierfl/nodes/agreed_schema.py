@@ -11,26 +11,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hierfl.core.disk import private_folder, write_private
 from hierfl.formulas.agree import agreed
-from hierfl.formulas.columns import incomplete, numbers
 from hierfl.formulas.constants import Implausible
 from hierfl.formulas.credible import Heard
-from hierfl.formulas.disclosure import moved_values, tells_of_few
+from hierfl.formulas.disclosure import tells_of_few
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.odd_answers import odd_answers
-from hierfl.formulas.questions import (
-    Question,
-    answer_of_json,
-    check_design,
-    design_matrix,
-    own_answer,
-    own_rows,
-)
+from hierfl.formulas.own_rows import check_design, design_matrix, fitted_rows, own_rows
+from hierfl.formulas.questions import Question, answer_of_json, own_answer
 from hierfl.formulas.schema import Schema
 from hierfl.nodes.account import ROWS, Ledger, Subject, digest
 from hierfl.nodes.agreement import Key, named_answers
@@ -244,22 +237,26 @@ def with_schema(formula: Formula, text: str | bytes) -> Formula:
     return made
 
 
-def fitted_rows(formula: Formula, frames: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return a client's rows as its node fits them, and the columns of which it has moved some values."""
+class Fitted(NamedTuple):
+    """A formula with its schema, the rows of a node's client as they are fitted, and columns with `moved` values."""
+
+    formula: Formula
+    frames: Mapping[str, Any]
+    moved: tuple[str, ...]
+
+
+def fitted(formula: Formula, text: bytes, frames: Any) -> Fitted:
+    """Return what a node fits, by a schema that was sent as JSON (`Refused`)."""
+    made = with_schema(formula, text)
     client, frame = only_client(formula, frames)
-    declared, least = formula.declared, formula.agreed.min_count
-    there = ~incomplete(frame, declared.rows_of, client, declared.missing)
-    moved = moved_values(own_rows(declared, frame, client, least), declared, least)
-    made = {name: numbers(frame[name]).copy() for name in moved}
-    for name, values in moved.items():
-        made[name][there] = values
-    return {client: frame.assign(**made)}, tuple(sorted(moved))
+    rows, moved = fitted_rows(formula.declared, frame, client, made.agreed.min_count)
+    return Fitted(made, {client: rows}, moved)
 
 
 def check_answered(root: Path, formula: Formula, frames: Any, rows: Any, policy: Policy) -> None:
     """Refuse a schema of other columns, groups or constants than the node was asked about, or of few rows.
 
-    `formula` has the schema, and `rows` are those that its node fits.
+    `formula` has the schema, `frames` the client's rows, and `rows` those that are fitted.
     """
     ledger, declared, schema = Ledger.at(root), formula.declared, formula.agreed
     about = _about(formula, frames, ledger.key)

@@ -31,7 +31,6 @@ Fills = tuple[float, float]
 FEW = 5  # rows of a client that stand in for its own
 # of a client, of a code, and of a row's field: what a server and its programs can hold
 MOST_ROWS, MOST_CODES, MOST_ENTRIES = 1 << 26, 1 << 31, 1 << 24
-MOST_MOVED = 1000  # columns
 Name = Annotated[str, Meta(min_length=1, max_length=1000)]
 Count = Annotated[int, Meta(ge=1, lt=MOST_ROWS)]
 Code = Annotated[int, Meta(ge=-MOST_CODES, le=MOST_CODES)]
@@ -97,7 +96,7 @@ class Introduction:
     rows: Count
     form: Fields
     codes: Ranges
-    moved: Annotated[tuple[Name, ...], Meta(max_length=MOST_MOVED)] = ()
+    moved: tuple[Name, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a name that cannot be printed, and ranges without a code."""

@@ -48,7 +48,7 @@ class Agreed:
 
 
 class _Read(NamedTuple):
-    """What a station runs on which rows; the frames that they are of, and columns with `moved` values."""
+    """What a station runs, on which rows, the frames that they are of, and columns with `moved` values."""
 
     call: FitCall
     data: ClientData
@@ -135,12 +135,12 @@ class Station:
 
     def _introduce(self, content: bytes) -> bytes:
         if content and self.call.lacks_schema:
-            from hierfl.nodes.agreed_schema import check_answered, fitted_rows, with_schema
+            from hierfl.nodes.agreed_schema import check_answered, fitted
 
-            formula: Any = self.call.method
+            model: Any = self.call.method
             with log.answering(self.folder):
-                formula, frames = with_schema(formula, content), self.rows()
-                rows, _ = fitted_rows(formula, frames)
+                frames = self.rows()
+                formula, rows, _ = fitted(model, content, frames)
                 check_answered(self.folder, formula, frames, rows, self.allowed)
                 write_private(self.folder / SCHEMA, content)
         own = self._read()
@@ -153,10 +153,9 @@ class Station:
         if isinstance(rows, ClientData):
             return _Read(self.call, rows)
         if self.call.lacks_schema:
-            from hierfl.nodes.agreed_schema import fitted_rows, with_schema
+            from hierfl.nodes.agreed_schema import fitted
 
-            formula = with_schema(formula, self._agreed_on(SCHEMA))
-            rows, moved = fitted_rows(formula, rows)
+            formula, rows, moved = fitted(formula, self._agreed_on(SCHEMA), rows)  # type: ignore[arg-type]
         call = replace(self.call, method=formula)
         return _Read(call, formula.data(rows), rows, moved)  # type: ignore[union-attr]
 

@@ -18,7 +18,8 @@ from hierfl.cli.officer_page import entries
 from hierfl.data.arrays import RowsFault
 from hierfl.formulas.constants import STATEFUL, Implausible, Stateful
 from hierfl.formulas.disclosure import coarse, isolated
-from hierfl.formulas.questions import Question, check_design
+from hierfl.formulas.own_rows import check_design
+from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.time_answers import Observed, client_logrank
 from hierfl.nodes import in_process
