@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -74,12 +75,15 @@ def design_matrix(declared: Declaration, schema: Schema, frame: pd.DataFrame, cl
     return np.hstack([np.zeros((len(ready), 0)), *(d.evaluate(ready, client)[0] for d in designs)])
 
 
-def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> None:
+def check_design(
+    formula: Any, frame: pd.DataFrame, client: str, least: int, least_joint: int = 1
+) -> None:
     """Refuse a design whose columns, some combination of them or some of its groups are of a few rows (`Implausible`).
 
     X'X and X'y of a column that is the same in all but a few rows have those rows' values of all others:
     DataSHIELD's rule for `ds.glm`. So have those of x and of x + 1000 (age > 96), by their difference.
-    `formula` is a `Formula` with the schema.
+    `formula` is a `Formula` with the schema. Two columns of two values are refused where fewer than
+    `least_joint` rows have a pair of these.
     """
     declared, schema = formula.declared, formula.agreed
     ready = prepared(frame, schema.columns, client)
@@ -119,9 +123,22 @@ def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> 
         for name, values in every.items():
             if len(singled_out(values, least, by_value=name not in as_it_is, share=share)):
                 raise Implausible(FEW.format(f"the column '{name}'", least))
-    whole = [values for name, values in columns.items() if name not in rows_known]
-    if whole and len(isolated(np.stack(whole, axis=1), least, EXACT)):
+    whole = {name: values for name, values in columns.items() if name not in rows_known}
+    if whole and len(isolated(np.stack([*whole.values()], axis=1), least, EXACT)):
         raise Implausible(FEW.format("a combination of its columns", least))
+    _check_pairs({**whole, **beside}, least_joint)
+
+
+def _check_pairs(columns: Mapping[str, Floats], least: int) -> None:
+    """Refuse two columns of two values that fewer than `least` rows have together: X'X and X'y count them."""
+    is_high = {name: of == of.max() for name, of in columns.items() if len(np.unique(of)) == 2}
+    for (name, first), (other, second) in combinations(is_high.items(), 2) if least > 1 else ():
+        counts = np.bincount(2 * first + second)
+        if counts[counts > 0].min() < least:
+            raise Implausible(
+                f"fewer than {least} rows of this client have a pair of values of '{name}' and '{other}': "
+                "leave one out, or let the node's owner lower min_joint_count"
+            )
 
 
 def _added(column: pd.Series[Any]) -> Iterator[tuple[str, Any]]:

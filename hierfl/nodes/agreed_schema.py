@@ -266,6 +266,6 @@ def check_answered(root: Path, formula: Formula, frames: Any, rows: Any, policy:
     ((client, frame),) = rows.items()
     complete_rows = own_rows(declared, frame, client, schema.min_count)
     try:
-        check_design(formula, complete_rows, client, policy.min_count)
+        check_design(formula, complete_rows, client, policy.min_count, policy.min_joint_count)
     except Implausible as error:
         raise Forbidden(str(error)) from error

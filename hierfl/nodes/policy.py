@@ -48,6 +48,7 @@ class Policy:
     discloses: frozenset[Literal["sums", "summaries"]] = frozenset({"sums", "summaries"})
     min_rows: Count = 1
     min_count: Count = 5
+    min_joint_count: Count = 1
     may_leave: frozenset[Leaves] = frozenset()
     rounds_a_day: Count | None = None
     questions_a_day: Count = 100

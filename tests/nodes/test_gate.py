@@ -364,6 +364,29 @@ def test_all_questions_about_some_rows_are_of_one_least_count(tmp_path: Path) ->
             answer_schema(made, own, tmp_path, asked.json().encode())
 
 
+PAIRED = {
+    "two covariates": ("y ~ age + ill + arm", "gaussian"),
+    "a scaled one": ("y ~ scale(ill) + age + arm", "gaussian"),
+    "a covariate and a response": ("ill ~ age + arm", "bernoulli"),
+    "a covariate and a response of names": ("arm ~ age + ill", "bernoulli"),
+    "a covariate and an event": ("time | event(ill) ~ age + arm", "weibull"),
+}
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_pairs_of_values_of_few_rows_are_refused_where_the_owner_says_so(name: str) -> None:
+    """X'X and X'y have the four counts of two columns of yes and no."""
+    text, family = PAIRED[name]
+    own = rows(0).assign(time=np.arange(N) + 1.0, ill=(np.arange(N) < 40).astype(int))
+    made = hierfl.formula(f"{text} + (1 | hospital)", family, clients="hospital")
+    for few in (0, 3, 5):
+        own["arm"] = np.where(np.arange(N) < few, "a", np.where(np.arange(N) < 100, "b", "a"))
+        ready = made.on({"north": own, "south": own})
+        check_design(ready, own, "north", 5)
+        with pytest.raises(Implausible, match="min_joint_count") if few == 3 else nullcontext():
+            check_design(ready, own, "north", 5, 5)
+
+
 # a formula, its family, and of a column the usual value, another one, and others of the second client
 BESIDE: dict[str, tuple[str, str, dict[str, tuple[Any, ...]]]] = {
     "an event": ("time | event(ill) ~ age", "weibull", {"ill": (0, 1)}),
