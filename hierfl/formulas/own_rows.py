@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from hierfl.formulas.answers import group_names
-from hierfl.formulas.columns import column_fault, complete, incomplete, numbers, prepared
+from hierfl.formulas.columns import by_client, column_fault, complete, incomplete, numbers, prepared
 from hierfl.formulas.constants import Implausible
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
@@ -54,16 +54,23 @@ def moved_values(frame: Any, declared: Declaration, least: int) -> dict[str, Flo
     }
 
 
-def fitted_rows(
-    declared: Declaration, frame: pd.DataFrame, client: str, least: int
-) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Return a client's rows as its node fits them, and the columns of which some values are moved."""
+class FittedRows(NamedTuple):
+    """A client's rows as its node fits them, {client: frame}, and the columns of which some values are `moved`."""
+
+    frames: Mapping[str, pd.DataFrame]
+    moved: tuple[str, ...]
+
+
+def fitted_rows(formula: Any, frames: Any) -> FittedRows:
+    """Return the rows of a node's one client as it fits them; `formula` is a `Formula` with the schema."""
+    ((client, frame),) = by_client(frames, formula.clients).items()
+    declared, least = formula.declared, formula.agreed.min_count
     there = ~incomplete(frame, declared.rows_of, client, declared.missing)
     moved = moved_values(own_rows(declared, frame, client, least), declared, least)
     made = {name: numbers(frame[name]).copy() for name in moved}
     for name, values in moved.items():
         made[name][there] = values
-    return frame.assign(**made), tuple(sorted(moved))
+    return FittedRows({client: frame.assign(**made)}, tuple(sorted(moved)))
 
 
 def design_matrix(declared: Declaration, schema: Schema, frame: pd.DataFrame, client: str) -> Any:
@@ -86,6 +93,7 @@ def check_design(
     `least_joint` rows have a pair of these.
     """
     declared, schema = formula.declared, formula.agreed
+    frame = own_rows(declared, frame, client, schema.min_count)
     ready = prepared(frame, schema.columns, client)
     numbers_of = [name for name, column in schema.columns.items() if column.kind == "number"]
     # what the schema has told of these is of other values where they set rows apart

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from hierfl.formulas.questions import Question, answer_of_json, own_answer
 from hierfl.formulas.schema import Schema
 from hierfl.nodes.account import ROWS, Ledger, Subject, digest
 from hierfl.nodes.agreement import Key, named_answers
-from hierfl.nodes.client_rows import answer, only_client, reply_of
+from hierfl.nodes.client_rows import answer, reply_of
 from hierfl.nodes.gate import Inquiry, Reply, register
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.policy import Forbidden, Policy
@@ -237,35 +237,15 @@ def with_schema(formula: Formula, text: str | bytes) -> Formula:
     return made
 
 
-class Fitted(NamedTuple):
-    """A formula with its schema, the rows of a node's client as they are fitted, and columns with `moved` values."""
-
-    formula: Formula
-    frames: Mapping[str, Any]
-    moved: tuple[str, ...]
-
-
-def fitted(formula: Formula, text: bytes, frames: Any) -> Fitted:
-    """Return what a node fits, by a schema that was sent as JSON (`Refused`)."""
-    made = with_schema(formula, text)
-    client, frame = only_client(formula, frames)
-    rows, moved = fitted_rows(formula.declared, frame, client, made.agreed.min_count)
-    return Fitted(made, {client: rows}, moved)
-
-
-def check_answered(root: Path, formula: Formula, frames: Any, rows: Any, policy: Policy) -> None:
-    """Refuse a schema of other columns, groups or constants than the node was asked about, or of few rows.
-
-    `formula` has the schema, `frames` the client's rows, and `rows` those that are fitted.
-    """
-    ledger, declared, schema = Ledger.at(root), formula.declared, formula.agreed
+def check_answered(root: Path, formula: Formula, frames: Any, policy: Policy) -> None:
+    """Refuse a schema of other columns, groups or constants than the node was asked about, or of few rows."""
+    ledger, schema = Ledger.at(root), formula.agreed
     about = _about(formula, frames, ledger.key)
     before = [Subject(*e.subject) for e in ledger.entries if e.kind == ASKS]
     if (about, _hash(schema, *BASIS)) not in {(of.rows, of.basis) for of in before}:
         raise Refused("the schema is not the one that the node has answered questions about")
-    ((client, frame),) = rows.items()
-    complete_rows = own_rows(declared, frame, client, schema.min_count)
+    ((client, frame),) = fitted_rows(formula, frames).frames.items()
     try:
-        check_design(formula, complete_rows, client, policy.min_count, policy.min_joint_count)
+        check_design(formula, frame, client, policy.min_count, policy.min_joint_count)
     except Implausible as error:
         raise Forbidden(str(error)) from error

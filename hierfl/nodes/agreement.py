@@ -187,24 +187,26 @@ class Agreement:
                     failed = failed or error
         raise ValueError(why.format(failed)) from failed
 
-    def few_made_up(self, fills: Fills) -> ClientData:
-        """Return all clients with a few made-up rows each, of the agreed form."""
-        short = replace(self, rows=tuple(min(FEW, count) for count in self.rows))
-        return stand_in(short.absent_rows(fills), 0)
-
     def agreed(self, program: Program) -> Program:
         """Return a program that some clients' rows gave as all give it; its prototype's client fields are made up."""
-        keys = self.absent_rows(FILLS[0]).keys
-        made_up = full_batch(self.few_made_up(FILLS[0]), torch.zeros(1, dtype=torch.long))
+        absent = self.absent_rows(FILLS[0])
+        made_up = full_batch(few_made_up(absent), torch.zeros(1, dtype=torch.long))
         prototype = replace(program.prototype, client_fields=made_up.client_fields)
         return replace(
             program,
             num_clients=len(self.names),
-            client_keys=keys,
+            client_keys=absent.keys,
             ranks=torch.arange(len(self.names)),
             codes=dict(self.codes),
             prototype=prototype,
         )
+
+
+def few_made_up(absent: ClientData) -> ClientData:
+    """Return clients whose rows are absent with a few made-up rows each."""
+    fills = next(iter(absent.fields.values())).fills  # type: ignore[attr-defined]
+    counts = [min(FEW, count) for count in absent.counts.tolist()]
+    return stand_in(rows_absent(absent.names, counts, form_of(absent), fills), 0)
 
 
 def _difference(usual: Introduction, other: Introduction) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +18,7 @@ from hierfl.engine.chunks import FAILURES, client_round
 from hierfl.engine.federation import federate
 from hierfl.method import Clock, Method
 from hierfl.nodes import client_state, gate, log
-from hierfl.nodes.account import END, Entry, Ledger, state_of
+from hierfl.nodes.account import END, Entry, Ledger, digest, state_of
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.approval import preview, write_preview
 from hierfl.nodes.client_state import Node
@@ -49,7 +48,7 @@ INTRODUCE, AGREE = "introduce", "agree"
 def run_name(method: Method, agreement: Agreement, seed: int) -> str:
     """Return the name of a run: the same method, seed and clients have the same."""
     whole = json.dumps([describe(method), agreement.digest, seed], sort_keys=True, default=str)
-    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+    return digest(whole.encode())[:16]
 
 
 def introduce(

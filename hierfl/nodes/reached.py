@@ -145,13 +145,12 @@ class Reached:
         left_out |= of_one_name({node: of.client for node, of in introduced.items()})
         introduced = {node: of for node, of in introduced.items() if node not in left_out}
         check_enough(introduced, left_out, self.fewest, "introduce a client")
-        for of in (of for of in introduced.values() if of.moved):
-            what = ", ".join(of.moved)[:LONGEST]
-            warnings.warn(
-                f"client '{of.client}' fits its rows with values of {what} moved to the nearest others: "
-                "too few rows have them (min_count of its policy)",
-                stacklevel=5,
+        moved = {of.client: ", ".join(of.moved)[:LONGEST] for of in introduced.values() if of.moved}
+        for client, names in moved.items():
+            what = (
+                f"values of {names} moved to the nearest others: too few rows have them (min_count)"
             )
+            warnings.warn(f"client '{client}' fits its rows with {what}", stacklevel=5)
         return introduced, left_out
 
     def _answers(

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
@@ -45,15 +45,6 @@ class Agreed:
     agreement: Agreement
     seed: Annotated[int, Meta(gt=-(1 << 63), le=(1 << 63) - 1)]
     method: Any
-
-
-class _Read(NamedTuple):
-    """What a station runs, on which rows, the frames that they are of, and columns with `moved` values."""
-
-    call: FitCall
-    data: ClientData
-    frames: Any = None
-    moved: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,29 +126,30 @@ class Station:
 
     def _introduce(self, content: bytes) -> bytes:
         if content and self.call.lacks_schema:
-            from hierfl.nodes.agreed_schema import check_answered, fitted
+            from hierfl.nodes.agreed_schema import check_answered, with_schema
 
             model: Any = self.call.method
             with log.answering(self.folder):
-                frames = self.rows()
-                formula, rows, _ = fitted(model, content, frames)
-                check_answered(self.folder, formula, frames, rows, self.allowed)
+                formula = with_schema(model, content)
+                check_answered(self.folder, formula, self.rows(), self.allowed)
                 write_private(self.folder / SCHEMA, content)
-        own = self._read()
-        named = own.call.method if isinstance(own.call.method, Method) else None
-        return introduce(named, own.data, self.folder, policy=self.policy, moved=own.moved)
+        call, data, _, moved = self._read()
+        named = call.method if isinstance(call.method, Method) else None
+        return introduce(named, data, self.folder, policy=self.policy, moved=moved)
 
-    def _read(self) -> _Read:
-        """Return the call, the rows and the frames that they are of; a formula's schema reads frames."""
+    def _read(self) -> tuple[FitCall, ClientData, Any, tuple[str, ...]]:
+        """Return the call, the rows, the frames that they are of (None: of none), and columns with moved values."""
         rows, formula, moved = self.rows(), self.call.method, tuple[str, ...]()
         if isinstance(rows, ClientData):
-            return _Read(self.call, rows)
+            return self.call, rows, None, moved
         if self.call.lacks_schema:
-            from hierfl.nodes.agreed_schema import fitted
+            from hierfl.formulas.own_rows import fitted_rows
+            from hierfl.nodes.agreed_schema import with_schema
 
-            formula, rows, moved = fitted(formula, self._agreed_on(SCHEMA), rows)  # type: ignore[arg-type]
+            formula = with_schema(formula, self._agreed_on(SCHEMA))  # type: ignore[arg-type]
+            rows, moved = fitted_rows(formula, rows)
         call = replace(self.call, method=formula)
-        return _Read(call, formula.data(rows), rows, moved)  # type: ignore[union-attr]
+        return call, formula.data(rows), rows, moved  # type: ignore[union-attr]
 
     def _agreed_on(self, name: str) -> bytes:
         try:
@@ -169,10 +161,10 @@ class Station:
         """Return the node, set up from what was agreed on; a new process sets it up again."""
         if self.folder not in self.ready:
             agreed = read_typed(Agreed, self._agreed_on(AGREEMENT), "agreement")
-            own = self._read()
-            how = {"seed": agreed.seed, "policy": self.policy, "frames": own.frames}
-            method = own.call.made_by(agreed.method)
-            self.ready[self.folder] = node(method, own.data, agreed.agreement, self.folder, **how)
+            call, data, frames, _ = self._read()
+            how = {"seed": agreed.seed, "policy": self.policy, "frames": frames}
+            method = call.made_by(agreed.method)
+            self.ready[self.folder] = node(method, data, agreed.agreement, self.folder, **how)
         return self.ready[self.folder]
 
 
