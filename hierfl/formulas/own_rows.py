@@ -25,6 +25,7 @@ from hierfl.formulas.disclosure import (
     singled_out,
 )
 from hierfl.formulas.imputed import filled, known_values, with_known
+from hierfl.formulas.layout import Layout
 from hierfl.formulas.schema import OFFSET, Schema
 
 FEW = (
@@ -107,18 +108,9 @@ def check_design(
         matrix, offset = layout.common.evaluate(ready, client)
         columns |= dict(zip(layout.common.columns, matrix.T, strict=True))
         columns |= {OFFSET: offset} if layout.common.offsets else {}
-        for term in layout.at("crossed"):
-            names = group_names(frame, term.group.by, client)
-            if others := {*names.tolist()} - {*term.levels}:
-                what, public = (
-                    f"has the group {min(others)}",
-                    "has a group that is not an agreed one",
-                )
-                raise column_fault(what, public, ":".join(term.group.by), client)
-            for name in np.unique(names).tolist():
-                own = (names == name)[:, None] * term.evaluate(ready, client)
-                labels = (f"{part} of {term.site} '{name}'" for part in term.columns)
-                columns |= dict(zip(labels, own.T, strict=True))
+        for part, label, values in _of_bars(layout, frame, ready, client):
+            columns[label] = values
+            rows_known |= {label: rows_known[part]} if part in rows_known else {}
     additions = declared.parts.additions
     for label in (*declared.parts.labels, *filter(None, [additions.get("weights")])):
         if schema.columns[label].kind == "number":
@@ -135,6 +127,24 @@ def check_design(
     if whole and len(isolated(np.stack([*whole.values()], axis=1), least, EXACT)):
         raise Implausible(FEW.format("a combination of its columns", least))
     _check_pairs({**whole, **beside}, least_joint)
+
+
+def _of_bars(
+    layout: Layout, frame: pd.DataFrame, ready: pd.DataFrame, client: str
+) -> Iterator[tuple[str, str, Floats]]:
+    """Yield the columns of terms with a bar, by their names and labels; of crossed terms those of each group."""
+    for term in layout.groups:
+        names = np.full(len(frame), "")
+        if term.place == "crossed":
+            names = group_names(frame, term.group.by, client)
+        if others := {*names.tolist()} - {"", *term.levels}:
+            what, public = f"has the group {min(others)}", "has a group that is not an agreed one"
+            raise column_fault(what, public, ":".join(term.group.by), client)
+        matrix = term.evaluate(ready, client)
+        for name in np.unique(names).tolist():
+            suffix = f" '{name}'" if name else ""
+            for part, values in zip(term.columns, matrix.T, strict=True):
+                yield part, f"{part} of {term.site}{suffix}", (names == name) * values
 
 
 def _check_pairs(columns: Mapping[str, Floats], least: int) -> None:

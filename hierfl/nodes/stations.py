@@ -146,7 +146,7 @@ class Station:
             from hierfl.formulas.own_rows import fitted_rows
             from hierfl.nodes.agreed_schema import with_schema
 
-            formula = with_schema(formula, self._agreed_on(SCHEMA))  # type: ignore[arg-type]
+            formula = with_schema(formula, self._agreed_on(SCHEMA))
             rows, moved = fitted_rows(formula, rows)
         call = replace(self.call, method=formula)
         return call, formula.data(rows), rows, moved  # type: ignore[union-attr]

@@ -262,6 +262,8 @@ COMBINED = {
     "a group of few rows": "y ~ income + (1 | room)",
     "a slope that few rows of a group have": "y ~ income + (1 + visits | room)",
     "a weight that one row has": "y | weights(heavy) ~ income",
+    "a slope behind a bar": "y ~ income + (0 + I(age > 96) | hospital)",
+    "a slope of groups within": "y ~ income + (0 + I(age > 96) | hospital:ward)",
     "a number far above all others": "y ~ fortune",
 }
 
