@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hierfl.core.disk import private_folder, write_private
+from hierfl.data.clients import ClientData
 from hierfl.formulas.agree import agreed
 from hierfl.formulas.constants import Implausible
 from hierfl.formulas.credible import Heard
@@ -237,14 +238,19 @@ def with_schema(formula: Formula, text: str | bytes) -> Formula:
     return made
 
 
-def check_answered(root: Path, formula: Formula, frames: Any, policy: Policy) -> None:
-    """Refuse a schema of other columns, groups or constants than the node was asked about, or of few rows."""
-    ledger, schema = Ledger.at(root), formula.agreed
-    about = _about(formula, frames, ledger.key)
-    before = [Subject(*e.subject) for e in ledger.entries if e.kind == ASKS]
-    if (about, _hash(schema, *BASIS)) not in {(of.rows, of.basis) for of in before}:
+def check_answered(root: Path, formula: Formula, frames: Any) -> None:
+    """Refuse a schema of other columns, groups or constants than the node was asked about."""
+    ledger, basis = Ledger.at(root), _hash(formula.agreed, *BASIS)
+    asked = (Subject(*e.subject) for e in ledger.entries if e.kind == ASKS)
+    if (_about(formula, frames, ledger.key), basis) not in {(of.rows, of.basis) for of in asked}:
         raise Refused("the schema is not the one that the node has answered questions about")
-    ((client, frame),) = fitted_rows(formula, frames).frames.items()
+
+
+def check_fitted(formula: Formula, rows: Any, policy: Policy) -> None:
+    """Refuse a design of few rows, unless its schema was agreed on beforehand, and names levels of single rows."""
+    if formula.agreed.min_count == 1 or isinstance(rows, ClientData):
+        return
+    ((client, frame),) = fitted_rows(formula, rows).frames.items()
     try:
         check_design(formula, frame, client, policy.min_count, policy.min_joint_count)
     except Implausible as error:

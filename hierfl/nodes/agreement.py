@@ -87,10 +87,7 @@ def _check(names: Sequence[str], codes: Ranges) -> None:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a node reports about its client: name, number of rows, form, and field of codes -> their range.
-
-    It has `moved` the values of some columns that fewer than `min_count` rows have to the nearest others'.
-    """
+    """What a node reports: client, rows, form, field of codes -> their range, and columns with `moved` values."""
 
     client: Name
     rows: Count

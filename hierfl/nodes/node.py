@@ -140,8 +140,7 @@ def node(
 
 def introduced(node: Node) -> dict[str, Any]:
     """Return what a node reports before a run's first round: a hash of what it starts from."""
-    start: dict[str, Any] = json.loads(gate.answer(node, AGREE, b"{}"))
-    return start
+    return dict(json.loads(gate.answer(node, AGREE, b"{}")))
 
 
 def answer(node: Node, content: bytes) -> bytes:

@@ -24,7 +24,6 @@ from hierfl.methods.listed import names
 from hierfl.nodes.messages import Refused
 
 FILE, SEEN = "policy.toml", "has-policy"  # in the node's folder; SEEN names the file last read
-LISTS = ("methods", "discloses", "may_leave", "formulas", "columns", "transforms")
 Names = frozenset[str]
 Count = Annotated[int, Meta(ge=1)]
 # "rows": an answer with a number for each of the client's rows, of its kind; "descriptions": of its

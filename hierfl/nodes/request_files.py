@@ -119,7 +119,10 @@ def answer_waiting(
             request = read(path, station.allowed.bytes_a_request)
         except Refused:  # a link to a file of the node would tell the hash of that file
             continue
-        if only not in (None, digest(request)) or _of(path).is_dir() or _has_answer(path, request):
+        if only not in (None, digest(request)) or _of(path).is_dir():
+            continue
+        with suppress(Refused):
+            _answer(_of(path), request)
             continue
         answer = station.answer(request)
         try:
@@ -168,9 +171,3 @@ def _answer(path: Path, request: bytes) -> tuple[bytes, str]:
     if line.get("answer") != digest(request):
         raise Refused("it answers another request: put the answer to the request beside it there")
     return answer, str(line.get("wrong", ""))
-
-
-def _has_answer(path: Path, request: bytes) -> bool:
-    with suppress(Refused):
-        return bool(_answer(_of(path), request))
-    return False

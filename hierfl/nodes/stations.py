@@ -125,31 +125,35 @@ class Station:
         return client_rows.answer(kind, formula, rows, self.folder, content, policy=self.policy)
 
     def _introduce(self, content: bytes) -> bytes:
-        if content and self.call.lacks_schema:
-            from hierfl.nodes.agreed_schema import check_answered, with_schema
+        formula: Any = self.call.method
+        if hasattr(formula, "declared") and (content or not self.call.lacks_schema):
+            from hierfl.nodes.agreed_schema import check_answered, check_fitted, with_schema
 
-            model: Any = self.call.method
             with log.answering(self.folder):
-                formula = with_schema(model, content)
-                check_answered(self.folder, formula, self.rows(), self.allowed)
-                write_private(self.folder / SCHEMA, content)
+                rows = self.rows()
+                if self.call.lacks_schema:
+                    formula = with_schema(formula, content)
+                    check_answered(self.folder, formula, rows)
+                check_fitted(formula, rows, self.allowed)
+                if self.call.lacks_schema:
+                    write_private(self.folder / SCHEMA, content)
         call, data, _, moved = self._read()
         named = call.method if isinstance(call.method, Method) else None
         return introduce(named, data, self.folder, policy=self.policy, moved=moved)
 
     def _read(self) -> tuple[FitCall, ClientData, Any, tuple[str, ...]]:
         """Return the call, the rows, the frames that they are of (None: of none), and columns with moved values."""
-        rows, formula, moved = self.rows(), self.call.method, tuple[str, ...]()
+        rows: Any = self.rows()
+        formula: Any = self.call.method
         if isinstance(rows, ClientData):
-            return self.call, rows, None, moved
-        if self.call.lacks_schema:
-            from hierfl.formulas.own_rows import fitted_rows
-            from hierfl.nodes.agreed_schema import with_schema
+            return self.call, rows, None, ()
+        from hierfl.formulas.own_rows import fitted_rows
+        from hierfl.nodes.agreed_schema import with_schema
 
+        if self.call.lacks_schema:
             formula = with_schema(formula, self._agreed_on(SCHEMA))
-            rows, moved = fitted_rows(formula, rows)
-        call = replace(self.call, method=formula)
-        return call, formula.data(rows), rows, moved  # type: ignore[union-attr]
+        rows, moved = fitted_rows(formula, rows)
+        return replace(self.call, method=formula), formula.data(rows), rows, moved
 
     def _agreed_on(self, name: str) -> bytes:
         try:

@@ -244,6 +244,22 @@ def test_a_value_of_few_rows_leaves_no_node_out_and_reaches_nobody(tmp_path: Pat
     assert sent[0] == sent[1] and len(sent[0]) > 5
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_clients_that_join_are_held_as_the_others_are(tmp_path: Path) -> None:
+    """Their nodes begin with the schema that the others have agreed on."""
+    of = {k: rows(i) for i, k in enumerate(("north", "south", "west"))}
+    for frame in of.values():
+        frame["hiv"] = np.arange(N) % 2
+    fit = hierfl.nodes.fit(formula("y ~ hiv + I(age > 75)"), in_process(of, tmp_path))
+    east = rows(7).assign(hiv=np.arange(N) == 17)
+    east["hiv"] = east["hiv"].astype(int)
+    with pytest.warns(UserWarning, match="'east' fits its rows with values of hiv moved"):
+        assert "east" in fit.updated(in_process({"east": east}, tmp_path)).clients
+    east["age"] = np.where(np.arange(N) < 3, 90.0, 60.0 + np.arange(N) % 9)
+    with pytest.raises(Refused, match=r"column 'I\(age > 75\)' sets apart fewer"):
+        fit.updated(in_process({"east": east}, tmp_path / "again"))
+
+
 @pytest.mark.filterwarnings("ignore:k-hat", "ignore:the rounds ended", "ignore:client")
 def test_an_outcome_of_few_rows_is_not_moved(tmp_path: Path) -> None:
     of = {k: rows(i) for i, k in enumerate(("north", "south", "west"))}

@@ -26,9 +26,10 @@ from vantage6.algorithm.tools.util import info
 
 import hierfl
 from hierfl.nodes import Answer, Reached, over, station
-from hierfl.nodes.policy import KEYS, LISTS
+from hierfl.nodes.policy import KEYS
 
 torch.set_default_dtype(torch.float64)  # at the server and at every node
+LISTS = ("methods", "discloses", "may_leave", "formulas", "columns", "transforms")
 PRIORS = "Normal HalfNormal StudentT Cauchy HalfCauchy Exponential Gamma Beta".split()
 # HIERFL_* in a node's environment (`algorithm_env` in its configuration) are keys of its policy, but for what
 # vantage6 sets of a database `hierfl`, and what hierfl's own tests do
