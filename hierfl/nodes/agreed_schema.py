@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 
 from hierfl.core.disk import private_folder, write_private
-from hierfl.data.clients import ClientData
 from hierfl.formulas.agree import agreed
 from hierfl.formulas.constants import Implausible
 from hierfl.formulas.credible import Heard
 from hierfl.formulas.disclosure import tells_of_few
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.odd_answers import odd_answers
-from hierfl.formulas.own_rows import check_design, design_matrix, fitted_rows, own_rows
+from hierfl.formulas.own_rows import check_design, design_matrix, own_rows
 from hierfl.formulas.questions import Question, answer_of_json, own_answer
 from hierfl.formulas.schema import Schema
 from hierfl.nodes.account import ROWS, Ledger, Subject, digest
@@ -246,12 +245,11 @@ def check_answered(root: Path, formula: Formula, frames: Any) -> None:
         raise Refused("the schema is not the one that the node has answered questions about")
 
 
-def check_fitted(formula: Formula, rows: Any, policy: Policy) -> None:
+def check_fitted(formula: Formula, rows: Mapping[str, Any], policy: Policy) -> None:
     """Refuse a design of few rows, unless its schema was agreed on beforehand, and names levels of single rows."""
-    if formula.agreed.min_count == 1 or isinstance(rows, ClientData):
-        return
-    ((client, frame),) = fitted_rows(formula, rows).frames.items()
+    ((client, frame),) = rows.items()
     try:
-        check_design(formula, frame, client, policy.min_count, policy.min_joint_count)
+        if formula.agreed.min_count > 1:
+            check_design(formula, frame, client, policy.min_count, policy.min_joint_count)
     except Implausible as error:
         raise Forbidden(str(error)) from error

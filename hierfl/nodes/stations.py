@@ -125,18 +125,13 @@ class Station:
         return client_rows.answer(kind, formula, rows, self.folder, content, policy=self.policy)
 
     def _introduce(self, content: bytes) -> bytes:
-        formula: Any = self.call.method
-        if hasattr(formula, "declared") and (content or not self.call.lacks_schema):
-            from hierfl.nodes.agreed_schema import check_answered, check_fitted, with_schema
+        if content and self.call.lacks_schema:
+            from hierfl.nodes.agreed_schema import check_answered, with_schema
 
+            model: Any = self.call.method
             with log.answering(self.folder):
-                rows = self.rows()
-                if self.call.lacks_schema:
-                    formula = with_schema(formula, content)
-                    check_answered(self.folder, formula, rows)
-                check_fitted(formula, rows, self.allowed)
-                if self.call.lacks_schema:
-                    write_private(self.folder / SCHEMA, content)
+                check_answered(self.folder, with_schema(model, content), self.rows())
+                write_private(self.folder / SCHEMA, content)
         call, data, _, moved = self._read()
         named = call.method if isinstance(call.method, Method) else None
         return introduce(named, data, self.folder, policy=self.policy, moved=moved)
@@ -148,11 +143,14 @@ class Station:
         if isinstance(rows, ClientData):
             return self.call, rows, None, ()
         from hierfl.formulas.own_rows import fitted_rows
-        from hierfl.nodes.agreed_schema import with_schema
+        from hierfl.nodes.agreed_schema import check_fitted, with_schema
+        from hierfl.nodes.client_rows import only_client
 
         if self.call.lacks_schema:
             formula = with_schema(formula, self._agreed_on(SCHEMA))
-        rows, moved = fitted_rows(formula, rows)
+        rows, moved = fitted_rows(formula, dict([only_client(formula, rows)]))
+        with log.answering(self.folder):
+            check_fitted(formula, rows, self.allowed)
         return replace(self.call, method=formula), formula.data(rows), rows, moved
 
     def _agreed_on(self, name: str) -> bytes:

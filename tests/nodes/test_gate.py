@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,13 @@ from hierfl.formulas.own_rows import check_design
 from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.time_answers import Observed, client_logrank
-from hierfl.nodes import in_process
+from hierfl.nodes import in_process, station
 from hierfl.nodes.agreed_schema import agreed_over, answer_schema
+from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.envelope import read_answer, write_request
 from hierfl.nodes.gate import register
 from hierfl.nodes.messages import Refused
+from hierfl.program.recipes import describe
 
 N = 200
 Frames = dict[str, pd.DataFrame]
@@ -258,6 +261,13 @@ def test_clients_that_join_are_held_as_the_others_are(tmp_path: Path) -> None:
     east["age"] = np.where(np.arange(N) < 3, 90.0, 60.0 + np.arange(N) % 9)
     with pytest.raises(Refused, match=r"column 'I\(age > 75\)' sets apart fewer"):
         fit.updated(in_process({"east": east}, tmp_path / "again"))
+    # a server that asks for no introduction
+    model, made = fit.method.model, station(fit.method.model, {"east": east}, tmp_path / "east")
+    agreement = Agreement.between([Introduction.of(model.data({"east": east}))])
+    begins = {"agreement": asdict(agreement), "method": describe(fit.method), "seed": 0}
+    request = write_request("agree", json.dumps(begins).encode())
+    with pytest.raises(Refused, match="sets apart fewer"):
+        read_answer(request, made.answer(request))
 
 
 @pytest.mark.filterwarnings("ignore:k-hat", "ignore:the rounds ended", "ignore:client")
