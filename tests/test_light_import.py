@@ -166,7 +166,9 @@ assert "arviz" in sys.modules
 DEMO = "import sys; from hierfl.cli import app; app(['demo', '--quick', '--out', sys.argv[1]])"
 
 
-@pytest.mark.skipif(not version("arviz").startswith("0.23"), reason="ArviZ 0.23 alone announces version 1")
+@pytest.mark.skipif(
+    not version("arviz").startswith("0.23"), reason="ArviZ 0.23 alone announces version 1"
+)
 @pytest.mark.parametrize("code", [FIT, pytest.param(DEMO, marks=pytest.mark.slow)])
 def test_the_announcement_is_not_shown(code: str, tmp_path: Path) -> None:
     """ArviZ writes the day of its last announcement into the user's cache folder; here that
@@ -180,7 +182,9 @@ def test_the_announcement_is_not_shown(code: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not version("arviz").startswith("0.23"), reason="ArviZ 0.23 alone announces version 1")
+@pytest.mark.skipif(
+    not version("arviz").startswith("0.23"), reason="ArviZ 0.23 alone announces version 1"
+)
 def test_arviz_announces_itself_without_hierfls_filter(tmp_path: Path) -> None:
     """The control: without hierfl's filter, ArviZ shows its announcement when its cache folder
     is empty.

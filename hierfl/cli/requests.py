@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -33,7 +34,9 @@ def show(
         raise stopped(f"'{file}' is neither a request nor an answer: {error}") from error
     if REQUEST in file.name:
         only = f"--only {digest(content)}"
-        typer.echo(f"Answer this and nothing else: hierfl node answer '{file}' --folder DIR {only}")
+        typer.echo(
+            f"Answer this and nothing else: hierfl node answer {quote(str(file))} --folder DIR {only}"
+        )
 
 
 def _content(file: Path, hint: str) -> bytes:

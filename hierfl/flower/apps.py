@@ -26,6 +26,7 @@ from hierfl.flower.at_node import Clients
 from hierfl.method import Method
 from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.messages import Refused
+from hierfl.nodes.policy import KEYS
 from hierfl.program.sites import Model
 
 if TYPE_CHECKING:
@@ -116,10 +117,12 @@ def apps(
 
 def _policy_of(context: Context) -> str | None:
     for key in context.node_config:
-        if key != "policy" and (
-            "polic" in key.lower() or get_close_matches(key, ["policy"], cutoff=0.75)
-        ):
-            raise Refused(f"the node's configuration has '{key}': a policy is named as 'policy'")
+        is_near = "polic" in key.lower() or get_close_matches(key, ["policy"], cutoff=0.75)
+        if key != "policy" and (is_near or key.lower().replace("-", "_") in KEYS):
+            raise Refused(
+                f"the node's configuration has '{key}': a policy is named as 'policy', and its keys "
+                "stand in that file"
+            )
     policy = context.node_config.get("policy")
     return None if policy is None else str(policy)
 

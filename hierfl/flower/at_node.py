@@ -48,7 +48,7 @@ class Clients:
                 folder, policy = Path(self.folder(context)), self.policy(context)
                 masking = asked_for(message)
                 content = payload_of(message) if masking is None else masking
-                limits = policy_at(policy, folder).limits
+                limits = policy_at(policy, folder).limits_of(content)
                 answer = self._work((kind, content, context, folder, policy), limits)
                 if masking is not None:
                     return Message(in_parts(answer), reply_to=message)

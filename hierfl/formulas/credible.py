@@ -18,7 +18,7 @@ from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.expressions import CODINGS, Call, Expression, Factor, Name
 from hierfl.formulas.questions import Question, stateful_calls
-from hierfl.formulas.schema import Schema
+from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.smooths import Smooth
 from hierfl.formulas.transforms import EDGES, ColumnSums
 
@@ -136,6 +136,7 @@ class Heard:
                 yield f"with '{name}' as constant, and sums of a spread"
             factors = [*terms[name].factors] if name in terms else []
             largest = math.prod(self._largest(factor, schema) for factor in factors)
+            largest = math.inf if name == OFFSET else largest  # which has no factors
             if sums.squares > ROOM * sums.count * largest**2:
                 yield f"by squares of '{name}' above those that its values allow"
             if len(factors) == 1:

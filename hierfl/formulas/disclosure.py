@@ -7,7 +7,7 @@ or more. Its trace is at least that, so S has a row with h_ii >= e / |S|.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -118,17 +118,28 @@ def coarse_frame(
 
     Rounds send sums of a response, and of what stands beside it, as it is: few rows may share a value.
     """
-    if least < 2:
-        return frame
-    parts, made = None if declared is None else declared.parts, {}
-    as_it_is = {*parts.labels, *parts.additions.values()} if parts else set()
-    for name, kind in kinds.items():
+    made = {name: of for name, _, of in coarse_columns(frame, kinds, declared, least)}
+    for name, values in made.items():
+        if not len(values):  # they cannot be told about at all: only that they are there
+            made[name] = np.where(np.isfinite(numbers(frame[name])), 0.0, np.nan)
+    return frame.assign(**made) if made else frame
+
+
+def coarse_columns(
+    frame: Any, kinds: Mapping[str, Any], declared: Declaration | None, least: int
+) -> Iterator[tuple[str, Floats, Floats]]:
+    """Yield the name and the values of each column of numbers, and what is made of them."""
+    outcomes = outcomes_of(declared)
+    for name, kind in kinds.items() if least > 1 else ():
         if name in frame and kind != "category" and frame[name].dtype.kind in "iuf":
             values = numbers(frame[name])
-            made[name] = coarse(values, least, by_value=name not in as_it_is, share=SHARE)
-            if not len(made[name]):  # they cannot be told about at all: only that they are there
-                made[name] = np.where(np.isfinite(values), 0.0, np.nan)
-    return frame.assign(**made)
+            yield name, values, coarse(values, least, by_value=name not in outcomes, share=SHARE)
+
+
+def outcomes_of(declared: Declaration | None) -> set[str]:
+    """Return the columns of a response, and of what stands beside it."""
+    parts = None if declared is None else declared.parts
+    return {*parts.labels, *parts.additions.values()} if parts else set()
 
 
 def told_together(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,29 +27,24 @@ from hierfl.formulas.answers import (
     of_groups,
 )
 from hierfl.formulas.columns import Kind as KindOfColumn
-from hierfl.formulas.columns import OneFrame, complete, ends_of, joined, number_column, prepared
+from hierfl.formulas.columns import (
+    OneFrame,
+    ends_of,
+    joined,
+    number_column,
+)
 from hierfl.formulas.constants import STATEFUL, Implausible, check_constants, check_moments
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import (
-    EXACT,
-    NEARLY,
-    SHARE,
     coarse_frame,
-    isolated,
-    singled_out,
     told,
 )
 from hierfl.formulas.expressions import Call, calls_within
-from hierfl.formulas.imputed import filled, known_values, with_known
-from hierfl.formulas.schema import OFFSET, Schema
+from hierfl.formulas.own_rows import own_rows
+from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import options_of
 from hierfl.formulas.transforms import Constants, sums
-
-FEW = (
-    "{} singles out fewer than {} rows of this client: leave its term out, merge its levels, have a "
-    "column of its logarithm, or let the node's owner lower min_count"
-)
 
 
 def stateful_calls(declared: Declaration) -> list[Call]:
@@ -95,67 +90,6 @@ def check_schema(
         if key != text:
             kind = every[key].callee
             check_constants(kind, key, constants, options_of(every[key]), values, least)
-
-
-def design_matrix(declared: Declaration, schema: Schema, frame: pd.DataFrame, client: str) -> Any:
-    """Return the columns of all terms on a client's rows, (n, p), whatever `mi()` lacks filled."""
-    ready = prepared(frame, schema.columns, client)
-    if declared.imputed:
-        ready, _ = filled(declared.imputed, ready)
-    designs = every_design_of(declared, schema)
-    return np.hstack([np.zeros((len(ready), 0)), *(d.evaluate(ready, client)[0] for d in designs)])
-
-
-def check_design(formula: Any, frame: pd.DataFrame, client: str, least: int) -> None:
-    """Refuse a design whose columns, some combination of them or some of its groups are of a few rows (`Implausible`).
-
-    X'X and X'y of a column that is the same in all but a few rows have those rows' values of all others:
-    DataSHIELD's rule for `ds.glm`. So have those of x and of x + 1000 (age > 96), by their difference.
-    `formula` is a `Formula` with the schema.
-    """
-    declared, schema = formula.declared, formula.agreed
-    ready = prepared(frame, schema.columns, client)
-    numbers_of = [name for name, column in schema.columns.items() if column.kind == "number"]
-    # what the schema has told of these is of other values where they set rows apart
-    read = {name: ready[name][ready[name].notna()].to_numpy(np.float64) for name in numbers_of}
-    rows_known: dict[str, Any] = {}
-    if declared.imputed:
-        ready, gone = filled(declared.imputed, ready)
-        rows_known = known_values(every_design_of(declared, schema), ready, gone, client)
-    columns: dict[str, Any] = {}
-    for layout in formula.layouts:
-        matrix, offset = layout.common.evaluate(ready, client)
-        columns |= dict(zip(layout.common.columns, matrix.T, strict=True))
-        columns |= {OFFSET: offset} if layout.common.offsets else {}
-        for term in layout.at("crossed"):
-            names = group_names(frame, term.group.by, client)
-            for name in np.unique(names).tolist():
-                own = (names == name)[:, None] * term.evaluate(ready, client)
-                labels = (f"{part} of {term.site} '{name}'" for part in term.columns)
-                columns |= dict(zip(labels, own.T, strict=True))
-    additions = declared.parts.additions
-    for label in (*declared.parts.labels, *filter(None, [additions.get("weights")])):
-        if schema.columns[label].kind == "number":
-            columns[label] = ready[label].to_numpy(np.float64)
-    beside = {name: values for of in additions.values() for name, values in _added(ready[of])}
-    made = {n: of[rows_known[n]] if n in rows_known else of for n, of in columns.items()}
-    as_it_is = {*declared.parts.labels, *beside}
-    for share, every in ((SHARE, read), (NEARLY, {**made, **beside})):
-        for name, values in every.items():
-            if len(singled_out(values, least, by_value=name not in as_it_is, share=share)):
-                raise Implausible(FEW.format(f"the column '{name}'", least))
-    whole = [values for name, values in columns.items() if name not in rows_known]
-    if whole and len(isolated(np.stack(whole, axis=1), least, EXACT)):
-        raise Implausible(FEW.format("a combination of its columns", least))
-
-
-def _added(column: pd.Series[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what an addition to the response holds, (n,): X'y of an event that few rows have is of their covariates."""
-    if not hasattr(column, "cat"):
-        yield str(column.name), np.nan_to_num(column.to_numpy(np.float64))
-        return
-    for level in column.cat.categories:
-        yield f"{column.name}[{level}]", (column == level).to_numpy(np.float64)
 
 
 Kind = Literal["rows", "columns", "outside", "groups", "call", "design"]
@@ -266,12 +200,6 @@ def call_of(declared: Declaration, text: str) -> Call:
 
 
 # ------------------------------------------------------------ clients elsewhere
-def own_rows(declared: Declaration, frame: pd.DataFrame, client: str, least: int) -> pd.DataFrame:
-    """Return the rows of a client that a formula keeps, its covariates numbers or NaN."""
-    whole = complete(frame, declared.rows_of, client, declared.missing)
-    return with_known(whole, declared, client, least)
-
-
 def own_answer(
     question: Question,
     declared: Declaration,

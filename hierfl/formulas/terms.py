@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, combinations
+from itertools import chain, combinations, islice
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -67,6 +67,7 @@ class Option(NamedTuple):
         return isinstance(value, kinds) and self.low <= value <= self.high
 
 
+MOST_PRODUCTS = 10_000  # of terms that are multiplied; a text of 40 columns may have 2^40
 K_OF_GP, BOUNDARY = 20, 2.5  # k of gp(x), and how far its sines reach, in half ranges
 # Function -> its options; the first may stand without its name.
 OPTIONS: dict[str, dict[str, Option]] = {
@@ -210,7 +211,7 @@ def _product(expression: Expression) -> Sum:
     before = [product.factors for product in first.values()]
     if expression.sign == "/":
         before = [tuple(chain.from_iterable(before))]
-    crossed = [(*a, *product.factors) for a in before for product in second.values()]
+    crossed = ((*a, *product.factors) for a in before for product in second.values())
     return _joined({"*": first | second, "/": first, ":": {}}[expression.sign], crossed)
 
 
@@ -222,13 +223,16 @@ def _power(expression: Expression) -> Sum:
     _check_no_arithmetic(is_sum and isinstance(size, int) and size > 0, expression)
     total = _products(base, inside=True)
     chosen = chain(*(combinations(total.values(), n) for n in range(2, size + 1)))
-    return _joined(total, [tuple(chain.from_iterable(p.factors for p in of)) for of in chosen])
+    return _joined(total, (tuple(chain.from_iterable(p.factors for p in of)) for of in chosen))
 
 
 def _joined(main: Sum, several: Iterable[tuple[Factor, ...]]) -> Sum:
     """Return terms with products of factors behind them."""
-    crossed = _once(several)
+    first = [*islice(several, MOST_PRODUCTS + 1)]
+    crossed = _once(first)
     for product in crossed.values():
+        what = f"the formula has more than {MOST_PRODUCTS:,} products of terms: leave some out"
+        check(len(first) <= MOST_PRODUCTS, product, what)
         callees = [factor.callee for factor in product.factors]
         what = "an offset has no coefficient: add it as a term of its own"
         check(len(callees) < 2 or "offset" not in callees, product, what)

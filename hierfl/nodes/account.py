@@ -124,7 +124,7 @@ class Ledger:
             made.entries.append(replace(entry, before=""))
             made._size += len(line) + 1
         made._head = heads[-1]
-        _check_marks(folder, heads, {entry.request for entry in made.entries})
+        _check_marks(folder, heads, made.entries)
         made._key = _key(folder, made.entries)
         return made
 
@@ -222,17 +222,20 @@ class Ledger:
 
 
 # ------------------------------------------------------------ what must add up
-def _check_marks(folder: Path, heads: list[str], requests: set[str]) -> None:
+def _check_marks(folder: Path, heads: list[str], entries: list[Entry]) -> None:
     """Refuse a ledger of fewer or other lines than the mark, the log and kept answers know of."""
     count, mark, in_log = len(heads) - 1, log.mark_of(folder), log.last_account(folder)
     there = {name: os.path.lexists(folder / name) for name in (log.MARK, ROWS)}
-    has_states = next(folder.glob("*.state"), None) is not None
+    requests, runs = ({getattr(e, name) for e in entries} for name in ("request", "run"))
     wrong = {
-        f"{FILE} is gone, or empty": not count and (has_states or any(there.values())),
+        f"{FILE} is gone, or empty": not count and any(there.values()),
         f"{log.MARK} is gone, or cannot be read": not mark and (count > 1 or there[log.MARK]),
         f"{FILE} lacks lines that were in it": mark and heads[min(mark[0], count)] != mark[1],
         f"{FILE} lacks lines that {log.FILE} names": in_log not in (None, *heads),
         f"{FILE} lacks answers that are there": not requests.issuperset(answered_last(folder)),
+        f"{FILE} lacks runs that are there": not runs.issuperset(
+            p.stem for p in folder.glob("*.state")
+        ),
     }
     for why in (why for why, is_so in wrong.items() if is_so):
         raise broken(why)
@@ -286,5 +289,7 @@ def begin_again(folder: Path) -> Path | None:
         shutil.rmtree(folder / ROWS, ignore_errors=True)
         made = Ledger(folder)
         made.append(Entry("begun again", digest(made.key)))
+        for path in folder.glob("*.state"):  # runs that go on
+            made.append(Entry("begun again", run=path.stem))
         log.left(folder, b"The owner has begun a new account.", "owner")
     return aside

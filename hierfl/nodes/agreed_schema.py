@@ -22,18 +22,12 @@ from hierfl.formulas.credible import Heard
 from hierfl.formulas.disclosure import tells_of_few
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.odd_answers import odd_answers
-from hierfl.formulas.questions import (
-    Question,
-    answer_of_json,
-    check_design,
-    design_matrix,
-    own_answer,
-    own_rows,
-)
+from hierfl.formulas.own_rows import check_design, design_matrix, own_rows
+from hierfl.formulas.questions import Question, answer_of_json, own_answer
 from hierfl.formulas.schema import Schema
 from hierfl.nodes.account import ROWS, Ledger, Subject, digest
 from hierfl.nodes.agreement import Key, named_answers
-from hierfl.nodes.client_rows import answer, only_client, reply_of
+from hierfl.nodes.client_rows import answer, reply_of
 from hierfl.nodes.gate import Inquiry, Reply, register
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.policy import Forbidden, Policy
@@ -243,18 +237,19 @@ def with_schema(formula: Formula, text: str | bytes) -> Formula:
     return made
 
 
-def check_answered(
-    root: Path, formula: Formula, frames: Any, schema: Schema, policy: Policy
-) -> None:
-    """Refuse a schema of other columns, groups or constants than the node was asked about, or of few rows."""
-    ledger, declared = Ledger.at(root), formula.declared
-    about = _about(formula, frames, ledger.key)
-    before = [Subject(*e.subject) for e in ledger.entries if e.kind == ASKS]
-    if (about, _hash(schema, *BASIS)) not in {(of.rows, of.basis) for of in before}:
+def check_answered(root: Path, formula: Formula, frames: Any) -> None:
+    """Refuse a schema of other columns, groups or constants than the node was asked about."""
+    ledger, basis = Ledger.at(root), _hash(formula.agreed, *BASIS)
+    asked = (Subject(*e.subject) for e in ledger.entries if e.kind == ASKS)
+    if (_about(formula, frames, ledger.key), basis) not in {(of.rows, of.basis) for of in asked}:
         raise Refused("the schema is not the one that the node has answered questions about")
-    client, frame = only_client(formula, frames)
-    rows = own_rows(declared, frame, client, schema.min_count)
+
+
+def check_fitted(formula: Formula, rows: Mapping[str, Any], policy: Policy) -> None:
+    """Refuse a design of few rows, unless its schema was agreed on beforehand, and names levels of single rows."""
+    ((client, frame),) = rows.items()
     try:
-        check_design(replace(formula, schema=schema, data2={}), rows, client, policy.min_count)
+        if formula.agreed.min_count > 1:
+            check_design(formula, frame, client, policy.min_count, policy.min_joint_count)
     except Implausible as error:
         raise Forbidden(str(error)) from error

@@ -87,26 +87,28 @@ def _check(names: Sequence[str], codes: Ranges) -> None:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a node reports about its client: name, number of rows, form, and field of codes -> their range."""
+    """What a node reports: client, rows, form, field of codes -> their range, and columns with `moved` values."""
 
     client: Name
     rows: Count
     form: Fields
     codes: Ranges
+    moved: tuple[Name, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a name that cannot be printed, and ranges without a code."""
-        _check([self.client], self.codes)
+        _check([self.client, *self.moved], self.codes)
 
     @staticmethod
-    def of(data: ClientData) -> Introduction:
+    def of(data: ClientData, moved: Sequence[str] = ()) -> Introduction:
         """Return what a node reports about its one client; refuse rows of several."""
         if data.num_clients != 1:
             raise ValueError(
                 f"a node has the rows of one client, and these are of {data.num_clients}: start a "
                 "node for each"
             )
-        return Introduction(data.names[0], data.num_rows, Fields.of(data), codes_of(data))
+        form, codes = Fields.of(data), codes_of(data)
+        return Introduction(data.names[0], data.num_rows, form, codes, tuple(moved))
 
 
 @dataclass(frozen=True)
@@ -182,24 +184,26 @@ class Agreement:
                     failed = failed or error
         raise ValueError(why.format(failed)) from failed
 
-    def few_made_up(self, fills: Fills) -> ClientData:
-        """Return all clients with a few made-up rows each, of the agreed form."""
-        short = replace(self, rows=tuple(min(FEW, count) for count in self.rows))
-        return stand_in(short.absent_rows(fills), 0)
-
     def agreed(self, program: Program) -> Program:
         """Return a program that some clients' rows gave as all give it; its prototype's client fields are made up."""
-        keys = self.absent_rows(FILLS[0]).keys
-        made_up = full_batch(self.few_made_up(FILLS[0]), torch.zeros(1, dtype=torch.long))
+        absent = self.absent_rows(FILLS[0])
+        made_up = full_batch(few_made_up(absent), torch.zeros(1, dtype=torch.long))
         prototype = replace(program.prototype, client_fields=made_up.client_fields)
         return replace(
             program,
             num_clients=len(self.names),
-            client_keys=keys,
+            client_keys=absent.keys,
             ranks=torch.arange(len(self.names)),
             codes=dict(self.codes),
             prototype=prototype,
         )
+
+
+def few_made_up(absent: ClientData) -> ClientData:
+    """Return clients whose rows are absent with a few made-up rows each."""
+    fills = next(iter(absent.fields.values())).fills  # type: ignore[attr-defined]
+    counts = [min(FEW, count) for count in absent.counts.tolist()]
+    return stand_in(rows_absent(absent.names, counts, form_of(absent), fills), 0)
 
 
 def _difference(usual: Introduction, other: Introduction) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from hierfl.core.trees import Tree, named_leaves, nbytes, tree_map
 from hierfl.data.batch import full_batch
 from hierfl.engine.chunks import client_round, once_each
 from hierfl.method import Clock
+from hierfl.nodes.account import digest
 from hierfl.nodes.policy import Forbidden
 from hierfl.program.outline import relations_of, site_lines, source_lines
 from hierfl.program.recipes import describe
@@ -52,14 +52,14 @@ def approve(folder: Path, run: str) -> Path:
         runs = ", ".join(sorted(text.stem for text in path.parent.glob("*.txt"))) or "none"
         raise FileNotFoundError(f"'{folder}' has no preview of run '{run}': it has those of {runs}")
     private_folder(folder / APPROVED)
-    write_private(folder / APPROVED / run, _hash(path).encode())
+    write_private(folder / APPROVED / run, digest(path.read_bytes()).encode())
     return path
 
 
 def check_approved(folder: Path, run: str) -> None:
     """Refuse what the owner has not approved as its preview stands (`Forbidden`)."""
     path, approved = preview_of(folder, run), folder / APPROVED / run
-    if path.exists() and approved.exists() and approved.read_text() == _hash(path):
+    if path.exists() and approved.exists() and approved.read_text() == digest(path.read_bytes()):
         return
     raise Forbidden(
         f"run '{run}' waits for the approval of the node's owner, who reads "
@@ -69,14 +69,10 @@ def check_approved(folder: Path, run: str) -> None:
 
 def asked_first(folder: Path, what: str, text: str) -> None:
     """Refuse what leaves before a run, unless the owner has approved its text (`Forbidden`)."""
-    name = f"{what}-{sha256(text.encode()).hexdigest()[:16]}"
+    name = f"{what}-{digest(text.encode())[:16]}"
     if not preview_of(folder, name).exists():
         write_preview(folder, name, text)
     check_approved(folder, name)
-
-
-def _hash(path: Path) -> str:
-    return sha256(path.read_bytes()).hexdigest()
 
 
 # ------------------------------------------------------------ the preview of a run

@@ -23,6 +23,7 @@ from hierfl.formulas.constants import STATEFUL, Implausible
 from hierfl.formulas.expressions import CODINGS, calls, within
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.parse import parse
+from hierfl.formulas.terms import OPTIONS, written_options
 from hierfl.nodes import gate, log
 from hierfl.nodes.approval import asked_first
 from hierfl.nodes.gate import Inquiry, Release, Reply
@@ -88,13 +89,13 @@ def answer(
 
 def only_client(formula: Formula, frames: Any) -> tuple[str, pd.DataFrame]:
     """Return the name and the rows of a node's client; refuse rows of several."""
-    clients = by_client(frames, formula.clients)
-    if len(clients) != 1:
+    first, *others = by_client(frames, formula.clients).items()
+    if others:  # a server may have named the column: how many values it has stays here
         raise Refused(
-            f"a node has the rows of one client, and these are of {len(clients)}: start a "
+            f"a node has the rows of one client, and '{formula.clients}' names several: start a "
             "node for each"
         )
-    return next(iter(clients.items()))
+    return first
 
 
 def reply_of(inquiry: Inquiry, rows: list[RowCodes], answer: Callable[[], Any]) -> Reply:
@@ -158,4 +159,6 @@ def _beyond(formula: Formula, columns: frozenset[str], transforms: frozenset[str
             return f"it has {name}(), which the policy's transforms do not list"
         if any(part.sign for part in within(call)):
             return f"'{call}' calculates with columns"
-    return ""
+        if any(OPTIONS[name][option].kind is float for option, _ in written_options(call)):
+            return f"'{call}' has a bound, which values are held against"
+    return "it has trunc()" if declared.parts.bounds else ""

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hierfl.core.arguments import expect_path
-from hierfl.data.absent import form_of, rows_absent, stand_in
 from hierfl.engine.client_store import CheckpointError
-from hierfl.engine.federation import Federation
 from hierfl.formulas.formula import Formula
-from hierfl.nodes.agreement import FEW
+from hierfl.nodes.agreement import few_made_up
 from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.messages import COUNTED, last_counted
 from hierfl.runs import checkpoint as state
@@ -109,17 +107,8 @@ def save(fit: Fitted, folder: str | Path) -> None:
 
 def _about(fit: Fitted) -> dict[str, Any]:
     """Return what identifies a run on disk: a few made-up rows a client stand in for its own."""
-    return about(fit.method, few_of(fit.federation), fit.rounds)
-
-
-def few_of(federation: Federation) -> Federation:
-    """Return a federation of a few made-up rows a client, by which a run over nodes is known."""
-    data = federation.data
-    fills = next(iter(data.fields.values())).fills  # type: ignore[attr-defined]
-    counts = [min(FEW, count) for count in data.counts.tolist()]
-    return replace(
-        federation, data=stand_in(rows_absent(data.names, counts, form_of(data), fills), 0)
-    )
+    few = replace(fit.federation, data=few_made_up(fit.federation.data))
+    return about(fit.method, few, fit.rounds)
 
 
 def _check_held(folder: str | Path | None, fit: Fitted) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from hierfl.engine.chunks import FAILURES, client_round
 from hierfl.engine.federation import federate
 from hierfl.method import Clock, Method
 from hierfl.nodes import client_state, gate, log
-from hierfl.nodes.account import END, Entry, Ledger, state_of
+from hierfl.nodes.account import END, Entry, Ledger, digest, state_of
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.approval import preview, write_preview
 from hierfl.nodes.client_state import Node
@@ -49,16 +48,21 @@ INTRODUCE, AGREE = "introduce", "agree"
 def run_name(method: Method, agreement: Agreement, seed: int) -> str:
     """Return the name of a run: the same method, seed and clients have the same."""
     whole = json.dumps([describe(method), agreement.digest, seed], sort_keys=True, default=str)
-    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+    return digest(whole.encode())[:16]
 
 
 def introduce(
-    method: Method | None, data: ClientData, folder: str | Path, *, policy: str | Path | None = None
+    method: Method | None,
+    data: ClientData,
+    folder: str | Path,
+    *,
+    policy: str | Path | None = None,
+    moved: Sequence[str] = (),
 ) -> bytes:
     """Return what a node reports about its client before the first round, as JSON."""
     root = Path(folder)
     allowed = policy_at(policy, root, own=method)
-    return gate.answer(_BeforeRun(method, data, root, allowed), INTRODUCE, b"{}")
+    return gate.answer(_BeforeRun(method, data, root, allowed, moved), INTRODUCE, b"{}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +73,7 @@ class _BeforeRun:
     data: ClientData
     folder: Path
     policy: Policy
+    moved: Sequence[str] = ()
     run: str = ""
 
     @property
@@ -84,7 +89,7 @@ class _BeforeRun:
     @property
     def introduction(self) -> str:
         """What the node reports about its client."""
-        return json.dumps(asdict(Introduction.of(self.data)))
+        return json.dumps(asdict(Introduction.of(self.data, self.moved)))
 
 
 @dataclass(frozen=True)
@@ -135,8 +140,7 @@ def node(
 
 def introduced(node: Node) -> dict[str, Any]:
     """Return what a node reports before a run's first round: a hash of what it starts from."""
-    start: dict[str, Any] = json.loads(gate.answer(node, AGREE, b"{}"))
-    return start
+    return dict(json.loads(gate.answer(node, AGREE, b"{}")))
 
 
 def answer(node: Node, content: bytes) -> bytes:

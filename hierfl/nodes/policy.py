@@ -24,7 +24,6 @@ from hierfl.methods.listed import names
 from hierfl.nodes.messages import Refused
 
 FILE, SEEN = "policy.toml", "has-policy"  # in the node's folder; SEEN names the file last read
-LISTS = ("methods", "discloses", "may_leave", "formulas", "columns", "transforms")
 Names = frozenset[str]
 Count = Annotated[int, Meta(ge=1)]
 # "rows": an answer with a number for each of the client's rows, of its kind; "descriptions": of its
@@ -48,6 +47,7 @@ class Policy:
     discloses: frozenset[Literal["sums", "summaries"]] = frozenset({"sums", "summaries"})
     min_rows: Count = 1
     min_count: Count = 5
+    min_joint_count: Count = 1
     may_leave: frozenset[Leaves] = frozenset()
     rounds_a_day: Count | None = None
     questions_a_day: Count = 100
@@ -82,14 +82,16 @@ class Policy:
         """Epsilon and delta of each row; None: there is no budget."""
         return None if self.epsilon is None or self.delta is None else (self.epsilon, self.delta)
 
-    @property
-    def limits(self) -> Limits:
-        """What the work on a request may take."""
+    def limits_of(self, request: bytes) -> Limits:
+        """Return what the work on a request may take; refuse one that is too long (`Forbidden`)."""
+        if len(request) > self.bytes_a_request:
+            allowed = f"the node's policy allows {self.bytes_a_request:,} (bytes_a_request)"
+            raise Forbidden(f"it has {len(request):,} bytes, and {allowed}")
         return Limits(self.seconds_a_request, self.memory_a_request)
 
     def said(self) -> dict[str, Any]:
         """Return the keys that differ from those of the default policy, as JSON."""
-        own = {key.name: getattr(self, key.name) for key in fields(self)}
+        own = {key: getattr(self, key) for key in KEYS}
         own = {key: value for key, value in own.items() if value != getattr(Policy, key)}
         return {key: sorted(v) if isinstance(v, frozenset) else v for key, v in own.items()}
 
@@ -139,6 +141,9 @@ def _rows_of(phase: Phase, rows: int) -> int:
     if not (phase.scores_rows and phase.count) or phase.batch_size is None or phase.unit == "epoch":
         return rows
     return min(rows, phase.count * phase.batch_size)
+
+
+KEYS = tuple(key.name for key in fields(Policy))
 
 
 @lru_cache
@@ -205,7 +210,7 @@ def looks_like_a_policy(name: str, there: bool) -> bool:
 def policy_of(values: Mapping[str, Any]) -> Policy:
     """Return the policy of some keys and values; refuse unknown ones."""
     for key in values:
-        _check_known("there is no key", key, [field.name for field in fields(Policy)])
+        _check_known("there is no key", key, KEYS)
     return Policy(**values)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.gathering import check_enough, fit_introduced, join_introduced, reasons
 from hierfl.nodes.messages import Answer, Ask, Refused, last_counted, read_json, read_typed
 from hierfl.nodes.node import run_name
-from hierfl.nodes.run import SILENT, TooFewNodes
+from hierfl.nodes.run import LONGEST, SILENT, TooFewNodes
 from hierfl.program.recipes import describe
 from hierfl.program.sites import Family, Guide, Model
 from hierfl.runs import checkpoint as state
@@ -144,6 +145,12 @@ class Reached:
         left_out |= of_one_name({node: of.client for node, of in introduced.items()})
         introduced = {node: of for node, of in introduced.items() if node not in left_out}
         check_enough(introduced, left_out, self.fewest, "introduce a client")
+        moved = {of.client: ", ".join(of.moved)[:LONGEST] for of in introduced.values() if of.moved}
+        for client, names in moved.items():
+            what = (
+                f"values of {names} moved to the nearest others: too few rows have them (min_count)"
+            )
+            warnings.warn(f"client '{client}' fits its rows with {what}", stacklevel=5)
         return introduced, left_out
 
     def _answers(

@@ -119,7 +119,10 @@ def answer_waiting(
             request = read(path, station.allowed.bytes_a_request)
         except Refused:  # a link to a file of the node would tell the hash of that file
             continue
-        if only not in (None, digest(request)) or _of(path).is_dir() or _has_answer(path, request):
+        if only not in (None, digest(request)) or _of(path).is_dir():
+            continue
+        with suppress(Refused):
+            _answer(_of(path), request)
             continue
         answer = station.answer(request)
         try:
@@ -143,6 +146,8 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 def read(path: Path, most: int = MOST) -> bytes:
     """Return the bytes of a file; what the other side has put there in place of one is Refused."""
+    if not path.name.isprintable():  # it may move a terminal's cursor
+        raise Refused("its name cannot be printed")
     try:
         # neither through a link, nor waiting for what writes into a pipe
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -166,9 +171,3 @@ def _answer(path: Path, request: bytes) -> tuple[bytes, str]:
     if line.get("answer") != digest(request):
         raise Refused("it answers another request: put the answer to the request beside it there")
     return answer, str(line.get("wrong", ""))
-
-
-def _has_answer(path: Path, request: bytes) -> bool:
-    with suppress(Refused):
-        return bool(_answer(_of(path), request))
-    return False

@@ -32,7 +32,7 @@ from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.settings import Settings
 from hierfl.method import Method, Up
 from hierfl.nodes import updates
-from hierfl.nodes.agreement import Agreement
+from hierfl.nodes.agreement import Agreement, few_made_up
 from hierfl.nodes.choosing import ReadAlone
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import (
@@ -307,8 +307,8 @@ def without_rows(
 
     why = "the program cannot be read without rows ({}): it may read their values in its likelihood alone"
     everyone, fills = agreement.tried(made, why, FILLS if read is None else [read.fills])
-    few, none = agreement.few_made_up(fills), agreement.absent_rows(fills)
-    return everyone, replace(everyone, data=few), replace(everyone, data=none)
+    none = agreement.absent_rows(fills)
+    return everyone, replace(everyone, data=few_made_up(none)), replace(everyone, data=none)
 
 
 def other_starts(federation: Federation, starts: Mapping[str, str]) -> dict[str, str]:

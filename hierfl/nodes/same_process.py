@@ -50,10 +50,8 @@ class InProcess:
         frames = not isinstance(next(iter(self.parts.values())), ClientData)
         if frames and not hasattr(call.method, "has_schema"):
             raise TypeError("the nodes have frames: fit a hierfl.formula, or give them ClientData")
-        stations: dict[str, Station] = {}
-        for name, part in self.parts.items():
-            rows = part if isinstance(part, ClientData) else {name: part}
-            stations[name] = Station(call, partial(lambda of: of, rows), self.folders[name])
+        rows: Any = {name: {name: of} if frames else of for name, of in self.parts.items()}
+        stations = {n: Station(call, partial(rows.get, n), self.folders[n]) for n in rows}
         # no server resumes here: what an earlier fit has left at the nodes is not of this run
         begins = not (call.resume and call.checkpoint and checkpoints(call.checkpoint))
 

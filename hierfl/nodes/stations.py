@@ -66,14 +66,8 @@ class Station:
         """
         log.ASKED_BY.set(by)
         try:
-            policy = self.allowed
-            if len(request) > policy.bytes_a_request:
-                raise Refused(
-                    f"it has {len(request):,} bytes, and the node's policy allows "
-                    f"{policy.bytes_a_request:,} (bytes_a_request)"
-                )
-            item = (*read_request(request), by)
-            return write_answer(request, self._work(item, policy.limits))
+            limits = self.allowed.limits_of(request)
+            return write_answer(request, self._work((*read_request(request), by), limits))
         except Exception as error:  # whatever the owner's code or a crafted message raises
             return write_answer(request, wrong=said(error, self.folder))
 
@@ -134,25 +128,30 @@ class Station:
         if content and self.call.lacks_schema:
             from hierfl.nodes.agreed_schema import check_answered, with_schema
 
-            formula: Any = self.call.method
+            model: Any = self.call.method
             with log.answering(self.folder):
-                schema = with_schema(formula, content).agreed
-                check_answered(self.folder, formula, self.rows(), schema, self.allowed)
+                check_answered(self.folder, with_schema(model, content), self.rows())
                 write_private(self.folder / SCHEMA, content)
-        call, data, _ = self._read()
+        call, data, _, moved = self._read()
         named = call.method if isinstance(call.method, Method) else None
-        return introduce(named, data, self.folder, policy=self.policy)
+        return introduce(named, data, self.folder, policy=self.policy, moved=moved)
 
-    def _read(self) -> tuple[FitCall, ClientData, Any]:
-        """Return the call, the rows and the frames that they are of, or None; a formula's schema reads frames."""
-        rows, formula = self.rows(), self.call.method
+    def _read(self) -> tuple[FitCall, ClientData, Any, tuple[str, ...]]:
+        """Return the call, the rows, the frames that they are of (None: of none), and columns with moved values."""
+        rows: Any = self.rows()
+        formula: Any = self.call.method
         if isinstance(rows, ClientData):
-            return self.call, rows, None
-        if self.call.lacks_schema:
-            from hierfl.nodes.agreed_schema import with_schema
+            return self.call, rows, None, ()
+        from hierfl.formulas.own_rows import fitted_rows
+        from hierfl.nodes.agreed_schema import check_fitted, with_schema
+        from hierfl.nodes.client_rows import only_client
 
+        if self.call.lacks_schema:
             formula = with_schema(formula, self._agreed_on(SCHEMA))
-        return replace(self.call, method=formula), formula.data(rows), rows  # type: ignore[union-attr]
+        rows, moved = fitted_rows(formula, dict([only_client(formula, rows)]))
+        with log.answering(self.folder):
+            check_fitted(formula, rows, self.allowed)
+        return replace(self.call, method=formula), formula.data(rows), rows, moved
 
     def _agreed_on(self, name: str) -> bytes:
         try:
@@ -164,7 +163,7 @@ class Station:
         """Return the node, set up from what was agreed on; a new process sets it up again."""
         if self.folder not in self.ready:
             agreed = read_typed(Agreed, self._agreed_on(AGREEMENT), "agreement")
-            call, data, frames = self._read()
+            call, data, frames, _ = self._read()
             how = {"seed": agreed.seed, "policy": self.policy, "frames": frames}
             method = call.made_by(agreed.method)
             self.ready[self.folder] = node(method, data, agreed.agreement, self.folder, **how)

@@ -213,7 +213,13 @@ def test_nodes_with_policies_are_asked_over_flower(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"node 14 is left out: .* does not allow method 'apfl'"):
         run(pair, grid)
     assert found[1].withheld.keys() == {"east", "north", "south"}
-    grid = Grid(pair.client, tmp_path / "again")
-    grid.contexts[14].node_config["polcy"] = str(tmp_path / "west.toml")
-    with pytest.warns(UserWarning, match=r"node 14 is left out: .* has 'polcy': a policy is named"):
-        run(pair, grid)
+    (tmp_path / "small.toml").write_text("bytes_a_request = 1\n")
+    for key, value, why in (
+        ("polcy", str(tmp_path / "west.toml"), "has 'polcy': a policy is named"),
+        ("min-rows", 200, "has 'min-rows': a policy is named"),
+        ("policy", str(tmp_path / "small.toml"), "allows 1 .bytes_a_request"),
+    ):
+        grid = Grid(pair.client, tmp_path / f"with {value}".replace("/", ""))
+        grid.contexts[14].node_config[key] = value
+        with pytest.warns(UserWarning, match=f"is left out: .*{why}"):
+            run(pair, grid)

@@ -289,3 +289,11 @@ def test_arithmetic_is_that_of_python_and_r() -> None:
 def test_terms_that_are_one_are_refused() -> None:
     refused(lambda: on("y ~ (1 | h:g) + (1 | g:h)"), "both have 'Intercept' of 'h:g'")
     refused(lambda: on("y ~ (1 | h) + (x | h)"), "write (0 + x | h)")
+
+
+def test_products_without_bound_are_refused() -> None:
+    """A task of vantage6 brings its formula: 40 columns have 2^40 products."""
+    columns = [f"x{k}" for k in range(40)]
+    for text in (f"y ~ {'*'.join(columns)}", f"y ~ ({' + '.join(columns)}) ** 12"):
+        with pytest.raises(ValueError, match="more than 10,000 products"):
+            hierfl.formula(text, clients="h")

@@ -79,6 +79,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     ),
     "and its mark gone": lambda path: [one.unlink() for one in (path, path.parent / log.MARK)],  # type: ignore[func-returns-value]
     "gone with all but a client state": lambda path: all_but_a_state(path.parent),
+    "without a run whose state is there": lambda path: path.with_name("1f0c.state").write_bytes(
+        b"of a run"
+    ),
     "without its mark": lambda path: (path.parent / log.MARK).unlink(),
     "with no mark that is one": lambda path: (path.parent / log.MARK).write_bytes(b"[-1, 3]"),
     "without its key": lambda path: (path.parent / module.KEY).unlink(),

@@ -148,7 +148,7 @@ def test_questions_that_a_node_refuses(tmp_path: Path) -> None:
     for wrong in (b"", b"[]", b"{}", b'{"kind": "rows"}', Question("rows", 0).json().encode()):
         with pytest.raises(Refused, match=r"not a request of|no node answers|not JSON"):
             ask(wrong)
-    with pytest.raises(ValueError, match="of 2: start a node for each"):
+    with pytest.raises(ValueError, match="names several: start a node for each"):
         ask(Question("rows"), {"one": frame, "two": frame})
     with pytest.raises(Refused, match="this node's formula is another"):
         with_schema(made("y ~ age"), schema.json())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,21 @@ import pandas as pd
 import pytest
 
 import hierfl
+from hierfl.cli.officer_page import entries
+from hierfl.data.arrays import RowsFault
 from hierfl.formulas.constants import STATEFUL, Implausible, Stateful
 from hierfl.formulas.disclosure import coarse, isolated
-from hierfl.formulas.questions import Question, check_design
+from hierfl.formulas.own_rows import check_design
+from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.time_answers import Observed, client_logrank
-from hierfl.nodes import in_process
+from hierfl.nodes import in_process, station
 from hierfl.nodes.agreed_schema import agreed_over, answer_schema
+from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.envelope import read_answer, write_request
 from hierfl.nodes.gate import register
 from hierfl.nodes.messages import Refused
+from hierfl.program.recipes import describe
 
 N = 200
 Frames = dict[str, pd.DataFrame]
@@ -98,7 +104,7 @@ def test_answers_do_not_depend_on_the_values_of_one_row(name: str, tmp_path: Pat
     made = formula(TEXTS[name])
     one = transcript(made, parts(48213.0), tmp_path / "one")
     other = transcript(made, parts(31.0 if name != "all but one" else 70000.0), tmp_path / "other")
-    assert one == other and len(one) > 2
+    assert one == other and "columns" in one[-1]  # honest clients agree, also of large offsets
 
 
 def test_a_number_that_one_row_has_of_three_is_not_counted(tmp_path: Path) -> None:
@@ -222,12 +228,56 @@ def test_a_node_counts_no_values_around_one_patient(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:k-hat", "ignore:the rounds ended", "ignore:client")
-def test_a_design_with_a_column_of_few_rows_is_refused(tmp_path: Path) -> None:
-    of = parts()
-    of["west"] = rows(2).assign(load=np.arange(N) % 7.0, hiv=np.arange(N) % 2)
+def test_a_value_of_few_rows_leaves_no_node_out_and_reaches_nobody(tmp_path: Path) -> None:
+    """A node fits the nearest other value, says so, and all that leaves it is the same for any value."""
+    sent = []
+    for name, value in (("one", 48213.0), ("other", 31000.0)):
+        of = {k: rows(i) for i, k in enumerate(("north", "south", "west"))}
+        for frame in of.values():
+            frame["load"], frame["hiv"] = np.arange(N) % 7.0, np.arange(N) % 2
+        of["north"]["hiv"] = 0
+        of["north"].loc[17, ["load", "hiv"]] = value, 1
+        made = formula("y ~ scale(load) + hiv")
+        with pytest.warns(
+            UserWarning, match="'north' fits its rows with values of hiv, load moved"
+        ):
+            fit = hierfl.nodes.fit(made, in_process(of, tmp_path / name), rounds=1)
+        assert fit.clients == ("north", "south", "west")
+        sent.append([line["sha256"] for line in entries(tmp_path / name / "north")])
+    assert sent[0] == sent[1] and len(sent[0]) > 5
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_clients_that_join_are_held_as_the_others_are(tmp_path: Path) -> None:
+    """Their nodes begin with the schema that the others have agreed on."""
+    of = {k: rows(i) for i, k in enumerate(("north", "south", "west"))}
+    for frame in of.values():
+        frame["hiv"] = np.arange(N) % 2
+    fit = hierfl.nodes.fit(formula("y ~ hiv + I(age > 75)"), in_process(of, tmp_path))
+    east = rows(7).assign(hiv=np.arange(N) == 17)
+    east["hiv"] = east["hiv"].astype(int)
+    with pytest.warns(UserWarning, match="'east' fits its rows with values of hiv moved"):
+        assert "east" in fit.updated(in_process({"east": east}, tmp_path)).clients
+    east["age"] = np.where(np.arange(N) < 3, 90.0, 60.0 + np.arange(N) % 9)
+    with pytest.raises(Refused, match=r"column 'I\(age > 75\)' sets apart fewer"):
+        fit.updated(in_process({"east": east}, tmp_path / "again"))
+    # a server that asks for no introduction
+    model, made = fit.method.model, station(fit.method.model, {"east": east}, tmp_path / "east")
+    agreement = Agreement.between([Introduction.of(model.data({"east": east}))])
+    begins = {"agreement": asdict(agreement), "method": describe(fit.method), "seed": 0}
+    request = write_request("agree", json.dumps(begins).encode())
+    with pytest.raises(Refused, match="sets apart fewer"):
+        read_answer(request, made.answer(request))
+
+
+@pytest.mark.filterwarnings("ignore:k-hat", "ignore:the rounds ended", "ignore:client")
+def test_an_outcome_of_few_rows_is_not_moved(tmp_path: Path) -> None:
+    of = {k: rows(i) for i, k in enumerate(("north", "south", "west"))}
+    of["south"]["hiv"] = of["west"]["hiv"] = np.arange(N) % 2
+    of["north"].loc[17, "hiv"] = 1
     nodes = in_process(of, tmp_path)
-    with pytest.warns(UserWarning, match="'north' is left out: the column 'hiv' singles out"):
-        fit = hierfl.nodes.fit(formula("y ~ age + hiv"), nodes, rounds=1, disclose="sums")
+    with pytest.warns(UserWarning, match="'north' is left out: the column 'hiv' sets apart"):
+        fit = hierfl.nodes.fit(formula("hiv ~ age", "bernoulli"), nodes, rounds=1)
     assert fit.clients == ("south", "west")
 
 
@@ -238,6 +288,8 @@ COMBINED = {
     "a group of few rows": "y ~ income + (1 | room)",
     "a slope that few rows of a group have": "y ~ income + (1 + visits | room)",
     "a weight that one row has": "y | weights(heavy) ~ income",
+    "a slope behind a bar": "y ~ income + (0 + I(age > 96) | hospital)",
+    "a slope of groups within": "y ~ income + (0 + I(age > 96) | hospital:ward)",
     "a number far above all others": "y ~ fortune",
 }
 
@@ -340,12 +392,39 @@ def test_all_questions_about_some_rows_are_of_one_least_count(tmp_path: Path) ->
             answer_schema(made, own, tmp_path, asked.json().encode())
 
 
-BESIDE: dict[str, tuple[str, str, dict[str, tuple[Any, Any]]]] = {
+PAIRED = {
+    "two covariates": ("y ~ age + ill + arm", "gaussian"),
+    "a scaled one": ("y ~ scale(ill) + age + arm", "gaussian"),
+    "a covariate and a response": ("ill ~ age + arm", "bernoulli"),
+    "a covariate and a response of names": ("arm ~ age + ill", "bernoulli"),
+    "a covariate and an event": ("time | event(ill) ~ age + arm", "weibull"),
+}
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_pairs_of_values_of_few_rows_are_refused_where_the_owner_says_so(name: str) -> None:
+    """X'X and X'y have the four counts of two columns of yes and no."""
+    text, family = PAIRED[name]
+    own = rows(0).assign(time=np.arange(N) + 1.0, ill=(np.arange(N) < 40).astype(int))
+    made = hierfl.formula(f"{text} + (1 | hospital)", family, clients="hospital")
+    for few in (0, 3, 5):
+        own["arm"] = np.where(np.arange(N) < few, "a", np.where(np.arange(N) < 100, "b", "a"))
+        ready = made.on({"north": own, "south": own})
+        check_design(ready, own, "north", 5)
+        with pytest.raises(Implausible, match="min_joint_count") if few == 3 else nullcontext():
+            check_design(ready, own, "north", 5, 5)
+
+
+# a formula, its family, and of a column the usual value, another one, and others of the second client
+BESIDE: dict[str, tuple[str, str, dict[str, tuple[Any, ...]]]] = {
     "an event": ("time | event(ill) ~ age", "weibull", {"ill": (0, 1)}),
     "a censored time": ("time | cens(state) ~ age", "weibull", {"state": ("none", "right")}),
     "trials": ("k | trials(n) ~ age", "binomial", {"n": (1, 10**6)}),
     "an entry": ("time | event(ill) + entry(start) ~ age", "weibull", {"start": (0.0, 0.005)}),
     "weights": ("y | weights(w) ~ age", "gaussian", {"w": (1.0, 9.0)}),
+    "a name of two": ("state ~ age", "bernoulli", {"state": ("in", "out")}),
+    "a name of several": ("state ~ age", "categorical", {"state": ("in", "out", "moved")}),
+    "an ordered level": ("state ~ age", "cumulative", {"state": (1, 2, 3)}),
 }
 
 
@@ -353,14 +432,28 @@ BESIDE: dict[str, tuple[str, str, dict[str, tuple[Any, Any]]]] = {
 def test_what_stands_beside_a_response_is_of_enough_rows(name: str) -> None:
     """X'y of one event has the covariates of its patient, and so has a row that counts more than all others."""
     text, family, values = BESIDE[name]
-    ((column, (usual, other)),) = values.items()
+    ((column, (usual, other, *others)),) = values.items()
     made = hierfl.formula(f"{text} + (1 | hospital)", family, clients="hospital")
     own = rows(0).assign(time=np.arange(N) + 1.0, k=np.arange(N) % 2, ill=np.arange(N) % 2)
     for count in (1, 4, 5, 100):
         own[column] = np.where(np.arange(N) < count, other, usual)
-        ready = made.on({"north": own, "south": own})
+        south = own.assign(**{column: np.resize([usual, other, *others], N)})
+        ready = made.on({"north": own, "south": south})
         with pytest.raises(Implausible) if count < 5 else nullcontext():
             check_design(ready, own, "north", 5)
+
+
+@pytest.mark.parametrize("bars", ["(1 | room)", "(1 + age | room)"])
+def test_a_refusal_names_no_group_that_is_not_agreed_on(bars: str) -> None:
+    """A server that makes up the groups of a schema is told that there are others, and not which."""
+    agreed_on = {k: rows(i).assign(room=np.tile(["a", "b"], 100)) for i, k in enumerate("ns")}
+    own = agreed_on["n"].copy()
+    own.loc[3, "room"] = "villa"
+    made = formula(f"y ~ age + {bars}").on(agreed_on)
+    assert made.agreed.groups["room"].levels == ("a", "b")
+    with pytest.raises(RowsFault, match="villa") as error:
+        check_design(made, own, "n", 5)
+    assert error.value.public == "column 'room' has a group that is not an agreed one"
 
 
 @pytest.mark.filterwarnings("ignore")

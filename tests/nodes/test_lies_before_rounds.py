@@ -182,6 +182,7 @@ HONEST = [
     ("y ~ s(age) + s(income, by=arm) + gp(age)", "gaussian"),
     ("y | weights(w) ~ bs(income, df=5) + scale(log(income))", "gaussian"),
     ("k ~ mo(grade) + C(grade):age + offset(log(w))", "poisson"),
+    ("y ~ age + offset(income) + offset(log(big))", "gaussian"),
     ("grade ~ big + scale(big) + S(ward) + (1 | ward)", "cumulative"),
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 import hierfl
 from hierfl import cli
+from hierfl.cli.node_folder import station_at
 from hierfl.cli.officer_page import entries
 from hierfl.formulas.questions import Question
 from hierfl.nodes import TooFewNodes as TooFew
@@ -138,6 +140,17 @@ def test_what_is_shown_does_not_move_the_cursor(tmp_path: Path) -> None:
         (tmp_path / "x").write_bytes(content)
         shown = run("show", str(tmp_path / "x")).output.replace("\n", "")
         assert shown and all(sign.isprintable() for sign in shown), content
+
+
+def test_the_name_of_a_file_is_no_command_and_no_cursor(tmp_path: Path, north: Path) -> None:
+    """The other side of a shared folder names the files, and `show` prints a command to copy."""
+    evil = tmp_path / "x'; touch ran; '.request.hfl"
+    evil.write_bytes(write_request("agree", b"{}"))
+    (command,) = (of for of in run("show", str(evil)).output.splitlines() if "--only" in of)
+    assert str(evil) in shlex.split(command.partition(": ")[2])
+    evil = evil.rename(tmp_path / "x\x1b[2J.request.hfl")
+    assert run("show", str(evil)).exit_code == 2
+    assert list(answer_waiting(station_at(north), tmp_path)) == []
 
 
 @pytest.mark.parametrize(

@@ -237,8 +237,8 @@ def test_a_formula_of_a_task_waits_for_its_owner(
 ) -> None:
     sent = base64.b64encode(write_request("schema", Question("rows").json().encode())).decode()
 
-    def said(formula: str) -> str:
-        found = base64.b64decode(partial(functions, formula=formula, request=sent))
+    def said(formula: str, **how: str) -> str:
+        found = base64.b64decode(partial(functions, formula=formula, request=sent, **how))
         return str(json.loads(found.partition(b"\n")[0])["wrong"] or "")
 
     folder = tmp_path / "organization-1"
@@ -252,8 +252,10 @@ def test_a_formula_of_a_task_waits_for_its_owner(
     ):
         assert not said(text)
     others = ["y ~ log(age) + (1 | hospital)", "y ~ I(age * thalach)", "y ~ sex", ONE_PATIENT]
-    for text in [*others, "y ~ offset(age - 77)", "y ~ C(age) + (1 | sex)"]:
+    bounds = ["y ~ bs(age, df=5, upper_bound=77)", "y ~ gp(age, c=1.77)"]
+    for text in [*others, *bounds, "y ~ offset(age - 77)", "y ~ C(age) + (1 | sex)"]:
         assert "waits for the approval" in said(text), text
+    assert "waits for the approval" in said("y | trunc(ub=77) ~ age", family="gaussian")
     monkeypatch.setenv("HIERFL_TRANSFORMS", "log, scale")
     assert not said("y ~ scale(log(age)) + (1 | hospital)")
     assert "waits for the approval" in said("y ~ log(age - 76) + (1 | hospital)")
@@ -320,6 +322,8 @@ def test_a_misspelled_variable_of_a_node_stops_it(
         ("HIERFL_MIN_ROW", "150", "no key 'min_row': did you mean 'min_rows'"),
         ("HIERFL_", "150", "cannot be read"),
         ("HEIRFL_MIN_ROWS", "150", "no key 'heirfl_min_rows': did you mean 'min_rows'"),
+        ("HEIRFL_MINROWS", "150", "no key 'heirfl_minrows': did you mean 'min_rows'"),
+        ("HIREFL_DATABASE_URI", "/mnt", "no key 'hirefl_database_uri'"),
         ("hierfl_min_rows", "150", "no key 'hierfl_min_rows': did you mean 'min_rows'"),
         ("HIERFL_MIN_ROWS", "many", "min_rows is 'many': Expected `int`"),
         ("HIERFL_APPROVE", '"', "approve is '\"': Invalid enum"),

@@ -12,8 +12,8 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from difflib import SequenceMatcher
+from dataclasses import replace
+from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,15 @@ from vantage6.algorithm.tools.decorators import algorithm_client, data
 from vantage6.algorithm.tools.util import info
 
 import hierfl
-from hierfl.nodes import Answer, Policy, Reached, over, station
-from hierfl.nodes.policy import LISTS
+from hierfl.nodes import Answer, Reached, over, station
+from hierfl.nodes.policy import KEYS
 
 torch.set_default_dtype(torch.float64)  # at the server and at every node
+LISTS = ("methods", "discloses", "may_leave", "formulas", "columns", "transforms")
 PRIORS = "Normal HalfNormal StudentT Cauchy HalfCauchy Exponential Gamma Beta".split()
 # HIERFL_* in a node's environment (`algorithm_env` in its configuration) are keys of its policy, but for what
 # vantage6 sets of a database `hierfl`, and what hierfl's own tests do
 OTHERS = {"HIERFL_DATABASE_URI", "HIERFL_DATABASE_TYPE", "HIERFL_DATA", "HIERFL_SLOW"}
-KEYS = {key.name for key in fields(Policy)}
 LONGEST = 100_000_000  # characters of a request or an answer
 
 
@@ -202,10 +202,11 @@ def _policy(folder: Path) -> Path | None:
 
 
 def _is_meant(name: str) -> bool:
-    """Return whether a variable may be meant as a key of the policy: HIERFL_MIN_COUNT, or nearly so."""
+    """Return whether a variable may be meant for hierfl: HIERFL_MIN_COUNT, or nearly so, or nearly its folder's."""
     prefix, _, key = name.upper().partition("_")
     is_near = SequenceMatcher(None, prefix, "HIERFL").ratio() > 0.75
-    return name.upper().startswith("HIERFL") or (is_near and key.lower() in KEYS)
+    is_key = get_close_matches(key.lower(), (*KEYS, "database_uri"), cutoff=0.75)
+    return name.upper().startswith("HIERFL") or bool(is_near and is_key)
 
 
 def _value(key: str, said: str) -> str:

@@ -1,0 +1,168 @@
+"""A client's own rows, as its node fits them: what their sums and products may tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from hierfl.formulas.answers import group_names
+from hierfl.formulas.columns import by_client, column_fault, complete, incomplete, numbers, prepared
+from hierfl.formulas.constants import Implausible
+from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.design import every_design_of
+from hierfl.formulas.disclosure import (
+    EXACT,
+    NEARLY,
+    SHARE,
+    Floats,
+    coarse_columns,
+    isolated,
+    outcomes_of,
+    singled_out,
+)
+from hierfl.formulas.imputed import filled, known_values, with_known
+from hierfl.formulas.layout import Layout
+from hierfl.formulas.schema import OFFSET, Schema
+
+FEW = (
+    "{} sets apart fewer than {} rows of this client: leave its term out, merge its levels, have a "
+    "column of its logarithm, or let the node's owner lower min_count"
+)
+
+
+def own_rows(declared: Declaration, frame: pd.DataFrame, client: str, least: int) -> pd.DataFrame:
+    """Return the rows of a client that a formula keeps, its covariates numbers or NaN."""
+    whole = complete(frame, declared.rows_of, client, declared.missing)
+    return with_known(whole, declared, client, least)
+
+
+def moved_values(frame: Any, declared: Declaration, least: int) -> dict[str, Floats]:
+    """Return the covariates of a client's complete rows that its node fits by `coarse` values: column -> (n,).
+
+    Rounds then tell no more of them than a schema. Outcomes, and what stands beside them, stay as they are.
+    """
+    every = coarse_columns(frame, declared.columns, declared, least)
+    return {
+        name: made
+        for name, values, made in every
+        if name not in outcomes_of(declared)
+        and len(made)
+        and not np.array_equal(made, values, True)
+    }
+
+
+class FittedRows(NamedTuple):
+    """A client's rows as its node fits them, {client: frame}, and the columns of which some values are `moved`."""
+
+    frames: Mapping[str, pd.DataFrame]
+    moved: tuple[str, ...]
+
+
+def fitted_rows(formula: Any, frames: Any) -> FittedRows:
+    """Return the rows of a node's one client as it fits them; `formula` is a `Formula` with the schema."""
+    ((client, frame),) = by_client(frames, formula.clients).items()
+    declared, least = formula.declared, formula.agreed.min_count
+    there = ~incomplete(frame, declared.rows_of, client, declared.missing)
+    moved = moved_values(own_rows(declared, frame, client, least), declared, least)
+    made = {name: numbers(frame[name]).copy() for name in moved}
+    for name, values in moved.items():
+        made[name][there] = values
+    return FittedRows({client: frame.assign(**made)}, tuple(sorted(moved)))
+
+
+def design_matrix(declared: Declaration, schema: Schema, frame: pd.DataFrame, client: str) -> Any:
+    """Return the columns of all terms on a client's rows, (n, p), whatever `mi()` lacks filled."""
+    ready = prepared(frame, schema.columns, client)
+    if declared.imputed:
+        ready, _ = filled(declared.imputed, ready)
+    designs = every_design_of(declared, schema)
+    return np.hstack([np.zeros((len(ready), 0)), *(d.evaluate(ready, client)[0] for d in designs)])
+
+
+def check_design(
+    formula: Any, frame: pd.DataFrame, client: str, least: int, least_joint: int = 1
+) -> None:
+    """Refuse a design whose columns, some combination of them or some of its groups are of a few rows (`Implausible`).
+
+    X'X and X'y of a column that is the same in all but a few rows have those rows' values of all others:
+    DataSHIELD's rule for `ds.glm`. So have those of x and of x + 1000 (age > 96), by their difference.
+    `formula` is a `Formula` with the schema. Two columns of two values are refused where fewer than
+    `least_joint` rows have a pair of these.
+    """
+    declared, schema = formula.declared, formula.agreed
+    frame = own_rows(declared, frame, client, schema.min_count)
+    ready = prepared(frame, schema.columns, client)
+    numbers_of = [name for name, column in schema.columns.items() if column.kind == "number"]
+    # what the schema has told of these is of other values where they set rows apart
+    read = {name: ready[name][ready[name].notna()].to_numpy(np.float64) for name in numbers_of}
+    rows_known: dict[str, Any] = {}
+    if declared.imputed:
+        ready, gone = filled(declared.imputed, ready)
+        rows_known = known_values(every_design_of(declared, schema), ready, gone, client)
+    columns: dict[str, Any] = {}
+    for layout in formula.layouts:
+        matrix, offset = layout.common.evaluate(ready, client)
+        columns |= dict(zip(layout.common.columns, matrix.T, strict=True))
+        columns |= {OFFSET: offset} if layout.common.offsets else {}
+        for part, label, values in _of_bars(layout, frame, ready, client):
+            columns[label] = values
+            rows_known |= {label: rows_known[part]} if part in rows_known else {}
+    additions = declared.parts.additions
+    for label in (*declared.parts.labels, *filter(None, [additions.get("weights")])):
+        if schema.columns[label].kind == "number":
+            columns[label] = ready[label].to_numpy(np.float64)
+    names_of = [label for label in declared.parts.labels if schema.columns[label].kind != "number"]
+    beside = {n: of for name in (*names_of, *additions.values()) for n, of in _added(ready[name])}
+    made = {n: of[rows_known[n]] if n in rows_known else of for n, of in columns.items()}
+    as_it_is = {*declared.parts.labels, *beside}
+    for share, every in ((SHARE, read), (NEARLY, {**made, **beside})):
+        for name, values in every.items():
+            if len(singled_out(values, least, by_value=name not in as_it_is, share=share)):
+                raise Implausible(FEW.format(f"the column '{name}'", least))
+    whole = {name: values for name, values in columns.items() if name not in rows_known}
+    if whole and len(isolated(np.stack([*whole.values()], axis=1), least, EXACT)):
+        raise Implausible(FEW.format("a combination of its columns", least))
+    _check_pairs({**whole, **beside}, least_joint)
+
+
+def _of_bars(
+    layout: Layout, frame: pd.DataFrame, ready: pd.DataFrame, client: str
+) -> Iterator[tuple[str, str, Floats]]:
+    """Yield the columns of terms with a bar, by their names and labels; of crossed terms those of each group."""
+    for term in layout.groups:
+        names = np.full(len(frame), "")
+        if term.place == "crossed":
+            names = group_names(frame, term.group.by, client)
+        if others := {*names.tolist()} - {"", *term.levels}:
+            what, public = f"has the group {min(others)}", "has a group that is not an agreed one"
+            raise column_fault(what, public, ":".join(term.group.by), client)
+        matrix = term.evaluate(ready, client)
+        for name in np.unique(names).tolist():
+            suffix = f" '{name}'" if name else ""
+            for part, values in zip(term.columns, matrix.T, strict=True):
+                yield part, f"{part} of {term.site}{suffix}", (names == name) * values
+
+
+def _check_pairs(columns: Mapping[str, Floats], least: int) -> None:
+    """Refuse two columns of two values that fewer than `least` rows have together: X'X and X'y count them."""
+    is_high = {name: of == of.max() for name, of in columns.items() if len(np.unique(of)) == 2}
+    for (name, first), (other, second) in combinations(is_high.items(), 2) if least > 1 else ():
+        counts = np.bincount(2 * first + second)
+        if counts[counts > 0].min() < least:
+            raise Implausible(
+                f"fewer than {least} rows of this client have a pair of values of '{name}' and '{other}': "
+                "leave one out, or let the node's owner lower min_joint_count"
+            )
+
+
+def _added(column: pd.Series[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what stands beside numbers, (n,), by level: X'y of an event that few rows have is of their covariates."""
+    if not hasattr(column, "cat"):
+        yield str(column.name), np.nan_to_num(column.to_numpy(np.float64))
+        return
+    for level in column.cat.categories:
+        yield f"{column.name}[{level}]", (column == level).to_numpy(np.float64)
