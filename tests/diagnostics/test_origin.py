@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy import stats
 from scipy.optimize import minimize
+from scipy.special import softmax
 
 import hierfl
 from benchmarks.binary_models import schools_centered
@@ -278,6 +282,65 @@ def test_shrinkage_of_the_eight_schools_is_exact() -> None:
     assert frame.loc["school B", "shrinkage"] == frame.loc["school G", "shrinkage"]
     assert frame.loc["school B", "shrinkage"] == pytest.approx(0.864, abs=0.005)
     assert frame.loc["school H", "shrinkage"] == pytest.approx(0.944, abs=0.005)
+
+
+# prior of the scale site, the sd that it gives, and its log density
+SCALES: dict[str, tuple[Any, Any, Any]] = {
+    "uniform": (dist.Uniform(0.0, 1000.0), lambda v: v, lambda t: 0.0 * t),
+    "log": (dist.Normal(1.0, 1.5), torch.exp, stats.lognorm(1.5, scale=np.e).logpdf),
+    "precision": (
+        dist.Gamma(2.0, 20.0),
+        lambda v: v**-0.5,
+        lambda t: stats.gamma(2.0, scale=0.05).logpdf(t**-2) - 3.0 * np.log(t),
+    ),
+}
+
+
+def of_scale(prior: Any, link: Any) -> Any:
+    def model(batch: hierfl.ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+        tau = link(pyro.sample("scale", prior))
+        with batch.clients():
+            theta = pyro.sample("theta", dist.Normal(mu, tau))
+            with batch.data():
+                pyro.sample("y", dist.Normal(theta, batch.sigma), obs=batch.y)
+
+    return model
+
+
+def exact_shrinkage(data: hierfl.ClientData, log_prior: Any, sds: Numbers) -> Numbers:
+    """Return E[s^2 / (s^2 + tau^2)] of clients with errors of `sds`, by quadrature over tau."""
+    y, sigma = (data.fields[name].numpy().astype(float) for name in ("y", "sigma"))
+    taus = np.exp(np.linspace(np.log(1e-3), np.log(1e3), 2000))
+    of_y = [
+        stats.multivariate_normal(cov=np.diag(sigma**2 + tau**2) + 25.0).logpdf(y) for tau in taus
+    ]
+    weights = softmax(np.array(of_y) + log_prior(taus) + np.log(taus))
+    return np.array([weights @ (s**2 / (s**2 + taus**2)) for s in sds])
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_shrinkage_is_that_by_quadrature(name: str, tmp_path: Path) -> None:
+    """Of fitted clients, of new ones with one row and two, and of a fit that was saved and loaded."""
+    prior, link, log_prior = SCALES[name]
+    data, model = hierfl.datasets.eight_schools(), of_scale(prior, link)
+    new = hierfl.ClientData.from_clients(
+        {
+            "one row": {"y": [5.0], "sigma": [12.0]},
+            "two rows": {"y": [5.0, 6.0], "sigma": [12.0, 3.0]},
+        }
+    )
+    fit = hierfl.fit(model, data, seed=0)
+    fit.save(tmp_path, with_data=True)
+    errors = data.fields["sigma"].numpy().astype(float)
+    new_errors = np.array([12.0, (12.0**-2 + 3.0**-2) ** -0.5])
+    for fitted, sds in (
+        (fit, errors),
+        (hierfl.load(tmp_path, model=model), errors),
+        (fit.personalize(new), new_errors),
+    ):
+        ours = column(fitted.summary(), "theta", "shrinkage")
+        np.testing.assert_allclose(ours, exact_shrinkage(data, log_prior, sds), atol=0.004)
 
 
 def test_shrinkage_of_a_non_centered_program_is_that_of_the_centered_one() -> None:
