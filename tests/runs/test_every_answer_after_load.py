@@ -333,6 +333,17 @@ def test_every_answer_of_a_fit_to_frames(kind: str, history: str, tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_new_rows_of_all_clients_give_the_fit_to_them() -> None:
+    """No client is left to carry over: torch ended it with 'max(): Expected reduction dim'."""
+    fitted, other = of_frame("gaussian").fitted, frame().assign(y=frame().y - 0.5 * frame().x)
+    fresh = hierfl.fit(hierfl.formula(FORMULAS["gaussian"], clients="h"), other, seed=0)
+    ours, theirs = (of.draws(2000).shared["x"] for of in (fitted.updated(other), fresh))
+    assert abs(ours.mean() - theirs.mean()) < 0.1 * theirs.std()
+    with pytest.raises(ValueError, match="'two_stage' has weighted its draws"):
+        hierfl.diagnostics.client_gradients(fitted)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_fits_in_single_precision_are_loaded(tmp_path: Path) -> None:
     """As users have it: numbers that chains, or clients that join, give the server were of another dtype."""
     torch.set_default_dtype(torch.float32)
