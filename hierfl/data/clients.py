@@ -56,6 +56,7 @@ class ClientData:
             strings or categories.
         frame_rows: where the rows stand in the frame that a `hierfl.formula` read them from; what
             is given a frame answers in its order.
+        client_column: of a frame in which each column is a field; other frames are read the same way.
 
     Raises:
         TypeError: a field is no tensor of real numbers, or a name is not a string.
@@ -72,6 +73,7 @@ class ClientData:
     features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     frame_rows: FrameRows | None = field(default=None, repr=False)
+    client_column: str = ""
 
     def __post_init__(self) -> None:
         """Check that the names, the offsets and the fields fit together."""

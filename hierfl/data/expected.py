@@ -35,4 +35,4 @@ def read_frame(rows: Any, clients: str, like: ClientData | None = None) -> Any:
     read = rows if like is None else rows[[c for c in rows if c in like.fields or c == clients]]
     data = ClientData.from_frame(read, clients, levels=None if like is None else like.levels)
     place = ClientData.from_arrays(rows[clients], place=torch.arange(len(rows))).fields["place"]
-    return replace(data, frame_rows=FrameRows(place, rows.index, clients=clients))
+    return replace(data, frame_rows=FrameRows(place, rows.index), client_column=clients)

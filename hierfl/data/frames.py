@@ -26,15 +26,11 @@ Levels = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, eq=False)
 class FrameRows:
-    """Rows' positions `place` (n,) in their frames, all frame labels `index`, and who has a label, `labeled`.
-
-    `clients` is the column of clients where each column is a field: other frames are read so too.
-    """
+    """Rows' positions `place` (n,) in their frames, all frame labels `index`, and who has a label, `labeled`."""
 
     place: Tensor
     index: Any
     labeled: Tensor | None = None
-    clients: str = ""
 
     def kept(self, rows: Tensor) -> FrameRows:
         """Return some of the rows."""
@@ -44,12 +40,8 @@ class FrameRows:
     def tensors(self) -> dict[str, Tensor]:
         """Return all of it as tensors, to be saved with the rows; labels that are no numbers are texts."""
         plain = range(len(self.index)) if self.index.nlevels > 1 else self.index.tolist()
-        texts = {"index": json.dumps(list(plain), default=str), "clients": self.clients}
-        saved = {
-            f"frame.{name}": torch.tensor(list(text.encode())).byte()
-            for name, text in texts.items()
-        }
-        saved["frame.place"] = self.place
+        text = json.dumps(list(plain), default=str)
+        saved = {"frame.index": torch.tensor(list(text.encode())).byte(), "frame.place": self.place}
         return saved if self.labeled is None else {**saved, "frame.labeled": self.labeled}
 
     @staticmethod
@@ -60,8 +52,7 @@ class FrameRows:
             raise ValueError("the rows' positions are not in their frame")
         import pandas as pd  # slow to import
 
-        clients = bytes(saved["clients"].tolist()).decode()
-        return FrameRows(place, pd.Index(labels), saved.get("labeled"), clients)
+        return FrameRows(place, pd.Index(labels), saved.get("labeled"))
 
     @property
     def order(self) -> Tensor:

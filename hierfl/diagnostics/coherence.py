@@ -17,6 +17,7 @@ from hierfl.method import over_draws
 from hierfl.posterior.client_loop import each_client
 from hierfl.posterior.prediction import Prediction, expect_prediction
 from hierfl.posterior.snapshot import Snapshot, expect_fit
+from hierfl.posterior.weights import already_weighted
 from hierfl.program.program import Params
 
 
@@ -82,13 +83,15 @@ def client_gradients(fit: Snapshot, *, draws: int = 20, seed: int = 0) -> Tensor
         seed: of the draws.
 
     Raises:
-        ValueError: the program has no global param.
+        ValueError: the fit has no global param, or weighted draws in place of them.
     """
     expect_fit(fit)
     draws, program = expect_count(draws, "draws"), fit.program
     shared = list(program.start()[0])
-    if not shared:
-        raise ValueError("the program has no global param, so clients have no gradients to compare")
+    if not shared or already_weighted(fit):
+        why = f"'{fit.method.name}' has weighted its draws" if shared else "it has no global param"
+        fix = "fit with another method, such as methods.fedsvi(model)"
+        raise ValueError(f"the fit has no gradients of clients to compare, since {why}: {fix}")
 
     def one(params: Params, own: ClientBatch, asked: ClientBatch) -> Tensor:
         def objective(above: Params) -> Tensor:

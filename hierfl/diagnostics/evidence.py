@@ -21,6 +21,7 @@ from torch import Tensor
 from hierfl.core.arguments import spelled
 from hierfl.core.gaussians import LOG_2_PI
 from hierfl.core.process import one_at_a_time
+from hierfl.data.absent import RowsNotSaved
 from hierfl.diagnostics.left_out import kept_densities, precise
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.snapshot import Snapshot, expect_fit, lacks_rows
@@ -55,6 +56,7 @@ def log_evidence(fit: Snapshot, *, draws: int = 2000, seed: int = 0) -> LogEvide
 
     Raises:
         ValueError: the guide has no density, or the server does not have what it takes.
+        RowsNotSaved: it takes the rows, which were not saved with the fit.
     """
     expect_fit(fit)
     kept = _kept(fit)
@@ -80,7 +82,7 @@ def _kept(fit: Snapshot) -> tuple[Densities, Tensor] | None:
         return None
     try:
         return kept_densities(fit)
-    except ValueError:
+    except (ValueError, RowsNotSaved):
         if lacks_rows(fit):
             raise
         return None

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hierfl.data.absent import HAND_IN, NOT_SAVED, RowsNotSaved, is_absent
 from hierfl.posterior.corrected import ROUNDS, in_rounds, weights_of_rows
 from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.labels import log_likelihoods
@@ -102,14 +103,16 @@ def kept_densities(fit: Snapshot) -> tuple[Densities, Tensor]:
     # here: a fit with its rows does not need the server's part of two_stage
     from hierfl.methods.stages.kept import Kept, rounds_of
 
+    if is_absent(fit.federation.data) and not fit.method.name.startswith("two_stage"):
+        raise RowsNotSaved(f"{NOT_SAVED}: {HAND_IN}")
     what = "leave-one-client-out without rows"
     kept = Kept(rounds_of(fit.method, fit.program, what), fit.progress.server)
     found = kept.densities()
     if found.log_likelihood is None:
-        raise ValueError(
-            "clients have local sites that are not Normal, whose integrals are at the clients: "
-            "pass the rows, hierfl.load(folder, data=...)"
+        what = (
+            "clients have local sites that are not Normal, whose integrals need the clients' rows"
         )
+        raise RowsNotSaved(f"{what}: {HAND_IN}")
     own = found.log_likelihood[:, fit.program.ranks]
     return found, own + kept.constants(fit.federation.data)
 

@@ -18,6 +18,7 @@ from hierfl.data.frames import is_number
 from hierfl.formulas.answers import OfColumn
 from hierfl.formulas.columns import Column, ordered, refuse_similar
 from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.expressions import Name
 from hierfl.formulas.questions import Ask, Question
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.transforms import moments
@@ -269,6 +270,7 @@ def are_days(values: Floats) -> bool:
 FAR = 8.0  # sds of the other rows, from their mean
 # of a client's values above 0, if none is below it, whose logarithms must be far out too
 FAR_LOGS = 5.0
+FAR_ORIGIN = 10.0  # sds from 0 to the mean of a column in a product
 SOME_ROWS = 10  # of a client, which tell of two values, and of a long tail
 
 
@@ -297,6 +299,20 @@ def warn_of_far_values(
                 )
                 fix = "check the unit, and look for typos"
                 warnings.warn(f"{what} other rows: {fix}", stacklevel=4)
+
+
+def warn_of_far_origins(declared: Declaration, schema: Schema) -> None:
+    """Warn of products of a column so far from 0 that default priors hold their effects close to 0."""
+    for product in declared.parts.common.products:
+        names = [factor.head for factor in product.factors if isinstance(factor, Name)]
+        for name in names if len(product.factors) > 1 else ():
+            column = schema.columns[name]
+            if column.kind == "number" and abs(column.mean) > FAR_ORIGIN * column.sd:
+                what = (
+                    f"'{product.name}' has its default prior where '{name}' is 0, far from all rows"
+                )
+                fix = f"write center({name}) in the product, or give priors"
+                warnings.warn(f"{what}, and its effect is held close to 0: {fix}", stacklevel=4)
 
 
 def is_far(

@@ -23,6 +23,7 @@ from hierfl.formulas.table_answers import (
 
 Floats = NDArray[np.float64]
 MOST_GROUPS = 50
+EVENTS = "must be 0 or 1, or False or True: from R's codes 1 and 2 subtract 1"
 
 
 class Observed(NamedTuple):
@@ -119,7 +120,7 @@ def _events(frame: pd.DataFrame, additions: Mapping[str, str], client: str) -> N
     of_event = "event" in additions
     name, public = additions["event" if of_event else "cens"], "must be 0 (none) or 1 (right)"
     if of_event:
-        codes, public = number_column(frame[name], name, client).astype(str), "must be 0 or 1"
+        codes, public = number_column(frame[name], name, client).astype(str), EVENTS
     else:
         words = [level_name(value) for value in frame[name]]
         codes = np.array([str(float(CENSORED.get(word, 9))) for word in words])

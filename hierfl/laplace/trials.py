@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -123,10 +123,10 @@ def is_linear(terms: Terms, w: Tensor) -> bool:
     return bool(expected.isfinite().all()) and nearly_equal(at_linear, expected)
 
 
-def nearness(terms: Callable[[float], Mapping[str, Site]]) -> float:
-    """Return the share of the distance of points at which no predictor is too large to compute with."""
+def nearness(terms: Callable[[float], Iterable[Mapping[str, Site]]]) -> float:
+    """Return the share of the distance of all points at which no predictor is too large to compute with."""
     for share in NEARER:
-        if float(predictors(terms(share)).abs().max()) <= LARGEST:
+        if all(float(predictors(at).abs().max()) <= LARGEST for at in terms(share)):
             return share
     return 1.0
 

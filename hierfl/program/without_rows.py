@@ -28,6 +28,11 @@ class WithoutRows:
 
     run: Callable[[ClientBatch], Any]
 
+    @property
+    def __wrapped__(self) -> Callable[[ClientBatch], Any]:
+        """The model or guide itself, which says what its sites' entries are called."""
+        return self.run
+
     def __call__(self, batch: ClientBatch) -> None:
         """Run on a batch of which only shapes can be read."""
         fields, own = (

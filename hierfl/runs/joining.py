@@ -174,13 +174,14 @@ def together(clients: ClientData, other: ClientData) -> ClientData:
     def joint(a: Tree, b: Tree) -> dict[str, Any]:
         return {name: torch.cat([v, b[name].to(v.dtype)]) for name, v in a.items()}
 
-    counts = torch.cat([clients.counts, other.counts])
-    fields, own = (
-        joint(clients.fields, other.fields),
-        joint(clients.client_fields, other.client_fields),
+    return replace(
+        clients,
+        fields=joint(clients.fields, other.fields),
+        offsets=offsets_of(torch.cat([clients.counts, other.counts])),
+        names=(*clients.names, *other.names),
+        client_fields=joint(clients.client_fields, other.client_fields),
+        frame_rows=None,
     )
-    names = (*clients.names, *other.names)
-    return ClientData(fields, offsets_of(counts), names, own, clients.features, clients.levels)
 
 
 def _say(where: Progress, first: int, alone: int, others: int) -> None:

@@ -83,6 +83,7 @@ class FitRecord(TypedDict):
 
     names: list[str]
     counts: list[Count]
+    client_column: str
     fields: dict[str, list[Any]]
     client_fields: dict[str, list[Any]]
     features: dict[str, list[str]]

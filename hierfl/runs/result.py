@@ -110,8 +110,8 @@ class Fit:
         if isinstance(rows, ClientData):
             return rows
         fitted = self.federation.data
-        if fitted.frame_rows is not None and fitted.frame_rows.clients:
-            return read_frame(rows, fitted.frame_rows.clients, fitted)
+        if fitted.client_column:
+            return read_frame(rows, fitted.client_column, fitted)
         from hierfl.formulas.formula import rows_of  # with pandas
 
         return rows_of(self.method.model, rows, self.clients, asked=matched)

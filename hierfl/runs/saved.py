@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ def beside(federation: Federation, *, with_data: bool) -> dict[str, bytes | dict
     """Return the files of a saved fit beside its state: what its data look like, and the rows."""
     data = federation.data
     schema = {"names": list(data.names), "counts": data.counts.tolist(), **form_of(data)}
+    schema |= {"client_column": data.client_column}
     schema |= {"start": start_of(federation), "dtype": str(torch.get_default_dtype())}
     schema |= {"sites": sites_of(federation.program)}
     files: dict[str, bytes | dict[str, Tensor]] = {SCHEMA: json.dumps(schema).encode()}
@@ -159,7 +160,8 @@ class SavedData:
         """Return the clients without rows; two numbers may stand in for their values."""
         schema: Any = self.schema or {}
         try:
-            return rows_absent(schema["names"], schema["counts"], schema, fills)
+            data = rows_absent(schema["names"], schema["counts"], schema, fills)
+            return replace(data, client_column=schema["client_column"])
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise state.CheckpointError(
                 f"{SCHEMA} is not from this version of hierfl ({error}): {HAND_IN}"
@@ -207,4 +209,5 @@ def _client_data(schema: Any, tensors: Mapping[str, Tensor]) -> ClientData:
         raise ValueError("the offsets of the clients' rows are not counts from 0")
     features, levels = labels_of(schema, "features"), labels_of(schema, "levels")
     frame = FrameRows.of_tensors(part["frame"]) if part["frame"] else None
-    return ClientData(part["field"], offsets, names, part["client_field"], features, levels, frame)
+    of_rows, of_clients, column = part["field"], part["client_field"], schema["client_column"]
+    return ClientData(of_rows, offsets, names, of_clients, features, levels, frame, column)

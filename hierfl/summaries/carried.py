@@ -83,7 +83,7 @@ def carried_over(
 
     `log_base` (A,) + the sum of the ratios are the log weights that make z draws of the target.
     """
-    if float((ratios - ratios.mean(0)).abs().max()) == 0.0:
+    if not bool((ratios - ratios.mean(0)).any()):
         return Carried(ratios.mean(0).expand(len(to), -1), 0.0)
     log_target = ratios.sum(1) + log_base
     fit = _fitted(ratios, z, to, log_target)

@@ -102,7 +102,8 @@ def _tried(
     draws = [torch.randn(size, generator=g) for _ in away]
     if not all_linked(_terms(program, origin, 0.0 * draws[0], batch)):
         return SeenEffects()
-    near = nearness(lambda s: _terms(program, origin + s * away[0], s * draws[0], batch))
+    pairs = list(zip(away, draws, strict=True))
+    near = nearness(lambda s: (_terms(program, origin + s * z, s * e, batch) for z, e in pairs))
     points, draws = [origin + 0.5 * near * z for z in away], [near * e for e in draws]
     if not all(
         is_linear(partial(_terms, program, z, batch=batch), e)

@@ -132,7 +132,8 @@ def sums_of(rows: PackedRows, spread: Spread) -> Sums:
     far = ((moves[:, inside] @ block) * moves[:, inside]).sum(-1)  # (C, len(moves))
     far = far - 2.0 * slope @ moves[:, inside].mT
     total = torch.stack([constant, count, square], 1) @ terms.mT - 0.5 * far / scale.square()
-    wrong = (total - values).abs() > NATS + RELATIVE * values.abs()
+    # no comparison with NaN holds
+    wrong = ~((total - values).abs() <= NATS + RELATIVE * values.abs())
     precision = torch.zeros(clients, size, size)
     precision[:, inside[:, None], inside] = 0.5 * (block + block.mT)
     return Sums(precision, shift, count, square, wrong.any(1).to(square.dtype))

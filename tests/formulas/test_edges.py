@@ -283,3 +283,28 @@ def test_over_nodes_each_node_warns_of_its_own(tmp_path: Path) -> None:
     assert "270" not in "".join(messages)
     sent = [path.read_text(errors="ignore") for path in tmp_path.rglob("*") if path.is_file()]
     assert not any("270.0" in text for text in sent)
+
+
+# ------------------------------------------------------------ products of a column far from 0
+@pytest.mark.parametrize(
+    ("text", "priors", "is_far"),
+    [
+        ("y ~ year * arm + (1 | h)", {}, True),
+        ("y ~ arm:year + (1 | h)", {}, True),
+        ("y ~ center(year) * arm + (1 | h)", {}, False),
+        ("y ~ year + bmi * arm + (1 | h)", {}, False),
+        ("y ~ year * arm + (1 | h)", {"year": "normal(0, 1)"}, False),
+    ],
+)
+def test_a_product_of_a_column_far_from_0_is_named(
+    text: str, priors: dict[str, Any], is_far: bool
+) -> None:
+    """After x + 1000 the slopes of g ~ x * k by group went from 0.042 to 0.002: their priors are at 0 of x."""
+    rng = np.random.default_rng(0)
+    frame = rows(far=27.0).assign(
+        year=2000.0 + rng.integers(0, 20, 60), arm=np.resize(["p", "q"], 60)
+    )
+    formula = hierfl.formula(text, clients="h", priors=priors)
+    words = " ".join(said(lambda: formula.on(frame).data(frame)))
+    assert ("far from all rows" in words) is is_far
+    assert ("write center(year) in the product" in words) is is_far
