@@ -34,6 +34,7 @@ MOVES = 0.1  # share of accepted trajectories below which a chain is stuck
 TAIL = 1.645  # normal score of the 95% point
 JUMPS, FREEDOM, WIDER = 2, 5.0, 1.5  # iterations from jump to jump; the t, in whitened coordinates
 MOST_JUMPING = 12  # leading coordinates: of more no jump is accepted
+JUDGED = 1024  # states whose numbers are computed together
 SHRINK = 10  # states that a whitening matrix is shrunk by, as Stan's
 
 
@@ -139,7 +140,7 @@ def sampled(
             state = _evaluated(density, seen[-1], whitening)
             step, seen, moves = _Step(math.exp(step.mean)), [], torch.zeros(len(start))
     size, moves, accepted = math.exp(step.mean), torch.zeros(len(start)), 0.0
-    steps, numbers = [], []
+    steps = []
     for i in range(warmup, total):
         working(f"chains, iteration {i} of {total}")
         state, taken, chance = _iterated(density, state, whitening, size, g)
@@ -147,9 +148,9 @@ def sampled(
             state = _jumped(density, state, whitening, g)
         moves, accepted = moves + taken, accepted + chance
         steps.append(whitening.at(state.at))
-        numbers.append(judged(steps[-1]))
-    chains = torch.stack(numbers, 1)  # (C, draws of each, J)
     together = torch.stack(steps).flatten(0, 1)
+    numbers = torch.cat([judged(z) for z in together.split(JUDGED)])
+    chains = numbers.unflatten(0, (len(steps), -1)).movedim(0, 1)  # (C, draws of each, J)
     together = together[torch.linspace(0, len(together) - 1, draws).round().long()]
     r_hat, effective = mixing_of(chains)
     # a single chain that never moves hardly shows in R-hat
