@@ -27,7 +27,8 @@ Density = Callable[[Tensor], tuple[Tensor, Tensor]]
 ACCEPT = 0.8  # fraction of trajectories to be accepted, as Hoffman and Gelman
 LENGTH = math.pi / 2.0  # mean length of a trajectory: a quarter turn of a standard normal
 MOST_STEPS = 32  # of a trajectory
-LEAPS = 8  # gradients a trajectory, about
+LEAPS = 8  # gradients a trajectory, by which the work of two kinds of chains is compared
+BY_ROOT = 0.4  # gradients of one after the first, by the root of how many scalars move
 WINDOWS = (0.2, 0.4, 0.6, 0.8)  # parts of the warm-up after which the whitening is renewed
 LEAST_ACCEPTED = 0.3  # mean chance of a trajectory to be accepted, below which chains do not fit
 MOVES = 0.1  # share of accepted trajectories below which a chain is stuck
@@ -100,6 +101,11 @@ class _Step:
         self.log = self.center - self.error * math.sqrt(self.count) / 0.2
         share = self.count**-0.75
         self.mean = share * self.log + (1.0 - share) * self.mean
+
+
+def leaps_of(size: int) -> float:
+    """Return about how many gradients a trajectory of so many scalars takes."""
+    return min(float(MOST_STEPS), 1.0 + BY_ROOT * size**0.5)
 
 
 def sampled(
