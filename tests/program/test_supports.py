@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -56,7 +57,8 @@ def test_distributions_of_torch_are_named() -> None:
     def model(batch: ClientBatch) -> None:
         scale = pyro.sample("scale", dist.HalfNormal(1.0))
         with batch.clients(), batch.data():
-            pyro.sample("y", torch.distributions.Normal(0.0, scale), obs=batch.y)
+            fn: Any = torch.distributions.Normal(0.0, scale)
+            pyro.sample("y", fn, obs=batch.y)
 
     data = hierfl.ClientData.from_arrays(["a", "a", "b"], y=torch.ones(3))
     with pytest.raises(ProgramError, match=r"'y' \(Normal\) is no distribution of Pyro"):
