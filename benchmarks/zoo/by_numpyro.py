@@ -63,6 +63,13 @@ def stand_ins() -> dict[str, Any]:
 
         return made
 
+    def sample(name: str, fn: Any, obs: Any = None, obs_mask: Any = None, **more: Any) -> Any:
+        if obs_mask is None:
+            return numpyro.sample(name, fn, obs=obs, **more)
+        drawn = numpyro.sample(f"{name}_unobserved", fn)  # a mask would leave it no prior
+        numpyro.sample(f"{name}_observed", fn.mask(obs_mask), obs=obs)
+        return numpyro.deterministic(name, jnp.where(obs_mask, obs, drawn))
+
     torch, pyro, families = ModuleType("torch"), ModuleType("pyro"), ModuleType("dist")
     functions = {"sigmoid": jax.nn.sigmoid, "softmax": jax.nn.softmax, "tensor": jnp.array}
     functions |= {"zeros": of_shape(jnp.zeros), "ones": of_shape(jnp.ones)}
@@ -78,6 +85,7 @@ def stand_ins() -> dict[str, Any]:
     infer = SimpleNamespace(config_enumerate=config_enumerate)
     vars(pyro)["poutine"] = poutine
     vars(pyro).update(vars(numpyro), markov=lambda steps, **_: steps, distributions=families)
+    vars(pyro)["sample"] = sample
     vars(families).update(vars(dist), StudentT=dist.StudentT)
     for name in METHODS:
         method = functions.get(name) or getattr(jnp, name)

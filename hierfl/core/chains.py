@@ -27,13 +27,15 @@ Density = Callable[[Tensor], tuple[Tensor, Tensor]]
 ACCEPT = 0.8  # fraction of trajectories to be accepted, as Hoffman and Gelman
 LENGTH = math.pi / 2.0  # mean length of a trajectory: a quarter turn of a standard normal
 MOST_STEPS = 32  # of a trajectory
-LEAPS = 8  # gradients a trajectory, about
+LEAPS = 8  # gradients a trajectory, by which the work of two kinds of chains is compared
+BY_ROOT = 0.25  # gradients of one after the first, by the root of how many scalars move
 WINDOWS = (0.2, 0.4, 0.6, 0.8)  # parts of the warm-up after which the whitening is renewed
 LEAST_ACCEPTED = 0.3  # mean chance of a trajectory to be accepted, below which chains do not fit
 MOVES = 0.1  # share of accepted trajectories below which a chain is stuck
 TAIL = 1.645  # normal score of the 95% point
 JUMPS, FREEDOM, WIDER = 2, 5.0, 1.5  # iterations from jump to jump; the t, in whitened coordinates
 MOST_JUMPING = 12  # leading coordinates: of more no jump is accepted
+JUDGED = 1024  # states whose numbers are computed together
 SHRINK = 10  # states that a whitening matrix is shrunk by, as Stan's
 
 
@@ -101,6 +103,11 @@ class _Step:
         self.mean = share * self.log + (1.0 - share) * self.mean
 
 
+def leaps_of(size: int) -> float:
+    """Return about how many gradients a trajectory of so many scalars takes."""
+    return min(float(MOST_STEPS), 1.0 + BY_ROOT * size**0.5)
+
+
 def sampled(
     density: Density,
     start: Tensor,
@@ -139,7 +146,7 @@ def sampled(
             state = _evaluated(density, seen[-1], whitening)
             step, seen, moves = _Step(math.exp(step.mean)), [], torch.zeros(len(start))
     size, moves, accepted = math.exp(step.mean), torch.zeros(len(start)), 0.0
-    steps, numbers = [], []
+    steps = []
     for i in range(warmup, total):
         working(f"chains, iteration {i} of {total}")
         state, taken, chance = _iterated(density, state, whitening, size, g)
@@ -147,9 +154,9 @@ def sampled(
             state = _jumped(density, state, whitening, g)
         moves, accepted = moves + taken, accepted + chance
         steps.append(whitening.at(state.at))
-        numbers.append(judged(steps[-1]))
-    chains = torch.stack(numbers, 1)  # (C, draws of each, J)
     together = torch.stack(steps).flatten(0, 1)
+    numbers = torch.cat([judged(z) for z in together.split(JUDGED)])
+    chains = numbers.unflatten(0, (len(steps), -1)).movedim(0, 1)  # (C, draws of each, J)
     together = together[torch.linspace(0, len(together) - 1, draws).round().long()]
     r_hat, effective = mixing_of(chains)
     # a single chain that never moves hardly shows in R-hat

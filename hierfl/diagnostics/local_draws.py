@@ -17,7 +17,7 @@ from torch import Tensor
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics.check import OWN_OFF, OWN_SHIFT, listed
-from hierfl.posterior.client_loop import each_draw
+from hierfl.posterior.client_loop import candidates_of, each_draw, nodes_of_rows
 from hierfl.posterior.snapshot import Snapshot, lacks_rows
 from hierfl.posterior.weights import already_weighted, check_density, check_labeled, over_own
 from hierfl.program.program import Params
@@ -82,7 +82,7 @@ def local_draws(fit: Snapshot, seed: int) -> LocalDraws | None:
         }
 
     chunks = each_draw(
-        fit, one, draws=POINTS, seed=seed, width=count * _candidates(fit), salt="local"
+        fit, one, draws=POINTS, seed=seed, width=count * candidates_of(fit.program), salt="local"
     )
     found_in_chunks = [chunk.found for chunk in chunks]
     joined = {
@@ -101,14 +101,9 @@ def draws_of(fit: Snapshot) -> int:
     """Return how many local draws are weighted at each z; 0: local draws are not judged."""
     if not fit.program.latents.local_block.size or not already_weighted(fit) or lacks_rows(fit):
         return 0
-    rows = POINTS * max(1, fit.federation.data.num_rows) * _candidates(fit)
+    rows = POINTS * max(1, fit.federation.data.num_rows) * candidates_of(fit.program)
     count = min(DRAWS, ROW_DRAWS // rows)
-    return count if count >= FEWEST else 0
-
-
-def _candidates(fit: Snapshot) -> int:
-    """Return of how many candidates the guide chooses a local draw."""
-    return getattr(fit.program.guide, "candidates", 1)
+    return max(FEWEST, count // nodes_of_rows(fit.program)) if count >= FEWEST else 0
 
 
 def _scalars(fit: Snapshot, moments: dict[str, Tensor], effective: Tensor) -> pd.DataFrame:

@@ -150,10 +150,12 @@ def each_draw(
         def at_draw(d: Tensor) -> Tree:
             return function(params, own.redrawn(d), batch.redrawn(d))
 
+        nodes = nodes_of_rows(program)
+        wide = width if nodes == 1 else nodes * max(width, candidates_of(program))
         pairs = (
             draws_at_once(batch.num_rows, program)
-            if width == 1
-            else CLIENT_DRAW_ROWS_AT_ONCE // (width * max(batch.num_rows, LIKE_ROWS))
+            if wide == 1
+            else wide_draws_at_once(batch.num_rows, wide)
         )
         return at_each_draw(at_draw, draws, program, at_once=max(1, pairs // clients), first=first)
 
@@ -191,6 +193,22 @@ def draws_at_once(rows: int, program: Program) -> int:
     sites = sum(site.size for site in program.latents.sites)
     least, many = min(CLIENT_DRAWS_AT_ONCE, MOST_NUMBERS // rows), CACHED // max(rows, sites)
     return max(least, min(MOST_CLIENT_DRAWS, many))
+
+
+def wide_draws_at_once(rows: int, width: int) -> int:
+    """Return how many clients x draws, each of `width` values a row, are carried at once."""
+    return max(1, CLIENT_DRAW_ROWS_AT_ONCE // (width * max(rows, LIKE_ROWS)))
+
+
+def nodes_of_rows(program: Program) -> int:
+    """Return at how many values of its latent sites a row is evaluated; 1 without such sites."""
+    terms = {} if program.row_sites is None else program.row_sites.terms
+    return max((term.order for term in terms.values()), default=1) or 1
+
+
+def candidates_of(program: Program) -> int:
+    """Return of how many candidates the guide chooses a local draw."""
+    return getattr(program.guide, "candidates", 1)
 
 
 def at_each_draw(

@@ -15,7 +15,13 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.posterior.client_loop import at_each_draw, each_draw
+from hierfl.posterior.client_loop import (
+    at_each_draw,
+    candidates_of,
+    each_draw,
+    nodes_of_rows,
+    wide_draws_at_once,
+)
 from hierfl.posterior.draws import Draws, joined_draws
 from hierfl.posterior.proposals import Coordinates, Stretched
 from hierfl.posterior.snapshot import Snapshot
@@ -170,7 +176,11 @@ def over_own(
         log_own = log_own if wide is None else log_own + wide.correction()
         return values, -terms.global_kl, log_own, z.vector(), z.log_q()
 
-    stacked: tuple[Values, Tensor, Tensor, Tensor, Tensor] = at_each_draw(again, times, program)
+    nodes, width = nodes_of_rows(program), candidates_of(program)
+    at_once = None if nodes == 1 else wide_draws_at_once(batch.num_rows, nodes * width)
+    stacked: tuple[Values, Tensor, Tensor, Tensor, Tensor] = at_each_draw(
+        again, times, program, at_once=at_once
+    )
     return stacked
 
 

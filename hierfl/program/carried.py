@@ -55,6 +55,14 @@ def _safe_log(x: Tensor) -> Tensor:
     return (there.log() + (x - there) / least).where(x < least, x.clamp(min=least).log())
 
 
+def _log_matmul_exp(x: Tensor, y: Tensor) -> Tensor:
+    """Return log(e^x e^y), by shifts that are no changes in place: vmap would take these one by one."""
+    least = torch.finfo(x.dtype).min  # -inf less -inf is no number
+    row = x.detach().amax(-1, keepdim=True).clamp(min=least)
+    column = y.detach().amax(-2, keepdim=True).clamp(min=least)
+    return _safe_log((x - row).exp() @ (y - column).exp()) + row + column
+
+
 def _safe_cholesky(x: Tensor) -> Tensor:
     relative = tensor_utils.CHOLESKY_RELATIVE_JITTER
     if x.size(-1) == 1 or not relative:
@@ -89,7 +97,7 @@ _INSTEAD: tuple[tuple[Any, str, Any], ...] = (
     (dist.NanMaskedNormal, "log_prob", _nan_normal),
     (dist.NanMaskedMultivariateNormal, "log_prob", _nan_joint_normal),
     (torch.nn.functional, "one_hot", _one_hot),
-    (hmm, "safe_log", _safe_log),
+    (hmm, "_logmatmulexp", _log_matmul_exp),
     (hmm, "safe_cholesky", _safe_cholesky),
     (gaussian, "safe_cholesky", _safe_cholesky),
 )

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, vjp, vmap
+from torch.func import debug_unwrap, grad, vjp, vmap
 
 from hierfl.core.importance_sampling import normal_points
 
 Log = Callable[[Tensor], Tensor]  # (*shape, D) -> (*shape)
 FEW = 2  # numbers for whose derivatives a loop is faster than vmap
-STEPS = 10  # of Newton's method to the mode
+STEPS, STILL = 10, 1e-3  # of Newton's method to the mode at most; a last step, in the row's own sds
 FARTHEST = 4.0  # a step, in sds of the prior
 CANDIDATES = 64  # of a draw from a density that is near a Normal
 POINTS = 1024  # with which Laplace's approximation is compared
@@ -64,13 +65,21 @@ def fitted(log: Log, prior: Log, start: Tensor) -> Normals:
     u = start
     for _ in range(STEPS):
         slope, curvature = derivatives(log, u)
+        slope = slope * unit
         scaled = _positive(-curvature * unit[..., None] * unit[..., None, :])
-        move = torch.linalg.solve(scaled, (slope * unit)[..., None])[..., 0]
-        u = u + unit * move.nan_to_num().clamp(-FARTHEST, FARTHEST)
-    curvature = derivatives(log, u)[1]
-    scaled = _positive(-curvature * unit[..., None] * unit[..., None, :])
+        move = torch.linalg.solve(scaled, slope[..., None])[..., 0].nan_to_num()
+        u = u + unit * move.clamp(-FARTHEST, FARTHEST)
+        if _all_below((slope * move).sum(-1), STILL**2):
+            break
     root = torch.linalg.cholesky_ex(torch.linalg.inv(scaled)).L
     return Normals(u.detach(), (unit[..., None] * root).detach())
+
+
+def _all_below(values: Tensor, bound: float) -> bool:
+    """Return whether values are below a bound, at all points under `vmap`; False where they are traced."""
+    with suppress(RuntimeError):
+        return bool((debug_unwrap(values) < bound).all())
+    return False
 
 
 def _positive(matrix: Tensor) -> Tensor:

@@ -47,6 +47,7 @@ from hierfl.program.supports import (
     Enumerable,
     OfRows,
     check_density,
+    check_of_pyro,
     check_support,
     refuse_in_sample,
 )
@@ -273,6 +274,7 @@ class _Start(Center):
     """Sets latent sites to the centers of their priors; refuses one without continuous support."""
 
     def _pyro_sample(self, msg: Site) -> None:
+        check_of_pyro(msg)
         if not msg["done"] and not msg["is_observed"] and not isinstance(msg["fn"], _Subsample):
             check_support(msg)
         super()._pyro_sample(msg)

@@ -147,6 +147,14 @@ def _faults_of_support(name: str, kind: str, support: Any) -> Iterator[str]:
         )
 
 
+def check_of_pyro(site: Site) -> None:
+    """Refuse a distribution that `pyro.sample` cannot call, as those of torch."""
+    if not callable(site["fn"]):
+        fix = "import pyro.distributions in the place of torch.distributions"
+        what = f"site '{site['name']}' ({kind_of(site['fn'])})"
+        raise ProgramError(f"{what} is no distribution of Pyro: {fix}")
+
+
 def check_density(name: str, site: Site) -> None:
     """Refuse a site whose distribution cannot compute its log density."""
     value = torch.as_tensor(site["value"])

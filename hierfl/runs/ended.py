@@ -225,7 +225,8 @@ class Fallback:
         if chains.seconds > LONGEST:
             raise NoGain(f"{why}, and chains on all rows would take {in_words(chains.seconds)}")
         if self.say is not None:
-            self.say(f"{why}; chains on all rows take {in_words(chains.seconds)}")
+            usual, most = map(in_words, chains.expected)
+            self.say(f"{why}; chains on all rows take {usual}, or up to {most} if they mix slowly")
         state, before = where.server, len(where.history)
         with watched(Watch(self.say)):
             drawn = chains.run(state, len(state.final.draws))

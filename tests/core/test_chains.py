@@ -9,7 +9,7 @@ import torch
 from scipy.stats import t as student_t
 from torch import Tensor
 
-from hierfl.core.chains import Sampled, Whitening, mixing_of, sampled, spread_of
+from hierfl.core.chains import Sampled, Whitening, leaps_of, mixing_of, sampled, spread_of
 from hierfl.program.few_rows import double_precision
 from hierfl.summaries import sampling, scales
 from hierfl.summaries.hierarchy import Factors
@@ -48,6 +48,22 @@ def test_moments_of_a_correlated_gaussian_far_away() -> None:
     sd = COVARIANCE.diagonal().sqrt()
     assert ((found.draws.mean(0) - MEAN).abs() / sd < 0.08).all()
     assert torch.allclose(found.draws.T.cov(), COVARIANCE, rtol=0.1)
+
+
+@pytest.mark.parametrize("size", [2, 30, 1000])
+def test_trajectories_are_as_long_as_is_said(size: int) -> None:
+    gradients = 0
+
+    def normal(z: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal gradients
+        gradients += 1
+        return -0.5 * z.square().sum(1), -z
+
+    g = torch.Generator().manual_seed(1)
+    whitening = Whitening(torch.zeros(size), torch.eye(2), torch.ones(size - 2))
+    how: dict[str, Any] = {"draws": 32, "warmup": 60, "least": 60, "seed": 0, "jumps": False}
+    sampled(normal, torch.randn(32, size, generator=g), whitening, **how)
+    assert 0.5 < gradients / 120 / leaps_of(size) < 2.0
 
 
 def test_moments_of_a_skewed_density() -> None:

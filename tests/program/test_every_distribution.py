@@ -340,7 +340,6 @@ CARRIED = (
 )
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", CARRIED.split())
 def test_what_pyro_writes_into_tensors_is_carried_with_the_same_density(name: str) -> None:
     """Also of missing values and of counts without a probability, and its gradient."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 from torch.autograd.functional import jacobian
 from torch.distributions import constraints
 
 import hierfl
 from hierfl.data.batch import ClientBatch
+from hierfl.program.program import ProgramError
 from hierfl.program.supports import LogCholesky
 
 
@@ -48,3 +51,15 @@ def test_a_wishart_prior_of_a_precision_is_conjugate() -> None:
     assert fit.summary().trustworthy
     draws = fit.draws(4000).shared["precision"]
     assert torch.allclose(draws.mean(0), 64.0 * scale, rtol=0.05, atol=0.05)
+
+
+def test_distributions_of_torch_are_named() -> None:
+    def model(batch: ClientBatch) -> None:
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        with batch.clients(), batch.data():
+            fn: Any = torch.distributions.Normal(0.0, scale)
+            pyro.sample("y", fn, obs=batch.y)
+
+    data = hierfl.ClientData.from_arrays(["a", "a", "b"], y=torch.ones(3))
+    with pytest.raises(ProgramError, match=r"'y' \(Normal\) is no distribution of Pyro"):
+        hierfl.fit(model, data)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.chains import LEAPS, Sampled, Whitening, sampled
+from hierfl.core.chains import LEAPS, Sampled, Whitening, leaps_of, sampled
 from hierfl.data.batch import ClientBatch
 from hierfl.methods.stages.joint import Joint, Standard, flat
 from hierfl.methods.stages.server import Rounds
@@ -94,7 +94,7 @@ class Chains:
 
     @cached_property
     def seconds(self) -> float:
-        """About how long the chains take, by the counted work of a gradient; infinite if too large."""
+        """The counted work of chains, by which they are compared with rounds; infinite if too large."""
         if self.size > MOST_SCALARS:
             return math.inf
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
@@ -104,6 +104,12 @@ class Chains:
                 x.expand(self.count, -1).contiguous(), *flat(self._alone(origin[None]))
             )
         return once * LEAPS * (WARM + 2 * LEAST)
+
+    @property
+    def expected(self) -> tuple[float, float]:
+        """About how many seconds the chains take: if they mix at once, and if they run on to the end."""
+        usual = self.seconds * leaps_of(self.size) / LEAPS
+        return usual, usual * (WARM + 2 * MOST) / (WARM + 2 * LEAST)
 
     def run(self, state: ServerState, count: int) -> Ended:
         """Return draws, from what a server's state says of the posterior."""
