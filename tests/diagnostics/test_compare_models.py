@@ -111,7 +111,8 @@ def test_arviz_accepts_what_is_returned() -> None:
 
 def compared_by_arviz(estimates: Mapping[str, Any]) -> pd.DataFrame:
     """Return ArviZ's table, in the columns of ArviZ 0 and without rounding."""
-    table = az.compare(dict(estimates), **({"round_to": "none"} if DATA_TREE else {}))
+    unrounded: dict[str, Any] = {"round_to": "none"} if DATA_TREE else {}
+    table = az.compare(dict(estimates), **unrounded)
     table["elpd_diff"] = table["elpd_diff"].abs()
     return table.rename(columns={"elpd_loo": "elpd", "p_loo": "p"})
 
