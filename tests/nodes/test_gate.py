@@ -262,7 +262,8 @@ def test_clients_that_join_are_held_as_the_others_are(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"column 'I\(age > 75\)' sets apart fewer"):
         fit.updated(in_process({"east": east}, tmp_path / "again"))
     # a server that asks for no introduction
-    model, made = fit.method.model, station(fit.method.model, {"east": east}, tmp_path / "east")
+    model: Any = fit.method.model
+    made = station(model, {"east": east}, tmp_path / "east")
     agreement = Agreement.between([Introduction.of(model.data({"east": east}))])
     begins = {"agreement": asdict(agreement), "method": describe(fit.method), "seed": 0}
     request = write_request("agree", json.dumps(begins).encode())
