@@ -29,7 +29,7 @@ from hierfl.formulas.layout import Layout
 from hierfl.formulas.schema import OFFSET, Schema
 
 FEW = (
-    "{} sets apart fewer than {} rows of this client: leave its term out, merge its levels, have a "
+    "{} singles out fewer than {} rows of this client: leave its term out, merge its levels, have a "
     "column of its logarithm, or let the node's owner lower min_count"
 )
 

@@ -259,7 +259,7 @@ def test_clients_that_join_are_held_as_the_others_are(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="'east' fits its rows with values of hiv moved"):
         assert "east" in fit.updated(in_process({"east": east}, tmp_path)).clients
     east["age"] = np.where(np.arange(N) < 3, 90.0, 60.0 + np.arange(N) % 9)
-    with pytest.raises(Refused, match=r"column 'I\(age > 75\)' sets apart fewer"):
+    with pytest.raises(Refused, match=r"column 'I\(age > 75\)' singles out fewer"):
         fit.updated(in_process({"east": east}, tmp_path / "again"))
     # a server that asks for no introduction
     model: Any = fit.method.model
@@ -267,7 +267,7 @@ def test_clients_that_join_are_held_as_the_others_are(tmp_path: Path) -> None:
     agreement = Agreement.between([Introduction.of(model.data({"east": east}))])
     begins = {"agreement": asdict(agreement), "method": describe(fit.method), "seed": 0}
     request = write_request("agree", json.dumps(begins).encode())
-    with pytest.raises(Refused, match="sets apart fewer"):
+    with pytest.raises(Refused, match="singles out fewer"):
         read_answer(request, made.answer(request))
 
 
@@ -277,7 +277,7 @@ def test_an_outcome_of_few_rows_is_not_moved(tmp_path: Path) -> None:
     of["south"]["hiv"] = of["west"]["hiv"] = np.arange(N) % 2
     of["north"].loc[17, "hiv"] = 1
     nodes = in_process(of, tmp_path)
-    with pytest.warns(UserWarning, match="'north' is left out: the column 'hiv' sets apart"):
+    with pytest.warns(UserWarning, match="'north' is left out: the column 'hiv' singles out"):
         fit = hierfl.nodes.fit(formula("hiv ~ age", "bernoulli"), nodes, rounds=1)
     assert fit.clients == ("south", "west")
 
