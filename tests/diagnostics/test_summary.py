@@ -166,7 +166,7 @@ VERDICTS: dict[str, tuple[Callable[[], hierfl.Fit], bool | None, str]] = {
             methods.fedlaplace(logistic, draws=512, target_ess=200), federation((3, 2)), rounds=15
         ),
         None,
-        r"Check before you trust it\. .*k-hat .*do not see the error of Laplace.*two_stage",
+        r"Check before you trust it\. .*k-hat .*do not include the error of Laplace.*two_stage",
     ),
     "a high k-hat": (
         lambda: with_server(weighted(), k_hat=0.9),

@@ -188,7 +188,7 @@ def test_a_client_that_knows_few_values_tells_none(tmp_path: Path) -> None:
         (f"y ~ mi(dose) + dose; {DOSE}", "gaussian", ["'dose'", "another place"]),
         (f"y ~ mi(dose) + (1 | dose); {DOSE}", "gaussian", ["another place"]),
         (f"y ~ mi(dose); sigma ~ mi(dose); {DOSE}", "gaussian", ["formula of", "only in that of the response"]),
-        (f"y ~ mi(dose) + mi(age); {DOSE}; age | mi() ~ mi(dose)", "gaussian", ["'mi(dose)'", "alone"]),
+        (f"y ~ mi(dose) + mi(age); {DOSE}; age | mi() ~ mi(dose)", "gaussian", ["'mi(dose)'", "only in"]),
         (f"y ~ mi(dose) * mi(age); {DOSE}; age | mi() ~ 1", "gaussian", ["mi(dose):mi(age)"]),
         (f"y ~ scale(mi(dose)); {DOSE}", "gaussian", ["scale(mi(dose))", "make a column"]),
         (f"y ~ log(mi(dose)); {DOSE}", "gaussian", ["log(mi(dose))", "make a column"]),

@@ -261,7 +261,7 @@ def test_an_unused_level_of_mo_keeps_its_step(have: str) -> None:
 
 # ------------------------------------------------------------ IDs and dates
 NAMES = {
-    "an ID": ([f"p{i}" for i in range(60)], "60 levels in 60 rows, as an ID has"),
+    "an ID": ([f"p{i}" for i in range(60)], "60 levels in 60 rows, like an ID"),
     "dates as text": ([f"2020-01-{1 + i // 4:02d}" for i in range(60)], "15 levels in 60 rows, which are dates"),
     "dates": (pd.date_range("2020-01-01", periods=60), "holds dates: make it numbers"),
     "days": (pd.date_range("2020-01-01", periods=60).date, "holds dates: make it numbers"),
@@ -289,9 +289,9 @@ DAYS = pd.date_range("2020-01-01", periods=60).strftime("%Y%m%d").astype(int)
 @pytest.mark.parametrize(
     ("name", "values", "words"),
     [
-        ("PatientID", COUNTS, "60 different whole numbers in 60 rows, as an ID has"),
-        ("case_no", COUNTS + 0.0, "as an ID has"),
-        ("running", np.arange(60)[::-1] + 7, "as an ID has"),
+        ("PatientID", COUNTS, "60 different whole numbers in 60 rows, like an ID"),
+        ("case_no", COUNTS + 0.0, "like an ID"),
+        ("running", np.arange(60)[::-1] + 7, "like an ID"),
         ("day", DAYS, "which are dates such as 20240131"),
         ("population", COUNTS, ""),
         ("paid", COUNTS, ""),

@@ -104,6 +104,7 @@ def test_a_product_has_a_curve_of_each_level_as_in_brms() -> None:
     np.testing.assert_allclose(trace.nodes["y"]["log_prob"].sum().item(), wanted, rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.* has its default prior where .year. is 0")
 @pytest.mark.parametrize("text", ["sex * mo(grade)", "year:mo(grade):sex + year", "mo(grade):age"])
 def test_the_steps_of_a_curve_follow_each_other(text: str) -> None:
     """Whatever the order of the factors, the columns of a curve add up to its level times the other factors."""

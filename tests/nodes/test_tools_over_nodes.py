@@ -154,7 +154,7 @@ def test_it_prints_in_a_few_lines() -> None:
 
 
 REFUSED: dict[str, Any] = {
-    "clients' rows are at their nodes: take a typical row": lambda f: f.comparisons("sex", "rows"),
+    "clients' rows are at their nodes: use a typical row": lambda f: f.comparisons("sex", "rows"),
     "draws is 30: a 95% interval needs 40 or more": lambda f: f.summary(draws=30, prob=0.95),
     "'site' is not a global site": lambda f: f.posterior(40, var_names=["site"]),
     "correct and log_likelihood need": lambda f: f.posterior(40, correct="psis"),

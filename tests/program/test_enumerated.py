@@ -594,7 +594,7 @@ def rows_as_steps(batch: ClientBatch) -> None:
         (rows_as_steps, "rows are not steps of a chain"),
         (counts, "site 'latent' is discrete .* no finite support"),
         (of_all_clients, "'which' is discrete.*outside of batch.clients"),
-        (all_pairs, f"needs a table of .* {LARGEST:,} is the most"),
+        (all_pairs, f"needs a table of .* {LARGEST:,} is the limit"),
     ],
 )
 def test_what_cannot_be_summed_out_is_refused_by_name(model: Program, message: str) -> None:

@@ -279,7 +279,7 @@ def test_methods_without_a_pooled_form(data: ClientData) -> None:
     model = hierfl.models.network(
         torch.nn.Linear(2, 1), likelihood=hierfl.models.likelihood.normal(1.0)
     )
-    with pytest.raises(ValueError, match="method 'fedavg' has no pooled form: take"):
+    with pytest.raises(ValueError, match="method 'fedavg' has no pooled form: use"):
         fit(hierfl.methods.fedavg(model), data, rounds=1, engine="pooled")
     with pytest.raises(ValueError, match="local_steps is 1: pooled rows take one joint step"):
         fit(hierfl.methods.fedsvi(regression, local_steps=1), data, rounds=1, engine="pooled")

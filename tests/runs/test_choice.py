@@ -83,13 +83,13 @@ def network(**options: Any) -> Any:
 heads: dict[str, Any] = {"outputs": 1, "features": 7, "local_features": 2}
 # a model, made under the test's dtype; its method, its guide if it is fedsvi, in the reason
 ROWS: dict[str, tuple[Any, str, Any, str]] = {
-    "few numbers": (lambda: regression, "two_stage", None, "reads 2 parameters only"),
+    "few numbers": (lambda: regression, "two_stage", None, "reads only 2 parameters"),
     "a prior of rows": (lambda: students, "fedsvi", structured, "its prior reads the client's"),
     "a branch": (lambda: branching, "two_stage", None, "reads"),
     "nothing global": (lambda: alone, "two_stage", None, "is Gaussian: one exact round"),
     "v too long": (lambda: partial(wide, own=201), "fedsvi", structured, "parameters, too many"),
     "a long v of a Gaussian likelihood": (
-        lambda: partial(wide, own=110), "two_stage", None, "110 parameters only, and is Gaussian: one exact"
+        lambda: partial(wide, own=110), "two_stage", None, "only 110 parameters, and is Gaussian: one exact"
     ),
     "too many global": (lambda: partial(wide, shared=301), "fedsvi", structured, "301 global"),
     "very many": (lambda: partial(wide, shared=1000), "fedsvi", mean_field, "1,001 unknowns"),

@@ -316,7 +316,7 @@ def two_labels(batch: ClientBatch) -> None:
 def test_with_two_observed_sites_predict_needs_a_name_and_held_out_scores_use_both() -> None:
     data = federation()
     fitted = fit(fedsvi(two_labels, guides.delta), data, rounds=1, validation=data, eval_every=1)
-    with pytest.raises(ValueError, match="observes a row are 'y', 'ill': say which to predict,"):
+    with pytest.raises(ValueError, match="observes per row are 'y', 'ill': say which to predict,"):
         fitted.predict(data)
     with pytest.raises(KeyError, match="no site 'z' a row; those it does are 'y', 'ill'"):
         fitted.predict(data, site="z")

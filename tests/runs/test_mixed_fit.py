@@ -89,7 +89,7 @@ def test_a_summary_has_the_probabilities_and_a_verdict(mixed: Any) -> None:
 
 
 def test_what_one_fit_alone_answers_is_refused_by_name(mixed: Any) -> None:
-    with pytest.raises(AttributeError, match=r"'power' of all clients .* fit\.fits\[0\]\.effects"):
+    with pytest.raises(AttributeError, match=r"'power' has its own fit: .* fit\.fits\[0\]\.effects"):
         mixed.effects()
 
 
@@ -120,7 +120,7 @@ def test_more_than_64_values_are_refused_with_their_number(rows: ClientData) -> 
         with batch.clients(), batch.data():
             pyro.sample("y", dist.Normal(chosen.sum(-1) * batch.x, 1.0), obs=batch.y)
 
-    with pytest.raises(ProgramError, match="chosen, have 128 joint values, and 64 is the most"):
+    with pytest.raises(ProgramError, match="chosen, have 128 joint values, and 64 is the limit"):
         hierfl.fit(many, rows, seed=0)
 
 

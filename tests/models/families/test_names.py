@@ -27,7 +27,7 @@ def test_names(name: str) -> None:
 @pytest.mark.parametrize(
     ("page", "head"),
     [
-        ("cheatsheet", "| responses of a formula | family |"),
+        ("cheatsheet", "| a formula's response | family |"),
         ("families", "| family | response | links |"),
     ],
 )
