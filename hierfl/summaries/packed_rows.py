@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import inverse, product
+from hierfl.core.gaussians import inverse, product, upper_root
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.trials import line_of
 from hierfl.summaries.reading import QuadratureNodes, Reading, node_at_mean
@@ -145,7 +145,7 @@ class PackedRows:
         points = mean[:, None, rest].expand(-1, len(nodes.rest), -1)
         if len(rest):
             within = inverse(precision)[0][:, rest][:, :, rest]
-            points = points + nodes.rest @ torch.linalg.cholesky_ex(within).L.mT
+            points = points + nodes.rest @ upper_root(within).mT
         covariance = inverse(precision[:, inside][:, :, inside])[0]
         moved = (points - mean[:, None, rest]) @ precision[:, rest][:, :, inside] @ covariance
         at = mean[:, None, inside] - moved  # (C, J, L)
