@@ -318,7 +318,7 @@ def test_with_two_observed_sites_predict_needs_a_name_and_held_out_scores_use_bo
     fitted = fit(fedsvi(two_labels, guides.delta), data, rounds=1, validation=data, eval_every=1)
     with pytest.raises(ValueError, match="observes per row are 'y', 'ill': say which to predict,"):
         fitted.predict(data)
-    with pytest.raises(KeyError, match="no site 'z' a row; those it does are 'y', 'ill'"):
+    with pytest.raises(KeyError, match="no site 'z' per row; it observes 'y', 'ill'"):
         fitted.predict(data, site="z")
     both = sum(fitted.predict(data, site=site, draws=50).known()[1].mean() for site in ("y", "ill"))
     assert fitted.history["validation_log_score"].iloc[-1] == pytest.approx(float(both))
