@@ -206,7 +206,7 @@ def done() -> hierfl.Fit:
         method = hierfl.methods.two_stage(covariance)
         fit = hierfl.fit(method, grouped(JAWS[:, :2], 1), seed=0)
     # modes may hide behind k-hats of 0.6, those of its rounds
-    history = [r | {"k_hat": 0.1} if "k_hat" in r else r for r in fit.progress.history]
+    history = tuple(r | {"k_hat": 0.1} if "k_hat" in r else r for r in fit.progress.history)
     light = replace(fit, progress=replace(fit.progress, history=history))
     return with_server(light, k_hat=torch.tensor(0.1).double())
 

@@ -89,7 +89,9 @@ def test_a_summary_has_the_probabilities_and_a_verdict(mixed: Any) -> None:
 
 
 def test_what_one_fit_alone_answers_is_refused_by_name(mixed: Any) -> None:
-    with pytest.raises(AttributeError, match=r"'power' has its own fit: .* fit\.fits\[0\]\.effects"):
+    with pytest.raises(
+        AttributeError, match=r"'power' has its own fit: .* fit\.fits\[0\]\.effects"
+    ):
         mixed.effects()
 
 
