@@ -40,12 +40,13 @@ def perturbed(
     codes: Mapping[str, tuple[int, int]] | None = None,
 ) -> ClientBatch:
     """Return a batch with perturbed features, integers and booleans redrawn to show all `codes`, and its own labels."""
+    known = {} if codes is None else codes
 
     def moved(name: str, v: Tensor) -> Tensor:
         if name in names_of_labels:
             return v
-        if v.dtype == torch.bool or (codes is not None and name in codes):
-            low, high = codes[name] if codes is not None and name in codes else (0, 1)
+        if v.dtype == torch.bool or name in known:
+            low, high = known.get(name, (0, 1))
             count = high + 1 - low
             if count > MANY:  # a permutation would take memory for each
                 return (low + torch.randint(count, v.shape, generator=g)).to(v.dtype)

@@ -150,13 +150,8 @@ def each_draw(
         def at_draw(d: Tensor) -> Tree:
             return function(params, own.redrawn(d), batch.redrawn(d))
 
-        nodes = nodes_of_rows(program)
-        wide = width if nodes == 1 else nodes * max(width, candidates_of(program))
-        pairs = (
-            draws_at_once(batch.num_rows, program)
-            if wide == 1
-            else wide_draws_at_once(batch.num_rows, wide)
-        )
+        wide = wide_draws_at_once(batch.num_rows, program, width)
+        pairs = wide or draws_at_once(batch.num_rows, program)
         return at_each_draw(at_draw, draws, program, at_once=max(1, pairs // clients), first=first)
 
     how: dict[str, Any] = {"rows": rows, "new": new, "seed": seed, "salt": salt, "reads": reads}
@@ -195,9 +190,11 @@ def draws_at_once(rows: int, program: Program) -> int:
     return max(least, min(MOST_CLIENT_DRAWS, many))
 
 
-def wide_draws_at_once(rows: int, width: int) -> int:
-    """Return how many clients x draws, each of `width` values a row, are carried at once."""
-    return max(1, CLIENT_DRAW_ROWS_AT_ONCE // (width * max(rows, LIKE_ROWS)))
+def wide_draws_at_once(rows: int, program: Program, width: int = 1) -> int | None:
+    """Return how many clients x draws of `width` values a row are carried at once; None: of one value."""
+    nodes = nodes_of_rows(program)
+    wide = width if nodes == 1 else nodes * max(width, candidates_of(program))
+    return None if wide == 1 else max(1, CLIENT_DRAW_ROWS_AT_ONCE // (wide * max(rows, LIKE_ROWS)))
 
 
 def nodes_of_rows(program: Program) -> int:

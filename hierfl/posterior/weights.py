@@ -15,13 +15,7 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.posterior.client_loop import (
-    at_each_draw,
-    candidates_of,
-    each_draw,
-    nodes_of_rows,
-    wide_draws_at_once,
-)
+from hierfl.posterior.client_loop import at_each_draw, each_draw, wide_draws_at_once
 from hierfl.posterior.draws import Draws, joined_draws
 from hierfl.posterior.proposals import Coordinates, Stretched
 from hierfl.posterior.snapshot import Snapshot
@@ -176,8 +170,7 @@ def over_own(
         log_own = log_own if wide is None else log_own + wide.correction()
         return values, -terms.global_kl, log_own, z.vector(), z.log_q()
 
-    nodes, width = nodes_of_rows(program), candidates_of(program)
-    at_once = None if nodes == 1 else wide_draws_at_once(batch.num_rows, nodes * width)
+    at_once = wide_draws_at_once(batch.num_rows, program)
     stacked: tuple[Values, Tensor, Tensor, Tensor, Tensor] = at_each_draw(
         again, times, program, at_once=at_once
     )

@@ -47,7 +47,7 @@ def test_a_query_step_is_a_gradient_step_on_the_profile_likelihood() -> None:
 
 
 def test_few_steps_of_reconstruction_have_a_fixed_point_of_their_own() -> None:
-    """.430653 for 10 steps of size .1 from 0, which is not FedRep's: the head starts anew each round."""
+    """.430653 for 10 steps of size .1 from 0, which is not FedRep's: the head starts again each round."""
     method = fedrecon(
         at(), head="v", head_optimizer=SGD(0.1), body_optimizer=SGD(0.5), head_steps=10, **WHOLE
     )
