@@ -18,7 +18,6 @@ from hierfl.formulas.expressions import (
     calls,
     column_of,
     columns_of,
-    columns_outside,
 )
 from hierfl.formulas.parse import Formulas, FormulaTree, Group
 from hierfl.formulas.schema import Schema
@@ -163,7 +162,7 @@ class Declaration:
     def columns(self) -> dict[str, Kind | None]:
         """Column of a term, the response or an addition -> its kind; None: as the frame has it."""
         kinds: dict[str, Kind | None] = dict.fromkeys(chain(*map(columns_of, self.described)))
-        bare = frozenset[str]().union(*(columns_outside(t, *CODINGS) for t in self.described))
+        bare = {*chain(*(columns_of(terms, *CODINGS) for terms in self.described))}
         for call in self.calls:
             if call.callee in CODINGS:  # a category, even where it holds numbers
                 kinds[column_of(call)] = None if column_of(call) in bare else "category"

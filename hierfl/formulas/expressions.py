@@ -11,6 +11,7 @@ from typing import Any
 CODINGS = ("C", "S", "T", "mo")  # calls whose column is a category
 PLAIN = re.compile(r"[^\W\d][\w.]*")  # a name that needs no backquotes
 WORDS = {"True": True, "False": False, "None": None}
+BARS, SUMS = ("|", "||"), ("+", "-")
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 # Sign -> how closely it binds, as in Python and R: -x ** 2 is -(x ** 2), and a:b * c is (a:b) * c.
 BINDING = {"|": 1, "||": 1, **dict.fromkeys(COMPARISONS, 2), "+": 3, "-": 3, "*": 4, "/": 4}
@@ -47,16 +48,6 @@ class Expression:
         return self.head if isinstance(self, Call) else ""
 
     @property
-    def is_bar(self) -> bool:
-        """It is `terms | groups` or `terms || groups`."""
-        return self.sign in ("|", "||")
-
-    @property
-    def is_sum(self) -> bool:
-        """It adds, or takes away."""
-        return self.sign in ("+", "-")
-
-    @property
     def is_minus(self) -> bool:
         """It is a minus before one operand."""
         return self.sign == "-" and len(self.args) == 1
@@ -83,6 +74,11 @@ class Expression:
     def label(self) -> str:
         """What its coefficient is called."""
         return self.head if isinstance(self, Name) else str(self)
+
+    @property
+    def inner(self) -> tuple[Expression, ...]:
+        """What it is made of: operands, or arguments and options."""
+        return (*self.args, *(value for _, value in self.options))
 
     def option(self, name: str) -> Expression | None:
         """Return an option that is given by name."""
@@ -116,11 +112,10 @@ class Operator(Expression):
             return f"{self.sign}({operand})" if operand.sign else f"{self.sign}{operand}"
         own, texts = BINDING[self.sign], list[str]()
         for place, arg in enumerate(self.args):
-            other = own + 1
-            if arg.sign:
-                other = UNARY if len(arg.args) == 1 else BINDING[arg.sign]
-            again = place == 1 or own in (2, 7)  # of equal binding: the second, or either
-            texts.append(f"({arg})" if other < own or (other == own and again) else str(arg))
+            # of equal binding the second has parentheses, of comparisons and powers both
+            least = own + (place == 1 or own in (2, 7))
+            other = UNARY if arg.is_minus else BINDING.get(arg.sign, least)
+            texts.append(f"({arg})" if other < least else str(arg))
         return (self.sign if self.sign == ":" else f" {self.sign} ").join(texts)
 
 
@@ -133,18 +128,16 @@ class Call(Expression):
         return f"{self.callee}({', '.join([*map(str, self.args), *options])})"
 
 
-class Dot(Expression):
-    """In an update, all that is on this side of the formula."""
-
-
+DOT = Literal(".")  # in an update, all that is on this side of the formula
 Factor = Name | Call
 
 
-def within(expression: Expression) -> Iterator[Expression]:
-    """Yield all expressions inside an expression, and then itself."""
-    for inner in (*expression.args, *(value for _, value in expression.options)):
-        yield from within(inner)
-    yield expression
+def within(expression: Expression, *without: str) -> Iterator[Expression]:
+    """Yield all expressions inside an expression, and then itself, and nothing of calls of some functions."""
+    if expression.callee not in without:
+        for inner in expression.inner:
+            yield from within(inner, *without)
+        yield expression
 
 
 def calls_within(expression: Expression) -> Iterator[Call]:
@@ -152,19 +145,15 @@ def calls_within(expression: Expression) -> Iterator[Call]:
     yield from (part for part in within(expression) if isinstance(part, Call))
 
 
-def names_in(expression: Expression) -> Iterator[str]:
-    """Yield the columns that an expression reads."""
-    yield from (part.head for part in within(expression) if isinstance(part, Name))
-
-
 def summands(expression: Expression) -> list[tuple[str, Expression]]:
     """Return the terms of a sum with their signs; what is in parentheses is one term."""
     terms = []
-    while expression.is_sum and not expression.wrapped:
-        terms.append((expression.sign, expression.args[-1]))
-        if len(expression.args) == 1:
+    while expression.sign in SUMS and not expression.wrapped:
+        *before, last = expression.args
+        terms.append((expression.sign, last))
+        if not before:
             return terms[::-1]
-        expression = expression.args[0]
+        expression = before[0]
     return [("+", expression), *terms[::-1]]
 
 
@@ -193,7 +182,7 @@ class Product:
     @property
     def columns(self) -> frozenset[str]:
         """The columns that it reads."""
-        return frozenset(chain.from_iterable(map(names_in, self.factors)))
+        return frozenset(columns_of(TermSum((self,))))
 
     def __str__(self) -> str:
         """Return the term as text."""
@@ -231,25 +220,12 @@ def calls(terms: TermSum) -> Iterator[Call]:
     return chain.from_iterable(map(calls_within, terms.factors))
 
 
-def columns_of(terms: TermSum) -> tuple[str, ...]:
-    """Return the columns that some terms read."""
-    return tuple(sorted({*chain.from_iterable(map(names_in, terms.factors))}))
+def columns_of(terms: TermSum, *without: str) -> tuple[str, ...]:
+    """Return the columns that some terms read, outside of calls of some functions."""
+    parts = chain.from_iterable(within(factor, *without) for factor in terms.factors)
+    return tuple(sorted({part.head for part in parts if isinstance(part, Name)}))
 
 
 def column_of(call: Call) -> str:
     """Return the column of a call that reads one, such as C(sex)."""
-    (name,) = names_in(call.args[0])
-    return name
-
-
-def columns_outside(terms: TermSum, *callees: str) -> frozenset[str]:
-    """Return the columns that some terms read outside of calls of these functions."""
-
-    def names(expression: Expression) -> Iterator[str]:
-        if isinstance(expression, Name):
-            yield expression.head
-        elif expression.callee not in callees:
-            options = (value for _, value in expression.options)
-            yield from chain.from_iterable(map(names, (*expression.args, *options)))
-
-    return frozenset(chain.from_iterable(map(names, terms.factors)))
+    return call.args[0].head

@@ -25,7 +25,6 @@ from hierfl.formulas.expressions import (
     UNARY,
     WORDS,
     Call,
-    Dot,
     Expression,
     Literal,
     Name,
@@ -124,29 +123,25 @@ class Reader:
         while True:
             start = self.token.at
             target = None if self.token.text in ("~", ";") else self._expression()
-            check(not self._is_end, self.token, f"the formula has no '~': {WRITE}")
+            check(self.token.text not in ("", ";"), self.token, f"the formula has no '~': {WRITE}")
             tilde, what = self._take("~"), "the formula has nothing on one side of '~'"
-            check(not self._is_end, tilde, f"{what}: {WRITE}, '1' for no terms")
-            right, end = self._expression(), self.token
+            check(self.token.text not in ("", ";"), tilde, f"{what}: {WRITE}, '1' for no terms")
+            right, end = self._expression(), self._take(";", "")
             yield Sides(target, right, self.text[start : end.at].strip(), start)
-            if end.kind == "end":
+            if not end.text:
                 return
-            self._take(";")
 
     def comparison(self, *signs: str) -> tuple[Expression, str, Expression]:
         """Return two expressions, and the one of some signs that stands between them."""
         first = self._expression(BINDING["<"])
-        is_end = self.token.kind == "end"
         what = f"the {self.what} has none of the signs {' '.join(signs)}"
-        check(not is_end, self.token, f"{what}: {ONE_SIGN}")
-        sign = self._next() if self.token.text in signs else self._take(signs[0])
-        second = self._expression(BINDING["<"])
-        self._take("")
-        return first, sign.text, second
+        check(self.token.text, self.token, f"{what}: {ONE_SIGN}")
+        sign = self._take(*signs)
+        return first, sign.text, self.expression(BINDING["<"])
 
-    def expression(self) -> Expression:
-        """Return the one expression of the text."""
-        expression = self._expression()
+    def expression(self, least: int = 0) -> Expression:
+        """Return the expression that goes on to the end of the text, of signs above `least`."""
+        expression = self._expression(least)
         self._take("")
         return expression
 
@@ -155,12 +150,14 @@ class Reader:
         """Read operands joined by signs that bind more closely than `least`."""
         expression = self._operand()
         while self.token.kind == "sign" and (own := BINDING.get(self.token.text, 0)) > least:
-            sign = self._next()
+            sign = self._take()
             right = self._expression(own - 1 if sign.text == "**" else own)
             if sign.text in COMPARISONS:
+                pair = (expression, right)
+                is_twice = any(of.sign in COMPARISONS and not of.wrapped for of in pair)
                 what = f"'{expression} {sign.text} {right}' compares twice"
                 fix = "write a product of two comparisons, (0 < x) * (x < 1)"
-                check(not any(map(_compares, (expression, right))), sign, f"{what}: {fix}")
+                check(not is_twice, sign, f"{what}: {fix}")
             expression = Operator(sign.text, (expression, right), at=sign.at)
         return expression
 
@@ -168,36 +165,34 @@ class Reader:
         """Read one operand, with a sign or without; of a hypothesis a parameter such as x:sex[male]."""
         operand = self._plain_operand()
         while self.what == "hypothesis" and (self.token.kind == "entry" or self.token.text == ":"):
-            suffix = self._next().text
+            suffix = self._take().text
             suffix += self._plain_operand().label if suffix == ":" else ""
             operand = Name(f"{operand.label}{suffix}", at=operand.at)
         return operand
 
     def _plain_operand(self) -> Expression:
         """Read a column, a literal, a call, or what stands in parentheses, with a sign or without."""
-        token = self._next()
-        match token.kind:
-            case "number" | "text":
-                return Literal(token.text, at=token.at)
-            case "quoted":
-                return Name(token.text[1:-1], at=token.at)
-            case "name" if token.text in WORDS:
-                return Literal(token.text, at=token.at)
-            case "name":
-                is_call = self.token.text == "("
-                return self._call(token) if is_call else Name(token.text, at=token.at)
+        token = self._take()
+        at = token.at
+        if token.kind == "quoted":
+            return Name(token.text[1:-1], at=at)
+        if token.kind in ("number", "text") or token.text in WORDS:
+            return Literal(token.text, at=at)
+        if token.kind == "name":
+            is_call = self.token.text == "("
+            return self._call(token) if is_call else Name(token.text, at=at)
         if token.text == "+":
             return self._expression(UNARY)
         if token.text == "-":
-            return Operator("-", (self._expression(UNARY),), at=token.at)
+            return Operator("-", (self._expression(UNARY),), at=at)
         if token.text in CLOSE:
             inner = self._expression()
             self._close(token)
             if token.text == "{":
-                return Call("I", (inner,), at=token.at)
+                return Call("I", (inner,), at=at)
             return replace(inner, wrapped=bool(inner.sign))
         if token.text == "." and self.what == "update":
-            return Dot(".", at=token.at)
+            return Literal(".", at=at)
         raise self._unexpected(token)
 
     def _call(self, callee: Token) -> Call:
@@ -214,24 +209,18 @@ class Reader:
                 args.append(self._expression())
             if self.token.text != ",":
                 break
-            self._next()
+            self._take()
         self._close(opening)
         return Call(callee.text, tuple(args), tuple(options.items()), at=callee.at)
 
     # -------------------------------------------------------- tokens
-    @property
-    def _is_end(self) -> bool:
-        return self.token.kind == "end" or self.token.text == ";"
-
-    def _next(self) -> Token:
+    def _take(self, *texts: str) -> Token:
+        """Return the next token, one of some texts, and go on to the one after it."""
         token = self.token
+        if texts and token.text not in texts:
+            raise self._unexpected(token)
         self.place += token.kind != "end"
         return token
-
-    def _take(self, text: str) -> Token:
-        if self.token.text != text:
-            raise self._unexpected(self.token)
-        return self._next()
 
     def _close(self, opening: Token) -> None:
         what = f"the {self.what} has an unmatched parenthesis: close it"
@@ -251,7 +240,3 @@ class Reader:
             message = f"the {self.what} cannot be read, since it ends with '{before}'"
             message += ": remove it, or write a term after it"
         return Misplaced(token, message)
-
-
-def _compares(expression: Expression) -> bool:
-    return expression.sign in COMPARISONS and not expression.wrapped

@@ -29,7 +29,6 @@ from hierfl.formulas.expressions import (
     calls_within,
     column_of,
     columns_of,
-    columns_outside,
 )
 from hierfl.formulas.layout import Layout, rows_of_above
 from hierfl.formulas.smooths import DesignTerm
@@ -69,9 +68,7 @@ def _faults(declared: Declaration, main: Sequence[TermSum]) -> Iterator[str]:
     for name in sorted({*names} - read):
         yield f"'{name}' has a formula and no term: write mi({name}) for {name}"
     own_columns = (columns_of(terms) for terms in declared.described[len(main) :])
-    plain = chain(
-        *own_columns, *(columns_outside(terms, "mi") for terms in main), *declared.groupings
-    )
+    plain = chain(*own_columns, *(columns_of(terms, "mi") for terms in main), *declared.groupings)
     if twice := {*plain, *declared.parts.additions.values()} & {*names}:
         name = min(twice)
         what = f"'{name}' is read as mi({name}) and in another place, where it would be missing"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from hierfl.formulas.expressions import (
+    BARS,
     Call,
     Expression,
     Literal,
     Name,
     TermSum,
-    calls_within,
+    calls,
     summands,
     within,
 )
@@ -68,18 +70,22 @@ class Group:
 
 @dataclass(frozen=True)
 class FormulaTree:
-    """One formula: its response, the common terms and the groups.
+    """One formula: the columns of its response, `labels`, the common terms and the groups.
 
-    `labels` are the columns of the response; an addition has its column, {"trials": "n"}; `bounds` are
-    those of trunc().
+    An addition to the response has its column, {"trials": "n"}; `bounds` are those of trunc().
     """
 
-    response: str
     labels: tuple[str, ...]
     common: TermSum
     groups: tuple[Group, ...]
     additions: Mapping[str, str] = field(default_factory=dict)
     bounds: tuple[float, float] | None = None
+
+    @property
+    def response(self) -> str:
+        """The name of the response, "y" or "cbind(a, b)"."""
+        several = len(self.labels) > 1
+        return str(Call("cbind", tuple(map(Name, self.labels)))) if several else self.labels[0]
 
     @property
     def terms(self) -> tuple[TermSum, ...]:
@@ -107,14 +113,14 @@ def parse(text: str) -> Formulas:
     with pointing(text):
         first, *others = Reader(text).formulas()
         main = _main(first)
-        calls = (call for _, term in summands(first.right) for call in calls_within(term))
-        imputed = {call.args[0] for call in calls if call.callee == "mi"}
+        every = chain.from_iterable(map(calls, main.terms))
+        imputed = {call.args[0] for call in every if call.callee == "mi"}
         trees, covariates = dict[str, FormulaTree](), list[str]()
         for sides in others:
             name, is_covariate = _name_of(sides, imputed)
             check(name not in trees, sides, f"'{name}' has two formulas: write one")
-            labels = (name, (name,)) if is_covariate else (main.response, main.labels)
-            trees[name] = FormulaTree(*labels, *_right(sides.right))
+            labels = (name,) if is_covariate else main.labels
+            trees[name] = FormulaTree(labels, *_right(sides.right))
             covariates += [name] if is_covariate else []
         texts = (first.text, *(sides.text for sides in others))
         return Formulas(text, main, trees, tuple(covariates), texts)
@@ -160,20 +166,20 @@ def _main(sides: Sides) -> FormulaTree:
             additions |= columns
     what = "the response has both cens() and event(): keep one"
     check(not {"cens", "event"} <= additions.keys(), target, what)
-    return FormulaTree(*_response(target), *_right(sides.right), additions, bounds)
+    return FormulaTree(_labels(target), *_right(sides.right), additions, bounds)
 
 
-def _response(target: Expression) -> tuple[str, tuple[str, ...]]:
-    """Return the name and the columns of a column or of cbind(a, b, c)."""
+def _labels(target: Expression) -> tuple[str, ...]:
+    """Return the column of the response, or the columns of cbind(a, b, c)."""
     if isinstance(target, Name):
-        return target.head, (target.head,)
+        return (target.head,)
     names = tuple(arg.head for arg in target.args if isinstance(arg, Name))
     fix = "write cbind(a, b, c), successes | trials(n) or time | event(status), or make a column"
-    is_right = target.callee == "cbind" and len(names) == len(target.args)
+    is_right = target.callee == "cbind" and len(names) == len(target.inner)
     check(is_right, target, f"the response is not a column: {fix}")
     is_right = len({*names}) >= max(len(names), 2)
     check(is_right, target, "cbind() must name two different columns or more")
-    return str(target), names
+    return names
 
 
 def _columns_of_addition(addition: Expression) -> dict[str, str]:
@@ -190,13 +196,10 @@ def _bounds(addition: Expression) -> tuple[float, float]:
     """Return the numbers of trunc(lb=0, ub=10)."""
     bounds = {"lb": -math.inf, "ub": math.inf}
     written = [*zip(bounds, addition.args, strict=False), *addition.options]
-    numbers = {name: value.value for name, value in written if value.is_constant}
-    is_right = numbers.keys() <= bounds.keys() and all(
-        isinstance(number, int | float) for number in numbers.values()
-    )
-    is_whole = 0 < len(numbers) == len(addition.args) + len(addition.options)
+    numbers = {name: v.value for name, v in written if isinstance(v.value, int | float)}
+    is_right = 0 < len(numbers) == len(addition.inner) and numbers.keys() <= bounds.keys()
     fix = "write trunc(lb=0), trunc(ub=10) or trunc(lb=0, ub=10)"
-    check(is_right and is_whole, addition, f"trunc() needs one or two numbers: {fix}")
+    check(is_right, addition, f"trunc() needs one or two numbers: {fix}")
     low, high = (bounds | numbers).values()
     return float(low), float(high)
 
@@ -204,20 +207,18 @@ def _bounds(addition: Expression) -> tuple[float, float]:
 # ------------------------------------------------------------ terms and groups
 def _right(right: Expression) -> tuple[TermSum, tuple[Group, ...]]:
     """Return the common terms of a right side, and its groups, each once."""
-    common: list[tuple[str, Expression]] = []
+    common, curves = list[tuple[str, Expression]](), list[tuple[Call, str]]()
     groups: dict[tuple[str, TermSum], Group] = {}
-    curves: list[tuple[Call, str]] = []
-    if right.is_bar and not right.wrapped:
+    if right.sign in BARS and not right.wrapped:
         fix = f"write ({right}), with all terms that vary by group inside of them"
         raise Misplaced(right, f"a bar without parentheses: {fix}")
     for sign, term in summands(right):
         if curve := _factor_smooth(term):
             curves.append(curve)
-        elif not (term.is_bar or term.callee == "car"):
+        elif not (term.sign in BARS or term.callee == "car"):
             common.append((sign, term))
         else:
-            what = "the formula takes groups away: leave them out instead"
-            check(sign == "+", term, what)
+            check(sign == "+", term, "the formula takes groups away: leave them out instead")
             for group in _groups(term):
                 is_new = groups.setdefault((group.name, group.terms), group) is group
                 check(is_new, term, f"the term '{group.text}' appears twice: remove one")
@@ -248,7 +249,7 @@ def _groups(term: Expression) -> Iterator[Group]:
         yield _matrix_group(term)
         return
     terms, right = term.args
-    has_bar = any(inner.is_bar for inner in within(terms))
+    has_bar = any(inner.sign in BARS for inner in within(terms))
     check(not has_bar, term, "a term has several bars: write one term for each")
     if isinstance(right, Call) and right.head == "gr":
         check(str(terms) == "1", terms, f"the term must be (1 | {right}): {HOW}")

@@ -9,7 +9,7 @@ import pandas as pd
 from torch.distributions import Distribution
 
 from hierfl.core.arguments import shown
-from hierfl.formulas.expressions import Dot, Expression, summands, within
+from hierfl.formulas.expressions import BARS, DOT, SUMS, Expression, summands, within
 from hierfl.formulas.grammar import Reader, check, pointing
 from hierfl.models.families import as_source
 
@@ -71,14 +71,14 @@ def updated(old: str, new: str) -> str:
     terms = list[tuple[str, Expression]]()
     with pointing(new):
         for sign, term in summands(change.right):
-            if isinstance(term, Dot) and sign == "+":
+            if (sign, term) == ("+", DOT):
                 terms += summands(first.right)
                 continue
             what = "the update has a dot inside of a term: write it as a term of its own"
-            check(not any(isinstance(inner, Dot) for inner in within(term)), term, what)
+            check(DOT not in within(term), term, what)
             is_there = ("+", term) in terms
             what = f"the formula '{old}' has no term '({term})' to remove: leave it out"
-            check(sign == "+" or is_there or not term.is_bar, term, what)
+            check(sign == "+" or is_there or term.sign not in BARS, term, what)
             if sign == "-" and is_there:
                 terms.remove(("+", term))
             elif (sign, term) not in terms:
@@ -89,11 +89,11 @@ def updated(old: str, new: str) -> str:
 
 def _in_sum(term: Expression) -> str:
     """Return a term as it stands in a sum."""
-    return f"({term})" if term.is_bar or term.is_sum else str(term)
+    return f"({term})" if term.sign in (*BARS, *SUMS) else str(term)
 
 
 def _filled(expression: Expression, dot: Expression) -> Expression:
     """Return an expression with another in place of its dots."""
-    if isinstance(expression, Dot):
+    if expression == DOT:
         return dot
     return replace(expression, args=tuple(_filled(arg, dot) for arg in expression.args))

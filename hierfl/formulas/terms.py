@@ -6,7 +6,6 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, combinations, islice
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +13,10 @@ import pandas as pd
 
 from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.expressions import (
+    BARS,
     CODINGS,
     COMPARISONS,
+    SUMS,
     Call,
     Expression,
     Factor,
@@ -37,8 +38,7 @@ from hierfl.formulas.transforms import SMOOTHS, Constants
 NUMPY = ("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", "cos", "tanh")
 # Functions of numbers, besides transforms.
 FUNCTIONS: dict[str, Any] = {name: getattr(np, name) for name in NUMPY}
-FUNCTIONS["np"] = SimpleNamespace(**FUNCTIONS)
-CALLABLE = sorted({*STATEFUL, *CODINGS, "I", "cs", "mi", "offset", *FUNCTIONS} - {"np"})
+CALLABLE = sorted({*STATEFUL, *CODINGS, "cs", "mi", *FUNCTIONS})  # and I(), offset(), np.log() ...
 ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -187,8 +187,8 @@ def _products(expression: Expression, *, inside: bool = False) -> Sum:
     if isinstance(expression, Name | Call):
         return _once([(expression,)])
     what = "a bar stands inside of other parentheses: take it out"
-    check(not expression.is_bar, expression, what)
-    if expression.is_sum and expression.wrapped:
+    check(expression.sign not in BARS, expression, what)
+    if expression.sign in SUMS and expression.wrapped:
         total: Sum = {}
         for sign, summand in summands(Operator(expression.sign, expression.args)):
             _check_no_arithmetic(not (inside and _is_intercept(summand)), summand)
@@ -219,18 +219,18 @@ def _power(expression: Expression) -> Sum:
     """Return the terms of a sum, and all their products of up to so many."""
     base, power = expression.args
     size = power.value if isinstance(power, Literal) else 0
-    is_sum = base.is_sum and not base.is_minus
+    is_sum = base.sign in SUMS and not base.is_minus
     _check_no_arithmetic(is_sum and isinstance(size, int) and size > 0, expression)
     total = _products(base, inside=True)
-    chosen = chain(*(combinations(total.values(), n) for n in range(2, size + 1)))
-    return _joined(total, (tuple(chain.from_iterable(p.factors for p in of)) for of in chosen))
+    factors = [product.factors for product in total.values()]
+    chosen = chain(*(combinations(factors, n) for n in range(2, size + 1)))
+    return _joined(total, (tuple(chain(*several)) for several in chosen))
 
 
 def _joined(main: Sum, several: Iterable[tuple[Factor, ...]]) -> Sum:
     """Return terms with products of factors behind them."""
     first = [*islice(several, MOST_PRODUCTS + 1)]
-    crossed = _once(first)
-    for product in crossed.values():
+    for product in (crossed := _once(first)).values():
         what = f"the formula has more than {MOST_PRODUCTS:,} products of terms: leave some out"
         check(len(first) <= MOST_PRODUCTS, product, what)
         callees = [factor.callee for factor in product.factors]
@@ -240,7 +240,7 @@ def _joined(main: Sum, several: Iterable[tuple[Factor, ...]]) -> Sum:
             _check_not_alone(*product.factors)
         fix = "take C(x) or x as a number for one of them"
         check(callees.count("mo") < 2, product, f"a product of two monotonic effects: {fix}")
-    return main | {key: product for key, product in crossed.items() if key not in main}
+    return main | (crossed | main)
 
 
 def _once(several: Iterable[tuple[Factor, ...]]) -> Sum:
@@ -284,8 +284,8 @@ def _check_not_alone(*factors: Expression, also: Sequence[str] = ()) -> None:
 def _check_call(call: Call) -> None:
     """Refuse a call that the formula cannot have, or one in its arguments."""
     for part in within(call):
-        is_term = part.is_bar or part.sign == ":"
-        check(not is_term, part, f"no calculation has '{part.sign}': write a product as x * z")
+        what = f"no calculation has '{part.sign}': write a product as x * z"
+        check(part.sign not in (*BARS, ":"), part, what)
     for inner in calls_within(call):
         if inner is not call:
             what = f"'{inner}' stands in '{call}': add it as a term"
@@ -299,10 +299,9 @@ def _check_call(call: Call) -> None:
 def _check_function(call: Call) -> None:
     """Refuse a function that is not known, or that would not use its arguments."""
     name = call.callee
-    fix = f"use one of {', '.join(n for n in CALLABLE if n not in ('offset', 'I'))}"
-    fix = f"make a column of it, write a column's name in backticks, or {fix}"
-    is_known = name in CALLABLE or name.removeprefix("np.") in FUNCTIONS
-    check(is_known, call, f"there is no function '{name}': {fix}")
+    is_known = name in (*CALLABLE, "I", "offset") or name.removeprefix("np.") in FUNCTIONS
+    fix = "make a column of it, write a column's name in backticks, or use one of "
+    check(is_known, call, f"there is no function '{name}': {fix}{', '.join(CALLABLE)}")
     check(call.args, call, f"{name}() has no argument: write {name}(column)")
     first, *others = call.args
     is_column = isinstance(first, Name) or name not in ("cs", "mi", *CODINGS)

@@ -83,7 +83,7 @@ def test_formulas_of_parameters_and_covariates() -> None:
 @pytest.mark.parametrize("text", [*TERMS, *GROUPS])
 def test_what_is_written_is_read_as_the_same_again(text: str) -> None:
     (sides,) = Reader(f"y ~ {text}").formulas()
-    again = f"({sides.right})" if sides.right.is_bar else str(sides.right)
+    again = f"({sides.right})" if "|" in sides.right.sign else str(sides.right)
     (second,) = Reader(f"y ~ {again}").formulas()
     assert second.right == sides.right
 
@@ -153,6 +153,7 @@ REFUSED = [
     ("y ~ C(x > 0)", 8, "make a column of it"),
     ("y ~ z + scale()", 8, "scale() has no argument"),
     ("y ~ foo(age)", 4, "no function 'foo'"),
+    ("y ~ np(x)", 4, "no function 'np'"),
     ("y ~ x + np.linalg.inv(x)", 8, "np.linalg.inv"),
     ("y ~ x + `x:z` + x:z", 16, "two terms are called 'x:z'"),
     ("y ~ log(b) + `log(b)`", 13, "two terms are called 'log(b)'"),
