@@ -31,21 +31,16 @@ class Shown:
     tables: tuple[tuple[str, pd.DataFrame], ...] = ()
 
 
-def shown_as(of: Callable[[Any], Shown]) -> Callable[[Class], Class]:
-    """Let the objects of a class print as a table: as text, and as HTML in a notebook."""
+def printed(made: Class) -> Class:
+    """Let the objects of a class print their `__tables__`, a `Shown`: as text, and as HTML in a notebook."""
+    for name, form in (("__repr__", text_of), ("_repr_html_", html_of)):
 
-    def decorated(made: Class) -> Class:
-        for name, form in (("__repr__", text_of), ("_repr_html_", html_of)):
+        def written(result: Any, form: Callable[[Shown], str] = form) -> str:
+            return form(result.__tables__())
 
-            def printed(result: Any, form: Callable[[Shown], str] = form) -> str:
-                return form(of(result))
-
-            printed.__name__, printed.__qualname__ = name, f"{made.__qualname__}.{name}"
-            setattr(made, name, printed)
-        made.__tables__ = of  # type: ignore[attr-defined]
-        return made
-
-    return decorated
+        written.__name__, written.__qualname__ = name, f"{made.__qualname__}.{name}"
+        setattr(made, name, written)
+    return made
 
 
 def text_of(shown: Shown) -> str:

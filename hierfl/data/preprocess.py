@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.arguments import spelled
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.data.clients import ClientData
 from hierfl.data.consistency import expect_list, field_of
 from hierfl.data.expected import expect_client_data
@@ -29,14 +29,7 @@ class FieldMoments:
     square: Tensor
 
 
-def _shown(scaling: Scaling) -> Shown:
-    import pandas as pd  # slow to import
-
-    mean, sd = (v.reshape(-1).tolist() for v in (scaling.mean, scaling.sd))
-    return Shown(f"Scaling of '{scaling.field}'", pd.DataFrame({"mean": mean, "sd": sd}))
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class Scaling:
     """The affine map `(x - mean) / sd` of each feature of a field; sd is 1 for a constant feature.
@@ -50,6 +43,12 @@ class Scaling:
     field: str
     mean: Tensor
     sd: Tensor
+
+    def __tables__(self) -> Shown:
+        import pandas as pd  # slow to import
+
+        mean, sd = (v.reshape(-1).tolist() for v in (self.mean, self.sd))
+        return Shown(f"Scaling of '{self.field}'", pd.DataFrame({"mean": mean, "sd": sd}))
 
     def apply(self, data: ClientData) -> ClientData:
         """Return the clients with the field scaled; NaN stays NaN.

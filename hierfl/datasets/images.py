@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hierfl.core.extras import extras_for
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.data.clients import ClientData
 from hierfl.datasets.files import Arrays, DataFile, load, read_from
 
@@ -23,15 +23,7 @@ _CLOTHES = tuple(
 )
 
 
-def _shown(rows: Labeled) -> Shown:
-    import pandas as pd  # slow to import
-
-    counts = torch.bincount(rows.y.long(), minlength=len(rows.classes)).tolist()
-    frame = pd.DataFrame({"class": rows.classes, "rows": counts})
-    return Shown(f"{len(rows)} labeled rows, x of shape {tuple(rows.x.shape[1:])}", frame)
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class Labeled:
     """Labeled rows without clients, to be partitioned with `hierfl.data.partition`.
@@ -45,6 +37,13 @@ class Labeled:
     x: Tensor
     y: Tensor
     classes: tuple[str, ...]
+
+    def __tables__(self) -> Shown:
+        import pandas as pd  # slow to import
+
+        counts = torch.bincount(self.y.long(), minlength=len(self.classes)).tolist()
+        frame = pd.DataFrame({"class": self.classes, "rows": counts})
+        return Shown(f"{len(self)} labeled rows, x of shape {tuple(self.x.shape[1:])}", frame)
 
     def __len__(self) -> int:
         """Return the number of rows."""

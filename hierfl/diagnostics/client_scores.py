@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hierfl.core.arguments import shown
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.diagnostics.calibration import calibration_error, confidence, interval_coverage
 from hierfl.diagnostics.pac_bayes import PacBayes
 from hierfl.engine.aggregate import means_of, summed
@@ -151,12 +151,7 @@ def _means(prediction: Prediction, values: Tensor) -> list[float]:
     return [float(values[part].double().mean()) for part in _parts(prediction)]
 
 
-def _shown(gap: Gap) -> Shown:
-    words = f"{len(gap.clients)} clients; gaps by client are in .clients."
-    return Shown("Generalization gaps: positive is worse", gap.scores, words)
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class Gap:
     """How much worse held-out rows and new clients are predicted; positive means worse.
@@ -173,6 +168,10 @@ class Gap:
     scores: pd.DataFrame
     clients: pd.DataFrame
     pac_bayes: PacBayes | None = None
+
+    def __tables__(self) -> Shown:
+        words = f"{len(self.clients)} clients; gaps by client are in .clients."
+        return Shown("Generalization gaps: positive is worse", self.scores, words)
 
 
 @one_at_a_time

@@ -9,25 +9,14 @@ from typing import Any
 import pandas as pd
 
 from hierfl.core.arguments import spelled
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.diagnostics.loo import Loo, compare, expect_named_fits, named_loo
 from hierfl.posterior.snapshot import Snapshot, lacks_rows
 
 NO_ROWS = "Rows are not compared: they are at the nodes, or were not saved."
 
 
-def _shown(compared: Compared) -> Shown:
-    tables = (
-        () if compared.by_row is None else (("By row", compared.by_row.reset_index(names="model")),)
-    )
-    note = "elpd in nats, higher is better; weight: of stacking. .clients has each client's elpd."
-    if compared.by_row is None:
-        note += f" {NO_ROWS}"
-    title = f"{len(compared.loo)} models of {len(compared.clients)} clients, a client left out"
-    return Shown(title, compared.by_client.reset_index(names="model"), note, tables)
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class Compared:
     """Models compared by leave-one-out, the best first.
@@ -49,6 +38,18 @@ class Compared:
     clients: pd.DataFrame
     loo: Mapping[str, Any]
     loo_rows: Mapping[str, Any] | None
+
+    def __tables__(self) -> Shown:
+        tables = (
+            () if self.by_row is None else (("By row", self.by_row.reset_index(names="model")),)
+        )
+        note = (
+            "elpd in nats, higher is better; weight: of stacking. .clients has each client's elpd."
+        )
+        if self.by_row is None:
+            note += f" {NO_ROWS}"
+        title = f"{len(self.loo)} models of {len(self.clients)} clients, a client left out"
+        return Shown(title, self.by_client.reset_index(names="model"), note, tables)
 
 
 @spelled

@@ -17,7 +17,7 @@ from torch.func import grad, jacrev
 from hierfl.core.arguments import expect_count, expect_integer
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.data.absent import RowsNotSaved
 from hierfl.diagnostics.check import LEAST_EFFECTIVE, R_HAT
 from hierfl.diagnostics.entries import entries_of_draws, too_far_apart, too_unsure
@@ -47,11 +47,7 @@ CLOSER = (
 )
 
 
-def _shown(found: Convergence) -> Shown:
-    return Shown(f"Convergence: {found.answer}", found.sites, found.verdict)
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class Convergence:
     """Whether a run has converged to the posterior; printed with a table of sites.
@@ -81,6 +77,9 @@ class Convergence:
     k_hat: float = math.nan
     effective: float = math.nan
     scalars: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    def __tables__(self) -> Shown:
+        return Shown(f"Convergence: {self.answer}", self.sites, self.verdict)
 
     @property
     def converged(self) -> bool:

@@ -27,7 +27,7 @@ import pandas as pd
 from hierfl.core.arguments import expect, expect_count, shown
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.diagnostics.left_out import LeftOut, estimated, scored_clients, scored_rows
 from hierfl.posterior.arviz_groups import rows_in_order
 from hierfl.posterior.arviz_io import Elpd, compared, elpd_of
@@ -40,16 +40,7 @@ By = Literal["row", "client"]
 WORST = 5  # rows or clients that are printed
 
 
-def _shown(loo: Loo) -> Shown:
-    k_hat = loo.table["k_hat"]
-    bad = f"{int((k_hat >= K_HAT).sum())} of {len(k_hat)} with k-hat above {K_HAT}"
-    title = f"Loo(by {loo.by}: elpd {loo.elpd:.1f} ± {loo.se:.1f}, p {loo.p:.1f}, {bad})"
-    worst = loo.table.sort_values("k_hat", ascending=False, kind="stable").head(WORST)
-    words = f"The {len(worst)} {loo.by}s with the highest k-hat; .table holds all."
-    return Shown(title, worst, words)
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class Loo:
     """A leave-one-out estimate.
@@ -72,6 +63,14 @@ class Loo:
     table: pd.DataFrame
     arviz: Elpd
     data: str
+
+    def __tables__(self) -> Shown:
+        k_hat = self.table["k_hat"]
+        bad = f"{int((k_hat >= K_HAT).sum())} of {len(k_hat)} with k-hat above {K_HAT}"
+        title = f"Loo(by {self.by}: elpd {self.elpd:.1f} ± {self.se:.1f}, p {self.p:.1f}, {bad})"
+        worst = self.table.sort_values("k_hat", ascending=False, kind="stable").head(WORST)
+        words = f"The {len(worst)} {self.by}s with the highest k-hat; .table holds all."
+        return Shown(title, worst, words)
 
 
 @one_at_a_time

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hierfl.core.arguments import expect_integer
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.data.batch import ClientBatch, check_padded, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import R_HAT
@@ -37,18 +37,7 @@ from hierfl.program.supports import kind_of
 from hierfl.program.traces import Center, Site
 
 
-def _shown(reference: Reference) -> Shown:
-    sites = sites_of(reference.shared, reference.own)
-    rows = [(*site, reference.r_hat.get(site[0], math.nan)) for site in sites]
-    count = next((len(v) for v in {**reference.shared, **reference.own}.values()), 0)
-    return Shown(
-        f"{count} draws of pooled NUTS, {reference.seconds:.0f} s",
-        pd.DataFrame(rows, columns=["site", "level", "shape", "r_hat"]),
-        "diagnostics.against_nuts(fit, reference=...) compares a fit with them.",
-    )
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class Reference:
     """Draws of a model's posterior by NUTS on all clients' rows together.
@@ -64,6 +53,16 @@ class Reference:
     own: Values
     r_hat: Mapping[str, float]
     seconds: float
+
+    def __tables__(self) -> Shown:
+        sites = sites_of(self.shared, self.own)
+        rows = [(*site, self.r_hat.get(site[0], math.nan)) for site in sites]
+        count = next((len(v) for v in {**self.shared, **self.own}.values()), 0)
+        return Shown(
+            f"{count} draws of pooled NUTS, {self.seconds:.0f} s",
+            pd.DataFrame(rows, columns=["site", "level", "shape", "r_hat"]),
+            "diagnostics.against_nuts(fit, reference=...) compares a fit with them.",
+        )
 
 
 @one_at_a_time
@@ -167,11 +166,7 @@ def _r_hat(chains: list[Tensor]) -> float:
 LEAST_DRAWS = 50  # for a standard deviation
 
 
-def _shown_comparison(against_nuts: AgainstNuts) -> Shown:
-    return Shown("Against pooled NUTS, by site", against_nuts.table, against_nuts.verdict)
-
-
-@shown_as(_shown_comparison)
+@printed
 @dataclass(frozen=True, eq=False)
 class AgainstNuts:
     """Standardized differences between a fit and pooled NUTS.
@@ -189,6 +184,9 @@ class AgainstNuts:
     table: pd.DataFrame
     entries: pd.DataFrame
     reference: Reference
+
+    def __tables__(self) -> Shown:
+        return Shown("Against pooled NUTS, by site", self.table, self.verdict)
 
     @property
     def verdict(self) -> str:

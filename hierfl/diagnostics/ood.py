@@ -12,7 +12,7 @@ import scipy  # which loads scipy.stats when it is used
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, special
 
-from hierfl.core.tables import Shown, cell, shown_as
+from hierfl.core.tables import Shown, cell, printed
 from hierfl.posterior.prediction import Prediction, expect_prediction
 
 Floats = NDArray[np.float64]
@@ -84,18 +84,7 @@ def fpr95(foreign: ArrayLike, own: ArrayLike) -> float:
     return float((np.asarray(foreign, dtype=float) <= threshold).mean())
 
 
-def _shown(out_of_distribution: OutOfDistribution) -> Shown:
-    overall = ", ".join(
-        f"{name} {cell(value)}" for name, value in out_of_distribution.overall.items()
-    )
-    return Shown(
-        "Own rows against foreign ones, by client",
-        out_of_distribution.clients,
-        f"All rows together: {overall}.",
-    )
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class OutOfDistribution:
     """How well own rows are separated from foreign rows.
@@ -111,6 +100,14 @@ class OutOfDistribution:
     clients: pd.DataFrame
     overall: pd.Series
     entropies: tuple[Floats, Floats]
+
+    def __tables__(self) -> Shown:
+        overall = ", ".join(f"{name} {cell(value)}" for name, value in self.overall.items())
+        return Shown(
+            "Own rows against foreign ones, by client",
+            self.clients,
+            f"All rows together: {overall}.",
+        )
 
 
 def out_of_distribution(own: Prediction, foreign: Prediction) -> OutOfDistribution:

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from hierfl.core.arguments import expect, expect_count
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.core.trees import tree_leaves
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
@@ -59,28 +59,7 @@ from hierfl.program.traces import is_likelihood, samples
 MARGIN = 3.0  # Monte Carlo standard errors that are added to the bound
 
 
-def _shown(pac_bayes: PacBayes) -> Shown:
-    terms = {
-        "empirical risk": (pac_bayes.empirical_risk, pac_bayes.se_risk),
-        "KL from the prior, nats": (pac_bayes.kl, pac_bayes.se_kl),
-        "rows": (pac_bayes.rows, math.nan),
-        "width of the loss": (pac_bayes.width, math.nan),
-    }
-    frame = pd.DataFrame.from_dict(terms, orient="index", columns=["value", "se"])
-    bound = pac_bayes.bound()
-    return Shown(
-        "PAC-Bayes bound",
-        frame,
-        f"With probability 0.95 the risk on new rows of the same clients is below {bound:.3g}"
-        + (
-            "."
-            if bound < pac_bayes.width
-            else ", which says nothing: the loss itself is no larger."
-        ),
-    )
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True)
 class PacBayes:
     """The terms of the bound.
@@ -101,6 +80,24 @@ class PacBayes:
     width: float = 1.0
     se_risk: float = 0.0
     se_kl: float = 0.0
+
+    def __tables__(self) -> Shown:
+        terms = {
+            "empirical risk": (self.empirical_risk, self.se_risk),
+            "KL from the prior, nats": (self.kl, self.se_kl),
+            "rows": (self.rows, math.nan),
+            "width of the loss": (self.width, math.nan),
+        }
+        frame = pd.DataFrame.from_dict(terms, orient="index", columns=["value", "se"])
+        bound = self.bound()
+        return Shown(
+            "PAC-Bayes bound",
+            frame,
+            f"With probability 0.95 the risk on new rows of the same clients is below {bound:.3g}"
+            + (
+                "." if bound < self.width else ", which says nothing: the loss itself is no larger."
+            ),
+        )
 
     def bound(self, *, eta: float | None = None, delta: float = 0.05) -> float:
         """Return a number that the risk is below with probability 1 - delta over the rows.

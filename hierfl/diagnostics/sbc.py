@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hierfl.core.arguments import expect_count
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
@@ -42,14 +42,6 @@ GAIN = 0.05  # nats of the ELBO for each number, by which a fit that has converg
 Ranks = NDArray[np.int64]
 
 
-def _shown(sbc: Sbc) -> Shown:
-    title = f"Ranks of {sbc.replications} replications among {sbc.draws} draws each"
-    words = "Coverage of intervals by site; .table() tests the ranks of each number."
-    if not sbc.converged:
-        words += f"\n{_unfinished(sbc)}"
-    return Shown(title, sbc.coverage(), words)
-
-
 def _unfinished(sbc: Sbc) -> str:
     """Return that the fits were still improving, and what to do."""
     return (
@@ -59,7 +51,7 @@ def _unfinished(sbc: Sbc) -> str:
     )
 
 
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class Sbc:
     """Ranks of the true values among the draws.
@@ -85,6 +77,13 @@ class Sbc:
     rows: tuple[int, ...]
     elbo: NDArray[np.float64]
     gain: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+    def __tables__(self) -> Shown:
+        title = f"Ranks of {self.replications} replications among {self.draws} draws each"
+        words = "Coverage of intervals by site; .table() tests the ranks of each number."
+        if not self.converged:
+            words += f"\n{_unfinished(self)}"
+        return Shown(title, self.coverage(), words)
 
     @property
     def converged(self) -> bool:

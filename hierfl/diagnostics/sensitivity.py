@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.methods.stages.kept import Densities, Kept, rounds_of
 from hierfl.posterior.site_table import entries_of
 from hierfl.posterior.snapshot import Snapshot, expect_fit
@@ -37,19 +37,7 @@ PRIOR = "prior"
 SHOWN = 12  # rows that are printed
 
 
-def _shown(sensitivity: Sensitivity) -> Shown:
-    table = sensitivity.table
-    far = table["per_percent"].abs()
-    largest = table.loc[far.sort_values(ascending=False, kind="stable").index[:SHOWN]]
-    bad = int((table["k_hat"] >= K_HAT).sum())
-    note = (
-        f"Posterior sds by which a mean moves. The {len(largest)} largest of {len(table)} rows; "
-        f".table holds all; {bad} have a k-hat of {K_HAT} or more, and no scaled means."
-    )
-    return Shown("Sensitivity to the prior and to each client", largest.reset_index(), note)
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class Sensitivity:
     """How far posterior means of the global sites move.
@@ -65,6 +53,17 @@ class Sensitivity:
     """
 
     table: pd.DataFrame
+
+    def __tables__(self) -> Shown:
+        table = self.table
+        far = table["per_percent"].abs()
+        largest = table.loc[far.sort_values(ascending=False, kind="stable").index[:SHOWN]]
+        bad = int((table["k_hat"] >= K_HAT).sum())
+        note = (
+            f"Posterior sds by which a mean moves. The {len(largest)} largest of {len(table)} rows; "
+            f".table holds all; {bad} have a k-hat of {K_HAT} or more, and no scaled means."
+        )
+        return Shown("Sensitivity to the prior and to each client", largest.reset_index(), note)
 
 
 @one_at_a_time

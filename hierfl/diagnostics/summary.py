@@ -11,7 +11,7 @@ import pandas as pd
 from hierfl.core.arguments import shown
 from hierfl.core.intervals import PROB, check_draws, check_prob, least_draws, percent
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.core.trees import nbytes
 from hierfl.diagnostics.check import Check
 from hierfl.diagnostics.checks import checks_of_fit
@@ -31,14 +31,7 @@ MOST, FEWEST = 1000, 100  # draws where none are asked for
 DRAWN, READ = 100_000_000, 4_000_000
 
 
-def _shown(summary: Summary) -> Shown:
-    note = "\n".join((summary.verdict, *summary.remarks))
-    if summary.tables:
-        return Shown(summary.title, note=note, tables=summary.tables)
-    return Shown(summary.title, in_right_digits(summary.frame), note)
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class Summary:
     """The posterior of every site as a table, and whether to trust it.
@@ -69,6 +62,12 @@ class Summary:
     tables: tuple[tuple[str, pd.DataFrame], ...] = ()
     checks: tuple[Check, ...] = ()
     prob: float = PROB
+
+    def __tables__(self) -> Shown:
+        note = "\n".join((self.verdict, *self.remarks))
+        if self.tables:
+            return Shown(self.title, note=note, tables=self.tables)
+        return Shown(self.title, in_right_digits(self.frame), note)
 
 
 @one_at_a_time

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from hierfl.core.arguments import expect_count, expect_kind, spelled
-from hierfl.core.tables import Shown, cell, shown_as
+from hierfl.core.tables import Shown, cell, printed
 from hierfl.data.frames import is_column
 from hierfl.effects.pooled_rows import (
     DIFFERENT,
@@ -37,7 +37,7 @@ ALL = "all"
 CLIENT = "client"  # names the clients of {client: frame}
 
 
-@shown_as(lambda table: Shown(table.title, table.table, table.note))
+@printed
 @dataclass(frozen=True, eq=False)
 class Description:
     """Table 1: clients' rows, by group.
@@ -64,6 +64,9 @@ class Description:
     least_count: int
     left_out: Mapping[str, str]
     note: str
+
+    def __tables__(self) -> Shown:
+        return Shown(self.title, self.table, self.note)
 
 
 @spelled

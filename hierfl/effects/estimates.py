@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hierfl.core.intervals import percent, tails
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 
 if TYPE_CHECKING:
     from xarray import DataArray
@@ -28,7 +28,7 @@ def ends(prob: float) -> str:
     return f"low and high are the ends of the {percent(prob)} interval."
 
 
-@shown_as(lambda answer: answer.shown())
+@printed
 @dataclass(frozen=True, eq=False)
 class Estimates:
     """What a fitted formula says: labeled draws, and a table of them.
@@ -51,8 +51,7 @@ class Estimates:
     seed: int
     note: str = ""
 
-    def shown(self) -> Shown:
-        """Return what is printed."""
+    def __tables__(self) -> Shown:
         return Shown(self.title, self.frame, f"{ends(self.prob)} {self.note}".strip())
 
     @classmethod

@@ -13,7 +13,7 @@ from scipy import stats
 
 from hierfl.core.arguments import expect_kind, spelled
 from hierfl.core.intervals import PROB, check_prob, percent
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.effects.describe import least_of, what_is_left_out
 from hierfl.formulas.columns import by_client, complete, ordered
 from hierfl.formulas.formula import Formula
@@ -32,12 +32,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 
-def _shown(curves: KaplanMeier) -> Shown:
-    tables = (("Log-rank tests of equal hazards", curves.tests),) if len(curves.tests) else ()
-    return Shown(curves.title, curves.groups, curves.note, tables)
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class KaplanMeier:
     """Kaplan-Meier curves of all clients' rows, and whether those of groups differ.
@@ -66,6 +61,10 @@ class KaplanMeier:
     prob: float
     left_out: Mapping[str, str]
     note: str
+
+    def __tables__(self) -> Shown:
+        tables = (("Log-rank tests of equal hazards", self.tests),) if len(self.tests) else ()
+        return Shown(self.title, self.groups, self.note, tables)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the curves as steps, with bands.

@@ -117,8 +117,7 @@ class Profile(Estimates):
 
     rate: float | None = None
 
-    def shown(self) -> Shown:
-        """Return what is printed."""
+    def __tables__(self) -> Shown:
         own = [name for name in self.frame if name == "client" or name not in RATIOS]
         tables = [("Effects and ranks", self.frame[own])]
         if "smr" in self.frame:

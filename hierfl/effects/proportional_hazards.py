@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hierfl.core.arguments import expect, spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.effects.drawn import CoefficientDraws, drawn
 from hierfl.effects.predictor import distribution, predictor
 from hierfl.effects.predictor_rows import has_covariate, in_turn, rows_of_client
@@ -35,7 +35,7 @@ SMALL = 0.05  # p below which hazards are said not to be proportional
 ALL = "all"
 
 
-@shown_as(lambda test: Shown(test.title, test.frame, test.verdict))
+@printed
 @dataclass(frozen=True, eq=False)
 class ProportionalHazards:
     """Whether effects on the hazard change with time.
@@ -53,6 +53,9 @@ class ProportionalHazards:
     frame: pd.DataFrame
     residuals: pd.DataFrame
     verdict: str
+
+    def __tables__(self) -> Shown:
+        return Shown(self.title, self.frame, self.verdict)
 
     def plot(self, term: str, ax: Axes | None = None) -> Axes:
         """Draw the log hazard ratio of a column over time: events, and means of tenths of them with 90% intervals.

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import pandas as pd
 
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.core.trees import Tree, nbytes
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.summary import Summary, summary_of_globals
@@ -38,23 +38,21 @@ UNKNOWN = "Whether to trust this fit is not known: the method does not tell."
 Of = TypeVar("Of")
 
 
-def _shown(answers: FromNodes[Any]) -> Shown:
-    """Every client, and whether its node gave an answer."""
-    rows = [(name, "given") for name in answers.given] + list(answers.withheld.items())
-    return Shown(
-        f"Answers of {len(answers.given)} of {len(rows)} nodes",
-        pd.DataFrame(sorted(rows), columns=["client", "answer"]),
-        "What stays at a node is written into its folder.",
-    )
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class FromNodes(Generic[Of]):
     """What nodes answered: client -> what was `given`, or why it was `withheld`."""
 
     given: Mapping[str, Of]
     withheld: Mapping[str, str]
+
+    def __tables__(self) -> Shown:
+        rows = [(name, "given") for name in self.given] + list(self.withheld.items())
+        return Shown(
+            f"Answers of {len(self.given)} of {len(rows)} nodes",
+            pd.DataFrame(sorted(rows), columns=["client", "answer"]),
+            "What stays at a node is written into its folder.",
+        )
 
     @property
     def table(self) -> pd.DataFrame:

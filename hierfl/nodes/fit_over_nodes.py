@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 from torch import Tensor
 
-from hierfl.core.tables import shown_as
+from hierfl.core.tables import printed
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.summary import Summary
 from hierfl.nodes import answers, living
@@ -34,7 +34,7 @@ AT_NODES = (
 )
 
 
-@shown_as(brief_over)
+@printed
 @dataclass(frozen=True, eq=False, repr=False)
 class FitOverNodes(Fit):
     """A method, fitted to clients whose rows and states are at nodes.
@@ -55,6 +55,8 @@ class FitOverNodes(Fit):
     ask: Ask
     joined: Mapping[str, str] = field(default_factory=dict)
     ended: frozenset[str] = frozenset()
+
+    __tables__ = brief_over
 
     def draws(self, draws: int = 1000, *, seed: int = 0) -> Draws:
         """Draw the global sites: `shared` site -> (S, *shape), as `hierfl.Fit.draws`; `own` is empty."""

@@ -31,7 +31,7 @@ from torch import Tensor
 from hierfl.core.arguments import expect_count
 from hierfl.core.importance_sampling import K_HAT, Split, Weights, chosen, smoothed_rows
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.client_loop import each_draw
@@ -56,28 +56,7 @@ POINTS, AT_POINT = 10, 400  # draws of z, and of local sites at each, that judge
 EQUAL = 1e-6  # log weights this close are equal up to rounding, and have no tail
 
 
-def _shown(corrected: Corrected) -> Shown:
-    values: dict[str, Any] = {
-        "k-hat of the weights": corrected.k_hat,
-        "k-hat of the guide": corrected.k_hat_guide,
-        "effective draws": corrected.effective,
-        "weighted draws": corrected.proposals,
-        "rounds": corrected.rounds,
-        "log evidence, nats": corrected.log_evidence,
-    }
-    worst = corrected.k_hat_clients.dropna()
-    if len(worst):
-        values[f"k-hat of client '{worst.idxmax()}', the worst"] = float(worst.max())
-    bad = corrected.k_hat >= K_HAT
-    return Shown(
-        f"{corrected.draws.count} resampled draws",
-        pd.DataFrame({"value": values}, dtype=object),
-        f"The weights' k-hat is {'not ' if bad else ''}below {K_HAT}: "
-        f"{'do not trust the draws' if bad else 'the draws can be trusted'}.",
-    )
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class Corrected:
     """Importance-resampled draws of the posterior, and how far to trust them.
@@ -104,6 +83,26 @@ class Corrected:
     log_evidence: float
     proposals: int
     rounds: int
+
+    def __tables__(self) -> Shown:
+        values: dict[str, Any] = {
+            "k-hat of the weights": self.k_hat,
+            "k-hat of the guide": self.k_hat_guide,
+            "effective draws": self.effective,
+            "weighted draws": self.proposals,
+            "rounds": self.rounds,
+            "log evidence, nats": self.log_evidence,
+        }
+        worst = self.k_hat_clients.dropna()
+        if len(worst):
+            values[f"k-hat of client '{worst.idxmax()}', the worst"] = float(worst.max())
+        bad = self.k_hat >= K_HAT
+        return Shown(
+            f"{self.draws.count} resampled draws",
+            pd.DataFrame({"value": values}, dtype=object),
+            f"The weights' k-hat is {'not ' if bad else ''}below {K_HAT}: "
+            f"{'do not trust the draws' if bad else 'the draws can be trusted'}.",
+        )
 
 
 @one_at_a_time

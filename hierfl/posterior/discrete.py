@@ -14,7 +14,7 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.core.trees import Tree
 from hierfl.data.batch import CLIENTS, ClientBatch
 from hierfl.posterior.client_loop import Chunk
@@ -28,11 +28,7 @@ from hierfl.program.sites import Values
 NEVER = -1e30  # log density of a value that a draw did not take
 
 
-def _table(discrete_sites: DiscreteSites) -> Shown:
-    return Shown("Posterior probabilities of discrete sites", discrete_sites.frame, "")
-
-
-@shown_as(_table)
+@printed
 @dataclass(frozen=True, eq=False)
 class DiscreteSites:
     """What a fit says of its discrete sites.
@@ -47,6 +43,9 @@ class DiscreteSites:
 
     frame: pd.DataFrame
     draws: Mapping[str, Tensor]
+
+    def __tables__(self) -> Shown:
+        return Shown("Posterior probabilities of discrete sites", self.frame, "")
 
 
 @one_at_a_time

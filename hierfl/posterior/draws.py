@@ -12,7 +12,7 @@ from pyro import poutine
 from torch import Tensor
 
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
@@ -39,14 +39,6 @@ from hierfl.program.traces import Site
 from hierfl.program.without_rows import values_of
 
 
-def _shown(draws: Draws) -> Shown:
-    clients = next((f" of {value.shape[1]} clients" for value in draws.own.values()), "")
-    count = draws.count if draws.shared or draws.own else 0
-    frame = pd.DataFrame(sites_of(draws.shared, draws.own), columns=["site", "level", "shape"])
-    note = "fit.summary() shows statistics; .shared[site] and .own[site] are the tensors."
-    return Shown(f"{count} draws{clients}", frame, note)
-
-
 def sites_of(shared: Values, own: Values) -> list[tuple[str, str, tuple[int, ...]]]:
     """Return the name, the level and the shape of each site."""
     return [
@@ -55,13 +47,20 @@ def sites_of(shared: Values, own: Values) -> list[tuple[str, str, tuple[int, ...
     ]
 
 
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class Draws:
     """S draws of global sites `shared` (S, *shape) and local sites `own` (S, N, *shape)."""
 
     shared: Values
     own: Values
+
+    def __tables__(self) -> Shown:
+        clients = next((f" of {value.shape[1]} clients" for value in self.own.values()), "")
+        count = self.count if self.shared or self.own else 0
+        frame = pd.DataFrame(sites_of(self.shared, self.own), columns=["site", "level", "shape"])
+        note = "fit.summary() shows statistics; .shared[site] and .own[site] are the tensors."
+        return Shown(f"{count} draws{clients}", frame, note)
 
     @property
     def count(self) -> int:

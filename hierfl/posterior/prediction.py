@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hierfl.core.arguments import expect_count, shown
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
@@ -28,25 +28,7 @@ ARRAYS = ("label", "mean", "sd", "log_score", "noise", "counts")  # of a predict
 MOST_COLUMNS = 8  # classes, or scalars of an event, that are printed
 
 
-def _shown(prediction: Prediction) -> Shown:
-    data = prediction.data
-    size = f"{data.num_rows} rows of {len(data.names)} clients"
-    title = f"Prediction of '{prediction.site}' ({prediction.kind}): {size}"
-    if prediction.label is not None and prediction.log_score is not None:
-        score = float(prediction.log_score.double().nanmean())
-        words = f"Mean log score of a row: {score:.3f} nats; higher is better."
-        return Shown(title, prediction.scores(), words)
-    client = np.asarray(data.names)[data.row_client.numpy()]
-    mean = prediction.mean if prediction.place is None else prediction.mean[prediction.place]
-    flat = mean.reshape(len(mean), -1).double().numpy()
-    columns = ["mean"] if flat.shape[1] == 1 else [f"mean {i}" for i in range(flat.shape[1])]
-    frame = pd.DataFrame(flat, columns=columns).groupby(client, sort=False).mean()
-    frame = frame.iloc[:, :MOST_COLUMNS].rename_axis("client")
-    frame.insert(0, "rows", data.counts.numpy())
-    return Shown(title, frame, "The rows have no labels; means are those of each client's rows.")
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class Prediction:
     """The posterior predictive distribution of every row.
@@ -83,6 +65,25 @@ class Prediction:
     kind: str
     counts: Tensor | None = None
     place: Tensor | None = None
+
+    def __tables__(self) -> Shown:
+        data = self.data
+        size = f"{data.num_rows} rows of {len(data.names)} clients"
+        title = f"Prediction of '{self.site}' ({self.kind}): {size}"
+        if self.label is not None and self.log_score is not None:
+            score = float(self.log_score.double().nanmean())
+            words = f"Mean log score of a row: {score:.3f} nats; higher is better."
+            return Shown(title, self.scores(), words)
+        client = np.asarray(data.names)[data.row_client.numpy()]
+        mean = self.mean if self.place is None else self.mean[self.place]
+        flat = mean.reshape(len(mean), -1).double().numpy()
+        columns = ["mean"] if flat.shape[1] == 1 else [f"mean {i}" for i in range(flat.shape[1])]
+        frame = pd.DataFrame(flat, columns=columns).groupby(client, sort=False).mean()
+        frame = frame.iloc[:, :MOST_COLUMNS].rename_axis("client")
+        frame.insert(0, "rows", data.counts.numpy())
+        return Shown(
+            title, frame, "The rows have no labels; means are those of each client's rows."
+        )
 
     def frame(self) -> pd.DataFrame:
         """Return one row a row: client, mean (of each class), sd, label and log score.

@@ -14,7 +14,7 @@ from hierfl.core import noise
 from hierfl.core.arguments import spelled
 from hierfl.core.intervals import check_prob, tails
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.client_loop import Chunk
@@ -28,11 +28,7 @@ from hierfl.program.sites import Values
 DRAWS = 5  # of the posterior, at which integrals over rows are compared
 
 
-def _table(row_values: RowValues) -> Shown:
-    return Shown("Posterior of the latent sites of rows", row_values.frame, "")
-
-
-@shown_as(_table)
+@printed
 @dataclass(frozen=True, eq=False)
 class RowValues:
     """What a fit says of the latent sites of its rows.
@@ -45,6 +41,9 @@ class RowValues:
 
     frame: pd.DataFrame
     draws: Mapping[str, Tensor]
+
+    def __tables__(self) -> Shown:
+        return Shown("Posterior of the latent sites of rows", self.frame, "")
 
 
 @one_at_a_time

@@ -13,7 +13,7 @@ from torch.distributions.constraints import Constraint
 
 from hierfl.core.arguments import shown
 from hierfl.core.process import unpickled
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.data.absent import Sites
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Substitute, sites_until
@@ -37,23 +37,6 @@ def refuse_first(faults: Iterable[str]) -> None:
     """Refuse a program by the first of its faults, if it has any."""
     for fault in faults:
         raise ProgramError(fault)
-
-
-def _shown(program: Program) -> Shown:
-    import pandas as pd  # slow to import
-
-    def row(kind: str, spec: LatentSite | ParamSpec) -> tuple[Any, ...]:
-        shape = tuple(spec.start.shape)
-        return spec.name, kind, _LEVELS[spec.is_local], shape, spec.size
-
-    sites = [row("latent", site) for site in program.latents.sites]
-    for name, plates in program.derived.items():
-        sites.append((name, "deterministic", _LEVELS[plates is not None], "", ""))
-    sites += [row("param", spec) for spec in program.params]
-    sites += [(name, "observed", "", "", "") for name in program.labels]
-    frame = pd.DataFrame(sites, columns=["name", "kind", "level", "shape", "numbers"])
-    model = getattr(program.model, "__name__", type(program.model).__name__)
-    return Shown(f"Program of '{model}', {program.num_clients} clients", frame)
 
 
 _LEVELS = ("global", "local")
@@ -83,7 +66,7 @@ class Reads(NamedTuple):
 
 
 @unpickled("read it where it is needed, hierfl.read(model, guide, data)")
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class Program:
     """A model and its guide, read and checked (`hierfl.read`).
@@ -135,6 +118,22 @@ class Program:
     unmapped_line: str = ""
     codes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     row_sites: Structure | None = None
+
+    def __tables__(self) -> Shown:
+        import pandas as pd  # slow to import
+
+        def row(kind: str, spec: LatentSite | ParamSpec) -> tuple[Any, ...]:
+            shape = tuple(spec.start.shape)
+            return spec.name, kind, _LEVELS[spec.is_local], shape, spec.size
+
+        sites = [row("latent", site) for site in self.latents.sites]
+        for name, plates in self.derived.items():
+            sites.append((name, "deterministic", _LEVELS[plates is not None], "", ""))
+        sites += [row("param", spec) for spec in self.params]
+        sites += [(name, "observed", "", "", "") for name in self.labels]
+        frame = pd.DataFrame(sites, columns=["name", "kind", "level", "shape", "numbers"])
+        model = getattr(self.model, "__name__", type(self.model).__name__)
+        return Shown(f"Program of '{model}', {self.num_clients} clients", frame)
 
     @property
     def in_vmap(self) -> bool:

@@ -16,7 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from hierfl.core.arguments import expect_path
 from hierfl.core.disk import replace_text
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import Check
 from hierfl.diagnostics.checks import checks_of_fit
@@ -37,14 +37,7 @@ def counted(checks: Sequence[Check]) -> str:
     return f"{len(checks)} checks: {warned}, {of['good']} good, {of['not asked']} not checked"
 
 
-def _shown(report: Report) -> Shown:
-    rows = [(c.question, c.verdict.replace("asked", "checked")) for c in report.checks]
-    frame = pd.DataFrame(rows, columns=["question", "verdict"])
-    title = f"Report in {report.path}. {counted(report.checks)}."
-    return Shown(title, frame, "\n".join(report.warnings))
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class Report:
     """A report that was written.
@@ -58,6 +51,12 @@ class Report:
     path: Path
     checks: tuple[Check, ...]
     trustworthy: bool | None
+
+    def __tables__(self) -> Shown:
+        rows = [(c.question, c.verdict.replace("asked", "checked")) for c in self.checks]
+        frame = pd.DataFrame(rows, columns=["question", "verdict"])
+        title = f"Report in {self.path}. {counted(self.checks)}."
+        return Shown(title, frame, "\n".join(self.warnings))
 
     @property
     def warnings(self) -> list[str]:

@@ -22,7 +22,7 @@ from scipy.special import softmax
 from torch import Tensor
 
 from hierfl.core.arguments import expect_draws
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.diagnostics.evidence import log_evidence
 from hierfl.diagnostics.summary import Summary, summary
 from hierfl.posterior.arviz_groups import EXPAND, attributes, given_groups
@@ -40,12 +40,7 @@ WORST_FIRST = (False, None, True)  # whether to trust a fit
 IMPRECISE = 0.1  # nats of Monte Carlo error in the evidence of a value that counts
 
 
-def _shown(mixed: MixedFit) -> Shown:
-    note = "fit.summary() shows every site, and whether to trust it; fit.fits has each value's fit."
-    return Shown(f"MixedFit({len(mixed.fits)} values of discrete sites)", mixed.probabilities, note)
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class MixedFit:
     """Fits of a program at each value of its discrete sites of all clients, and their probabilities.
@@ -62,6 +57,12 @@ class MixedFit:
     fits: tuple[Fit, ...]
     values: Mapping[str, Tensor]
     probabilities: pd.DataFrame
+
+    def __tables__(self) -> Shown:
+        note = "fit.summary() shows every site, and whether to trust it; fit.fits has each value's fit."
+        return Shown(
+            f"MixedFit({len(self.fits)} values of discrete sites)", self.probabilities, note
+        )
 
     def __getattr__(self, name: str) -> Any:
         """Refuse what one fit alone can answer."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from hierfl.core.arguments import expect_count, expect_integer, expect_kind, spelled
 from hierfl.core.intervals import check_prob
 from hierfl.core.process import one_at_a_time
-from hierfl.core.tables import Shown, shown_as
+from hierfl.core.tables import Shown, printed
 from hierfl.data.batch import full_batch
 from hierfl.diagnostics.simulated_data import drawn
 from hierfl.engine.processes import crew
@@ -176,13 +176,7 @@ def _global_values(model: Formula | Fit, count: int, seed: int) -> Iterator[Valu
 
 
 # ------------------------------------------------------------------------------------ precision
-def _shown(result: Precision) -> Shown:
-    note = "Medians over replications; low and high are their quartiles."
-    title = f"Width of the {result.prob:.0%} interval of {result.parameter}"
-    return Shown(title, result.table.reset_index(), note)
-
-
-@shown_as(_shown)
+@printed
 @dataclass(frozen=True, eq=False)
 class Precision:
     """How wide an interval is, by the size of a federation.
@@ -198,6 +192,11 @@ class Precision:
     table: pd.DataFrame
     parameter: str
     prob: float
+
+    def __tables__(self) -> Shown:
+        note = "Medians over replications; low and high are their quartiles."
+        title = f"Width of the {self.prob:.0%} interval of {self.parameter}"
+        return Shown(title, self.table.reset_index(), note)
 
 
 @spelled

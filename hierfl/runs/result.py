@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hierfl.core.late_methods import late_methods
 from hierfl.core.process import unpickled
-from hierfl.core.tables import shown_as
+from hierfl.core.tables import printed
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import read_frame
@@ -57,7 +57,7 @@ OF_FEW = {
 
 
 @unpickled("write it with fit.save(folder), and read it with hierfl.load(folder)")
-@shown_as(brief)
+@printed
 @late_methods({**METHODS, **OF_FEW})
 @dataclass(frozen=True, eq=False)
 class Fit:
@@ -74,6 +74,8 @@ class Fit:
     federation: Federation
     progress: Progress
     rounds: int
+
+    __tables__ = brief
 
     @property
     def program(self) -> Program:

@@ -13,7 +13,7 @@ import torch
 
 import hierfl
 from hierfl import ClientData, diagnostics, guides, methods
-from hierfl.core.tables import FIRST, LAST, Shown, cell, html_of, shown_as, text_of
+from hierfl.core.tables import FIRST, LAST, Shown, cell, html_of, printed, text_of
 from hierfl.datasets import Labeled
 from hierfl.diagnostics.nuts import Reference
 from tests.programs import fit, regression
@@ -124,19 +124,15 @@ def test_names_are_escaped_in_html() -> None:
 pytest.importorskip("great_tables")
 
 
-@shown_as(
-    lambda found: Shown(
-        "A <b>title</b>\nbelow it",
-        None,
-        "A note of 5% & more.",
-        tables=(
-            ("Population", pd.DataFrame({"mean": [0.123456, 2.0]}, index=["age", "sex[<i>m]"])),
-            ("By client", pd.DataFrame({"client": ["a_b"], "mean": [float("nan")]})),
-        ),
-    )
-)
+@printed
 class Found:
     """A result with two tables."""
+
+    def __tables__(self) -> Shown:
+        population = pd.DataFrame({"mean": [0.123456, 2.0]}, index=["age", "sex[<i>m]"])
+        by_client = pd.DataFrame({"client": ["a_b"], "mean": [float("nan")]})
+        tables = (("Population", population), ("By client", by_client))
+        return Shown("A <b>title</b>\nbelow it", None, "A note of 5% & more.", tables)
 
 
 def test_tables_are_groups_of_rows_and_names_are_escaped() -> None:
