@@ -17,7 +17,7 @@ Nothing in it is Bayesian: it is a heuristic average of models.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -84,62 +84,63 @@ def fedfomo(
     """
     expect(models=(models, "[0, inf)"), explore=(explore, "[0, 1]"))
     descent = Descent(optimizer, steps, unit, batch_size)
+    mixing = Mixing(descent, validation, models, explore, explore_decay)
+    return Method("fedfomo", model, delta, mixing.client, mixing.server, discloses="summaries")
 
-    def client(program: Program) -> Client:
+
+@dataclass(frozen=True)
+class Mixing:
+    """What clients and the server compute, by the arguments of `fedfomo`."""
+
+    descent: Descent
+    validation: str | None
+    models: int
+    explore: float
+    explore_decay: float
+
+    def client(self, program: Program) -> Client:
+        """Return the client of one program."""
         first = common_params(program, "fedfomo")
-
-        def loss_of(rows: bool, theta: Params, batch: ClientBatch) -> Tensor:
-            """Return the loss on validation rows, or the others; 0 if there are none."""
-            if validation is None:
-                return program.mean_loss(theta, batch)
-            masked, any_left = some_rows(batch, (batch.fields[validation] > 0) == rows)
-            return program.mean_loss(theta, masked) * any_left
-
-        def start(message: Tree, own: Tree) -> Tree:
-            before = own["before"]
-            begun = {"own": own, "before": before, "scores": torch.zeros(models)}
-            return {**descent.begin(before), **begun}
-
-        def mix(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            own, before = work["own"], work["own"]["before"]
-            sent, there = own["mail"]["models"], own["mail"]["there"]
-            tried = tree_map(
-                lambda first, others: torch.cat([first[None], others]), own["last"], sent
-            )
-            here = loss_of(True, before, batch)
-            gain = here - of_each(program, lambda theta: loss_of(True, theta, batch), tried)
-            mixed, score = _moved(before, tried, gain, torch.cat([torch.ones(1), there]))
-            return {**work, **descent.begin(mixed), "before": mixed, "scores": score[1:]}
-
-        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
-            return loss_of(False, w, batch)
-
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            model = Each({"w": work["w"], "scores": work["scores"]})
-            after = {"before": work["before"], "last": work["w"], "mail": own["mail"]}
-            return {"model": model, "loss": Share(work["loss"], rows)}, {
-                **after,
-                "seen": torch.ones(()),
-            }
-
-        def new(message: Tree) -> Tree:
-            mean = message["mean"]
-            mail = {"models": message["best"], "there": torch.ones(models)}
-            return {"before": mean, "last": mean, "mail": mail, "seen": torch.zeros(())}
-
-        none = {"models": at_each(first, models), "there": torch.zeros(models)}
+        none = {"models": at_each(first, self.models), "there": torch.zeros(self.models)}
+        mixed = Mixed(self, program)
         return Client(
             own={"before": first, "last": first, "mail": none, "seen": torch.zeros(())},
-            start=start,
-            phases=(Phase(mix), descent.phase(loss)),
-            finish=finish,
+            start=self.start,
+            phases=(Phase(mixed.mix), self.descent.phase(mixed.loss)),
+            finish=self.finish,
             params=lambda message, own: chosen(own["seen"], own["last"], message["mean"]),
             seen=lambda own: own["seen"],
-            new=new,
+            new=self.new,
         )
 
-    def server(program: Program) -> Server:
-        count = program.num_clients
+    def start(self, message: Tree, own: Tree) -> Tree:
+        """Return the work at the start of a round."""
+        begun = {"own": own, "before": own["before"], "scores": torch.zeros(self.models)}
+        return {**self.descent.begin(own["before"]), **begun}
+
+    def finish(self, work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        """Return the message to the server and the client's own state."""
+        model = Each({"w": work["w"], "scores": work["scores"]})
+        after = {"before": work["before"], "last": work["w"], "mail": own["mail"]}
+        up: Up = {"model": model, "loss": Share(work["loss"], rows)}
+        return up, {**after, "seen": torch.ones(())}
+
+    def new(self, message: Tree) -> Tree:
+        """Return the state of a new client: the mean, and the models of the best."""
+        mean = message["mean"]
+        mail = {"models": message["best"], "there": torch.ones(self.models)}
+        return {"before": mean, "last": mean, "mail": mail, "seen": torch.zeros(())}
+
+    def server(self, program: Program) -> Server:
+        """Return the server of one program, of N clients."""
+        count, models = program.num_clients, self.models
+        begin = {
+            "w": at_each(common_params(program, "fedfomo"), count),
+            "seen": torch.zeros(count, dtype=torch.bool),
+            "affinity": torch.zeros(count, count),
+            "picked": torch.zeros(count, models, dtype=torch.long),
+            "there": torch.zeros(count, models),
+        }
 
         def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
             reports = means["model"]
@@ -150,33 +151,54 @@ def fedfomo(
             affinity.index_put_((rows, state["picked"][ids]), score, accumulate=True)
             w = stored(state["w"], Reports(reports.value["w"], ids))
             seen = state["seen"].index_fill(0, ids, True)
-            drawn = _drawn(program, models, clock.round)
-            picks, there = _picked(
-                affinity, seen, max(explore - explore_decay * clock.round, 0.0), *drawn
-            )
+            eps = max(self.explore - self.explore_decay * clock.round, 0.0)
+            picks, there = _picked(affinity, seen, eps, *_drawn(program, models, clock.round))
             return {"w": w, "seen": seen, "affinity": affinity, "picked": picks, "there": there}
 
-        def mail(state: Tree) -> Tree:
-            sent = tree_map(lambda v: v[state["picked"]], state["w"])
-            return {"models": sent, "there": state["there"]}
+        return Server(begin, update, down=lambda state, clock: {}, final=self.final, mail=_mail)
 
-        def final(state: Tree, clock: Clock) -> Tree:
-            liked = state["affinity"].sum(0).argsort(descending=True)[:models]
-            short = models - len(liked)  # fewer clients than models
-            liked = torch.cat([liked, liked[:1].expand(short)]) if short > 0 else liked
-            best = tree_map(lambda v: v[liked], state["w"])
-            return {"best": best, "mean": mean_of(state["w"], state["seen"])}
+    def final(self, state: Tree, clock: Clock) -> Tree:
+        """Return the models of the largest affinity of all clients together, and the mean."""
+        liked = state["affinity"].sum(0).argsort(descending=True)[: self.models]
+        short = self.models - len(liked)  # fewer clients than models
+        liked = torch.cat([liked, liked[:1].expand(short)]) if short > 0 else liked
+        best = tree_map(lambda v: v[liked], state["w"])
+        return {"best": best, "mean": mean_of(state["w"], state["seen"])}
 
-        begin = {
-            "w": at_each(common_params(program, "fedfomo"), count),
-            "seen": torch.zeros(count, dtype=torch.bool),
-            "affinity": torch.zeros(count, count),
-            "picked": torch.zeros(count, models, dtype=torch.long),
-            "there": torch.zeros(count, models),
-        }
-        return Server(begin, update, down=lambda state, clock: {}, final=final, mail=mail)
 
-    return Method("fedfomo", model, delta, client, server, discloses="summaries")
+def _mail(state: Tree) -> Tree:
+    return {"models": tree_map(lambda v: v[state["picked"]], state["w"]), "there": state["there"]}
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A client's model, moved toward others and then trained."""
+
+    mixing: Mixing
+    program: Program
+
+    def mix(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        """Move the model toward those that are better on validation rows."""
+        own, before = work["own"], work["own"]["before"]
+        sent, there = own["mail"]["models"], own["mail"]["there"]
+        tried = tree_map(lambda last, others: torch.cat([last[None], others]), own["last"], sent)
+        here = self.loss_of(True, before, batch)
+        of_tried = of_each(self.program, lambda theta: self.loss_of(True, theta, batch), tried)
+        available = torch.cat([torch.ones(1), there])
+        mixed, score = _moved(before, tried, here - of_tried, available)
+        return {**work, **self.mixing.descent.begin(mixed), "before": mixed, "scores": score[1:]}
+
+    def loss(self, w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+        """Return the loss that training minimizes, of the other rows."""
+        return self.loss_of(False, w, batch)
+
+    def loss_of(self, rows: bool, theta: Params, batch: ClientBatch) -> Tensor:
+        """Return the loss on validation rows, or the others; 0 if there are none."""
+        if self.mixing.validation is None:
+            return self.program.mean_loss(theta, batch)
+        is_held_out = batch.fields[self.mixing.validation] > 0
+        masked, any_left = some_rows(batch, is_held_out == rows)
+        return self.program.mean_loss(theta, masked) * any_left
 
 
 def _moved(before: Params, tried: Params, gain: Tensor, available: Tensor) -> tuple[Params, Tensor]:

@@ -18,7 +18,9 @@ is then stiff, and plain steps diverge, which is refused.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -98,7 +100,39 @@ def pfedvem(
     """
     expect(head_steps=(head_steps, "[1, inf)"), draws=(draws, "[1, inf)"))
 
-    def client(program: Program) -> Client:
+    confident = Confident(
+        optimizer,
+        base_optimizer,
+        head_steps,
+        head_batch_size,
+        (steps, unit, batch_size),
+        draws,
+        confidence,
+    )
+    return Method("pfedvem", model, mean_field, confident.client, _server)
+
+
+def _server(program: Program) -> Server:
+    def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        return {**theta, **means["head"], **means["base"]}
+
+    return Server(program.start()[0], update)
+
+
+@dataclass(frozen=True)
+class Confident:
+    """What clients compute, by the arguments of `pfedvem`; `base` are those of its phase."""
+
+    optimizer: Optimizer
+    base_optimizer: Optimizer
+    head_steps: int
+    head_batch_size: int | None
+    base: tuple[int, Literal["step", "epoch"], int | None]
+    draws: int
+    confidence: bool
+
+    def client(self, program: Program) -> Client:
+        """Return the client of one program."""
         above, mine = program.start()
         if SPREAD not in mine:
             raise ProgramError(
@@ -108,89 +142,98 @@ def pfedvem(
         means = mean_params(program)
         links = {spec.name: transform_to(spec.constraint) for spec in program.params}
         base_names = [name for name in above if name not in means.values()]
-
-        def about(message: Tree) -> Params:
-            """Return a client's own params about the common weights."""
-            locs = {
-                f"{site}.loc": message[param].reshape(mine[f"{site}.loc"].shape)
-                for site, param in means.items()
-            }
-            return {**mine, **locs}
-
-        def most_likely(phi: Params, message: Tree) -> Tensor:
-            """Return the most likely rho_k, unconstrained, of the shape of its param."""
-            total, count = torch.zeros(()), 0
-            for name, loc in about(message).items():
-                if name.endswith(".loc"):
-                    scale = name.removesuffix("loc") + "scale"
-                    away = phi[name] - loc
-                    total = total + links[scale](phi[scale]).square().sum() + away.square().sum()
-                    count += away.numel()
-            rho = (total / count).sqrt().clamp(min=LEAST)
-            return links[SPREAD].inv(rho).expand(mine[SPREAD].shape)
-
-        def loss(params: Params, batch: ClientBatch, *, prior: bool) -> Tensor:
-            """Return [ E_q NLL_k (+ KL) ] / n_k, ()."""
-
-            def at(b: ClientBatch) -> Tensor:
-                terms = program.terms(params, b)
-                return ((terms.nll + terms.local_kl if prior else terms.nll) / b.counts).sum()
-
-            return over_draws(at, batch, draws, keyed=program.in_vmap)
-
-        def start(message: Tree, own: Tree) -> Tree:
-            phi = own["phi"]
-            spread = phi[SPREAD]
-            if confidence:
-                spread = chosen(own["seen"], most_likely(phi, message), spread)
-            q = {name: value for name, value in phi.items() if name != SPREAD}
-            base = {name: message[name] for name in base_names}
-            return {
-                "q": Stepped(q, optimizer.init(q)),
-                "spread": spread,
-                "base": Stepped(base, base_optimizer.init(base)),
-                "loss": torch.zeros(()),
-            }
-
-        def on_head(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            fixed, q = {**message, SPREAD: work["spread"]}, work["q"]
-            gradient, value = slope(lambda p: loss({**fixed, **p}, batch, prior=True), q.params)
-            return {**work, "q": step(optimizer, gradient, q), "loss": value}
-
-        def on_base(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            fixed = {**message, **work["q"].params, SPREAD: work["spread"]}
-            base = work["base"]
-            gradient, _ = slope(lambda p: loss({**fixed, **p}, batch, prior=False), base.params)
-            return {**work, "base": step(base_optimizer, gradient, base)}
-
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            q, rho = work["q"].params, links[SPREAD](work["spread"]).mean()
-            head = {p: q[f"{site}.loc"].reshape(message[p].shape) for site, p in means.items()}
-            weight = -2.0 * rho.log() if confidence else torch.zeros(())
-            up: Up = {
-                "head": LogShare(head, weight),
-                "base": Share(work["base"].params, rows),
-                "loss": Share(work["loss"]),
-                "rho": Share(rho),
-            }
-            phi = {**q, SPREAD: work["spread"]}
-            return up, {"phi": {name: phi[name] for name in mine}}
-
-        heads = Phase(on_head, head_steps, batch_size=head_batch_size)
+        own = OwnPosterior(self, program, mine, means, links, base_names)
+        heads = Phase(own.on_head, self.head_steps, batch_size=self.head_batch_size)
+        steps, unit, batch_size = self.base
+        bases = Phase(own.on_base, steps if base_names else 0, unit, batch_size)
         return personal_client(
             {"phi": mine},
-            lambda message, own: {"phi": about(message)},
-            start=start,
-            phases=(heads, Phase(on_base, steps if base_names else 0, unit, batch_size)),
-            finish=finish,
-            params=lambda message, own: {**message, **own["phi"]},
+            lambda message, state: {"phi": own.about(message)},
+            start=own.start,
+            phases=(heads, bases),
+            finish=own.finish,
+            params=lambda message, state: {**message, **state["phi"]},
             adapt=(heads,),
         )
 
-    def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        return {**theta, **means["head"], **means["base"]}
 
-    def server(program: Program) -> Server:
-        return Server(program.start()[0], update)
+@dataclass(frozen=True)
+class OwnPosterior:
+    """A client's q_k of params `mine`, about global `means`, site -> param, and its copy of the base."""
 
-    return Method("pfedvem", model, mean_field, client, server)
+    of: Confident
+    program: Program
+    mine: Params
+    means: Mapping[str, str]
+    links: Mapping[str, Any]
+    base_names: Sequence[str]
+
+    def about(self, message: Tree) -> Params:
+        """Return a client's own params about the common weights."""
+        locs = {
+            f"{site}.loc": message[param].reshape(self.mine[f"{site}.loc"].shape)
+            for site, param in self.means.items()
+        }
+        return {**self.mine, **locs}
+
+    def most_likely(self, phi: Params, message: Tree) -> Tensor:
+        """Return the most likely rho_k, unconstrained, of the shape of its param."""
+        total, count = torch.zeros(()), 0
+        for name, loc in self.about(message).items():
+            if name.endswith(".loc"):
+                scale = name.removesuffix("loc") + "scale"
+                away = phi[name] - loc
+                total = total + self.links[scale](phi[scale]).square().sum() + away.square().sum()
+                count += away.numel()
+        rho = (total / count).sqrt().clamp(min=LEAST)
+        return self.links[SPREAD].inv(rho).expand(self.mine[SPREAD].shape)
+
+    def loss(self, params: Params, batch: ClientBatch, *, prior: bool) -> Tensor:
+        """Return [ E_q NLL_k (+ KL) ] / n_k, ()."""
+
+        def at(b: ClientBatch) -> Tensor:
+            terms = self.program.terms(params, b)
+            return ((terms.nll + terms.local_kl if prior else terms.nll) / b.counts).sum()
+
+        return over_draws(at, batch, self.of.draws, keyed=self.program.in_vmap)
+
+    def start(self, message: Tree, own: Tree) -> Tree:
+        """Return the work at the start of a round."""
+        phi = own["phi"]
+        spread = phi[SPREAD]
+        if self.of.confidence:
+            spread = chosen(own["seen"], self.most_likely(phi, message), spread)
+        q = {name: value for name, value in phi.items() if name != SPREAD}
+        base = {name: message[name] for name in self.base_names}
+        return {
+            "q": Stepped(q, self.of.optimizer.init(q)),
+            "spread": spread,
+            "base": Stepped(base, self.of.base_optimizer.init(base)),
+            "loss": torch.zeros(()),
+        }
+
+    def on_head(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        """Return the work after a step on q_k."""
+        fixed, q = {**message, SPREAD: work["spread"]}, work["q"]
+        gradient, value = slope(lambda p: self.loss({**fixed, **p}, batch, prior=True), q.params)
+        return {**work, "q": step(self.of.optimizer, gradient, q), "loss": value}
+
+    def on_base(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        """Return the work after a step on the base."""
+        fixed, base = {**message, **work["q"].params, SPREAD: work["spread"]}, work["base"]
+        gradient, _ = slope(lambda p: self.loss({**fixed, **p}, batch, prior=False), base.params)
+        return {**work, "base": step(self.of.base_optimizer, gradient, base)}
+
+    def finish(self, work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        """Return the message to the server and the client's own state."""
+        q, rho = work["q"].params, self.links[SPREAD](work["spread"]).mean()
+        head = {p: q[f"{site}.loc"].reshape(message[p].shape) for site, p in self.means.items()}
+        weight = -2.0 * rho.log() if self.of.confidence else torch.zeros(())
+        up: Up = {
+            "head": LogShare(head, weight),
+            "base": Share(work["base"].params, rows),
+            "loss": Share(work["loss"]),
+            "rho": Share(rho),
+        }
+        phi = {**q, SPREAD: work["spread"]}
+        return up, {"phi": {name: phi[name] for name in self.mine}}

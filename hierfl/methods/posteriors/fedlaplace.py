@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -51,7 +52,7 @@ from hierfl.methods.posteriors.fedlaplace_server import (
     LaplaceState,
     standard_points,
 )
-from hierfl.methods.posteriors.natural_factors import check_even, guess, nowhere
+from hierfl.methods.posteriors.natural_factors import check_even, guess, near, nowhere
 from hierfl.program.program import Program
 from hierfl.program.sites import Model
 
@@ -138,69 +139,64 @@ def fedlaplace(
     expect(weighting_rounds=(weighting_rounds, "[0, inf)"))
     check_even(draws=draws, settle_draws=settle_draws)
 
-    def shared_points(program: Program) -> LaplacePoints:
-        check_integrable(program, max_global_size, start or {})
-        size = program.latents.global_block.size
+    evaluations = Evaluations(
+        draws, settle_draws, weighting_rounds, target_ess, start or {}, radius, max_global_size
+    )
+    shared = partial(empirical, size=draws) if weighting_rounds else full_normal
+    return Method(
+        "fedlaplace",
+        model,
+        conditional(shared=shared, newton_steps=FOR_DRAWS),
+        evaluations.client,
+        evaluations.server,
+        everyone=True,
+        most_rounds=MOST_ROUNDS,
+        traits=frozenset({"by rows"}),
+    )
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """What clients and the server compute, by the arguments of `fedlaplace`."""
+
+    draws: int
+    settle_draws: int
+    weighting_rounds: int
+    target_ess: int
+    start: Mapping[str, Tensor | float]
+    radius: float
+    max_global_size: int
+
+    def points(self, program: Program) -> LaplacePoints:
+        """Return the points that all clients and the server share."""
+        check_integrable(program, self.max_global_size, self.start)
         return standard_points(
-            size, settle=settle_draws, most=draws, rounds=weighting_rounds, seed=program.seed
+            program.latents.global_block.size,
+            settle=self.settle_draws,
+            most=self.draws,
+            rounds=self.weighting_rounds,
+            seed=program.seed,
         )
 
-    def client(program: Program) -> Client:
-        marginal, points = Marginal(program, seen_linear(program)), shared_points(program)
-        slow = marginal.shared.size * marginal.own.size > SLOW
-        expanded, valued = (FEW_EXPANDED, FEW_VALUED) if slow else (EXPANDED, VALUED)
-
-        def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            own, steps, at = work["own"], COLD if "first" in message else WARM, points.at(message)
-
-            def values(at: Tensor) -> tuple[Tensor, Tensor]:
-                return torch.vmap(
-                    lambda z: marginal.value(z, guess(own, z), batch), chunk_size=valued
-                )(at)
-
-            with torch.no_grad():
-                if "right" in message:
-                    values_at, lost = values(at)
-                    return {
-                        "own": own,
-                        "up": {"log_marginals": values_at, "lost": lost.to(values_at.dtype).mean()},
-                    }
-                expansion, inner = torch.vmap(
-                    lambda z: marginal.expand(z, guess(own, z), batch, steps), chunk_size=expanded
-                )(at)
-                value, gradient, hessian = (v.mean(0) for v in expansion)
-                # the mode of the local sites as a linear function of z near q
-                near = {"mode": inner.mode.mean(0), "slope": inner.slope.mean(0), "loc": at.mean(0)}
-                up = {
-                    "log_marginal": value,
-                    "gradient": gradient,
-                    "hessian": hessian,
-                    "lost": inner.lost.to(value.dtype).mean(),
-                }
-                own = near
-                if "tril" in message and points.sizes:
-                    up["along"], _ = values(points.along(message))
-            return {"own": near, "up": up}
-
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            return {name: Share(value) for name, value in work["up"].items()}, work["own"]
-
+    def client(self, program: Program) -> Client:
+        """Return the client of one program."""
+        marginal, points = Marginal(program, seen_linear(program)), self.points(program)
         return Client(
             own=nowhere(marginal),
             start=lambda message, own: {"own": own},
-            phases=(Phase(step, nested=True),),
-            finish=finish,
+            phases=(Phase(AtPoints(marginal, points).step, nested=True),),
+            finish=_finish,
             params=lambda message, own: message["params"],
             adapt=(),
             like_rows=lambda message: "tril" in message,
             refuses=partial(_refused_message, points),
         )
 
-    def server(program: Program) -> Server:
-        _warn_of_many(program, settle_draws)
-        rounds = LaplaceRounds(
-            Marginal(program), shared_points(program), target_ess, draws, start or {}, radius
-        )
+    def server(self, program: Program) -> Server:
+        """Return the server of one program."""
+        _warn_of_many(program, self.settle_draws)
+        points, ess = self.points(program), self.target_ess
+        rounds = LaplaceRounds(Marginal(program), points, ess, self.draws, self.start, self.radius)
         return Server(
             state=rounds.begin(),
             update=rounds.update,
@@ -211,17 +207,54 @@ def fedlaplace(
             weighted=LaplaceState.weighted,
         )
 
-    shared = partial(empirical, size=draws) if weighting_rounds else full_normal
-    return Method(
-        "fedlaplace",
-        model,
-        conditional(shared=shared, newton_steps=FOR_DRAWS),
-        client,
-        server,
-        everyone=True,
-        most_rounds=MOST_ROUNDS,
-        traits=frozenset({"by rows"}),
-    )
+
+@dataclass(frozen=True)
+class AtPoints:
+    """A client's log marginal likelihood at the points of a message."""
+
+    marginal: Marginal
+    points: LaplacePoints
+
+    @property
+    def at_once(self) -> tuple[int, int]:
+        """Return how many points are evaluated together, with derivatives and without."""
+        slow = self.marginal.shared.size * self.marginal.own.size > SLOW
+        return (FEW_EXPANDED, FEW_VALUED) if slow else (EXPANDED, VALUED)
+
+    def values(self, own: Tree, at: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
+        """Return l_k at each point, (S,), and whether no mode was found there."""
+        return torch.vmap(
+            lambda z: self.marginal.value(z, guess(own, z), batch), chunk_size=self.at_once[1]
+        )(at)
+
+    def step(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        """Return l_k at points to weight; else its mean, gradient and Hessian, and the mode near q."""
+        own, at = work["own"], self.points.at(message)
+        steps = COLD if "first" in message else WARM
+        with torch.no_grad():
+            if "right" in message:
+                values, lost = self.values(own, at, batch)
+                up = {"log_marginals": values, "lost": lost.to(values.dtype).mean()}
+                return {"own": own, "up": up}
+            expansion, inner = torch.vmap(
+                lambda z: self.marginal.expand(z, guess(own, z), batch, steps),
+                chunk_size=self.at_once[0],
+            )(at)
+            value, gradient, hessian = (v.mean(0) for v in expansion)
+            own = near(inner, at)
+            up = {
+                "log_marginal": value,
+                "gradient": gradient,
+                "hessian": hessian,
+                "lost": inner.lost.to(value.dtype).mean(),
+            }
+            if "tril" in message and self.points.sizes:
+                up["along"], _ = self.values(own, self.points.along(message), batch)
+        return {"own": own, "up": up}
+
+
+def _finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+    return {name: Share(value) for name, value in work["up"].items()}, work["own"]
 
 
 def _warn_of_many(program: Program, points: int) -> None:

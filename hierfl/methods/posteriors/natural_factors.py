@@ -20,7 +20,7 @@ from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, add, sub
 from hierfl.guides.conditional import conditional
 from hierfl.guides.global_sites import diagonal_normal, full_normal, normal_params
-from hierfl.laplace.marginal import Marginal
+from hierfl.laplace.marginal import Inner, Marginal
 from hierfl.laplace.newton import LONGEST, length, positive, tril_of
 from hierfl.method import Clock, Server, Share, Up
 from hierfl.program.handlers import unchecked
@@ -55,6 +55,11 @@ def nowhere(marginal: Marginal) -> Tree:
         "slope": torch.zeros(inside, size),
         "loc": torch.zeros(size),
     }
+
+
+def near(inner: Inner, at: Tensor) -> Tree:
+    """Return the mode of the local sites as a linear function of z near points z, (S, K)."""
+    return {"mode": inner.mode.mean(0), "slope": inner.slope.mean(0), "loc": at.mean(0)}
 
 
 def guess(near: Tree, z: Tensor) -> Tensor:

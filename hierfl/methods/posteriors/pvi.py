@@ -32,6 +32,7 @@ Gaussian in unconstrained values the server keeps a factor, renewed in each roun
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -43,7 +44,7 @@ from hierfl.core.trees import Tree, sub
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
-from hierfl.method import Client, Method, Phase, Server, Trait, Up
+from hierfl.method import Client, Method, Phase, Server, Trait
 from hierfl.methods.about import About
 from hierfl.methods.parts.robust_losses import LOSSES, Loss, with_loss
 from hierfl.methods.posteriors.natural_factors import (
@@ -51,6 +52,7 @@ from hierfl.methods.posteriors.natural_factors import (
     factor_guide,
     factor_server,
     guess,
+    near,
     newton_step,
     no_factor,
     nowhere,
@@ -129,66 +131,82 @@ def pvi(
     expect(power=(power, "(0, 1]"), alpha=(alpha, "(0, 1]"))
     order = 1.0 if divergence == "kl" else alpha
     full = factors == "full"
+    visits = Visits(full, damping, steps, draws, loss, power, order, max_global_size)
+    name = "pvi" if loss == "likelihood" and order == 1.0 else "fedgvi"
+    traits: frozenset[Trait] = frozenset({"by rows", "factors"})
+    traits = traits if full else traits | {"diagonal"}
+    return Method(name, model, factor_guide(full=full), visits.client, visits.server, traits=traits)
 
-    def client(program: Program) -> Client:
-        check_integrable(program, max_global_size)
-        standard = normal_points(draws, program.latents.global_block.size, seed=program.seed)
-        delta = program.share if damping is None else damping
-        changed = with_loss(program, loss, power)
+
+@dataclass(frozen=True)
+class Visits:
+    """What clients and the server compute, by the arguments of `pvi`; of `order` 1 the divergence is KL."""
+
+    full: bool
+    damping: float | None
+    steps: int
+    draws: int
+    loss: Loss
+    power: float
+    order: float
+    max_global_size: int
+
+    def standard(self, program: Program) -> Tensor:
+        """Return points of a standard Normal, (draws, K)."""
+        check_integrable(program, self.max_global_size)
+        return normal_points(self.draws, program.latents.global_block.size, seed=program.seed)
+
+    def client(self, program: Program) -> Client:
+        """Return the client of one program."""
+        standard, delta = self.standard(program), self.damping
+        delta = program.share if delta is None else delta
+        changed = with_loss(program, self.loss, self.power)
         marginal = Marginal(changed, seen_linear(changed))
-        size = marginal.shared.size
-
-        def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            """Take a natural-gradient step to q_k: precision <- cavity's - E[l''], mean by Newton."""
-            q, cavity = work["q"], sub(message, work["factor"])
-
-            with torch.no_grad():
-                covariance = torch.linalg.inv_ex(q["precision"]).inverse
-                loc = covariance @ q["shift"]
-                at = loc + standard @ torch.linalg.cholesky_ex(covariance).L.T
-                expansion, inner = torch.vmap(
-                    lambda z: marginal.expand(z, guess(work["near"], z), batch, NEWTON),
-                    chunk_size=AT_ONCE,
-                )(at)
-                gradient, hessian = expansion.gradient.mean(0), expansion.hessian.mean(0)
-                if order == 1.0:
-                    precision, mean, proper = newton_step(q, loc, gradient, hessian, cavity)
-                else:
-                    precision, mean, proper = renyi_step(
-                        q, loc, gradient, hessian, cavity, order, full
-                    )
-                precision = shaped(precision, full)
-                new = {"shift": precision @ mean, "precision": precision}
-            return {
-                "q": {name: torch.where(proper, value, q[name]) for name, value in new.items()},
-                "near": {
-                    "mode": inner.mode.mean(0),
-                    "slope": inner.slope.mean(0),
-                    "loc": at.mean(0),
-                },
-                "factor": work["factor"],
-                "improper": 1.0 - proper.to(loc.dtype),
-            }
-
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            return visited(work, message, own, delta)
-
+        tilted = Tilted(marginal, standard, self.order, self.full)
         return Client(
-            own={"factor": no_factor(size), "near": nowhere(marginal)},
+            own={"factor": no_factor(marginal.shared.size), "near": nowhere(marginal)},
             start=lambda message, own: {"q": message, **own, "improper": torch.zeros(())},
-            phases=(Phase(step, count=steps),),
-            finish=finish,
+            phases=(Phase(tilted.step, count=self.steps),),
+            finish=lambda work, message, own, rows: visited(work, message, own, delta),
             params=lambda message, own: message["params"],
             adapt=(),
         )
 
-    def server(program: Program) -> Server:
-        check_integrable(program, max_global_size)
-        standard = normal_points(draws, program.latents.global_block.size, seed=program.seed)
-        return factor_server(Marginal(program), standard, full=full)
+    def server(self, program: Program) -> Server:
+        """Return the server of one program."""
+        return factor_server(Marginal(program), self.standard(program), full=self.full)
 
-    plain = loss == "likelihood" and order == 1.0
-    name = "pvi" if plain else "fedgvi"
-    traits: frozenset[Trait] = frozenset({"by rows", "factors"})
-    traits = traits if full else traits | {"diagonal"}
-    return Method(name, model, factor_guide(full=full), client, server, traits=traits)
+
+@dataclass(frozen=True)
+class Tilted:
+    """A client's likelihood times its cavity, about which q_k is found."""
+
+    marginal: Marginal
+    standard: Tensor
+    order: float
+    full: bool
+
+    def step(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        """Take a natural-gradient step to q_k: precision <- cavity's - E[l''], mean by Newton."""
+        q, cavity = work["q"], sub(message, work["factor"])
+        with torch.no_grad():
+            covariance = torch.linalg.inv_ex(q["precision"]).inverse
+            loc = covariance @ q["shift"]
+            at = loc + self.standard @ torch.linalg.cholesky_ex(covariance).L.T
+            expansion, inner = torch.vmap(
+                lambda z: self.marginal.expand(z, guess(work["near"], z), batch, NEWTON),
+                chunk_size=AT_ONCE,
+            )(at)
+            tilt = (q, loc, expansion.gradient.mean(0), expansion.hessian.mean(0), cavity)
+            if self.order == 1.0:
+                precision, mean, proper = newton_step(*tilt)
+            else:
+                precision, mean, proper = renyi_step(*tilt, self.order, self.full)
+            precision = shaped(precision, self.full)
+            new = {"shift": precision @ mean, "precision": precision}
+        return {
+            "q": {name: torch.where(proper, value, q[name]) for name, value in new.items()},
+            "near": near(inner, at),
+            "factor": work["factor"],
+            "improper": 1.0 - proper.to(loc.dtype),
+        }
