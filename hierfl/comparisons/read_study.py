@@ -147,10 +147,8 @@ def find(study: str) -> Path:
     if path.is_file():
         return path
     plain = path.name.removesuffix(".toml")
-    raise FileNotFoundError(
-        f"there is no study '{study}': {did_you_mean(plain, names())}give the path of a file, or a "
-        f"name of {', '.join(names())}"
-    )
+    fix = f"give the path of a file, or a name of {', '.join(names())}"
+    raise FileNotFoundError(f"there is no study '{study}': {did_you_mean(plain, names(), fix)}")
 
 
 def listed() -> Iterator[Listed]:

@@ -33,7 +33,7 @@ class StudyTable(BaseModel):
         for name, value in table.items() if isinstance(table, Mapping) else ():
             if name not in cls.model_fields:
                 fix = did_you_mean(name, cls.model_fields) or f"use {', '.join(cls.model_fields)}"
-                raise ValueError(f"{name}: unknown key: {fix.strip()}")
+                raise ValueError(f"{name}: unknown key: {fix}")
             yes_or_no = cls.model_fields[name].annotation is bool
             several = value if isinstance(value, list | tuple) else [value]
             if any(isinstance(v, bool | int) and isinstance(v, bool) != yes_or_no for v in several):

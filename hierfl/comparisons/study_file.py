@@ -158,7 +158,7 @@ class StudyEntry(StudyTable):
         try:
             tunes = baseline(self.name).tunes
         except KeyError as error:
-            yield f"{did_you_mean(plain, BASELINES)}{error.args[0]}"
+            yield did_you_mean(plain, BASELINES, error.args[0])
             return
         if self.fine_tune and tunes:
             yield (
@@ -168,7 +168,7 @@ class StudyEntry(StudyTable):
         for option in (*self.settings, *self.grid):
             if option not in options:
                 fix = did_you_mean(option, options) or f"it has {', '.join(options)}"
-                yield f"'{plain}' has no option '{option}': {fix.strip()}"
+                yield f"'{plain}' has no option '{option}': {fix}"
         for option, value in self.settings.items():
             optimizer = value in ("sgd", "adam") or isinstance(value, (int, float))
             if option.endswith("optimizer") and not optimizer:
@@ -288,7 +288,7 @@ def _mistakes_of_labels(methods: Mapping[str, Any], out: Any) -> Iterator[str]:
     for label in out:
         if label not in methods:
             fix = did_you_mean(label, methods) or f"use {', '.join(methods)}"
-            yield f"leave_out: there is no method '{label}': {fix.strip()}"
+            yield f"leave_out: there is no method '{label}': {fix}"
     for label, entry in methods.items():
         if not isinstance(entry, Mapping):
             yield f"methods.{label} must be a table, and is {entry!r}"

@@ -172,18 +172,18 @@ def check_names(name: str, names: Iterable[str], allowed: tuple[str, ...] | None
     for word in names:
         if allowed is not None and word not in allowed:
             fix = did_you_mean(word, allowed) or f"it takes {', '.join(allowed)}"
-            raise TypeError(f"{name}() has no argument '{word}': {fix.strip()}")
+            raise TypeError(f"{name}() has no argument '{word}': {fix}")
 
 
-def did_you_mean(word: str, words: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return a question with the nearest of the words and a blank, or nothing if none is near.
+def did_you_mean(word: str, words: Iterable[str], then: str = "", *, cutoff: float = 0.6) -> str:
+    """Return a question with the nearest of the words, or nothing if none is near; `then` more words.
 
     >>> did_you_mean("AGE", ["age", "sex"])
-    "did you mean 'age'? "
+    "did you mean 'age'?"
     """
     folded = {known.casefold(): known for known in words}
     near = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=cutoff)
-    return f"did you mean '{folded[near[0]]}'? " if near else ""
+    return " ".join([*(f"did you mean '{folded[name]}'?" for name in near), then]).strip()
 
 
 def imported(text: str, folder: str | Path = "") -> Any:

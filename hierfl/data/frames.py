@@ -174,8 +174,8 @@ def check_has(frame: Any, name: Any, where: str = "the frame") -> None:
     if not is_column(frame, name):
         columns = list(map(str, frame.columns))
         public = f"{where} has no column '{name}'"
-        meant = did_you_mean(str(name), columns)
-        raise NoColumn(f"{public}: {meant}its columns are {columns}", public)
+        fix = did_you_mean(str(name), columns, f"its columns are {columns}")
+        raise NoColumn(f"{public}: {fix}", public)
 
 
 def _labels_of(series: Any, column: Any) -> tuple[str, ...] | None:

@@ -123,6 +123,7 @@ def _value(expression: Expression, values: Mapping[str, Tensor], count: int) -> 
 
 def _unknown(name: str, parameters: Mapping[str, Tensor]) -> str:
     longer = [entry for entry in parameters if entry.startswith(name.removesuffix("]") + ", ")]
-    meant = f"did you mean '{longer[0]}'? " if longer else did_you_mean(name, parameters)
     some = ", ".join(list(parameters)[:12]) + (", ..." if len(parameters) > 12 else "")
-    return f"'{name}' is not a parameter of the fit: {meant}the parameters are {some}"
+    word, words = (longer[0], longer[:1]) if longer else (name, list(parameters))
+    fix = did_you_mean(word, words, f"the parameters are {some}")
+    return f"'{name}' is not a parameter of the fit: {fix}"

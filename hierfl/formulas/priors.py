@@ -247,7 +247,7 @@ def _check_keys(own: Priors, priors: SitePriors) -> None:
         if key in kinds and key in priors:
             fault = "which is a column, and also stands for a group of priors: rename the column"
         elif key not in names:
-            advice = did_you_mean(key, names)
-            fault = f"which the formula does not have: {advice}it has {', '.join(sorted(names))}"
+            fix = did_you_mean(key, names, f"it has {', '.join(sorted(names))}")
+            fault = f"which the formula does not have: {fix}"
         if fault:
             raise ValueError(f"priors has '{key}', {fault}")

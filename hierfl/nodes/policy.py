@@ -217,7 +217,7 @@ def policy_of(values: Mapping[str, Any]) -> Policy:
 def _check_known(what: str, name: str, known: Collection[str]) -> None:
     """Refuse a name that does not exist, with the nearest one that does."""
     if name not in known:
-        raise ValueError(f"{what} '{name}': {did_you_mean(name, known, cutoff=0.0).strip()}")
+        raise ValueError(f"{what} '{name}': {did_you_mean(name, known, cutoff=0.0)}")
 
 
 def _listed(values: Collection[str]) -> str:

@@ -43,8 +43,7 @@ class Factors:
     num_rows: Tensor | None = None  # (N,) of a Gaussian likelihood, how often the scale counts
     square: Tensor | None = None  # (N,) likewise, the sum of squares at l = 0
     sums: Values | None = None  # by which the server finds the factors itself, (N, ...) each
-    # with row noise (`hierfl.summaries.noisy_sums`)
-    noisy_square: Tensor | None = None  # (N,) `square` with noise, which may be negative
+    noisy_square: Tensor | None = None  # (N,) `square` with row noise, which may be negative
     belief: Values | None = None  # of any client, (N, ...) each: as `belief_shapes` names them
 
     def of(self, ids: Tensor) -> Factors:
@@ -55,9 +54,8 @@ class Factors:
     def to_powers(self, powers: Tensor) -> Factors:
         """Return the factors to the powers (N,), which widen them."""
         powers = powers.to(self.shift.dtype)[:, None]
-        return replace(
-            self, precision=powers[..., None] * self.precision, shift=powers * self.shift
-        )
+        precision, shift = powers[..., None] * self.precision, powers * self.shift
+        return replace(self, precision=precision, shift=shift)
 
 
 class NoisyFactors(Protocol):
@@ -155,11 +153,11 @@ class Hierarchy:
         def repeated(v: Tensor) -> Tensor:
             return v.expand(count, *v.shape[1:])
 
-        own = {name: repeated(v) for name, v in row.client_fields.items()}
         return replace(
             row,
             fields={name: repeated(v) for name, v in row.fields.items()},
-            client_fields={**own, **{name: fields[name][:, None] for name in self.fields}},
+            client_fields={name: repeated(v) for name, v in row.client_fields.items()}
+            | {name: fields[name][:, None] for name in self.fields},
             counts=repeated(row.counts),
             own_keys=repeated(row.own_keys),
         )
