@@ -63,7 +63,8 @@ def exchangeable(fit: Snapshot, drawn: Draws) -> tuple[str, ...]:
     states = {name: value[:, 0] for name, value in own.items()}
 
     def one(params: Params, mine: ClientBatch, _: ClientBatch, state: Values) -> Tree:
-        ways = [_exchanged(first | state, some) for some in ((), *swaps)]
+        values = first | state
+        ways = [values | {s.site: s.of(values[s.site]) for s in some} for some in ((), *swaps)]
         stacked = {name: torch.stack([way[name] for way in ways]) for name in ways[0]}
 
         def at(way: Tensor) -> Tree:
@@ -83,14 +84,11 @@ def exchangeable(fit: Snapshot, drawn: Draws) -> tuple[str, ...]:
     return tuple(dict.fromkeys(swap.site for some in held for swap in some))
 
 
-def _exchanged(values: Values, swaps: Sequence[Swap]) -> Values:
-    return values | {swap.site: swap.of(values[swap.site]) for swap in swaps}
-
-
 def _swaps(sites: Sequence[LatentSite]) -> Iterator[list[Swap]]:
     """Yield, for each number of components, exchanges of two neighbors in every site that has so many."""
     dims: dict[int, dict[str, int]] = {}
-    shares = [site.name for site in sites if site.size == 1 and _is_share(site)]
+    unit = constraints.unit_interval
+    shares = [site.name for site in sites if site.size == 1 and site.support is unit]
     for site in sites:
         shape = [*site.batch_shape, *site.event_shape]
         for count in set(shape) - {1}:
@@ -102,7 +100,3 @@ def _swaps(sites: Sequence[LatentSite]) -> Iterator[list[Swap]]:
             every = [Swap(name, dim, i, i + 1) for name, dim in places.items()] + share_swaps
             if len(every) <= MOST:
                 yield every
-
-
-def _is_share(site: LatentSite) -> bool:
-    return site.support is constraints.unit_interval

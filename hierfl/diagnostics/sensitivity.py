@@ -14,7 +14,6 @@ arXiv:2107.14054; of a hierarchy, they too scale the prior of the upper level al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,12 +106,9 @@ def _numbers(fit: Snapshot, densities: Densities) -> tuple[list[str], Tensor]:
     for site in fit.federation.program.latents.global_block.sites:
         value = densities.values[site.name]
         columns.append(value.reshape(len(value), -1).double())
-        names += _named(site.name, entries_of(fit, site.name, value.shape[1:]))
+        entries = entries_of(fit, site.name, value.shape[1:])
+        names += [f"{site.name}[{entry}]" if entry else site.name for entry in entries]
     return names, torch.cat(columns, 1)
-
-
-def _named(site: str, entries: Sequence[str]) -> list[str]:
-    return [site if entry == "" else f"{site}[{entry}]" for entry in entries]
 
 
 def _of_part(

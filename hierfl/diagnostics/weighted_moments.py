@@ -167,7 +167,8 @@ def _compared(
     # sd is 0 if one draw has all weight
     unit = torch.maximum(sd, SMALL * target.std(0)).clamp(min=1e-300)
     z = off / unit
-    shift_error = (square @ z.square() + _mean_error(guide, unit)).sqrt()
+    own_error = guide.var(0) / unit.square() / len(guide)  # of a mean of equally weighted draws
+    shift_error = (square @ z.square() + own_error).sqrt()
     ratio_error = ((square @ (z.square() - 1.0).square()) / 4.0 + _sd_error(guide)).sqrt()
     index = list(np.ndindex(tuple(theirs.shape[1:])))
     columns = {
@@ -180,11 +181,6 @@ def _compared(
         "ratio_error": ratio_error.numpy(),
     }
     return pd.DataFrame(columns)[varies.numpy()]
-
-
-def _mean_error(draws: Tensor, unit: Tensor) -> Tensor:
-    """Return the variance of a mean of equally weighted draws, in squared units."""
-    return draws.var(0) / unit.square() / len(draws)
 
 
 def _sd_error(draws: Tensor) -> Tensor:

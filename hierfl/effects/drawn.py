@@ -260,7 +260,8 @@ def drawn(
     check_draws(draws, prob)
     model = whole.method.model
     if not isinstance(model, Formula):
-        kind = f"is for fits of a hierfl.formula, and the model is '{_name(model)}'"
+        name = getattr(model, "__name__", type(model).__name__)
+        kind = f"is for fits of a hierfl.formula, and the model is '{name}'"
         raise TypeError(f"fit.{what} {kind}: use fit.predict(rows), or fit a formula")
     if over is None and whole.progress.corrected:  # which takes rows
         sites = corrected(whole, draws, seed=seed).draws
@@ -328,7 +329,3 @@ def _not_own(coefficients: CoefficientDraws, draws: Mapping[str, Tensor]) -> str
             if not value.is_floating_point() or not bool(value.isfinite().all()):
                 return f"its draws of '{term.site}' are not finite, or of groups with too few rows"
     return ""
-
-
-def _name(model: Any) -> str:
-    return str(getattr(model, "__name__", type(model).__name__))

@@ -132,7 +132,8 @@ class Heard:
                 continue
             if self.rows is not None and sums.count != self.rows:
                 yield "by another number of rows than before"
-            if name in answer.constant and _spread(sums) > NEAR * sums.count * sums.squares:
+            size = sums.count * sums.squares
+            if name in answer.constant and size - sums.total**2 > NEAR * size:
                 yield f"with '{name}' as constant, and sums of a spread"
             factors = [*terms[name].factors] if name in terms else []
             largest = math.prod(self._largest(factor, schema) for factor in factors)
@@ -217,10 +218,6 @@ def is_possible(sums: ColumnSums) -> bool:
     if not (0 <= sums.count < MOST_ROWS and 0.0 <= sums.squares <= sums.count * LARGEST**2):
         return False
     return abs(sums.total) <= math.sqrt(sums.count * sums.squares) * (1.0 + NEAR) + 1e-150
-
-
-def _spread(sums: ColumnSums) -> float:
-    return sums.count * sums.squares - sums.total**2
 
 
 def _scaled(sums: ColumnSums, mean: float, sd: float) -> ColumnSums:

@@ -228,11 +228,8 @@ def own_k_hat(
 
     chunks = each_draw(fit, one, draws=points, seed=seed, width=draws)
     k_hats = [
-        np.mean([tail_of(at) for at in client]) for chunk in chunks for client in chunk.found["log"]
+        np.mean([posterior_weights(at).k_hat for at in client])
+        for chunk in chunks
+        for client in chunk.found["log"]
     ]
     return pd.Series(k_hats, index=index, name="k_hat")
-
-
-def tail_of(log_ratios: Tensor) -> float:
-    """Estimate k-hat of log weights (S,); 0 where they are equal."""
-    return posterior_weights(log_ratios).k_hat

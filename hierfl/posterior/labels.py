@@ -44,7 +44,8 @@ def log_likelihoods(fit: Snapshot, draws: Draws) -> dict[str, Tensor]:
 
     def one(params: Params, values: Values, batch: ClientBatch) -> Tree:
         densities = program.log_likelihoods(values, batch, params)
-        return {site: _a_row(log_prob) for site, log_prob in densities.items()}
+        # summed over the plates left of the clients
+        return {n: v.flatten(0, -3).sum(0) if v.dim() > 2 else v for n, v in densities.items()}
 
     by_site: dict[str, list[Tensor]] = {site: [] for site in (*program.labels, *program.factors)}
     for chunk in at_draws(fit, draws, one):
@@ -53,11 +54,6 @@ def log_likelihoods(fit: Snapshot, draws: Draws) -> dict[str, Tensor]:
             inside = chunk.asked.mask() if of_rows else torch.ones(len(chunk.ids), 1).bool()
             by_site[site].append(value[:, :, 0].movedim(1, -1)[inside].T)
     return {site: torch.cat(densities, 1) for site, densities in by_site.items()}
-
-
-def _a_row(log_prob: Tensor) -> Tensor:
-    """Sum (..., 1, B) over the plates left of the clients: (1, B)."""
-    return log_prob.flatten(0, -3).sum(0) if log_prob.dim() > 2 else log_prob
 
 
 @one_at_a_time

@@ -51,7 +51,8 @@ def expected(method: Method, data: ClientData, rounds: int | None, usual: int | 
     """Return what a run is going to do, in words; `usual` rounds are those that it mostly takes."""
     what = f"{data.num_clients:,} clients, {data.num_rows:,} rows: "
     if rounds is not None:
-        return f"{what}{_rounds(rounds)}" + (" at most" if method.most_rounds else "")
+        most = " at most" if method.most_rounds else ""
+        return f"{what}{rounds} round{'s' * (rounds > 1)}{most}"
     if 1 in (method.most_rounds, usual):
         return f"{what}one round"
     about = f"about {usual} rounds" if usual else "rounds until it is done"
@@ -100,10 +101,6 @@ def in_words(seconds: float) -> str:
         return f"about {max(1, round(seconds))} s"
     minutes = seconds / 60
     return f"about {minutes:.0f} minutes" if minutes < 90 else f"about {minutes / 60:.1f} hours"
-
-
-def _rounds(count: int) -> str:
-    return f"{count} round{'s' * (count > 1)}"
 
 
 # rounds in which the distance from final factors has to fall by this factor

@@ -63,7 +63,8 @@ def _with_schema(made: Formula, old: Formula, frames: Frames) -> Formula:
     """Return a formula with a schema, in which levels and units are those agreed on before."""
     columns = {n: c for n, c in old.agreed.columns.items() if n in made.declared.columns}
     levels = {n: c.levels for n, c in columns.items() if c.kind == "category"}
-    groups = {n: g.levels for n, g in old.agreed.groups.items() if g.levels and n in _groups(made)}
+    shared = {g.name for g in made.declared.parts.groups if made.clients not in g.by}
+    groups = {n: g.levels for n, g in old.agreed.groups.items() if g.levels and n in shared}
     merged = any(column.rare for column in columns.values())
     return made.on(
         frames,
@@ -72,11 +73,6 @@ def _with_schema(made: Formula, old: Formula, frames: Frames) -> Formula:
         min_count=old.agreed.min_count,
         rare="merge" if merged else "refuse",
     )
-
-
-def _groups(made: Formula) -> set[str]:
-    """Return the names of the groups that a formula shares between clients."""
-    return {g.name for g in made.declared.parts.groups if made.clients not in g.by}
 
 
 def _check_same_rows(old: Formula, fitted: ClientData, frames: Frames) -> None:

@@ -119,11 +119,6 @@ def error_at_draws(
         mean, tril = normals_of(hierarchy, fields, factor, some)
         e = normal_points(len(some), mean.shape[-1])
         v = torch.cat([mean + (tril @ e[..., None])[..., 0], v], -1)
-    return error_at(rows, quartic, v)
-
-
-def error_at(rows: PackedRows, quartic: Quartic, v: Tensor) -> Tensor:
-    """Return the sd of the polynomials' error at v (C, T, V), (C,)."""
     return (rows.values(v) - quartic.values(v)).std(1)
 
 

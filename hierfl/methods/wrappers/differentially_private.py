@@ -199,7 +199,10 @@ def differentially_private(
         def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             up, after = plain.finish(work, message, own, rows)
             sent = _sent(up, PARTS if "factors" in method.traits else ())
-            moved = {name: _moved(name, value, message) for name, value in sent.items()}
+            moved = {
+                name: sub(value, {key: message[key] for key in value}) if name == COPY else value
+                for name, value in sent.items()
+            }
             short = _shortened(moved, clipping_norm)
             if "factors" in method.traits:
                 after = {**after, "factor": add(own["factor"], short)}
@@ -235,10 +238,6 @@ def _sent(up: Up, always: Collection[str] = ()) -> dict[str, Tree]:
     why = "differentially_private needs means whose weights do not depend on rows"
     values = {name: as_share(sent, name, why).value for name, sent in up.items()}
     return {n: v for n, v in values.items() if n in always or not is_logged(v)}
-
-
-def _moved(name: str, value: Tree, message: Tree) -> Tree:
-    return sub(value, {key: message[key] for key in value}) if name == COPY else value
 
 
 def _shortened(moved: Tree, clip: float) -> Tree:
