@@ -6,6 +6,11 @@ from typing import Any
 from hierfl.comparisons.read_study import changed
 from hierfl.comparisons.study_file import Study
 
+MINIMAL = """
+title = "t"
+data = { name = "digits", partition = { kind = "equal_classes", clients = 6, train = 16, test = 6 } }
+methods = { one = { name = "fedavg" } }
+"""
 GIVEN: dict[str, Any] = {
     "title": "small",
     "data": {

@@ -13,14 +13,8 @@ from hierfl.comparisons.compare import check_methods
 from hierfl.comparisons.figures import draw
 from hierfl.comparisons.read_study import read
 from hierfl.comparisons.result_files import COSTS, CURVES, RESULTS, STUDY, TUNED
-from tests.comparisons.small import study
+from tests.comparisons.small import MINIMAL, study
 from tests.comparisons.test_score_table import VALUES, three, written
-
-MINIMAL = """
-title = "t"
-data = { name = "digits", partition = { kind = "equal_classes", clients = 6, train = 16, test = 6 } }
-methods = { one = { name = "fedavg" } }
-"""
 
 
 def refused(tmp_path: Path, text: str) -> str:

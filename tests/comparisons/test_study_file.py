@@ -14,14 +14,7 @@ from hierfl.comparisons.study_file import MOST_POINTS
 from hierfl.optimizers import SGD, Adam
 from hierfl.program.recipes import recipe_of
 from hierfl.studies.baseline_methods import BASELINES, baseline
-from tests.comparisons.small import GIVEN, study
-
-MINIMAL = """
-title = "t"
-data = { name = "digits", partition = { kind = "equal_classes", clients = 6, train = 16, test = 6 } }
-methods = { one = { name = "fedavg" } }
-"""
-
+from tests.comparisons.small import GIVEN, MINIMAL, study
 
 LINES = """
 title = "t"

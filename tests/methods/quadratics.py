@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
+from hierfl.runs.result import Fit
 
 H = torch.tensor(
     [[[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.5], [0.5, 1.0]], [[0.5, 0.0], [0.0, 3.0]]],
@@ -78,3 +79,9 @@ def observed(batch: ClientBatch, w: Tensor) -> None:
 def stationary(weights: Tensor) -> Tensor:
     """Return S(W), the w that solves sum_k W_k (w - b_k) = 0, for weights of shape (3, 2, 2)."""
     return torch.linalg.solve(weights.sum(0), (weights @ B[..., None]).sum(0))[:, 0]
+
+
+def theta(fitted: Fit) -> Tensor:
+    """Return the global weights of a fit."""
+    value: Tensor = fitted.message["theta"]
+    return value

@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import hierfl
 from hierfl.data.clients import ClientData
 from hierfl.method import Phase
 from hierfl.methods import fedavg, over_relaxed
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD, Adam
-from tests.methods.quadratics import I2, START, UNIFORM, B, H, P, at, clients, stationary
+from tests.methods.quadratics import I2, START, UNIFORM, B, H, P, at, clients, stationary, theta
 from tests.programs import federation, fit, row_plan
 
 LR = 0.1
@@ -21,11 +20,6 @@ LR = 0.1
 
 def powers(a: Tensor, m: int) -> Tensor:
     return torch.linalg.matrix_power(I2 - LR * a, m)
-
-
-def theta(fitted: hierfl.Fit) -> Tensor:
-    value: Tensor = fitted.message["theta"]
-    return value
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,11 @@ from hierfl.methods import per_fedavg
 from hierfl.methods.personalized.per_fedavg import _meta_gradient
 from hierfl.optimizers import SGD
 from tests.methods.cases import shared as net
-from tests.methods.quadratics import I2, START, B, H, P, at, clients, stationary
+from tests.methods.quadratics import I2, START, B, H, P, at, clients, stationary, theta
 from tests.programs import federation, fit, read
 
 A = 0.1
 FULL: dict[str, Any] = {"inner_optimizer": SGD(A), "optimizer": SGD(0.1), "batch_size": None}
-
-
-def theta(fitted: hierfl.Fit) -> Tensor:
-    value: Tensor = fitted.message["theta"]
-    return value
 
 
 def fixed(meta: str) -> Tensor:

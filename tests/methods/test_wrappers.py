@@ -23,7 +23,7 @@ from hierfl.methods import (
     server_optimized,
 )
 from hierfl.optimizers import SGD
-from tests.methods.quadratics import START, at, clients
+from tests.methods.quadratics import START, at, clients, theta
 from tests.programs import federation, fit
 
 SMALL: dict[str, Any] = {"steps": 2, "batch_size": 2}
@@ -48,11 +48,6 @@ def personal(scale: Any = 1.0) -> Any:
 
 
 # ------------------------------------------------------------ effects
-def theta(fitted: hierfl.Fit) -> Tensor:
-    value: Tensor = fitted.message["theta"]
-    return value
-
-
 @pytest.mark.parametrize("make", [fedavg, ditto, pfedme, pfedbred])
 def test_over_relaxation_multiplies_the_step_by_beta_and_factors_multiply(make: Any) -> None:
     method = make(at(START, personal=make in (pfedme, pfedbred)), steps=3, batch_size=None)
