@@ -84,12 +84,12 @@ def fedfomo(
     """
     expect(models=(models, "[0, inf)"), explore=(explore, "[0, 1]"))
     descent = Descent(optimizer, steps, unit, batch_size)
-    mixing = Mixing(descent, validation, models, explore, explore_decay)
-    return Method("fedfomo", model, delta, mixing.client, mixing.server, discloses="summaries")
+    exchange = ModelExchange(descent, validation, models, explore, explore_decay)
+    return Method("fedfomo", model, delta, exchange.client, exchange.server, discloses="summaries")
 
 
 @dataclass(frozen=True)
-class Mixing:
+class ModelExchange:
     """What clients and the server compute, by the arguments of `fedfomo`."""
 
     descent: Descent
@@ -102,11 +102,11 @@ class Mixing:
         """Return the client of one program."""
         first = common_params(program, "fedfomo")
         none = {"models": at_each(first, self.models), "there": torch.zeros(self.models)}
-        mixed = Mixed(self, program)
+        moved = MovedModel(self, program)
         return Client(
             own={"before": first, "last": first, "mail": none, "seen": torch.zeros(())},
             start=self.start,
-            phases=(Phase(mixed.mix), self.descent.phase(mixed.loss)),
+            phases=(Phase(moved.mix), self.descent.phase(moved.loss)),
             finish=self.finish,
             params=lambda message, own: chosen(own["seen"], own["last"], message["mean"]),
             seen=lambda own: own["seen"],
@@ -171,10 +171,10 @@ def _mail(state: Tree) -> Tree:
 
 
 @dataclass(frozen=True)
-class Mixed:
+class MovedModel:
     """A client's model, moved toward others and then trained."""
 
-    mixing: Mixing
+    exchange: ModelExchange
     program: Program
 
     def mix(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
@@ -186,7 +186,7 @@ class Mixed:
         of_tried = of_each(self.program, lambda theta: self.loss_of(True, theta, batch), tried)
         available = torch.cat([torch.ones(1), there])
         mixed, score = _moved(before, tried, here - of_tried, available)
-        return {**work, **self.mixing.descent.begin(mixed), "before": mixed, "scores": score[1:]}
+        return {**work, **self.exchange.descent.begin(mixed), "before": mixed, "scores": score[1:]}
 
     def loss(self, w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
         """Return the loss that training minimizes, of the other rows."""
@@ -194,9 +194,9 @@ class Mixed:
 
     def loss_of(self, rows: bool, theta: Params, batch: ClientBatch) -> Tensor:
         """Return the loss on validation rows, or the others; 0 if there are none."""
-        if self.mixing.validation is None:
+        if self.exchange.validation is None:
             return self.program.mean_loss(theta, batch)
-        is_held_out = batch.fields[self.mixing.validation] > 0
+        is_held_out = batch.fields[self.exchange.validation] > 0
         masked, any_left = some_rows(batch, is_held_out == rows)
         return self.program.mean_loss(theta, masked) * any_left
 

@@ -100,7 +100,7 @@ def pfedvem(
     """
     expect(head_steps=(head_steps, "[1, inf)"), draws=(draws, "[1, inf)"))
 
-    confident = Confident(
+    weighting = ConfidenceWeighting(
         optimizer,
         base_optimizer,
         head_steps,
@@ -109,7 +109,7 @@ def pfedvem(
         draws,
         confidence,
     )
-    return Method("pfedvem", model, mean_field, confident.client, _server)
+    return Method("pfedvem", model, mean_field, weighting.client, _server)
 
 
 def _server(program: Program) -> Server:
@@ -120,7 +120,7 @@ def _server(program: Program) -> Server:
 
 
 @dataclass(frozen=True)
-class Confident:
+class ConfidenceWeighting:
     """What clients compute, by the arguments of `pfedvem`; `base` are those of its phase."""
 
     optimizer: Optimizer
@@ -161,7 +161,7 @@ class Confident:
 class OwnPosterior:
     """A client's q_k of params `mine`, about global `means`, site -> param, and its copy of the base."""
 
-    of: Confident
+    of: ConfidenceWeighting
     program: Program
     mine: Params
     means: Mapping[str, str]
