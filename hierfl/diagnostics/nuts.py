@@ -16,7 +16,6 @@ import torch
 from pyro import poutine
 from pyro.infer import MCMC, NUTS
 from pyro.ops.stats import split_gelman_rubin
-from torch import Tensor
 
 from hierfl.core.arguments import expect_integer
 from hierfl.core.process import one_at_a_time
@@ -153,14 +152,11 @@ def _reference(program: Program, chains: list[Values], seconds: float) -> Refere
         name: together[name].movedim(1 + inner, 1).squeeze(2 + inner)
         for name, inner in local.items()
     }
-    return Reference(
-        shared, own, {name: _r_hat([c[name] for c in chains]) for name in chains[0]}, seconds
-    )
-
-
-def _r_hat(chains: list[Tensor]) -> float:
-    worst: float = split_gelman_rubin(torch.stack(chains)).nan_to_num(nan=1.0).max().item()
-    return worst
+    each = {name: torch.stack([c[name] for c in chains]) for name in chains[0]}
+    r_hat = {
+        name: split_gelman_rubin(v).nan_to_num(nan=1.0).max().item() for name, v in each.items()
+    }
+    return Reference(shared, own, r_hat, seconds)
 
 
 LEAST_DRAWS = 50  # for a standard deviation

@@ -26,14 +26,14 @@ Labels = dict[str, Tensor]
 def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tuple[Values, Labels]:
     """Draw `count` data sets, (count, *shape) a site or observed field; a data set's number seeds it."""
     _check(program, batch)
-    values: list[Values] = []
-    labels: list[Labels] = []
+    names = [*(site.name for site in program.latents.sites), *program.derived]
+    values, labels = list[Values](), list[Labels]()
     with untouched_store(), unchecked(), torch.no_grad():
         for one in range(count):
             first, second = noise.fold(noise.root_key(seed), one).tolist()
             noise.seed_torch(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
             nodes: Any = _traced(program.model, batch)
-            values.append({name: nodes[name]["value"] for name in _named(program)})
+            values.append({name: nodes[name]["value"] for name in names})
             of_fields = program.labels.items()
             labels.append({field: _as_field(nodes[s], batch, field) for s, field in of_fields})
     _check_labels(program, batch, labels[0])
@@ -65,11 +65,6 @@ def with_labels(batch: ClientBatch, labels: Labels) -> ClientBatch:
             name: labels.get(name, value) for name, value in batch.client_fields.items()
         },
     )
-
-
-def _named(program: Program) -> Iterator[str]:
-    yield from (site.name for site in program.latents.sites)
-    yield from program.derived
 
 
 def _as_field(site: Any, batch: ClientBatch, field: str) -> Tensor:

@@ -188,7 +188,10 @@ def _made(
         raise ValueError(f"no client has a group of {least} rows or more: nothing may leave")
     alone = [(name, (name,)) for name in groups if by is not None]
     lines, words = [], {}
-    forms = {column: _form(column, answers, least) for column in columns}
+    forms, every = {}, [of for table in answers.values() for of in table.groups.values()]
+    for column in columns:
+        known = [answer for of in every if (answer := of[column].found) is not None]
+        forms[column] = form_of(column, known, least)
     for name, some in [*alone, (f"({ALL})" if ALL in groups else ALL, groups)]:
         tables = [
             (answer, group) for answer in answers.values() for group in some if group in answer.rows
@@ -220,12 +223,6 @@ FRAME = (
     "variable level group n missing count share mean sd q25 q25_low q25_high median median_low "
     "median_high q75 q75_low q75_high"
 ).split()
-
-
-def _form(column: str, answers: Mapping[str, TableAnswer], least: int) -> Form:
-    """Return what a column is in all groups of all clients."""
-    every = [of[column].found for table in answers.values() for of in table.groups.values()]
-    return form_of(column, [answer for answer in every if answer is not None], least)
 
 
 def _lines(column: str, form: Form, variables: Parts, least: int) -> list[dict[str, Any]]:

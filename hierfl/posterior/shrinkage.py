@@ -65,7 +65,7 @@ def shrinkage(
     weights = {site: of for site, of in _origins(program).items() if site in sampled}
     of_client: Callable[..., Tree] = partial(_sampled, program, sampled, weights, draws)
     how: dict[str, Any] = {"width": draws * width_of(program), "seed": seed, "salt": "shrinkage"}
-    if _is_closed(fit):
+    if getattr(fit.program.guide, "has_shrinkage", False):  # in closed form
         of_client = partial(_in_closed_form, program, sampled, _turn(program, weights))
         how |= {"width": width_of(program), "reads": "none"}
         points = max(points, min(CLOSED, MOST_CLOSED // len(fit.clients)))
@@ -81,12 +81,6 @@ def shrinkage(
 def width_of(program: Program) -> int:
     """Return the width of a draw for `each_draw`, in rows; 2 or more."""
     return 2 + (program.latents.global_block.size + program.latents.local_block.size) // 16
-
-
-def _is_closed(fit: Snapshot) -> bool:
-    """Return whether the guide has shrinkage in closed form."""
-    guide: Any = fit.program.guide
-    return bool(getattr(guide, "has_shrinkage", False))
 
 
 def _origins(program: Program) -> dict[str, Tensor]:

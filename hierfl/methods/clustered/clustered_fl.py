@@ -26,7 +26,7 @@ from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, add, sub, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up
+from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import Descent, common_params
 from hierfl.methods.parts.stacked import at_each, flat, of_least_loss, of_mask, part
@@ -112,7 +112,10 @@ def clustered_fl(
         count = program.num_clients
 
         def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            by, rows = _in_order(means["away"])
+            reports = means["away"]
+            order = reports.ids.argsort()  # as the data has them
+            by = tree_map(lambda v: v[order], reports.value["by"])
+            rows = reports.value["rows"][order]
             cluster, mean = state["cluster"].clone(), _means(by, rows, state["cluster"])
             vectors, of_cluster = flat(by), flat(mean)
             for label in cluster.unique().tolist() if clock.round >= warmup_rounds else ():
@@ -160,12 +163,6 @@ def halved(updates: Tensor) -> Tensor:
     tree = single(np.nan_to_num(distances, nan=1.0))  # of updates that are zero
     half = torch.from_numpy(fcluster(tree, 2, criterion="maxclust"))
     return half != half[0]
-
-
-def _in_order(reports: Reports) -> tuple[Tree, Tensor]:
-    """Return the updates of all clients (N, ...) and their rows (N,), in the order of the data."""
-    order = reports.ids.argsort()
-    return tree_map(lambda v: v[order], reports.value["by"]), reports.value["rows"][order]
 
 
 def _means(by: Tree, rows: Tensor, cluster: Tensor) -> Tree:

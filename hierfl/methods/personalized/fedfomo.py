@@ -155,7 +155,11 @@ class ModelExchange:
             picks, there = _picked(affinity, seen, eps, *_drawn(program, models, clock.round))
             return {"w": w, "seen": seen, "affinity": affinity, "picked": picks, "there": there}
 
-        return Server(begin, update, down=lambda state, clock: {}, final=self.final, mail=_mail)
+        def mail(state: Tree) -> Tree:
+            sent = tree_map(lambda v: v[state["picked"]], state["w"])
+            return {"models": sent, "there": state["there"]}
+
+        return Server(begin, update, down=lambda state, clock: {}, final=self.final, mail=mail)
 
     def final(self, state: Tree, clock: Clock) -> Tree:
         """Return the models of the largest affinity of all clients together, and the mean."""
@@ -164,10 +168,6 @@ class ModelExchange:
         liked = torch.cat([liked, liked[:1].expand(short)]) if short > 0 else liked
         best = tree_map(lambda v: v[liked], state["w"])
         return {"best": best, "mean": mean_of(state["w"], state["seen"])}
-
-
-def _mail(state: Tree) -> Tree:
-    return {"models": tree_map(lambda v: v[state["picked"]], state["w"]), "there": state["there"]}
 
 
 @dataclass(frozen=True)

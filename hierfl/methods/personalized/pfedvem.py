@@ -32,7 +32,6 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import (
     Client,
-    Clock,
     LogShare,
     Method,
     Phase,
@@ -109,14 +108,7 @@ def pfedvem(
         draws,
         confidence,
     )
-    return Method("pfedvem", model, mean_field, weighting.client, _server)
-
-
-def _server(program: Program) -> Server:
-    def update(theta: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        return {**theta, **means["head"], **means["base"]}
-
-    return Server(program.start()[0], update)
+    return Method("pfedvem", model, mean_field, weighting.client, weighting.server)
 
 
 @dataclass(frozen=True)
@@ -154,6 +146,12 @@ class ConfidenceWeighting:
             finish=own.finish,
             params=lambda message, state: {**message, **state["phi"]},
             adapt=(heads,),
+        )
+
+    def server(self, program: Program) -> Server:
+        """Return the server of one program."""
+        return Server(
+            program.start()[0], lambda theta, means, clock: theta | means["head"] | means["base"]
         )
 
 

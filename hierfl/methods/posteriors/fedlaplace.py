@@ -38,13 +38,13 @@ import torch
 from torch import Tensor
 
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree
+from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.conditional import conditional
 from hierfl.guides.global_sites import empirical, full_normal
 from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
-from hierfl.method import Client, Method, Phase, Server, Share, Up
+from hierfl.method import Client, Method, Phase, Server, Share
 from hierfl.methods.about import About
 from hierfl.methods.posteriors.fedlaplace_server import (
     LaplacePoints,
@@ -185,7 +185,7 @@ class Evaluations:
             own=nowhere(marginal),
             start=lambda message, own: {"own": own},
             phases=(Phase(AtPoints(marginal, points).step, nested=True),),
-            finish=_finish,
+            finish=lambda work, message, own, rows: (tree_map(Share, work["up"]), work["own"]),
             params=lambda message, own: message["params"],
             adapt=(),
             like_rows=lambda message: "tril" in message,
@@ -251,10 +251,6 @@ class AtPoints:
             if "tril" in message and self.points.sizes:
                 up["along"], _ = self.values(own, self.points.along(message), batch)
         return {"own": own, "up": up}
-
-
-def _finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-    return {name: Share(value) for name, value in work["up"].items()}, work["own"]
 
 
 def _warn_of_many(program: Program, points: int) -> None:
