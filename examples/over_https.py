@@ -1,4 +1,4 @@
-"""hierfl over plain HTTPS: a node and a server in a hundred lines, here two hospitals with TLS on this machine.
+"""hierfl over plain HTTPS: a node and a server in 150 lines, here two hospitals with TLS on this machine.
 
     python examples/over_https.py [--smoke]
 
@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,37 @@ def served(stations: Mapping[str, Station]) -> Starlette:
     return Starlette(routes=[Route(f"/{path}", answer, methods=["POST"]) for path in stations])
 
 
-def hurried(stations: Mapping[str, Station]) -> type[H11Protocol]:
+class Listening(socket.socket):
+    """A port whose connections shake hands soon: beyond `limit` that have not, the oldest is cut off.
+
+    asyncio keeps what does not shake hands for a minute, with 256 KiB, and tells nobody of it.
+    """
+
+    def __init__(self, limit: int, port: int = 0) -> None:
+        super().__init__()
+        self.limit, self.strangers = limit, dict[Any, socket.socket]()
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.bind(("localhost", port))
+        self.listen()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return a connection, and where it comes from."""
+        made, whence = super().accept()
+        there = {at: of for at, of in self.strangers.items() if of.fileno() >= 0}
+        self.strangers = {**there, whence: made}
+        if len(self.strangers) > self.limit:
+            with suppress(OSError):  # it is gone
+                self.strangers.pop(next(iter(self.strangers))).shutdown(socket.SHUT_RDWR)
+        return made, whence
+
+
+def hurried(stations: Mapping[str, Station], port: Listening) -> type[H11Protocol]:
     """Return what reads connections, and hangs up where headers do not come in time, or too many are open."""
     limit, slowest = least(stations, "connections"), least(stations, "seconds_to_send")
 
     class Hurried(H11Protocol):
         def connection_made(self, transport: Any) -> None:
+            port.strangers.pop(transport.get_extra_info("peername"), None)
             super().connection_made(transport)
             if len(self.connections) > limit:
                 return transport.abort()
@@ -164,11 +190,14 @@ def serve_hospitals(folder: Path, port: int) -> None:
     """Serve the stations of all hospitals, until the process is stopped; each has a folder."""
     data = hierfl.datasets.heart_disease()
     stations = {name: station(model(), data.select([name]), folder / name) for name in HOSPITALS}
-    how: Any = {"http": hurried(stations), "log_level": "warning", "ws": "none"}
-    config = uvicorn.Config(served(stations), "localhost", port, **how)
+    place = Listening(least(stations, "connections"), port)
+    how: Any = {"http": hurried(stations, place), "log_level": "warning", "ws": "none"}
+    # connections that are taken at a time, with 256 KiB each
+    how |= {"loop": "asyncio", "backlog": 128}
+    config = uvicorn.Config(served(stations), **how)
     config.load()
     config.ssl = trusted(folder, ssl.Purpose.CLIENT_AUTH)
-    uvicorn.Server(config).run()
+    uvicorn.Server(config).run([place])
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 120.0) -> None:

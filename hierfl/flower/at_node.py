@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,14 +12,12 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from hierfl.engine.supervised import Supervised
-from hierfl.flower.secure import asked_for, in_parts, masked
+from hierfl.flower.payloads import PAYLOAD, RECORD, WRONG, asked_for, payload_of
+from hierfl.flower.secure import check_masked, in_parts, masked
 from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.client_state import Node
-from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import policy_at
 from hierfl.nodes.stations import Station, said
-
-PAYLOAD, WRONG, RECORD = "payload", "wrong", "hierfl"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +47,8 @@ class Clients:
                 masking = asked_for(message)
                 content = payload_of(message) if masking is None else masking
                 limits = policy_at(policy, folder).limits_of(content)
-                answer = self._work((kind, content, context, folder, policy), limits)
+                plain = self.secure and masking is None and kind == "round"
+                answer = self._work((kind, content, context, folder, policy, plain), limits)
                 if masking is not None:
                     return Message(in_parts(answer), reply_to=message)
                 record[PAYLOAD] = answer
@@ -64,21 +63,16 @@ class Clients:
         return Supervised(lambda item: self._replied(*item))
 
     def _replied(
-        self, kind: str, content: bytes, context: Context, folder: Path, policy: str | Path | None
+        self,
+        kind: str,
+        content: bytes,
+        context: Context,
+        folder: Path,
+        policy: str | Path | None,
+        plain: bool,
     ) -> bytes:
+        if plain:
+            check_masked(content)
         rows = partial(self.data, context)
         station = Station(self.call, rows, folder, policy, ready=self.ready)
         return station.safe_reply(kind, content, f"Flower run {context.run_id}")
-
-
-def payload_of(message: Message) -> bytes:
-    """Return the bytes of a message, or raise Refused."""
-    if message.has_error():
-        raise Refused(f"Flower says: {message.error.reason or message.error.code}"[:500])
-    record: Mapping[str, Any] = message.content.config_records.get(RECORD, ConfigRecord())
-    if WRONG in record:
-        raise Refused(str(record[WRONG])[:500])
-    content = record.get(PAYLOAD)
-    if not isinstance(content, bytes):
-        raise Refused("its message holds no payload of hierfl")
-    return content

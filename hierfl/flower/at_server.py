@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 
 from hierfl.engine.exact_sums import AskSum
-from hierfl.flower.at_node import PAYLOAD, RECORD, payload_of
+from hierfl.flower.payloads import PAYLOAD, RECORD, payload_of
 from hierfl.flower.secure import sum_of
 from hierfl.nodes.messages import Answer, Refused
 from hierfl.nodes.reached import Reached

@@ -18,6 +18,7 @@ from flwr.common import (
     Code,
     FitIns,
     FitRes,
+    MessageType,
     Parameters,
     Status,
     ndarrays_to_parameters,
@@ -33,52 +34,55 @@ from flwr.server.workflow.constant import Key as Workflow
 from flwr.serverapp import Grid
 
 from hierfl.engine.exact_sums import GRID, Numbers, Summed, parts_of
+from hierfl.flower.payloads import PAYLOAD, asked_for
 from hierfl.nodes.messages import ROUND, Refused, from_bytes
 
-PAYLOAD, INS = "payload", "fitins.config"
 MOST_BYTES = 1 << 31  # of a message to a node
 FEWEST = 3  # nodes: of two, each knows the other's update from the sum
 MOST = 1023  # nodes whose parts add up without leaving the range of the masks
+PLAIN = "this node sends masked updates alone, and the server asks for a plain one"
 SHARE = 2 / 3  # of the nodes that must stay for a round to be finished
 
 
 def masked(message: Message, context: Context, answer: ClientAppCallable) -> Message:
     """Go through one stage of the protocol at a node; the third asks `answer` for the update."""
-    if message.metadata.message_type.partition(".")[0] != "train":
-        return answer(message, context)
+    kind = message.metadata.message_type
     configs = message.content.config_records.get(RECORD_KEY_CONFIGS)
-    if configs is None and _is_question(message):
+    is_masked = configs is not None or asked_for(message) is not None
+    if kind.partition(".")[0] != MessageType.TRAIN or not is_masked:
         return answer(message, context)
-    if configs is None:
-        raise Refused("this node sends masked updates alone, and the server asks for a plain one")
-    if configs.get(Key.STAGE) == Stage.SETUP:
-        nodes, threshold = configs.get(Key.SAMPLE_NUMBER), configs.get(Key.THRESHOLD)
-        if not (isinstance(nodes, int) and isinstance(threshold, int)):
-            raise Refused("the server's set-up of secure aggregation names no numbers of nodes")
-        if nodes < FEWEST or 2 * threshold <= nodes:
-            raise Refused(
-                f"the server asks for a sum of {nodes} nodes that {threshold} can unmask: "
-                f"{FEWEST} nodes or more take part here, and more than half of them must unmask"
-            )
+    # Flower masks no answer to a message of another type, such as train.default
+    if configs is None or kind != MessageType.TRAIN:
+        raise Refused(PLAIN)
+    _check_stage(configs)
     reply: Message = secaggplus_mod(message, context, answer)
     return reply
 
 
-def _is_question(message: Message) -> bool:
-    """Return whether a message asks for draws or predictions, which a node's policy decides on."""
-    records = message.content.config_records.values()
-    content = next((record[PAYLOAD] for record in records if PAYLOAD in record), None)
-    try:
-        return from_bytes(content, most=MOST_BYTES).about.get("kind", ROUND) != ROUND
-    except Refused:
-        return False
+def _check_stage(configs: Mapping[str, Any]) -> None:
+    """Refuse sums of a few nodes, and shares by which a server would unmask one: Flower checks neither."""
+    if configs.get(Key.STAGE) == Stage.SETUP:
+        keys = (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD)
+        said: list[Any] = [configs.get(key) for key in keys]
+        nodes, shares, threshold = said
+        if not all(isinstance(number, int) for number in said):
+            raise Refused("the server's set-up of secure aggregation names no numbers of nodes")
+        if nodes < FEWEST or shares != nodes or threshold < round(SHARE * nodes):
+            raise Refused(
+                f"the server asks for a sum of {nodes} nodes that {threshold} of {shares} can unmask: "
+                f"{FEWEST} nodes or more take part here, and two thirds of them must unmask"
+            )
+    elif configs.get(Key.STAGE) == Stage.UNMASK:
+        lists = [configs.get(key) for key in (Key.ACTIVE_NODE_ID_LIST, Key.DEAD_NODE_ID_LIST)]
+        numbers = [number for of in lists if isinstance(of, list) for number in of]
+        if len({*numbers}) < len(numbers):
+            raise Refused("the server names a node twice, or as both there and gone")
 
 
-def asked_for(message: Message) -> bytes | None:
-    """Return the server's payload in a message of the protocol; None: it holds none."""
-    record: Mapping[str, Any] = message.content.config_records.get(INS, ConfigRecord())
-    content = record.get(PAYLOAD)
-    return content if isinstance(content, bytes) else None
+def check_masked(content: bytes) -> None:
+    """Refuse a round that is asked for as it is; a node's policy decides on questions."""
+    if from_bytes(content, most=MOST_BYTES).about.get("kind", ROUND) == ROUND:
+        raise Refused(PLAIN)
 
 
 def in_parts(update: bytes) -> RecordDict:

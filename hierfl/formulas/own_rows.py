@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from hierfl.formulas.disclosure import (
     isolated,
     outcomes_of,
     singled_out,
+    tells_of_few,
 )
 from hierfl.formulas.imputed import filled, known_values, with_known
 from hierfl.formulas.layout import Layout
@@ -74,25 +76,52 @@ def fitted_rows(formula: Any, frames: Any) -> FittedRows:
     return FittedRows({client: frame.assign(**made)}, tuple(sorted(moved)))
 
 
-def design_matrix(declared: Declaration, schema: Schema, frame: pd.DataFrame, client: str) -> Any:
-    """Return the columns of all terms on a client's rows, (n, p), whatever `mi()` lacks filled."""
-    ready = prepared(frame, schema.columns, client)
+def design_matrix(formula: Any, frame: pd.DataFrame, client: str, schema: Schema) -> Any:
+    """Return the columns of all terms, and of a response of numbers, of a client's rows as it fits them, (n, p).
+
+    What `mi()` lacks is filled; of `formula` no more is agreed on than the `schema`.
+    """
+    declared, of = formula.declared, replace(formula, schema=schema)
+    frame = fitted_rows(of, {client: frame}).frames[client]
+    ready = prepared(own_rows(declared, frame, client, schema.min_count), schema.columns, client)
     if declared.imputed:
         ready, _ = filled(declared.imputed, ready)
     designs = every_design_of(declared, schema)
-    return np.hstack([np.zeros((len(ready), 0)), *(d.evaluate(ready, client)[0] for d in designs)])
+    numeric = [name for name in declared.parts.labels if schema.columns[name].kind == "number"]
+    return np.hstack([ready[numeric], *(d.evaluate(ready, client)[0] for d in designs)])
 
 
-def check_design(
-    formula: Any, frame: pd.DataFrame, client: str, least: int, least_joint: int = 1
-) -> None:
-    """Refuse a design whose columns, some combination of them or some of its groups are of a few rows (`Implausible`).
+def check_together(columns: Floats, earlier: Iterable[bytes], least: int) -> None:
+    """Refuse columns, (n, p), that with `earlier` ones of the rows tell of few of these (`Implausible`)."""
+    every = [np.frombuffer(of) for of in earlier]
+    others = [of.reshape(-1, len(columns)).T for of in every if of.size % len(columns) == 0]
+    if others and tells_of_few(np.hstack([columns, *others]), least):
+        raise Implausible(
+            f"with earlier answers about these rows, its columns would tell of fewer than {least} of "
+            f"them: leave terms out, or wait until {least} rows have changed (min_count)"
+        )
 
-    X'X and X'y of a column that is the same in all but a few rows have those rows' values of all others:
-    DataSHIELD's rule for `ds.glm`. So have those of x and of x + 1000 (age > 96), by their difference.
-    `formula` is a `Formula` with the schema. Two columns of two values are refused where fewer than
-    `least_joint` rows have a pair of these.
+
+class Told(NamedTuple):
+    """What a fit sends sums and products of, by name, (n,), on a client's rows.
+
+    `read` are values of columns, `columns` those of the design, of responses that are numbers and of
+    weights, `beside` a response's levels and what stands beside it; `rows_known` is as of `known_values`.
     """
+
+    read: Mapping[str, Floats]
+    columns: Mapping[str, Floats]
+    beside: Mapping[str, Floats]
+    rows_known: Mapping[str, Any]
+
+    @property
+    def matrix(self) -> Floats:
+        """All of them that have a value in each row, (n, p)."""
+        return np.stack([*self.columns.values(), *self.beside.values()], axis=1)
+
+
+def told_of(formula: Any, frame: pd.DataFrame, client: str) -> Told:
+    """Return what a fit tells of a client's rows as it fits them; `formula` is a `Formula` with the schema."""
     declared, schema = formula.declared, formula.agreed
     frame = own_rows(declared, frame, client, schema.min_count)
     ready = prepared(frame, schema.columns, client)
@@ -117,16 +146,39 @@ def check_design(
             columns[label] = ready[label].to_numpy(np.float64)
     names_of = [label for label in declared.parts.labels if schema.columns[label].kind != "number"]
     beside = {n: of for name in (*names_of, *additions.values()) for n, of in _added(ready[name])}
-    made = {n: of[rows_known[n]] if n in rows_known else of for n, of in columns.items()}
-    as_it_is = {*declared.parts.labels, *beside}
-    for share, every in ((SHARE, read), (NEARLY, {**made, **beside})):
+    return Told(read, columns, beside, rows_known)
+
+
+def check_design(
+    formula: Any, frame: pd.DataFrame, client: str, least: int, least_joint: int = 1
+) -> Told:
+    """Refuse a design whose columns, some combination of them or some of its groups are of a few rows (`Implausible`).
+
+    X'X and X'y of a column that is the same in all but a few rows have those rows' values of all others:
+    DataSHIELD's rule for `ds.glm`. So have those of x and of x + 1000 (age > 96), by their difference.
+    Two columns of two values are refused where fewer than `least_joint` rows have a pair of these.
+    Returns what the fit tells of otherwise.
+    """
+    told = told_of(formula, frame, client)
+    rows_known, labels = told.rows_known, formula.declared.parts.labels
+    made = {n: of[rows_known[n]] if n in rows_known else of for n, of in told.columns.items()}
+    as_it_is = {*labels, *told.beside}
+    for share, every in ((SHARE, told.read), (NEARLY, {**made, **told.beside})):
         for name, values in every.items():
             if len(singled_out(values, least, by_value=name not in as_it_is, share=share)):
                 raise Implausible(FEW.format(f"the column '{name}'", least))
-    whole = {name: values for name, values in columns.items() if name not in rows_known}
+    for (
+        name,
+        known,
+    ) in rows_known.items():  # sums of other columns are of the rows that have a value, too
+        if 0 < np.size(known) - np.count_nonzero(known) < least:
+            raise Implausible(FEW.format(f"what '{name}' lacks", least))
+    whole = {n: of for n, of in told.columns.items() if n not in rows_known}
+    whole |= told.beside
     if whole and len(isolated(np.stack([*whole.values()], axis=1), least, EXACT)):
         raise Implausible(FEW.format("a combination of its columns", least))
-    _check_pairs({**whole, **beside}, least_joint)
+    _check_pairs(whole, least_joint)
+    return told
 
 
 def _of_bars(

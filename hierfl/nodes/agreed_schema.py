@@ -13,16 +13,13 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hierfl.core.disk import private_folder, write_private
 from hierfl.formulas.agree import agreed
 from hierfl.formulas.constants import Implausible
 from hierfl.formulas.credible import Heard
-from hierfl.formulas.disclosure import tells_of_few
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.odd_answers import odd_answers
-from hierfl.formulas.own_rows import check_design, design_matrix, own_rows
+from hierfl.formulas.own_rows import check_design, check_together, design_matrix
 from hierfl.formulas.questions import Question, answer_of_json, own_answer
 from hierfl.formulas.schema import Schema
 from hierfl.nodes.account import ROWS, Ledger, Subject, digest
@@ -91,10 +88,11 @@ def _replies(inquiry: Inquiry) -> Iterator[Reply]:
     rows, question, key = inquiry.source, inquiry.request, inquiry.ledger.key
 
     def answer() -> Any:
-        declared, start = rows.formula.declared, rows.formula.schema
-        made = own_answer(question, declared, rows.frame, rows.client, start)
+        formula, of = rows.formula, (rows.frame, rows.client)
+        made = own_answer(question, formula.declared, *of, formula.schema)
         if question.kind == "design":
-            _check_together(inquiry)
+            columns = design_matrix(formula, *of, question.schema)
+            _check_together(rows.folder, columns, inquiry.policy.min_count)
         return made
 
     of_numbers = question.kind in ("columns", "call", "design")
@@ -104,22 +102,16 @@ def _replies(inquiry: Inquiry) -> Iterator[Reply]:
     yield reply_of(inquiry, [behind], answer)
 
 
-def _check_together(inquiry: Inquiry) -> None:
-    """Refuse columns that with those of earlier designs of the rows tell of few of these (`Forbidden`)."""
-    own, schema, least = inquiry.source, inquiry.request.schema, inquiry.policy.min_count
-    rows = own_rows(own.formula.declared, own.frame, own.client, schema.min_count)
-    columns = design_matrix(own.formula.declared, schema, rows, own.client)
-    folder, size = own.folder / ROWS, 8 * len(columns)
-    files = [path.read_bytes() for path in folder.glob("design-*") if path.is_file()]
-    every = [np.frombuffer(of).reshape(-1, len(columns)).T for of in files if len(of) % size == 0]
-    if every and tells_of_few(np.hstack([columns, *every]), least):
-        raise Forbidden(
-            f"with earlier answers about these rows, its columns would tell of fewer than {least} of "
-            "them: leave terms out, or let the node's owner lower min_count"
-        )
+def _check_together(root: Path, columns: Any, least: int) -> None:
+    """Refuse columns, (n, p), that with earlier ones of the rows tell of few of these (`Implausible`)."""
+    _ = Ledger.at(root).key  # an account, before anything is in its folder
+    folder, content = root / ROWS, columns.T.tobytes()
+    if (own := folder / f"design-{digest(content)}").exists():  # it was looked at beside all others
+        return
+    files = (path.read_bytes() for path in folder.glob("design-*") if path.is_file())
+    check_together(columns, files, least)
     private_folder(folder)
-    content = columns.T.tobytes()
-    write_private(folder / f"design-{digest(content)}", content)
+    write_private(own, content)
 
 
 def _subject(inquiry: Inquiry) -> Subject:
@@ -245,11 +237,12 @@ def check_answered(root: Path, formula: Formula, frames: Any) -> None:
         raise Refused("the schema is not the one that the node has answered questions about")
 
 
-def check_fitted(formula: Formula, rows: Mapping[str, Any], policy: Policy) -> None:
+def check_fitted(root: Path, formula: Formula, rows: Mapping[str, Any], policy: Policy) -> None:
     """Refuse a design of few rows, unless its schema was agreed on beforehand, and names levels of single rows."""
     ((client, frame),) = rows.items()
     try:
         if formula.agreed.min_count > 1:
-            check_design(formula, frame, client, policy.min_count, policy.min_joint_count)
+            told = check_design(formula, frame, client, policy.min_count, policy.min_joint_count)
+            _check_together(root, told.matrix, policy.min_count)
     except Implausible as error:
         raise Forbidden(str(error)) from error

@@ -27,6 +27,7 @@ SEEN = {
     "summaries": "a summary of each single client, as in a meta-analysis.",
 }
 FEW = 5  # rows that one step of a preview is tried on
+LONGEST = 1 << 18  # characters of a preview
 MOST = 100  # previews that are kept; the oldest that were not approved go first
 
 
@@ -36,7 +37,9 @@ def preview_of(folder: Path, run: str) -> Path:
 
 
 def write_preview(folder: Path, run: str, text: str) -> None:
-    """Write the preview of a run into a node's folder."""
+    """Write the preview of a run into a node's folder; refuse one that nobody reads (`Forbidden`)."""
+    if len(text) > LONGEST:
+        raise Forbidden(f"what its owner would have to read has more than {LONGEST:,} characters")
     private_folder(folder / PREVIEWS)
     write_private(preview_of(folder, run), f"{text}\n".encode())
     texts = sorted((folder / PREVIEWS).glob("*.txt"), key=lambda path: path.stat().st_mtime_ns)

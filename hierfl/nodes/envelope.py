@@ -62,11 +62,16 @@ def read_line(whole: object) -> tuple[dict[str, Any], bytes]:
     if not isinstance(whole, bytes):
         raise Refused(f"it is a {type(whole).__name__}, not bytes")
     head, end, content = whole.partition(b"\n")
+    return read_head(head + end, len(content)), content
+
+
+def read_head(head: bytes, length: int) -> dict[str, Any]:
+    """Return what a first line says, of a file with so many bytes after it, or raise Refused."""
     line, why = read_json(head, LONGEST), ""
-    if not end or not isinstance(line, dict) or line.get("hierfl") != FORM:
+    if head[-1:] != b"\n" or not isinstance(line, dict) or line.get("hierfl") != FORM:
         why = "it is not a file of hierfl, or one of another version"
-    elif line.get("bytes") != len(content):
-        why = f"it holds {len(content):,} bytes, not {repr(line.get('bytes'))[:20]}"
+    elif line.get("bytes") != length:
+        why = f"it holds {length:,} bytes, not {repr(line.get('bytes'))[:20]}"
     if why:
         raise Refused(why)
-    return line, content
+    return line

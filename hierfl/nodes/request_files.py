@@ -6,19 +6,19 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from hierfl.core.arguments import expect, spelled
-from hierfl.nodes import log
 from hierfl.nodes.account import digest
-from hierfl.nodes.envelope import MOST, read_line, read_request
+from hierfl.nodes.envelope import LONGEST, MOST, read_head, read_line, read_request
 from hierfl.nodes.messages import Answer, Refused
 from hierfl.nodes.reached import Reached, over
 from hierfl.nodes.same_process import folder_of
-from hierfl.nodes.stations import Station
+from hierfl.nodes.stations import Station, said
 
 REQUEST, ANSWER = ".request.hfl", ".answer.hfl"
 MOST_ANSWERED = 1 << 29  # bytes of an answer
@@ -66,7 +66,7 @@ def by_files(
             late = time.monotonic() >= until
             for name, path in list(waits.items()):
                 try:
-                    answer = Answer(name, _answer(path, requests[name])[0])
+                    answer = Answer(name, read(path, MOST_ANSWERED, requests[name]))
                 except Refused as error:
                     if not late:
                         continue
@@ -91,13 +91,14 @@ def _written(folder: Path, request: bytes) -> Path:
     name = f"{kind}-{digest(request)[:8]}"
     for there in folder.glob(f"*-{name}{REQUEST}"):
         with suppress(Refused):
-            if read(there) == request:
+            if read(there, len(request)) == request:
                 with suppress(Refused):
-                    if kind != "round" and _answer(_of(there), request)[1]:
+                    answer = read(_of(there), MOST_ANSWERED, request)
+                    if kind != "round" and read_line(answer)[0].get("wrong"):
                         _of(there).unlink()
                 return _of(there)
     there = folder / f"{len(list(folder.glob('*' + REQUEST))) + 1:04d}-{name}{REQUEST}"
-    _write_whole(there, request)
+    _write_whole(there, lambda: request)
     return _of(there)
 
 
@@ -122,30 +123,33 @@ def answer_waiting(
         if only not in (None, digest(request)) or _of(path).is_dir():
             continue
         with suppress(Refused):
-            _answer(_of(path), request)
+            read(_of(path), MOST_ANSWERED, request)
             continue
-        answer = station.answer(request)
         try:
-            _write_whole(_of(path), answer)
+            answer = _write_whole(_of(path), partial(station.answer, request))
         except OSError as error:
-            log.refused(station.folder, None, f"'{path.name}' has no place for an answer", error)
+            said(Refused(f"'{path.name}' has no place for an answer ({error})"), station.folder)
             continue
         yield path, answer
 
 
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all, by a draft whose name the other side cannot guess."""
+def _write_whole(path: Path, make: Callable[[], bytes]) -> bytes:
+    """Write what is made, whole or not at all, by a draft whose name the other side cannot guess."""
     draft = path.with_suffix(f".{secrets.token_hex(8)}.draft")
     try:
         with open(draft, "xb") as file:  # never through a link that the other side has put there
-            file.write(content)
+            file.write(content := make())
         draft.replace(path)
+        return content
     finally:
         draft.unlink(missing_ok=True)
 
 
-def read(path: Path, most: int = MOST) -> bytes:
-    """Return the bytes of a file; what the other side has put there in place of one is Refused."""
+def read(path: Path, most: int = MOST, request: bytes | None = None) -> bytes:
+    """Return the bytes of a file; what the other side has put there in place of one is Refused.
+
+    Of an answer to a `request`, what has another first line or length is not read.
+    """
     if not path.name.isprintable():  # it may move a terminal's cursor
         raise Refused("its name cannot be printed")
     try:
@@ -158,16 +162,10 @@ def read(path: Path, most: int = MOST) -> bytes:
         os.close(handle)
         raise Refused(f"it is not a file of {most:,} bytes or fewer")
     with open(handle, "rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
+        line = file.readline(LONGEST)
+        if request and read_head(line, about.st_size - len(line)).get("answer") != digest(request):
+            raise Refused("it answers another request: put the answer to it beside it there")
+        content = line + file.read(about.st_size - len(line) + 1)
+    if len(content) > about.st_size:
         raise Refused("it grows while it is read")
     return content
-
-
-def _answer(path: Path, request: bytes) -> tuple[bytes, str]:
-    """Return the answer in a file, and what it says is wrong; none, a part, and one to another request are Refused."""
-    answer = read(path, MOST_ANSWERED)
-    line, _ = read_line(answer)
-    if line.get("answer") != digest(request):
-        raise Refused("it answers another request: put the answer to the request beside it there")
-    return answer, str(line.get("wrong", ""))

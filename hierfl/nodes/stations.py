@@ -150,7 +150,7 @@ class Station:
             formula = with_schema(formula, self._agreed_on(SCHEMA))
         rows, moved = fitted_rows(formula, dict([only_client(formula, rows)]))
         with log.answering(self.folder):
-            check_fitted(formula, rows, self.allowed)
+            check_fitted(self.folder, formula, rows, self.allowed)
         return replace(self.call, method=formula), formula.data(rows), rows, moved
 
     def _agreed_on(self, name: str) -> bytes:

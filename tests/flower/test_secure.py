@@ -207,23 +207,61 @@ def message(**configs: Any) -> Message:
 def test_a_node_refuses_a_server_that_would_see_it_by_itself(tmp_path: Path) -> None:
     grid = Grid(None, tmp_path)
     context = next(iter(grid.contexts.values()))
+    node = apps(apfl(), lambda _: rows(), done=print, nodes=4, secure=True).client
 
     def never(message: Message, context: Any) -> Message:
         raise AssertionError("the node was asked for its update")
 
-    with pytest.raises(Refused, match="the server asks for a plain one"):
-        masked(message(), context, never)
     for kind in ({}, {"kind": "round"}):  # a round, however it says so
         about = {"run": "r", "round": 0, "counted": -1, **kind}
         payload = to_bytes({"message": {}, "mail": {}}, about)
         record: Any = {"fitins.config": ConfigRecord({"payload": payload})}
-        plain = Message(RecordDict(record), dst_node_id=1, message_type="train")
+        masking = Message(RecordDict(record), dst_node_id=1, message_type="train")
         with pytest.raises(Refused, match="the server asks for a plain one"):
-            masked(plain, context, never)
-    with pytest.raises(Refused, match="a sum of 2 nodes that 2 can unmask"):
-        masked(message(stage="setup", sample_num=2, threshold=2), context, never)
-    with pytest.raises(Refused, match="a sum of 4 nodes that 2 can unmask"):
-        masked(message(stage="setup", sample_num=4, threshold=2), context, never)
+            masked(masking, context, never)
+        question = to_bytes({}, {**about, "kind": "draws"})
+        beside: Any = {"another": ConfigRecord({"payload": question})}  # which no node reads
+        for others in (dict[str, Any](), beside):
+            record = {**others, "hierfl": ConfigRecord({"payload": payload})}
+            plain = Message(RecordDict(record), dst_node_id=1, message_type="train")
+            plain.metadata.__dict__["_message_id"] = "1"
+            wrong = node(plain, context).content.config_records["hierfl"]["wrong"]
+            assert "the server asks for a plain one" in str(wrong)
+    unmasked = message(stage="collect_masked_vectors")
+    unmasked.metadata.message_type = "train.default"  # which Flower's nodes answer as they are
+    with pytest.raises(Refused, match="the server asks for a plain one"):
+        masked(unmasked, context, never)
+    for nodes, threshold, shares in ((2, 2, 2), (4, 2, 4), (6, 3, 6), (4, 3, 6)):
+        of = {"sample_num": nodes, "share_num": shares, "threshold": threshold}
+        with pytest.raises(Refused, match=f"a sum of {nodes} nodes that {threshold} of {shares}"):
+            masked(message(stage="setup", **of), context, never)
+    with pytest.raises(Refused, match="names no numbers of nodes"):
+        masked(message(stage="setup", sample_num=4, threshold=3), context, never)
+
+
+@pytest.mark.parametrize(
+    ("active", "dead"),
+    [([12, 12, 12], [11, 13, 14]), ([11, 12, 13, 14], [12]), ([11, 12, 13], [14, 14])],
+)
+def test_a_server_that_lies_about_who_is_gone_unmasks_nobody(
+    active: list[int], dead: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's nodes send shares of both of a node's masks, and of one node alone that is named three times."""
+    made = Watching.send_and_receive
+
+    def hostile(self: Any, messages: Iterable[Any], *, timeout: float) -> Iterable[Any]:
+        sent = list(messages)
+        for configs in (of.content.config_records.get("secaggplus_configs", {}) for of in sent):
+            if configs.get("stage") == "unmask":
+                configs["active_nids"], configs["dead_nids"] = active, dead
+        return made(self, sent, timeout=timeout)
+
+    monkeypatch.setattr(Watching, "send_and_receive", hostile)
+    grids: list[Any] = []
+    with pytest.raises(TooFewNodes, match="too few nodes were left to unmask"):
+        run(apfl(), tmp_path, rounds=1, made_grid=grids.append)
+    answers = [m.content.config_records for m in grids[0].said if not m.has_error()]
+    assert not any("share_list" in of.get("secaggplus_configs", {}) for of in answers)
 
 
 def test_parts_add_up_to_the_sum_of_the_numbers() -> None:

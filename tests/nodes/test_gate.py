@@ -23,11 +23,12 @@ from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.time_answers import Observed, client_logrank
 from hierfl.nodes import in_process, station
-from hierfl.nodes.agreed_schema import agreed_over, answer_schema
+from hierfl.nodes.agreed_schema import agreed_over, answer_schema, check_fitted
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.envelope import read_answer, write_request
 from hierfl.nodes.gate import register
 from hierfl.nodes.messages import Refused
+from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.program.recipes import describe
 
 N = 200
@@ -444,6 +445,17 @@ def test_what_stands_beside_a_response_is_of_enough_rows(name: str) -> None:
             check_design(ready, own, "north", 5)
 
 
+def test_rows_that_lack_a_value_are_not_told_by_those_that_have_one() -> None:
+    """A part of `mi(x)` sums the rows with a value, and the others all rows."""
+    made = formula("y ~ mi(income) + age + (1 | hospital); income | mi() ~ grade")
+    own = rows(0)
+    for few in (0, 1, 4, 5):
+        lacks = own.assign(income=np.where(np.arange(N) < few, np.nan, own["income"]))
+        ready = made.on({"north": lacks, "south": rows(1).assign(income=np.nan).combine_first(own)})
+        with pytest.raises(Implausible, match="lacks") if few in (1, 4) else nullcontext():
+            check_design(ready, lacks, "north", 5)
+
+
 @pytest.mark.parametrize("bars", ["(1 | room)", "(1 + age | room)"])
 def test_a_refusal_names_no_group_that_is_not_agreed_on(bars: str) -> None:
     """A server that makes up the groups of a schema is told that there are others, and not which."""
@@ -471,6 +483,39 @@ def test_curves_of_many_formulas_do_not_single_out_a_row_together(tmp_path: Path
         if not (isinstance(found[-1], dict) and "columns" in found[-1]):
             assert "earlier answers" in found[-1]
     assert 2 <= answered < 10
+
+
+# two fits of the same rows, whose columns differ in one of them: formulas, family, columns of rows
+TWO_FITS: dict[str, tuple[str, str, tuple[Any, Any]]] = {
+    "outcomes that are numbers": ("{} ~ age", "gaussian", (0.0, 1.0)),
+    "outcomes of yes and no": ("{} ~ age", "bernoulli", (0, 1)),
+    "names": ("{} ~ age", "bernoulli", ("in", "out")),
+    "events": ("time | event({}) ~ age", "weibull", (0, 1)),
+    "weights": ("y | weights({}) ~ age", "gaussian", (1.0, 2.0)),
+    "offsets": ("y ~ age + offset({})", "gaussian", (0.0, 1.0)),
+    "groups": ("y ~ age + (1 | {})", "gaussian", ("a", "b")),
+}
+
+
+@pytest.mark.parametrize("name", TWO_FITS)
+@pytest.mark.filterwarnings("ignore")
+def test_two_fits_of_the_same_rows_do_not_tell_of_few_by_their_difference(
+    name: str, tmp_path: Path
+) -> None:
+    """X'y of death within 30 days, and within 31, are the covariates of the patient who died between."""
+    text, family, (no, yes) = TWO_FITS[name]
+    own = rows(0).assign(time=np.arange(N) + 1.0)
+    own["first"] = np.where(np.arange(N) % 5 == 0, yes, no)
+    for few in (1, 6):
+        own["second"] = np.where(np.arange(N) < few + 1, yes, own["first"])
+        for column in ("first", "second"):
+            made = hierfl.formula(
+                f"{text.format(column)} + (1 | hospital)", family, clients="hospital"
+            ).on({"north": own, "south": own})
+            ready = replace(made, schema=replace(made.agreed, min_count=5))
+            is_refused = (few, column) == (1, "second")
+            with pytest.raises(Forbidden, match="earlier") if is_refused else nullcontext():
+                check_fitted(tmp_path / str(few), ready, {"north": own}, Policy())
 
 
 def test_another_formula_asks_nothing_new_of_the_same_columns(tmp_path: Path) -> None:

@@ -188,6 +188,23 @@ def test_endless_headers_and_too_many_connections_are_cut_off(
         assert not [line for line in entries(tmp_path / "east") if line["what"] == "refusal"]
 
 
+def test_who_does_not_shake_hands_keeps_nobody_out(
+    folder: Path, client: httpx.Client, tmp_path: Path
+) -> None:
+    """Without a certificate; asyncio would keep each of them for a minute."""
+    with serving(folder, limited(tmp_path, connections=5)) as address, ExitStack() as stack:
+        place = ("localhost", int(address.rpartition(":")[2]))
+        silent = [stack.enter_context(socket.create_connection(place, 30.0)) for _ in range(200)]
+        assert client.post(f"{address}/node", content=INTRODUCE).status_code == 200
+        ended = 0
+        for one in silent[:190]:
+            with suppress(ConnectionResetError):
+                assert one.recv(1) == b""
+            ended += 1
+        assert ended == 190
+        assert client.post(f"{address}/node", content=INTRODUCE).status_code == 200
+
+
 # ------------------------------------------------------------ what comes from a node
 def left_out(address: str, folder: Path, timeout: float = 60.0) -> str:
     """Return why a fit goes on without the node at an address."""

@@ -7,6 +7,7 @@ import os
 import pickle
 import shlex
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,9 +24,10 @@ from hierfl.cli.officer_page import entries
 from hierfl.formulas.questions import Question
 from hierfl.nodes import TooFewNodes as TooFew
 from hierfl.nodes import by_files
+from hierfl.nodes.account import digest
 from hierfl.nodes.envelope import read_answer, write_answer, write_request
 from hierfl.nodes.messages import to_bytes
-from hierfl.nodes.request_files import answer_waiting
+from hierfl.nodes.request_files import MOST_ANSWERED, answer_waiting
 from hierfl.nodes.same_process import folder_of
 from tests.nodes.test_faults import plain
 from tests.nodes.transports import RAN, TEXT, Evil, assert_same, frames, plain_stations
@@ -205,6 +207,18 @@ def test_a_file_that_is_too_long_is_not_read(mail: Path, tmp_path: Path) -> None
     assert not list(answer_waiting(node, mail))
 
 
+def test_nothing_is_worked_out_that_has_no_place(mail: Path, tmp_path: Path) -> None:
+    """A request with so long a name that none with a longer one can be written would else be answered at each look."""
+    node = plain_stations(tmp_path)["north"]
+    whole = write_request("introduce", b"")
+    (mail / "1.request.hfl").write_bytes(whole)
+    (mail / f"{'0' * 240}.request.hfl").write_bytes(whole)
+    (first,) = (path.name for path, _ in answer_waiting(node, mail))
+    assert first == "1.request.hfl" and not list(answer_waiting(node, mail))
+    said = [one["what"] for one in entries(tmp_path / "north")]
+    assert said.count("introduction") == 1 and said.count("refusal") == 2
+
+
 def test_by_hand_no_file_of_gigabytes_is_read_and_no_pipe_waited_for(
     north: Path, mail: Path
 ) -> None:
@@ -266,6 +280,31 @@ def test_what_an_owner_has_not_approved_yet_is_asked_again(tmp_path: Path, meanw
         assert run("node", "approve", str(tmp_path / "nodes" / "north"), run_).exit_code == 0
     found = hierfl.nodes.fit(plain(), nodes, rounds=1)
     assert len(found.clients) == 4
+
+
+def test_what_is_no_answer_is_not_read_at_each_look(tmp_path: Path, meanwhile: Work) -> None:
+    """Half a gigabyte of a hole in place of an answer, and two in place of the request."""
+    stations, mail = plain_stations(tmp_path / "nodes"), tmp_path / "mail"
+    request = write_request("introduce", b"")
+    (mail / "north").mkdir(parents=True)
+    with open(mail / "north" / f"1-introduce-{digest(request)[:8]}.request.hfl", "wb") as hole:
+        hole.truncate(1 << 31)
+
+    def nodes_work() -> None:
+        for path in (mail / "north").glob("*.request.hfl"):
+            with open(path.with_name(path.name.replace("request", "answer")), "wb") as answer:
+                answer.truncate(MOST_ANSWERED)
+        for name in ("east", "south"):
+            list(answer_waiting(stations[name], mail / name))
+
+    meanwhile(nodes_work)
+    nodes = by_files(mail, ["east", "north", "south"], timeout=9.0)
+    tracemalloc.start()
+    answers = {of.client: of for of in nodes.send("introduce", dict.fromkeys(nodes.nodes, b""))}
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert answers["east"].content and answers["south"].content and peak < MOST_ANSWERED / 4
+    assert answers["north"].content is None and "is not JSON" in answers["north"].reason
 
 
 def test_what_is_no_answer_is_waited_for_and_named(tmp_path: Path, meanwhile: Work) -> None:

@@ -261,6 +261,14 @@ def test_a_formula_of_a_task_waits_for_its_owner(
     assert "waits for the approval" in said("y ~ log(age - 76) + (1 | hospital)")
 
 
+def test_a_formula_that_nobody_reads_takes_no_space(tmp_path: Path) -> None:
+    """Each task brings another one, of the task's own size, and its owner would have them all on disk."""
+    long = hierfl.formula(f"y ~ `{'a' * 10**6}` + (1 | h)", clients="h")
+    with pytest.raises(Forbidden, match="more than 262,144 characters"):
+        check_brought(long, tmp_path, None)
+    assert not [*(tmp_path / "previews").glob("*")]
+
+
 def test_a_listed_formula_is_the_one_that_reads_the_same(tmp_path: Path) -> None:
     """Blanks may differ, but not those of a column's name."""
     listed = "y ~ `a b` + x + (1 | h)"

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import json
 import runpy
-import socket
 import ssl
 import sys
 import warnings
@@ -95,11 +94,13 @@ def serving(folder: Path, nodes: Mapping[str, Any], app: Any = None) -> Iterator
     A thread would not do: a fit and a node take turns in one process.
     """
     how: Any = {"log_level": "critical", "ws": "none", "loop": "asyncio"}
-    how |= {"http": EXAMPLE["hurried"](nodes)} if nodes else {}
-    config = uvicorn.Config(app or EXAMPLE["served"](nodes), **how)
-    config.load()
-    config.ssl = EXAMPLE["trusted"](folder, ssl.Purpose.CLIENT_AUTH)
-    with socket.create_server(("127.0.0.1", 0)) as listening, warnings.catch_warnings():
+    limit = EXAMPLE["least"](nodes, "connections")
+    with EXAMPLE["Listening"](limit or 100) as listening, warnings.catch_warnings():
+        how |= {"http": EXAMPLE["hurried"](nodes, listening)} if nodes else {}
+        how["backlog"] = 128
+        config = uvicorn.Config(app or EXAMPLE["served"](nodes), **how)
+        config.load()
+        config.ssl = EXAMPLE["trusted"](folder, ssl.Purpose.CLIENT_AUTH)
         warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12, of forks
         port, run = listening.getsockname()[1], uvicorn.Server(config).run
         process = get_context("fork").Process(target=run, args=([listening],))
