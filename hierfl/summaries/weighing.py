@@ -2,8 +2,10 @@
 
     log p(y_k | z) = log integral p(w | z) factor_k(v) dw + log E[ p(y_k | v) / factor_k(v) ]
 
-The server knows the first term. The expectation is over p(w | z) factor_k(v), normalized, by the
-same standard normal points at every z, so that errors largely cancel between two z.
+The server knows the first term. The expectation is over p(w | z) factor_k(v), normalized, by standard
+normal points. Quasi-random ones are rotated anew at each z: an error that is one function of z at all
+draws is a bias (it moved a mean by 0.1 sd where 29 clients have ten dimensions); one that differs
+between neighbors is noise of the weights, which leaves expectations where they are.
 """
 
 from __future__ import annotations
@@ -33,9 +35,10 @@ TIMES = (1, 4, 16)  # as many times as many points are tried
 # tails; and the most dimensions in which so few of them do
 FREEDOM, MOST_HEAVY = 4.0, 6
 MIXED = 128  # points where some are mixing variables
+TURNS = 61  # rotations, by turns: prime, since draws may have a period
 ENOUGH = 4  # points a dimension for their covariance to be made the identity
 # draws at which few points are compared with many; sd of the error of all clients, in nats
-TRIED, ERROR = 32, 0.1
+TRIED, ERROR = 32, 0.15
 OUTER = 0.05  # share of the draws at either end, whose errors do not count
 CONDITIONALS = 1 << 21  # draws x clients x (D + 1)^2 scalars carried at once
 
@@ -67,7 +70,11 @@ def ratios_of(
     proposals: Proposal | None = None,
 ) -> Ratios:
     """Return C clients' ratios at z (S, K); `keys` are (C, 2), `proposals` (C, 2, M, ...)."""
-    whole = _Clients(hierarchy, rows, factor, fields, keys, proposals)
+    own = None
+    if is_sampled(hierarchy):  # or all clients err in one direction
+        size = hierarchy.mixing_size + hierarchy.normal_size
+        own = _rotations(noise.fold(keys, noise.word("two_stage.weigh")), size)
+    whole = _Clients(hierarchy, rows, factor, fields, proposals, own)
     ratios = [whole.some(who).ratios(draws) for who in rows.blocks()]
     return Ratios(*(torch.cat(tensors) for tensors in zip(*ratios, strict=True)))
 
@@ -110,6 +117,12 @@ def _heavy(count: int, size: int) -> tuple[Tensor, Tensor]:
     return points, (-0.5 * square - heavy).log_softmax(0)
 
 
+def _rotations(keys: Tensor, *shape: int) -> Tensor:
+    """Return random rotations (..., D, D) by keys (..., 2)."""
+    normals = noise.normals(keys, (*shape, shape[-1])).double()
+    return torch.linalg.qr(normals)[0]
+
+
 def _standardized(count: int, size: int) -> Tensor:
     """Return quasi-random standard normals with exact covariance, or variances if they are few."""
     points = normal_points(count, size)
@@ -127,8 +140,8 @@ class _Clients:
     rows: PackedRows | Quartic
     factor: tuple[Tensor, Tensor]
     fields: Values
-    keys: Tensor
     proposals: Proposal | None
+    own: Tensor | None  # (C, M + Dn, M + Dn), rotations of quasi-random points
 
     def some(self, who: Tensor) -> _Clients:
         """Return the clients at some positions."""
@@ -138,68 +151,83 @@ class _Clients:
         fields = {name: v[who] for name, v in self.fields.items()}
         factor = self.factor[0][who], self.factor[1][who]
         rows = self.rows.some(who)
-        return _Clients(self.hierarchy, rows, factor, fields, self.keys[who], proposals)
+        own = None if self.own is None else self.own[who]
+        return _Clients(self.hierarchy, rows, factor, fields, proposals, own)
 
     def ratios(self, draws: Tensor) -> Ratios:
         """Return the ratios at draws (S, K), by as many points as each client needs."""
         points, log_weights = standard_points(self.hierarchy)
         size, count = points.shape[1], max(2, min(TRIED, len(draws) // TRIED))
-        turns = torch.eye(size).expand(len(self.keys), size, size)
         if is_sampled(self.hierarchy):
-            # without random rotations (C, M + Dn, M + Dn) clients err in the same direction
-            key, count = noise.fold(self.keys, noise.word("two_stage.weigh")), TRIED
-            turns = torch.linalg.qr(noise.normals(key, (size, size)).double())[0]
+            count = TRIED
         if self.proposals is not None or not size:
-            return self._at(draws, points @ turns, log_weights)
+            return self._at(draws, points, log_weights)
         some = draws[:: max(1, len(draws) // count)]
         sets = [standard_points(self.hierarchy, times) for times in TIMES]
         tolerance = ERROR / math.sqrt(self.hierarchy.program.num_clients)
         # the first set that agrees with the next; the last one where none does
-        needed, who = torch.zeros(len(self.keys), dtype=torch.long), torch.arange(len(self.keys))
-        log = self._at(some, sets[0][0] @ turns, sets[0][1]).log
-        for e, w in sets[1:]:
-            finer = self.some(who)._at(some, e @ turns[who], w).log
+        who = torch.arange(self.rows.clients)
+        needed = torch.zeros_like(who)
+        log = self._at(some, *sets[0]).log
+        for finer_set in sets[1:]:
+            finer = self.some(who)._at(some, *finer_set).log
             rough = (finer - log).std(1) >= tolerance
             who, log = who[rough], finer[rough]
             needed[who] += 1
             if not len(who):
                 break
-        log, error = torch.zeros(2, len(self.keys), len(draws))
+        log, error = torch.zeros(2, self.rows.clients, len(draws))
         for i in needed.unique().tolist():
-            who, (e, w) = (needed == i).nonzero()[:, 0], sets[i]
-            log[who], error[who] = self.some(who)._at(draws, e @ turns[who], w)
+            who = (needed == i).nonzero()[:, 0]
+            log[who], error[who] = self.some(who)._at(draws, *sets[i])
         return Ratios(log, error)
 
     def _at(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
-        """Return the ratios at draws (S, K), by standard normal points (C, P, M + Dn)."""
-        count, size = points.shape[1:]
+        """Return the ratios at draws (S, K), by standard normal points (P, M + Dn)."""
+        count, size = points.shape
         at_once = max(1, CONDITIONALS // (self.rows.clients * (size + 1) ** 2))
         of = self._normal
         if self.proposals is not None:
             at_once, of = max(1, at_once // count), self._mixed
-        ratios = [of(z, points, log_weights) for z in draws.split(at_once)]
+        ratios = [
+            of(draws[s], self._turns(s), points, log_weights)
+            for s in torch.arange(len(draws)).split(at_once)
+        ]
         return Ratios(*(torch.cat(tensors, 1) for tensors in zip(*ratios, strict=True)))
 
-    def _normal(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
+    def _turns(self, s: Tensor) -> Tensor | None:
+        """Return rotations at draws s (S,), (C, S, D, D)."""
+        if self.own is None:
+            return None
+        common = _rotations(noise.root_key(0), TURNS, self.own.shape[-1])
+        return product(self.own[:, None], common[s % TURNS])
+
+    def _normal(
+        self, draws: Tensor, turns: Tensor | None, points: Tensor, log_weights: Tensor
+    ) -> Ratios:
         mean, tril = normals_of(self.hierarchy, self.fields, self.factor, draws)
+        root = tril.mT if turns is None else product(turns, tril.mT)  # (C, S, D, D)
         ratios = []
-        for p in torch.arange(len(draws)).split(self.rows.draws_at_once(points.shape[1])):
-            w = mean[:, p, None] + product(points[:, None], tril[:, p].mT)  # (C, s, P, D)
+        for p in torch.arange(len(draws)).split(self.rows.draws_at_once(len(points))):
+            w = mean[:, p, None] + product(points, root[:, p])  # (C, s, P, D)
             ratios.append(
                 _summed(self.log_ratio(draws[p], w), log_weights, self.halves(log_weights))
             )
         return Ratios(*(torch.cat(tensors, 1) for tensors in zip(*ratios, strict=True)))
 
-    def _mixed(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
+    def _mixed(
+        self, draws: Tensor, turns: Tensor | None, points: Tensor, log_weights: Tensor
+    ) -> Ratios:
         """Return the ratios where clients have mixing variables: each point has its own weight."""
+        assert turns is not None  # mixing variables are sampled
         h, sides = self.hierarchy, sides_of(len(log_weights), self.hierarchy)
-        e, row = points.movedim(1, 0), h.batch(self.fields, self.rows.clients)  # (P, C, M + Dn)
+        row = h.batch(self.fields, self.rows.clients)
 
-        def at(z: Tensor) -> Any:
+        def at(z: Tensor, turn: Tensor) -> Any:
             at_side = partial(point, h, z, row, self.factor, self.proposals)
-            return torch.vmap(at_side)(e, sides)
+            return torch.vmap(at_side)((points @ turn).movedim(1, 0), sides)
 
-        own, weight = torch.vmap(at)(draws)  # (S, P, C, D) and (S, P, C)
+        own, weight = torch.vmap(at)(draws, turns.movedim(1, 0))  # (S, P, C, D) and (S, P, C)
         log_weights = log_weights + weight.movedim(2, 0)
         log_ratio = self.log_ratio(draws, own.movedim(2, 0))
         return _summed(log_ratio, log_weights, self.halves(log_weights[0, 0]))

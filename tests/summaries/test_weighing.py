@@ -50,6 +50,7 @@ def marginals(model: Any, client: int, draws: Tensor) -> Ratios:
 
 
 Z = torch.tensor([[0.0, 0.0], [1.5, 0.8], [-2.0, -1.0], [0.5, -4.0]], dtype=torch.float64)
+THREE = torch.tensor([[0.5], [0.1], [1.2]])
 
 
 @pytest.mark.parametrize("client", [0, 3])
@@ -144,11 +145,21 @@ def test_more_points_are_taken_where_few_are_rough(monkeypatch: pytest.MonkeyPat
     assert many < 0.5 * few
 
 
-def ratios_of_three_effects(turns: int) -> list[Ratios]:
+def test_errors_are_noise_from_draw_to_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At equal draws the ratios differ by turns; those of other keys differ in other directions."""
+    monkeypatch.setattr(weighing, "ERROR", 1e9)
+    z = torch.tensor([[1.2]]).expand(2 * weighing.TURNS, 1)
+    first, second = (one.log.flatten() for one in ratios_of_three_effects(2, z))
+    turn, again = first.split(weighing.TURNS)
+    assert torch.allclose(turn, again) and len(turn.unique()) == weighing.TURNS
+    assert float(torch.corrcoef(torch.stack([turn, second[: weighing.TURNS]]))[0, 1].abs()) < 0.4
+
+
+def ratios_of_three_effects(turns: int, z: Tensor = THREE) -> list[Ratios]:
     """Return ratios of a client with three local scalars, under rotations of the points."""
     reading = read_likelihood(program_of(programs.three_effects))
     hierarchy, line = seen_hierarchy(reading), seen_line(reading)
-    batch, z = rows_of_client(people(), 2), torch.tensor([[0.5], [0.1], [1.2]])
+    batch = rows_of_client(people(), 2)
     with double_precision(), torch.no_grad(), pyro.validation_enabled(False):
         rows = packed_rows(line, batch)
         factor = factor_of_rows(rows, torch.zeros(3), torch.eye(3))
