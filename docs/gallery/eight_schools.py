@@ -6,6 +6,7 @@
 # `batch.clients()` belongs to one school and stays there.
 
 # %%
+import arviz as az
 import matplotlib.pyplot as plt
 import pyro
 import pyro.distributions as dist
@@ -35,16 +36,16 @@ print(fit.chosen)
 # reported. The gray band is where the model expects a school that was not in the study.
 
 # %%
-posterior = fit.posterior(draws=2000, seed=0).posterior.stack(
-    s=("chain", "draw")
+posterior = az.extract(fit.posterior(draws=2000, seed=0))
+new_school = (
+    dist.Normal(0.0, 1.0).sample((posterior.sizes["sample"],)).numpy()
 )
-new_school = dist.Normal(0.0, 1.0).sample((posterior.sizes["s"],)).numpy()
 expected = posterior["mu"].values + posterior["tau"].values * new_school
 
 figure, ax = plt.subplots(figsize=(6.2, 3.6), layout="constrained")
 hierfl.plots.client_forest(
     ax,
-    posterior["theta"].transpose("s", "client").values,
+    posterior["theta"].transpose("sample", "client").values,
     list(posterior["client"].values),
     local_only=schools.fields["y"].numpy(),
     prior=expected,

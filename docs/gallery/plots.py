@@ -9,6 +9,7 @@
 import tempfile
 from pathlib import Path
 
+import arviz as az
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -29,8 +30,8 @@ def column(height=2.4):
 
 radon = hierfl.datasets.radon()
 fit = hierfl.fit(models.regression("gaussian", x=None, y="y"), radon, seed=0)
-draws = fit.posterior(draws=1000, seed=0).posterior.stack(s=("chain", "draw"))
-levels = draws["intercept"].transpose("s", "client").values
+draws = az.extract(fit.posterior(draws=1000, seed=0))
+levels = draws["intercept"].transpose("sample", "client").values
 names, homes = list(fit.clients), radon.counts.numpy()
 new = np.random.default_rng(0).normal(
     draws["intercept_loc"], draws["intercept_scale"]

@@ -38,9 +38,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-data = typer.Typer(help="Data sets that do not ship.", no_args_is_help=True)
+data = typer.Typer(help="Data sets that do not come with hierfl.", no_args_is_help=True)
 node = typer.Typer(
-    help="What the owner of a node does: approve runs, answer, see what left the node."
+    help="For the owner of a node: approve runs, answer requests, see what left the node."
 )
 
 

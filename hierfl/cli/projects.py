@@ -17,7 +17,7 @@ NodeFolder = Annotated[
 
 
 def methods() -> None:
-    """List all methods: what is common and what local, what a client keeps, sends and discloses."""
+    """List all methods: what clients share, and what each one keeps, sends and discloses."""
     from hierfl.methods.about import HEADINGS, About
     from hierfl.methods.listed import described
 
@@ -33,21 +33,25 @@ def audit(
         str,
         typer.Argument(
             metavar="METHOD",
-            help="A method of hierfl by name, on the demo's model; or MODULE:NAME of yours.",
+            help="A method of hierfl by name, for the demo's model; or your own, MODULE:NAME.",
         ),
     ] = "two_stage",
     data: Annotated[
         str | None,
         typer.Argument(
             metavar="DATA",
-            help="MODULE:NAME of a ClientData. Default: heart disease at four hospitals.",
+            help="Your own ClientData, MODULE:NAME. Default: heart disease at four hospitals.",
         ),
     ] = None,
     client: Annotated[
-        str | None, typer.Option(help="Whose messages. Default: the client with the fewest rows.")
+        str | None,
+        typer.Option(
+            help="The client whose messages are listed. Default: the one with the fewest rows."
+        ),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="At most. Default: until the method is done, or 3.")
+        int | None,
+        typer.Option(min=1, help="Most rounds. Default: until the method is done, but at most 3."),
     ] = None,
 ) -> None:
     """List every tensor between server and client, and whether it depends on the client's rows."""
@@ -67,9 +71,9 @@ def audit(
 
 def new(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Of the project, its folder and its package.")
+        str, typer.Argument(metavar="NAME", help="Name of the project, its folder and its package.")
     ],
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes that a run waits for.")] = 4,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes that a run waits for.")] = 4,
 ) -> None:
     """Write a Flower project: a model, a node's rows, and apps for simulation and SuperNodes."""
     from rich.console import Console
@@ -88,10 +92,11 @@ def new(
 def data_get(
     name: Annotated[str, typer.Argument(metavar="NAME", help="mnist or fashion_mnist.")],
     folder: Annotated[
-        Path | None, typer.Option("--folder", metavar="DIR", help="Default: that of HIERFL_DATA.")
+        Path | None,
+        typer.Option("--folder", metavar="DIR", help="Folder to save it in. Default: HIERFL_DATA."),
     ] = None,
 ) -> None:
-    """Download a data set from the Hugging Face Hub, check it, save it for `hierfl.datasets`."""
+    """Download a data set from the Hugging Face Hub, check it, and save it for `hierfl.datasets`."""
     from hierfl.datasets.download import get
 
     with ending_on(ValueError, ConnectionError, out=folder or Path()):
@@ -100,7 +105,7 @@ def data_get(
 
 def approve(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The node's folder.")],
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, as refused.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, from the refusal.")],
 ) -> None:
     """Approve a run whose preview you have read; the node then takes part in it."""
     from hierfl.nodes import approval
@@ -134,7 +139,7 @@ def serve(
         str, typer.Option(help="Host and port of the SuperNode's Runtime API.")
     ] = "127.0.0.1:9094",
     root_certificates: Annotated[
-        Path | None, typer.Option(help="Authority of the API's certificate, PEM; default: no TLS.")
+        Path | None, typer.Option(help="Root certificate of the API, PEM. Default: no TLS.")
     ] = None,
     secret: Annotated[
         Path | None, typer.Option(help="The SuperNode's --superexec-auth-secret-file.")

@@ -22,7 +22,7 @@ MOST = 1 << 29  # bytes of a file that is read by hand
 def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A request or an answer.")],
 ) -> None:
-    """Print what a request asks, or what an answer tells; nothing in it is executed."""
+    """Print what a request asks, or what an answer reveals. Nothing in it is executed."""
     from hierfl.cli.shown_requests import show as shown
     from hierfl.nodes.account import digest
     from hierfl.nodes.messages import Refused
@@ -53,20 +53,25 @@ def _content(file: Path, hint: str) -> bytes:
 def answer(
     request: Annotated[
         Path,
-        typer.Argument(metavar="REQUEST", help="A file; or a folder, for all that wait there."),
+        typer.Argument(
+            metavar="REQUEST", help="A request; or a folder, to answer all requests in it."
+        ),
     ],
     folder: Annotated[
-        Path, typer.Option("--folder", metavar="DIR", help="The node's, with node.toml and rows.")
+        Path,
+        typer.Option("--folder", metavar="DIR", help="The node's folder, with node.toml and rows."),
     ] = Path(),
     wait: Annotated[
-        bool, typer.Option("--wait", help="Of a folder: answer what comes, until stopped.")
+        bool, typer.Option("--wait", help="Keep answering a folder's requests until stopped.")
     ] = False,
     only: Annotated[
         str | None,
-        typer.Option(metavar="SHA256", help="Answer this request alone, as `show` printed it."),
+        typer.Option(
+            metavar="SHA256", help="Answer this request alone; `hierfl show` prints its SHA-256."
+        ),
     ] = None,
 ) -> None:
-    """Answer a request, into standard output; those of a folder, into files beside them."""
+    """Answer a request to standard output, or a folder's requests into files beside them."""
     import torch
 
     from hierfl.cli.node_folder import station_at
@@ -112,12 +117,14 @@ def _tell(request: Path, answer: bytes) -> None:
 
 def report(
     folder: NodeFolder,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page.")] = Path(
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page to write.")] = Path(
         "node-report.html"
     ),
-    policy: Annotated[Path | None, typer.Option(help="Default: policy.toml of the folder.")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="The node's policy. Default: policy.toml in the folder.")
+    ] = None,
 ) -> None:
-    """Write a page for a data protection officer: what was asked, what left, by which policy."""
+    """Write a page for a data protection officer: what was asked, what left, under which policy."""
     from rich.console import Console
 
     from hierfl.cli.officer_page import write_page
@@ -130,10 +137,13 @@ def report(
 def reset_account(
     folder: NodeFolder,
     questions: Annotated[
-        bool, typer.Option("--questions", help="Questions about rows alone; budgets stay.")
+        bool,
+        typer.Option(
+            "--questions", help="Forget only answers to questions about rows; keep budgets."
+        ),
     ] = False,
 ) -> None:
-    """Forget what a node has answered and spent, where its account is lost or does not add up."""
+    """Forget what a node has answered and spent, if its account is lost or does not add up."""
     from hierfl.nodes import account
 
     if questions:

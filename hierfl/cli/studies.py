@@ -26,7 +26,7 @@ def demo(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="Take few features, rounds and draws, to check that all works."
+            "--quick", help="Few features, rounds and draws: a check that everything works."
         ),
     ] = False,
 ) -> None:
@@ -52,29 +52,36 @@ def demo(
 def compare(
     study: Annotated[
         str | None,
-        typer.Argument(metavar="STUDY", help="A study's name, of --list, or a file STUDY.toml."),
+        typer.Argument(
+            metavar="STUDY", help="A study's name, as --list prints it, or a file STUDY.toml."
+        ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="As the file's table 'quick' changes it.")
+        bool,
+        typer.Option("--quick", help="A short form, as the table 'quick' of the study file says."),
     ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             metavar="DIR",
-            help="Output folder; a variant has a folder in it. Default: the study's name.",
+            help="Output folder, with a folder for each variant. Default: the study's name.",
         ),
     ] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option("--variant", metavar="NAME", help="Of the study's variants; default: all."),
+        typer.Option(
+            "--variant",
+            metavar="NAME",
+            help="A variant of the study; may be repeated. Default: all.",
+        ),
     ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 2,
     every: Annotated[
-        bool, typer.Option("--list", help="List the studies that ship, and end.")
+        bool, typer.Option("--list", help="List the studies that come with hierfl.")
     ] = False,
 ) -> None:
-    """Compare methods as a study file says. A stopped run resumes: --out keeps finished work."""
+    """Compare methods as a study file says. A stopped run continues from its output folder."""
     import torch
 
     if every:
@@ -146,18 +153,18 @@ def table(
         list[Path], typer.Argument(metavar="DIR ...", help="Output folders of `hierfl compare`.")
     ],
     form: Annotated[
-        str, typer.Option("--format", metavar="markdown|latex", help="Of the tables.")
+        str, typer.Option("--format", metavar="markdown|latex", help="Format of the tables.")
     ] = "markdown",
     into: Annotated[
         Path | None,
         typer.Option(
             "--into",
             metavar="PAGE",
-            help="A Markdown page; block <!-- DIR --> ... <!-- end of DIR --> gets the table.",
+            help="Write the table into a Markdown page, between <!-- DIR --> and <!-- end of DIR -->.",
         ),
     ] = None,
 ) -> None:
-    """Print the tables of compared methods, with published numbers beside ours."""
+    """Print the tables of a comparison, with published numbers beside ours."""
     from hierfl.comparisons import printed_table
     from hierfl.comparisons.printed_table import put_block
 
@@ -182,7 +189,7 @@ def plot(
         typer.Option("--out", metavar="FILE", help="PNG, PDF or SVG. Default: DIR/figure.png."),
     ] = None,
 ) -> None:
-    """Draw compared methods beside published numbers, curves, and what was measured besides."""
+    """Draw a comparison: methods beside published numbers, curves, and other measurements."""
     from hierfl.comparisons.figures import draw
 
     with ending_on(FileNotFoundError, ValueError, out=out or folder):

@@ -107,6 +107,8 @@ def curves(axes: Axes, study: Study, rows: pd.DataFrame, name: str | None = None
     axes.set_ylabel(words[name] if name else metric)
     if name == "distance":
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")  # its own is mathematics, with $
+        axes.yaxis.set_minor_formatter("")
     axes.grid(alpha=0.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 

@@ -228,7 +228,8 @@ def _rows(evidence: Evidence) -> Iterator[Check]:
     yield answered(
         "Does every client have enough rows?",
         bool(short),
-        f"{len(short)} of {len(names)} clients have fewer than {FEW_ROWS} rows ({listed(short)}): "
+        f"{len(short)} of {len(names)} clients {'has' if len(short) == 1 else 'have'} fewer than "
+        f"{FEW_ROWS} rows ({listed(short)}): "
         "these rows are too few to show how well the model fits those clients."
         if short
         else f"Yes: the smallest client has {min(counts.values())} rows.",

@@ -164,8 +164,8 @@ def _by_client(scored: Scored) -> Iterator[Check]:
     yield answered(
         "Is every client scored on enough rows?",
         bool(short),
-        f"{len(short)} of {len(counts)} clients are scored on fewer than {FEW_ROWS} rows "
-        f"({listed(short)}): their scores are mostly noise."
+        f"{len(short)} of {len(counts)} clients {'is' if len(short) == 1 else 'are'} scored on fewer "
+        f"than {FEW_ROWS} rows ({listed(short)}): their scores are mostly noise."
         if short
         else f"Yes: each client is scored on {min(counts)} rows or more.",
     )

@@ -11,13 +11,13 @@ r are the guide's importance weights, p_i the likelihood of what is left out at 
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hierfl.core.user_warnings import warn
 from hierfl.data.absent import HAND_IN, NOT_SAVED, RowsNotSaved, is_absent
 from hierfl.posterior.corrected import ROUNDS, in_rounds, weights_of_rows
 from hierfl.posterior.draws import posterior_draws
@@ -150,11 +150,10 @@ def precise(fit: Snapshot, draws: int, inner_most: int, seed: int) -> Weighed:
     bias = weighed.variance.mean(0)
     if inner > 1 and float(bias.max()) > 2.0 * BIAS:
         name = fit.clients[int(bias.argmax())]
-        warnings.warn(
+        warn(
             f"after {inner} draws of the local sites the likelihood of client '{name}' is still "
             f"noisy, and its elpd too low by about {float(bias.max()):.2f} nats: use more, "
-            f"inner={4 * inner}",
-            stacklevel=4,
+            f"inner={4 * inner}"
         )
     return weighed
 

@@ -28,6 +28,7 @@ from hierfl.core.arguments import expect, expect_count, shown
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, printed
+from hierfl.core.user_warnings import warn
 from hierfl.diagnostics.left_out import LeftOut, estimated, scored_clients, scored_rows
 from hierfl.posterior.arviz_groups import rows_in_order
 from hierfl.posterior.arviz_io import Elpd, compared, elpd_of
@@ -168,11 +169,10 @@ def _check_learned(fit: Snapshot, by: By) -> None:
             "refit without the client and score its rows with predict_from_prior"
         )
     count = sum(spec.start.numel() * (len(fit.clients) if spec.is_local else 1) for spec in specs)
-    warnings.warn(
+    warn(
         f"the model learns {names} without a prior, also from the rows left out: elpd is too "
         f"high by about {count} nats, one for each scalar; make it a latent site (pyro.sample), "
-        "or score held-out rows",
-        stacklevel=4,
+        "or score held-out rows"
     )
 
 
@@ -182,7 +182,7 @@ def named_loo(name: str, fit: Snapshot, by: By, *, draws: int, seed: int) -> Loo
         warnings.simplefilter("always")
         estimate = loo(fit, by, draws=draws, seed=seed)
     for warning in caught:
-        warnings.warn(f"model '{name}': {warning.message}", warning.category, stacklevel=4)
+        warn(f"model '{name}': {warning.message}", warning.category)
     return estimate
 
 
@@ -190,11 +190,10 @@ def _warn_of_high(table: pd.DataFrame, by: By) -> None:
     bad = table.index[table["k_hat"] >= K_HAT]
     if len(bad):
         which = f"{by} '{bad[0]}'" if by == "client" else f"row {bad[0]}"
-        warnings.warn(
+        warn(
             f"{len(bad)} of {len(table)} {by}s have a k-hat above {K_HAT} ({which}, ...): weights "
             "cannot turn draws of this guide into draws of the posterior without them; fit for "
-            "more rounds or with a closer guide, or refit without them where it matters",
-            stacklevel=3,
+            "more rounds or with a closer guide, or refit without them where it matters"
         )
 
 

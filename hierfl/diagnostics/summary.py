@@ -115,8 +115,9 @@ def _printed(
     fit: Snapshot, rows: str, frame: pd.DataFrame, draws: int, prob: float
 ) -> tuple[str, tuple[tuple[str, pd.DataFrame], ...]]:
     """Return what was run, and the tables of a formula."""
+    rounds = fit.progress.round
     title = (
-        f"{fit.method.name}: {len(fit.clients)} clients, {rows}{fit.progress.round} rounds, "
+        f"{fit.method.name}: {len(fit.clients)} clients, {rows}{rounds} round{'s' * (rounds != 1)}, "
         f"{draws} draws"
     )
     model: Any = fit.method.model
@@ -162,8 +163,9 @@ def brief(fit: Snapshot) -> Shown:
     times = times_left_out(fit.progress.history)
     skipped = f"a client skipped {times} time{'s' * (times > 1)}, " if times else ""
     own_bytes = nbytes(fit.federation.client.own)
+    rounds = fit.progress.round
     title = (
-        f"Fit({fit.method.name}, {len(fit.clients)} clients, {fit.progress.round} rounds, "
+        f"Fit({fit.method.name}, {len(fit.clients)} clients, {rounds} round{'s' * (rounds != 1)}, "
         f"{skipped}{fit.federation.data.num_rows} rows, {nbytes(fit.message)} bytes sent to a "
         f"client, {own_bytes} bytes kept by one)"
     )

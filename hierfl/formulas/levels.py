@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
@@ -14,6 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hierfl.core.user_warnings import warn
 from hierfl.data.frames import is_number
 from hierfl.formulas.answers import OfColumn
 from hierfl.formulas.columns import Column, ordered, refuse_similar
@@ -80,11 +80,10 @@ def _listed(answers: Collection[OfColumn], name: str, seen: Collection[str]) -> 
     order = merged(chosen)
     if order is None:
         first, other = sorted(chosen)[:2]
-        warnings.warn(
+        warn(
             f"column '{name}' lists its levels as {', '.join(first)} at one client and as "
             f"{', '.join(other)} at another: the first in alphabetical order is the reference, "
-            f"unless schema(..., levels={{'{name}': [...]}}) names another",
-            stacklevel=4,
+            f"unless schema(..., levels={{'{name}': [...]}}) names another"
         )
         order = ()
     return tuple(level for level in dict.fromkeys((*order, *ordered(seen))) if level in seen)
@@ -155,9 +154,8 @@ def name_unused(name: str, column: Column, answers: Collection[OfColumn], least:
         if {*declared} <= {*column.levels}:
             becomes = "keeps its prior: remove it, unless future rows have it"
         having = "no rows have" if least == 1 else f"no client has {least} rows with"
-        warnings.warn(
-            f"column '{name}' declares a level that {having}, {', '.join(unused)}, which {becomes}",
-            stacklevel=3,
+        warn(
+            f"column '{name}' declares a level that {having}, {', '.join(unused)}, which {becomes}"
         )
 
 
@@ -253,9 +251,8 @@ def warn_of_identifiers(columns: Mapping[str, Floats], clients: int) -> None:
             kind, fix = "which are dates such as 20240131", "make them days since a day"
         if kind:
             many = f"{len(np.unique(values))} different whole numbers in {len(values)} rows"
-            warnings.warn(
-                f"column '{name}' has {many}, {kind}, and is read as a number with one slope: {fix}",
-                stacklevel=4,
+            warn(
+                f"column '{name}' has {many}, {kind}, and is read as a number with one slope: {fix}"
             )
 
 
@@ -298,7 +295,7 @@ def warn_of_far_values(
                     f"column '{name}' of client '{clients[place]}' has {many} from the mean of all"
                 )
                 fix = "check the unit, and look for typos"
-                warnings.warn(f"{what} other rows: {fix}", stacklevel=4)
+                warn(f"{what} other rows: {fix}")
 
 
 def warn_of_far_origins(declared: Declaration, schema: Schema) -> None:
@@ -312,7 +309,7 @@ def warn_of_far_origins(declared: Declaration, schema: Schema) -> None:
                     f"'{product.name}' has its default prior where '{name}' is 0, far from all rows"
                 )
                 fix = f"write center({name}) in the product, or give priors"
-                warnings.warn(f"{what}, and its effect is held close to 0: {fix}", stacklevel=4)
+                warn(f"{what}, and its effect is held close to 0: {fix}")
 
 
 def is_far(

@@ -170,9 +170,10 @@ def brief_over(fit: Any) -> Shown:
     """Return what a fit over nodes prints."""
     times = times_left_out(fit.progress.history)
     skipped = f"a client skipped {times} time{'s' * (times > 1)}, " if times else ""
+    rounds = fit.progress.round
     title = (
-        f"FitOverNodes({fit.method.name}, {len(fit.clients)} clients, {fit.progress.round} rounds, "
-        f"{skipped}{nbytes(fit.message)} bytes sent to a client)"
+        f"FitOverNodes({fit.method.name}, {len(fit.clients)} clients, "
+        f"{rounds} round{'s' * (rounds != 1)}, {skipped}{nbytes(fit.message)} bytes sent to a client)"
     )
     hint = "fit.summary() shows the global sites; fit.local_summary() asks nodes for their own."
     return Shown(title, note="\n".join((*_chosen(fit), _judged(fit.here)[0], hint)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hierfl import methods, models
 from hierfl.core.arguments import expect, expect_integer, expect_kind, shown
+from hierfl.core.user_warnings import warn
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 from hierfl.engine.settings import Settings
@@ -81,10 +81,9 @@ def with_rows(data: ClientData, call: FitArguments) -> tuple[ClientData, FitArgu
         what = f"min_rows is {least}, and no client has that many rows"
         raise ValueError(f"{what}: the largest has {int(data.counts.max())}")
     others = f" and {len(small) - NAMED} more" if len(small) > NAMED else ""
-    warnings.warn(
+    warn(
         f"{len(small)} of {data.num_clients} clients have fewer than {least} rows and do not take part: "
-        f"{', '.join(small[:NAMED])}{others}; fit.personalize(rows) fits their own parameters locally",
-        stacklevel=3,
+        f"{', '.join(small[:NAMED])}{others}; fit.personalize(rows) fits their own parameters locally"
     )
     if validation is not None:
         call = replace(call, validation=_without(validation, small))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +13,7 @@ from hierfl import guides, methods
 from hierfl.core.arguments import expect_path, spelled
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.process import one_at_a_time
+from hierfl.core.user_warnings import warn
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import LEAST_EFFECTIVE
 from hierfl.diagnostics.convergence import Convergence, convergence
@@ -102,7 +102,7 @@ def _warn(fitted: Fit, judgment: Convergence) -> None:
             f"give it a prior, pyro.sample('{learned[0]}', ...)."
         )
     if why:
-        warnings.warn(f"do not trust the posterior. {' '.join(why)}", stacklevel=5)
+        warn(f"do not trust the posterior. {' '.join(why)}")
 
 
 def _judged(fitted: Fit, draws: int, seed: int) -> Convergence:

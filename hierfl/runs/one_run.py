@@ -152,7 +152,7 @@ def _next(
     try:
         with watched(watch):
             where = next(each_round)
-            watch.look(f"{where.round} rounds")
+            watch.look(f"round {where.round}")
     except OutOfTime as over:
         return where, str(over)
     except NotFinite as error:

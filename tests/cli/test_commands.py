@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 from typer import Context
@@ -26,11 +27,19 @@ def test_help_names_every_command_in_the_order_of_a_users_work() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [*COMMANDS, "data get", "node serve", "node approve", "node log", "node answer", "node report"],
+    [
+        *COMMANDS,
+        "data get",
+        *(f"node {name}" for name in "serve approve log answer report reset-account".split()),
+    ],
 )
-def test_every_command_has_help(command: str) -> None:
+def test_every_command_argument_and_option_has_help(command: str) -> None:
     done = CliRunner().invoke(app, [*command.split(), "--help"])
     assert done.exit_code == 0 and f"{command} [OPTIONS]" in done.stdout
+    found: Any = get_command(app)
+    for name in command.split():
+        found = found.commands[name]
+    assert all(param.help for param in found.params)
 
 
 def test_the_module_runs_as_the_command_does_without_torch() -> None:

@@ -6,12 +6,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from matplotlib import rc_context
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from hierfl.cli import app
 from hierfl.comparisons import read_study
 from hierfl.comparisons.federations import of_study
+from hierfl.comparisons.figures import figure
 from hierfl.comparisons.read_study import read
 from hierfl.comparisons.score_table import published
 from hierfl.comparisons.study_data import SHIPPED
@@ -117,6 +119,10 @@ def test_a_run_ends_with_its_table_its_figures_and_what_to_see(tmp_path: Path) -
     assert "| FedABML |" in done.output and "What to see: In figure-lines.png" in done.output
     figures = sorted(path.name for path in (out / "fedabml").glob("figure*.png"))
     assert figures == ["figure-lines.png", "figure.png"]
+    with rc_context({"text.parse_math": False}):  # as they are drawn
+        drawn = figure(out / "fedabml")
+        drawn.canvas.draw()
+    assert not any("$" in tick.get_text() for axes in drawn.axes for tick in axes.get_yticklabels())
     lines = pd.read_csv(out / "fedabml" / "lines.csv")
     served = lines[(lines["score"] == "P") & (lines["method"] == "FedABML")]
     assert served.groupby("client")["draw"].nunique().tolist() == [40, 40]
