@@ -24,7 +24,7 @@ ORDERS = {
     1: (9, 15, 25, 41, 65),
     2: (7, 11, 17, 25),
 }  # numbers of a row -> nodes of each, tried in turn
-UNCHANGED = 1e-8  # nats a row
+UNCHANGED = 1e-3  # nats of all rows together
 POINTS, AWAY = 3, 0.5  # where integrals are compared: the centers of priors, and points near them
 
 
@@ -37,7 +37,8 @@ def without_row_sites(model: Model, data: ClientData) -> tuple[Model, Structure 
     with unchecked_runs(), double_precision():
         terms: dict[str, RowTerm] = {}
         for name, term in structure.terms.items():
-            terms[name] = _ordered(model, in_double(batch), replace(structure, terms=terms), term)
+            so_far = replace(structure, terms=terms)
+            terms[name] = _ordered(model, in_double(batch), so_far, term, data.num_rows)
     structure = replace(structure, terms=terms)
     return integrated(model, structure), structure
 
@@ -55,7 +56,9 @@ def _rows_of(data: ClientData) -> ClientBatch:
     return gather(data, ids, index, inside, keys_of(data, ids, 0, 0))
 
 
-def _ordered(model: Model, batch: ClientBatch, structure: Structure, term: RowTerm) -> RowTerm:
+def _ordered(
+    model: Model, batch: ClientBatch, structure: Structure, term: RowTerm, num_rows: int
+) -> RowTerm:
     """Return a term with as many nodes as change nothing; Laplace's approximation of many numbers."""
     if term.steps:
         return term
@@ -76,8 +79,8 @@ def _ordered(model: Model, batch: ClientBatch, structure: Structure, term: RowTe
     mask, sums = batch.mask(), at(ORDERS[size][0])
     for order, larger in pairwise(ORDERS[size]):
         before, sums = sums, at(larger)
-        changes = [(a - b)[mask].abs().max() for a, b in zip(before, sums, strict=True)]
-        if float(torch.stack(changes).max()) < UNCHANGED:
+        changes = [(a - b)[mask].abs().mean() for a, b in zip(before, sums, strict=True)]
+        if float(torch.stack(changes).max()) * num_rows < UNCHANGED:
             return term._replace(order=order)
     return term._replace(order=ORDERS[size][-1])
 

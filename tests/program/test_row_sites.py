@@ -20,6 +20,8 @@ import hierfl
 from hierfl import ClientBatch, ClientData, guides, methods
 from hierfl.core.trees import named_leaves
 from hierfl.data.batch import full_batch
+from hierfl.methods.stages import server
+from hierfl.program import row_orders
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import ProgramError
 from hierfl.program.quadrature import fitted
@@ -328,6 +330,13 @@ def density(model: Program, rows: ClientData) -> Callable[[Tensor], Tensor]:
 POINT = torch.tensor([0.3, -0.4, 0.1], dtype=torch.float64)
 
 
+@pytest.fixture
+def many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let integrals have as many nodes as change nothing in double precision."""
+    monkeypatch.setattr(row_orders, "UNCHANGED", 1e-8)
+
+
+@pytest.mark.usefixtures("many_nodes")
 @pytest.mark.parametrize("name", PAIRS)
 def test_log_densities_and_derivatives_are_those_in_closed_form(name: str) -> None:
     integrated, by_hand = (density(model, data()) for model in PAIRS[name])
@@ -360,7 +369,11 @@ def rates(batch: ClientBatch) -> None:
             pyro.sample("n", dist.Poisson(rate), obs=batch.n)
 
 
-def test_counts_with_a_shift_of_each_row_are_those_of_scipy() -> None:
+@pytest.mark.parametrize(("unchanged", "atol"), [(1e-8, 1e-7), (row_orders.UNCHANGED, 1e-3)])
+def test_counts_with_a_shift_of_each_row_are_those_of_scipy(
+    unchanged: float, atol: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_orders, "UNCHANGED", unchanged)
     rows = data()
     at = density(counts, rows)(POINT)
     own = torch.randn(3, 1, generator=torch.Generator().manual_seed(1)) + 0.1
@@ -377,9 +390,10 @@ def test_counts_with_a_shift_of_each_row_are_those_of_scipy() -> None:
         inside = (rows.row_client == k).tolist()
         total = sum(row(float(c), a) for c, here in zip(n, inside, strict=True) if here)
         total += float(stats.norm.logpdf(a, 0.3, 1.0))
-        assert abs(float(at[k]) - total) < 1e-7
+        assert abs(float(at[k]) - total) < atol
 
 
+@pytest.mark.usefixtures("many_nodes")
 def test_gamma_rates_make_negative_binomial_counts() -> None:
     def by_hand(batch: ClientBatch) -> None:
         mu, scale = shared()
@@ -394,6 +408,19 @@ def test_gamma_rates_make_negative_binomial_counts() -> None:
 
 
 # ------------------------------------------------------------ methods, predictions, over draws
+@pytest.mark.filterwarnings("ignore:the rounds ended while gathering:UserWarning")
+def test_clients_weight_fewer_draws_where_each_takes_integrals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "FAR_MANY", 100)
+    plain, integrated = (
+        hierfl.fit(methods.two_stage(model), data(), rounds=1, progress=False)
+        for model in reversed(PAIRS["measured"])
+    )
+    asked = [len(fit.federation.server.state.asked) for fit in (plain, integrated)]
+    assert asked == [2000, 100]
+
+
 def quick(model: Program) -> hierfl.Fit:
     """Return a quick fit: what is inferred of rows holds at whatever draws it has."""
     method = methods.fedsvi(model)
