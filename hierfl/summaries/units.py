@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,6 +72,22 @@ class Units:
                 return self
         some = torch.full((len(unique),), count).scatter_reduce(0, key, torch.arange(count), "amin")
         return replace(self.some(some), times=times.to(self.counts.dtype))
+
+    def equal_clients(self) -> tuple[Tensor, Tensor]:
+        """Return one client of each set with equal units, (C',), and of every client its set, (C,)."""
+        times = () if self.times is None else (self.times,)
+        columns = [v.reshape(len(self.client), -1).double() for v in (*self.tensors, *times)]
+        table = torch.cat(columns, 1).numpy()
+        sizes = torch.bincount(self.client, minlength=self.clients).tolist()
+        places: dict[bytes, int] = {}
+        some, at = list[int](), list[int]()
+        for k, rows in enumerate(np.split(table, np.cumsum(sizes)[:-1])):
+            key = rows[np.lexsort(rows.T)].tobytes()
+            if key not in places:
+                places[key] = len(some)
+                some.append(k)
+            at.append(places[key])
+        return torch.tensor(some), torch.tensor(at)
 
     def some(self, at: Tensor) -> Units:
         """Return the units at some positions."""

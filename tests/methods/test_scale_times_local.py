@@ -7,6 +7,8 @@ import torch
 
 import hierfl
 from hierfl.data.batch import ClientBatch
+from hierfl.engine.federation import federate
+from hierfl.runs.ended import Fallback
 
 PERSONS, ITEMS, TIMES = 10, 2, 4
 
@@ -30,24 +32,43 @@ def slopes(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Bernoulli(logits=a[batch.item] * theta), obs=batch.y)
 
 
-def on_a_grid(data: hierfl.ClientData) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and sd of the logs of both slopes."""
-    log_a = np.linspace(-2.5, 2.5, 61)
-    theta, weights = np.polynomial.hermite_e.hermegauss(41)
+def log_density(data: hierfl.ClientData, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the log posterior density of the logs of both slopes, up to a constant."""
+    theta, weights = np.polynomial.hermite_e.hermegauss(161)
     signs = (2 * data.fields["y"].numpy() - 1).reshape(PERSONS, -1, ITEMS).sum(1)
-    first, second = np.meshgrid(log_a, log_a, indexing="ij")
     log = -0.5 * (first**2 + second**2) / 0.25
     for person in range(PERSONS):
-        at = np.zeros((61, 61, 41))
+        at = np.zeros((*first.shape, len(theta)))
         for item, a in enumerate((np.exp(first), np.exp(second))):
             ups = (signs[person, item] + TIMES) / 2
             eta = a[..., None] * theta
             at += ups * eta - TIMES * np.logaddexp(0, eta)
         log += np.log((np.exp(at) * weights).sum(-1))
+    return log
+
+
+def on_a_grid(data: hierfl.ClientData) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and sd of the logs of both slopes."""
+    log_a = np.linspace(-2.5, 2.5, 61)
+    first, second = np.meshgrid(log_a, log_a, indexing="ij")
+    log = log_density(data, first, second)
     w = np.exp(log - log.max())
     w /= w.sum()
     mean = np.array([(w * v).sum() for v in (first, second)])
     return mean, np.sqrt(np.array([(w * v**2).sum() for v in (first, second)]) - mean**2)
+
+
+def test_the_chains_density_is_summed_over_each_persons_scalar() -> None:
+    data = responses()
+    federation = federate(hierfl.methods.two_stage(slopes), data, seed=0)
+    chains = Fallback(federation, None).chains
+    # some persons gave equal answers, and are computed once
+    assert chains.joint.size == ITEMS and chains.rows.clients < PERSONS
+    z = torch.tensor([[0.0, 0.0], [0.4, -0.5], [-0.8, 1.0]], dtype=torch.float64)
+    expected = log_density(data, z[:, 0].numpy(), z[:, 1].numpy())
+    for order, atol in ((7, 0.05), (31, 1e-5)):
+        values = chains._joint(order).values(z, chains._alone(z)).numpy()
+        np.testing.assert_allclose(values - values[0], expected - expected[0], rtol=0, atol=atol)
 
 
 def test_slopes_are_those_of_a_grid() -> None:

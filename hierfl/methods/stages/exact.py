@@ -8,7 +8,8 @@ Each client's own scalars are standardized given the global ones z by its Gaussi
 
 so that e_k is standard normal wherever the factor is right: the chains see neither funnels nor
 correlations with z. A factor that is wrong costs time only, as the density is that of the rows;
-one that is 0 gives the non-centered form.
+one that is 0 gives the non-centered form. A single e of a client is summed over nodes, as many as
+change nothing, and the chains move z alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from hierfl.core.chains import LEAPS, Sampled, Whitening, leaps_of, sampled
 from hierfl.data.batch import ClientBatch
-from hierfl.methods.stages.joint import Joint, Standard, flat
+from hierfl.methods.stages.joint import LOCATING, Joint, Nodes, Standard, flat
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, ServerState
 from hierfl.program.few_rows import double_precision, in_double
@@ -32,7 +34,7 @@ from hierfl.summaries.factor import Factor, factor_of, q_of
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.moving import MixingLine, line_of
 from hierfl.summaries.packed_rows import PackedRows, packed
-from hierfl.summaries.reading import QuadratureNodes, nodes_of
+from hierfl.summaries.reading import QuadratureNodes, gauss_hermite, nodes_of
 from hierfl.summaries.sampling import one_thread
 from hierfl.summaries.surrogate import any_client
 from hierfl.summaries.units import UnitScore
@@ -43,6 +45,7 @@ MOST_SCALARS = 4000  # of all clients together: a whitening matrix of them has t
 # before them, steps to a mode, warm-up
 CHAINS, PER_SCALAR = ((2e4, 64), (2e5, 32), (2e6, 16), (math.inf, 8)), 100
 TURNS, CLIMB, WARM = 2, 100, 60
+GRADIENT = 3  # values that the gradient of one costs
 LEAST, MOST = 60, 480  # iterations after it, at first, and at most where R-hat asks for more
 MIXED = 1.05  # split R-hat above which chains run on, twice as long
 STUCK, GAIN = 0.2, 0.8  # an excess of R-hat over 1 that has to fall by this factor for it
@@ -55,6 +58,8 @@ NOWHERE_FINITE = (
 STEP, FLATTEST = 1e-4, 0.02  # of differences of slopes; least curvature of a direction
 LOWEST = 1e30  # log density of a point where it is not finite
 AWAY = 0.5  # sd of points about 0
+# nodes of a client's only scalar, tried in turn; sd of what twice as many change, in nats
+ORDERS, ERROR = (7, 15, 31, 63), 0.05
 WIDE = 3.0  # sds about the mode from which every second chain starts: R-hat then sees another mode
 FARTHEST = 5.0  # sds of the belief that a client's factor may move its scalars
 FEW = 4  # draws of z by which clients locate their mixing variables, for each number of z
@@ -74,20 +79,37 @@ class Chains:
     def __init__(self, rounds: Rounds, score: UnitScore, batch: ClientBatch, seed: int) -> None:
         """Read the rows of `batch`, whose clients are in the order of their names."""
         self.surrogate, self.seed = rounds.work.surrogate, seed
+        hierarchy = self.surrogate.hierarchy
         with double_precision(), torch.no_grad(), unchecked():
-            self.rows: PackedRows = packed(score, batch, distinct=True)
+            self.whole: PackedRows = packed(score, batch, distinct=True)
             self.nodes: QuadratureNodes = nodes_of(score.line)
             doubled = in_double(batch)
-        hierarchy = self.surrogate.hierarchy
-        self.fields = {n: doubled.client_fields[n][:, 0] for n in hierarchy.fields}
-        work = len(self.rows.client) * max(1, self.rows.design.shape[1]) + PER_SCALAR * self.size
-        self.count = next(many for most, many in CHAINS if work <= most)
-        with double_precision():
-            self.joint = Joint(self.surrogate, self.rows, self._none(), self.count)
+        self.of_all = {n: doubled.client_fields[n][:, 0] for n in hierarchy.fields}
+        alone = hierarchy.normal_size == 1 and hierarchy.mixing is None
+        self._sum_over(ORDERS[0] if alone else 0)
+
+    def _sum_over(self, order: int) -> None:
+        """Sum over so many nodes of each client's scalar, clients of equal rows once; 0: over none."""
+        places = torch.arange(self.whole.clients)
+        with double_precision(), torch.no_grad(), unchecked():
+            some, self.client = self.whole.units.equal_clients() if order else (places, places)
+            self.rows = self.whole.some(some)
+            self.fields = {n: v[some] for n, v in self.of_all.items()}
+            rows = len(self.rows.client) * max(1, self.rows.design.shape[1])
+            work = rows * (GRADIENT * order + LOCATING) if order else rows + PER_SCALAR * self.size
+            self.count = next(many for most, many in CHAINS if work <= most)
+            self.joint = self._joint(order)
+
+    def _joint(self, order: int) -> Joint:
+        nodes = None
+        if order:
+            at, weights = gauss_hermite(order, torch.float64)
+            nodes = Nodes(at, weights, torch.bincount(self.client).double())
+        return Joint(self.surrogate, self.rows, self._none(), self.count, nodes)
 
     @property
     def size(self) -> int:
-        """How many scalars a chain moves."""
+        """How many scalars there are, of z and of the clients that are computed."""
         hierarchy = self.surrogate.hierarchy
         own = hierarchy.normal_size + hierarchy.mixing_size
         return len(hierarchy.reading.origin) + self.rows.clients * own
@@ -108,13 +130,13 @@ class Chains:
     @property
     def expected(self) -> tuple[float, float]:
         """About how many seconds the chains take: if they mix at once, and if they run on to the end."""
-        usual = self.seconds * leaps_of(self.size) / LEAPS
+        usual = self.seconds * leaps_of(self.joint.size) / LEAPS
         return usual, usual * (WARM + 2 * MOST) / (WARM + 2 * LEAST)
 
     def run(self, state: ServerState, count: int) -> Ended:
         """Return draws, from what a server's state says of the posterior."""
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
-            standard, start, whitening = self._located(state.scouts)
+            standard, start, whitening = self._with_enough_nodes(state.scouts)
             warm, least, before = WARM, LEAST, math.inf
             while True:
                 drawn = self._sampled(standard, start, whitening, warm, least, count)
@@ -133,6 +155,20 @@ class Chains:
             t = self.joint.mixing(drawn.draws, standard)
             draws = torch.cat([drawn.draws[:, : self.joint.shared], t], 1)
         return Ended(draws, drawn.r_hat, min(drawn.effective, float(count)))
+
+    def _with_enough_nodes(self, scouts: Points) -> tuple[Standard, Tensor, Whitening]:
+        """Return what `_located` does, with as many nodes as change nothing there; or without."""
+        located = self._located(scouts)
+        z = located[1][::2, : self.joint.shared]
+        joints = [] if self.joint.nodes is None else [self.joint, *map(self._joint, ORDERS[1:])]
+        for self.joint, finer in pairwise(joints):
+            change = finer.values(z, located[0]) - self.joint.values(z, located[0])
+            if float(change.std()) < ERROR:
+                return located
+        if not joints:
+            return located
+        self._sum_over(0)
+        return self._located(scouts)
 
     def _located(self, scouts: Points) -> tuple[Standard, Tensor, Whitening]:
         """Return clients' scales by factors about the mode, where the chains start, and their whitening."""

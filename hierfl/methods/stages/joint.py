@@ -1,4 +1,8 @@
-"""The log density of z and all clients' standardized scalars, by all clients' rows."""
+"""The log density of z and all clients' standardized scalars, or of z alone, by all clients' rows.
+
+Where a client has one scalar e of its own, the density of z alone is a product over clients of
+Gauss-Hermite sums about the mode of e given z. Clients of equal rows are computed once.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,10 @@ from hierfl.summaries.moving import MixingLine, laplace_at
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.surrogate import Surrogate
 
+# where the mode of a client's only scalar is looked for, in sds by its factor; Newton steps from there,
+# by differences; the longest, and the flattest curvature
+GRID, STEPS, STEP, LONGEST, FLATTEST = (-4.0, -2.0, 0.0, 2.0, 4.0), 2, 0.05, 2.0, 0.1
+LOCATING = len(GRID) + 3 * STEPS  # scalars of a client at which it is computed for that
 PADDED = 1 << 13  # scalars of points, beyond which a single one is not carried as many
 
 
@@ -32,12 +40,31 @@ def flat(standard: Standard) -> tuple[Tensor, ...]:
     return (standard.precision, standard.shift, *standard.line)
 
 
-class Joint:
-    """The log density of z (K,) and the clients' standardized scalars e (N, E), by the rows."""
+class Nodes(NamedTuple):
+    """Nodes of each client's only scalar, and how many equal clients each stands for."""
 
-    def __init__(self, surrogate: Surrogate, rows: PackedRows, none: Factors, count: int) -> None:
+    at: Tensor  # (G,) standard normal
+    weights: Tensor  # (G,)
+    times: Tensor  # (N,)
+
+
+class Joint:
+    """The log density of z (K,) and the clients' standardized scalars e (N, E), by the rows.
+
+    With `nodes` of e it is that of z alone.
+    """
+
+    def __init__(
+        self,
+        surrogate: Surrogate,
+        rows: PackedRows,
+        none: Factors,
+        count: int,
+        nodes: Nodes | None = None,
+    ) -> None:
         """Read what the density needs of N clients, for `count` points at a time."""
         self.surrogate, self.hierarchy, self.rows = surrogate, surrogate.hierarchy, rows
+        self.nodes = nodes
         self.none, self.count = none, count
         self.shared = len(self.hierarchy.reading.origin)
         self.own = self.hierarchy.normal_size + self.hierarchy.mixing_size
@@ -46,8 +73,8 @@ class Joint:
 
     @property
     def size(self) -> int:
-        """K + N E."""
-        return self.shared + self.rows.clients * self.own
+        """K + N E, or K."""
+        return self.shared + (self.rows.clients * self.own if self.nodes is None else 0)
 
     def at(self, x: Tensor, standard: Standard) -> tuple[Tensor, Tensor]:
         """Return log densities (S,) and gradients (S, K + N E) at points x, of which some at a time."""
@@ -62,8 +89,14 @@ class Joint:
             slopes.append(slope[: len(some)])
         return torch.cat(values), torch.cat(slopes)
 
+    def values(self, x: Tensor, standard: Standard) -> Tensor:
+        """Return log densities (S,) at points x."""
+        return self._value(x, *flat(standard))
+
     def own_scalars(self, x: Tensor, standard: Standard) -> Tensor:
-        """Return the clients' own scalars at points x, (S, N W)."""
+        """Return the clients' own scalars at points x, (S, N W); none where they are summed over."""
+        if self.nodes is not None:
+            return x[:, :0]
         own: Tensor = self._terms(x, standard)[1][..., : self.hierarchy.reading.own_size]
         return own.flatten(1)
 
@@ -72,18 +105,61 @@ class Joint:
         e = x[:, self.shared :].reshape(len(x), self.rows.clients, self.own)
 
         def one(z: Tensor, e: Tensor) -> Tensor:
-            return self._one(z, e, by)
+            log_z, over, v = self._one(z, e, by)
+            return torch.cat([(log_z + over.sum())[None], v.flatten()])
 
         terms = self.surrogate.mapped(one, self.none, x[:, : self.shared], e, narrow=False)
         return terms[:, 0], terms[:, 1:].view(*e.shape[:2], -1), e
 
     def _value(self, x: Tensor, precision: Tensor, shift: Tensor, *line: Tensor) -> Tensor:
         by = Standard(precision, shift, MixingLine(*line))
+        if self.nodes is not None:
+            return self._summed(x, by, self.nodes)
         density, v, e = self._terms(x, by)
+        return density + self._log_ratios(v, by).sum(1) - 0.5 * e.square().sum((1, 2))
+
+    def _log_ratios(self, v: Tensor, by: Standard) -> Tensor:
+        """Return log likelihoods less those of the factors, (S, N), at v (S, N, V)."""
         at = v.movedim(0, 1)
         of_factor = ((by.shift[:, None] - 0.5 * product(at, by.precision)) * at).sum(-1)
-        values = self.rows.values(at, same=self.same) - of_factor
-        return density + values.sum(0) - 0.5 * e.square().sum((1, 2))
+        return (self.rows.values(at, same=self.same) - of_factor).mT
+
+    def _summed(self, z: Tensor, by: Standard, nodes: Nodes) -> Tensor:
+        """Return the log density of z (S, K), (S,)."""
+        with torch.no_grad():
+            loc, scale = self._modes(z.detach(), by)
+        x = nodes.at[:, None]
+        log_z, log_p = self._at_scalars(z, loc + scale * x, by)
+        log_weights = nodes.weights.log()[:, None] + 0.5 * x.square() + scale.log()
+        return log_z + (log_p + log_weights).logsumexp(1) @ nodes.times
+
+    def _modes(self, z: Tensor, by: Standard) -> tuple[Tensor, Tensor]:
+        """Return about the mode of each client's scalar given z (S, K), and its sd there, (S, 1, N)."""
+        grid = torch.tensor(GRID, dtype=z.dtype)
+        e = grid[:, None].expand(len(z), -1, self.rows.clients)
+        log_p = self._at_scalars(z, e, by)[1].nan_to_num(nan=-torch.inf)
+        loc = e.gather(1, log_p.argmax(1, keepdim=True))
+        for _ in range(STEPS):
+            near = torch.cat([loc - STEP, loc, loc + STEP], 1)
+            below, here, above = self._at_scalars(z, near, by)[1].split(1, 1)
+            curvature = (2.0 * here - below - above).nan_to_num() / STEP**2
+            curvature = curvature.clamp(min=FLATTEST)
+            move = (above - below).nan_to_num() / (2.0 * STEP * curvature)
+            loc = loc + move.clamp(-LONGEST, LONGEST)
+        return loc, curvature.rsqrt()
+
+    def _at_scalars(self, z: Tensor, e: Tensor, by: Standard) -> tuple[Tensor, Tensor]:
+        """Return log p(z) (S,), and the clients' log densities at scalars e (S, G, N), at z (S, K)."""
+        count, many, clients = e.shape
+
+        def one(z: Tensor, e: Tensor) -> Tensor:
+            log_z, over, v = torch.vmap(lambda e: self._one(z, e[:, None], by))(e)
+            return torch.cat([log_z[:1], over.flatten(), v.flatten()])
+
+        flat = self.surrogate.mapped(one, self.none, z, e, narrow=False)
+        log_z, over, v = flat.tensor_split([1, 1 + many * clients], 1)
+        ratios = self._log_ratios(v.reshape(count * many, clients, -1), by).view(e.shape)
+        return log_z[:, 0], over.reshape(e.shape) + ratios - 0.5 * e.square()
 
     def mixing(self, x: Tensor, standard: Standard) -> Tensor:
         """Return the clients' mixing parameters at points x, (S, N M)."""
@@ -98,8 +174,8 @@ class Joint:
         mixing: Tensor = self.surrogate.mapped(one, self.none, x[:, : self.shared], e, narrow=False)
         return mixing
 
-    def _one(self, z: Tensor, e: Tensor, by: Standard) -> Tensor:
-        """Return the log density of z and e with factors in the place of rows, and all v, (1 + N V,)."""
+    def _one(self, z: Tensor, e: Tensor, by: Standard) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log p(z) (), the log densities of e (N,) with factors in the place of rows, and v (N, V)."""
         h, size = self.hierarchy, self.hierarchy.mixing_size
         proposal = self._proposal(z, by) if size else None
         t = proposal.at(e[:, :size]) if proposal is not None else None
@@ -110,8 +186,7 @@ class Joint:
         if proposal is not None and t is not None and h.mixing is not None:
             over, w = over - proposal.log_prob(t), h.mixing.whole(w, t)
         v = torch.cat([w, z[h.reading.shared].expand(len(w), -1)], 1)
-        log_p = h.log_global(z, sites, without=()) + over.sum()
-        return torch.cat([log_p[None], v.flatten()])
+        return h.log_global(z, sites, without=()), over.expand(len(w)), v
 
     def _given(
         self, z: Tensor, t: Tensor | None, by: Standard
