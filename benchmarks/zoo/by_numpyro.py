@@ -175,6 +175,7 @@ def sampled(program: Any, rows: Any, args: argparse.Namespace) -> dict[str, Any]
             continue
         if value.shape[-2:] == (rows.num_clients, 1):  # clients first, as in a fit
             value = np.moveaxis(value, -2, 2)
+        value = np.log(value) if name in getattr(program, "LOGS", ()) else value
         sd = value.std((0, 1))
         moving = sd > 1e-8
         sites[name] = {"mean": value.mean((0, 1)).ravel().tolist(), "sd": sd.ravel().tolist()}
