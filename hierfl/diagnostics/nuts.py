@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +19,7 @@ from pyro.ops.stats import split_gelman_rubin
 from hierfl.core.arguments import expect_integer
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, printed
+from hierfl.core.user_warnings import warn
 from hierfl.data.batch import ClientBatch, check_padded, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import R_HAT
@@ -248,11 +248,10 @@ def _run(fit: Snapshot, *, draws: int, warmup: int, chains: int, seed: int) -> R
     found = nuts(_held(fit), data, draws=draws, warmup=warmup, chains=chains, seed=seed)
     worst = max(found.r_hat, key=lambda site: found.r_hat[site])
     if found.r_hat[worst] > R_HAT:
-        warnings.warn(
+        warn(
             f"NUTS itself has not converged: R-hat of site '{worst}' is {found.r_hat[worst]:.2f}, "
             f"above {R_HAT}. Do not judge the fit by it; allow more warmup and draws, or write "
             f"the model non-centered",
-            stacklevel=3,
         )
     return found
 

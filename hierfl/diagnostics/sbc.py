@@ -9,7 +9,6 @@ Sources: Talts et al. 2018, arXiv:1804.06788; band: Säilynoja et al. 2022, arXi
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -24,6 +23,7 @@ from hierfl.core.arguments import expect_count
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, printed
 from hierfl.core.trees import Tree, tree_map
+from hierfl.core.user_warnings import warn
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.simulated_data import Labels, drawn, with_labels
@@ -237,7 +237,7 @@ def sbc(
         torch.cat(gain).double().numpy(),
     )
     if not calibration.converged:
-        warnings.warn(_unfinished(calibration), stacklevel=3)
+        warn(_unfinished(calibration))
     return calibration
 
 

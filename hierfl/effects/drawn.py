@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.intervals import PROB, check_draws, check_prob
+from hierfl.core.user_warnings import warn
 from hierfl.data.absent import Sites
 from hierfl.data.clients import ClientData
 from hierfl.formulas.declaration import response_of
@@ -305,9 +305,7 @@ def with_sent(
         )
     if why:
         some = "; ".join(f"'{client}': {reason}" for client, reason in list(why.items())[:5])
-        warnings.warn(
-            f"{len(why)} clients are left out, whose nodes send no draws ({some})", stacklevel=6
-        )
+        warn(f"{len(why)} clients are left out, whose nodes send no draws ({some})")
     sent = {name: draws for name, draws in answers.given.items() if name not in why}
     groups = [term for layout in layouts for term in layout.groups]
     sites = {term.site for term in groups if term.place in ("clients", "within")} if sent else ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import NormalDist
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.trees import Tree, add, lerp, named_leaves, scaled, tree_leaves, tree_map
+from hierfl.core.user_warnings import warn
 from hierfl.method import Each, LogShare, Reports, Share, Surprise, Up
 
 
@@ -147,11 +147,10 @@ def said_of_conflicts(found: Surprise, names: Sequence[str]) -> dict[str, Any]:
         if p >= ALARM:
             break
         conflicts.append({"client": names[k], "p": p, "away": away})
-        warnings.warn(
+        warn(
             f"client '{names[k]}' conflicts with all others: its summary is {away:.1f} times as "
             f"far from what they predict as summaries lie (p = {p:.1g}, corrected for "
             f"{len(judged)} clients). It is counted. Check that its outcome and columns have "
             "the others' coding and units; to see what it changes, fit without it (data.select)",
-            stacklevel=4,
         )
     return {COMPARED: len(judged), "surprise": surprise, CONFLICTS: conflicts}

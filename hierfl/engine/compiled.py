@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hierfl.core.trees import Tree, leaves_of, tree_leaves
+from hierfl.core.user_warnings import warn
 from hierfl.engine.graph_rewrites import rewrite
 from hierfl.engine.lifted_factors import lift_factors
 
@@ -125,10 +126,9 @@ def _compile(
         return compiled(function, leaves, spec, given)
     except Exception as error:
         # tracing and lowering can fail in many ways; the step itself is right, and runs eagerly
-        warnings.warn(
+        warn(
             f"the step is not compiled and runs eagerly, more slowly: {type(error).__name__}: "
             f"{str(error)[:300]}",
-            stacklevel=2,
         )
         return None
 

@@ -22,6 +22,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from hierfl.core.user_warnings import warn
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 RunAll = Callable[[Iterable[Item]], Iterator[Result]]
@@ -58,10 +60,9 @@ def crew(task: Callable[[Item], Result], cores: int) -> Iterator[RunAll[Item, Re
                 while len(copies) < count:
                     copies.append(copied(task))
             except OSError as error:
-                warnings.warn(
+                warn(
                     f"{len(copies) + 1} processes work where {cores} could: the system cannot "
                     f"start more ({error})",
-                    stacklevel=2,
                 )
                 count = len(copies)
         remaining = iter(items)

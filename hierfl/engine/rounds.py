@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.device import CPU, moved, on
 from hierfl.core.trees import Tree, nbytes, sizes, tree_leaves, tree_map
+from hierfl.core.user_warnings import warn
 from hierfl.data.batch import full_batch
 from hierfl.data.grouping import cut_ragged
 from hierfl.engine.aggregate import Sums, added, far_out, means_of, said_of_conflicts
@@ -240,10 +240,9 @@ def adapt(federation: Federation, server: Tree, count: int, start: Table | None 
                     left_out += done.left_out  # their updates are for no server
     for position, times in Counter(map(CLIENT, left_out)).items():
         reason = next(one.reason for one in left_out if one.client == position)
-        warnings.warn(
+        warn(
             f"new client '{federation.data.names[position]}' was left out of {times} of {count} "
             f"rounds, in which its state did not change: {reason}",
-            stacklevel=2,
         )
     settle(federation, last, table)
     return table
@@ -301,9 +300,8 @@ def settle(federation: Federation, last: Tree, table: Table) -> None:
         without += [data.names[int(i)] for i in ids[bad]]
     if without:
         some = ", ".join(f"'{name}'" for name in without[:NAMED])
-        warnings.warn(
+        warn(
             f"too few rows at {some}{', ...' if len(without) > NAMED else ''} for what predictions "
             f"need, so that theirs are NaN (clients: {len(without)}): leave such clients out, "
             "Settings(min_rows=2)",
-            stacklevel=3,
         )

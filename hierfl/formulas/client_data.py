@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,6 +13,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
+from hierfl.core.user_warnings import warn
 from hierfl.data.arrays import RowsFault
 from hierfl.data.clients import ClientData
 from hierfl.data.frames import FrameRows
@@ -168,7 +168,7 @@ def _with_labels(
         raise ValueError("every row misses a value of a predictor: there is nothing to predict")
     if lost_rows:
         what = f"{lost_rows} rows miss a value of a predictor, and are not predicted"
-        warnings.warn(f"{what}: their answers are NaN", stacklevel=2)
+        warn(f"{what}: their answers are NaN")
     if filler is not None:
         for client, own in whole.items():
             filled = {name: own[name].where(has_label[client], filler[name]) for name in of_label}

@@ -8,7 +8,6 @@ over it. In the other rows x has its density.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -18,6 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hierfl.core.user_warnings import warn
 from hierfl.formulas.columns import check_column, column_fault, missing_in, numbers
 from hierfl.formulas.declaration import LINKS, Declaration
 from hierfl.formulas.design import Design
@@ -89,7 +89,7 @@ def check_known(term: DesignTerm, mean: float, sd: float, *, above: bool) -> Non
             f"the column of '{term.name}' is 0 or 1, and mi() treats it as Normal: imputed values"
         )
         fix = "for probabilities use a Pyro program that sums over both values"
-        warnings.warn(f"{what} may be any number; {fix}", stacklevel=2)
+        warn(f"{what} may be any number; {fix}")
 
 
 def _imputed_factors(terms: TermSum) -> list[Call]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.interpolate import BSpline, CubicSpline
 
 from hierfl.core.typed_json import Count
+from hierfl.core.user_warnings import warn
 
 Values = NDArray[np.float64]
 
@@ -70,11 +70,10 @@ def warn_far(text: str, values: Values, low: float, high: float) -> None:
     """Warn of a value far outside of the knots of a spline."""
     far = np.maximum(low - values, values - high) > FAR * (high - low)
     if far.any():
-        warnings.warn(
+        warn(
             f"'{text}' is far outside of its knots from {low:.4g} to {high:.4g} in row "
             f"{int(far.argmax())}: the spline means little there",
             BeyondKnots,
-            stacklevel=3,
         )
 
 

@@ -17,7 +17,6 @@ an isotropic prior it is FedProx.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -29,6 +28,7 @@ from torch.func import grad, jacrev
 from hierfl.core import noise
 from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, as_tree, as_vector, tree_map
+from hierfl.core.user_warnings import warn
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share, Up
@@ -169,9 +169,8 @@ class Bilevel:
         first = bool(state["alone"] > 0.0)
         several = self.by_fit and clock.clients > 1 and not first
         if several and float(means["effective_clients"]) < 1.5:
-            warnings.warn(
+            warn(
                 "fedmap: nearly all weight lies on one client, the others hardly count: take weights='rows'",
-                stacklevel=2,
             )
         averaged = {name: gamma[name] + away for name, away in moments.get("away", {}).items()}
         if first:

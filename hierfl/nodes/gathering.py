@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 from hierfl.core.arguments import spelled
 from hierfl.core.importance_sampling import K_HAT
+from hierfl.core.user_warnings import warn
 from hierfl.engine.client_store import new_table
 from hierfl.engine.exact_sums import AskSum
 from hierfl.engine.left_out import absent_from, with_absent
@@ -104,7 +104,7 @@ def check_enough(present: Sized, left_out: Mapping[Any, str], fewest: int, do: s
         why = reasons(left_out)[:2000]
         raise TooFewNodes(f"{len(present)} nodes {do}, and {fewest} are needed ({why})")
     for who, why in left_out.items():
-        warnings.warn(f"{_called(who)} is left out: {why[:LONGEST]}", stacklevel=4)
+        warn(f"{_called(who)} is left out: {why[:LONGEST]}")
 
 
 def _begun_again(
@@ -140,7 +140,7 @@ def _begun_again(
                 raise
             for who, why in error.missing.items():
                 text = f"{_called(who)} is left out, and the run begins again: {why[:LONGEST]}"
-                warnings.warn(text, stacklevel=4)
+                warn(text)
             absent = {**absent, **error.missing}
             introduced = {k: of for k, of in introduced.items() if of.client not in absent}
 
@@ -234,7 +234,7 @@ def join_introduced(
         with suppress(AnotherRound, TooFewNodes):  # it is not this client's alone
             absent = {**absent, error.client: str(error)}
             without = _begun_again(method.model, fewer, fewest, run, absent, others)
-            warnings.warn(f"client '{error.client}' is left out: {error}", stacklevel=4)
+            warn(f"client '{error.client}' is left out: {error}")
             return without
         raise
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hierfl.core.arguments import spelled
+from hierfl.core.user_warnings import warn
 from hierfl.engine.client_store import CheckpointError
 from hierfl.engine.exact_sums import AskSum
 from hierfl.method import Method
@@ -150,7 +150,7 @@ class Reached:
             what = (
                 f"values of {names} moved to the nearest others: too few rows have them (min_count)"
             )
-            warnings.warn(f"client '{client}' fits its rows with {what}", stacklevel=5)
+            warn(f"client '{client}' fits its rows with {what}")
         return introduced, left_out
 
     def _answers(

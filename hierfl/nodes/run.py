@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -13,6 +12,7 @@ import torch
 
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import nbytes, tree_map
+from hierfl.core.user_warnings import warn
 from hierfl.data.absent import FILLS
 from hierfl.data.clients import ClientData
 from hierfl.engine import exact_sums
@@ -236,7 +236,7 @@ class Nodes:
         if self.method.everyone:
             why = f"{self.method.name} needs every client: {updates.WHY}"
             raise TooFewNodes(f"{who}, and {why}", {name: updates.WHY})
-        warnings.warn(f"{who}: {updates.WHY}", stacklevel=4)
+        warn(f"{who}: {updates.WHY}")
         record["clients"] -= 1
         record["left_out"] = [*record["left_out"], {"client": name, "reason": updates.WHY}]
         self.counted.clear()
@@ -323,5 +323,5 @@ def other_starts(federation: Federation, starts: Mapping[str, str]) -> dict[str,
         )
     why = "it does not start from what the server starts from"
     for client in differ:
-        warnings.warn(f"client '{client}' is left out: {why}", stacklevel=4)
+        warn(f"client '{client}' is left out: {why}")
     return dict.fromkeys(differ, why)

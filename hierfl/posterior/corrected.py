@@ -19,7 +19,6 @@ estimated densities, Andrieu and Roberts 2009, Annals of Statistics 37.
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +32,7 @@ from hierfl.core.importance_sampling import K_HAT, Split, Weights, chosen, smoot
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, printed
 from hierfl.core.trees import Tree
+from hierfl.core.user_warnings import warn
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.client_loop import each_draw
 from hierfl.posterior.draws import Draws
@@ -126,13 +126,12 @@ def corrected(
     )
     total = len(log_ratio)
     if weights.k_hat >= K_HAT:
-        warnings.warn(
+        warn(
             f"k-hat is {weights.k_hat:.2f}, above {K_HAT}: the guide misses a part of the "
             f"posterior, and weights cannot make up for it ({weights.effective:.0f} of {total} "
             "draws are effective). Do not trust tails and spreads. Run more rounds, use a "
             "closer guide (guides.conditional, or structured with a non-centered model), or "
             "methods.fedlaplace",
-            stacklevel=2,
         )
     order = torch.from_numpy(np.random.default_rng(seed).permutation(draws))
     which = chosen(weights.log, draws)[order]
@@ -181,10 +180,9 @@ def in_rounds(
         try:
             further = weigh(fit, count, inner=more * inner, seed=seed, points=points, salt=salt)
         except (RuntimeError, ValueError) as error:
-            warnings.warn(
+            warn(
                 f"only {weights.effective:.0f} draws are effective, and there is no further round: "
                 f"the guide fails at points farther out than its own draws ({error})",
-                stacklevel=3,
             )
             proposals.pop()
             break

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import grad
 
 from hierfl.core.trees import Tree, tree_map
+from hierfl.core.user_warnings import warn
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 from hierfl.program.failures import why_in_line
 from hierfl.program.handlers import unchecked, untouched_store
@@ -50,10 +51,9 @@ def check_steps(program: Program, batch: ClientBatch) -> Program:
         where = _at_fault(_at_once, program, params, batch)
         line = why_in_line(error)
         of_draws = bool(line) and _error(_draws_at_once, loss, params, batch) is not None
-    warnings.warn(
+    warn(
         f"{where} cannot be computed for several clients at once (torch.vmap): clients run one at "
         f"a time{line and f', slowly; {line}'}",
-        stacklevel=4,
     )
     return replace(program, mapped=False, unmapped_line=line if of_draws else "")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from torch.distributions import constraints
 from torch.func import grad_and_value
 
 from hierfl.core.trees import tree_leaves
+from hierfl.core.user_warnings import warn
 from hierfl.data.arrays import RowsFault
 from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
@@ -160,10 +160,9 @@ def warn_of_unscaled(program: Program, data: ClientData) -> None:
         far = list(_far(data, name))
         if far and _is_number(program, name):
             others = f", and {len(far) - 1} more columns" if len(far) > 1 else ""
-            warnings.warn(
+            warn(
                 f"{far[0]}{others}: default priors and step sizes are for columns of about unit "
                 f"scale; scale it, hierfl.standardize(train, test, fields=('{name}',))",
-                stacklevel=3,
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from hierfl.core.user_warnings import warn
 from hierfl.data.batch import ClientBatch, first_rows, full_batch, gather, keys_of, mapped
 from hierfl.data.clients import ClientData
 from hierfl.program.handlers import unchecked, untouched_store
@@ -119,11 +119,10 @@ def first_difference(evaluate: Evaluate, first: ClientBatch, second: ClientBatch
                 again = _differing(evaluate, in_double(first), in_double(second), ROUNDING)
             site = again if again != "" else _differing(evaluate, first, second, ROUNDING_SINGLE)
     if site == "":
-        warnings.warn(
+        warn(
             "the program cannot be evaluated on a few rows near its starting values, so whether it "
             "depends "
             "on padding or on other rows is not known: compare it with engine='sequential'",
-            stacklevel=5,
         )
     return site or None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -17,6 +16,7 @@ from torch.distributions import kl_divergence, transform_to
 
 from hierfl.core import noise
 from hierfl.core.gaussians import turned_root
+from hierfl.core.user_warnings import warn
 from hierfl.data.batch import CLIENTS, ClientBatch
 from hierfl.program.handlers import KeyedNoise, NoKeyedDraw, draw
 from hierfl.program.program import ParamSpec, ProgramError, refuse_first
@@ -246,9 +246,8 @@ def is_keyed(guide: Any) -> bool:
             unkeyed.append(name)
     if unkeyed:
         kind = type(guide.nodes[unkeyed[0]]["fn"]).__name__
-        warnings.warn(
+        warn(
             f"site '{unkeyed[0]}' is drawn from {kind}, no known transform of normals or "
             "uniforms: clients run one at a time",
-            stacklevel=5,
         )
     return not unkeyed

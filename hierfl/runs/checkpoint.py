@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from hierfl.core.disk import PRIVATE_FILE, private_folder, write_private, writing
 from hierfl.core.trees import Tree, named_leaves, nbytes, with_leaves
+from hierfl.core.user_warnings import warn
 from hierfl.engine.client_store import NONE, Stored, Table
 from hierfl.engine.client_store import CheckpointError as CheckpointError
 from hierfl.engine.rounds import TABLE_FILE, Progress
@@ -135,10 +135,10 @@ def load(
             continue
         if unknown:
             doubt = "; ".join(unknown[:3])
-            warnings.warn(f"whether '{path}' is of this run is not certain: {doubt}", stacklevel=2)
+            warn(f"whether '{path}' is of this run is not certain: {doubt}")
         if reasons:
             damaged = "; ".join(reasons)
-            warnings.warn(f"skipped damaged checkpoints of '{folder}': {damaged}", stacklevel=2)
+            warn(f"skipped damaged checkpoints of '{folder}': {damaged}")
         return Progress(server, table, **{name: getattr(record, name) for name in PROGRESS})
     damage = "; ".join(reasons) or "there is none"
     what = f"no undamaged checkpoint in '{folder}' ({damage})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -13,6 +12,7 @@ from torch import Tensor
 from hierfl.core.arguments import expect_count
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree, tree_leaves
+from hierfl.core.user_warnings import warn
 from hierfl.data.absent import RowsNotSaved, is_absent
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
@@ -191,7 +191,6 @@ def _say(where: Progress, first: int, alone: int, others: int) -> None:
         why = "their log ratios could not be carried over"
         if k_hats:
             why = f"k-hat was {k_hats[-1]:.2f} with their kept factors"
-        warnings.warn(
+        warn(
             f"the {others} other clients were asked again, in {where.round - alone} rounds: {why}",
-            stacklevel=4,
         )

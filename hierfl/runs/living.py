@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from hierfl.core.arguments import expect_count
 from hierfl.core.disk import write_private
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree, named_leaves
+from hierfl.core.user_warnings import warn
 from hierfl.data.absent import RowsNotSaved, is_absent
 from hierfl.engine.client_store import CheckpointError, Stored, subset
 from hierfl.engine.federation import Federation, federate
@@ -221,6 +221,6 @@ def rewritten(
         what = (
             f"'{folder}/{aside[0]}' was set aside by hierfl, and may hold what the client had sent"
         )
-        warnings.warn(f"{what}: see what it is, and remove it", stacklevel=5)
+        warn(f"{what}: see what it is, and remove it")
     if len(table := certificates(progress.history)):
         write_private(folder / CERTIFICATE, json.dumps(table.to_dict("records"), indent=1).encode())

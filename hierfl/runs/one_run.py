@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from hierfl.core.user_warnings import warn
 from hierfl.core.watch import OutOfTime, Watch, watched
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError, NotFinite
@@ -181,7 +182,7 @@ def _compiles(method: Method, federation: Federation, rounds: int) -> bool:
         return False
     if compile is True and any(phase.eager for phase in federation.client.phases):
         what = f"compile is True, and local steps of '{method.name}' cannot be compiled"
-        warnings.warn(f"{what}: they run eagerly, which gives the same numbers", stacklevel=2)
+        warn(f"{what}: they run eagerly, which gives the same numbers")
         return False
     if compile != "auto":
         return bool(compile)

@@ -9,7 +9,6 @@ import re
 import shutil
 import socket
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hierfl.core.disk import PRIVATE_FILE, private_folder, write_all, writing
+from hierfl.core.user_warnings import warn
 
 fcntl: Any
 try:
@@ -109,7 +109,7 @@ def _in_use(root: Path) -> FolderInUse:
 
 def _warn(root: Path, why: str | None) -> None:
     what = f"'{root}' cannot be locked ({why})"
-    warnings.warn(f"{what}: let no other process write to it meanwhile", stacklevel=4)
+    warn(f"{what}: let no other process write to it meanwhile")
 
 
 def _close_copies() -> None:
@@ -214,7 +214,7 @@ def _set_aside(path: Path) -> None:
         if not other.exists():
             os.rename(path, other)
             what = f"'{path}' was not written by this run as it stands, and is now '{other.name}'"
-            warnings.warn(f"{what}: remove it if nobody needs it", stacklevel=2)
+            warn(f"{what}: remove it if nobody needs it")
             return
 
 

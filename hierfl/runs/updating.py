@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 
 import hierfl
 from hierfl.core.arguments import expect_kind
+from hierfl.core.user_warnings import warn
 from hierfl.data.absent import HAND_IN, NOT_SAVED, RowsNotSaved, is_absent
 from hierfl.data.clients import ClientData
 from hierfl.formulas.formula import Formula, Frames
@@ -47,7 +47,7 @@ def update(
     rows = made.data(data)
     if is_fewer := federation.data.num_rows - rows.num_rows:
         what = f"{is_fewer} rows miss a value of the new terms and are left out"
-        warnings.warn(f"{what}: fits of other rows are not compared by their scores", stacklevel=2)
+        warn(f"{what}: fits of other rows are not compared by their scores")
     how: dict[str, Any] = {"seed": federation.seed, "settings": federation.settings}
     if federation.cohort < federation.data.num_clients:
         how["cohort"] = federation.cohort

@@ -7,7 +7,6 @@ fails, and for clients' many mixing numbers, Hamiltonian chains run instead.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +19,7 @@ from hierfl.core import noise
 from hierfl.core.chains import LEAPS, Sampled, Whitening, sampled
 from hierfl.core.importance_sampling import FLAT, FLAT_SHARE, chosen, normal_points, resampled
 from hierfl.core.proposal import ScalesProposal, fitted
+from hierfl.core.user_warnings import warn
 from hierfl.core.watch import about_to, working
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.scales import Density
@@ -254,10 +254,9 @@ def _chains(
         if not run.r_hat > (MIXED_WELL if final else MIXED):
             return run
         if least >= MOST:
-            warnings.warn(
+            warn(
                 f"the server's chains have not mixed (split R-hat {run.r_hat:.2f}): do not trust "
                 f"spreads; a prior that keeps scales away from infinity helps",
-                stacklevel=2,
             )
             return run
         first, whitening, warmup, least = run.draws[-chains:], run.whitening, WARM, 2 * least

@@ -19,7 +19,7 @@ from hierfl.diagnostics import loo
 from hierfl.engine.chunks import client_round
 from hierfl.engine.client_store import taken
 from hierfl.method import Clock, Reports
-from hierfl.methods.stages.checks import warn
+from hierfl.methods.stages.checks import warn_of
 from hierfl.program.sites import Model
 from hierfl.runs.result import Fit
 from tests.methods.test_two_stage import same
@@ -164,7 +164,7 @@ def test_the_history_has_the_error_of_points_that_are_samples() -> None:
 def test_weights_that_are_unsure_are_said() -> None:
     state = replace(gaussian().progress.server, inner_error=torch.tensor(2.0))
     with pytest.warns(UserWarning, match="uncertain by a factor of 7.4"):
-        warn(state, Clock(3, 60))
+        warn_of(state, Clock(3, 60))
 
 
 # ---------------------------------------------------------------- leaving rows out

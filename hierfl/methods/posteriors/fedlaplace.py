@@ -29,7 +29,6 @@ arXiv:2107.04562) and importance weights (Vehtari et al. 2024, arXiv:1507.02646)
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +38,7 @@ from torch import Tensor
 
 from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, tree_map
+from hierfl.core.user_warnings import warn
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.conditional import conditional
 from hierfl.guides.global_sites import empirical, full_normal
@@ -257,11 +257,10 @@ def _warn_of_many(program: Program, points: int) -> None:
     """Warn if settling rounds are slow: many global and many local unknowns."""
     size, inside = program.latents.global_block.size, program.latents.local_block.size
     if size * inside > SLOW:
-        warnings.warn(
+        warn(
             f"fedlaplace takes minutes here: clients differentiate {inside} local parameters twice "
             f"in {size} global ones, at {points} points a round. Take two_stage(model), which "
             "sends no Hessian of the global parameters",
-            stacklevel=6,
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,6 +20,7 @@ from hierfl.core.importance_sampling import (
     smoothed,
 )
 from hierfl.core.trees import Tree, copied, tree_class, tree_map
+from hierfl.core.user_warnings import warn
 from hierfl.guides.global_sites import normal_params
 from hierfl.laplace.marginal import Expansion, Marginal
 from hierfl.laplace.newton import Ascent, tril_of
@@ -320,26 +320,23 @@ class LaplaceRounds:
 
 def _warn_of_lost(stage: int, lost: float) -> None:
     if stage != CLIMB and lost > LOST:
-        warnings.warn(
+        warn(
             f"{STAGES[stage]}: at {lost:.1%} of the points clients find no mode of their local "
             "sites. Do not trust the posterior near those points: give the local sites priors that "
             "curve more, or take fedsvi with guides.structured",
-            stacklevel=4,
         )
 
 
 def _warn(state: LaplaceState, remaining: int) -> None:
     """Warn if the posterior is unreliable: k-hat is high, or rounds ended too early."""
     if state.is_done and float(state.k_hat) >= K_HAT:
-        warnings.warn(
+        warn(
             f"k-hat is {float(state.k_hat):.2f}, above {K_HAT}: the Gaussian over the global "
             "sites misses a part of the posterior, and weights cannot correct for it "
             f"({float(state.effective):.0f} effective points). Do not trust tails and spreads: "
             "allow more rounds, or take fedsvi with guides.conditional(shared=guides.spline_flow)",
-            stacklevel=4,
         )
     if not state.is_done and remaining == 0:
-        warnings.warn(
+        warn(
             f"the rounds ended while {STAGES[int(state.stage)]}: the posterior is not final; allow more rounds",
-            stacklevel=4,
         )

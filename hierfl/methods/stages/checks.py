@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.trees import Tree
+from hierfl.core.user_warnings import warn
 from hierfl.method import Clock
 from hierfl.methods.stages.state import ServerState
 from hierfl.program.program import ProgramError
@@ -116,41 +116,37 @@ def check_read(share: Tensor) -> None:
         )
 
 
-def warn(state: ServerState, clock: Clock) -> None:
+def warn_of(state: ServerState, clock: Clock) -> None:
     """Warn if k-hat is high, the weights are inaccurate, clients failed, or rounds ran out."""
     k_hat, error = float(state.k_hat), float(state.inner_error)
     if state.is_done and k_hat >= K_HAT:
-        warnings.warn(
+        warn(
             f"k-hat is {k_hat:.2f}, above {K_HAT}: the clients' Gaussian factors miss a part of "
             f"the posterior, and weights cannot correct for it ({float(state.effective):.0f} "
             f"effective draws; largest k-hat of one client {float(state.k_hat_client):.2f}). "
             "Do not trust tails and spreads: give local sites tighter priors, or take fedsvi "
             "with guides.structured",
-            stacklevel=4,
         )
     if state.is_done and error > UNSURE:
-        warnings.warn(
+        warn(
             f"the weights are uncertain by a factor of {math.exp(error):.1f}: some clients' "
             "likelihoods are so far from Gaussian that their integrals are inaccurate. Do not "
             "trust tails and spreads: give local sites tighter priors, or take fedsvi with "
             "guides.structured",
-            stacklevel=4,
         )
     lost, unweighted_clients = (int((~of).sum()) for of in (state.seen, state.weighted))
     if state.is_done and unweighted_clients:
-        warnings.warn(
+        warn(
             f"{unweighted_clients} clients failed when the draws were weighted (history['left_out'] names "
             f"them): the rows of {lost} do not count, and those of {unweighted_clients - lost} only as "
             "their Gaussian factors say; fix their rows and fit again",
-            stacklevel=4,
         )
     if not state.is_done and clock.round + 1 >= clock.rounds:
         missing = unweighted_clients if state.weights else lost
         fix = "allow more rounds"
         if clock.rounds >= MOST_ROUNDS and not missing:
             fix = "more do not help: take fedsvi with guides.structured"
-        warnings.warn(
+        warn(
             f"the rounds ended while {STAGES[int(state.stage)]} ({missing} clients have not answered yet): "
             f"the posterior is not final; {fix}",
-            stacklevel=4,
         )

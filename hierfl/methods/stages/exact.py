@@ -165,14 +165,15 @@ class Chains:
         located = self._located(scouts)
         z = located[1][::2, : self.joint.shared]
         joints = [] if self.joint.nodes is None else [self.joint, *map(self._joint, ORDERS[1:])]
-        for self.joint, finer in pairwise(joints):
-            change = finer.values(z, located[0]) - self.joint.values(z, located[0])
+        for joint, finer in pairwise(joints):
+            change = finer.values(z, located[0]) - joint.values(z, located[0])
             if float(change.std()) < ERROR:
+                self.joint = joint
                 return located
-        if not joints:
-            return located
-        self._sum_over(0)
-        return self._located(scouts)
+        if joints:  # even the most change something
+            self._sum_over(0)
+            located = self._located(scouts)
+        return located
 
     def _located(self, scouts: Points) -> tuple[Standard, Tensor, Whitening]:
         """Return clients' scales by factors about the mode, where the chains start, and their whitening."""

@@ -9,7 +9,6 @@ up to noise; of the final draws some are made by each of several designs (multip
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.trees import tree_map
+from hierfl.core.user_warnings import warn
 from hierfl.method import Clock, Reports, Surprise
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import ServerState
@@ -90,11 +90,10 @@ def sampled_of_noisy(work: Weighting, state: ServerState, clock: Clock) -> Serve
     designs = noise.designs(state.factors)
     error = designs.error()
     if error > UNKNOWN:
-        warnings.warn(
+        warn(
             f"the noise hides the clients' covariates: the mean square of one is known to "
             f"{error:.0%}, so that intervals of coefficients may be too narrow. Raise epsilon, lower "
             "max_row_norm, leave covariates out, or take clients with more rows",
-            stacklevel=2,
         )
     design = {"design": designs.drawn(None), "between": designs.between}
     state = _believing(state, {name: noise.whole(v[None])[0] for name, v in design.items()})

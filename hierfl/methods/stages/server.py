@@ -18,7 +18,7 @@ from hierfl.methods.stages.anchored import (
     is_far,
     stepped,
 )
-from hierfl.methods.stages.checks import STILL, STILL_SD, check_read, warn
+from hierfl.methods.stages.checks import STILL, STILL_SD, check_read, warn_of
 from hierfl.methods.stages.state import (
     DONE,
     GATHER,
@@ -63,8 +63,8 @@ class Rounds:
         exact = hierarchy.spread is not None
         weighted = max(FEWEST_WEIGHTED, self.draws * MANY // max(2 * MANY, count))
         weighted = self.draws if exact else min(self.draws, weighted)
-        each = OF_ROW_SITES if hierarchy.program.row_sites is not None else 1
-        all_asked = count * each <= FAR_MANY or work.surrogate.mixed
+        cost = OF_ROW_SITES if hierarchy.program.row_sites is not None else 1
+        all_asked = count * cost <= FAR_MANY or work.surrogate.mixed
         asked = weighted if all_asked else asked_of(size_of_draw, weighted)
         single = count * (not exact and self.gathers is None and asked * count <= MOST_KEPT)
         with double_precision(), torch.no_grad(), unchecked():
@@ -148,7 +148,7 @@ class Rounds:
                 check_read(means["misread"])
                 state = replace(state, raised=torch.as_tensor(means["raised"]).double())
                 state = self.gathered(state, reports, clock)
-        warn(state, clock)
+        warn_of(state, clock)
         return copied(state)
 
     def gathered(self, state: ServerState, reports: Reports, clock: Clock) -> ServerState:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.importance_sampling import K_HAT
+from hierfl.core.user_warnings import warn
 from hierfl.methods.stages.checks import OFF
 from hierfl.methods.stages.state import ServerState
 from hierfl.program.program import Program
@@ -68,9 +68,8 @@ def warn_of_sds(weighted: Weighted, program: Program) -> None:
         return
     worst, sites = int(weighted.of_sds.argmax()), program.latents.global_block.sites
     ends = torch.tensor([site.size for site in sites]).cumsum(0)
-    warnings.warn(
+    warn(
         f"the spread of '{sites[int((ends <= worst).sum())].name}' rests on a few draws far out, and "
         f"may be off by {float(weighted.of_sds[worst]):.0%} or more: let the others weight new draws, "
         "fit.without(client, rounds=4), or fit again with more draws",
-        stacklevel=8,
     )
