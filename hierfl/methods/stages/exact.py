@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hierfl.core.chains import LEAPS, Sampled, Whitening, leaps_of, sampled
 from hierfl.data.batch import ClientBatch
-from hierfl.methods.stages.joint import LOCATING, Joint, Nodes, Standard, flat
+from hierfl.methods.stages.joint import LOCATING, Joint, ScalarNodes, Standard, flat
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, ServerState
 from hierfl.program.few_rows import double_precision, in_double
@@ -108,7 +108,7 @@ class Chains:
         nodes = None
         if order:
             at, weights = gauss_hermite(order, torch.float64)
-            nodes = Nodes(at, weights, torch.bincount(self.client).double())
+            nodes = ScalarNodes(at, weights, torch.bincount(self.client).double())
         return Joint(self.surrogate, self.rows, self._none(), self.count, nodes)
 
     @property

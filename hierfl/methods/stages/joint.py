@@ -40,7 +40,7 @@ def flat(standard: Standard) -> tuple[Tensor, ...]:
     return (standard.precision, standard.shift, *standard.line)
 
 
-class Nodes(NamedTuple):
+class ScalarNodes(NamedTuple):
     """Nodes of each client's only scalar, and how many equal clients each stands for."""
 
     at: Tensor  # (G,) standard normal
@@ -60,7 +60,7 @@ class Joint:
         rows: PackedRows,
         none: Factors,
         count: int,
-        nodes: Nodes | None = None,
+        nodes: ScalarNodes | None = None,
     ) -> None:
         """Read what the density needs of N clients, for `count` points at a time."""
         self.surrogate, self.hierarchy, self.rows = surrogate, surrogate.hierarchy, rows
@@ -124,7 +124,7 @@ class Joint:
         of_factor = ((by.shift[:, None] - 0.5 * product(at, by.precision)) * at).sum(-1)
         return (self.rows.values(at, same=self.same) - of_factor).mT
 
-    def _summed(self, z: Tensor, by: Standard, nodes: Nodes) -> Tensor:
+    def _summed(self, z: Tensor, by: Standard, nodes: ScalarNodes) -> Tensor:
         """Return the log density of z (S, K), (S,)."""
         with torch.no_grad():
             loc, scale = self._modes(z.detach(), by)
