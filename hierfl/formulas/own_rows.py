@@ -167,10 +167,7 @@ def check_design(
         for name, values in every.items():
             if len(singled_out(values, least, by_value=name not in as_it_is, share=share)):
                 raise Implausible(FEW.format(f"the column '{name}'", least))
-    for (
-        name,
-        known,
-    ) in rows_known.items():  # sums of other columns are of the rows that have a value, too
+    for name, known in rows_known.items():  # the others' sums are of rows that have a value, too
         if 0 < np.size(known) - np.count_nonzero(known) < least:
             raise Implausible(FEW.format(f"what '{name}' lacks", least))
     whole = {n: of for n, of in told.columns.items() if n not in rows_known}
