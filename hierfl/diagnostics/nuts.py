@@ -152,9 +152,9 @@ def _reference(program: Program, chains: list[Values], seconds: float) -> Refere
         name: together[name].movedim(1 + inner, 1).squeeze(2 + inner)
         for name, inner in local.items()
     }
-    each = {name: torch.stack([c[name] for c in chains]) for name in chains[0]}
+    stacked = {name: torch.stack([c[name] for c in chains]) for name in chains[0]}
     r_hat = {
-        name: split_gelman_rubin(v).nan_to_num(nan=1.0).max().item() for name, v in each.items()
+        name: split_gelman_rubin(v).nan_to_num(nan=1.0).max().item() for name, v in stacked.items()
     }
     return Reference(shared, own, r_hat, seconds)
 

@@ -222,8 +222,8 @@ def calls(terms: TermSum) -> Iterator[Call]:
 
 def columns_of(terms: TermSum, *without: str) -> tuple[str, ...]:
     """Return the columns that some terms read, outside of calls of some functions."""
-    parts = chain.from_iterable(within(factor, *without) for factor in terms.factors)
-    return tuple(sorted({part.head for part in parts if isinstance(part, Name)}))
+    inner = chain.from_iterable(within(factor, *without) for factor in terms.factors)
+    return tuple(sorted({of.head for of in inner if isinstance(of, Name)}))
 
 
 def column_of(call: Call) -> str:

@@ -3,7 +3,7 @@
     log p(y_k | z) = log integral p(w | z) factor_k(v) dw + log E[ p(y_k | v) / factor_k(v) ]
 
 The server knows the first term. The expectation is over p(w | z) factor_k(v), normalized, by standard
-normal points. Quasi-random ones are rotated anew at each z: an error that is one function of z at all
+normal points. Quasi-random ones are rotated at each z: an error that is one function of z at all
 draws is a bias (it moved a mean by 0.1 sd where 29 clients have ten dimensions); one that differs
 between neighbors is noise of the weights, which leaves expectations where they are.
 """
@@ -189,18 +189,12 @@ class _Clients:
         of = self._normal
         if self.proposals is not None:
             at_once, of = max(1, at_once // count), self._mixed
-        ratios = [
-            of(draws[s], self._turns(s), points, log_weights)
-            for s in torch.arange(len(draws)).split(at_once)
-        ]
+        common = points[:0] if self.own is None else _rotations(noise.root_key(0), TURNS, size)
+        ratios = []
+        for s in torch.arange(len(draws)).split(at_once):
+            turns = None if self.own is None else product(self.own[:, None], common[s % TURNS])
+            ratios.append(of(draws[s], turns, points, log_weights))
         return Ratios(*(torch.cat(tensors, 1) for tensors in zip(*ratios, strict=True)))
-
-    def _turns(self, s: Tensor) -> Tensor | None:
-        """Return rotations at draws s (S,), (C, S, D, D)."""
-        if self.own is None:
-            return None
-        common = _rotations(noise.root_key(0), TURNS, self.own.shape[-1])
-        return product(self.own[:, None], common[s % TURNS])
 
     def _normal(
         self, draws: Tensor, turns: Tensor | None, points: Tensor, log_weights: Tensor
