@@ -102,7 +102,7 @@ def check_together(columns: Floats, earlier: Iterable[bytes], least: int) -> Non
         )
 
 
-class Told(NamedTuple):
+class Disclosed(NamedTuple):
     """What a fit sends sums and products of, by name, (n,), on a client's rows.
 
     `read` are values of columns, `columns` those of the design, of responses that are numbers and of
@@ -120,7 +120,7 @@ class Told(NamedTuple):
         return np.stack([*self.columns.values(), *self.beside.values()], axis=1)
 
 
-def told_of(formula: Any, frame: pd.DataFrame, client: str) -> Told:
+def disclosed_of(formula: Any, frame: pd.DataFrame, client: str) -> Disclosed:
     """Return what a fit tells of a client's rows as it fits them; `formula` is a `Formula` with the schema."""
     declared, schema = formula.declared, formula.agreed
     frame = own_rows(declared, frame, client, schema.min_count)
@@ -146,12 +146,12 @@ def told_of(formula: Any, frame: pd.DataFrame, client: str) -> Told:
             columns[label] = ready[label].to_numpy(np.float64)
     names_of = [label for label in declared.parts.labels if schema.columns[label].kind != "number"]
     beside = {n: of for name in (*names_of, *additions.values()) for n, of in _added(ready[name])}
-    return Told(read, columns, beside, rows_known)
+    return Disclosed(read, columns, beside, rows_known)
 
 
 def check_design(
     formula: Any, frame: pd.DataFrame, client: str, least: int, least_joint: int = 1
-) -> Told:
+) -> Disclosed:
     """Refuse a design whose columns, some combination of them or some of its groups are of a few rows (`Implausible`).
 
     X'X and X'y of a column that is the same in all but a few rows have those rows' values of all others:
@@ -159,23 +159,23 @@ def check_design(
     Two columns of two values are refused where fewer than `least_joint` rows have a pair of these.
     Returns what the fit tells of otherwise.
     """
-    told = told_of(formula, frame, client)
-    rows_known, labels = told.rows_known, formula.declared.parts.labels
-    made = {n: of[rows_known[n]] if n in rows_known else of for n, of in told.columns.items()}
-    as_it_is = {*labels, *told.beside}
-    for share, every in ((SHARE, told.read), (NEARLY, {**made, **told.beside})):
+    disclosed = disclosed_of(formula, frame, client)
+    rows_known, labels = disclosed.rows_known, formula.declared.parts.labels
+    made = {n: of[rows_known[n]] if n in rows_known else of for n, of in disclosed.columns.items()}
+    as_it_is = {*labels, *disclosed.beside}
+    for share, every in ((SHARE, disclosed.read), (NEARLY, {**made, **disclosed.beside})):
         for name, values in every.items():
             if len(singled_out(values, least, by_value=name not in as_it_is, share=share)):
                 raise Implausible(FEW.format(f"the column '{name}'", least))
     for name, known in rows_known.items():  # the others' sums are of rows that have a value, too
         if 0 < np.size(known) - np.count_nonzero(known) < least:
             raise Implausible(FEW.format(f"what '{name}' lacks", least))
-    whole = {n: of for n, of in told.columns.items() if n not in rows_known}
-    whole |= told.beside
+    whole = {n: of for n, of in disclosed.columns.items() if n not in rows_known}
+    whole |= disclosed.beside
     if whole and len(isolated(np.stack([*whole.values()], axis=1), least, EXACT)):
         raise Implausible(FEW.format("a combination of its columns", least))
     _check_pairs(whole, least_joint)
-    return told
+    return disclosed
 
 
 def _of_bars(

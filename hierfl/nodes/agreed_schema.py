@@ -242,7 +242,9 @@ def check_fitted(root: Path, formula: Formula, rows: Mapping[str, Any], policy: 
     ((client, frame),) = rows.items()
     try:
         if formula.agreed.min_count > 1:
-            told = check_design(formula, frame, client, policy.min_count, policy.min_joint_count)
-            _check_together(root, told.matrix, policy.min_count)
+            disclosed = check_design(
+                formula, frame, client, policy.min_count, policy.min_joint_count
+            )
+            _check_together(root, disclosed.matrix, policy.min_count)
     except Implausible as error:
         raise Forbidden(str(error)) from error
