@@ -105,10 +105,8 @@ class Chains:
             self.joint = self._joint(order)
 
     def _joint(self, order: int) -> Joint:
-        nodes = None
-        if order:
-            at, weights = gauss_hermite(order, torch.float64)
-            nodes = ScalarNodes(at, weights, torch.bincount(self.client).double())
+        times = torch.bincount(self.client).double()
+        nodes = ScalarNodes(*gauss_hermite(order, torch.float64), times) if order else None
         return Joint(self.surrogate, self.rows, self._none(), self.count, nodes)
 
     @property
