@@ -21,45 +21,22 @@ def touch(path: str) -> None:
 
 
 RUN = {"command": "touch ran", "args": ["touch", "ran"], "path": "ran", "src": "a", "dst": "ran"}
+CLOSED = """
+    os:system posix:system subprocess:Popen builtins:eval importlib:import_module os.system
+    subprocess.Popen hierfl.runs.checkpoint:shutil.copyfile hierfl.runs.checkpoint:save
+    hierfl.models:torch.os.system hierfl.models.likelihood:torch
+    hierfl.models.likelihood:Likelihood.__call__ hierfl.models.likelihood
+    hierfl.methods.fedavg.__globals__ hierfl.methods.fedavg:fedavg.__globals__
+    hierfl.methods.fedavg:SGD.__init__ hierfl.methods.__dict__ hierfl.program.public_names.find
+    hierfl.optimizers.torch hierfl.guides.structured.build torch:load torch.load torch.hub:load
+    torch.serialization:load torch.optim.lr_scheduler
+    torch.optim.swap_in_optimizer_params_and_state numpy:load pyro:clear_param_store
+    pyro.distributions.enable_validation pyro.distributions.kl
+"""
 NAMES = [
-    "os:system",
-    "posix:system",
-    "subprocess:Popen",
-    "builtins:eval",
-    "importlib:import_module",
-    "os.system",
-    "subprocess.Popen",
-    "hierfl.runs.checkpoint:shutil.copyfile",
-    "hierfl.runs.checkpoint:save",
-    "hierfl.models:torch.os.system",
-    "hierfl.models.likelihood:torch",
-    "hierfl.models.likelihood:Likelihood.__call__",
-    "hierfl.models.likelihood",
-    "hierfl.methods.fedavg.__globals__",
-    "hierfl.methods.fedavg:fedavg.__globals__",
-    "hierfl.methods.fedavg:SGD.__init__",
-    "hierfl.methods.__dict__",
-    "hierfl.program.public_names.find",
-    "hierfl.optimizers.torch",
-    "hierfl.guides.structured.build",
-    "torch:load",
-    "torch.load",
-    "torch.hub:load",
-    "torch.serialization:load",
-    "torch.optim.lr_scheduler",
-    "torch.optim.swap_in_optimizer_params_and_state",
-    "numpy:load",
-    "pyro:clear_param_store",
-    "pyro.distributions.enable_validation",
-    "pyro.distributions.kl",
-    f"{__name__}:Path",
-    f"{__name__}:subprocess.Popen",
-    f"{__name__}:sys.exit",
-    f"{__name__}:nothing",
-    "",
-    ":",
-    ".",
-    "__main__:",
+    *CLOSED.split(),
+    *(f"{__name__}:{name}" for name in ("Path", "subprocess.Popen", "sys.exit", "nothing")),
+    *("", ":", ".", "__main__:"),
 ]
 
 

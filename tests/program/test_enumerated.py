@@ -50,99 +50,94 @@ def shared() -> tuple[Tensor, Tensor, Tensor]:
     return mu, gain, share
 
 
+Program = Callable[[ClientBatch], None]
+
+
+def of_rows(inside: Callable[..., None]) -> Program:
+    """Return a model with a site a of each client; `inside` writes what stands in the data plate."""
+
+    def model(batch: ClientBatch) -> None:
+        mu, gain, share = shared()
+        with batch.clients():
+            own = pyro.sample("a", dist.Normal(mu, 1.0))
+            with batch.data():
+                inside(batch, own, gain, share)
+
+    return model
+
+
 def bernoulli(share: Tensor) -> Tensor:
     """Return the log probabilities of 0 and 1, (2, ...)."""
     return torch.stack([torch.log1p(-share), share.log()])
 
 
 # ------------------------------------------------------------ a label of each row
-def row_label(batch: ClientBatch) -> None:
-    mu, gain, share = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            label = pyro.sample("label", dist.Bernoulli(share))
-            pyro.sample("y", dist.Normal(own + gain * label, 0.7), obs=batch.y)
+@of_rows
+def row_label(batch: ClientBatch, own: Tensor, gain: Tensor, share: Tensor) -> None:
+    label = pyro.sample("label", dist.Bernoulli(share))
+    pyro.sample("y", dist.Normal(own + gain * label, 0.7), obs=batch.y)
 
 
-def row_label_by_hand(batch: ClientBatch) -> None:
-    mu, gain, share = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            terms = [dist.Normal(own + gain * k, 0.7).log_prob(batch.y) for k in (0.0, 1.0)]
-            pyro.factor("y", (torch.stack(terms) + bernoulli(share)[:, None, None]).logsumexp(0))
+@of_rows
+def row_label_by_hand(batch: ClientBatch, own: Tensor, gain: Tensor, share: Tensor) -> None:
+    terms = [dist.Normal(own + gain * k, 0.7).log_prob(batch.y) for k in (0.0, 1.0)]
+    pyro.factor("y", (torch.stack(terms) + bernoulli(share)[:, None, None]).logsumexp(0))
 
 
 # ------------------------------------------------------------ two labels, one given the other
-def nested_labels(batch: ClientBatch) -> None:
-    mu, gain, share = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            first = pyro.sample("first", dist.Bernoulli(share))
-            weights = torch.stack([torch.ones_like(first), 1.0 + first, 3.0 * first + 0.5], -1)
-            second = pyro.sample("second", dist.Categorical(weights))
-            pyro.sample("y", dist.Normal(own + gain * second, 0.5 + first), obs=batch.y)
-            pyro.sample("w", dist.Bernoulli(0.2 + 0.5 * first), obs=batch.w)
+@of_rows
+def nested_labels(batch: ClientBatch, own: Tensor, gain: Tensor, share: Tensor) -> None:
+    first = pyro.sample("first", dist.Bernoulli(share))
+    weights = torch.stack([torch.ones_like(first), 1.0 + first, 3.0 * first + 0.5], -1)
+    second = pyro.sample("second", dist.Categorical(weights))
+    pyro.sample("y", dist.Normal(own + gain * second, 0.5 + first), obs=batch.y)
+    pyro.sample("w", dist.Bernoulli(0.2 + 0.5 * first), obs=batch.w)
 
 
-def nested_labels_by_hand(batch: ClientBatch) -> None:
-    mu, gain, share = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            terms = []
-            for first, second in itertools.product((0.0, 1.0), range(3)):
-                weights = torch.tensor([1.0, 1.0 + first, 3.0 * first + 0.5])
-                term = bernoulli(share)[int(first)] + (weights / weights.sum())[second].log()
-                term = term + dist.Normal(own + gain * second, 0.5 + first).log_prob(batch.y)
-                terms.append(term + dist.Bernoulli(0.2 + 0.5 * first).log_prob(batch.w))
-            pyro.factor("rows", torch.stack(terms).logsumexp(0))
+@of_rows
+def nested_labels_by_hand(batch: ClientBatch, own: Tensor, gain: Tensor, share: Tensor) -> None:
+    terms = []
+    for first, second in itertools.product((0.0, 1.0), range(3)):
+        weights = torch.tensor([1.0, 1.0 + first, 3.0 * first + 0.5])
+        term = bernoulli(share)[int(first)] + (weights / weights.sum())[second].log()
+        term = term + dist.Normal(own + gain * second, 0.5 + first).log_prob(batch.y)
+        terms.append(term + dist.Bernoulli(0.2 + 0.5 * first).log_prob(batch.w))
+    pyro.factor("rows", torch.stack(terms).logsumexp(0))
 
 
 # ------------------------------------------------------------ a hidden Markov chain of each row
-def chain(batch: ClientBatch) -> None:
-    mu, gain, share = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            state = torch.zeros(())
-            for t in pyro.markov(range(TIMES)):
-                up = torch.where(state > 0.0, share, 0.3)
-                state = pyro.sample(f"state_{t}", dist.Bernoulli(up))
-                logits = own + gain * state
-                pyro.sample(f"h_{t}", dist.Bernoulli(logits=logits), obs=batch.h[..., t])
+@of_rows
+def chain(batch: ClientBatch, own: Tensor, gain: Tensor, share: Tensor) -> None:
+    state = torch.zeros(())
+    for t in pyro.markov(range(TIMES)):
+        up = torch.where(state > 0.0, share, 0.3)
+        state = pyro.sample(f"state_{t}", dist.Bernoulli(up))
+        logits = own + gain * state
+        pyro.sample(f"h_{t}", dist.Bernoulli(logits=logits), obs=batch.h[..., t])
 
 
-def chain_by_hand(batch: ClientBatch) -> None:
-    mu, gain, share = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            terms = []
-            for path in itertools.product((0, 1), repeat=TIMES):
-                term, before = torch.zeros(()), 0
-                for t, state in enumerate(path):
-                    up = share if before else torch.tensor(0.3)
-                    term = term + bernoulli(up)[state]
-                    seen = dist.Bernoulli(logits=own + gain * state)
-                    term, before = term + seen.log_prob(batch.h[..., t]), state
-                terms.append(term)
-            pyro.factor("rows", torch.stack(terms).logsumexp(0))
+@of_rows
+def chain_by_hand(batch: ClientBatch, own: Tensor, gain: Tensor, share: Tensor) -> None:
+    terms = []
+    for path in itertools.product((0, 1), repeat=TIMES):
+        term, before = torch.zeros(()), 0
+        for t, state in enumerate(path):
+            up = share if before else torch.tensor(0.3)
+            term = term + bernoulli(up)[state]
+            seen = dist.Bernoulli(logits=own + gain * state)
+            term, before = term + seen.log_prob(batch.h[..., t]), state
+        terms.append(term)
+    pyro.factor("rows", torch.stack(terms).logsumexp(0))
 
 
 # ------------------------------------------------------------ animals caught and caught again
-def captures(batch: ClientBatch) -> None:
-    mu, _, share = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            alive = torch.ones(())
-            for t in pyro.markov(range(1, TIMES)):
-                alive = pyro.sample(f"alive_{t}", dist.Bernoulli(alive * share))
-                caught = dist.Bernoulli(alive * own.sigmoid())
-                pyro.sample(f"h_{t}", caught, obs=batch.h[..., t])
+@of_rows
+def captures(batch: ClientBatch, own: Tensor, gain: Tensor, share: Tensor) -> None:
+    alive = torch.ones(())
+    for t in pyro.markov(range(1, TIMES)):
+        alive = pyro.sample(f"alive_{t}", dist.Bernoulli(alive * share))
+        caught = dist.Bernoulli(alive * own.sigmoid())
+        pyro.sample(f"h_{t}", caught, obs=batch.h[..., t])
 
 
 def captures_by_hand(batch: ClientBatch) -> None:
@@ -195,22 +190,16 @@ def annotators_by_hand(batch: ClientBatch) -> None:
 
 
 # ------------------------------------------------------------ zero inflation
-def zeros(batch: ClientBatch) -> None:
-    mu, _, share = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            never = pyro.sample("never", dist.Bernoulli(share))
-            pyro.sample("n", dist.Poisson(own.exp() * (1.0 - never)), obs=batch.n)
+@of_rows
+def zeros(batch: ClientBatch, own: Tensor, gain: Tensor, share: Tensor) -> None:
+    never = pyro.sample("never", dist.Bernoulli(share))
+    pyro.sample("n", dist.Poisson(own.exp() * (1.0 - never)), obs=batch.n)
 
 
-def zeros_by_hand(batch: ClientBatch) -> None:
-    mu, _, share = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            some = dist.ZeroInflatedPoisson(own.exp(), gate=share)
-            pyro.sample("n", some, obs=batch.n)
+@of_rows
+def zeros_by_hand(batch: ClientBatch, own: Tensor, gain: Tensor, share: Tensor) -> None:
+    some = dist.ZeroInflatedPoisson(own.exp(), gate=share)
+    pyro.sample("n", some, obs=batch.n)
 
 
 # ------------------------------------------------------------ kinds of clients
@@ -392,15 +381,12 @@ def of_a_factor_by_hand(batch: ClientBatch) -> None:
 
 
 # ------------------------------------------------------------ labels that are seen in some rows
-def seen_labels(batch: ClientBatch) -> None:
-    mu, gain, share = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            seen = batch.n > 0.0
-            label = pyro.sample("w", dist.Bernoulli(share), obs=batch.w, obs_mask=seen)
-            pyro.sample("y", dist.Normal(own + gain * label, 0.7), obs=batch.y)
-            pyro.sample("h", dist.Bernoulli(0.2 + 0.5 * label), obs=batch.h[..., 0])
+@of_rows
+def seen_labels(batch: ClientBatch, own: Tensor, gain: Tensor, share: Tensor) -> None:
+    seen = batch.n > 0.0
+    label = pyro.sample("w", dist.Bernoulli(share), obs=batch.w, obs_mask=seen)
+    pyro.sample("y", dist.Normal(own + gain * label, 0.7), obs=batch.y)
+    pyro.sample("h", dist.Bernoulli(0.2 + 0.5 * label), obs=batch.h[..., 0])
 
 
 def seen_labels_by_hand(batch: ClientBatch) -> None:
@@ -460,7 +446,6 @@ def pilot_by_hand(batch: ClientBatch) -> None:
     sloped(batch, mu, gain, slope)
 
 
-Program = Callable[[ClientBatch], None]
 PAIRS: dict[str, tuple[Program, Program]] = {
     "row label": (row_label, row_label_by_hand),
     "nested labels": (nested_labels, nested_labels_by_hand),
@@ -547,15 +532,12 @@ def test_predictions_average_over_labels() -> None:
     torch.testing.assert_close(fit.predict(data()).mean, by_hand.predict(data()).mean)
 
 
-def mixture_by_torch(batch: ClientBatch) -> None:
-    mu, gain, share = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            locs = torch.stack(torch.broadcast_tensors(own, own + gain), -1)
-            weights = torch.stack([1.0 - share, share]).expand(locs.shape)
-            mixture = dist.MixtureSameFamily(dist.Categorical(weights), dist.Normal(locs, 0.7))
-            pyro.sample("y", mixture, obs=batch.y)
+@of_rows
+def mixture_by_torch(batch: ClientBatch, own: Tensor, gain: Tensor, share: Tensor) -> None:
+    locs = torch.stack(torch.broadcast_tensors(own, own + gain), -1)
+    weights = torch.stack([1.0 - share, share]).expand(locs.shape)
+    mixture = dist.MixtureSameFamily(dist.Categorical(weights), dist.Normal(locs, 0.7))
+    pyro.sample("y", mixture, obs=batch.y)
 
 
 # ------------------------------------------------------------ what is refused

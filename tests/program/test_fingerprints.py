@@ -94,6 +94,34 @@ def seeded(seed: int, **options: Any) -> Any:
     return describe(models.bayesian_network(nn.Linear(2, 1), **options))
 
 
+# Two values of a closure, and where in it they differ.
+VALUES: dict[str, tuple[Any, Any, str]] = {
+    "a number of the closure": (1.0, 2.0, ""),
+    "0 and -0": (0.0, -0.0, ""),
+    "1 and True": (1, True, ""),
+    "a tensor of the closure": (torch.ones(2), torch.zeros(2), ""),
+    "an array": (np.ones(2), np.ones((2, 1)), ""),
+    "a list": ([1, 2], [1, 3], ""),
+    "a mapping": ({"a": torch.ones(1)}, {"a": torch.zeros(1)}, "'a' of "),
+    "a namespace": (
+        SimpleNamespace(scale=1.0),
+        SimpleNamespace(scale=2.0),
+        "attribute 'scale' of ",
+    ),
+    "a dataclass": (Settings(1.0), Settings(2.0), "attribute 'scale' of "),
+    "a distribution": (dist.Normal(0.0, 1.0), dist.Normal(0.0, 2.0), "attribute 'scale' of "),
+    "a distribution within": (
+        dist.Normal(torch.zeros(2), 1.0).to_event(1),
+        dist.Normal(torch.zeros(2), 2.0).to_event(1),
+        "attribute 'scale' of attribute 'base_dist' of ",
+    ),
+    "a model of hierfl": (
+        models.regression("gaussian", prior_scale=1.0),
+        models.regression("gaussian", prior_scale=2.0),
+        "attribute 'prior_scale' of ",
+    ),
+    "a guide family": (guides.low_rank(rank=2), guides.low_rank(rank=3), "attribute 'options' of "),
+}
 # What it is -> two of them, and the part in which they differ.
 OTHERS: dict[str, tuple[Any, Any, str]] = {
     "code": (written("1.0"), written("1.0 * batch.y"), "code"),
@@ -105,35 +133,10 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
         compiled("def model(b):\n    def f():\n        return b + 1\n    return f()\n"),
         "code",
     ),
-    "a number of the closure": (closure(1.0), closure(2.0), "value of closure's 'value'"),
-    "0 and -0": (closure(0.0), closure(-0.0), "value of closure's 'value'"),
-    "1 and True": (closure(1), closure(True), "value of closure's 'value'"),
-    "a tensor of the closure": (
-        closure(torch.ones(2)),
-        closure(torch.zeros(2)),
-        "value of closure's 'value'",
-    ),
-    "an array": (closure(np.ones(2)), closure(np.ones((2, 1))), "value of closure's 'value'"),
     "a closure's closure": (
         nested(1.0),
         nested(2.0),
         "value of closure's 'value' of closure's 'outer'",
-    ),
-    "a list": (closure([1, 2]), closure([1, 3]), "value of closure's 'value'"),
-    "a mapping": (
-        closure({"a": torch.ones(1)}),
-        closure({"a": torch.zeros(1)}),
-        "value of 'a' of closure's 'value'",
-    ),
-    "a namespace": (
-        closure(SimpleNamespace(scale=1.0)),
-        closure(SimpleNamespace(scale=2.0)),
-        "value of attribute 'scale' of closure's 'value'",
-    ),
-    "a dataclass": (
-        closure(Settings(1.0)),
-        closure(Settings(2.0)),
-        "value of attribute 'scale' of closure's 'value'",
     ),
     "a callable object": (Scaled(1.0), Scaled(2.0), "value of attribute '_scale'"),
     "a method": (
@@ -180,26 +183,6 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
         compiled("def model(b):\n    return f(b)\n", f=torch.sin),
         "name of global 'f'",
     ),
-    "a distribution": (
-        closure(dist.Normal(0.0, 1.0)),
-        closure(dist.Normal(0.0, 2.0)),
-        "value of attribute 'scale' of closure's 'value'",
-    ),
-    "a distribution within": (
-        closure(dist.Normal(torch.zeros(2), 1.0).to_event(1)),
-        closure(dist.Normal(torch.zeros(2), 2.0).to_event(1)),
-        "value of attribute 'scale' of attribute 'base_dist' of closure's 'value'",
-    ),
-    "a model of hierfl": (
-        closure(models.regression("gaussian", prior_scale=1.0)),
-        closure(models.regression("gaussian", prior_scale=2.0)),
-        "value of attribute 'prior_scale' of closure's 'value'",
-    ),
-    "a guide family": (
-        closure(guides.low_rank(rank=2)),
-        closure(guides.low_rank(rank=3)),
-        "value of attribute 'options' of closure's 'value'",
-    ),
     "layers": (sequential(nn.Tanh()), sequential(nn.ReLU()), "layers"),
     "shapes": (nn.Linear(2, 1, bias=False), nn.Linear(3, 1, bias=False), "weight 'weight'"),
     "an attribute of a module": (Network(1.0), Network(2.0), "value of attribute 'power'"),
@@ -209,6 +192,10 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
         sequential(nn.Dropout(0.5)).eval(),
         "value of attribute 'training' of layer '1'",
     ),
+    **{
+        what: (closure(one), closure(other), f"value of {where}closure's 'value'")
+        for what, (one, other, where) in VALUES.items()
+    },
 }
 SAME: dict[str, tuple[Any, Any]] = {
     "lines": (written(), written(blank="\n\n")),

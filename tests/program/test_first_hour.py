@@ -31,19 +31,9 @@ FIT: Any = hierfl.fit
 ADAM: Any = optimizers.Adam
 TORCH_ADAM: Any = torch.optim.Adam
 TORCH = (
-    "tensor a",
-    "singleton",
-    "mat1",
-    "batch2",
-    "scalar type",
-    "Trace Shapes",
-    "torch.Size",
-    "requires grad",
-    "aten::",
-    "has no attribute",
-    "NoneType",
-    "supported between",
-)
+    "tensor a;singleton;mat1;batch2;scalar type;Trace Shapes;torch.Size;requires grad;aten::;"
+    "has no attribute;NoneType;supported between"
+).split(";")
 
 
 def model_of(
@@ -163,10 +153,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         r"site 'w' has batch shape \(2, 2\); its plates \(clients\) require \(2, 1\): "
         r".*\.to_event\(1\)",
     ),
-    "no to_event on a wide local site": (
-        run(model_of(lambda b, w: normal((b.x * w).sum(-1)), event=0, width=7)),
-        r"site 'w' has batch shape \(2, 7\); .* \.to_event\(1\)",
-    ),
     "no to_event on a global site": (
         run(global_without_event),
         r"site 'mean' has batch shape \(2,\); .*to_event\(1\)",
@@ -258,18 +244,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: FIT(federation(), methods.fedsvi(right), rounds=1),
         "model is a ClientData: pass a model",
     ),
-    "a network for a method": (
-        lambda: FIT(torch.nn.Linear(2, 1), federation(), rounds=1),
-        r"it is a network: wrap it, hierfl\.models\.network\(net\)",
-    ),
-    "a class for a method": (
-        lambda: FIT(torch.nn.Linear, federation(), rounds=1),
-        "model is a type: pass a model",
-    ),
-    "a model that fails": (
-        lambda: FIT(two_arguments, federation(), rounds=1),
-        r"called with one argument, the batch: write def model\(batch\)",
-    ),
     "no method": (
         lambda: FIT(None, federation(), rounds=1),
         "model is None: pass a model",
@@ -278,25 +252,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: FIT(guides.structured, federation(), rounds=1),
         "model is a .*: pass a model",
     ),
-    "a method's name": (
-        lambda: FIT("fedavg", federation(), rounds=1),
-        "model is 'fedavg': pass a model",
-    ),
-    "a fit for a method": (
-        lambda: FIT(run()(), federation(), rounds=1),
-        "model is a Fit: pass a model",
-    ),
     "a fit for data": (
         lambda: FIT(methods.fedsvi(right), run()(), rounds=1),
         "data is a Fit, not ClientData: make it with",
-    ),
-    "a path": (
-        run(data=lambda d: "rows.csv"),
-        "data is a str, not ClientData: make it with",
-    ),
-    "both parts of a split": (
-        run(data=lambda d: d.split(0.5, seed=0)),
-        "data is a tuple, not ClientData: make it with",
     ),
     "rounds in words": (run(rounds="5"), r"rounds is '5': it must be an integer"),
     "rows for a fit": (
@@ -314,11 +272,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a frame": (
         run(data=lambda d: FRAME),
         r"data is a DataFrame, not ClientData: make it with ClientData\.from_frame",
-    ),
-    "a dict": (run(data=lambda d: dict(d.fields)), r"data is a dict, not ClientData: make it with"),
-    "a tensor": (
-        run(data=lambda d: d.fields["x"]),
-        r"data is a Tensor, not ClientData: make it with",
     ),
     "held-out frame": (run(validation=FRAME), "validation is a DataFrame, not ClientData: make"),
     "half a round": (run(rounds=2.5), r"rounds is 2\.5: it must be an integer"),
@@ -340,10 +293,6 @@ def test_one_sentence_names_the_thing_and_the_fix(mistake: str) -> None:
     words = str(caught.value)
     assert "\n" not in words and len(words) < 500
     assert not [leak for leak in TORCH if leak in words]
-
-
-def test_the_right_model_runs() -> None:
-    assert run()().history["round"].tolist() == [0]
 
 
 # ------------------------------------------------------------------ columns far from unit scale

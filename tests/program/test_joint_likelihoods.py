@@ -180,8 +180,14 @@ def test_the_log_density_is_that_of_a_loop_over_clients(
 SD = [1.0 / math.sqrt(n + SPREAD**-2) for n in COUNTS]
 
 
-@pytest.mark.parametrize("engine", ["vectorized", "sequential", "pooled"])
-@pytest.mark.parametrize("what", ["one density a client", "sufficient statistic", "joint Normal"])
+@pytest.mark.parametrize(
+    ("what", "engine"),
+    [
+        ("one density a client", "vectorized"),
+        ("sufficient statistic", "sequential"),
+        ("joint Normal", "pooled"),
+    ],
+)
 def test_a_client_of_four_rows_has_the_sd_of_four_rows(
     what: str, engine: Any, data: ClientData
 ) -> None:
@@ -228,13 +234,7 @@ def test_what_needs_a_density_of_each_row_is_refused(data: ClientData) -> None:
         lambda: fitted.predict(data, draws=2),
         lambda: fitted.predict(data, site="y", draws=2),
         lambda: hierfl.diagnostics.loo(fitted, "row"),
-        lambda: fit(
-            methods.fedsvi(gaussian_process, guides.structured),
-            data,
-            rounds=1,
-            validation=data,
-            eval_every=1,
-        ),
+        lambda: fit(fitted.method, data, rounds=1, validation=data, eval_every=1),
     ):
         with pytest.raises(
             ValueError,

@@ -48,7 +48,7 @@ too_late = slopes(
 )
 
 
-@pytest.mark.parametrize("engine", ["vectorized", "sequential", "pooled"])
+@pytest.mark.parametrize("engine", ["vectorized", "pooled"])
 def test_a_model_that_fills_missing_values_sees_zeros(engine: Any) -> None:
     """The same numbers as of data that were filled beforehand."""
     data = with_holes()

@@ -183,6 +183,13 @@ def flat_plates(batch: ClientBatch) -> None:
         pyro.sample("y", dist.Normal(a[batch.k], 1.0), obs=batch.y)
 
 
+def besides_clients(batch: ClientBatch) -> None:
+    with pyro.plate("clients", batch.num_clients):
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.Normal(a[:, None], 1.0), obs=batch.y)
+
+
 def beside(batch: ClientBatch) -> None:
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
     with batch.clients():
@@ -190,22 +197,6 @@ def beside(batch: ClientBatch) -> None:
             a = pyro.sample("a", dist.Normal(mu, 1.0))
         with batch.data():
             pyro.sample("y", dist.Normal(a[..., :1], 1.0), obs=batch.y)
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (
-            own_plates,
-            r"plate 'clients', of 6, is not the batch's own: open `with batch.clients\(\):` in place of",
-        ),
-        (flat_plates, r"'rows' has \d+.*whose plates .* are batch.clients\(\) and batch.data"),
-        (beside, r"'a': plates beside clients .*dim=-3\), .*to_event\(1\): docs/recipes.md"),
-    ],
-)
-def test_plates_of_ones_own_are_refused_with_the_ones_to_open(model: Any, words: str) -> None:
-    with pytest.raises(ProgramError, match=words):
-        hierfl.fit(model, ClientData.from_arrays(CLIENT, k=CLIENT, y=Y))
 
 
 def subsampled(batch: ClientBatch) -> None:
@@ -224,11 +215,18 @@ def one_by_one(batch: ClientBatch) -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
+        (
+            own_plates,
+            r"plate 'clients', of 6, is not the batch's own: open `with batch.clients\(\):` in place of",
+        ),
+        (flat_plates, r"'rows' has \d+.*whose plates .* are batch.clients\(\) and batch.data"),
+        (beside, r"'a': plates beside clients .*dim=-3\), .*to_event\(1\): docs/recipes.md"),
+        (besides_clients, r"beside batch.clients\(\): open `with batch.clients\(\):`"),
         (subsampled, r"'rows' takes a subsample: open batch.data\(\).*batch_size="),
         (one_by_one, r"'clients', .*open `with batch.clients\(\):`"),
     ],
 )
-def test_plates_that_take_some_rows_or_one_client_are_refused(model: Any, words: str) -> None:
+def test_plates_of_ones_own_are_refused_with_the_ones_to_open(model: Any, words: str) -> None:
     with pytest.raises(ProgramError, match=words):
         hierfl.fit(model, ClientData.from_arrays(CLIENT, k=CLIENT, y=Y))
 

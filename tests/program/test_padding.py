@@ -105,8 +105,8 @@ ENGINES = ("vectorized", "sequential", "pooled", "nuts")
 @pytest.mark.parametrize(
     ("what", "engine", "counts"),
     [
-        *((what, engine, COUNTS) for what in UNMASKED for engine in ENGINES),
-        *((what, "vectorized", (6, 6)) for what in UNMASKED),
+        *(("y", engine, COUNTS) for engine in ENGINES),
+        *((what, "read", counts) for what in UNMASKED for counts in (COUNTS, (6, 6))),
     ],
 )
 def test_an_observed_site_outside_the_data_plate_is_refused(
@@ -119,7 +119,9 @@ def test_an_observed_site_outside_the_data_plate_is_refused(
         ProgramError,
         match=rf"(?s)site '{site}' is observed inside batch\.clients\(\) but outside batch\.data\(\).*{fixes}",
     ):
-        if engine == "nuts":
+        if engine == "read":
+            read(program, guides.delta, data)
+        elif engine == "nuts":
             hierfl.diagnostics.nuts(program, data)
         else:
             fit(methods.fedsvi(program, guides.delta), data, rounds=1, engine=engine)
@@ -273,10 +275,14 @@ def test_a_guide_that_depends_on_padding_is_refused(data: ClientData) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_hierfls_own_guides_leave_padding_out(family: str) -> None:
-    """The check passes them by; here it does not."""
-    program = read(regression, FAMILIES[family], federation())
-    check_padding(replace(program, guide=lambda b: program.guide(b)), federation())
+def test_hierfls_own_guides_need_no_padding_no_other_clients_and_no_other_rows(family: str) -> None:
+    """The check of padding passes them by; here it does not."""
+    data = federation()
+    program = read(regression, FAMILIES[family], data)
+    check_padding(replace(program, guide=lambda b: program.guide(b)), data)
+    check_apart(program, data)
+    check_mini_batches(program, data)
+    check_mini_batches(program, data, priors_alone=True)
 
 
 # ------------------------------------------------------------------ right programs
@@ -327,6 +333,7 @@ def test_programs_that_leave_padding_out_are_read(what: str, dtype: torch.dtype)
     torch.set_default_dtype(dtype)
     data = clients(*COUNTS)
     program = read(model(RIGHT[what]), guides.delta, data)
+    check_apart(program, data)
     assert ("y" in program.joint) == (what in ("masked", "joint Normal", "sufficient statistic"))
     shared, own = program.start()
     everyone = full_batch(data, torch.arange(4))
@@ -357,16 +364,6 @@ def test_clients_that_depend_on_each_other_are_refused_where_all_are_together(as
     }
     with pytest.raises(ProgramError, match=r"site 'y' depends on which clients are in the batch"):
         calls[ask]()
-
-
-@pytest.mark.parametrize("what", RIGHT)
-def test_clients_that_do_not_may_be_together(what: str, data: ClientData) -> None:
-    check_apart(read(model(RIGHT[what]), guides.structured, data), data)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_clients_of_every_guide_may_be_together(family: str) -> None:
-    check_apart(read(regression, FAMILIES[family], federation()), federation())
 
 
 # ------------------------------------------------------------------ mini-batches
@@ -450,13 +447,6 @@ def test_equal_labels_do_not_hide_an_autoregression() -> None:
     program = read(model(previous), guides.delta, data)
     with pytest.raises(ProgramError, match="site 'y' depends on several rows"):
         check_mini_batches(program, data)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_rows_that_need_no_others_run_on_mini_batches(family: str) -> None:
-    data = federation()
-    check_mini_batches(read(regression, FAMILIES[family], data), data)
-    check_mini_batches(read(regression, FAMILIES[family], data), data, priors_alone=True)
 
 
 def test_a_prior_that_reads_rows_is_refused_where_methods_look_at_one_row(data: ClientData) -> None:

@@ -56,6 +56,7 @@ def engines(model: Model) -> dict[str, Callable[[], object]]:
 RNG = np.random.default_rng(0)
 GENERATOR = torch.Generator().manual_seed(0)
 CALLS = [0.0]
+SLOPE = torch.zeros(2, requires_grad=True)
 
 
 def counted(batch: ClientBatch) -> float:
@@ -68,7 +69,7 @@ def seeded(batch: ClientBatch) -> Tensor:
     return torch.randn(())
 
 
-NOISE: dict[str, tuple[Shift, str]] = {
+IMPURE: dict[str, tuple[Shift, str]] = {
     "np.random": (lambda b: float(np.random.normal()), r"NumPy's global generator"),  # noqa: NPY002
     "random": (lambda b: random.random(), r"Python's global generator \(random\)"),
     "torch.randn": (lambda b: torch.randn(b.y.shape), r"torch's global generator"),
@@ -92,15 +93,24 @@ NOISE: dict[str, tuple[Shift, str]] = {
         lambda b: pyro.param("p", lambda: torch.tensor(np.random.normal())),  # noqa: NPY002
         "NumPy's global generator",
     ),
+    "a tensor that nothing learns": (
+        lambda b: b.x @ SLOPE,
+        r"a tensor of shape \(2,\), which requires",
+    ),
 }
 
 
-@pytest.mark.parametrize("engine", ["vectorized", "sequential", "pooled", "nuts"])
-@pytest.mark.parametrize("what", NOISE)
-def test_noise_that_no_site_draws_is_refused_by_name(what: str, engine: str) -> None:
-    shift, message = NOISE[what]
+@pytest.mark.parametrize("what", IMPURE)
+def test_what_no_site_declares_is_refused_by_name(what: str) -> None:
+    shift, message = IMPURE[what]
     with pytest.raises(ProgramError, match=message):
-        engines(shifted(shift))[engine]()
+        read(shifted(shift), guides.mean_field, federation())
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "sequential", "pooled", "nuts"])
+def test_every_engine_reads_the_program_first(engine: str) -> None:
+    with pytest.raises(ProgramError, match="torch's global generator"):
+        engines(shifted(IMPURE["torch.randn"][0]))[engine]()
 
 
 def test_draws_of_other_threads_are_not_the_models() -> None:
@@ -152,21 +162,14 @@ def net(outputs: int = 1) -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, outputs))
 
 
-@pytest.mark.parametrize("engine", ["vectorized", "sequential", "pooled", "nuts"])
-def test_a_module_that_nothing_learns_is_refused_by_name(engine: str) -> None:
+def test_a_module_that_nothing_learns_is_refused_by_name() -> None:
     module = net()
-    with pytest.raises(
-        ProgramError,
-        match=r"site 'y' of the model depends on a tensor of shape \(\d.*\), "
-        r"which requires a gradient and is not a param.*pyro\.module.*requires_grad_\(False\)",
-    ):
-        engines(shifted(lambda b: module(b.x)[..., 0]))[engine]()
-
-
-def test_a_tensor_that_nothing_learns_is_refused_by_name() -> None:
-    slope = torch.zeros(2, requires_grad=True)
-    with pytest.raises(ProgramError, match=r"a tensor of shape \(2,\), which requires"):
-        read(shifted(lambda b: b.x @ slope), guides.mean_field, federation())
+    words = (
+        r"site 'y' of the model depends on a tensor of shape \(\d.*\), which requires a gradient "
+        r"and is not a param.*pyro\.module.*requires_grad_\(False\)"
+    )
+    with pytest.raises(ProgramError, match=words):
+        read(shifted(lambda b: module(b.x)[..., 0]), guides.mean_field, federation())
 
 
 def test_a_tensor_in_a_deterministic_site_or_a_guide_is_found_too() -> None:
@@ -194,8 +197,10 @@ def by_hand(batch: ClientBatch, module: nn.Module) -> Tensor:
     return linear(hidden, w["2.weight"], w["2.bias"])[..., 0]
 
 
-@pytest.mark.parametrize("engine", ["vectorized", "sequential", "pooled"])
-@pytest.mark.parametrize("how", ["pyro.module", "PyroModule"])
+@pytest.mark.parametrize(
+    ("how", "engine"),
+    [("pyro.module", "vectorized"), ("pyro.module", "pooled"), ("PyroModule", "sequential")],
+)
 def test_a_registered_module_is_learned_as_params_are(how: str, engine: Any) -> None:
     """And the user's module keeps its weights."""
     module = net()

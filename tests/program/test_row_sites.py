@@ -62,150 +62,124 @@ def shared() -> tuple[Tensor, Tensor]:
     return mu, pyro.sample("scale", dist.LogNormal(-0.5, 0.5))
 
 
+Program = Callable[[ClientBatch], None]
+
+
+def of_rows(inside: Callable[..., None]) -> Program:
+    """Return a model with a site a of each client; `inside` writes what stands in the data plate."""
+
+    def model(batch: ClientBatch) -> None:
+        mu, scale = shared()
+        with batch.clients():
+            own = pyro.sample("a", dist.Normal(mu, 1.0))
+            with batch.data():
+                inside(batch, own, scale)
+
+    return model
+
+
 # ------------------------------------------------------------ Normal given Normal
-def normal(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            e = pyro.sample("e", dist.Normal(own, scale))
-            pyro.sample("y", dist.Normal(e, 0.7), obs=batch.y)
+@of_rows
+def normal(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    e = pyro.sample("e", dist.Normal(own, scale))
+    pyro.sample("y", dist.Normal(e, 0.7), obs=batch.y)
 
 
-def normal_by_hand(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(own, (scale**2 + 0.49).sqrt()), obs=batch.y)
+@of_rows
+def normal_by_hand(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    pyro.sample("y", dist.Normal(own, (scale**2 + 0.49).sqrt()), obs=batch.y)
 
 
 # ------------------------------------------------------------ a covariate measured with error
-def measured(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            x = pyro.sample("truth", dist.Normal(0.2, scale))
-            pyro.sample("seen", dist.Normal(x, NOISE), obs=batch.seen)
-            shift = pyro.deterministic("shift", 0.5 * x)
-            pyro.sample("y", dist.Normal(own + shift, 0.7), obs=batch.y)
+@of_rows
+def measured(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    x = pyro.sample("truth", dist.Normal(0.2, scale))
+    pyro.sample("seen", dist.Normal(x, NOISE), obs=batch.seen)
+    shift = pyro.deterministic("shift", 0.5 * x)
+    pyro.sample("y", dist.Normal(own + shift, 0.7), obs=batch.y)
 
 
-def measured_by_hand(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            whole = scale**2 + NOISE**2
-            pyro.sample("seen", dist.Normal(0.2, whole.sqrt()), obs=batch.seen)
-            center = 0.2 + scale**2 / whole * (batch.seen - 0.2)
-            unsure = scale**2 * NOISE**2 / whole
-            fn = dist.Normal(own + 0.5 * center, (0.49 + 0.25 * unsure).sqrt())
-            pyro.sample("y", fn, obs=batch.y)
+@of_rows
+def measured_by_hand(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    whole = scale**2 + NOISE**2
+    pyro.sample("seen", dist.Normal(0.2, whole.sqrt()), obs=batch.seen)
+    center = 0.2 + scale**2 / whole * (batch.seen - 0.2)
+    unsure = scale**2 * NOISE**2 / whole
+    fn = dist.Normal(own + 0.5 * center, (0.49 + 0.25 * unsure).sqrt())
+    pyro.sample("y", fn, obs=batch.y)
 
 
 # ------------------------------------------------------------ two numbers a row, one given the other
-def nested(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            first = pyro.sample("first", dist.Normal(own, scale))
-            second = pyro.sample("second", dist.Normal(first, 0.6))
-            pyro.sample("y", dist.Normal(second + batch.x * first, 0.7), obs=batch.y)
+@of_rows
+def nested(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    first = pyro.sample("first", dist.Normal(own, scale))
+    second = pyro.sample("second", dist.Normal(first, 0.6))
+    pyro.sample("y", dist.Normal(second + batch.x * first, 0.7), obs=batch.y)
 
 
-def nested_by_hand(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            times = 1.0 + batch.x
-            sd = (times**2 * scale**2 + 0.36 + 0.49).sqrt()
-            pyro.sample("y", dist.Normal(times * own, sd), obs=batch.y)
+@of_rows
+def nested_by_hand(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    times = 1.0 + batch.x
+    sd = (times**2 * scale**2 + 0.36 + 0.49).sqrt()
+    pyro.sample("y", dist.Normal(times * own, sd), obs=batch.y)
 
 
 # ------------------------------------------------------------ three numbers a row: Laplace is exact
-def vector(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            prior = dist.Normal(own[..., None].expand(*own.shape, 3), scale).to_event(1)
-            e = pyro.sample("e", prior)
-            pyro.sample("three", dist.Normal(e, 0.5).to_event(1), obs=batch.three)
+@of_rows
+def vector(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    prior = dist.Normal(own[..., None].expand(*own.shape, 3), scale).to_event(1)
+    e = pyro.sample("e", prior)
+    pyro.sample("three", dist.Normal(e, 0.5).to_event(1), obs=batch.three)
 
 
-def vector_by_hand(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            sd = (scale**2 + 0.25).sqrt()
-            fn = dist.Normal(own[..., None].expand(*own.shape, 3), sd).to_event(1)
-            pyro.sample("three", fn, obs=batch.three)
+@of_rows
+def vector_by_hand(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    sd = (scale**2 + 0.25).sqrt()
+    fn = dist.Normal(own[..., None].expand(*own.shape, 3), sd).to_event(1)
+    pyro.sample("three", fn, obs=batch.three)
 
 
 # ------------------------------------------------------------ a label of a row and a number of a row
-def labeled(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            label = pyro.sample("label", dist.Bernoulli(0.3))
-            e = pyro.sample("e", dist.Normal(own + label, scale))
-            pyro.sample("y", dist.Normal(e, 0.7), obs=batch.y)
+@of_rows
+def labeled(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    label = pyro.sample("label", dist.Bernoulli(0.3))
+    e = pyro.sample("e", dist.Normal(own + label, scale))
+    pyro.sample("y", dist.Normal(e, 0.7), obs=batch.y)
 
 
-def labeled_by_hand(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            sd = (scale**2 + 0.49).sqrt()
-            terms = [dist.Normal(own + k, sd).log_prob(batch.y) for k in (0.0, 1.0)]
-            weights = torch.tensor([0.7, 0.3]).log()[:, None, None]
-            pyro.factor("y", (torch.stack(terms) + weights).logsumexp(0))
+@of_rows
+def labeled_by_hand(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    sd = (scale**2 + 0.49).sqrt()
+    terms = [dist.Normal(own + k, sd).log_prob(batch.y) for k in (0.0, 1.0)]
+    weights = torch.tensor([0.7, 0.3]).log()[:, None, None]
+    pyro.factor("y", (torch.stack(terms) + weights).logsumexp(0))
 
 
 # ------------------------------------------------------------ a missing response
-def masked(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(own, scale), obs=batch.y, obs_mask=batch.present)
+@of_rows
+def masked(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    pyro.sample("y", dist.Normal(own, scale), obs=batch.y, obs_mask=batch.present)
 
 
-def masked_by_hand(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(own, scale).mask(batch.present), obs=batch.y)
+@of_rows
+def masked_by_hand(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    pyro.sample("y", dist.Normal(own, scale).mask(batch.present), obs=batch.y)
 
 
 # ------------------------------------------------------------ a missing covariate
-def lacking(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            prior = dist.Normal(0.2, scale)
-            x = pyro.sample("x", prior, obs=batch.x, obs_mask=batch.present)
-            pyro.sample("y", dist.Normal(own + 0.5 * x, 0.7), obs=batch.y)
+@of_rows
+def lacking(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    prior = dist.Normal(0.2, scale)
+    x = pyro.sample("x", prior, obs=batch.x, obs_mask=batch.present)
+    pyro.sample("y", dist.Normal(own + 0.5 * x, 0.7), obs=batch.y)
 
 
-def lacking_by_hand(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            pyro.sample("x", dist.Normal(0.2, scale).mask(batch.present), obs=batch.x)
-            x = torch.where(batch.present, batch.x, 0.2)
-            variance = 0.49 + torch.where(batch.present, 0.0, 0.25 * scale**2)
-            pyro.sample("y", dist.Normal(own + 0.5 * x, variance.sqrt()), obs=batch.y)
+@of_rows
+def lacking_by_hand(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    pyro.sample("x", dist.Normal(0.2, scale).mask(batch.present), obs=batch.x)
+    x = torch.where(batch.present, batch.x, 0.2)
+    variance = 0.49 + torch.where(batch.present, 0.0, 0.25 * scale**2)
+    pyro.sample("y", dist.Normal(own + 0.5 * x, variance.sqrt()), obs=batch.y)
 
 
 # ------------------------------------------------------------ probit augmentation, and cuts
@@ -227,27 +201,21 @@ def probit_by_hand(batch: ClientBatch) -> None:
             pyro.sample("w", dist.Bernoulli(dist.Normal(0.0, 1.0).cdf(eta)), obs=batch.w)
 
 
-def cuts(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            utility = pyro.sample("utility", dist.Normal(own, 1.0))
-            at = torch.stack([-scale, scale])
-            level = (utility[..., None] > at).sum(-1)
-            probs = 0.1 + 0.7 * torch.eye(3)[level]
-            pyro.sample("level", dist.Categorical(probs), obs=batch.n.clamp(max=2.0))
+@of_rows
+def cuts(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    utility = pyro.sample("utility", dist.Normal(own, 1.0))
+    at = torch.stack([-scale, scale])
+    level = (utility[..., None] > at).sum(-1)
+    probs = 0.1 + 0.7 * torch.eye(3)[level]
+    pyro.sample("level", dist.Categorical(probs), obs=batch.n.clamp(max=2.0))
 
 
-def cuts_by_hand(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            low, high = dist.Normal(own, 1.0).cdf(-scale), dist.Normal(own, 1.0).cdf(scale)
-            shares = torch.stack([low, high - low, 1.0 - high], -1)
-            fn = dist.Categorical(0.1 + 0.7 * shares)
-            pyro.sample("level", fn, obs=batch.n.clamp(max=2.0))
+@of_rows
+def cuts_by_hand(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    low, high = dist.Normal(own, 1.0).cdf(-scale), dist.Normal(own, 1.0).cdf(scale)
+    shares = torch.stack([low, high - low, 1.0 - high], -1)
+    fn = dist.Categorical(0.1 + 0.7 * shares)
+    pyro.sample("level", fn, obs=batch.n.clamp(max=2.0))
 
 
 # ------------------------------------------------------------ a walk of each row over columns
@@ -276,27 +244,20 @@ def loop_by_hand(batch: ClientBatch, steps: int = 3) -> None:
 
 
 # ------------------------------------------------------------ a label that depends on a number of its row
-def labels_below(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            e = pyro.sample("e", dist.Normal(own, scale))
-            label = pyro.sample("label", dist.Bernoulli(torch.special.ndtr(e)))
-            pyro.sample("y", dist.Normal(2.0 * label, 0.7), obs=batch.y)
+@of_rows
+def labels_below(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    e = pyro.sample("e", dist.Normal(own, scale))
+    label = pyro.sample("label", dist.Bernoulli(torch.special.ndtr(e)))
+    pyro.sample("y", dist.Normal(2.0 * label, 0.7), obs=batch.y)
 
 
-def labels_below_by_hand(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            up = torch.special.ndtr(own / (1.0 + scale**2).sqrt())
-            high, low = (dist.Normal(k, 0.7).log_prob(batch.y) for k in (2.0, 0.0))
-            pyro.factor("y", torch.logaddexp(up.log() + high, torch.log1p(-up) + low))
+@of_rows
+def labels_below_by_hand(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    up = torch.special.ndtr(own / (1.0 + scale**2).sqrt())
+    high, low = (dist.Normal(k, 0.7).log_prob(batch.y) for k in (2.0, 0.0))
+    pyro.factor("y", torch.logaddexp(up.log() + high, torch.log1p(-up) + low))
 
 
-Program = Callable[[ClientBatch], None]
 PAIRS: dict[str, tuple[Program, Program]] = {
     "normal": (normal, normal_by_hand),
     "measured": (measured, measured_by_hand),
@@ -351,22 +312,16 @@ def test_log_densities_and_derivatives_are_those_in_closed_form(name: str) -> No
 
 
 # ------------------------------------------------------------ no closed form
-def counts(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            e = pyro.sample("e", dist.Normal(0.0, scale))
-            pyro.sample("n", dist.Poisson((own + e).exp()), obs=batch.n)
+@of_rows
+def counts(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    e = pyro.sample("e", dist.Normal(0.0, scale))
+    pyro.sample("n", dist.Poisson((own + e).exp()), obs=batch.n)
 
 
-def rates(batch: ClientBatch) -> None:
-    mu, scale = shared()
-    with batch.clients():
-        own = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            rate = pyro.sample("rate", dist.Gamma(2.0 / scale, 2.0 / (scale * own.exp())))
-            pyro.sample("n", dist.Poisson(rate), obs=batch.n)
+@of_rows
+def rates(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    rate = pyro.sample("rate", dist.Gamma(2.0 / scale, 2.0 / (scale * own.exp())))
+    pyro.sample("n", dist.Poisson(rate), obs=batch.n)
 
 
 @pytest.mark.parametrize(("unchanged", "atol"), [(1e-8, 1e-7), (row_orders.UNCHANGED, 1e-3)])
