@@ -93,6 +93,14 @@ def with_little_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(judged, "moments_of", lambda fit, count, **how: moments(fit, 100, **how))
     patch.setattr(groups, "corrected", partial(groups.corrected, proposals=100, rounds=1))
     patch.setattr(nuts, "NUTS", partial(nuts.NUTS, max_tree_depth=4))
+    left_out = importlib.import_module("hierfl.diagnostics.loo")
+    for name, before in (("scored_rows", 2), ("scored_clients", 1)):  # arguments before `draws`
+        whole = getattr(left_out, name)
+        patch.setattr(
+            left_out,
+            name,
+            lambda *of, whole=whole, at=before: whole(*of[:at], 100, *of[at + 1 :]),
+        )
     precision, small = hierfl.precision, {"clients": (4,), "rows": (50,)}
     patch.setattr(hierfl, "precision", lambda *of, **how: precision(*of, **{**how, **small}))
 

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import bad_starts, many_clients, sbc_of_methods
 from benchmarks.course import errors_of_summary
-from benchmarks.must_hold import ASKED, Asked
+from benchmarks.must_hold import Asked
 from benchmarks.rounds import best_of, method_of
 from benchmarks.rounds_models import ALL
 from hierfl.datasets import ReferenceSummary
@@ -53,20 +53,6 @@ def test_k_hat_may_say_no_only_where_it_is_asked() -> None:
     assert Asked(or_no=True).held(off) and not Asked().held(off)
     assert not Asked(or_no=True).held({**off, "k_hat": 0.5})
     assert not Asked(or_no=True).held({**off, "k_hat": None})
-
-
-def test_what_is_asked_is_what_the_issue_says() -> None:
-    assert ASKED.keys() <= ALL.keys()
-    assert ASKED["radon"] == Asked(0.05, 0.95, 1.05, rounds=5)
-    assert ASKED["demo"].words() == "means 0.12 sd, sds 0.9 to 1.1, 4 rounds, 60 s"
-    assert ASKED["lkj"].words() == "means 0.1 sd, or k-hat of 0.7 or more"
-    assert {n for n, asked in ASKED.items() if asked.or_no} == {
-        "poisson",
-        "negative_binomial",
-        "student_t",
-        "lkj",
-        "horseshoe",
-    }
 
 
 # ---------------------------------------------------------------------------------- rounds

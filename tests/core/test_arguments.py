@@ -189,13 +189,6 @@ def test_every_public_builder_names_the_nearest_argument() -> None:
             assert "did you mean '" in message, (name, message)
 
 
-def test_the_issues_own_example() -> None:
-    misspelled: dict[str, Any] = {"optimiser": None}
-    with pytest.raises(TypeError) as caught:
-        hierfl.methods.fedavg(lambda batch: None, **misspelled)
-    assert str(caught.value) == ("fedavg() has no argument 'optimiser': did you mean 'optimizer'?")
-
-
 def test_signatures_and_any_names_stay() -> None:
     @spelled
     def build(first: int, /, second: int = 2, *, third: int = 3) -> tuple[int, ...]:

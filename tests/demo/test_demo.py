@@ -216,18 +216,6 @@ def test_version_and_help() -> None:
     assert "demo" in run("--help").stdout
 
 
-def test_an_unknown_command_is_an_error() -> None:
-    result = run("demos")
-    assert result.exit_code == 2
-    assert "No such command 'demos'" in result.output
-
-
-def test_out_is_required() -> None:
-    result = run("demo")
-    assert result.exit_code == 2
-    assert "Missing option '--out'" in result.output
-
-
 def test_folder_that_cannot_be_written_to_is_an_error_before_any_fit(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = run("demo", "--out", str(tmp_path / "file" / "demo"))

@@ -23,7 +23,7 @@ def test_an_exact_fit_agrees_with_nuts() -> None:
     fitted = fit(
         fedlaplace(means, weighting_rounds=0, radius=10.0, settle_draws=4), three(), rounds=4
     )
-    found = against_nuts(fitted, draws=300, warmup=150, chains=1)
+    found = against_nuts(fitted, draws=150, warmup=80, chains=1)
     assert isinstance(found, AgainstNuts) and list(found.table.index) == ["g", "b"]
     assert found.table["scalars"].tolist() == [1, 3]
     assert found.table["mean_off"].max() < 0.3 and found.table["sd_ratio_min"].min() > 0.75
@@ -86,7 +86,7 @@ def test_learned_params_are_held_at_their_fitted_values() -> None:
     data = federation()
     fitted = fit(fedsvi(learned, guides.conditional(newton_steps=0)), data, rounds=15)
     scale = fitted.message["params"]["scale"].exp()
-    found = against_nuts(fitted, draws=300, warmup=150, chains=1)
+    found = against_nuts(fitted, draws=150, warmup=80, chains=1)
     precision = data.counts + scale**-2
     mean = torch.stack([y.sum() for y in data.fields["y"].split(data.counts.tolist())]) / precision
     close(found.reference.own["b"].mean(0), mean, 0.15)

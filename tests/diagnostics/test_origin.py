@@ -23,7 +23,7 @@ from benchmarks.reference_models import schools
 from hierfl.nodes import in_process
 from tests.sampled import sampled
 
-FORMULAS = ["g ~ x + (1 | h)", "b ~ x + (1 | h)", "c ~ x + (1 | h)", "g ~ x + (1 + x | h)"]
+FORMULAS = ["g ~ x + (1 | h)", "b ~ x + (1 | h)", "g ~ x + (1 + x | h)"]
 FAMILIES = {
     **{"g": "gaussian", "b": "bernoulli", "c": "poisson", "n": "negative_binomial"},
     **{"a": "gamma", "t | event(d)": "weibull", "o": "cumulative", "e": "poisson"},
@@ -42,9 +42,9 @@ MOVED += [  # parts of a formula that read columns otherwise
     "m ~ x + (1 | h); sigma ~ x + (1 | h)",
 ]
 QUICK = [  # of units and shifts
-    *(("e ~ x + offset(s) + (1 | h)", 1.0, 1000.0), (MOVED[-1], 1.0, 1000.0)),
-    *(("g ~ x + (1 + x | h)", 1000.0, 0.0), ("c ~ x + (1 | h)", 1000.0, 0.0)),
-    *(("b ~ x + (1 | h)", 1.0, 1000.0), ("g ~ x + w + (1 | h)", 1.0, 1000.0)),
+    ("e ~ x + offset(s) + (1 | h)", 1.0, 1000.0),
+    ("g ~ x + (1 + x | h)", 1000.0, 0.0),
+    ("b ~ x + (1 | h)", 1.0, 1000.0),
 ]
 Numbers = NDArray[np.float64]
 
@@ -197,13 +197,12 @@ def test_draws_are_the_same_numbers_far_from_0() -> None:
     """Factors were rounded in units of the largest entry: 0.4% of a slope's curvature after x + 1000."""
     formula = hierfl.formula("n ~ x + w + (1 | h)", FAMILIES["n"], clients="h")
     draws = []
-    for unit, shift in ((1.0, 0.0), (1.0, 1000.0), (1000.0, 0.0)):
-        frame = rows().assign(**{name: rows()[name] * unit + shift for name in ("x", "w")})
+    for shift in (0.0, 1000.0):
+        frame = rows().assign(**{name: rows()[name] + shift for name in ("x", "w")})
         fit = hierfl.fit(formula, frame, seed=0)
         own: Any = fit.federation.server.weighted(fit.progress.server)
         draws.append(own.draws[:, [0, 3, 4]].quantile(torch.tensor([0.05, 0.5, 0.95]).double(), 0))
-    for other in draws[1:]:
-        assert (other - draws[0]).abs().max() < 0.02 * (draws[0][2] - draws[0][0]).min()
+    assert (draws[1] - draws[0]).abs().max() < 0.02 * (draws[0][2] - draws[0][0]).min()
 
 
 def test_own_intercepts_are_where_covariates_of_clients_are_0_too() -> None:

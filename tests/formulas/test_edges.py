@@ -196,10 +196,13 @@ def said(call: Any) -> list[str]:
     return sorted({str(warning.message) for warning in caught})
 
 
-@pytest.mark.parametrize("n", [15, 60, 3000])
-@pytest.mark.parametrize("family", ["gaussian", "poisson"])
 @pytest.mark.parametrize(
-    "text", ["y ~ bmi + (1 | h)", "y ~ s(bmi, k=4)", "y ~ scale(bmi) + (bmi | h)"]
+    ("n", "family", "text"),
+    [
+        (15, "gaussian", "y ~ scale(bmi) + (bmi | h)"),
+        (60, "poisson", "y ~ s(bmi, k=4)"),
+        (3000, "gaussian", "y ~ bmi + (1 | h)"),
+    ],
 )
 def test_a_value_far_out_is_named_without_its_value(n: int, family: str, text: str) -> None:
     frame = rows(n).assign(y=lambda f: (f["y"].clip(lower=0.0) + 1.0).round())
@@ -210,7 +213,7 @@ def test_a_value_far_out_is_named_without_its_value(n: int, family: str, text: s
     assert said(lambda: formula.data(frame.assign(bmi=frame["bmi"].clip(15.0, 32.0)))) == []
 
 
-@pytest.mark.parametrize("family", ["gaussian", "student", "gamma", "poisson"])
+@pytest.mark.parametrize("family", ["gaussian", "poisson"])
 def test_a_response_far_out_is_named_as_a_predictor_is(family: str) -> None:
     frame = rows(far=30.0)
     frame["y"] = (frame["y"].clip(lower=0.0) + 1.0).round()

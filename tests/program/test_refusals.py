@@ -130,46 +130,7 @@ def test_a_field_named_as_a_part_of_every_batch(name: str, data: ClientData) -> 
         read(regression, guides.delta, data.with_fields(**{name: data.fields["visits"]}))
 
 
-# ------------------------------------------------------------------ arguments of fit
-ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
-    "cohort larger than the federation": (
-        {"cohort": 5},
-        "a cohort of 5 cannot be drawn from 4 clients",
-    ),
-    "no cohort": ({"cohort": 0}, "a cohort of 0 cannot be drawn from 4 clients"),
-    "negative cohort": ({"cohort": -1}, "a cohort of -1 cannot be drawn"),
-    "share above 1": ({"cohort": 1.5}, r"cohort is 1\.5: a share .* lies in \(0, 1\]"),
-    "share of nothing": ({"cohort": 0.0}, r"cohort is 0\.0: a share .* lies in \(0, 1\]"),
-    "unknown engine": (
-        {"engine": "ray"},
-        "engine is 'ray': it must be 'vectorized' or 'sequential'",
-    ),
-    "no chunk": ({"chunk": 0}, "chunk is 0: it must be 1 or more"),
-    "no rounds": ({"rounds": 0}, r"rounds is 0: it must be in \[1, inf\)"),
-    "no checkpoints": ({"checkpoint_every": 0}, r"checkpoint_every is 0: it must be in \[1, inf\)"),
-    "no scores": ({"eval_every": 0}, r"eval_every is 0: it must be in \[1, inf\)"),
-    "patience without rows": ({"patience": 2}, "patience needs rows to score: pass validation="),
-}
-
-
-@pytest.mark.parametrize("what", ARGUMENTS)
-def test_arguments_of_fit(what: str, data: ClientData) -> None:
-    options, message = ARGUMENTS[what]
-    with pytest.raises(ValueError, match=message):
-        fit(hierfl.methods.fedsvi(regression), data, **{"rounds": 1, **options})
-
-
-def test_held_out_rows_need_labels(data: ClientData) -> None:
-    with pytest.raises(ValueError, match="validation has no labels"):
-        fit(
-            hierfl.methods.fedsvi(regression),
-            data,
-            rounds=1,
-            validation=data.without("y"),
-            eval_every=1,
-        )
-
-
+# ------------------------------------------------------------------ cohorts
 @pytest.mark.parametrize(
     ("cohort", "size"), [(None, 4), (1, 1), (4, 4), (1.0, 4), (0.5, 2), (0.01, 1)]
 )
@@ -189,45 +150,80 @@ def apart(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
 
 
-METHODS: dict[str, tuple[Callable[[], Any], str]] = {
+# ------------------------------------------------------------------ methods and arguments
+svi = hierfl.methods.fedsvi
+
+
+def network() -> Any:
+    likelihood = hierfl.models.likelihood.normal(1.0)
+    return hierfl.models.network(torch.nn.Linear(2, 1), y="y", likelihood=likelihood)
+
+
+def asked(**options: Any) -> Callable[[ClientData], Any]:
+    return lambda d: fit(svi(regression), d, **{"rounds": 1, **options})
+
+
+FITS: dict[str, tuple[Callable[[ClientData], Any], str]] = {
+    "cohort larger than the federation": (
+        asked(cohort=5),
+        "a cohort of 5 cannot be drawn from 4 clients",
+    ),
+    "no cohort": (asked(cohort=0), "a cohort of 0 cannot be drawn from 4 clients"),
+    "share above 1": (asked(cohort=1.5), r"cohort is 1\.5: a share .* lies in \(0, 1\]"),
+    "share of nothing": (asked(cohort=0.0), r"cohort is 0\.0: a share"),
+    "unknown engine": (
+        asked(engine="ray"),
+        "engine is 'ray': it must be 'vectorized' or 'sequential'",
+    ),
+    "no chunk": (asked(chunk=0), "chunk is 0: it must be 1 or more"),
+    "no rounds": (asked(rounds=0), r"rounds is 0: it must be in \[1, inf\)"),
+    "no checkpoints": (
+        asked(checkpoint_every=0),
+        r"checkpoint_every is 0: it must be in \[1, inf\)",
+    ),
+    "no scores": (asked(eval_every=0), r"eval_every is 0: it must be in \[1, inf\)"),
+    "patience without rows": (asked(patience=2), "patience needs rows to score: pass validation="),
+    "held-out rows without labels": (
+        asked(validation=federation().without("y"), eval_every=1),
+        "validation has no labels",
+    ),
     "fedavg with sites": (
-        lambda: hierfl.methods.fedavg(regression),
+        lambda d: fit(hierfl.methods.fedavg(regression), d, rounds=1),
         "fedavg fits global params only",
     ),
     "pfedme without learned params": (
-        lambda: hierfl.methods.pfedme(apart),
+        lambda d: fit(hierfl.methods.pfedme(apart), d, rounds=1),
         "local sites, and a learned prior",
     ),
     "conditional on mini-batches": (
-        lambda: hierfl.methods.fedsvi(regression, guides.conditional, batch_size=2),
+        lambda d: fit(svi(regression, guides.conditional, batch_size=2), d, rounds=1),
         "reads every row of a client at each step",
     ),
-    "a share of all rounds": (
-        lambda: hierfl.methods.fedsvi(regression, average=1.0),
-        r"average is 1\.0",
-    ),
-    "no steps": (lambda: hierfl.methods.fedsvi(regression, global_steps=0), "global_steps is 0"),
-    "no particles": (
-        lambda: hierfl.methods.fedsvi(regression, draws=0),
-        "draws is 0",
-    ),
+    "a share of all rounds": (lambda d: svi(regression, average=1.0), r"average is 1\.0"),
+    "no steps": (lambda d: svi(regression, global_steps=0), "global_steps is 0"),
+    "no particles": (lambda d: svi(regression, draws=0), "draws is 0"),
     "no rows a batch": (
-        lambda: hierfl.methods.fedsvi(regression, batch_size=0),
+        lambda d: fit(svi(regression, batch_size=0), d, rounds=1),
         "batch_size is 0: it must be 1 or more",
     ),
     "a negative weight": (
-        lambda: hierfl.methods.fedavg(regression, prox=-1.0),
+        lambda d: hierfl.methods.fedavg(regression, prox=-1.0),
         r"prox is -1\.0: it must be in \[0, inf\)",
     ),
-    "no rank": (lambda: hierfl.methods.fedsvi(regression, guides.low_rank(rank=0)), "rank is 0"),
+    "no rank": (lambda d: fit(svi(regression, guides.low_rank(rank=0)), d, rounds=1), "rank is 0"),
+    "draws of one client, pooled": (
+        lambda d: fit(svi(gamma_model, gamma_guide), d, rounds=1, engine="pooled"),
+        r"fit_pooled draws for all clients at once.*use hierfl\.fit",
+    ),
+    "fedavg, pooled": (
+        lambda d: fit(hierfl.methods.fedavg(network()), d, rounds=1, engine="pooled"),
+        "method 'fedavg' has no pooled form: use",
+    ),
+    "local steps, pooled": (
+        lambda d: fit(svi(regression, local_steps=1), d, rounds=1, engine="pooled"),
+        "local_steps is 1: pooled rows take one joint step",
+    ),
 }
-
-
-@pytest.mark.parametrize("what", METHODS)
-def test_methods_that_do_not_fit_the_program(what: str, data: ClientData) -> None:
-    make, message = METHODS[what]
-    with pytest.raises(ValueError, match=message):
-        fit(make(), data, rounds=1)
 
 
 def gamma_model(batch: ClientBatch) -> None:
@@ -246,28 +242,16 @@ def gamma_guide(batch: ClientBatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:site 'w' is drawn from Gamma")
-def test_a_guide_that_draws_one_client_at_a_time_has_no_pooled_run(data: ClientData) -> None:
-    with pytest.raises(
-        ValueError, match=r"fit_pooled draws for all clients at once.*use hierfl\.fit"
-    ):
-        fit(hierfl.methods.fedsvi(gamma_model, gamma_guide), data, rounds=1, engine="pooled")
-
-
-def test_methods_without_a_pooled_form(data: ClientData) -> None:
-    model = hierfl.models.network(
-        torch.nn.Linear(2, 1), likelihood=hierfl.models.likelihood.normal(1.0)
-    )
-    with pytest.raises(ValueError, match="method 'fedavg' has no pooled form: use"):
-        fit(hierfl.methods.fedavg(model), data, rounds=1, engine="pooled")
-    with pytest.raises(ValueError, match="local_steps is 1: pooled rows take one joint step"):
-        fit(hierfl.methods.fedsvi(regression, local_steps=1), data, rounds=1, engine="pooled")
+@pytest.mark.parametrize("what", FITS)
+def test_methods_and_arguments_that_do_not_fit(what: str, data: ClientData) -> None:
+    call, message = FITS[what]
+    with pytest.raises(ValueError, match=message):
+        call(data)
 
 
 @pytest.mark.filterwarnings("ignore:field 'y' has mean")
 def test_what_is_not_finite_is_traced_to_its_client_and_round() -> None:
-    model = hierfl.models.network(
-        torch.nn.Linear(2, 1), y="y", likelihood=hierfl.models.likelihood.normal(1.0)
-    )
+    model = network()
     wild = changed("y", 6, 1e200)
     with pytest.raises(
         hierfl.ClientError,

@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from matplotlib.image import imread
 
-from hierfl.methods import fedsvi
-from tests.programs import fit, logistic
-from tests.report.test_report import fitted
+from hierfl.report import Report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = os.environ.get("HIERFL_CHROMIUM") or next(
@@ -62,15 +59,9 @@ contrast: contrasts[0],
 """
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_default_dtype(torch.float64)
-    f, test = fitted("binary")
-    alone = fit(fedsvi(logistic), f.federation.data, rounds=1)
-    path = tmp_path_factory.mktemp("browser") / "report.html"
-    far = test.with_fields(x=6.0 * test.fields["x"]).without("ill")
-    f.report(path, held_out=test, foreign=far, local_only=alone, draws=60)
-    return path
+@pytest.fixture
+def page(report: Report) -> Path:
+    return report.path
 
 
 def browse(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
