@@ -36,13 +36,6 @@ def python(code: str, *arguments: str, **environment: str) -> subprocess.Complet
     )
 
 
-def loaded(code: str) -> set[str]:
-    """Return the modules that are loaded after the code has run."""
-    done = python(f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))")
-    assert done.returncode == 0, done.stderr[-2000:]
-    return set(json.loads(done.stdout.splitlines()[-1]))
-
-
 # ------------------------------------------------------------ modules loaded
 STAGES = """
 import json, os, sys
@@ -51,19 +44,22 @@ for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
 environment, before = dict(os.environ), set(sys.modules)
 import hierfl
 imported = sorted(set(sys.modules) - before)
+import hierfl.flower
+hierfl.flower.apps, hierfl.methods.two_stage, hierfl.models.regression
+of_app = sorted(sys.modules)
 hierfl.fit, hierfl.load, hierfl.methods, hierfl.models, hierfl.guides, hierfl.ClientData
 changed = [name for name, value in os.environ.items() if environment.get(name) != value]
 used = sorted(sys.modules)
 from hierfl import *
 missing = [name for name in hierfl.__all__ if globals()[name] is not getattr(hierfl, name)]
-print(json.dumps([imported, changed, used, missing]))
+print(json.dumps([imported, changed, of_app, used, missing]))
 """
 
 
 @pytest.fixture(scope="module")
 def stages() -> list[list[str]]:
-    """In a fresh interpreter: modules that `import hierfl` loads; environment variables changed and
-    modules loaded once names are used; names that a star import does not give.
+    """In a fresh interpreter: modules that `import hierfl` loads; environment variables changed;
+    modules loaded by an app of a node, and once names are used; names that a star import lacks.
     """
     done = python(STAGES)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -78,24 +74,21 @@ def test_import_hierfl_loads_few_modules(stages: list[list[str]]) -> None:
 
 
 def test_import_hierfl_changes_no_environment(stages: list[list[str]]) -> None:
-    """tests/core/test_allocator.py covers malloc."""
-    assert not [name for name in stages[1] if not name.startswith(("TORCH", "KMP"))]
+    """Flower sets GRPC_VERBOSITY; tests/core/test_allocator.py covers malloc."""
+    assert not [name for name in stages[1] if not name.startswith(("TORCH", "KMP", "GRPC"))]
 
 
 def test_fitting_loads_neither_arviz_nor_plots(stages: list[list[str]]) -> None:
-    used = set(stages[2])
+    used = set(stages[3])
     assert {"torch", "pyro", "hierfl.runs"} <= used
     assert not used & {"arviz", "matplotlib", "seaborn", "xarray", "torch._inductor"}
 
 
-def test_an_app_of_a_node_loads_nothing_of_fits_and_servers() -> None:
+def test_an_app_of_a_node_loads_nothing_of_fits_and_servers(stages: list[list[str]]) -> None:
     """On Flower each message starts a process, which imports all of it again."""
-    added = loaded(
-        "import hierfl.flower, hierfl\n"
-        "hierfl.flower.apps, hierfl.methods.two_stage, hierfl.models.regression"
-    )
-    assert "hierfl.nodes.node" in added
-    assert not added & {*HEAVY, "sympy", "sqlalchemy", "hierfl.runs.result", "hierfl.nodes.run"}
+    loaded = set(stages[2])
+    assert "hierfl.nodes.node" in loaded
+    assert not loaded & {*HEAVY, "sympy", "sqlalchemy", "hierfl.runs.result", "hierfl.nodes.run"}
 
 
 # ------------------------------------------------------------ public names
@@ -127,7 +120,7 @@ def test_public_names_are_those_that_type_checkers_see() -> None:
 
 
 def test_star_import_and_unknown_names(stages: list[list[str]]) -> None:
-    assert not stages[3]
+    assert not stages[4]
     with pytest.raises(AttributeError, match="No hierfl attribute ft"):
         _ = getattr(hierfl, "ft")  # noqa: B009 (a type checker refuses hierfl.ft)
     with pytest.raises(ImportError, match="cannot import name 'ft' from 'hierfl'"):
