@@ -222,7 +222,7 @@ KINDS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_method_is_refused_for_its_few_rounds(kind: str) -> None:
-    found = convergence(KINDS[kind](federation((5, 3, 7))))
+    found = convergence(KINDS[kind](federation((5, 3, 7))), draws=16, proposals=400)
     answer = {"bfi": "good", "pvi": "good", "fedlaplace": "good", "fedsvi": "not good"}
     assert found.answer == answer.get(kind, "cannot be judged")
     assert found.verdict.startswith(found.answer.capitalize()) and found.converged == (

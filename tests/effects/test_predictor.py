@@ -57,7 +57,9 @@ NAMES = [f"{getattr(family, 'name', family)}: {text}" for text, family in CASES]
 
 
 @pytest.mark.parametrize(("text", "family"), CASES, ids=NAMES)
-def test_rows_of_clients_have_the_mean_of_the_program(text: str, family: Any) -> None:
+def test_rows_of_clients_have_the_mean_of_the_program_and_the_columns_of_their_frame(
+    text: str, family: Any
+) -> None:
     found = drawn(text, family, draws=2)
     if family == "student":  # below 1 it has no mean
         found = replace(found, shared={**found.shared, "nu": found.shared["nu"] + 1.0})
@@ -68,11 +70,6 @@ def test_rows_of_clients_have_the_mean_of_the_program(text: str, family: Any) ->
         values = parameters_at(found, rows, k)
         parts.append(mean_response(found, predictor(found, rows, k), values, rows))
     torch.testing.assert_close(torch.cat(parts, 1), wanted, rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.parametrize(("text", "family"), CASES, ids=NAMES)
-def test_columns_read_off_a_clients_rows_are_those_of_its_frame(text: str, family: Any) -> None:
-    found = drawn(text, family, draws=2)
     south = frame().query("site == 'south'")
     ready = prepared(south, predictors(found.formula), "south")
     from_frame = evaluated(found.formula, ready, "south", {})
