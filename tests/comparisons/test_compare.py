@@ -152,7 +152,9 @@ def test_nothing_is_tuned_without_rounds(tmp_path: Path) -> None:
 def test_the_three_commands(tmp_path: Path) -> None:
     file, out = tmp_path / "tiny.toml", tmp_path / "out"
     file.write_text(TINY + "[quick]\nrun = { rounds = 2, seeds = [0] }\ntuning = { rounds = 0 }\n")
-    done = CliRunner().invoke(app, ["compare", str(file), "--quick", "--out", str(out)])
+    done = CliRunner().invoke(
+        app, ["compare", str(file), "--quick", "--out", str(out), "--processes", "1"]
+    )
     assert done.exit_code == 0 and "| fedavg+FT |" in done.output
     shown = CliRunner().invoke(app, ["table", str(out), "--format", "latex"])
     assert shown.exit_code == 0 and r"\begin{tabular}" in shown.output
