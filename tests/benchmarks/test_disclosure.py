@@ -22,7 +22,7 @@ def test_noise_of_the_guide_hides_the_row_only_in_part(name: str) -> None:
     assert 1e-10 < nearest_reading(METHODS[name](), federation(1, seed=0)) < 0.1
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedlaplace"])
+@pytest.mark.parametrize("name", sampled(["fedavg", "fedlaplace"], ["fedavg"]))
 def test_no_row_of_five_is_read_off_at_once(name: str) -> None:
     assert nearest_reading(METHODS[name](), federation(5, seed=0)) > 0.1
 
