@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,7 +106,8 @@ class Disclosed(NamedTuple):
     """What a fit sends sums and products of, by name, (n,), on a client's rows.
 
     `read` are values of columns, `columns` those of the design, of responses that are numbers and of
-    weights, `beside` a response's levels and what stands beside it; `rows_known` is as of `known_values`.
+    weights, `beside` a response's levels, the pieces of its likelihood, and what stands beside it;
+    `rows_known` is as of `known_values`.
     """
 
     read: Mapping[str, Floats]
@@ -145,7 +146,12 @@ def disclosed_of(formula: Any, frame: pd.DataFrame, client: str) -> Disclosed:
         if schema.columns[label].kind == "number":
             columns[label] = ready[label].to_numpy(np.float64)
     names_of = [label for label in declared.parts.labels if schema.columns[label].kind != "number"]
-    beside = {n: of for name in (*names_of, *additions.values()) for n, of in _added(ready[name])}
+    codes = {*names_of, additions.get("cens"), additions.get("event")}
+    named = {name: _added(ready[name], name in codes) for name in (*names_of, *additions.values())}
+    beside = dict(chain.from_iterable(named.values()))
+    for label in declared.parts.labels if declared.family.edges else ():
+        piece = np.searchsorted(declared.family.edges, ready[label], side="right")
+        beside |= dict(_added(pd.Series(piece, name=f"{label} by piece"), True))
     return Disclosed(read, columns, beside, rows_known)
 
 
@@ -208,10 +214,10 @@ def _check_pairs(columns: Mapping[str, Floats], least: int) -> None:
             )
 
 
-def _added(column: pd.Series[Any]) -> Iterator[tuple[str, Any]]:
+def _added(column: pd.Series[Any], are_codes: bool) -> Iterator[tuple[str, Any]]:
     """Yield what stands beside numbers, (n,), by level: X'y of an event that few rows have is of their covariates."""
-    if not hasattr(column, "cat"):
+    if not hasattr(column, "cat") and not are_codes:
         yield str(column.name), np.nan_to_num(column.to_numpy(np.float64))
         return
-    for level in column.cat.categories:
+    for level in column.cat.categories if hasattr(column, "cat") else np.unique(column):
         yield f"{column.name}[{level}]", (column == level).to_numpy(np.float64)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from hierfl.models.families.family import ResponseFamily, no_parameters
+from hierfl.models.families.family import ABOVE_ZERO, ResponseFamily, no_parameters
 from hierfl.models.families.links import a_shape, a_share, check_link, log_scale, priors, unit_scale
 from hierfl.program.recipes import recorded
 
@@ -155,9 +155,8 @@ def zero_inflated_poisson() -> ResponseFamily:
     The mean of y is (1 - zi) exp(eta).
     """
     likelihood = "dist.ZeroInflatedPoisson(eta.exp(), gate=zi)"
-    return ResponseFamily(
-        "zero_inflated_poisson", "log", "count", likelihood, priors(zi=a_share), log_scale
-    )
+    of, parameters = ("zero_inflated_poisson", "log", "count", likelihood), priors(zi=a_share)
+    return ResponseFamily(*of, parameters, log_scale, edges=ABOVE_ZERO)
 
 
 @recorded
@@ -177,6 +176,7 @@ def zero_inflated_negative_binomial() -> ResponseFamily:
         f"dist.ZeroInflatedDistribution({base}, gate=zi)",
         priors(shape=a_shape, zi=a_share),
         log_scale,
+        edges=ABOVE_ZERO,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,6 +18,8 @@ from torch import Tensor
 from hierfl.models.families.checks import check_additions, check_bounds, check_values
 from hierfl.models.priors import Prior
 from hierfl.program.recipes import Recipe, recipe_of
+
+ABOVE_ZERO = (math.ulp(0.0),)  # the edge of a family whose zeros have a probability of their own
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class ResponseFamily:
         has_intercept: False where thresholds or baseline hazards take the intercept's place.
         outputs: the response -> number of linear predictors a row.
         bounds: between which responses were recorded. Default None: all were.
+        edges: the values, increasing, from which on the likelihood takes another form: a node counts
+            the responses of each before it sends sums of them. Default: it has one form.
     """
 
     name: str
@@ -83,6 +88,7 @@ class ResponseFamily:
     has_intercept: bool = True
     outputs: Callable[[Response], int] = one_predictor
     bounds: tuple[float, float] | None = None
+    edges: tuple[float, ...] = ()
 
     def __reduce__(self) -> Any:
         """Pickle the call that made the family: its parameters may be closures."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from hierfl.core.gaussians import log1mexp
-from hierfl.models.families.family import ResponseFamily
+from hierfl.models.families.family import ABOVE_ZERO, ResponseFamily
 from hierfl.models.families.links import a_shape, a_share, half_student, log_scale, priors
 from hierfl.models.families.rows import RowDistribution
 from hierfl.program.recipes import recorded
@@ -101,9 +101,8 @@ def hurdle_poisson() -> ResponseFamily:
     The mean of y is (1 - hu) exp(eta) / (1 - exp(-exp(eta))).
     """
     likelihood = "families.Hurdle(dist.Poisson(eta.exp()), hu)"
-    return ResponseFamily(
-        "hurdle_poisson", "log", "count", likelihood, priors(hu=a_share), log_scale
-    )
+    of, parameters = ("hurdle_poisson", "log", "count", likelihood), priors(hu=a_share)
+    return ResponseFamily(*of, parameters, log_scale, edges=ABOVE_ZERO)
 
 
 @recorded
@@ -123,6 +122,7 @@ def hurdle_negative_binomial() -> ResponseFamily:
         f"families.Hurdle({base}, hu)",
         priors(shape=a_shape, hu=a_share),
         log_scale,
+        edges=ABOVE_ZERO,
     )
 
 
@@ -137,7 +137,8 @@ def hurdle_gamma() -> ResponseFamily:
     """
     likelihood = "families.Hurdle(dist.Gamma(shape, shape * (-eta).exp()), hu)"
     parameters = priors(shape=a_shape, hu=a_share)
-    return ResponseFamily("hurdle_gamma", "log", "amount", likelihood, parameters, log_scale)
+    of = "hurdle_gamma", "log", "amount", likelihood
+    return ResponseFamily(*of, parameters, log_scale, edges=ABOVE_ZERO)
 
 
 @recorded
@@ -151,6 +152,5 @@ def hurdle_lognormal() -> ResponseFamily:
     """
     likelihood = "families.Hurdle(dist.LogNormal(eta, sigma), hu)"
     parameters = priors(sigma=lambda y: half_student(log_scale(y)[1]), hu=a_share)
-    return ResponseFamily(
-        "hurdle_lognormal", "identity", "amount", likelihood, parameters, log_scale
-    )
+    of = "hurdle_lognormal", "identity", "amount", likelihood
+    return ResponseFamily(*of, parameters, log_scale, edges=ABOVE_ZERO)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hierfl.core.gaussians import log1mexp
-from hierfl.models.families.family import Response, ResponseFamily, no_parameters
+from hierfl.models.families.family import ABOVE_ZERO, Response, ResponseFamily, no_parameters
 from hierfl.models.families.levels import Ordered
 from hierfl.models.families.links import a_shape, count_of, priors, unit_scale
 from hierfl.models.families.rows import RowDistribution
@@ -91,7 +91,8 @@ def ordered_beta() -> ResponseFamily:
         phi=a_shape, thresholds=lambda response: Ordered(dist.StudentT(3.0, 0.0, 2.5), 2)
     )
     likelihood = "families.OrderedBeta(eta, thresholds, phi)"
-    return ResponseFamily("ordered_beta", "logit", "share", likelihood, parameters, unit_scale)
+    of, edges = ("ordered_beta", "logit", "share", likelihood), (*ABOVE_ZERO, 1.0)
+    return ResponseFamily(*of, parameters, unit_scale, edges=edges)
 
 
 class Dirichlet(dist.Dirichlet):

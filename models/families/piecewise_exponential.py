@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -48,9 +49,8 @@ def piecewise_exponential(breaks: tuple[float, ...]) -> ResponseFamily:
         prior = dist.StudentT(3.0, center, 2.5)
         return {"log_hazard": prior.expand([len(times) + 1]).to_event(1)}
 
-    return of_times(
-        "piecewise_exponential", "log", base, parameters, unit_scale, has_intercept=False
-    )
+    of = "piecewise_exponential", "log", base, parameters, unit_scale
+    return replace(of_times(*of, has_intercept=False), edges=times)
 
 
 class PiecewiseExponential(RowDistribution):

@@ -22,6 +22,8 @@ from hierfl.formulas.own_rows import check_design
 from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.time_answers import Observed, client_logrank
+from hierfl.models.families import named, piecewise_exponential
+from hierfl.models.families.names import FAMILIES
 from hierfl.nodes import in_process, station
 from hierfl.nodes.agreed_schema import agreed_over, answer_schema, check_fitted
 from hierfl.nodes.agreement import Agreement, Introduction
@@ -418,7 +420,7 @@ def test_pairs_of_values_of_few_rows_are_refused_where_the_owner_says_so(name: s
 
 
 # a formula, its family, and of a column the usual value, another one, and others of the second client
-BESIDE: dict[str, tuple[str, str, dict[str, tuple[Any, ...]]]] = {
+BESIDE: dict[str, tuple[str, Any, dict[str, tuple[Any, ...]]]] = {
     "an event": ("time | event(ill) ~ age", "weibull", {"ill": (0, 1)}),
     "a censored time": ("time | cens(state) ~ age", "weibull", {"state": ("none", "right")}),
     "trials": ("k | trials(n) ~ age", "binomial", {"n": (1, 10**6)}),
@@ -427,6 +429,15 @@ BESIDE: dict[str, tuple[str, str, dict[str, tuple[Any, ...]]]] = {
     "a name of two": ("state ~ age", "bernoulli", {"state": ("in", "out")}),
     "a name of several": ("state ~ age", "categorical", {"state": ("in", "out", "moved")}),
     "an ordered level": ("state ~ age", "cumulative", {"state": (1, 2, 3)}),
+    "a code of censoring": ("time | cens(code) ~ age", "weibull", {"code": (0, -1, 1)}),
+    "zeros of a hurdle": ("dose ~ age; hu ~ age", "hurdle_gamma", {"dose": (2.5, 0.0, 7.0)}),
+    "more zeros": ("k ~ age; zi ~ age", "zero_inflated_poisson", {"k": (3, 0, 4, 5)}),
+    "ones of shares": ("share ~ age", "ordered_beta", {"share": (0.5, 1.0, 0.0)}),
+    "times before a break": (
+        "end ~ age",
+        piecewise_exponential(breaks=(1.0, 9.0)),
+        {"end": (2.0, 0.5, 9.5)},
+    ),
 }
 
 
@@ -443,6 +454,15 @@ def test_what_stands_beside_a_response_is_of_enough_rows(name: str) -> None:
         ready = made.on({"north": own, "south": south})
         with pytest.raises(Implausible) if count < 5 else nullcontext():
             check_design(ready, own, "north", 5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_says_from_where_on_its_likelihood_is_another(name: str) -> None:
+    """A density that jumps at 0 or 1 counts the responses there."""
+    family = named(name)
+    parts = ("Hurdle", "ZeroInflated", "OrderedBeta", "PiecewiseExponential")
+    assert bool(family.edges) is any(part in family.likelihood for part in parts)
+    assert [*family.edges] == sorted({*family.edges})
 
 
 def test_rows_that_lack_a_value_are_not_told_by_those_that_have_one() -> None:
