@@ -11,6 +11,7 @@ import json
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ import pytest
 import hierfl
 from hierfl.cli.officer_page import entries
 from hierfl.core.trees import tree_map
+from hierfl.formulas.columns import Column
 from hierfl.formulas.questions import Question
+from hierfl.formulas.schema import Schema
 from hierfl.models.families.names import FAMILIES
 from hierfl.nodes import Station
 from hierfl.nodes.approval import approve
@@ -38,6 +41,7 @@ pytestmark = [
 FOLDER = Path(__file__).parents[2] / "examples" / "vantage6_formula"
 STORE: dict[str, Any] = json.loads((FOLDER / "algorithm_store.json").read_text())
 HOW = {"formula": TEXT, "clients": "hospital", "family": "bernoulli"}
+LISTED = f"{TEXT}; family = bernoulli; priors = age"
 
 
 @pytest.fixture
@@ -46,7 +50,7 @@ def network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., An
     mock = pytest.importorskip("vantage6.algorithm.tools.mock_client")
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.setenv("TEMPORARY_FOLDER", str(tmp_path))
-    monkeypatch.setenv("HIERFL_FORMULAS", TEXT)
+    monkeypatch.setenv("HIERFL_FORMULAS", LISTED)
 
     def made(parts: dict[str, pd.DataFrame] | None = None) -> Any:
         named = (parts or frames()).items()
@@ -94,12 +98,12 @@ def test_the_environment_of_a_node_is_its_policy(
         found = run(network(), rounds=1)
     assert found["clients"] == sorted(n for n, part in frames().items() if len(part) >= 150)
     said = (tmp_path / "organization-0" / "environment.toml").read_text()
-    assert said == f'formulas = ["{TEXT}"]\nmethods = ["two_stage", "fedsvi"]\nmin_rows = 150\n'
+    assert said == f'formulas = ["{LISTED}"]\nmethods = ["two_stage", "fedsvi"]\nmin_rows = 150\n'
     line = next(one for one in entries(tmp_path / "organization-0") if one["what"] == "update")
     assert line["policy"] == {
         "methods": ["fedsvi", "two_stage"],
         "min_rows": 150,
-        "formulas": [TEXT],
+        "formulas": [LISTED],
     }
     assert line["by"] == "vantage6 collaboration 1"
 
@@ -280,6 +284,36 @@ def test_a_listed_formula_is_the_one_that_reads_the_same(tmp_path: Path) -> None
             check_brought(hierfl.formula(text, clients="h"), tmp_path, None)
 
 
+WHOLE: dict[str, Any] = {"family": "bernoulli", "clients": "h", "missing": "drop"}
+OTHERS: dict[str, dict[str, Any]] = {
+    "a family": {"family": "poisson"},
+    "a link": {"family": hierfl.models.families.bernoulli("probit")},
+    "rows that lack a value": {"missing": "refuse"},
+    "clients": {"clients": "x"},
+    "a prior": {"priors": {"sd": "exponential(1)"}},
+    "a schema": {"schema": Schema("h", 2, 1, {of: Column("number") for of in ("y", "x")})},
+    "a matrix": {"data2": {"W": pd.DataFrame([[1.0]], ["a"], ["a"])}},
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_listed_formula_is_listed_with_all_that_a_request_brings(
+    what: str, tmp_path: Path
+) -> None:
+    """Whoever lists zeros and ones of complete rows has not listed counts, nor each row without a value."""
+    line = "y ~ x + (1 | h); family = bernoulli; missing = drop; priors = b, Intercept"
+    policy, own = tmp_path / "policy.toml", {**WHOLE, "priors": {"b": "normal(0, 1)"}}
+    policy.write_text(f'formulas = ["{line}"]\n')
+    check_brought(hierfl.formula("y~x+(1|h)", **own), tmp_path, None)
+    changed = hierfl.formula("y ~ x + (1 | h)", **{**WHOLE, **OTHERS[what]})
+    with pytest.raises(Forbidden, match="waits for the approval"):
+        check_brought(changed, tmp_path, None)
+    policy.write_text('columns = ["x", "y", "h"]\n')  # with any family and priors
+    is_more = what in ("a schema", "a matrix")
+    with pytest.raises(Forbidden, match="waits for") if is_more else nullcontext():
+        check_brought(changed, tmp_path, None)
+
+
 def test_a_task_can_call_two_functions(functions: Any) -> None:
     """vantage6 calls what a task names of the package, and sends back what that returns."""
     package = importlib.import_module("hierfl_formula")
@@ -324,7 +358,7 @@ def test_the_store_describes_what_there_is() -> None:
 def test_a_misspelled_variable_of_a_node_stops_it(
     functions: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("HIERFL_FORMULAS", TEXT)
+    monkeypatch.setenv("HIERFL_FORMULAS", LISTED)
     request = write_request("schema", Question("rows").json().encode())
     for variable, value, why in (
         ("HIERFL_MIN_ROW", "150", "no key 'min_row': did you mean 'min_rows'"),
