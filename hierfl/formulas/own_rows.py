@@ -58,10 +58,14 @@ def moved_values(frame: Any, declared: Declaration, least: int) -> dict[str, Flo
 
 
 class FittedRows(NamedTuple):
-    """A client's rows as its node fits them, {client: frame}, and the columns of which some values are `moved`."""
+    """A client's rows as its node fits them, {client: frame}, and the columns of which some values are `moved`.
+
+    `in_order` has them in the same order whatever that of the client's own rows is.
+    """
 
     frames: Mapping[str, pd.DataFrame]
     moved: tuple[str, ...]
+    in_order: Mapping[str, pd.DataFrame]
 
 
 def fitted_rows(formula: Any, frames: Any) -> FittedRows:
@@ -73,7 +77,10 @@ def fitted_rows(formula: Any, frames: Any) -> FittedRows:
     made = {name: numbers(frame[name]).copy() for name in moved}
     for name, values in moved.items():
         made[name][there] = values
-    return FittedRows({client: frame.assign(**made)}, tuple(sorted(moved)))
+    texts = frame.astype({name: str for name, kind in frame.dtypes.items() if kind.kind == "O"})
+    order = np.argsort(pd.util.hash_pandas_object(texts, index=False), kind="stable")
+    fitted = frame.assign(**made)
+    return FittedRows({client: fitted}, tuple(sorted(moved)), {client: fitted.iloc[order]})
 
 
 def design_matrix(formula: Any, frame: pd.DataFrame, client: str, schema: Schema) -> Any:
@@ -82,7 +89,7 @@ def design_matrix(formula: Any, frame: pd.DataFrame, client: str, schema: Schema
     What `mi()` lacks is filled; of `formula` no more is agreed on than the `schema`.
     """
     declared, of = formula.declared, replace(formula, schema=schema)
-    frame = fitted_rows(of, {client: frame}).frames[client]
+    frame = fitted_rows(of, {client: frame}).in_order[client]
     ready = prepared(own_rows(declared, frame, client, schema.min_count), schema.columns, client)
     if declared.imputed:
         ready, _ = filled(declared.imputed, ready)

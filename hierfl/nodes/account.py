@@ -3,8 +3,8 @@
 {"before": "SHA-256 of the line before", "time": "2026-01-01T12:00:00.000000+00:00", "kind": "round",
  "run": "1f0c...", "request": "SHA-256 of the request", "spent": 0.25, ...}
 
-`has-account` says how many lines there are and the hash of the last one, and each line of the log
-says which the last one was. An account that is gone, cut, reordered or edited stops the node. A line
+`has-account` says how many lines there are and the hash of the last one, as of the log, whose lines
+say which the account's last one was. An account that is gone, cut, reordered or edited stops the node. A line
 is on disk before its mark, so a crash between the two leaves a line more than the mark counts.
 """
 
@@ -148,7 +148,8 @@ class Ledger:
         write_line(self.folder / FILE, line, self._size)
         self._head, self._size = digest(line), self._size + len(line) + 1
         self.entries.append(entry)
-        log.set_mark(self.folder, len(self.entries), self._head)
+        before = log.mark_of(self.folder) or ()
+        log.set_mark(self.folder, log.Mark(len(self.entries), self._head, *before[2:]))
 
     # ------------------------------------------------------------ what was answered
     def given(self, entry: Entry) -> bytes | None:
@@ -224,14 +225,17 @@ class Ledger:
 # ------------------------------------------------------------ what must add up
 def _check_marks(folder: Path, heads: list[str], entries: list[Entry]) -> None:
     """Refuse a ledger of fewer or other lines than the mark, the log and kept answers know of."""
-    count, mark, in_log = len(heads) - 1, log.mark_of(folder), log.last_account(folder)
+    count, mark = len(heads) - 1, log.mark_of(folder)
+    in_log = log.accounts_since(folder, mark or log.Mark(0, ""))
     there = {name: os.path.lexists(folder / name) for name in (log.MARK, ROWS)}
     requests, runs = ({getattr(e, name) for e in entries} for name in ("request", "run"))
     wrong = {
         f"{FILE} is gone, or empty": not count and any(there.values()),
         f"{log.MARK} is gone, or cannot be read": not mark and (count > 1 or there[log.MARK]),
-        f"{FILE} lacks lines that were in it": mark and heads[min(mark[0], count)] != mark[1],
-        f"{FILE} lacks lines that {log.FILE} names": in_log not in (None, *heads),
+        f"{FILE} lacks lines that were in it": mark
+        and heads[min(mark.entries, count)] != mark.head,
+        f"{log.FILE} lacks lines that were in it": in_log is None,
+        f"{FILE} lacks lines that {log.FILE} names": not {*heads}.issuperset(in_log or ()),
         f"{FILE} lacks answers that are there": not requests.issuperset(answered_last(folder)),
         f"{FILE} lacks runs that are there": not runs.issuperset(
             p.stem for p in folder.glob("*.state")

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from hierfl.core.disk import private_folder, write_private
+from hierfl.core.disk import private_folder, replace_private
 from hierfl.formulas.agree import agreed
 from hierfl.formulas.constants import Implausible
 from hierfl.formulas.credible import Heard
@@ -22,17 +22,17 @@ from hierfl.formulas.odd_answers import odd_answers
 from hierfl.formulas.own_rows import check_design, check_together, design_matrix
 from hierfl.formulas.questions import Question, answer_of_json, own_answer
 from hierfl.formulas.schema import Schema
-from hierfl.nodes.account import ROWS, Ledger, Subject, digest
+from hierfl.nodes.account import ROWS, Entry, Ledger, Subject, digest
 from hierfl.nodes.agreement import Key, named_answers
 from hierfl.nodes.client_rows import answer, reply_of
 from hierfl.nodes.gate import Inquiry, Reply, register
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.policy import Forbidden, Policy
-from hierfl.nodes.row_sets import rows_of_formula
+from hierfl.nodes.row_sets import kept_in, rows_of_formula
 
 LEAST_COUNT = 5  # rows of a level or group that a server asks for
 MOST = 1 << 24  # bytes of an answer, which has a few numbers a column
-ASKS = "schema"
+ASKS, DESIGN = "schema", "design"
 LATE = "; what all have agreed on before, such as means, counts its rows"
 BASIS = ("clients", "formula", "min_count", "columns", "transforms", "groups")  # of a design
 
@@ -92,7 +92,7 @@ def _replies(inquiry: Inquiry) -> Iterator[Reply]:
         made = own_answer(question, formula.declared, *of, formula.schema)
         if question.kind == "design":
             columns = design_matrix(formula, *of, question.schema)
-            _check_together(rows.folder, columns, inquiry.policy.min_count)
+            _check_together(inquiry.ledger, columns, inquiry.policy.min_count)
         return made
 
     of_numbers = question.kind in ("columns", "call", "design")
@@ -102,16 +102,15 @@ def _replies(inquiry: Inquiry) -> Iterator[Reply]:
     yield reply_of(inquiry, [behind], answer)
 
 
-def _check_together(root: Path, columns: Any, least: int) -> None:
+def _check_together(ledger: Ledger, columns: Any, least: int) -> None:
     """Refuse columns, (n, p), that with earlier ones of the rows tell of few of these (`Implausible`)."""
-    _ = Ledger.at(root).key  # an account, before anything is in its folder
-    folder, content = root / ROWS, columns.T.tobytes()
-    if (own := folder / f"design-{digest(content)}").exists():  # it was looked at beside all others
-        return
-    files = (path.read_bytes() for path in folder.glob("design-*") if path.is_file())
-    check_together(columns, files, least)
-    private_folder(folder)
-    write_private(own, content)
+    earlier = [entry.request for entry in ledger.entries if entry.kind == DESIGN]
+    content = columns.T.tobytes()
+    if (name := digest(content)) not in earlier:  # else it was looked at beside all others
+        check_together(columns, (kept_in(ledger.folder, of) for of in earlier), least)
+        private_folder(ledger.folder / ROWS)
+        replace_private(ledger.folder / ROWS / name, content)
+        ledger.append(Entry(DESIGN, name))
 
 
 def _subject(inquiry: Inquiry) -> Subject:
@@ -245,6 +244,6 @@ def check_fitted(root: Path, formula: Formula, rows: Mapping[str, Any], policy: 
             disclosed = check_design(
                 formula, frame, client, policy.min_count, policy.min_joint_count
             )
-            _check_together(root, disclosed.matrix, policy.min_count)
+            _check_together(Ledger.at(root), disclosed.matrix, policy.min_count)
     except Implausible as error:
         raise Forbidden(str(error)) from error

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, NamedTuple
 
 from hierfl.core.disk import CannotWrite, private_folder, replace_private, write_line, writing
 from hierfl.core.trees import Tree, named_leaves
@@ -28,8 +27,8 @@ from hierfl.runs.run_folder import FolderInUse, held, sync
 
 ASKED_BY: ContextVar[str | None] = ContextVar("asked_by", default=None)
 FILE, REFUSED, OLDER = "left.jsonl", "refused.jsonl", "refused.older.jsonl"
-MARK = "has-account"  # how many lines the node's ledger has, and the hash of the last one
-LENGTH = 100  # bytes of that file
+MARK = "has-account"  # what a `Mark` has
+LENGTH = 200  # bytes of that file
 MOST = 4 << 20  # bytes of the file of refusals before it becomes the older one
 LONGEST = 2000  # characters of a detail
 # seconds that a message waits for the one before it, and between two looks
@@ -64,11 +63,15 @@ def left(
         path = folder / REFUSED
         if path.exists() and path.stat().st_size > MOST:
             path.replace(folder / OLDER)
-    elif (mark := mark_of(folder)) is not None:
-        line["account"] = mark[1]
+    mark = mark_of(folder) if path.name == FILE else None
+    line |= {} if mark is None else {"account": mark.head}
     more["by"] = ASKED_BY.get()
     line |= {name: value for name, value in more.items() if value is not None}
-    write_line(path, json.dumps(line).encode())
+    written = json.dumps(line).encode()
+    write_line(path, written)
+    if mark is not None:
+        start, last = path.stat().st_size - len(written) - 1, hashlib.sha256(written).hexdigest()
+        set_mark(folder, mark._replace(start=start, last=last))
     return content
 
 
@@ -121,18 +124,27 @@ def now(since: timedelta = timedelta(0)) -> str:
     return (datetime.now(UTC) - since).isoformat(timespec="microseconds")
 
 
-def mark_of(folder: Path) -> tuple[int, str] | None:
-    """Return how many lines a folder's ledger has, and the hash of the last; None: it has no mark that can be read."""
+class Mark(NamedTuple):
+    """How many lines a folder's ledger has, the last one's hash, and where the log's last line starts, and its hash."""
+
+    entries: int
+    head: str
+    start: int = 0
+    last: str = ""
+
+
+def mark_of(folder: Path) -> Mark | None:
+    """Return the mark of a folder's ledger; None: it has none that can be read."""
     try:
-        entries, head = json.loads((folder / MARK).read_bytes())
-        return (entries, head) if type(entries) is int and entries > 0 else None
+        mark = Mark(*json.loads((folder / MARK).read_bytes()))
+        return mark if min(mark.entries - 1, mark.start) >= 0 else None
     except (OSError, TypeError, ValueError):
         return None
 
 
-def set_mark(folder: Path, entries: int, head: str) -> None:
+def set_mark(folder: Path, mark: Mark) -> None:
     """Write the mark of a folder's ledger, in its place: after a power cut it may be an earlier one."""
-    path, content = folder / MARK, json.dumps([entries, head]).encode().ljust(LENGTH)
+    path, content = folder / MARK, json.dumps(mark).encode().ljust(LENGTH)
     if not path.exists():
         replace_private(path, content)
         sync(folder)
@@ -140,17 +152,17 @@ def set_mark(folder: Path, entries: int, head: str) -> None:
         file.write(content)
 
 
-def last_account(folder: Path) -> str | None:
-    """Return the hash of the ledger's last line as the last line of the log names it; None: it names none."""
-    try:
-        with open(folder / FILE, "rb") as file:
-            size, length = file.seek(0, os.SEEK_END), 1 << 12
-            while True:
-                file.seek(max(0, size - length))
-                *whole, _ = file.read().split(b"\n")
-                if len(whole) > 1 or length >= size:
-                    break
-                length *= 4
-        return str(json.loads(whole[-1])["account"])
-    except (OSError, IndexError, KeyError, TypeError, ValueError):
+def accounts_since(folder: Path, mark: Mark) -> list[str] | None:
+    """Return the hashes of the ledger that lines of the log name from the marked one on; None: that one is gone."""
+    lines, named = [b""], list[str]()
+    with suppress(OSError), open(folder / FILE, "rb") as file:
+        file.seek(mark.start)
+        lines = file.read().split(b"\n")
+    if mark.last and hashlib.sha256(lines[0]).hexdigest() != mark.last:
         return None
+    for line in lines[:-1]:
+        with suppress(
+            KeyError, TypeError, ValueError
+        ):  # one of before an account, or cut by a crash
+            named.append(json.loads(line)["account"])
+    return named

@@ -134,16 +134,19 @@ def _fewest(
     if not sets_before:
         return least
     sets = [[rows.every[name] for name in names]]
-    sets += [[_read(folder, column) for column in of] for of in sorted(sets_before)]
+    sets += [
+        [np.frombuffer(kept_in(folder, column), np.uint64) for column in of]
+        for of in sorted(sets_before)
+    ]
     return fewest_between(sets, least)
 
 
-def _read(folder: Path, name: str) -> Codes:
-    """Return codes that were kept; what is gone or changed stops the node."""
+def kept_in(folder: Path, name: str) -> bytes:
+    """Return what was kept of rows; what is gone or changed stops the node."""
     try:
         content = (folder / ROWS / name).read_bytes()
     except OSError as error:
         raise broken(f"{ROWS}/{name} cannot be read") from error
     if digest(content) != name:
         raise broken(f"{ROWS}/{name} has changed")
-    return np.frombuffer(content, dtype=np.uint64)
+    return content

@@ -148,9 +148,9 @@ class Station:
 
         if self.call.lacks_schema:
             formula = with_schema(formula, self._agreed_on(SCHEMA))
-        rows, moved = fitted_rows(formula, dict([only_client(formula, rows)]))
+        rows, moved, in_order = fitted_rows(formula, dict([only_client(formula, rows)]))
         with log.answering(self.folder):
-            check_fitted(self.folder, formula, rows, self.allowed)
+            check_fitted(self.folder, formula, in_order, self.allowed)
         return replace(self.call, method=formula), formula.data(rows), rows, moved
 
     def _agreed_on(self, name: str) -> bytes:

@@ -84,6 +84,13 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     ),
     "without its mark": lambda path: (path.parent / log.MARK).unlink(),
     "with no mark that is one": lambda path: (path.parent / log.MARK).write_bytes(b"[-1, 3]"),
+    "whose log is gone": lambda path: (path.parent / log.FILE).unlink(),
+    "whose log is cut by a line": lambda path: lines_of(lambda lines: lines[:-1])(
+        path.parent / log.FILE
+    ),
+    "whose log is edited": lambda path: lines_of(
+        lambda lines: [*lines[:-1], lines[-1].replace(b"update", b"upkeep")]
+    )(path.parent / log.FILE),
     "without its key": lambda path: (path.parent / module.KEY).unlink(),
     "of another key": lambda path: (path.parent / module.KEY).write_bytes(b"0" * 32),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -515,6 +516,17 @@ TWO_FITS: dict[str, tuple[str, str, tuple[Any, Any]]] = {
     "offsets": ("y ~ age + offset({})", "gaussian", (0.0, 1.0)),
     "groups": ("y ~ age + (1 | {})", "gaussian", ("a", "b")),
 }
+# what happens to a node's folder between them
+BETWEEN: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda folder: None,
+    "what was asked of is emptied": lambda folder: [
+        path.write_bytes(b"") for path in (folder / "rows").iterdir()
+    ],
+    "as before they were asked": lambda folder: shutil.rmtree(folder / "rows"),
+    "other values": lambda folder: [
+        path.write_bytes(bytes(path.stat().st_size)) for path in (folder / "rows").iterdir()
+    ],
+}
 
 
 @pytest.mark.parametrize("name", TWO_FITS)
@@ -536,6 +548,24 @@ def test_two_fits_of_the_same_rows_do_not_tell_of_few_by_their_difference(
             is_refused = (few, column) == (1, "second")
             with pytest.raises(Forbidden, match="earlier") if is_refused else nullcontext():
                 check_fitted(tmp_path / str(few), ready, {"north": own}, Policy())
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.filterwarnings("ignore")
+def test_what_was_fitted_before_is_not_forgotten(between: str, tmp_path: Path) -> None:
+    """Not with the files that have it, nor by sorting the rows anew."""
+    first, nodes = (np.arange(N) % 5 == 0) * 1.0, []
+    own = rows(0).assign(first=first, second=np.where(np.arange(N) == 1, 1.0, first))
+    for column, order in (("first", "income"), ("second", "age")):
+        own = own.sort_values(order, ignore_index=True)
+        made = formula(f"y ~ age + {column}").on({"north": own, "south": own})
+        method = replace(made, schema=replace(made.agreed, min_count=5))
+        nodes.append(station(method, {"north": own}, tmp_path / "north"))
+    request = write_request("introduce", b"")
+    read_answer(request, nodes[0].answer(request))
+    BETWEEN[between](tmp_path / "north")
+    with pytest.raises(Refused, match=r"earlier|does not add up"):
+        read_answer(request, nodes[1].answer(request))
 
 
 def test_another_formula_asks_nothing_new_of_the_same_columns(tmp_path: Path) -> None:
