@@ -28,6 +28,7 @@ from hierfl.nodes.messages import (
     from_bytes,
     last_counted,
     mail_of,
+    read_typed,
     to_bytes,
 )
 from hierfl.runs.result import Fit
@@ -162,7 +163,7 @@ def _read(fit: Any, answer: Answer, kind: AfterKind, rows: int) -> tuple[Tree, F
     if not nbytes(tree):
         raise Refused("its answer is empty")
     check_answer(kind, tree, rows)
-    return tree, about.get("few", {})
+    return tree, read_typed(Few, about.get("few"), "list of groups")
 
 
 # ------------------------------------------------------------ what the server knows

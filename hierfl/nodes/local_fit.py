@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hierfl.core.disk import private_folder, write_private
@@ -24,7 +25,8 @@ from hierfl.runs.result import Fit
 QUANTILES = (0.05, 0.5, 0.95)
 ANSWERS = "answers"  # a folder in the node's
 MOST_KEPT = 1 << 28  # bytes of it
-Few = Mapping[str, list[int]]  # site of groups within the client -> those with few rows
+# site of groups within the client -> those with few rows
+Few = dict[str, list[Annotated[int, Meta(ge=0, lt=1 << 31)]]]
 
 
 def local_fit(node: Node, message: Tree, mail: Tree, *, rounds: int, counted: int) -> Fit:
@@ -93,14 +95,14 @@ def few_rows(node: Node, least: int, asked: Mapping[str, Tensor]) -> Few:
 
 
 def without_few(tree: Tree, few: Few) -> Tree:
-    """Return draws or summaries with NaN of groups with few rows, of which a node sends 0."""
-    for name, places in ((name, few[name]) for name in few.keys() & tree.keys()):
-        of, at = tree[name], torch.tensor(places)
+    """Return draws or summaries with NaN of groups with few rows, of which a node sends 0; refuse other groups."""
+    for name, places in few.items():
+        of, at = tree.get(name, {}), torch.tensor(places)
         tensors = {"": of} if isinstance(of, Tensor) else of
-        hidden = {
-            part: value.index_fill(0 if part in ("mean", "sd") else 1, at, torch.nan)
-            for part, value in tensors.items()
-        }
+        dims = {part: 0 if part in ("mean", "sd") else 1 for part in tensors}
+        if not dims or any(tensors[part].index_select(k, at).any() for part, k in dims.items()):
+            raise Refused(f"it tells of groups of '{name[:40]}' that it says have few rows")
+        hidden = {part: tensors[part].index_fill(k, at, torch.nan) for part, k in dims.items()}
         tree = {**tree, name: hidden.get("", hidden)}
     return tree
 

@@ -33,6 +33,10 @@ class Refused(ValueError):
 
     logged = False  # by the node
 
+    def __init__(self, text: str) -> None:
+        """Keep what may be another machine's words for a terminal, whose cursor they cannot move."""
+        super().__init__("".join(of if of.isprintable() else "?" for of in text))
+
 
 class NodeFailed(RuntimeError):
     """A node cannot answer; the message names client and round, and no value of the rows."""

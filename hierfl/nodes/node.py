@@ -283,7 +283,8 @@ def _about_client(inquiry: Inquiry) -> Iterator[Reply]:
         tree = answered(node, inquiry.tree, request, few)
         if stays:
             return Release(to_bytes({}, {**about, "stays": stays}), {}, f"no {kind}", more)
-        return Release(to_bytes(tree, {**about, "few": few}), tree, kind, more)
+        told_few = {name: few[name] for name in few.keys() & tree.keys()}
+        return Release(to_bytes(tree, {**about, "few": told_few}), tree, kind, more)
 
     yield Reply([] if stays else [node.behind], make)
 

@@ -76,6 +76,10 @@ def lies_of(content: bytes) -> Iterator[tuple[str, bytes]]:
     for key in about.keys() & {"run", "client", "round", "kind"}:
         for lie in ("lie", None, -7, [1], 2**40):
             yield f"{key} {lie}", to_bytes(tree, {**about, key: lie})
+    if "few" in about:
+        few: list[Any] = ["lie", None, [1], {"more": [0]}, {"more": 0}]
+        for groups in (*few, *({site: [-1]} for site in tree)):
+            yield f"few {groups}", to_bytes(tree, {**about, "few": groups})
 
 
 # ------------------------------------------------------------ JSON

@@ -26,7 +26,7 @@ from hierfl.nodes import TooFewNodes as TooFew
 from hierfl.nodes import by_files
 from hierfl.nodes.account import digest
 from hierfl.nodes.envelope import read_answer, write_answer, write_request
-from hierfl.nodes.messages import to_bytes
+from hierfl.nodes.messages import Refused, to_bytes
 from hierfl.nodes.request_files import MOST_ANSWERED, answer_waiting
 from hierfl.nodes.same_process import folder_of
 from tests.nodes.test_faults import plain
@@ -142,6 +142,9 @@ def test_what_is_shown_does_not_move_the_cursor(tmp_path: Path) -> None:
         (tmp_path / "x").write_bytes(content)
         shown = run("show", str(tmp_path / "x")).output.replace("\n", "")
         assert shown and all(sign.isprintable() for sign in shown), content
+    with pytest.raises(Refused) as error:  # of which the server's user is warned
+        read_answer(b"", write_answer(b"", wrong=evil))
+    assert str(error.value).isprintable()
 
 
 def test_the_name_of_a_file_is_no_command_and_no_cursor(tmp_path: Path, north: Path) -> None:

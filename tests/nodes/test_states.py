@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ import hierfl
 from hierfl import methods
 from hierfl.cli.officer_page import entries
 from hierfl.core.trees import tree_map
-from hierfl.nodes import FitOverNodes, in_process
-from hierfl.nodes.messages import from_bytes, to_bytes
+from hierfl.nodes import Answer, FitOverNodes, in_process
+from hierfl.nodes.messages import Ask, from_bytes, to_bytes
 from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD
 from tests.methods.cases import shared
@@ -148,6 +150,14 @@ def test_no_answer_is_about_few_rows(tmp_path: Path) -> None:
         assert "fewer rows than the 8 on which an answer must rest" in str(found.withheld)
 
 
+def saying_of_few(ask: Ask, few: Any, contents: Any) -> Iterator[Answer]:
+    """Let client a say which groups have few rows."""
+    for answer in ask(contents):
+        tree, about = from_bytes(answer.content, most=1 << 24)
+        said = {**about, "few": few} if answer.client == "a" else about
+        yield answer._replace(content=to_bytes(tree, said))
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_groups_of_few_rows_are_hidden(tmp_path: Path) -> None:
     g = np.random.default_rng(0)
@@ -164,6 +174,11 @@ def test_groups_of_few_rows_are_hidden(tmp_path: Path) -> None:
     assert hidden == [("a", "site:ward[2]")] and len(table) == 12
     draws = fit.local_draws(50).given["a"]["site:ward"]
     assert draws[:, 2].isnan().all() and draws[:, :2].isfinite().all()
+    for kind in ("summaries", "draws"):  # nor can a node hide others, or numbers of these
+        for few in ({"site:ward": [0]}, {"site": [0]}, {"ward": [0]}):
+            lying = replace(fit, ask=partial(saying_of_few, fit.ask, few))
+            found = lying.local_summary(50) if kind == "summaries" else lying.local_draws(50)
+            assert [*found.withheld] == ["a"] and {*found.given} == {"b", "c"}, few
     own = next((tmp_path / "a" / "answers").glob("*summaries*.csv"))
     assert not pd.read_csv(own)["mean"].isna().any()  # its owner reads all of it
     model: Any = fit.method.model
