@@ -8,6 +8,7 @@ or more. Its trace is at least that, so S has a row with h_ii >= e / |S|.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -65,8 +66,8 @@ def singled_out(
 ) -> NDArray[np.int64]:
     """Return fewer than `least` rows that sums of values to the power of up to 2 `degree` tell about.
 
-    They differ from all others, have a `share` of the squares of a power, or, `by_value`, share a value,
-    of which there are no more than powers, so that the rows of each can be solved for.
+    They have all squares of a combination of powers, or a `share` of those of one, or, `by_value`, share
+    a value, of which there are no more than powers, so that the rows of each can be solved for.
     """
     none = np.zeros(0, dtype=np.int64)
     if least < 2 or not len(values) or not (spread := values.std()):
@@ -76,7 +77,8 @@ def singled_out(
     sets += [powers[:, k : k + 1] for k in range(degree)]
     # of a handful of rows, any few have nearly all squares
     ways = ((least, EXACT), (min(least, len(values) // 4 + 1), share))
-    every_few = (isolated(of, *way) for of in sets for way in ways)
+    together = [isolated(powers, least, EXACT)] if degree > 1 else []
+    every_few = chain(together, (isolated(of, *way) for of in sets for way in ways))
     return next((rows for rows in every_few if len(rows)), none)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from hierfl.formulas.answers import group_names
+from hierfl.formulas.answers import argument_of, group_names
 from hierfl.formulas.columns import by_client, column_fault, complete, incomplete, numbers, prepared
 from hierfl.formulas.constants import Implausible
 from hierfl.formulas.declaration import Declaration
@@ -29,6 +29,7 @@ from hierfl.formulas.disclosure import (
 from hierfl.formulas.imputed import filled, known_values, with_known
 from hierfl.formulas.layout import Layout
 from hierfl.formulas.schema import OFFSET, Schema
+from hierfl.formulas.terms import options_of
 
 FEW = (
     "{} singles out fewer than {} rows of this client: leave its term out, merge its levels, have a "
@@ -83,14 +84,22 @@ def fitted_rows(formula: Any, frames: Any) -> FittedRows:
     return FittedRows({client: fitted}, tuple(sorted(moved)), {client: fitted.iloc[order]})
 
 
-def design_matrix(formula: Any, frame: pd.DataFrame, client: str, schema: Schema) -> Any:
-    """Return the columns of all terms, and of a response of numbers, of a client's rows as it fits them, (n, p).
+def told_columns(
+    formula: Any, frame: pd.DataFrame, client: str, schema: Schema, call: str = ""
+) -> Any:
+    """Return columns of a client's rows as it fits them, (n, p), of which a question gives sums.
 
-    What `mi()` lacks is filled; of `formula` no more is agreed on than the `schema`.
+    Those of all terms, and a response of numbers; or the powers of the argument of a `call`. What `mi()`
+    lacks is filled; of `formula` no more is agreed on than the `schema`.
     """
     declared, of = formula.declared, replace(formula, schema=schema)
     frame = fitted_rows(of, {client: frame}).in_order[client]
-    ready = prepared(own_rows(declared, frame, client, schema.min_count), schema.columns, client)
+    frame = own_rows(declared, frame, client, schema.min_count)
+    for poly in (of for of in declared.calls if str(of) == call):
+        values = argument_of(poly, schema, frame, client)
+        scaled = (values - values.mean()) / (values.std() or 1.0)
+        return scaled[:, None] ** np.arange(1, 2 * int(options_of(poly)["degree"]) + 1)
+    ready = prepared(frame, schema.columns, client)
     if declared.imputed:
         ready, _ = filled(declared.imputed, ready)
     designs = every_design_of(declared, schema)

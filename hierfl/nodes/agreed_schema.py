@@ -15,11 +15,11 @@ from typing import Any
 
 from hierfl.core.disk import private_folder, replace_private
 from hierfl.formulas.agree import agreed
-from hierfl.formulas.constants import Implausible
+from hierfl.formulas.constants import STATEFUL, Implausible
 from hierfl.formulas.credible import Heard
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.odd_answers import odd_answers
-from hierfl.formulas.own_rows import check_design, check_together, design_matrix
+from hierfl.formulas.own_rows import check_design, check_together, told_columns
 from hierfl.formulas.questions import Question, answer_of_json, own_answer
 from hierfl.formulas.schema import Schema
 from hierfl.nodes.account import ROWS, Entry, Ledger, Subject, digest
@@ -90,8 +90,9 @@ def _replies(inquiry: Inquiry) -> Iterator[Reply]:
     def answer() -> Any:
         formula, of = rows.formula, (rows.frame, rows.client)
         made = own_answer(question, formula.declared, *of, formula.schema)
-        if question.kind == "design":
-            columns = design_matrix(formula, *of, question.schema)
+        needs = STATEFUL[question.text.partition("(")[0]].needs if question.at else ""
+        if question.kind == "design" or needs == "powers":
+            columns = told_columns(formula, *of, question.schema, question.text)
             _check_together(inquiry.ledger, columns, inquiry.policy.min_count)
         return made
 

@@ -18,7 +18,7 @@ import hierfl
 from hierfl.cli.officer_page import entries
 from hierfl.data.arrays import RowsFault
 from hierfl.formulas.constants import STATEFUL, Implausible, Stateful
-from hierfl.formulas.disclosure import coarse, isolated
+from hierfl.formulas.disclosure import coarse, isolated, singled_out, tells_of_few
 from hierfl.formulas.own_rows import check_design
 from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
@@ -26,12 +26,14 @@ from hierfl.formulas.time_answers import Observed, client_logrank
 from hierfl.models.families import named, piecewise_exponential
 from hierfl.models.families.names import FAMILIES
 from hierfl.nodes import in_process, station
-from hierfl.nodes.agreed_schema import agreed_over, answer_schema, check_fitted
+from hierfl.nodes.account import Ledger
+from hierfl.nodes.agreed_schema import DESIGN, agreed_over, answer_schema, check_fitted
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.envelope import read_answer, write_request
 from hierfl.nodes.gate import register
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden, Policy
+from hierfl.nodes.row_sets import kept_in
 from hierfl.program.recipes import describe
 
 N = 200
@@ -504,6 +506,30 @@ def test_curves_of_many_formulas_do_not_single_out_a_row_together(tmp_path: Path
         if not (isinstance(found[-1], dict) and "columns" in found[-1]):
             assert "earlier answers" in found[-1]
     assert 2 <= answered < 10
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_powers_are_looked_at_beside_curves_of_other_formulas(tmp_path: Path) -> None:
+    """poly(age, 3) tells of powers up to the sixth, of which its design has three."""
+    of = {"north": rows(0), "south": rows(1)}
+    terms = ["poly(age, 3)", *(f"s(age, k={k})" for k in (3, 5, 6, 7, 9, 11, 12))]
+    for frame in of.values():
+        frame["age"] = frame["age"].clip(30.0, 80.0)
+    of["north"].loc[17, "age"] = 90.0
+    for term in terms:
+        transcript(formula(f"y ~ {term}"), of, tmp_path)
+    ledger = Ledger.at(tmp_path / "north")
+    names = [entry.request for entry in ledger.entries if entry.kind == DESIGN]
+    told = [np.frombuffer(kept_in(ledger.folder, n)).reshape(-1, N).T for n in names]
+    assert told[0].shape == (N, 6) and not tells_of_few(np.hstack(told), 5)
+    assert 3 < len(told) < 1 + len(terms)
+
+
+def test_powers_together_do_not_single_out_a_row() -> None:
+    """None has most of its squares in the row of 90 years; a combination of twelve has all."""
+    age = np.append(rows(0)["age"].clip(30.0, 80.0), 90.0)
+    assert singled_out(age, 5, 6).tolist() == [N]
+    assert not len(singled_out(age, 5, 2)) and not len(singled_out(age[:N], 5, 4))
 
 
 # two fits of the same rows, whose columns differ in one of them: formulas, family, columns of rows
