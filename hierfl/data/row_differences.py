@@ -58,7 +58,7 @@ def fewest_between(sets: Sequence[Sequence[Codes]], least: int) -> int:
     """
     fewest = least
     for half in (np.uint64(0), HALF):
-        counts = _counts([reduce(_joined, (codes >> half for codes in of)) for of in sets])
+        counts = _counts([reduce(joined, (codes >> half for codes in of)) for of in sets])
         if len(counts) == 1:  # the number of rows, which is no secret
             return least
         new, old = counts[:, 0], counts[:, 1:]
@@ -71,7 +71,7 @@ def fewest_between(sets: Sequence[Sequence[Codes]], least: int) -> int:
     return fewest
 
 
-def _joined(codes: Codes, others: Codes) -> Codes:
+def joined(codes: Codes, others: Codes) -> Codes:
     """Return codes of pairs of codes; the order counts."""
     return mixed(codes * np.uint64(3) + others, bytes(8))
 
@@ -90,7 +90,7 @@ def _patterns(counts: NDArray[np.int64], least: int) -> tuple[NDArray[Any], NDAr
     Rows that are equal to `least` or more others of a set cannot be told from them: as few of them as
     possible are taken for other rows.
     """
-    code = reduce(_joined, counts.astype(np.uint64).T)
+    code = reduce(joined, counts.astype(np.uint64).T)
     _, first, times = np.unique(code, return_index=True, return_counts=True)
     patterns: Counter[tuple[int, ...]] = Counter()
     for count, weight in zip(counts[first], times.tolist(), strict=True):

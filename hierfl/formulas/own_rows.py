@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import reduce
 from itertools import chain, combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from hierfl.data.row_differences import codes_of_values, joined
 from hierfl.formulas.answers import argument_of, group_names
 from hierfl.formulas.columns import by_client, column_fault, complete, incomplete, numbers, prepared
 from hierfl.formulas.constants import Implausible
@@ -78,8 +80,9 @@ def fitted_rows(formula: Any, frames: Any) -> FittedRows:
     made = {name: numbers(frame[name]).copy() for name in moved}
     for name, values in moved.items():
         made[name][there] = values
-    texts = frame.astype({name: str for name, kind in frame.dtypes.items() if kind.kind == "O"})
-    order = np.argsort(pd.util.hash_pandas_object(texts, index=False), kind="stable")
+    texts = (of if of.dtype.kind in "biuf" else of.astype(str) for _, of in frame.items())
+    codes = (codes_of_values(of.to_numpy(), b"") for of in texts)
+    order = np.argsort(reduce(joined, codes), kind="stable")
     fitted = frame.assign(**made)
     return FittedRows({client: fitted}, tuple(sorted(moved)), {client: fitted.iloc[order]})
 
