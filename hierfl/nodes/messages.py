@@ -35,7 +35,7 @@ class Refused(ValueError):
 
     def __init__(self, text: str) -> None:
         """Keep what may be another machine's words for a terminal, whose cursor they cannot move."""
-        super().__init__("".join(of if of.isprintable() else "?" for of in text))
+        super().__init__("".join(of if of.isprintable() else " " for of in text))
 
 
 class NodeFailed(RuntimeError):

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
@@ -45,6 +45,15 @@ class Agreed:
     agreement: Agreement
     seed: Annotated[int, Meta(gt=-(1 << 63), le=(1 << 63) - 1)]
     method: Any
+
+
+class OwnRows(NamedTuple):
+    """A call with the schema, the rows, the frames that they are of, and their columns with `moved` values."""
+
+    call: FitCall
+    data: ClientData
+    frames: Any = None
+    moved: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,16 +141,15 @@ class Station:
             with log.answering(self.folder):
                 check_answered(self.folder, with_schema(model, content), self.rows())
                 write_private(self.folder / SCHEMA, content)
-        call, data, _, moved = self._read()
-        named = call.method if isinstance(call.method, Method) else None
-        return introduce(named, data, self.folder, policy=self.policy, moved=moved)
+        own = self._read()
+        named = own.call.method if isinstance(own.call.method, Method) else None
+        return introduce(named, own.data, self.folder, policy=self.policy, moved=own.moved)
 
-    def _read(self) -> tuple[FitCall, ClientData, Any, tuple[str, ...]]:
-        """Return the call, the rows, the frames that they are of (None: of none), and columns with moved values."""
+    def _read(self) -> OwnRows:
         rows: Any = self.rows()
         formula: Any = self.call.method
         if isinstance(rows, ClientData):
-            return self.call, rows, None, ()
+            return OwnRows(self.call, rows)
         from hierfl.formulas.own_rows import fitted_rows
         from hierfl.nodes.agreed_schema import check_fitted, with_schema
         from hierfl.nodes.client_rows import only_client
@@ -151,7 +159,7 @@ class Station:
         rows, moved, in_order = fitted_rows(formula, dict([only_client(formula, rows)]))
         with log.answering(self.folder):
             check_fitted(self.folder, formula, in_order, self.allowed)
-        return replace(self.call, method=formula), formula.data(rows), rows, moved
+        return OwnRows(replace(self.call, method=formula), formula.data(rows), rows, moved)
 
     def _agreed_on(self, name: str) -> bytes:
         try:
@@ -163,10 +171,10 @@ class Station:
         """Return the node, set up from what was agreed on; a new process sets it up again."""
         if self.folder not in self.ready:
             agreed = read_typed(Agreed, self._agreed_on(AGREEMENT), "agreement")
-            call, data, frames, _ = self._read()
-            how = {"seed": agreed.seed, "policy": self.policy, "frames": frames}
-            method = call.made_by(agreed.method)
-            self.ready[self.folder] = node(method, data, agreed.agreement, self.folder, **how)
+            own = self._read()
+            how = {"seed": agreed.seed, "policy": self.policy, "frames": own.frames}
+            method = own.call.made_by(agreed.method)
+            self.ready[self.folder] = node(method, own.data, agreed.agreement, self.folder, **how)
         return self.ready[self.folder]
 
 
