@@ -106,10 +106,20 @@ class LatentSite:
     @property
     def is_real(self) -> bool:
         """Whether its unconstrained values are its values."""
+        return self._support_of_scalars is constraints.real and self.unit is None
+
+    @property
+    def has_logs(self) -> bool:
+        """Whether its unconstrained values are logs of scalars, or log odds."""
+        support = self._support_of_scalars
+        return not support.event_dim and support is not constraints.real
+
+    @property
+    def _support_of_scalars(self) -> Constraint:
         support = self.support
         while isinstance(support, constraints.independent):
             support = support.base_constraint
-        return support is constraints.real and self.unit is None
+        return support
 
     @cached_property
     def free_start(self) -> Tensor:

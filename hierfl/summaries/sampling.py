@@ -23,7 +23,7 @@ from hierfl.core.user_warnings import warn
 from hierfl.core.watch import about_to, working
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.scales import Density
-from hierfl.summaries.surrogate import Surrogate
+from hierfl.summaries.surrogate import Surrogate, with_digits
 from hierfl.summaries.weights import (
     effective_share,
     highest,
@@ -86,12 +86,12 @@ class SurrogateDraws(NamedTuple):
 
 def bounds_of(surrogate: Surrogate, prior: Tensor) -> Tensor:
     """Return how far scales may lie, (2, Ks): one range beyond draws of the prior (S, K + N M)."""
-    s = prior[:, surrogate.hierarchy.outside]
-    if not s.shape[1]:
-        return torch.zeros(2, 0)
-    low, high = s.min(0).values, s.max(0).values
-    least = (low - (high - low)).minimum(s.median(0).values - NEAR_ZERO)
-    return torch.stack([least, high + (high - low)])
+    hierarchy = surrogate.hierarchy
+    z = prior[:, : len(hierarchy.reading.origin)]
+    low, high = z.min(0).values, z.max(0).values
+    least = (low - (high - low)).minimum(z.median(0).values - NEAR_ZERO)
+    bounds = torch.stack([least, high + (high - low)])
+    return with_digits(hierarchy.program.latents.global_block, bounds)[:, hierarchy.outside]
 
 
 def sample(

@@ -16,10 +16,12 @@ from hierfl.core.traced import Gradient
 from hierfl.program.carried import OF_MANY_DRAWS, carried
 from hierfl.program.few_rows import in_double
 from hierfl.program.handlers import Substitute, unchecked, untouched_store
+from hierfl.program.sites import Block
 from hierfl.program.traces import Site
 from hierfl.summaries.hierarchy import Factors, Hierarchy, given, rest_of
 
 AT_ONCE = 1 << 21  # scalars that are carried at once
+DIGITS = 36.0  # -log(2^-52): beyond, a sum with 1 is one of the two
 DRAWS = 1000  # of the prior, and of the surrogate while the factors still move
 FEW = 300  # of a prior that is drawn from draw by draw, such as a Gamma
 # share of the draws whose variances are averaged: those of a Cauchy prior have no mean
@@ -134,8 +136,11 @@ def prior_draws(hierarchy: Hierarchy, seed: int) -> Tensor:
 
     try:
         alone = _independent(hierarchy, seed)
-        return _central(
-            _drawn(one, torch.arange(DRAWS, dtype=torch.int32)) if alone is None else alone
+        return with_digits(
+            block,
+            _central(
+                _drawn(one, torch.arange(DRAWS, dtype=torch.int32)) if alone is None else alone
+            ),
         )
     except NotImplementedError:
         g = torch.Generator().manual_seed(seed & 0x7FFFFFFF)
@@ -153,6 +158,12 @@ def _drawn(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
                 [function(*(v[d] for v in tensors)) for d in range(min(FEW, len(tensors[0])))]
             )
             return checked[torch.arange(len(tensors[0])) % len(checked)]
+
+
+def with_digits(block: Block, draws: Tensor) -> Tensor:
+    """Return draws of global sites (S, K) whose logs and log odds doubles have digits for."""
+    has_logs = torch.tensor([s.has_logs for s in block.sites for _ in range(s.size)])
+    return torch.where(has_logs, draws.clamp(-DIGITS, DIGITS), draws)
 
 
 def _central(draws: Tensor) -> Tensor:

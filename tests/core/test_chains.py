@@ -3,12 +3,14 @@
 import math
 from typing import Any
 
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from scipy.stats import t as student_t
 from torch import Tensor
 
+from hierfl import ClientBatch
 from hierfl.core.chains import Sampled, Whitening, leaps_of, mixing_of, sampled, spread_of
 from hierfl.program.few_rows import double_precision
 from hierfl.summaries import sampling, scales
@@ -16,7 +18,7 @@ from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.sampling import MIXED_WELL, Start, SurrogateDraws, bounds_of, sample
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
-from hierfl.summaries.surrogate import Surrogate, prior_draws
+from hierfl.summaries.surrogate import DIGITS, Surrogate, prior_draws
 from tests.summaries import programs
 from tests.summaries.programs import program_of
 
@@ -215,3 +217,24 @@ def test_a_far_mode_of_a_few_chains_shows_in_their_squares() -> None:
     assert spread_of(chains)[0] < MIXED_WELL
     chains[:2] += 6.0
     assert mixing_of(chains)[0] < spread_of(chains)[0] > 1.2
+
+
+def test_prior_draws_and_bounds_of_vague_precisions_have_digits() -> None:
+    """Of Gamma(0.001, 0.001) most draws are below e^-50: sums with other scales are then one of the two."""
+    surrogate = surrogate_of(vague_precision)
+    at = [site.name for site in surrogate.hierarchy.program.latents.global_block.sites].index("tau")
+    prior = prior_draws(surrogate.hierarchy, 0)
+    assert -DIGITS == float(prior[:, at].min()) < float(prior[:, at].max()) < 10.0
+    # what is no log may be as far as its prior says
+    assert float(prior[:, 1 - at].abs().max()) > DIGITS
+    assert float(bounds_of(surrogate, prior)[:, at].abs().max()) == DIGITS
+
+
+def vague_precision(batch: ClientBatch) -> None:
+    """Declare a precision as BUGS's authors do, and a location whose unit is 1."""
+    mu = pyro.sample("mu", dist.StudentT(1.0, 0.0, 10.0))
+    tau = pyro.sample("tau", dist.Gamma(0.001, 0.001))
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(mu, tau**-0.5))
+        with batch.data():
+            pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
