@@ -18,6 +18,7 @@ from hierfl.program.handlers import Substitute, unchecked, untouched_store
 from hierfl.program.program import Program
 from hierfl.program.sites import Values
 from hierfl.program.traces import Site, samples
+from hierfl.program.wrapped import priors_alone
 
 # Random points near 0 and far from it, TRIES of each, show a predictor that bends or is clamped.
 SIZES, TRIES = (0.3, 2.0, 8.0), 3
@@ -73,6 +74,9 @@ def sites_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, 
     with Substitute({}, batch):
         trace = poutine.trace(poutine.condition(program.model, data=values)).get_trace(batch)
     return dict(samples(trace))
+
+
+prior_sites_at = priors_alone()(sites_at)  # without what integrals over rows' sites add
 
 
 def terms_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, Site]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import opt_einsum
@@ -117,6 +117,12 @@ class _Enumerated(EnumMessenger):
             scale = msg["scale"] / self.batch.row_scale if in_data(msg) else msg["scale"]
             self.sites.add_node(msg["name"], **{**msg, "fn": fn, "scale": scale})
 
+    def total(self, component: Component) -> Tensor:
+        """Return the log density of a component's sites, (C, B) by row or (C, 1) by client."""
+        # the factor has the density of a mixed site, which its own prior has counted too
+        prior = self.priors.get(component.mixed, 0.0)
+        return Tables.of(component, self.sites, self.batch).counted() - prior
+
 
 def summed_out(model: Model, batch: ClientBatch) -> Model:
     """Return a program without discrete latent sites, of one whose discrete sites have finite support.
@@ -148,17 +154,14 @@ def summed_out(model: Model, batch: ClientBatch) -> Model:
         for component in summed:
             if component.is_mixture:
                 continue
-            tables = Tables.of(component, enumerated.sites, batch)
-            if asked_for is None:
-                # the factor has the density of a mixed site, which its own prior has counted too
-                prior = enumerated.priors.get(component.mixed, 0.0)
-                total = tables.counted() - prior
-                if CLIENTS in component.plates:
-                    add_factor(component.name, total, batch, by_row=DATA in component.plates)
-                else:
-                    pyro.factor(component.name, total[0, 0])
+            if asked_for is not None:
+                asked_for.append(Tables.of(component, enumerated.sites, batch))
+                continue
+            total = partial(enumerated.total, component)
+            if CLIENTS in component.plates:
+                add_factor(component.name, total, batch, by_row=DATA in component.plates)
             else:
-                asked_for.append(tables)
+                pyro.factor(component.name, total()[0, 0])
         return value
 
     return marginal

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import pyro.distributions as dist
@@ -238,7 +238,7 @@ def integrated(model: Model, structure: Structure) -> Model:
             value = model(batch)
         shape = torch.Size((batch.num_clients, batch.num_rows))
         for last, names in structure.joined.items():
-            total = rows.log_sum(structure.terms[last], None, shape)
+            total = partial(rows.log_sum, structure.terms[last], None, shape)
             add_factor("+".join(n for n in structure.terms if n in names), total, batch)
         return value
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import partial, wraps
 from typing import Any
 
@@ -34,6 +35,7 @@ from hierfl.program.traces import (
     samples,
 )
 
+_PRIORS_ALONE = ContextVar("priors_alone", default=False)
 OTHER_DTYPE = "scalar type|dtype|expected .* to have type|result type"  # in errors of torch
 
 
@@ -275,7 +277,24 @@ def with_common_site(model: Model) -> Model:
     return joined
 
 
-def add_factor(name: str, total: Tensor, batch: ClientBatch, *, by_row: bool = True) -> None:
-    """Add a term to a program's log density, (C, B) by row or (C, 1) by client."""
+def add_factor(
+    name: str, total: Callable[[], Tensor], batch: ClientBatch, *, by_row: bool = True
+) -> None:
+    """Add a term to a program's log density, (C, B) by row or (C, 1) by client.
+
+    It is not computed where priors alone are asked for.
+    """
+    if _PRIORS_ALONE.get():
+        return
     with batch.clients(), batch.data() if by_row else nullcontext():
-        pyro.factor(name, total)
+        pyro.factor(name, total())
+
+
+@contextmanager
+def priors_alone() -> Iterator[None]:
+    """Leave out what `add_factor` adds to the programs that run meanwhile."""
+    token = _PRIORS_ALONE.set(True)
+    try:
+        yield
+    finally:
+        _PRIORS_ALONE.reset(token)

@@ -23,7 +23,7 @@ from torch import Tensor
 from hierfl.core.gaussians import Normal, Quadratic, times_factor, without_own
 from hierfl.core.trees import tree_class
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.trials import sites_at
+from hierfl.laplace.trials import prior_sites_at
 from hierfl.program.few_rows import in_dtype
 from hierfl.program.program import Program
 from hierfl.program.sites import LatentSite, Values
@@ -163,13 +163,13 @@ class Hierarchy:
         )
 
     def sites(self, z: Tensor, w: Tensor, batch: ClientBatch) -> dict[str, Site]:
-        """Return the program's sites by name, at z (K,) and local vectors w, (D,) or (C, D)."""
-        latents, count = self.program.latents, batch.num_clients
+        """Return the sites at z (K,) and local vectors w, (D,) or (C, D): `prior_sites_at`."""
+        latents = self.program.latents
         values = latents.global_block.unflatten(z)[0]
         if w.shape[-1]:
-            at = w.expand(count, w.shape[-1])[:, None]
-            values = {**values, **latents.local_block.unflatten(at)[0]}
-        return sites_at(self.program, values, in_dtype(batch, z.dtype))
+            at = w.expand(batch.num_clients, w.shape[-1])[:, None]
+            values |= latents.local_block.unflatten(at)[0]
+        return prior_sites_at(self.program, values, in_dtype(batch, z.dtype))
 
     def log_global(self, z: Tensor, sites: dict[str, Site], *, without: tuple[str, ...]) -> Tensor:
         """Return log p(z) with the Jacobians of the transforms, (), without some sites."""

@@ -18,6 +18,7 @@ from torch import Tensor
 import hierfl
 from hierfl import ClientBatch, ClientData, guides, methods
 from hierfl.data.batch import full_batch
+from hierfl.laplace.trials import prior_sites_at, sites_at
 from hierfl.program.enumerated import LARGEST
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import ProgramError
@@ -636,3 +637,23 @@ def test_probabilities_of_a_label_are_those_by_hand() -> None:
 def test_a_program_without_discrete_sites_has_no_labels() -> None:
     with pytest.raises(ValueError, match="no discrete latent site"):
         fitted(row_label_by_hand).infer_discrete()
+
+
+def test_priors_are_evaluated_without_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server reads priors thousands of times: the elimination is of the likelihood alone."""
+    program, batch = read(chain, guides.delta, data()), full_batch(data(), torch.arange(3))
+    block = program.latents.global_block
+    values = block.unflatten(block.start)[0]
+    whole = sites_at(program, values, batch)
+    assert program.factors and set(program.factors) <= set(whole)
+
+    def refused(*args: Any) -> None:
+        raise AssertionError("summed")
+
+    monkeypatch.setattr("hierfl.program.enumerated.Tables.of", refused)
+    alone = prior_sites_at(program, values, batch)
+    assert set(alone) == set(whole) - set(program.factors)
+    for name, site in alone.items():
+        assert torch.equal(
+            site["fn"].log_prob(site["value"]), whole[name]["fn"].log_prob(whole[name]["value"])
+        )
