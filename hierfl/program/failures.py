@@ -39,6 +39,11 @@ _KNOWN = (
         "field's columns",
     ),
     (
+        r"t\(\) expects a tensor with <= 2 dimensions",
+        "a layer's weights are sampled in the plate of rows, a set for each row: call the network "
+        "before the plates are opened, and use its result inside them",
+    ),
+    (
         r"Shape mismatch inside plate\('(\w+)'\) at site (\S+) dim -\d+, (\d+) vs (\d+)",
         "site '{1}' has {3} values where the plate '{0}' has {2}: declare its own dimensions with "
         ".to_event(1), sum over them, or read rows from the batch, whose plates of clients and rows "

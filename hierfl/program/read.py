@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -206,7 +207,8 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
         try:
             pair, _ = _trace(model, two, "model", seed, _Start())
         except (Enumerable, OfRows):
-            model, row_sites = _without_hidden_sites(model, data, two, seed)
+            with _explained("model", two, {}):
+                model, row_sites = _without_hidden_sites(model, data, two, seed)
             pair, _ = _trace(model, two, "model", seed, _Start())
         single, reads = _trace(model, single_batch, "model", seed, _Start())
         if codes := [name for name in sorted(codes_of(data)) if name in reads]:
@@ -297,6 +299,19 @@ class _Plates(Messenger):
             check_site(msg["name"], msg, self.batch)
 
 
+@contextmanager
+def _explained(what: str, batch: ClientBatch, plates: Mapping[str, int]) -> Iterator[None]:
+    """Say in one sentence why a model or guide fails in this context."""
+    try:
+        yield
+    except Exception as error:
+        cause = root_of(error)
+        if isinstance(cause, ProgramError):
+            raise cause from None
+        refuse_in_sample(error)
+        raise ProgramError(why_it_fails(what, error, batch, plates)) from error
+
+
 def _trace(
     program: Callable[[ClientBatch], Any],
     batch: ClientBatch,
@@ -312,22 +327,15 @@ def _trace(
         client_fields=Recorded(batch.client_fields, read),
     )
     plates = _Plates(batch)
-    try:
-        with untouched_store(), no_global_draws(what, starts=True):
-            # for params that start at random; the generator is restored afterwards
-            noise.seed_torch(seed & 0x7FFFFFFF)
-            try:
-                with handler, plates:
-                    trace = poutine.trace(program).get_trace(recorded)
-            except NoKeyedDraw:
-                # of two clients at once; only shapes matter here, and `is_keyed` checks the rest
+    with _explained(what, batch, plates.own), untouched_store(), no_global_draws(what, starts=True):
+        # for params that start at random; the generator is restored afterwards
+        noise.seed_torch(seed & 0x7FFFFFFF)
+        try:
+            with handler, plates:
                 trace = poutine.trace(program).get_trace(recorded)
-    except Exception as error:
-        cause = root_of(error)
-        if isinstance(cause, ProgramError):
-            raise cause from None
-        refuse_in_sample(error)
-        raise ProgramError(why_it_fails(what, error, batch, plates.own)) from error
+        except NoKeyedDraw:
+            # of two clients at once; only shapes matter here, and `is_keyed` checks the rest
+            trace = poutine.trace(program).get_trace(recorded)
     for name, site in samples(trace):
         if not is_deterministic(site):
             check_site(name, site, batch)

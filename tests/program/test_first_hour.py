@@ -113,6 +113,20 @@ def classes(b: ClientBatch, w: Any) -> Any:
     return dist.Categorical(logits=torch.cat([w, -w[..., :1]], -1))
 
 
+class Weighted(PyroModule):
+    """A network whose weights have priors, called where rows are observed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer: Any = PyroModule[torch.nn.Linear]
+        self.layer = layer(2, 1)
+        self.layer.weight = PyroSample(dist.Normal(torch.zeros(1, 2), 1.0).to_event(2))
+
+    def forward(self, batch: ClientBatch) -> None:
+        with batch.clients(), batch.data():
+            pyro.sample("y", dist.Normal(self.layer(batch.x)[..., 0], 1.0), obs=batch.y)
+
+
 def test_a_condition_on_a_value_runs_one_client_at_a_time() -> None:
     """Python's `if` needs the value of one client; the warning names the site."""
     with pytest.warns(UserWarning, match=r"site 'y' .*: clients run one at a time"):
@@ -209,6 +223,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a network's inputs": (
         network(torch.nn.Linear(5, 1).double()),
         "a matrix product of 10x2 by 5x1 does not fit: make the layer's inputs",
+    ),
+    "weights in the plate of rows": (
+        run(Weighted()),
+        LINE + "a layer's weights are sampled in the plate of rows, .*: call the network before",
     ),
     "a network of float32": (
         network(torch.nn.Linear(2, 3).float(), y="ill"),
