@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 
-from hierfl.core.importance_sampling import K_HAT
+from hierfl.core.draw_quality import quality_of
+from hierfl.core.importance_sampling import K_HAT, rests_on_few
 from hierfl.core.watch import Watch, watched
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
-from hierfl.diagnostics.check import LEAST_EFFECTIVE
+from hierfl.diagnostics.check import END_OFF_BY_CHANCE, LEAST_EFFECTIVE, OFF_BY_CHANCE
 from hierfl.engine.chunks import NotFinite, Task, work_on
 from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation
@@ -31,7 +32,7 @@ from hierfl.method import Clock, Method
 from hierfl.methods.stages.checks import STILL, STILL_SD
 from hierfl.methods.stages.exact import Chains, chained, closed
 from hierfl.methods.stages.server import Rounds
-from hierfl.methods.stages.state import DONE, GATHER
+from hierfl.methods.stages.state import DONE, GATHER, ServerState
 from hierfl.methods.stages.two_stage import seen_in, server_rounds
 from hierfl.posterior.hidden_modes import k_hats_of_rounds, may_hide_modes
 from hierfl.program.recipes import recipe_of
@@ -209,12 +210,26 @@ class Fallback:
         beyond = where.round - ROUNDS
         if not done and beyond >= 0 and beyond >= self.chains.seconds / A_ROUND:
             return f"{where.round} rounds were not enough, and chains are faster than more rounds"
-        if not done or not may_hide_modes(self.federation.program, where.server, where.history):
-            return None
-        if self.chains.seconds > LOOKING:
+        if not done or bool(where.server.chained):
             return None
         k_hat = max(k_hats_of_rounds(where.history))
-        return f"modes of little mass may be missed (k-hat {k_hat:.2f})"
+        if may_hide_modes(self.federation.program, where.server, where.history):
+            why = f"modes of little mass may be missed (k-hat {k_hat:.2f})"
+        elif self._tails_rest_on_few(where.server):
+            why = f"the tails rest on few draws (k-hat {k_hat:.2f})"
+        return None if why is None or self.chains.seconds > LOOKING else why
+
+    def _tails_rest_on_few(self, state: ServerState) -> bool:
+        """Return whether the verdict would ask for more draws: of global scalars, unconstrained."""
+        final = state.final
+        z = final.draws[:, : len(seen_in(self.federation.program).hierarchy.reading.origin)]
+        known = quality_of(z, final.log_weights, float(state.share))
+        return (
+            rests_on_few(final.log_weights, float(state.k_hat))
+            or bool((known.effective < LEAST_EFFECTIVE).any())
+            or bool((known.sd_error > OFF_BY_CHANCE).any())
+            or bool((known.end_error > END_OFF_BY_CHANCE).any())
+        )
 
     def ended(self, where: Progress, why: str) -> Progress:
         """Return the progress of a run that chains have ended; its `ended` says why."""

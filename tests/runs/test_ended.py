@@ -1,6 +1,7 @@
 """Fits whose rounds do not end, and what they go over to."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -208,6 +209,20 @@ def test_rounds_that_the_server_plays_by_itself_end_by_chains_at_a_limit() -> No
             call: Any = SimpleNamespace(rounds=None, time_limit=limit, lines=False)
             fallback = fallback_of(method, made, call, chosen=True)
             assert (fallback is not None) == (goes_over and limit is not None)
+
+
+def test_rounds_whose_tails_rest_on_few_draws_go_over() -> None:
+    """The verdict would ask for more draws; chains have them where they take little."""
+    fit = hierfl.fit(methods.two_stage(surgical), hospitals(), seed=0, progress=False)
+    fallback, where = Fallback(fit.federation, None), fit.progress
+    final = where.server.final
+    equal = torch.zeros_like(final.log_weights).log_softmax(0)
+    few = torch.where(torch.arange(len(equal)) < 50, 0.0, -30.0).to(equal).log_softmax(0)
+    for weights, ends in ((equal, False), (few, True)):
+        weighted = replace(final, log_weights=weights)
+        server = replace(where.server, final=weighted, k_hat=torch.tensor(0.0))
+        why = fallback.why_over(replace(where, server=server))
+        assert ("tails rest on few draws" in str(why)) == ends, why
 
 
 def test_a_density_that_is_nowhere_finite_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

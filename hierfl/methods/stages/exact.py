@@ -267,11 +267,11 @@ class Chains:
                 log_p = site["fn"].log_prob(site["value"])
                 if not bool(log_p.isfinite().all()):
                     return f"; the prior of site '{name}' is not finite there"
-        v = torch.cat([none, z[hierarchy.reading.shared]])
-        values = self.rows.values(v.expand(self.rows.clients, 1, -1))[:, 0]
-        bad = int((~values.isfinite()).sum())
+        v = torch.cat([none, z[hierarchy.reading.shared]]).expand(self.rows.clients, 1, -1)
+        bad = int((~self.rows.values(v).isfinite()).sum())
         sites = ", ".join(f"'{name}'" for name in (*program.labels, *program.factors))
-        return f"; the likelihood {sites} of {bad} of {len(values)} clients is not finite there"
+        of_rows = f"; the likelihood {sites} of {bad} of {len(v)} clients is not finite there"
+        return of_rows if bad else ""
 
     def _climbed(self, standard: Standard, start: Tensor) -> Tensor:
         """Return the mode of the density, with narrower e, from a point (K + N E,).
