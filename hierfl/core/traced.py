@@ -7,14 +7,16 @@ operations alone, with those of the derivative, take about a fifth in TorchScrip
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from hierfl.core.graphs import NoGraph, Value
 
 Function = Callable[..., tuple[Tensor, Tensor]]
 
@@ -50,52 +52,121 @@ class WorkCounter(TorchDispatchMode):
         return (BY_SCRIPT if recorded else BY_PYTHON) * self.operations + A_SCALAR * self.scalars
 
 
+class _TapedCall(NamedTuple):
+    """One call of torch."""
+
+    function: Any  # an overload of aten
+    leaves: list[Any]  # of args and kwargs, with `Value`s for the tensors that were made here
+    spec: TreeSpec
+    results: list[int | None]  # numbers of the tensors that it returns
+
+
+class _Tape(WorkCounter):
+    """Notes the operations of a function, those of its derivative too, for `make_fx` takes ten times as long."""
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.calls: list[_TapedCall] = []
+        self.numbers = WeakTensorKeyDictionary({v: i for i, v in enumerate(inputs)})
+        self.depend = set(range(len(inputs)))  # numbers of tensors that depend on the inputs
+        self.count = len(inputs)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        leaves, spec = tree_flatten((args, kwargs or {}))
+        values = [
+            Value(self.numbers[v]) if isinstance(v, Tensor) and v in self.numbers else v
+            for v in leaves
+        ]
+        depends = any(isinstance(v, Value) and v.number in self.depend for v in values)
+        looks = torch.Tag.data_dependent_output in func.tags
+        # what is changed in place comes first
+        changes_outside = func._schema.is_mutable and isinstance(values[0], Tensor)
+        if changes_outside or (looks and depends):
+            raise NoGraph(str(func))
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        results = tree_leaves(result)
+        numbers = [self._number(v) if isinstance(v, Tensor) else None for v in results]
+        self.depend |= {n for n in numbers if n is not None and depends}
+        self.calls.append(_TapedCall(func, values, spec, numbers))
+        return result
+
+    def _number(self, tensor: Tensor) -> int:
+        if tensor not in self.numbers:  # else it is an argument, changed in place
+            self.numbers[tensor], self.count = self.count, self.count + 1
+        number: int = self.numbers[tensor]
+        return number
+
+    def function(self, results: Sequence[Tensor]) -> Function:
+        """Return the function that repeats the operations."""
+        ends = [self.numbers[v] for v in results]
+
+        def run(*inputs: Tensor) -> Any:
+            made: dict[int | None, Any] = dict(enumerate(inputs))
+            for of in self.calls:
+                leaves = [made[v.number] if isinstance(v, Value) else v for v in of.leaves]
+                args, kwargs = tree_unflatten(leaves, of.spec)
+                made.update(zip(of.results, tree_leaves(of.function(*args, **kwargs)), strict=True))
+            return tuple(made[end] for end in ends)
+
+        return run
+
+
+class _Script(NamedTuple):
+    """What returns the gradient at points of a shape, and about how long a call of it takes."""
+
+    run: Function
+    seconds: float
+
+
 class Gradient:
     """The gradient of a pure function of points (S, K) and other tensors that returns values (S,)."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self.function = function
-        self.recorded = dict[tuple[torch.Size, ...], Function]()
+        self.recorded = dict[tuple[torch.Size, ...], _Script]()
 
     def __call__(self, x: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return values (S,) and gradients in x (S, K); the first call of a shape records it."""
-        shapes = tuple(v.shape for v in (x, *inputs))
-        if shapes not in self.recorded:
-            self.recorded[shapes] = _recorded(self.eager, x, *inputs) or self.eager
-        return self.recorded[shapes](x, *inputs)
+        return self._at(x, *inputs).run(x, *inputs)
+
+    def seconds(self, x: Tensor, *inputs: Tensor) -> float:
+        """Return about how long a call takes, by its counted work."""
+        return self._at(x, *inputs).seconds
 
     def eager(self, x: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same by the function itself."""
+        """Return values and gradients by the function itself."""
         with torch.enable_grad():
             x = x.detach().clone().requires_grad_()
             value = self.function(x, *inputs)
             (slope,) = torch.autograd.grad(value.sum(), x)
         return value.detach(), slope
 
-    def seconds(self, x: Tensor, *inputs: Tensor) -> float:
-        """Return about how long a call takes, by its counted work."""
-        self(x, *inputs)
-        with WorkCounter() as counter:
-            self.eager(x, *inputs)
-        run = self.recorded[tuple(v.shape for v in (x, *inputs))]
-        return counter.seconds(recorded=run != self.eager)
+    def _at(self, x: Tensor, *inputs: Tensor) -> _Script:
+        shapes = tuple(v.shape for v in (x, *inputs))
+        if shapes not in self.recorded:
+            self.recorded[shapes] = _recorded(self.eager, x, *inputs)
+        return self.recorded[shapes]
 
 
-def _recorded(function: Function, x: Tensor, *inputs: Tensor) -> Function | None:
-    """Return a function's operations in TorchScript; None where its values decide them."""
+def _recorded(function: Function, x: Tensor, *inputs: Tensor) -> _Script:
+    """Return a function's operations in TorchScript; the function itself where its values decide them."""
+    tape = _Tape((x, *inputs))
     try:
+        with tape:
+            results = function(x, *inputs)
+        graph = tape.function(results)
         with warnings.catch_warnings():
             # TorchScript is deprecated, and has no successor as fast
             warnings.simplefilter("ignore")
-            graph = make_fx(function)(x, *inputs)
-            graph.graph.eliminate_dead_code()
-            graph.recompile()
             run: Any = torch.jit.trace(graph, (x, *inputs), check_trace=False)
             away = x + AWAY
-            same = zip(run(away, *inputs), function(away, *inputs), strict=True)
+            pairs = list(zip(run(away, *inputs), function(away, *inputs), strict=True))
     except Exception:  # recording fails in many ways; the function itself is right, and slower
-        return None
-    if not all(torch.allclose(a, b, rtol=EXACT, atol=EXACT, equal_nan=True) for a, b in same):
-        return None
-    script: Function = run
-    return script
+        pairs = []
+    if pairs and all(torch.allclose(*two, rtol=EXACT, atol=EXACT, equal_nan=True) for two in pairs):
+        return _Script(run, tape.seconds(recorded=True))
+    with WorkCounter() as counter:
+        function(x, *inputs)
+    return _Script(function, counter.seconds(recorded=False))

@@ -52,6 +52,26 @@ def test_a_function_of_branches_is_not_recorded() -> None:
     assert (signs[0] < 0.0).all() and (signs[1] > 0.0).all()
 
 
+def test_a_tensor_made_within_may_be_changed_in_place_and_one_from_outside_is_not_recorded() -> (
+    None
+):
+    outside = torch.zeros(3)
+
+    def filled(x: Tensor, into: Tensor) -> Tensor:
+        into[0] = x.sum().detach()
+        return x.square().sum(1) + into.sum()
+
+    inner, outer = (
+        Gradient(lambda x: filled(x, torch.zeros(3))),
+        Gradient(lambda x: filled(x, outside)),
+    )
+    for x in (torch.ones(4, 2), -torch.ones(4, 2)):
+        for gradient in (inner, outer):
+            for one, other in zip(gradient(x), gradient.eager(x), strict=True):
+                assert torch.equal(one, other)
+    assert inner.seconds(torch.ones(4, 2)) < outer.seconds(torch.ones(4, 2)) / 5.0
+
+
 def test_work_is_counted_and_grows_with_points_and_without_a_record() -> None:
     scale, times = torch.ones(3), {}
     for count in (100, 100_000):
