@@ -80,10 +80,7 @@ class _Tape(WorkCounter):
             for v in leaves
         ]
         depends = any(isinstance(v, Value) and v.number in self.depend for v in values)
-        looks = torch.Tag.data_dependent_output in func.tags
-        # what is changed in place comes first
-        changes_outside = func._schema.is_mutable and isinstance(values[0], Tensor)
-        if changes_outside or (looks and depends):
+        if depends and torch.Tag.data_dependent_output in func.tags:
             raise NoGraph(str(func))
         result = super().__torch_dispatch__(func, types, args, kwargs)
         results = tree_leaves(result)

@@ -52,9 +52,7 @@ def test_a_function_of_branches_is_not_recorded() -> None:
     assert (signs[0] < 0.0).all() and (signs[1] > 0.0).all()
 
 
-def test_a_tensor_made_within_may_be_changed_in_place_and_one_from_outside_is_not_recorded() -> (
-    None
-):
+def test_a_recorded_function_may_change_tensors_in_place() -> None:
     outside = torch.zeros(3)
 
     def filled(x: Tensor, into: Tensor) -> Tensor:
@@ -69,7 +67,6 @@ def test_a_tensor_made_within_may_be_changed_in_place_and_one_from_outside_is_no
         for gradient in (inner, outer):
             for one, other in zip(gradient(x), gradient.eager(x), strict=True):
                 assert torch.equal(one, other)
-    assert inner.seconds(torch.ones(4, 2)) < outer.seconds(torch.ones(4, 2)) / 5.0
 
 
 def test_work_is_counted_and_grows_with_points_and_without_a_record() -> None:
