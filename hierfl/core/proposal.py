@@ -6,7 +6,7 @@ A fit to its own weighted points: Cappe et al. 2004, J. Comput. Graph. Stat. 13;
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,10 @@ class ScalesProposal:
     knots: Tensor  # (Q, K) the quantiles
     slopes: Tensor  # (Q, K) of g there
     tril: Tensor  # (K, K) L
+
+    def times(self, wider: float) -> ScalesProposal:
+        """Return the proposal with normal scores that are wider."""
+        return replace(self, tril=wider * self.tril)
 
     def at(self, e: Tensor) -> tuple[Tensor, Tensor]:
         """Return points y (S, K) and log densities by standard normals e (S, K + 1)."""

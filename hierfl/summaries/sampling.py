@@ -41,6 +41,7 @@ MANY_SCALES = 12  # more of them are tempered sooner
 ENOUGH, ENOUGH_OF_MANY = 0.8, 0.25
 STEPS = 8  # in which numbers of points grow, by the number of draws
 WORST_K_HAT, LEAST_SHARE = 0.6, 0.03  # of a proposal; chains run beyond
+WIDER = (1.0, 1.3, 1.6)  # times the scales of a proposal, where its tails are short
 MANY_CLIENTS = 4000  # with which a chain would take minutes
 NARROW = 500  # clients whose posterior is so narrow beside a prior that its peak is sought
 FARTHEST = 5.0  # sds from weighted points to the peak of a quadratic through them
@@ -147,16 +148,21 @@ def by_importance(
         largest = max(MORE, WORK / (count * surrogate.work))
         ratio = min(largest, max(1.0, 1.2 / share)) if final else 1.0
         many = int(count * math.ceil(STEPS * ratio) / STEPS) // 2 * 2  # rounding changes no draw
-        s, log_q = proposal.at(normal_points(many, len(hierarchy.outside) + 1, seed=seed))
-        log_p, mean, covariance = density.at(s)
-        ratios = (log_p - log_q).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
-        weights = smoothed(ratios)
-        # of few points k-hat is rough, and moments need no tails
-        share = weights.effective / many
-        if share > FLAT_SHARE and float(highest(ratios)) < FLAT:
-            weights = weights._replace(k_hat=0.0)
-        fits = weights.k_hat < WORST_K_HAT or (not final and share > least)
-        if not (fits and share > min(least, LEAST_SHARE)):
+        e = normal_points(many, len(hierarchy.outside) + 1, seed=seed)
+        for wider in WIDER:
+            s, log_q = proposal.times(wider).at(e)
+            log_p, mean, covariance = density.at(s)
+            ratios = (log_p - log_q).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+            weights = smoothed(ratios)
+            # of few points k-hat is rough, and moments need no tails
+            share = weights.effective / many
+            if share > FLAT_SHARE and float(highest(ratios)) < FLAT:
+                weights = weights._replace(k_hat=0.0)
+            fits = weights.k_hat < WORST_K_HAT or (not final and share > least)
+            enough = share > min(least, LEAST_SHARE)
+            if fits or not enough:
+                break
+        if not (fits and enough):
             return None
         k_hat = max(0.0, weights.k_hat)
         log_weights, none = weights.log, ~weights.log.isfinite()
