@@ -191,7 +191,6 @@ def test_new_clients_that_fail_are_named() -> None:
         assert torch.equal(leaf[BAD], first[BAD])
 
 
-# ------------------------------------------------------------------------------------------------ far out
 def test_an_update_far_out_is_named_and_counted(tmp_path: Path) -> None:
     """Of twelve clients one sends a gradient a thousand times larger: its labels are in other units."""
     g = torch.Generator().manual_seed(0)

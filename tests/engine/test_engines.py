@@ -108,7 +108,6 @@ def test_every_method_in_every_way(name: str) -> None:
             assert torch.allclose(value, here[site].flip(1), atol=1e-10)
 
 
-# ------------------------------------------------------------------ names, seeds, threads
 def test_results_depend_on_names_and_seeds() -> None:
     data = federation()
     method = hierfl.methods.fedsvi(regression)
@@ -135,7 +134,6 @@ def test_threads_are_irrelevant() -> None:
     assert_same(*fits, atol=1e-12)
 
 
-# ------------------------------------------------------------------ Pyro's own SVI
 class Noisy(Messenger):
     """Draws Normal sites, with gradients, from given noise; written independently of hierfl's handler."""
 

@@ -1,7 +1,5 @@
 """The apps of a run on Flower, with a grid in this process; deployments are run by scripts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

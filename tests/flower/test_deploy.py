@@ -1,7 +1,5 @@
 """The folder of `make demo-flower`: private files, and nothing removed that the script has not made."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

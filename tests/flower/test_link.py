@@ -1,7 +1,5 @@
 """A run at a SuperLink that this process serves; deployments with nodes are run by examples/flower_hospitals."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -109,7 +107,6 @@ def test_arguments_of_the_link_are_checked_before_anything_is_reached(tmp_path: 
         superlink("127.0.0.1:1", project=project, nodes=4, insecure=True)
 
 
-# ------------------------------------------------------------ a real SuperLink
 @contextmanager
 def started(folder: Path, *options: str) -> Iterator[str]:
     """Start a SuperLink without nodes, and give its address."""

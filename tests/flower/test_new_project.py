@@ -1,7 +1,5 @@
 """`hierfl new`: the project that it writes runs, in simulation and on nodes with folders of their own."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """The operators' page, the compose file and written projects name options that Flower's programs have."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Secure aggregation by Flower's SecAgg+: the same numbers, and a server that sees masked updates alone."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable
 from copy import deepcopy

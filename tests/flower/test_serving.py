@@ -1,7 +1,5 @@
 """`hierfl node serve`: real SuperNodes whose messages are answered by processes that are forked."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

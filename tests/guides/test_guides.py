@@ -87,7 +87,6 @@ def test_conditional_without_a_mode_suggests_more_newton_steps() -> None:
         )
 
 
-# ------------------------------------------------------------------ options and names
 def test_exported_guides_are_documented_and_keep_their_names() -> None:
     for name in guides.__all__:
         made = getattr(guides, name)
@@ -205,7 +204,6 @@ def test_delta_converges_to_the_map() -> None:
     assert gradient.abs().max() < 0.02
 
 
-# ------------------------------------------------------------------ the amortized guide
 def local_params(
     batch: ClientBatch, params: dict[str, Tensor], program: hierfl.Program
 ) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,5 @@
 """Linear predictors are found where they exist and nowhere else, with the numbers of the general method."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro
@@ -182,7 +180,6 @@ def test_a_derived_likelihood_with_another_density_is_not_taken_for_its_parent()
     assert seen_linear(read(model)) == Linear()
 
 
-# -------------------------------------------------------------------------------------- derivatives
 def test_times_and_its_derivatives_under_nested_vmaps() -> None:
     g = torch.Generator().manual_seed(0)
     matrix, v = torch.randn(3, 4, 5, generator=g), torch.randn(3, 6, 4, generator=g)

@@ -1,7 +1,5 @@
 """Newton's method, the mode and its derivative, as the conditional guide uses them, for non-Gaussian rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro

@@ -39,7 +39,6 @@ class Case(NamedTuple):
     compiled: bool = True
 
 
-# ------------------------------------------------------------------------------------------- models
 def filled(*layers: torch.nn.Module) -> torch.nn.Module:
     """Return a network of these layers, always with the same weights."""
     generator, module = torch.Generator().manual_seed(SEED), torch.nn.Sequential(*layers)
@@ -112,7 +111,6 @@ def mapped(**options: Any) -> Any:
     return models.learned_prior_network(net(), likelihood=models.likelihood.normal(1.0), **options)
 
 
-# ------------------------------------------------------------------------------------- what is sent
 FIRST: Shapes = {"theta.0.weight": (3, 2), "theta.0.bias": (3,)}
 THETA: Shapes = {**FIRST, "theta.2.weight": (1, 3), "theta.2.bias": (1,)}
 KERNEL: Shapes = {"gp.length": (), "gp.scale": (), "gp.noise": ()}
@@ -155,7 +153,6 @@ CROSSES: dict[str, Shapes] = {
 }
 
 
-# ---------------------------------------------------------------------------------------- the cases
 def of(make: Callable[..., Method], model: Any, *given: Any, **options: Any) -> Make:
     """Return what makes a method of a program, or of a model, which is made with it."""
     is_program = "batch" in signature(model).parameters

@@ -124,7 +124,6 @@ def sizes(tree: Any) -> dict[str, torch.Size]:
     return {path: leaf.shape for path, leaf in named_leaves(tree).items()}
 
 
-# ------------------------------------------------------------ the numbers
 def by_numpy(weights: dict[str, Tensor], x: Tensor) -> dict[str, np.ndarray[Any, Any]]:
     """The statistics of `line` and its output, by NumPy alone."""
     w = {name.removeprefix("theta."): value.numpy() for name, value in weights.items()}
@@ -269,7 +268,6 @@ def test_no_statistic_is_sent(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert sent[False][2] == {*sent[True][2], "statistics"}
 
 
-# ------------------------------------------------------------ every method
 @pytest.mark.usefixtures("normed")
 @pytest.mark.parametrize("name", sampled(NAMES, 3))
 def test_every_method_keeps_statistics_of_each_clients_rows(name: str) -> None:
@@ -279,9 +277,6 @@ def test_every_method_keeps_statistics_of_each_clients_rows(name: str) -> None:
         assert bool(value.isfinite().all())
     for rows, held in ((data, fitted), (new, fitted.personalize(new, rounds=1))):
         assert np.isfinite(held.predict(rows, draws=2).scores()["log_score"]).all()
-
-
-# ------------------------------------------------------------ runs
 
 
 def test_scores_of_rows_held_out_use_the_statistics_of_that_round() -> None:
@@ -320,7 +315,6 @@ def test_wrappers_of_the_server_may_be_inside_or_around(wrapper: Any) -> None:
     assert torch.equal(one.predict(data, draws=1).mean, two.predict(data, draws=1).mean)
 
 
-# ------------------------------------------------------------ refusals
 @pytest.mark.usefixtures("normed")
 @pytest.mark.parametrize("name", sampled(NAMES, 3))
 def test_without_it_every_method_refuses_batch_norm_by_name(name: str) -> None:

@@ -116,7 +116,6 @@ def test_nodes_cannot_tell_the_cohort_from_the_seed() -> None:
     assert len(drawn) == 8 and 0 not in drawn
 
 
-# ------------------------------------------------------------------------------------------------ the budget
 def gaussian_delta(epsilon: float, mu: float) -> float:
     """Return delta of a mechanism that is mu-GDP: Balle and Wang 2018, arXiv:1805.06530, Theorem 8."""
     at = stats.norm.cdf
@@ -158,9 +157,6 @@ def test_the_history_states_the_budget() -> None:
     expected = [epsilon_of((r + 1) * cost_of_round(5.0, 5, 2), 1e-3) for r in range(3)]
     assert fitted.history["epsilon"].tolist() == pytest.approx(expected)
     assert set(fitted.history["delta"]) == {1e-3}
-
-
-# ------------------------------------------------------------------------------------------------ refused
 
 
 FAINT: dict[str, Any] = {"clipping_norm": 1e6, "noise_multiplier": 1e-30, "secret": 1}

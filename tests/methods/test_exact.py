@@ -166,7 +166,6 @@ def test_no_guides_elbo_exceeds_the_log_evidence() -> None:
     assert optimum("slopes", guides.mean_field)[3] <= truth.log_evidence + 1e-9
 
 
-# ------------------------------------------------------------ the conditional guide
 def at_truth(program: Program, truth: Exact) -> Params:
     tril = torch.linalg.cholesky(truth.cov)
     scale = tril.diagonal()
@@ -210,7 +209,6 @@ def test_the_conditional_guides_local_distribution(case: str) -> None:
     assert torch.allclose(own.covariance_matrix[:, 0], truth.given_cov, atol=1e-10)
 
 
-# ------------------------------------------------------------ fitted, with noise
 def test_a_federated_run_reaches_the_posterior() -> None:
     """A noisy federated fit by Adam: means within a tenth of a posterior sd, sds within 6%."""
     model, make = CASES["slopes"]

@@ -35,7 +35,6 @@ def personal(prior: Any = Isotropic(0.5)) -> Any:  # noqa: B008 (frozen)
     return learned_prior_network(net(), prior=prior, likelihood=normal(1.0))
 
 
-# ------------------------------------------------------------ example A.4
 SIZES = (60, 1, 2, 3, 50)
 SHARES = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES)
 
@@ -215,7 +214,6 @@ def test_the_learned_penalty_is_convex(hidden: int | tuple[int, ...]) -> None:
         InputConvex(())
 
 
-# ------------------------------------------------------------ weights in logs
 @pytest.fixture
 def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
@@ -279,7 +277,6 @@ def test_log_weights_add_and_a_common_constant_cancels() -> None:
     assert float(means_of({"v": apart})["effective_v"]) == 1.0
 
 
-# ------------------------------------------------------------ starts, layers and refusals
 def test_init_client_starts_from_one_client_fitted_alone() -> None:
     data = federation((5, 3, 7))
     options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 3, "batch_size": 2}

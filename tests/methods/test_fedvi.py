@@ -50,7 +50,6 @@ def plain(data: ClientData) -> ClientData:
     return ClientData({name: data.fields[name] for name in ("x", "y")}, data.offsets, data.names)
 
 
-# ------------------------------------------------------------ inputs alone
 def test_new_clients_are_personalized_from_inputs_alone(fitted: hierfl.Fit) -> None:
     labeled = plain(federation((6, 9), seed=3))
     bare = ClientData({"x": labeled.fields["x"]}, labeled.offsets, labeled.names)

@@ -32,7 +32,6 @@ from tests.programs import fit
 ROWS = torch.tensor([5.0, 3.0, 2.0], dtype=torch.float64)[:, None, None]
 
 
-# ------------------------------------------------------------ O3: FedABML as EM
 CURVES = torch.tensor(
     [[4.0, 9.0], [10.0, 3.0], [1.5, 6.0], [6.0, 2.0]], dtype=torch.float64
 )  # n_k H_k, diagonal
@@ -119,7 +118,6 @@ def _scaled(batch: ClientBatch) -> None:
         observed(batch, pyro.sample("w", dist.Normal(m, s.exp()).to_event(1)))
 
 
-# ------------------------------------------------------------ O7: envelopes of every prior
 AT, BOTTOM, CURVE = torch.tensor([[0.3, 0.6], [0.8, 0.4], [0.9, 2.5]], dtype=torch.float64)
 PRIORS: dict[str, BregmanPrior] = {
     "gaussian": bregman.gaussian(),

@@ -116,7 +116,6 @@ def test_two_rounds_by_hand(strategy: str) -> None:
     )
 
 
-# ------------------------------------------------------------ other priors
 SLOPE = torch.tensor([0.8, -0.5], dtype=torch.float64)
 MEANS = {
     "gaussian": torch.tensor([0.3, -1.0]),

@@ -100,7 +100,6 @@ def test_effective_clients_are_logged() -> None:
     assert 1.0 <= history["effective_head"].iloc[-1] <= 4.0
 
 
-# ------------------------------------------------------------------------------------- FedHB
 def test_the_server_of_fedhb_by_hand() -> None:
     """m = (1, 3) and s^2 = 0.1: m0 4/3, V 5.866667, n 5, so that V / n = 1.173333."""
     method = fedhb(scalar(prior_scale="learned"))

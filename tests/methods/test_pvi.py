@@ -162,7 +162,6 @@ def test_an_improper_product_of_factors_is_refused() -> None:
         fitted.federation.server.update(fitted.progress.server, state, hierfl.Clock(1, 2, 3))
 
 
-# ------------------------------------------------------------------------------------- FedGVI
 def contaminated() -> ClientData:
     """Return six clients on the line (1, -2), one row in six far from it; all of the last client's."""
     g = torch.Generator().manual_seed(1)

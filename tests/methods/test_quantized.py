@@ -109,7 +109,6 @@ def test_a_new_client_starts_with_nothing_unsent() -> None:
         assert not any(bool(v.any()) for v in tree_leaves(new.progress.table["unsent"]))
 
 
-# ---------------------------------------------------------------- over nodes
 def test_integers_are_sent_and_the_error_stays(tmp_path: Path) -> None:
     method, data = quantized(fedavg(wide(), **STEP)), rows((5, 3, 4))
     around = machines(method, data, tmp_path)
@@ -161,9 +160,6 @@ def test_wrong_ones_are_left_out(
     over = fit_nodes(method, around.agreement, ask, rounds=1)
     (left,) = over.history["left_out"].iloc[0]
     assert left["client"] == "1" and re.search(why, left["reason"])
-
-
-# ---------------------------------------------------------------- what it goes with
 
 
 def test_what_is_not_finite_is_refused_as_without_it() -> None:

@@ -38,7 +38,6 @@ class Same(NamedTuple):
     atol: float = 1e-10
 
 
-# ------------------------------------------------------------------ what is made
 def flat() -> Any:
     """Return the network of the cases with a prior so wide that it does not count."""
     wide = dist.Normal(0.0, 1e6)
@@ -81,7 +80,6 @@ def mapped(prior: Any, **options: Any) -> Make:
     return make
 
 
-# ------------------------------------------------------------------ what is read
 def sent(entry: str) -> Read:
     """Read an entry of the server's message."""
     return lambda fitted: fitted.message[entry]

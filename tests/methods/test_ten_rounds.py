@@ -50,7 +50,6 @@ def expansions(marginal: Marginal, data: ClientData, z: Tensor) -> Expansion:
         return torch.vmap(one)(lanes)
 
 
-# ------------------------------------------------------------ derivatives
 @pytest.mark.parametrize("model", [regression, logistic, visits])
 def test_derivatives_through_the_mode_are_right_to_second_order(model: Any) -> None:
     data, h = federation(), 1e-4
@@ -73,7 +72,6 @@ def test_the_marginal_is_exact_for_gaussian_rows() -> None:
     close(total - posterior, known.log_evidence)
 
 
-# ------------------------------------------------------------ the method
 @pytest.mark.parametrize("name", ["means", "slopes"])
 def test_one_newton_step_is_exact(name: str) -> None:
     model, data = {"means": (means, three()), "slopes": (slopes, federation())}[name]
@@ -170,9 +168,6 @@ def test_few_rounds_weigh_more_points_at_once() -> None:
     rounds: Any = server.update.__self__  # type: ignore[attr-defined]
     begins = [int(rounds.weighting(server.state, k).part) for k in (99, 4, 3, 2, 1, 0)]
     assert begins == [0, 0, 1, 2, 3, 3]
-
-
-# ------------------------------------------------------------ refusals
 
 
 def flat(batch: ClientBatch) -> None:

@@ -76,7 +76,6 @@ def test_the_global_sites_of_radon_in_twelve_rounds() -> None:
     assert k_hat < 0.7 and effective >= 500
 
 
-# ------------------------------------------------------------ a bad start
 CENTERED = replace(RADON, sampled=RADON.ways["conditional"].model)
 
 

@@ -42,7 +42,6 @@ def same(one: Fit, other: Fit) -> None:
         assert torch.equal(value.nan_to_num(), right[name].nan_to_num()), name
 
 
-# ------------------------------------------------------------------------------------ right answers
 def test_known_scales_give_the_closed_form() -> None:
     """Gaussian rows under known scales: one round, equal weights, k-hat 0, the moments of E2."""
     data = three()
@@ -95,7 +94,6 @@ def test_the_posterior_is_that_of_a_grid(name: str) -> None:
         assert 0.9 < own[:, k].std() / sd < 1.1, k
 
 
-# ------------------------------------------------------------------------------------ the same run
 SHORT: dict[str, Any] = {"draws": 200}
 
 
@@ -181,7 +179,6 @@ def test_single_precision_runs() -> None:
     assert int(found.progress.server.stage) == 2
 
 
-# ---------------------------------------------------------------- what a fit can do
 @pytest.mark.slow
 def test_a_new_client_gets_its_own_posterior() -> None:
     """Its level, given the others: against the grid with the new client's rows weighing in on nothing else."""
@@ -198,9 +195,6 @@ def test_a_new_client_gets_its_own_posterior() -> None:
     # personalize keeps the others' posterior of mu and tau, so draws lean toward it a little
     assert abs(drawn.mean() - mean) < 0.35 * sd
     assert 0.75 < drawn.std() / sd < 1.25
-
-
-# ------------------------------------------------------------------------------------ refusals
 
 
 @pytest.mark.parametrize(("model", "said"), [(learned, "param 'm' would be learned")])

@@ -217,7 +217,6 @@ def with_server(fitted: hierfl.Fit, **state: Any) -> hierfl.Fit:
     return replace(fitted, progress=replace(fitted.progress, server=server))
 
 
-# ------------------------------------------------------------------------------- the posterior
 def test_a_covariance_from_one_row_a_client_is_that_of_nuts(done: hierfl.Fit) -> None:
     assert done.progress.server.was_anchored
     check_moments(done, COVARIANCE)
@@ -290,7 +289,6 @@ def test_lognormal_scales_of_single_rows_are_those_of_quadrature() -> None:
     assert fitted.summary().trustworthy is True
 
 
-# ------------------------------------------------------------------------------- the verdict
 @pytest.mark.parametrize(("program", "rows"), [(eyes, 48), (labeled_eyes, 48), (labeled_eyes, 12)])
 def test_eyes_by_rounds_is_to_be_checked_and_an_entry_is_named(program: Program, rows: int) -> None:
     """A second mode, of one component for all, is missed: sds are 0.46 to 0.78 of NUTS's."""

@@ -38,7 +38,6 @@ def gaussian() -> Fit:
     return fit(two_stage(slopes, draws=4000), federation(COUNTS))
 
 
-# ------------------------------------------------------------------------------------ compiling
 def test_compiling_is_left_out_and_changes_nothing() -> None:
     """The graph of a client's factor takes minutes to trace, and inductor does not lower it."""
     method, data = two_stage(exact_means, draws=200), three()
@@ -94,7 +93,6 @@ def test_what_a_run_begins_with_does_not_depend_on_the_first_client(model: Model
         torch.testing.assert_close(other.draws(200).shared[name], value, rtol=1e-9, atol=1e-9)
 
 
-# ---------------------------------------------------------------- clients that fail
 def precise(batch: ClientBatch) -> None:
     """Rows whose precision overflows where `noise` is 1e-170."""
     mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
@@ -152,7 +150,6 @@ def test_a_run_that_ends_while_weighing_is_not_done() -> None:
     assert found.summary().trustworthy is False
 
 
-# ------------------------------------------------------------------------------------ the history
 def test_the_history_has_the_error_of_points_that_are_samples() -> None:
     found = fit(two_stage(programs.three_effects, draws=200), people((3, 4)))
     last = found.history.iloc[-1]
@@ -167,7 +164,6 @@ def test_weights_that_are_unsure_are_said() -> None:
         warn_of(state, Clock(3, 60))
 
 
-# ---------------------------------------------------------------- leaving rows out
 @pytest.mark.parametrize("by", ["row", "client"])
 def test_leave_one_out_is_the_ratio_of_evidences(by: Any) -> None:
     data = federation(COUNTS)
@@ -207,7 +203,6 @@ def test_a_run_without_weights_is_refused() -> None:
         loo(cut, "client")
 
 
-# ------------------------------------------------------------------------------------ new clients
 def test_a_fitted_client_personalized_from_its_own_rows_has_the_same_posterior() -> None:
     found, data = gaussian(), federation(COUNTS)
     one = found.draws(4000).own["b"]
@@ -219,7 +214,6 @@ def test_a_fitted_client_personalized_from_its_own_rows_has_the_same_posterior()
     assert ((other.mean(0).view_as(sd) - known.own_loc).abs() < 0.08 * sd).all()
 
 
-# ------------------------------------------------------------------------------------ against NUTS
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["counts", "tails", "dispersed", "slopes_lkj"])
 def test_means_and_spreads_are_those_of_nuts(name: str) -> None:
@@ -249,7 +243,6 @@ def test_means_and_spreads_are_those_of_nuts(name: str) -> None:
             assert ratio.min() > 0.85 and ratio.max() < 1.18, site
 
 
-# ---------------------------------------------------------------- what a fit is called
 def test_the_report_and_the_draws_say_how_they_were_made(tmp_path: Path) -> None:
     page = Path(gaussian().report(tmp_path / "r.html", draws=60).path).read_text()
     assert "none is fitted: draws of the global parameters are weighted" in page

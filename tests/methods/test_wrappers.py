@@ -47,7 +47,6 @@ def personal(scale: Any = 1.0) -> Any:
     )
 
 
-# ------------------------------------------------------------ effects
 @pytest.mark.parametrize("make", [fedavg, ditto, pfedme, pfedbred])
 def test_over_relaxation_multiplies_the_step_by_beta_and_factors_multiply(make: Any) -> None:
     method = make(at(START, personal=make in (pfedme, pfedbred)), steps=3, batch_size=None)

@@ -1,7 +1,5 @@
 """Lies in each field of an answer, of tensors or JSON, of one node of four."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -82,7 +80,6 @@ def lies_of(content: bytes) -> Iterator[tuple[str, bytes]]:
             yield f"few {groups}", to_bytes(tree, {**about, "few": groups})
 
 
-# ------------------------------------------------------------ JSON
 DEEP: list[Any] = []
 for _ in range(200):
     DEEP = [DEEP]

@@ -1,7 +1,5 @@
 """Nodes and a server in one process: messages are bytes, as between machines."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """A node's own account: what it has answered, what its rows' budget has paid for, and what it tells before a run."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -172,7 +170,6 @@ def test_rows_with_a_budget_are_not_scored_for_a_server(tmp_path: Path) -> None:
         assert ("have no noise" in str(said.get("stays"))) == stays, kind
 
 
-# ------------------------------------------------------------ policies
 def test_a_named_policy_must_be_there(tmp_path: Path) -> None:
     part = rows().select(["east"])
     with pytest.raises(ValueError, match=r"there is no policy '.*polcy\.toml'"):
@@ -232,7 +229,6 @@ def test_small_mini_batches_are_refused(tmp_path: Path) -> None:
             ask(one, 0)
 
 
-# ------------------------------------------------------------ before a run
 def test_nothing_leaves_before_it_is_approved(tmp_path: Path) -> None:
     (name, frame), *_ = patients(rows=60).groupby("site")
     question = Question("rows").json().encode()

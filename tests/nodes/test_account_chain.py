@@ -1,7 +1,5 @@
 """A node's ledger: a chain of lines that stops the node where it does not add up, and goes on after a crash."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -137,7 +135,6 @@ def test_a_budget_is_not_whole_again_without_its_account(tmp_path: Path) -> None
             ask(noisy(tmp_path, seed=5), 0)
 
 
-# ------------------------------------------------------------ crashes
 class Crash(BaseException):
     """The process ends here."""
 
@@ -211,7 +208,6 @@ def test_no_kill_of_an_answer_stops_the_node(
     assert 5 < at < 36
 
 
-# ------------------------------------------------------------ the owner
 def test_the_owner_begins_again_on_purpose(tmp_path: Path) -> None:
     one = noisy(tmp_path)
     ask(one, 0), ask(one, 7)

@@ -1,7 +1,5 @@
 """A formula over nodes: the nodes agree on its schema first, by counts and sums that are logged."""
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Iterator
@@ -250,7 +248,6 @@ def test_frames_are_of_a_formula(tmp_path: Path) -> None:
         hierfl.nodes.fit(hierfl.models.regression("bernoulli"), in_process(frames(), tmp_path))
 
 
-# ------------------------------------------------------------ levels
 def of_sex(first: str, second: str, n: int = 60) -> dict[str, pd.DataFrame]:
     """Four clients, the last of which writes the second spelling."""
     rng = np.random.default_rng(0)

@@ -1,7 +1,5 @@
 """Without rows, the method that is chosen for a model is the one that `hierfl.fit` chooses with them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

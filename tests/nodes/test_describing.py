@@ -1,7 +1,5 @@
 """Table 1 and times over nodes: as of frames, under policies, once, and whatever a node or a server says."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,7 +181,6 @@ def test_an_error_about_rows_holds_no_value(tmp_path: Path) -> None:
     assert "secret" not in str(error.value) and "17" not in str(error.value)
 
 
-# ------------------------------------------------------------ nodes that lie
 def lying(folder: Path, change: Any) -> Any:
     """Return nodes of which `c` changes what it tells."""
     parts = frames()

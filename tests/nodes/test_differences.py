@@ -1,7 +1,5 @@
 """A new patient is in no difference of what nodes answer: over fits, formulas, programs, schemas and times."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every method over nodes gives the numbers of the vectorized engine, and client states stay at the nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Nodes that are late, twice, gone, wrong or hostile: the round goes on without them, and its log says so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,7 +53,6 @@ def assert_same(one: FitOverNodes, two: Fit) -> None:
         torch.testing.assert_close(value, there[name], rtol=0.0, atol=1e-12)
 
 
-# ------------------------------------------------------------ what does no harm
 def test_answers_in_another_order_twice_late_and_from_strangers_change_nothing(
     around: Machines,
 ) -> None:
@@ -90,7 +87,6 @@ def test_a_client_that_is_asked_again_gives_the_same_answer_and_moves_once(tmp_p
         answer(around.nodes[name], around.asked[0][1])
 
 
-# ------------------------------------------------------------ who is missing
 def test_a_round_goes_on_without_nodes_that_do_not_answer(around: Machines) -> None:
     def ask(contents: Mapping[str, bytes]) -> Iterable[Answer]:
         for one in around.ask({k: v for k, v in contents.items() if k != "north"}):
@@ -177,7 +173,6 @@ def test_a_node_that_was_stopped_goes_on_from_its_folder(tmp_path: Path) -> None
             torch.testing.assert_close(value, here[key][position], rtol=0.0, atol=1e-12)
 
 
-# ------------------------------------------------------------ wrong answers
 def remade(content: bytes, change: Callable[[Any], Any], about: dict[str, Any]) -> bytes:
     found = from_bytes(content, most=1 << 20)
     return to_bytes(change(found.tree), {**found.about, **about})
@@ -239,7 +234,6 @@ def test_a_node_that_fails_keeps_its_state(tmp_path: Path) -> None:
     assert kept(around.nodes["east"]).round == -1
 
 
-# ------------------------------------------------------------ what crosses
 def test_no_row_no_label_and_no_client_state_crosses(tmp_path: Path) -> None:
     around = machines(methods.ditto(_shared(), batch_size=None), rows(), tmp_path)
     method = methods.ditto(_shared(), batch_size=None)

@@ -1,7 +1,5 @@
 """`hierfl.nodes.fit` gives the numbers of `hierfl.fit`, and refuses by name what means nothing over nodes."""
 
-from __future__ import annotations
-
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -81,7 +79,6 @@ def test_other_wrong_arguments_are_named(tmp_path: Path) -> None:
         here(regression, around)
 
 
-# ------------------------------------------------------------ again, over the same folders
 def test_fitting_again_begins_again(tmp_path: Path) -> None:
     """The same model, another one between, and after a run that was interrupted: each is a run of its own."""
     whole = {str(site): part for site, part in patients(rows=40).groupby("site")}

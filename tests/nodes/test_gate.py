@@ -1,7 +1,5 @@
 """What a server can read of few rows by questions about a schema: nothing, whatever it asks and however."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -137,7 +135,6 @@ def test_levels_that_are_few_beside_others_are_rounded(tmp_path: Path) -> None:
     assert [one["ward[w]"] for one in found] == [found[0]["ward[w]"]] * 3
 
 
-# ------------------------------------------------------------ constants that a server makes up
 CONSTANTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "knots at each age": ("s(age)", lambda c: replace(c, knots=tuple(map(float, range(20, 101))))),
     "knots around one patient": (
@@ -613,7 +610,6 @@ def test_nothing_is_registered_without_a_check() -> None:
     assert all(isinstance(of, Stateful) for of in STATEFUL.values())
 
 
-# ------------------------------------------------------------ the check itself
 def test_rows_that_a_combination_of_columns_singles_out() -> None:
     ages = np.repeat(np.arange(20.0, 40.0), 10)
     bumps = np.stack([np.exp(-((ages - k) ** 2)) for k in (22.0, 30.0)], axis=1)

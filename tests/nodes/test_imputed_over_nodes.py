@@ -1,7 +1,5 @@
 """A formula with mi() over nodes is that of the frames; each node imputes its own rows, and sends none of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

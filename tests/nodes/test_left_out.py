@@ -1,7 +1,5 @@
 """A client that takes no part in a fit over nodes is named wherever the fit is judged, by a reason without a value."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """One node of four lies: the run ends with the three others' posterior, and its history names the liar."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

@@ -3,8 +3,6 @@
 Answers are judged where the server reads them, and honest ones are computed once; one fit goes end to end.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import warnings
@@ -225,7 +223,6 @@ def test_no_honest_answer_is_taken_for_a_lie(text: str, family: Any) -> None:
         assert agreed_over(made, send)[1] == {}
 
 
-# ------------------------------------------------------------ after the schema
 class Introducing:
     """What four nodes report of a formula with a schema, and what a server makes of it."""
 

@@ -1,7 +1,5 @@
 """One of four nodes that join a fit lies in a field of an answer: the three others join, and the liar is named."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """What a request may cost a node: local steps of a round, and bytes that are read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

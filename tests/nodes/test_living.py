@@ -1,7 +1,5 @@
 """A hospital withdraws from a fit over nodes: no node is asked, and nothing that it had sent is left."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Draws, predictions and scores at the nodes are those of `hierfl.Fit`, and leave only where the policy says so."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

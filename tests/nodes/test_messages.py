@@ -1,7 +1,5 @@
 """Messages as bytes: what is written is read, and nothing else is."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle
@@ -49,7 +47,6 @@ def test_what_is_no_tensor_is_not_written(wrong: Any) -> None:
         to_bytes(wrong, {})
 
 
-# ------------------------------------------------------------ refusals
 def with_header(change: Callable[[dict[str, Any]], Any]) -> bytes:
     """Return a message whose header is changed."""
     length = int.from_bytes(GOOD[:8], "little")

@@ -1,7 +1,5 @@
 """`hierfl node report`: the page says what left a node, who asked, and by which policy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from typer.testing import CliRunner

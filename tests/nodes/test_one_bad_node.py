@@ -1,7 +1,5 @@
 """One node of four that fails, lies or is silent before the rounds: it is named, and the run goes on without it."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable, Iterable
@@ -111,7 +109,6 @@ def test_a_run_goes_on_without_a_node_that_fails_before_it(
         assert name == "apfl" and counted in ([3, 3], [4, 4])
 
 
-# ------------------------------------------------------------ the schema
 def four() -> dict[str, pd.DataFrame]:
     parts = (part for _, part in patients(rows=60).groupby("site"))
     return dict(zip(NAMES, parts, strict=False))
@@ -160,7 +157,6 @@ def test_without_a_majority_nobody_is_left_out() -> None:
     assert found == {"b": "the kind of column 'x' is 'number', and 'category' at most others"}
 
 
-# ------------------------------------------------------------ in one process
 def test_a_rehearsal_goes_on_without_a_node_whose_policy_forbids_it(tmp_path: Path) -> None:
     (tmp_path / "north").mkdir()
     (tmp_path / "north" / "policy.toml").write_text('methods = ["pvi"]')

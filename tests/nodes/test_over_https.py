@@ -1,7 +1,5 @@
 """The transport of `examples/over_https.py`, with TLS on this machine: who or what is hostile is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import socket
@@ -66,7 +64,6 @@ def client(folder: Path) -> Iterator[httpx.Client]:
         yield made
 
 
-# ------------------------------------------------------------ what comes to a node
 def test_who_shows_no_certificate_of_the_authority_reaches_no_node(
     place: str, folder: Path, other: Path, tmp_path: Path
 ) -> None:
@@ -205,7 +202,6 @@ def test_who_does_not_shake_hands_keeps_nobody_out(
         assert client.post(f"{address}/node", content=INTRODUCE).status_code == 200
 
 
-# ------------------------------------------------------------ what comes from a node
 def left_out(address: str, folder: Path, timeout: float = 60.0) -> str:
     """Return why a fit goes on without the node at an address."""
     with pytest.raises(TooFewNodes) as error:

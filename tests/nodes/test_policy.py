@@ -1,7 +1,5 @@
 """A node's policy: what it does not allow is refused, what waits for its owner is shown, what leaves is logged."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -38,7 +36,6 @@ def told(around: Machines, rounds: int) -> list[list[str]]:
     return [[f"{one['client']}: {one['reason']}" for one in of] for of in found.history["left_out"]]
 
 
-# ------------------------------------------------------------ the file
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -73,7 +70,6 @@ def test_without_a_file_rounds_run_and_nothing_else_leaves(tmp_path: Path) -> No
     assert policy.may_leave == frozenset() and policy.approve == "always"
 
 
-# ------------------------------------------------------------ files that could be meant
 NEARLY = [
     "Policy.toml", "policy.TOML", "policy.toml.txt", "polcy.toml", "policy.toml ", ".policy.toml",
     "policy", "policy.toml~", "policy.toml.bak", "pol\u0456cy.toml", "node-policy.toml",
@@ -223,7 +219,6 @@ def test_a_rehearsal_refuses_a_policy_that_no_node_reads(tmp_path: Path) -> None
         in_process(rows(), tmp_path)
 
 
-# ------------------------------------------------------------ what is refused
 WRONG: dict[str, tuple[str, Callable[[], Method], str]] = {
     "method": (
         'methods = ["fedsvi", "ditto"]',
@@ -286,7 +281,6 @@ def test_a_node_goes_through_as_many_rounds_a_day_as_it_allows(
     Ledger.at(north.folder).check_limits(*new)
 
 
-# ------------------------------------------------------------ approval
 def test_a_run_waits_for_approval_and_runs_after_it(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir(parents=True)
     (tmp_path / "1" / "policy.toml").write_text('approve = "ask"')
@@ -369,7 +363,6 @@ def test_a_preview_changes_no_number_of_the_run(tmp_path: Path) -> None:
     assert all(one[name].equal(two[name]) for name in one)
 
 
-# ------------------------------------------------------------ the log
 def test_everything_that_leaves_is_in_the_log_first(tmp_path: Path) -> None:
     part = rows().select(["east"])
     sent = [("introduction", introduce(plain(), part, tmp_path / "0"))]

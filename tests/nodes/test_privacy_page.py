@@ -1,7 +1,5 @@
 """Every promise on the privacy page names a test or an attack that exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Requests in files: read, answered by hand or in a shared folder, in which the other side may put anything."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -77,7 +75,6 @@ def run(*command: str) -> Any:
     return CliRunner().invoke(cli.app, list(command))
 
 
-# ------------------------------------------------------------ by hand
 def test_a_request_is_read_answered_and_the_answer_read(north: Path, tmp_path: Path) -> None:
     asked, answer = tmp_path / "ask.hfl", tmp_path / "answer.hfl"
     shown = run("show", str(asked))
@@ -179,7 +176,6 @@ def test_a_wrong_node_file_is_refused(text: str, why: str, north: Path, tmp_path
     assert done.exit_code == 1 and "No such file" in done.output
 
 
-# ------------------------------------------------------------ what the server puts into a shared folder
 def test_an_answer_is_not_written_through_a_link(north: Path, mail: Path) -> None:
     own = north / "policy.toml"
     own.write_text("min_rows = 20\n")
@@ -249,7 +245,6 @@ def test_half_a_request_is_answered_again_once_it_is_whole(mail: Path, tmp_path:
     assert b"not a file" in first and json.loads(read_answer(whole, second))["client"] == "north"
 
 
-# ------------------------------------------------------------ what a node puts there
 def test_a_fit_by_files_that_is_started_again_asks_nothing_twice(
     tmp_path: Path, meanwhile: Work
 ) -> None:

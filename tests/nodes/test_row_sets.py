@@ -1,7 +1,5 @@
 """No whole-number combination of a node's answers is of a few rows, whatever columns, runs and times they are of."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from time import process_time
 from typing import Any

@@ -1,7 +1,5 @@
 """After the rounds a node answers under parameters of the run alone, and about enough rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -132,7 +130,6 @@ def test_a_node_that_was_away_at_the_end_learns_of_it_by_a_question(tmp_path: Pa
     assert not fit.ended and not fit.local_summary(5).withheld
 
 
-# ------------------------------------------------------------ rows
 def test_predictions_of_a_nodes_own_rows_are_rows(tmp_path: Path) -> None:
     policy = 'may_leave = ["predictions", "scores"]\n'
     fit = fitted(methods.fedsvi(regression), tmp_path, policy)

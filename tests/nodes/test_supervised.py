@@ -1,7 +1,5 @@
 """Work on a request is done in a copy of the node's process, which is ended where it takes too much."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -133,7 +131,6 @@ def test_other_errors_are_what_they_were(tmp_path: Path) -> None:
     assert sum(line["what"] == "refusal" for line in entries(tmp_path / "n")) == 1
 
 
-# ------------------------------------------------------------ the copy
 def wait_for_end(process: int) -> None:
     until = time.monotonic() + 20.0
     while Path(f"/proc/{process}").exists():
@@ -211,7 +208,6 @@ def test_the_size_of_memory_is_beside_what_the_node_has_loaded() -> None:
         work(1 << 29, MEMORY)
 
 
-# ------------------------------------------------------------ what a server can ask
 def test_a_formula_of_a_giant_design_is_too_much(tmp_path: Path) -> None:
     (tmp_path / "n").mkdir()
     (tmp_path / "n" / "policy.toml").write_text(f"memory_a_request = {1 << 24}\n")

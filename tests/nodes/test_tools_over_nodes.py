@@ -1,7 +1,5 @@
 """A fit over nodes has the tools of a fit: the same calls and answers, as far as policies let, or a refusal by name."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Over each transport a fit is that of all rows here, and hostile requests and answers are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """From nothing to a posterior over two folders by files, as docs/nodes_files.md says it, line by line."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -3,8 +3,6 @@
 The first part runs where vantage6-algorithm-tools is installed, which wants other versions than hierfl's tests.
 """
 
-from __future__ import annotations
-
 import base64
 import importlib
 import json
@@ -159,7 +157,6 @@ def test_wrong_answers_are_refused(
     assert left_out["client"] == "va" and why in left_out["reason"]
 
 
-# ------------------------------------------------------------ with vantage6, or with stand-ins of what it gives
 @pytest.fixture
 def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The algorithm's module, whose node keeps its folder in tmp_path."""

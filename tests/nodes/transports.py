@@ -1,7 +1,5 @@
 """Small fits that each transport must reach, hostile messages, and nodes that lie."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Mapping
@@ -81,7 +79,6 @@ def assert_same(over: FitOverNodes, here: Any) -> None:
         assert float((there[name] - value).abs().max()) <= 1e-9, name
 
 
-# ------------------------------------------------------------ hostile requests
 RAN = Path(gettempdir()) / f"hierfl-has-run-{getpid()}"  # what a pickle would make, in any process
 
 
@@ -134,7 +131,6 @@ def rounds(run: str) -> dict[str, tuple[bytes, str]]:
     return {k: (write_request("round", v), why) for k, (v, why) in {**malformed, **found}.items()}
 
 
-# ------------------------------------------------------------ hostile answers
 def lying(stations: Mapping[str, Station]) -> dict[str, Any]:
     """Return the same nodes, of which north lies in its rounds, in another way each time."""
     changes = iter([change for change, _ in HOSTILE.values()])

@@ -1,7 +1,5 @@
 """Each transport, with real bytes in between: what the tests of `test_transports.py` go over."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json
@@ -57,7 +55,6 @@ def memory(folder: Path) -> Iterator[Way]:
     yield Way(reached, lambda node, request: bytes(node.answer(request, by="server")), "server")
 
 
-# ------------------------------------------------------------ files
 @contextmanager
 def files(folder: Path) -> Iterator[Way]:
     """Folders, into which the nodes look whenever the server waits: Pyro's handlers are global to a process."""
@@ -86,7 +83,6 @@ def files(folder: Path) -> Iterator[Way]:
         yield Way(reached, ask)
 
 
-# ------------------------------------------------------------ HTTPS
 @contextmanager
 def serving(folder: Path, nodes: Mapping[str, Any], app: Any = None) -> Iterator[str]:
     """Serve nodes over HTTPS from a fork, with the certificates of a folder; yield the address.
@@ -136,7 +132,6 @@ def https(folder: Path) -> Iterator[Way]:
         yield Way(reached, ask, "127.0.0.1")
 
 
-# ------------------------------------------------------------ vantage6
 def _without_vantage6() -> dict[str, ModuleType]:
     """Return stand-ins of what the algorithm imports, for tests where vantage6 is not installed."""
 

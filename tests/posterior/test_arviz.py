@@ -1,7 +1,5 @@
 """A fit as ArviZ data, of ArviZ 0 or 1: groups, dimensions, labels, networks summarized by layer."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from importlib.metadata import version
@@ -39,7 +37,6 @@ def ill() -> Fit:
     return fit(fedsvi(logistic), named(federation()), rounds=3, seed=7)
 
 
-# --------------------------------------------------------------------------------------- the groups
 def test_attributes_describe_the_run(ill: Fit) -> None:
     attrs = ill.posterior(5, seed=3)["posterior"].attrs
     assert (attrs["method"], attrs["seed"], attrs["draws_seed"], attrs["rounds"]) == (
@@ -184,7 +181,6 @@ def test_labels_without_a_vectorized_sampler() -> None:
     assert np.abs(np.median(drawn[0, :, :5] - north[:, None])) < 0.05
 
 
-# ----------------------------------------------------------------------------------------- networks
 @pytest.fixture(scope="module")
 def net() -> Fit:
     torch.set_default_dtype(torch.float64)
@@ -224,7 +220,6 @@ def test_chosen_sites_are_written_in_full_whatever_their_size(net: Fit) -> None:
         net.posterior(3, var_names="w.2.bias")
 
 
-# ----------------------------------------------------------------------------------------- refusals
 def test_invalid_arguments_are_refused(ill: Fit) -> None:
     with pytest.raises(ValueError, match="draws is 0"):
         ill.posterior(0)

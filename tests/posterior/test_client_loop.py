@@ -1,7 +1,5 @@
 """The loop over clients gives the same on every engine, store and chunk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Importance weights: equal for an exact guide, correct an inexact one, and warn of a bad one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -80,7 +78,6 @@ def planted(
     )
 
 
-# ------------------------------------------------------------------------------------- exact guides
 @pytest.mark.parametrize("name", ["means", "slopes"])
 def test_weights_of_an_exact_guide_are_equal(name: str) -> None:
     model, data = {"means": (means, three()), "slopes": (slopes, federation())}[name]
@@ -100,7 +97,6 @@ def test_a_planted_exact_guide_is_exact(inner: int) -> None:
     assert found.k_hat == 0.0
 
 
-# --------------------------------------------------------------------------- inexact and bad guides
 @pytest.mark.parametrize("inner", [1, 8])
 def test_corrected_draws_of_an_inexact_guide_follow_the_posterior(inner: int) -> None:
     fitted = planted(shift=0.5, wide=1.2, own={"east": 1.3, "west": 1.2})
@@ -195,7 +191,6 @@ def test_inner_draws_improve_inexact_clients() -> None:
     assert many > 2.0 * few
 
 
-# ------------------------------------------------------------------------------ clients and engines
 def test_log_weights_of_a_client_alone_equal_those_among_all_clients() -> None:
     data = federation()
     fitted = fit(fedsvi(regression), data, rounds=3)
@@ -275,7 +270,6 @@ def test_single_precision_gives_the_same_evidence() -> None:
     assert found.log_evidence == pytest.approx(evidence(), abs=0.1)
 
 
-# --------------------------------------------------------------------------- in ArviZ, and refusals
 def test_attributes_describe_the_correction() -> None:
     found: Any = planted(shift=0.4).posterior(100, correct="psis", log_likelihood=True)
     attrs = found["posterior"].attrs
@@ -323,7 +317,6 @@ def test_invalid_arguments_are_refused() -> None:
         corrected(unlabeled, 100)
 
 
-# ------------------------------------------------------------------------------ stretched proposals
 @pytest.mark.parametrize("own", [{}, {"east": 0.5, "south": 1.4}], ids=["exact", "planted"])
 def test_stretched_draws_estimate_the_same_density_of_the_rows(own: dict[str, float]) -> None:
     """W_k estimates p(y_k | z) whatever the proposal; without error for the exact guide."""

@@ -1,7 +1,5 @@
 """Answers in the order of a frame, and labels that count as they do in the fit."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -4,8 +4,6 @@ Every test compares the fit with `recipe_nuts.json`; a slow one runs NUTS of a r
 that with the file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

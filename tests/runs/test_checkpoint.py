@@ -57,7 +57,6 @@ def seeded() -> None:
     torch.manual_seed(0)  # the layers of the methods start from torch's generator
 
 
-# ------------------------------------------------------------ round trips and resuming
 EVERYONE = ("structured", "fedamp")
 
 
@@ -162,7 +161,6 @@ def test_global_and_local_params_are_in_separate_files(tmp_path: Path) -> None:
     assert sizes[0] == sizes[1]
 
 
-# ------------------------------------------------------------ damage
 @pytest.fixture(scope="module")
 def six_rounds() -> Fit:
     torch.set_default_dtype(torch.float64)
@@ -237,7 +235,6 @@ def test_without_an_undamaged_checkpoint_it_is_an_error(stopped: Path, tmp_path:
         fit(method, data, rounds=6, checkpoint=tmp_path, resume=True)
 
 
-# ------------------------------------------------------------ another run
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "seed": ({"seed": 1}, r"differs in seed \(seed: 0 there, 1 here\)"),
     "rounds": ({"rounds": 9}, r"differs in rounds \(rounds: 6 there, 9 here\)"),

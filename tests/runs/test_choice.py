@@ -166,7 +166,6 @@ def test_sums_of_many_numbers_leave_fedlaplace_out(monkeypatch: pytest.MonkeyPat
     assert found.method.name == "fedsvi" and "2 x 2 unknowns" in found.why
 
 
-# ------------------------------------------------------------------------------------ disclose=
 def test_disclose_refuses_summaries_and_names_another_method() -> None:
     data = federation()
     for method, other in (
@@ -192,7 +191,6 @@ def test_wrappers_keep_what_is_disclosed(wrap: Any) -> None:
     assert wrapped.discloses == "summaries"
 
 
-# ------------------------------------------------------------------------------------ runs
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Make attempts short, and good after the second; return the rounds that were judged."""
@@ -312,7 +310,6 @@ def test_a_method_that_stops_itself_is_chosen_and_run(capsys: pytest.CaptureFixt
     same(found, named)
 
 
-# ------------------------------------------------------------------ reads
 @pytest.mark.filterwarnings("ignore:the rounds ended")
 def test_a_model_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By `fit` of a model, of a formula and of a method; over nodes by each party."""

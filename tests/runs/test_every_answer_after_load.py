@@ -215,7 +215,6 @@ def _short(content: Any) -> str:
     return f"{type(content).__name__}: {str(content)[:300]}"
 
 
-# ------------------------------------------------------------------ every method
 QUICK = ("fedsvi structured", "fedmap")
 
 
@@ -248,7 +247,6 @@ def saved_and_loaded(asked: Asked, folder: Path, which: str, **of: Any) -> hierf
     return hierfl.load(folder / f"run-{which}", **of)
 
 
-# ------------------------------------------------------------------ formulas, and a program of frames
 def frame() -> pd.DataFrame:
     g = np.random.default_rng(8)
     rows = pd.DataFrame({"h": np.resize(list("abcd"), 60), "x": g.normal(size=60)})

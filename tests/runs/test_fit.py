@@ -23,7 +23,6 @@ from tests.programs import federation, fit, regression
 from tests.runs.fits import of_binary, two_rounds, with_features
 
 
-# ------------------------------------------------------------ history
 def test_history_has_one_row_per_round() -> None:
     fitted = fit(fedsvi(regression), federation(), rounds=5, cohort=3)
     table = fitted.history
@@ -135,7 +134,6 @@ def test_a_progress_bar_is_drawn_only_on_request(capfd: pytest.CaptureFixture[st
     assert "fedsvi" in "".join(capfd.readouterr())
 
 
-# ------------------------------------------------------------ schedules and averages
 def path(method: Any, rounds: int) -> list[Tensor]:
     """Return the server's param after each round, and last the param that predictions read."""
     from hierfl.engine.federation import federate
@@ -172,7 +170,6 @@ def test_step_sizes_over_the_rounds(schedule: Any) -> None:
     assert torch.allclose(steps, 0.04 * torch.tensor(rates), atol=1e-14)
 
 
-# ------------------------------------------------------------ predictions
 def kinds(batch: ClientBatch) -> None:
     with batch.clients():
         w = pyro.sample("w", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
@@ -242,7 +239,6 @@ def test_a_clients_prediction_does_not_depend_on_other_clients_or_rows() -> None
     assert torch.allclose(few.mean, whole.mean[9:10], atol=1e-12)
 
 
-# ------------------------------------------------------------ the posterior
 def test_draws_depend_only_on_the_seed_and_more_draws_keep_the_first() -> None:
     first, again, other, longer = (
         two_rounds().draws(n, seed=s).own["slope"] for n, s in ((20, 1), (20, 1), (20, 2), (50, 1))
@@ -279,7 +275,6 @@ def test_a_matrix_of_features_by_features_has_two_dims() -> None:
     assert len(set(posterior["lower"].dims)) == 4
 
 
-# ------------------------------------------------------------ observed sites
 def changed_label(batch: ClientBatch) -> None:
     """A model that observes a transformed label, and does not read every field."""
     loc = pyro.sample("loc", dist.Normal(0.0, 1.0))

@@ -165,7 +165,6 @@ def test_drafts_of_the_dead_go_before_a_save(
     assert not list(tmp_path.iterdir())
 
 
-# ------------------------------------------------------------------ the client states of large runs
 def test_a_row_written_in_parts_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = new_stored({"w": torch.zeros(50)}, 3, tmp_path / "rows.bin")
     pwrite = os.pwrite

@@ -68,7 +68,6 @@ def is_on_grid(found: Fit, data: ClientData, *, sd_error: float = 0.05) -> None:
         assert float(x.std()) == pytest.approx(sd, rel=sd_error)
 
 
-# ------------------------------------------------------------------------------------ leaving
 def test_draws_whose_sds_rest_on_a_few_give_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """k-hat is one of weights alone; that of the draw that makes up a variance may be small."""
     tried, weigh = list[Weighted](), weighted
@@ -147,7 +146,6 @@ def test_a_program_with_local_sites_that_are_not_normal() -> None:
         assert float(x.std()) == pytest.approx(float(value.std()), rel=0.12)
 
 
-# ------------------------------------------------------------------------------------ on disk
 def test_nothing_of_the_client_is_left_in_the_folder(tmp_path: Path) -> None:
     fitted = binary()
     fitted.save(tmp_path / "fit", with_data=True)
@@ -179,7 +177,6 @@ def test_a_folder_of_another_fit_is_left_as_it_is(tmp_path: Path) -> None:
     assert bytes_of(tmp_path) == before
 
 
-# ------------------------------------------------------------------------------------ refusals
 def test_refusals() -> None:
     with pytest.raises(KeyError, match="client 'mars' is not in this fit, but"):
         binary().without("mars")
@@ -231,7 +228,6 @@ def test_draws_without_weight_say_nothing() -> None:
     assert (apart < 3.0 * expected["error"] + 1e-4).all()
 
 
-# ------------------------------------------------------------------------------------ joining
 def test_a_client_joins_by_its_sums_alone() -> None:
     data = federation((5, 3, 7, 2))
     before = fit(two_stage(slopes, draws=4000), others(data, "east"))

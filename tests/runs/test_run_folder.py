@@ -50,7 +50,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-# ------------------------------------------------------------------ what is not the run's
 def others() -> dict[str, Callable[[hierfl.Fit], hierfl.Fit]]:
     new = federation((4, 2), seed=8)
     return {
@@ -150,7 +149,6 @@ def test_a_finished_run_that_was_killed_while_it_cleared_up_is_cleared_up(ran: P
     assert [p.name for p in ran.iterdir()] == ROUNDS[1:]
 
 
-# ------------------------------------------------------------------ the lock
 HOLDER = """
 import sys
 from hierfl.runs.run_folder import held
@@ -247,7 +245,6 @@ def test_a_lock_on_a_full_disk_is_given_back(
     assert not list(tmp_path.iterdir())
 
 
-# ------------------------------------------------------------------ the engine
 def test_the_engine_is_part_of_a_runs_identity(tmp_path: Path) -> None:
     """Engines agree to rounding, and a resumed run must end with the bytes of one left alone."""
     engine = "sequential"

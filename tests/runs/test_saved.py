@@ -29,7 +29,6 @@ from tests.programs import FAMILIES, federation, fit, regression, same
 from tests.runs.fits import two_rounds
 
 
-# ------------------------------------------------------------ round trips
 @pytest.mark.parametrize("family", FAMILIES)
 def test_save_and_load_round_trip(family: str, tmp_path: Path) -> None:
     fitted = fit(fedsvi(regression, FAMILIES[family]), federation(), rounds=2, seed=3)
@@ -114,7 +113,6 @@ def test_saving_again_replaces_what_was_saved(tmp_path: Path) -> None:
         assert (tmp_path / "round-00000002" / "local-rows.safetensors").exists() == with_data
 
 
-# ------------------------------------------------------------ refused
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(hierfl.CheckpointError, match="holds no hierfl run"):
@@ -136,7 +134,6 @@ def test_damaged_rows_are_refused_by_name(tmp_path: Path) -> None:
         hierfl.load(tmp_path)
 
 
-# ------------------------------------------------------------ recipes
 @hierfl.model(name="scaled by 2.5")
 def scaled(batch: Any) -> None:
     regression(batch)

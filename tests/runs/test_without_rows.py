@@ -181,7 +181,6 @@ def test_nothing_of_the_rows_is_on_disk(tmp_path: Path) -> None:
             assert any(form in content for content in files for form in forms) == there
 
 
-# ------------------------------------------------------------------ names and hashes
 def test_files_are_their_owners_alone(tmp_path: Path) -> None:
     fitted = fit(
         fedsvi(regression), federation(), rounds=2, checkpoint=tmp_path / "run", checkpoint_every=1
@@ -214,7 +213,6 @@ def test_hashes_of_names_and_rows_are_salted(tmp_path: Path) -> None:
     assert len(set(private)) == 6
 
 
-# ------------------------------------------------------------------ refused
 def test_a_fit_of_another_default_dtype_says_so(tmp_path: Path) -> None:
     two_rounds().save(tmp_path)
     torch.set_default_dtype(torch.float32)
