@@ -119,7 +119,7 @@ def test_a_copy_compiles_what_is_new(
         answer: torch.Tensor = graphs.run("exp", torch.exp, torch.arange(float(size)))
         return answer, [made is not None for made in graphs.made.values()]
 
-    signal.alarm(120)  # compiling on threads that were not copied would wait for ever
+    signal.alarm(900)  # compiling on threads that were not copied would wait for ever
     with crew(task, 2) as work:
         list(work([3]))
         found = list(work([3, 4]))
@@ -128,7 +128,7 @@ def test_a_copy_compiles_what_is_new(
     assert found[1][1] == [True, True] and len(graphs.made) == 1
 
 
-def ended(pid: int, within: float = 10.0) -> bool:
+def ended(pid: int, within: float = 300.0) -> bool:
     """Whether a process ends within so many seconds; a zombie has ended."""
     until = time.monotonic() + within
     while time.monotonic() < until:

@@ -130,7 +130,7 @@ def started(folder: Path, *options: str) -> Iterator[str]:
 
 
 def _until(done: Callable[[], object]) -> None:
-    for _ in range(600):
+    for _ in range(3000):
         try:
             done()
         except OSError:

@@ -22,7 +22,7 @@ PROGRAMS = ("flower-superlink", "flower-supernode")
 def program(request: Any) -> tuple[str, set[str]]:
     """Return a program and the options that its help names."""
     path = Path(sys.executable).parent / request.param
-    said = subprocess.run([path, "--help"], capture_output=True, text=True, check=True, timeout=60)
+    said = subprocess.run([path, "--help"], capture_output=True, text=True, check=True, timeout=600)
     return request.param, set(re.findall(r"--[a-z][a-z-]+", said.stdout))
 
 

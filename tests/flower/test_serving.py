@@ -77,7 +77,7 @@ def test_nodes_served_by_forked_processes(tmp_path: Path, monkeypatch: pytest.Mo
         torch.set_default_dtype(torch.float64)
         method = methods.fedsvi(model)
         link = superlink(
-            address, project=project, nodes=2, insecure=True, secret=secret, timeout=120.0
+            address, project=project, nodes=2, insecure=True, secret=secret, timeout=600.0
         )
         with link as there:
             over = hierfl.nodes.fit(method, there, rounds=2)

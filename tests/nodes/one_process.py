@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hierfl.data.clients import ClientData
 from hierfl.method import Method
@@ -36,6 +37,11 @@ class Machines:
 
     def starts(self) -> dict[str, str]:
         return {name: introduced(each)["start"] for name, each in self.nodes.items()}
+
+
+def lone(method: Method, part: ClientData, folder: Path, **options: Any) -> Node:
+    """Start a node that has agreed with nobody else."""
+    return node(method, part, Agreement.between([Introduction.of(part)]), folder, **options)
 
 
 def machines(method: Method, data: ClientData, folder: Path, *, seed: int = 0) -> Machines:

@@ -3,6 +3,7 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,37 +23,28 @@ from hierfl.nodes.node import answer, introduce, node
 from hierfl.nodes.policy import Forbidden
 from hierfl.summaries.row_noise import RowNoise
 from tests.formulas.frames import patients
+from tests.nodes.one_process import lone
 from tests.nodes.test_agreed_schema import made
 from tests.nodes.test_faults import plain, rows
 from tests.programs import federation, regression
 
 
-def noisy(folder: Path, seed: int = 0, rounds: int = 2) -> Node:
-    model: Any = hierfl.models.regression("bernoulli", centered=True)
-    noise = RowNoise(epsilon=1.0, delta=1e-3, max_row_norm=2.0, rounds=rounds)
+def noisy(folder: Path, seed: int = 0, **noise: Any) -> Node:
+    """Return a node whose answers have noise: of each round, or of the sums of a Gaussian model."""
+    family: Any = "gaussian" if "max_response" in noise else "bernoulli"
+    model: Any = hierfl.models.regression(family, centered=True)
     data = federation((9, 8))
-    data = data.with_fields(y=(data.fields["y"] > 0).to(data.fields["y"].dtype))
-    data = hierfl.ClientData.from_clients(
-        {
-            n: {"x": data.select([n]).fields["x"], "y": data.select([n]).fields["y"]}
-            for n in data.names
-        }
-    )
+    if family == "bernoulli":
+        noise = {"rounds": 2, **noise}
+        data = data.with_fields(y=(data.fields["y"] > 0).double())
+    of_rows = RowNoise(epsilon=1.0, delta=1e-3, max_row_norm=2.0, **noise)
     parts = [data.select([name]) for name in data.names]
     agreement = Agreement.between([Introduction.of(part) for part in parts])
-    method = methods.two_stage(model, draws=100, row_noise=noise)
+    method = methods.two_stage(model, draws=100, row_noise=of_rows)
     return node(method, parts[0], agreement, folder, seed=seed)
 
 
-def noisy_sums(folder: Path, seed: int = 0) -> Node:
-    """Return a node of a Gaussian model, whose sums have noise."""
-    noise = RowNoise(epsilon=1.0, delta=1e-3, max_row_norm=2.0, max_response=3.0)
-    data = federation((9, 8))
-    parts = [data.select([name]) for name in data.names]
-    agreement = Agreement.between([Introduction.of(part) for part in parts])
-    model: Any = hierfl.models.regression("gaussian", centered=True)
-    method = methods.two_stage(model, draws=100, row_noise=noise)
-    return node(method, parts[0], agreement, folder, seed=seed)
+noisy_sums = partial(noisy, max_response=3.0)
 
 
 def ask(one: Node, round_: int, **change: Any) -> bytes:
@@ -70,11 +62,7 @@ def test_a_budget_holds_over_rounds_restarts_and_runs(tmp_path: Path) -> None:
     ask(one, 7)
     for round_ in (0, 1, 99):
         with pytest.raises(Refused, match=r"at most 2 rounds|budget"):
-            ask(
-                noisy(tmp_path),
-                round_,
-                loc=torch.ones(len(one.federation.server.state.belief.loc)).double(),
-            )
+            ask(noisy(tmp_path), round_, loc=one.federation.server.state.belief.loc + 1.0)
     with pytest.raises(Forbidden, match=r"budget of epsilon 1 at delta 0\.001 is spent"):
         ask(noisy(tmp_path, seed=5), 0)  # another run
     (tmp_path / "policy.toml").write_text("epsilon = 9.0\ndelta = 1e-3")
@@ -104,11 +92,8 @@ def test_no_step_without_noise(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="is not of method 'two_stage with row noise'"):
         ask(one, 0, draws=torch.zeros(4, size, dtype=torch.float64))
     (tmp_path / "policy.toml").write_text("epsilon = 9.0\ndelta = 1e-3")
-    other = plain()
-    part = rows().select(["east"])
-    bare = node(other, part, Agreement.between([Introduction.of(part)]), tmp_path)
     with pytest.raises(Forbidden, match="adds no noise to rows"):
-        ask(bare, 0)
+        ask(lone(plain(), rows().select(["east"]), tmp_path), 0)
 
 
 def test_the_same_round_with_another_message_has_other_noise(tmp_path: Path) -> None:
@@ -123,8 +108,7 @@ def test_the_same_round_with_another_message_has_other_noise(tmp_path: Path) -> 
 
 def test_different_messages_count_whatever_round_they_name(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text("rounds_a_day = 3")
-    part = rows().select(["east"])
-    one = node(plain(), part, Agreement.between([Introduction.of(part)]), tmp_path)
+    one = lone(plain(), rows().select(["east"]), tmp_path)
     theta = one.federation.server.down(one.federation.server.state, Clock(0, 2))
     for k in range(3):
         ask(one, 0, **{name: value + k for name, value in theta.items()})
@@ -158,7 +142,7 @@ def test_rows_with_a_budget_are_not_scored_for_a_server(tmp_path: Path) -> None:
     message = server.last(server.state, Clock(1, 2))
     about = {"run": one.run, "draws": 5, "seed": 0, "site": None, "rounds": 1, "counted": 0}
     about["ends"] = True
-    rows = {"x": torch.zeros(3, 2, dtype=torch.float64), "y": torch.ones(3, dtype=torch.float64)}
+    rows = {"x": torch.zeros(3, 2), "y": torch.ones(3)}
     for kind, given, stays in (
         ("scores", {}, True),
         ("predictions", {}, True),
@@ -174,11 +158,10 @@ def test_a_named_policy_must_be_there(tmp_path: Path) -> None:
     part = rows().select(["east"])
     with pytest.raises(ValueError, match=r"there is no policy '.*polcy\.toml'"):
         introduce(plain(), part, tmp_path, policy=tmp_path / "polcy.toml")
-    agreement = Agreement.between([Introduction.of(part)])
     with pytest.raises(ValueError, match="there is no policy"):
-        node(plain(), part, agreement, tmp_path, policy=tmp_path / "polcy.toml")
+        lone(plain(), part, tmp_path, policy=tmp_path / "polcy.toml")
     (tmp_path / "own.toml").write_text("")
-    one = node(plain(), part, agreement, tmp_path / "n", policy=tmp_path / "own.toml")
+    one = lone(plain(), part, tmp_path / "n", policy=tmp_path / "own.toml")
     (tmp_path / "own.toml").unlink()  # in the midst of a run
     with pytest.raises(Forbidden, match="policy cannot be read"):
         ask(one, 0)
@@ -190,8 +173,7 @@ def test_a_factor_of_one_row_is_refused_without_any_policy(tmp_path: Path) -> No
     g = torch.Generator().manual_seed(0)
     x = torch.randn(30, 2, generator=g, dtype=torch.float64)
     part = hierfl.ClientData.from_clients({"a": {"x": x, "y": (x[:, 0] > 0).double()}})
-    agreement = Agreement.between([Introduction.of(part)])
-    one = node(methods.two_stage(model, draws=100), part, agreement, tmp_path)
+    one = lone(methods.two_stage(model, draws=100), part, tmp_path)
     size, row = len(one.federation.server.state.belief.loc), torch.cat([x[3], torch.ones(1)])
     away = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
     loc = torch.zeros(size, dtype=torch.float64)
@@ -203,8 +185,7 @@ def test_a_factor_of_one_row_is_refused_without_any_policy(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("about", [{"round": True}, {"round": 1 << 40}, {"counted": False}])
 def test_rounds_are_plain_small_integers(about: dict[str, Any], tmp_path: Path) -> None:
-    part = rows().select(["east"])
-    one = node(plain(), part, Agreement.between([Introduction.of(part)]), tmp_path)
+    one = lone(plain(), rows().select(["east"]), tmp_path)
     message = one.federation.server.down(one.federation.server.state, Clock(0, 2))
     said = {"run": one.run, "round": 3, "counted": -1, **about}
     with pytest.raises(Refused, match=r"not a request of the kind|it asks for round"):
@@ -215,17 +196,13 @@ def test_rounds_are_plain_small_integers(about: dict[str, Any], tmp_path: Path) 
 
 
 def test_small_mini_batches_are_refused(tmp_path: Path) -> None:
-    part = rows().select(["south"])
-    agreement = Agreement.between([Introduction.of(part)])
-    one = node(methods.fedsvi(regression, batch_size=1), part, agreement, tmp_path / "default")
-    with pytest.raises(
-        Forbidden, match=r"a round hold 1 rows, .* 3 or more \(min_rows, min_count\)"
-    ):
-        ask(one, 0)
-    for policy, allowed in (("min_count = 1", ""), ("min_count = 1\nmin_rows = 3", "3 or more")):
-        (tmp_path / "policy.toml").write_text(policy)
-        one = node(methods.fedsvi(regression, batch_size=1), part, agreement, tmp_path)
-        with pytest.raises(Forbidden, match=allowed) if allowed else nullcontext():
+    few, one_row = "min_count = 1\nmin_rows = 3", r"a round hold 1 rows, .* 3 or more \(min_rows"
+    for k, (policy, why) in enumerate((("", one_row), ("min_count = 1", ""), (few, "3 or more"))):
+        (tmp_path / str(k)).mkdir()
+        (tmp_path / str(k) / "policy.toml").write_text(policy)
+        method = methods.fedsvi(regression, batch_size=1)
+        one = lone(method, rows().select(["south"]), tmp_path / str(k))
+        with pytest.raises(Forbidden, match=why) if why else nullcontext():
             ask(one, 0)
 
 

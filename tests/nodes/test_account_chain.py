@@ -17,10 +17,10 @@ from hierfl.core import disk
 from hierfl.nodes import account as module
 from hierfl.nodes import log
 from hierfl.nodes.account import BrokenLedger, Entry, Ledger, RowSet, begin_again
-from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.messages import Refused
-from hierfl.nodes.node import introduce, node
+from hierfl.nodes.node import introduce
 from hierfl.nodes.policy import Forbidden
+from tests.nodes.one_process import lone
 from tests.nodes.test_account import ask, noisy
 from tests.nodes.test_faults import plain, rows
 
@@ -72,14 +72,10 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "edited in its last line": lines_of(lambda ls: [*ls[:-1], ls[-1].replace(b"0.25", b"0.01")]),
     "no text": lambda path: path.write_bytes(os.urandom(400) + b"\n"),
     "of nothing but a key": lines_of(lambda lines: lines[:1]),
-    "a folder": lambda path: (
-        path.rename(path.with_name("before")).parent.joinpath(path.name).mkdir()
-    ),
-    "and its mark gone": lambda path: [one.unlink() for one in (path, path.parent / log.MARK)],  # type: ignore[func-returns-value]
+    "a folder": lambda path: (path.rename(path.with_name("before")), path.mkdir()),
+    "and its mark gone": lambda path: (path.unlink(), (path.parent / log.MARK).unlink()),
     "gone with all but a client state": lambda path: all_but_a_state(path.parent),
-    "without a run whose state is there": lambda path: path.with_name("1f0c.state").write_bytes(
-        b"of a run"
-    ),
+    "without a run whose state is there": lambda path: path.with_name("1f0c.state").touch(),
     "without its mark": lambda path: (path.parent / log.MARK).unlink(),
     "with no mark that is one": lambda path: (path.parent / log.MARK).write_bytes(b"[-1, 3]"),
     "whose log is gone": lambda path: (path.parent / log.FILE).unlink(),
@@ -99,11 +95,9 @@ def test_an_account_that_does_not_add_up_stops_the_node(name: str, tmp_path: Pat
     DAMAGE[name](written(tmp_path))
     with pytest.raises(BrokenLedger, match=r"does not add up .*hierfl node reset-account FOLDER"):
         Ledger.at(tmp_path)
-    part = rows().select(["east"])
-    with pytest.raises(Refused, match="does not add up"):
-        introduce(plain(), part, tmp_path)
-    with pytest.raises(Refused, match="does not add up"):
-        node(plain(), part, Agreement.between([Introduction.of(part)]), tmp_path)
+    for begin in (introduce, lone):
+        with pytest.raises(Refused, match="does not add up"):
+            begin(plain(), rows().select(["east"]), tmp_path)
 
 
 def test_an_older_account_with_its_mark_is_noticed_by_the_log(tmp_path: Path) -> None:
@@ -158,12 +152,9 @@ def test_a_crash_at_any_write_leaves_a_ledger_that_adds_up(
         return write
 
     with monkeypatch.context() as patched:
-        for where, name in (
-            (module, "write_private"),
-            (disk, "write_all"),
-            (disk, "write_private"),
-        ):
-            patched.setattr(where, name, crashing(getattr(where, name)))
+        for real in (disk.write_all, disk.write_private):
+            patched.setattr(disk, real.__name__, crashing(real))
+        patched.setattr(module, "write_private", crashing(module.write_private))
         for k in range(9):
             try:
                 Ledger.at(tmp_path).append(Entry("round", str(k), "run", spent=0.25))
@@ -229,11 +220,15 @@ def test_what_is_forgotten_is_kept_aside(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_no_account(tmp_path: Path) -> None:
-    for options in ([], ["--questions"]):
-        made = CliRunner().invoke(
-            app, ["node", "reset-account", str(tmp_path / "nowhere"), *options]
-        )
-        assert made.exit_code != 0 and "does not exist" in made.output
     DAMAGE["gone"](written(tmp_path))
-    made = CliRunner().invoke(app, ["node", "reset-account", str(tmp_path), "--questions"])
-    assert made.exit_code != 0 and "does not add up" in made.output
+    nowhere = str(tmp_path / "nowhere")
+    for options, why in (
+        ([nowhere], "does not exist"),
+        ([nowhere, "--questions"], "does not exist"),
+        ([str(tmp_path), "--questions"], "does not add up"),
+    ):
+        made = CliRunner().invoke(app, ["node", "reset-account", *options])
+        said = " ".join(
+            made.output.replace("│", " ").split()
+        )  # of lines wrapped by the path's length
+        assert made.exit_code != 0 and why in said

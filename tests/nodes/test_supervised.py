@@ -30,7 +30,7 @@ from tests.sampled import sampled
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no copies elsewhere")
 node_module: Any = sys.modules["hierfl.nodes.node"]  # `hierfl.nodes.node` is a function too
-SECONDS, MEMORY = Limits(1, 1 << 32), Limits(60, 1 << 28)
+AMPLE, MEMORY = Limits(600, 1 << 32), Limits(600, 1 << 28)
 
 
 def spin() -> Any:
@@ -96,20 +96,19 @@ def node(folder: Path, work: Callable[[], Any], policy: str) -> Station:
 def test_work_that_takes_too_long_is_ended_and_the_folder_is_free(
     name: str, tmp_path: Path
 ) -> None:
-    north, began = node(tmp_path / "n", TOO_LONG[name], "seconds_a_request = 2"), time.monotonic()
-    with pytest.raises(Refused, match=r"more than the 2 s .*seconds_a_request"):
+    north, began = node(tmp_path / "n", TOO_LONG[name], "seconds_a_request = 1"), time.monotonic()
+    with pytest.raises(Refused, match=r"more than the 1 s .*seconds_a_request"):
         read_answer(INTRODUCE, north.answer(INTRODUCE, by="server"))
-    assert time.monotonic() - began < 30.0
-    assert (
-        entries(tmp_path / "n")[-1] | {"what": "refusal", "by": "server"}
-        == entries(tmp_path / "n")[-1]
-    )
+    assert time.monotonic() - began < 300.0
+    last = entries(tmp_path / "n")[-1]
+    assert (last["what"], last["by"]) == ("refusal", "server")
+    (tmp_path / "n" / "policy.toml").write_text("")
     assert json.loads(read_answer(INTRODUCE, north.answer(INTRODUCE)))["client"] == "north"
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
 def test_work_that_takes_too_much_memory_is_ended(name: str, tmp_path: Path) -> None:
-    policy = f"memory_a_request = {1 << 28}\nseconds_a_request = 60"
+    policy = f"memory_a_request = {1 << 28}\nseconds_a_request = 600"
     north = node(tmp_path / "n", TOO_LARGE[name], policy)
     with pytest.raises(Refused, match=r"more than the 268,435,456 bytes .*memory_a_request"):
         read_answer(INTRODUCE, north.answer(INTRODUCE))
@@ -132,7 +131,7 @@ def test_other_errors_are_what_they_were(tmp_path: Path) -> None:
 
 
 def wait_for_end(process: int) -> None:
-    until = time.monotonic() + 20.0
+    until = time.monotonic() + 300.0
     while Path(f"/proc/{process}").exists():
         assert time.monotonic() < until, "the copy is still there"
         time.sleep(0.01)
@@ -145,23 +144,23 @@ def counted() -> Callable[[Any], Any]:
 
 def test_a_copy_goes_on_from_item_to_item_and_a_new_one_takes_its_place() -> None:
     work = Supervised(counted())
-    first, second = work(None, SECONDS), work(None, SECONDS)
+    first, second = work(None, AMPLE), work(None, AMPLE)
     assert first[0] == second[0] != os.getpid() and (first[1], second[1]) == (0, 1)
     os.kill(first[0], signal.SIGKILL)  # as the system does where it is out of memory
     wait_for_end(first[0])
-    third = work(None, SECONDS)
+    third = work(None, AMPLE)
     assert third[0] != first[0] and third[1] == 0
 
 
 def test_an_interrupt_begins_another_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer to the request that was interrupted would be taken for that of the next."""
     work = Supervised(lambda item: item)
-    assert work("a", SECONDS) == "a"
+    assert work("a", AMPLE) == "a"
     monkeypatch.setattr("hierfl.engine.processes.receive", _interrupted)
     with pytest.raises(KeyboardInterrupt):
-        work("b", SECONDS)
+        work("b", AMPLE)
     monkeypatch.undo()
-    assert work("c", SECONDS) == "c"
+    assert work("c", AMPLE) == "c"
 
 
 def _interrupted(line: socket.socket) -> Any:
@@ -176,7 +175,7 @@ def test_a_copy_computes_on_several_cores_where_the_node_does() -> None:
         big = torch.randn(1500, 1500)
         here = big @ big
         there = Supervised(lambda item: (torch.get_num_threads(), item @ item))
-        threads, found = there(big, Limits(60, 1 << 32))
+        threads, found = there(big, AMPLE)
     finally:
         torch.set_num_threads(before)
     assert threads == 2
@@ -188,14 +187,14 @@ def test_a_copy_holds_no_connection_of_the_node_open() -> None:
     here, there = socket.socketpair()
     with here:
         with there:
-            work(None, SECONDS)
-        here.settimeout(5.0)
+            work(None, AMPLE)
+        here.settimeout(300.0)
         assert here.recv(1) == b""
 
 
 def test_a_copy_ends_with_the_node() -> None:
     work = Supervised(lambda item: os.getpid())
-    process = work(None, SECONDS)
+    process = work(None, AMPLE)
     del work
     wait_for_end(process)
 

@@ -118,7 +118,7 @@ def test_a_node_that_introduces_nobody_is_left_out(name: str, tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore:.*answers another request")
 def test_what_is_no_answer_is_refused(way: Way, tmp_path: Path) -> None:
-    nodes = way.reached(introducing(plain_stations(tmp_path), **NO_ANSWERS), 4.0)
+    nodes = way.reached(introducing(plain_stations(tmp_path), **NO_ANSWERS), 60.0)
     with pytest.warns(UserWarning, match="is left out") as said:
         found = hierfl.nodes.fit(plain(), nodes, rounds=1)
     assert found.clients == ("east",) and not RAN.exists()
