@@ -67,14 +67,14 @@ def test_alpha_0_leaves_the_own_model_where_it_started() -> None:
     assert torch.equal(served(fitted), fitted.message["theta"].expand(3, 2))
 
 
-@pytest.mark.parametrize("alpha", [0.4, 0.9])
-def test_nothing_is_shrunk_at_convergence(alpha: float) -> None:
+def test_nothing_is_shrunk_at_convergence() -> None:
     """With one step a round the mixture reaches each client's own optimum, whatever alpha is."""
+    alpha = 0.6
     method = apfl(at(START), alpha=alpha, optimizer=SGD(0.6), steps=1, batch_size=None)
-    fitted = fit(method, clients(), rounds=120)
+    fitted = fit(method, clients(), rounds=60)
     start = float((START - B).norm(dim=1).min())
     # g reaches v by alpha twice; the smallest curvature is 0.5
-    assert float((served(fitted) - B).abs().max()) < start * (1.0 - 0.6 * 0.5 * alpha**2) ** 100
+    assert float((served(fitted) - B).abs().max()) < start * (1.0 - 0.6 * 0.5 * alpha**2) ** 50
     assert not torch.allclose(fitted.message["theta"].expand(3, 2), B, atol=0.1)
 
 

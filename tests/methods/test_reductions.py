@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import pyro.distributions as dist
@@ -316,11 +317,17 @@ PAIRS: dict[str, Same] = {
 # fmt: on
 
 
+@cache
+def fitted(make: Make, data: Any, run: tuple[tuple[str, Any], ...]) -> hierfl.Fit:
+    """Return a fit, which several pairs share."""
+    return fit(make(), data() if callable(data) else federation(data), **dict(run))
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_it_is_the_other_method(name: str) -> None:
     pair = PAIRS[name]
-    data = pair.data() if callable(pair.data) else federation(pair.data)
-    one, two = (fit(make(), data, **pair.run) for make in (pair.ours, pair.theirs))
+    run = tuple(pair.run.items())
+    one, two = (fitted(make, pair.data, run) for make in (pair.ours, pair.theirs))
     ours, theirs = named_leaves(dict(pair.mine(one))), named_leaves(dict(pair.other(two)))
     assert theirs and theirs.keys() <= ours.keys()
     for path, value in theirs.items():

@@ -1,24 +1,26 @@
 """A new patient is in no difference of what nodes answer: over fits, formulas, programs, schemas and times."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 import hierfl
 from hierfl import guides, methods
 from hierfl.cli.officer_page import entries
 from hierfl.nodes import TooFewNodes, in_process
-from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.node import node
+from hierfl.nodes.agreed_schema import agreed_over
 from hierfl.nodes.policy import Forbidden
 from hierfl.summaries.row_noise import RowNoise
+from tests.nodes.one_process import lone
 from tests.nodes.test_account import ask
+from tests.nodes.test_agreed_schema import asked_of
 from tests.nodes.test_row_sets import MORE, WHY, A, X, corrected, frame, joined
+from tests.programs import federation
 
 REVEALS = f"{WHY}|would tell of fewer than 5 of them"
 
@@ -79,7 +81,7 @@ def test_a_program_over_nodes_is_no_other_way(tmp_path: Path) -> None:
     model: Any = hierfl.models.regression("gaussian", centered=True)
     fitted(A, methods.fedsvi(model, guide=guides.mean_field))
     with pytest.raises((Forbidden, TooFewNodes), match=REVEALS):
-        fitted(joined(A, X), methods.fedlaplace(model))
+        fitted(joined(A, X), methods.fedsvi(model, guide=guides.delta))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -96,7 +98,7 @@ def test_times_and_schema_are_of_the_same_rows(tmp_path: Path) -> None:
             (tmp_path / first / name / "policy.toml").write_text(policy)
         if first == "times":
             hierfl.kaplan_meier(nodes, survival)
-        hierfl.nodes.fit(survival, nodes, rounds=1)
+        agreed_over(survival, asked_of(parts(north), tmp_path / first, survival))
         hierfl.kaplan_meier(nodes, survival)
         told = [
             line for line in entries(tmp_path / first / "north") if "description" in line["what"]
@@ -109,20 +111,15 @@ def test_noise_of_the_servers_choice_is_no_way_around(budget: bool, tmp_path: Pa
     """An epsilon of 1e8 is no noise; under a budget of the owner answers need no comparison."""
 
     def asked(count: int, noise: RowNoise | None) -> None:
-        g = torch.Generator().manual_seed(0)
-        own = {"x": torch.randn(60, 2, generator=g), "y": torch.randn(60, generator=g)}
-        part = hierfl.ClientData.from_clients({"a": {k: v[:count] for k, v in own.items()}})
+        own = federation((60,)).fields
+        part = hierfl.ClientData.from_clients({"a": {k: own[k][:count] for k in "xy"}})
         model: Any = hierfl.models.regression("gaussian", centered=True)
         method = methods.two_stage(model, draws=100, row_noise=noise)
-        agreement = Agreement.between([Introduction.of(part)])
-        ask(node(method, part, agreement, tmp_path, seed=count), 0)
+        ask(lone(method, part, tmp_path, seed=count), 0)
 
     noise = RowNoise(epsilon=1e8, delta=1e-3, max_row_norm=2.0, max_response=3.0)
     if budget:
         (tmp_path / "policy.toml").write_text("epsilon = 1e10\ndelta = 1e-3")
-        asked(50, noise)
-        asked(51, noise)
-        return
     asked(50, noise)
-    with pytest.raises(Forbidden, match=REVEALS):
-        asked(51, None)
+    with nullcontext() if budget else pytest.raises(Forbidden, match=REVEALS):
+        asked(51, noise if budget else None)

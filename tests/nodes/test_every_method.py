@@ -30,7 +30,7 @@ EACH = {
     if name not in ("two_stage", "differentially_private")
 }
 EACH["fedsvi"] = METHODS["fedsvi structured"]
-FEW = ("fedsvi mean_field", "fedfomo", "fedmap", "scaffold")
+FEW = ("fedsvi mean_field", "fedfomo", "fedmap newton", "scaffold")
 
 
 def same(over: FitOverNodes, here: Fit, around: Machines) -> None:
@@ -90,7 +90,7 @@ def test_two_stage_over_nodes_is_two_stage(tmp_path: Path) -> None:
         np.testing.assert_allclose(values, expected.posterior[name], atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["fedfomo", "fedmap"])
+@pytest.mark.parametrize("name", ["fedfomo", "fedmap newton"])
 def test_answers_summed_as_they_come_in_give_the_same_numbers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,8 +113,8 @@ def test_answers_summed_as_they_come_in_give_the_same_numbers(
         def ask(contents: Mapping[str, bytes], around: Machines = around) -> Iterable[Answer]:
             yield from around.ask({client: contents[client] for client in sorted(contents)[::-1]})
 
-        fitted = fit_nodes(method, around.agreement, ask, rounds=3, seed=4, fewest=5)
+        fitted = fit_nodes(method, around.agreement, ask, rounds=2, seed=4, fewest=5)
         found[most] = named_leaves(fitted.progress.server)
-    assert groups == [5, 5, 5, *(2, 2, 1) * 3]
+    assert groups == [5, 5, *(2, 2, 1) * 2]
     for path, value in found[2].items():
         torch.testing.assert_close(value, found[1 << 20][path], rtol=0.0, atol=1e-12)
