@@ -73,6 +73,12 @@ def same(one: hierfl.Fit, other: hierfl.Fit) -> None:
     assert histories[0].equals(histories[1])
 
 
+def assert_close(one: Any, other: Any, atol: float = 1e-9) -> None:
+    """Check that two trees of tensors have the same leaves, and the same numbers; NaN equals NaN."""
+    leaves = named_leaves(one), named_leaves(other)
+    torch.testing.assert_close(*leaves, rtol=0.0, atol=atol, equal_nan=True)
+
+
 FAMILIES: dict[str, Family] = {
     "delta": guides.delta,
     "mean_field": guides.mean_field,
@@ -277,6 +283,7 @@ __all__ = [
     "Given",
     "ProgramError",
     "alone",
+    "assert_close",
     "at_random",
     "exact",
     "federation",

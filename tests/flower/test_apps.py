@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from flwr import app as flwr
 
 from hierfl import methods
-from hierfl.core.trees import named_leaves
 from hierfl.data.clients import ClientData
 from hierfl.engine.settings import Settings
 from hierfl.flower import Apps, apps
@@ -19,7 +17,7 @@ from hierfl.nodes.run import TooFewNodes
 from hierfl.optimizers import SGD
 from hierfl.runs.choice import choose
 from tests.methods.cases import shared as _shared
-from tests.programs import federation, fit, logistic, regression
+from tests.programs import assert_close, federation, fit, logistic, regression
 
 NAMES = ("east", "north", "south", "west")
 
@@ -94,9 +92,7 @@ def test_a_run_on_flower_is_a_run_here(tmp_path: Path) -> None:
     pair = made(done)
     run(pair, Grid(pair.client, tmp_path))
     here = fit(method(), rows(), rounds=3)
-    for name, value in named_leaves(here.progress.server).items():
-        there = named_leaves(done[0].progress.server)[name]
-        torch.testing.assert_close(there, value, rtol=0.0, atol=1e-12)
+    assert_close(done[0].progress.server, here.progress.server, 1e-12)
     assert done[0].history["clients"].tolist() == [4, 4, 4]
 
 
@@ -109,9 +105,7 @@ def test_a_new_process_at_each_message_changes_nothing(tmp_path: Path) -> None:
 
     run(made(done), Grid(anew, tmp_path))
     here = fit(method(), rows(), rounds=3)
-    for name, value in named_leaves(here.progress.server).items():
-        there = named_leaves(done[0].progress.server)[name]
-        torch.testing.assert_close(there, value, rtol=0.0, atol=1e-12)
+    assert_close(done[0].progress.server, here.progress.server, 1e-12)
 
 
 def test_nodes_that_do_not_answer_are_named(tmp_path: Path) -> None:
@@ -168,9 +162,7 @@ def test_a_model_runs_by_the_method_that_fit_chooses(tmp_path: Path) -> None:
     expected = choose(logistic, data, settings=Settings(disclose="sums", on_client_error="skip"))
     assert done[0].chosen == expected.why
     here = fit(expected.method, data, rounds=2)
-    for name, value in named_leaves(here.progress.server).items():
-        there = named_leaves(done[0].progress.server)[name]
-        torch.testing.assert_close(there, value, rtol=0.0, atol=1e-9)
+    assert_close(done[0].progress.server, here.progress.server)
 
 
 def test_a_method_that_discloses_more_is_refused() -> None:

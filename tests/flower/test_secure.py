@@ -25,7 +25,7 @@ from hierfl.nodes.run import TooFewNodes
 from hierfl.optimizers import SGD
 from tests.flower.test_apps import Grid, identity, rows
 from tests.methods.cases import shared as _shared
-from tests.programs import fit, logistic, regression
+from tests.programs import assert_close, fit, logistic, regression
 
 __all__ = ["identity"]  # a fixture
 
@@ -106,9 +106,7 @@ def test_the_numbers_are_those_of_a_run_without_it(name: str, tmp_path: Path) ->
     fitted, _ = run(method, tmp_path, rounds=3)
     here = fit(method, rows(), rounds=3)
     assert fitted.history["clients"].tolist() == [4, 4, 4]
-    for leaf, value in named_leaves(here.progress.server).items():
-        there = named_leaves(fitted.progress.server)[leaf]
-        torch.testing.assert_close(there, value, rtol=1e-7, atol=1e-8)
+    assert_close(fitted.progress.server, here.progress.server, 1e-7)
 
 
 def test_no_update_is_in_what_nodes_send(tmp_path: Path) -> None:
@@ -128,8 +126,7 @@ def test_a_lost_node_is_named_and_the_sum_is_that_of_the_others(tmp_path: Path) 
     others = rows().select(["east", "south", "west"])
     here = fit(method, others, rounds=1)
     assert [one["client"] for one in fitted.history["left_out"][0]] == ["north"]
-    for leaf, value in named_leaves(here.message).items():
-        torch.testing.assert_close(named_leaves(fitted.message)[leaf], value, rtol=0.0, atol=1e-9)
+    assert_close(fitted.message, here.message)
 
 
 def test_too_few_to_unmask(tmp_path: Path) -> None:

@@ -192,6 +192,9 @@ def test_one_client_alone_equals_fedbn() -> None:
         assert torch.allclose(value, {**theirs.message, **own}[name], atol=1e-10), name
     for name, value in statistics(ours).items():
         assert torch.allclose(value, statistics(theirs)[name], atol=1e-10), name
+    few = data.where(torch.arange(9) < 2)
+    both = [f.predict(few, draws=1).mean for f in (ours, theirs)]
+    assert torch.allclose(*both, atol=1e-10)
 
 
 @pytest.mark.parametrize("make", [fedavg, methods.ditto, methods.apfl])

@@ -23,7 +23,7 @@ from hierfl.optimizers import SGD
 from tests.methods.cases import shared as _shared
 from tests.methods.test_robust import attacked, digits
 from tests.nodes.one_process import machines
-from tests.programs import federation, fit
+from tests.programs import assert_close, federation, fit
 
 SMALL: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "unit": "step", "batch_size": 2}
 STEP: dict[str, Any] = {"optimizer": SGD(0.1), "steps": 1, "unit": "step", "batch_size": None}
@@ -114,9 +114,7 @@ def test_integers_are_sent_and_the_error_stays(tmp_path: Path) -> None:
     around = machines(method, data, tmp_path)
     over = fit_nodes(method, around.agreement, around.ask, rounds=3)
     here = fit(method, data, rounds=3)
-    for name, value in named_leaves(here.progress.server).items():
-        found = named_leaves(over.progress.server)[name]
-        torch.testing.assert_close(found, value, rtol=0.0, atol=1e-12)
+    assert_close(over.progress.server, here.progress.server, 1e-12)
     assert over.history["bytes_up"].tolist() == here.history["bytes_up"].tolist()
     for _, content in around.sent:
         numbers, scale = from_bytes(content, most=1 << 20).tree["theta"][0]["theta.weight"]

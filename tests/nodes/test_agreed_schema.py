@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 import hierfl
-from hierfl.core.trees import named_leaves
 from hierfl.formulas.questions import Question
 from hierfl.nodes import in_process
 from hierfl.nodes.agreed_schema import agreed_over, answer_schema, with_schema
@@ -21,6 +20,7 @@ from hierfl.nodes.policy import Forbidden
 from tests.flower.test_apps import identity
 from tests.formulas.frames import patients
 from tests.formulas.test_left_side import rows
+from tests.programs import assert_close
 from tests.sampled import sampled
 
 __all__ = ["identity"]  # a fixture of every test here
@@ -79,9 +79,7 @@ def test_other_responses_over_nodes(tmp_path: Path, text: str) -> None:
     ready = formula.on(parts, min_count=5)
     settings = hierfl.Settings(compile=False)
     here = hierfl.fit(over.method, ready.data(parts), rounds=2, progress=False, settings=settings)
-    theirs = named_leaves(over.message)
-    for name, value in named_leaves(here.message).items():
-        assert float((theirs[name] - value).abs().max()) < 1e-9, name
+    assert_close(over.message, here.message)
 
 
 @pytest.mark.filterwarnings("ignore:k-hat")  # of two rounds
@@ -92,9 +90,7 @@ def test_a_fit_over_nodes_is_the_fit_of_the_frames(tmp_path: Path) -> None:
     here = hierfl.fit(
         over.method, data, rounds=2, progress=False, settings=hierfl.Settings(compile=False)
     )
-    ours, theirs = named_leaves(over.message), named_leaves(here.message)
-    for name, value in theirs.items():
-        assert float((ours[name] - value).abs().max()) < 1e-9, name
+    assert_close(over.message, here.message)
 
 
 def test_columns_above_the_clients_over_nodes(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hierfl import methods
-from hierfl.core.trees import named_leaves
+from hierfl.core.trees import named_leaves, tree_leaves
 from hierfl.data.clients import ClientData
 from hierfl.method import Share
 from hierfl.nodes.client_state import kept
@@ -21,7 +21,7 @@ from hierfl.runs.result import Fit
 from tests.methods.cases import CASES
 from tests.methods.cases import shared as _shared
 from tests.nodes.one_process import Machines, machines
-from tests.programs import federation, fit, regression
+from tests.programs import assert_close, federation, fit, regression
 
 Asked = Callable[[Mapping[str, bytes]], Iterable[Answer]]
 
@@ -48,9 +48,7 @@ def over(around: Machines, ask: Asked, **options: Any) -> FitOverNodes:
 
 
 def assert_same(one: FitOverNodes, two: Fit) -> None:
-    there = named_leaves(two.progress.server)
-    for name, value in named_leaves(one.progress.server).items():
-        torch.testing.assert_close(value, there[name], rtol=0.0, atol=1e-12)
+    assert_close(one.progress.server, two.progress.server, 1e-12)
 
 
 def test_answers_in_another_order_twice_late_and_from_strangers_change_nothing(
@@ -79,10 +77,7 @@ def test_a_client_that_is_asked_again_gives_the_same_answer_and_moves_once(tmp_p
     name, content = around.asked[-1]
     after = kept(around.nodes[name])
     assert answer(around.nodes[name], content) == around.sent[-1][1]
-    for there, here in zip(*map(named_leaves, (kept(around.nodes[name]), after)), strict=True):
-        assert there == here
-    for key, value in named_leaves(after.after).items():
-        assert torch.equal(value, named_leaves(kept(around.nodes[name]).after)[key])
+    assert_close(kept(around.nodes[name]).after, after.after, 0.0)
     with pytest.raises(Refused, match="cannot go back to its state after round -1"):
         answer(around.nodes[name], around.asked[0][1])
 
@@ -106,15 +101,9 @@ def test_a_round_goes_on_without_nodes_that_do_not_answer(around: Machines) -> N
 
 def test_a_silent_node_of_many_rows_ends_no_round(tmp_path: Path) -> None:
     g = torch.Generator().manual_seed(0)
-    counts = {"a": 20, "b": 20, "c": 60_000}
+    counts = (("a", 20), ("b", 20), ("c", 60_000))
     data = ClientData.from_clients(
-        {
-            name: {
-                "x": torch.randn(n, 2, generator=g),
-                "y": torch.randn(n, generator=g),
-            }
-            for name, n in counts.items()
-        },
+        {name: {"x": torch.randn(n, 2, generator=g), "y": torch.zeros(n)} for name, n in counts},
         client_fields={"height": torch.zeros(3)},
     )
     method = methods.fedsvi(regression, batch_size=5)
@@ -173,53 +162,44 @@ def test_a_node_that_was_stopped_goes_on_from_its_folder(tmp_path: Path) -> None
             torch.testing.assert_close(value, here[key][position], rtol=0.0, atol=1e-12)
 
 
-def remade(content: bytes, change: Callable[[Any], Any], about: dict[str, Any]) -> bytes:
-    found = from_bytes(content, most=1 << 20)
-    return to_bytes(change(found.tree), {**found.about, **about})
+Change = Callable[[Any], Any]
 
 
-def scaled(by: float) -> Callable[[Any], Any]:
-    return lambda up: {
-        **up,
-        "theta": ({k: v * by for k, v in up["theta"][0].items()}, up["theta"][1]),
-    }
+def remade(change: Change = lambda up: up, **about: Any) -> Callable[[bytes], bytes]:
+    """Return what sends another update, or says something else of it."""
+
+    def lied(content: bytes) -> bytes:
+        found = from_bytes(content, most=1 << 20)
+        return to_bytes(change(found.tree), {**found.about, **about})
+
+    return lied
+
+
+def of_theta(values: Change, weights: Change = lambda w: w) -> Callable[[bytes], bytes]:
+    """Return what sends other values and weights of theta."""
+
+    def change(up: Any) -> Any:
+        theta, weight = up["theta"]
+        return {**up, "theta": ({k: values(v) for k, v in theta.items()}, weights(weight))}
+
+    return remade(change)
+
+
+def same(value: Any) -> Any:
+    return value
 
 
 HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "NaN": (lambda c: remade(c, scaled(float("nan")), {}), "is not finite"),
-    "1e30": (lambda c: remade(c, scaled(1e30), {}), "above 1e"),
-    "a negative weight": (
-        lambda c: remade(c, lambda up: {**up, "theta": (up["theta"][0], -up["theta"][1])}, {}),
-        "the weight of theta is -5",
-    ),
-    "a huge weight": (
-        lambda c: remade(
-            c, lambda up: {**up, "theta": (up["theta"][0], 1e20 * up["theta"][1])}, {}
-        ),
-        "above 1e",
-    ),
-    "a name too many": (
-        lambda c: remade(c, lambda up: {**up, "more": torch.ones(1)}, {}),
-        "nobody asked for",
-    ),
-    "a name too few": (
-        lambda c: remade(c, lambda up: {k: v for k, v in up.items() if k != "loss"}, {}),
-        "lacks",
-    ),
-    "another dtype": (
-        lambda c: remade(
-            c,
-            lambda up: {
-                **up,
-                "theta": ({k: v.float() for k, v in up["theta"][0].items()}, up["theta"][1]),
-            },
-            {},
-        ),
-        "float32",
-    ),
-    "another round": (lambda c: remade(c, lambda up: up, {"round": 99}), "round 99"),
-    "another client": (lambda c: remade(c, lambda up: up, {"client": "east"}), "client east"),
-    "another run": (lambda c: remade(c, lambda up: up, {"run": "x"}), "of run x"),
+    "NaN": (of_theta(lambda v: v * torch.nan), "is not finite"),
+    "1e30": (of_theta(lambda v: v * 1e30), "above 1e"),
+    "a negative weight": (of_theta(same, lambda w: -w), "the weight of theta is -5"),
+    "a huge weight": (of_theta(same, lambda w: 1e20 * w), "above 1e"),
+    "a name too many": (remade(lambda up: {**up, "more": torch.ones(1)}), "nobody asked for"),
+    "a name too few": (remade(lambda up: {"theta": up["theta"]}), "lacks"),
+    "another dtype": (of_theta(lambda v: v.float()), "float32"),
+    "another round": (remade(round=99), "round 99"),
+    "another client": (remade(client="east"), "client east"),
+    "another run": (remade(run="x"), "of run x"),
     "a gigabyte": (lambda c: c + bytes(1 << 22), "bytes"),
     "no message": (lambda c: b"\x80\x04.", "not a message"),
 }
@@ -239,19 +219,14 @@ def test_no_row_no_label_and_no_client_state_crosses(tmp_path: Path) -> None:
     method = methods.ditto(_shared(), batch_size=None)
     fit_nodes(method, around.agreement, around.ask, rounds=2)
     for name, content in around.sent:
-        sent = {
-            float(v)
-            for leaf in named_leaves(from_bytes(content, most=1 << 20).tree).values()
-            for v in leaf.flatten()
-        }
-        held = {
-            float(v) for values in rows().select([name]).fields.values() for v in values.flatten()
-        }
-        own = {
-            float(v)
-            for leaf in named_leaves(kept(around.nodes[name]).after).values()
-            for v in leaf.flatten()
-        }
+        sent, held, own = (
+            {float(v) for leaf in tree_leaves(tree) for v in leaf.flatten()}
+            for tree in (
+                from_bytes(content, most=1 << 20).tree,
+                rows().select([name]).fields,
+                kept(around.nodes[name]).after,
+            )
+        )
         marks = {v for v in held | own if v not in (0.0, 1.0)}
         assert marks and not sent & marks
 

@@ -11,12 +11,11 @@ import torch
 
 import hierfl
 from hierfl import methods
-from hierfl.core.trees import named_leaves
 from hierfl.data.clients import ClientData
 from hierfl.nodes import FitOverNodes, InProcess, in_process, stations
 from hierfl.nodes.node import answer as node_answer
 from tests.formulas.frames import patients
-from tests.programs import federation, fit, regression
+from tests.programs import assert_close, federation, fit, regression
 
 
 def rows() -> ClientData:
@@ -25,9 +24,7 @@ def rows() -> ClientData:
 
 
 def same(over: FitOverNodes, here: Any) -> None:
-    expected = named_leaves(here.message)
-    for name, value in named_leaves(over.message).items():
-        torch.testing.assert_close(value, expected[name], rtol=0.0, atol=1e-9)
+    assert_close(over.message, here.message)
 
 
 def test_a_named_method_gives_the_numbers_of_a_fit_here(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 import hierfl
-from hierfl.core.trees import named_leaves
 from hierfl.nodes.policy import Policy
 from tests.formulas.test_imputed import lacking
+from tests.programs import assert_close
 from tests.sampled import sampled
 
 TEXTS = ["y ~ mi(dose) * sex + (1 + mi(dose) | site)", "dose | mi() ~ beds + (1 | site)"]
@@ -34,9 +34,7 @@ def test_the_fit_and_what_it_imputes_are_those_of_one_machine(tmp_path: Path, fa
     here = hierfl.fit(
         over.method, ready.data(parts), rounds=2, seed=3, progress=False, settings=settings
     )
-    theirs = named_leaves(over.message)
-    for name, value in named_leaves(here.message).items():
-        assert float((theirs[name] - value).abs().max()) < 1e-9, name
+    assert_close(over.message, here.message)
 
     found = over.imputed(draws=50, seed=1)
     assert not found.given and set(found.withheld) == set(parts)

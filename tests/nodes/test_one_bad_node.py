@@ -16,7 +16,6 @@ from flwr import app as flwr
 
 import hierfl
 from hierfl import methods
-from hierfl.core.trees import named_leaves
 from hierfl.engine.left_out import absent_from
 from hierfl.flower import apps
 from hierfl.formulas.odd_answers import odd_answers
@@ -27,7 +26,7 @@ from hierfl.program.few_rows import codes_of
 from tests.flower.test_apps import NAMES, Grid, identity, rows
 from tests.formulas.frames import patients
 from tests.methods.cases import CASES, shared
-from tests.programs import regression
+from tests.programs import assert_close, regression
 
 __all__ = ["identity"]  # a fixture of every test here
 
@@ -102,9 +101,7 @@ def test_a_run_goes_on_without_a_node_that_fails_before_it(
     counted = done[0].history["clients"].tolist()
     if "north" not in done[0].clients:
         assert counted == [3, 3]
-        ours = named_leaves(done[0].message)
-        for leaf, value in named_leaves(others.message).items():
-            assert float((ours[leaf] - value).abs().max()) < 1e-9, leaf
+        assert_close(done[0].message, others.message)
     else:  # it has agreed, and its answer to that was lost
         assert name == "apfl" and counted in ([3, 3], [4, 4])
 
@@ -233,8 +230,7 @@ def test_a_method_that_needs_every_client_begins_again_without_one_that_lies(
     here = hierfl.fit(
         CASES["clustered_fl"].make(), three, rounds=2, settings=hierfl.Settings(compile=False)
     )
-    for name, value in named_leaves(here.message).items():
-        assert float((named_leaves(fit.message)[name] - value).abs().max()) < 1e-9
+    assert_close(fit.message, here.message)
     with pytest.raises(
         TooFewNodes, match=r"clustered_fl needs every client .*'north': it is not a message"
     ):

@@ -14,7 +14,6 @@ import pandas as pd
 import torch
 
 import hierfl
-from hierfl.core.trees import named_leaves
 from hierfl.data.clients import ClientData
 from hierfl.demo.run import hierarchy, hospitals
 from hierfl.nodes import FitOverNodes, Station, station
@@ -22,6 +21,7 @@ from hierfl.nodes.envelope import read_answer, read_request, write_answer, write
 from hierfl.nodes.messages import to_bytes
 from tests.nodes.test_faults import HOSTILE, plain, rows
 from tests.nodes.test_messages import BAD
+from tests.programs import assert_close
 
 COLUMNS = ("age", "thalach")
 TEXT = "y ~ age + (1 + age | hospital)"
@@ -74,9 +74,7 @@ def here(kind: str) -> Any:
 
 def assert_same(over: FitOverNodes, here: Any) -> None:
     """As `hierfl.fit` on all rows, to 1e-9."""
-    there = named_leaves(over.message)
-    for name, value in named_leaves(here.message).items():
-        assert float((there[name] - value).abs().max()) <= 1e-9, name
+    assert_close(over.message, here.message)
 
 
 RAN = Path(gettempdir()) / f"hierfl-has-run-{getpid()}"  # what a pickle would make, in any process

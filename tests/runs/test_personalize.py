@@ -12,12 +12,13 @@ from torch import Tensor
 
 import hierfl
 from hierfl import guides, models
-from hierfl.core.trees import named_leaves
+from hierfl.core.trees import named_leaves, tree_map
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.methods import fedsvi, pfedme
 from hierfl.optimizers import SGD, Adam
-from tests.programs import FAMILIES, federation, fit, means, regression, slopes, three
+from tests.programs import FAMILIES, assert_close, federation, fit, means, regression, slopes, three
+from tests.sampled import sampled
 
 
 def newcomers() -> ClientData:
@@ -25,7 +26,7 @@ def newcomers() -> ClientData:
     return ClientData(data.fields, data.offsets, ("new", "newer"), data.client_fields)
 
 
-@pytest.mark.parametrize("family", ["mean_field", "structured", "low_rank", "delta"])
+@pytest.mark.parametrize("family", ["mean_field", "structured"])
 def test_local_steps_equal_torchs_adam(family: str) -> None:
     """The steps equal torch's Adam on each new client's part of the loss.
 
@@ -52,7 +53,7 @@ def test_local_steps_equal_torchs_adam(family: str) -> None:
             assert torch.allclose(new.progress.table["params"][name][k], value, atol=1e-10), name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sampled(FAMILIES, 3))
 def test_global_params_and_fitted_clients_do_not_change(family: str) -> None:
     fitted = fit(fedsvi(regression, FAMILIES[family]), federation(), rounds=2)
     before = {**named_leaves(fitted.progress.server), **named_leaves(fitted.progress.table)}
@@ -73,8 +74,7 @@ def test_clients_of_the_fit_go_on_from_their_states() -> None:
     rows = federation()
     turned = rows.select(list(reversed(rows.names)))
     kept = fitted.personalize(turned, rounds=0, from_scratch=False)
-    for name, leaf in named_leaves(fitted.progress.table).items():
-        assert torch.equal(named_leaves(kept.progress.table)[name], leaf.flip(0)), name
+    assert_close(tree_map(lambda v: v.flip(0), kept.progress.table), fitted.progress.table, 0.0)
     before = {name: leaf.clone() for name, leaf in named_leaves(fitted.progress.table).items()}
     fitted.personalize(rows, rounds=2, from_scratch=False)
     assert all(torch.equal(v, before[n]) for n, v in named_leaves(fitted.progress.table).items())
@@ -89,9 +89,9 @@ def test_new_clients_do_not_depend_on_each_other() -> None:
     both = fitted.personalize(newcomers(), rounds=4)
     turned = fitted.personalize(newcomers().select([1, 0]), rounds=4)
     one = fitted.personalize(newcomers().select([1]), rounds=4)
-    for name, rows in named_leaves(both.progress.table).items():
-        assert torch.allclose(rows.flip(0), named_leaves(turned.progress.table)[name], atol=1e-12)
-        assert torch.allclose(rows[1:], named_leaves(one.progress.table)[name], atol=1e-12)
+    table = both.progress.table
+    assert_close(tree_map(lambda v: v.flip(0), table), turned.progress.table, 1e-12)
+    assert_close(tree_map(lambda v: v[1:], table), one.progress.table, 1e-12)
 
 
 @pytest.mark.parametrize("case", ["means", "slopes"])
@@ -184,7 +184,6 @@ def test_rounds_of_sgd_keep_their_own_schedule() -> None:
     fitted = fit(fedsvi(regression, local_optimizer=SGD(0.01)), federation(), rounds=2)
     once, twice = (fitted.personalize(newcomers(), rounds=3) for _ in range(2))
     again = once.personalize(newcomers(), rounds=3)
-    for name, leaf in named_leaves(once.progress.table).items():
-        assert torch.equal(leaf, named_leaves(twice.progress.table)[name])
-        assert torch.equal(leaf, named_leaves(again.progress.table)[name])
+    for other in (twice, again):
+        assert_close(once.progress.table, other.progress.table, 0.0)
     assert isinstance(again, hierfl.Fit)
