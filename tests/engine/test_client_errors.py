@@ -216,18 +216,18 @@ def test_an_update_far_out_is_named_and_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("clients", "sd", "most"), [(8, 0.3, 0), (10, 1.0, 30), (50, 1.0, 5), (500, 1.0, 5)]
+    ("clients", "sd", "most"), [(8, 0.3, 0), (10, 1.0, 12), (50, 1.0, 3), (500, 1.0, 3)]
 )
 def test_honest_clients_are_rarely_named(clients: int, sd: float, most: int) -> None:
     g = torch.Generator().manual_seed(1)
     named = missed = 0
-    for _ in range(1000):
+    for _ in range(300):
         norm = (sd * torch.randn(clients, generator=g)).exp()
         named += bool(far_out({"theta": norm}))
         norm[3] = 3e3 * norm.max()
         missed += 3 not in [one["place"] for one in far_out({"theta": norm})]
     assert named <= most
-    assert missed <= (0 if clients >= 50 else 300), "the limit follows the spread of few clients"
+    assert missed <= (0 if clients >= 50 else 90), "the limit follows the spread of few clients"
 
 
 def test_far_out_asks_for_a_cohort_and_for_size() -> None:

@@ -49,7 +49,7 @@ def plan(
     ]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 20])
+@pytest.mark.parametrize("size", [1, 3, 7, 20])
 def test_epochs_go_over_every_row_once_each(size: int) -> None:
     for client, n in zip(plan(federation(COUNTS), EVERYONE, 3, size, "epoch"), COUNTS, strict=True):
         per = -(-n // size)
@@ -63,7 +63,7 @@ def test_epochs_go_over_every_row_once_each(size: int) -> None:
             assert len({tuple(rows) for rows in passes}) == 3, "each pass has its own order"
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 20])
+@pytest.mark.parametrize("size", [1, 3, 7, 20])
 def test_steps_take_equal_batches_or_all_of_a_small_client(size: int) -> None:
     for client, n in zip(plan(federation(COUNTS), EVERYONE, 9, size, "step"), COUNTS, strict=True):
         assert len(client) == 9
@@ -78,10 +78,10 @@ def test_steps_take_equal_batches_or_all_of_a_small_client(size: int) -> None:
 def test_every_row_is_as_likely_in_a_step() -> None:
     data = federation((5, 3))
     seen = torch.zeros(5)
-    for round_ in range(600):
+    for round_ in range(300):
         for row in plan(data, torch.tensor([0]), 1, 2, "step", at=(round_, 0))[0][0]:
             seen[row] += 1
-    assert bool(((seen / 600 - 0.4).abs() < 4 * (0.24 / 600) ** 0.5).all())
+    assert bool(((seen / 300 - 0.4).abs() < 4 * (0.24 / 300) ** 0.5).all())
 
 
 @pytest.mark.parametrize("unit", ["step", "epoch"])

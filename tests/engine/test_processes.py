@@ -208,7 +208,7 @@ def test_copies_end_with_the_fit_whatever_is_still_held(
     monkeypatch.setattr("hierfl.runs.checkpoint.save", fails)
     with pytest.raises(kind) as held:
         kept: dict[str, Any] = {"checkpoint": tmp_path, "checkpoint_every": 1}
-        hierfl.fit(fedabml(), rows(), rounds=4, cohort=16, settings=COMPILED, **kept)
+        hierfl.fit(ditto(), rows(), rounds=4, cohort=16, settings=COMPILED, **kept)
     assert held.tb is not None and len(pids) == 1
     assert ended(pids[0], within=0.1)
     assert torch.get_num_threads() == 2
@@ -266,6 +266,12 @@ def rows() -> hierfl.ClientData:
 COMPILED = hierfl.Settings(compile=True)
 
 
+def ditto() -> hierfl.Method:
+    """Return a method with states of clients, whose steps are traced in a second."""
+    torch.manual_seed(0)
+    return hierfl.methods.ditto(hierfl.models.network(nn.Linear(4, 3)), batch_size=5)
+
+
 def fedabml() -> hierfl.Method:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -277,7 +283,7 @@ def test_a_fit_does_not_depend_on_chunks_at_once(two_cores: None, not_lowered: N
     found = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        fitted = hierfl.fit(fedabml(), rows(), rounds=3, cohort=16, seed=3, settings=COMPILED)
+        fitted = hierfl.fit(ditto(), rows(), rounds=3, cohort=16, seed=3, settings=COMPILED)
         found.append(tree_leaves((fitted.progress.server, fitted.progress.table)))
     for one, two in zip(*found, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
@@ -287,7 +293,7 @@ def test_the_states_of_clients_stay_where_they_are(
     two_cores: None, not_lowered: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy reads and writes the rows of its clients in memory that all processes share."""
-    federation = replace(federate(fedabml(), rows(), cohort=16), graphs=Graphs())
+    federation = replace(federate(ditto(), rows(), cohort=16), graphs=Graphs())
     traveled: list[Any] = []
     receive_one = processes.Copy.receive
 

@@ -14,9 +14,9 @@ from hierfl.program.recipes import recipe_of
 
 def rows(count: int = 90) -> pd.DataFrame:
     g = np.random.default_rng(0)
-    found = pd.DataFrame({"x": g.normal(size=count), "age": g.normal(50.0, 9.0, count)})
+    found = pd.DataFrame({"x": g.normal(size=count), "age": g.normal(0.0, 0.9, count)})
     found["sex"], found["h"] = g.choice(["f", "m"], count), g.choice(["a", "b", "c"], count)
-    found["y"] = found["x"] + 0.1 * found["age"] + g.normal(size=count)
+    found["y"] = found["x"] + found["age"] + g.normal(size=count)
     return found
 
 
@@ -55,7 +55,7 @@ def test_other_rows_are_refused_and_fewer_are_said() -> None:
     for other in (rows().iloc[3:], rows().assign(x=0.5)):
         with pytest.raises(ValueError, match="other rows than the fit's"):
             fitted().update("~ . + age", other)
-    with_gaps = rows().assign(age=rows()["age"].where(rows()["age"] > 35.0))
+    with_gaps = rows().assign(age=rows()["age"].where(rows()["age"] > -1.5))
     with pytest.warns(UserWarning, match="rows miss a value of the new terms and are left out"):
         found = fitted().update("~ . + age", with_gaps, missing="drop")
     assert found.federation.data.num_rows == with_gaps["age"].notna().sum()
