@@ -193,8 +193,8 @@ def test_one_client_alone_equals_fedbn() -> None:
     for name, value in statistics(ours).items():
         assert torch.allclose(value, statistics(theirs)[name], atol=1e-10), name
     few = data.where(torch.arange(9) < 2)
-    both = [f.predict(few, draws=1).mean for f in (ours, theirs)]
-    assert torch.allclose(*both, atol=1e-10)
+    mine, other = (f.predict(few, draws=1).mean for f in (ours, theirs))
+    assert torch.allclose(mine, other, atol=1e-10)
 
 
 @pytest.mark.parametrize("make", [fedavg, methods.ditto, methods.apfl])

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +172,10 @@ CONSTANTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-def agreed(text: str, of: Frames, folder: Path) -> tuple[hierfl.Formula, Schema]:
+@cache
+def agreed(text: str) -> tuple[hierfl.Formula, Schema]:
     made = formula(text)
-    return made, hierfl.schema(of, made, min_count=5)
+    return made, hierfl.schema(parts(), made, min_count=5)
 
 
 def design(made: hierfl.Formula, schema: Schema, of: Frames, folder: Path) -> Any:
@@ -184,7 +186,7 @@ def design(made: hierfl.Formula, schema: Schema, of: Frames, folder: Path) -> An
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_a_node_refuses_constants_that_nobody_can_have_agreed_on(name: str, tmp_path: Path) -> None:
     (text, change), of = CONSTANTS[name], parts()
-    made, schema = agreed(f"y ~ {text}", of, tmp_path)
+    made, schema = agreed(f"y ~ {text}")
     assert design(made, schema, of, tmp_path / "honest")["answer"]["columns"]
     changed = {text: change(schema.transforms[text])}
     with pytest.raises(Refused, match=text.partition("(")[0]):
@@ -194,7 +196,7 @@ def test_a_node_refuses_constants_that_nobody_can_have_agreed_on(name: str, tmp_
 def test_refusals_do_not_search_for_a_patient(tmp_path: Path) -> None:
     """Whether knots set few rows apart is a bit; a server has as many a day as the policy has questions."""
     of = parts()
-    made, schema = agreed("y ~ s(age)", of, tmp_path)
+    made, schema = agreed("y ~ s(age)")
     (tmp_path / "policy.toml").write_text("questions_a_day = 3\n")
     (constants,) = schema.transforms.values()
     why = []
@@ -212,7 +214,7 @@ def test_refusals_do_not_search_for_a_patient(tmp_path: Path) -> None:
 
 def test_a_node_refuses_constants_of_functions_that_have_none(tmp_path: Path) -> None:
     of = parts()
-    made, schema = agreed("y ~ scale(log(age))", of, tmp_path)
+    made, schema = agreed("y ~ scale(log(age))")
     (constants,) = schema.transforms.values()
     more = {**schema.transforms, "log(age)": constants}
     with pytest.raises(Refused, match="other transforms"):
@@ -223,7 +225,7 @@ def test_a_node_refuses_constants_of_functions_that_have_none(tmp_path: Path) ->
 
 def test_a_node_counts_no_values_around_one_patient(tmp_path: Path) -> None:
     of = parts()
-    made, schema = agreed("y ~ s(age)", of, tmp_path)
+    made, schema = agreed("y ~ s(age)")
     before = replace(schema, transforms={}, design={}, response=None)
     asked = Question("call", 5, text="s(age)", at=(98.0, 1e-3), schema=before)
     with pytest.raises(Refused, match=r"mean and sd of 's\(age\)'"):
@@ -386,7 +388,7 @@ def test_values_that_a_schema_has_made_coarser_are_compared(tmp_path: Path) -> N
 def test_all_questions_about_some_rows_are_of_one_least_count(tmp_path: Path) -> None:
     """Sums for 5 rows and for 6 are of values that differ in the fifth."""
     of = parts()
-    made, schema = agreed("y ~ scale(age)", of, tmp_path)
+    made, schema = agreed("y ~ scale(age)")
     own = {"north": of["north"]}
     answer_schema(made, own, tmp_path, Question("columns", 5).json().encode())
     before = replace(schema, transforms={}, design={}, response=None)

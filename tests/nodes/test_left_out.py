@@ -68,21 +68,21 @@ def formula() -> Any:
     return hierfl.formula("y ~ age + sex + (1 | hospital)", clients="hospital")
 
 
-def assert_named(fit: Any, why: str, folder: Path, who: str = "west") -> None:
+def assert_named(fit: Any, why: str, who: str = "west") -> None:
     """A client stands with the reason in all that judges a fit, and no value does."""
     summary = fit.summary()
-    report = fit.report(folder / "report.html")
-    page = (folder / "report.html").read_text()
     first = summary.verdict.split("\n")[0]
     assert summary.trustworthy is False and first.startswith("Not trustworthy.")
-    assert not report.trustworthy and fit.clients == NAMES[:3]
+    assert fit.clients == NAMES[:3]
     in_history = [out for of in fit.history["left_out"] for out in of if out["client"] == who]
     assert len(in_history) == fit.progress.round  # in each round
-    for text in (first, str(report.warnings), str(in_history), str(summary), repr(fit)):
-        flat = " ".join(text.split())  # lines are wrapped
-        assert who in flat and why in flat, text
-        assert str(SECRET)[:5] not in text
-    assert who in page and why.replace("'", "&#39;") in page and str(SECRET)[:5] not in page
+    for text in (first, str(in_history), str(summary), repr(fit)):
+        assert_said(text, who, why)
+
+
+def assert_said(text: str, who: str, why: str) -> None:
+    flat = " ".join(text.split())  # lines are wrapped
+    assert who in flat and why in flat and str(SECRET)[:5] not in text, text
 
 
 def fitted(model: Any, nodes: Any, **options: Any) -> Any:
@@ -96,13 +96,18 @@ def test_a_node_whose_rows_cannot_be_used_is_named(tmp_path: Path) -> None:
     parts, why = without_west("words")
     nodes = in_process(parts, tmp_path / "nodes")
     fit = fitted(formula(), nodes)
-    assert_named(fit, why, tmp_path)
+    report = fit.report(tmp_path / "report.html")
+    assert_said((tmp_path / "report.html").read_text().replace("&#39;", "'"), "west", why)
+    assert_said(str(report.warnings), "west", why)
+    assert not report.trustworthy
     fit.save(tmp_path / "saved")
-    for again in (
+    again = in_process(frames(), tmp_path / "nodes")
+    for one in (
+        fit,
         hierfl.nodes.load(tmp_path / "saved"),
-        hierfl.nodes.load(tmp_path / "saved", in_process(frames(), tmp_path / "nodes")),
+        hierfl.nodes.load(tmp_path / "saved", again),
     ):
-        assert_named(again, why, tmp_path)
+        assert_named(one, why)
     assert "west" in fit.without("east").summary().verdict.split("\n")[0]
 
 
@@ -127,7 +132,7 @@ def test_over_each_transport(transport: str, tmp_path: Path) -> None:
     with WAYS[transport](tmp_path / "way") as way:
         fit = fitted(formula(), way.reached(stations))
         # vantage6 knows an organization by its number; its client has not told its name
-        assert_named(fit, why, tmp_path, "node 3" if transport == "vantage6" else "west")
+        assert_named(fit, why, "node 3" if transport == "vantage6" else "west")
 
 
 def _own(parts: Frames) -> Any:
@@ -140,7 +145,7 @@ def test_a_level_that_an_agreed_schema_lacks(tmp_path: Path) -> None:
     parts = frames()
     parts["west"].loc[3, ["sex", "y"]] = "unheard", SECRET
     fit = fitted(agreed, in_process(parts, tmp_path / "nodes"))
-    assert_named(fit, "column 'sex' has a value that is not an agreed level", tmp_path)
+    assert_named(fit, "column 'sex' has a value that is not an agreed level")
     assert "unheard" not in str(fit.history["left_out"].tolist())
 
 
@@ -174,7 +179,7 @@ def test_a_client_that_differs_from_the_others_is_named_by_how(fault: str, tmp_p
     parts, (change, why) = frames(), UNLIKE[fault]
     parts["west"] = change(parts["west"])
     model = hierfl.formula("y ~ age + sex + (1 | hospital)", clients="hospital", missing="drop")
-    assert_named(fitted(model, in_process(parts, tmp_path)), why, tmp_path)
+    assert_named(fitted(model, in_process(parts, tmp_path)), why)
     with pytest.raises(ValueError, match=r"column .sex.|client .west."):
         hierfl.fit(model, parts, seed=0, progress=False)
 
@@ -214,7 +219,7 @@ def test_a_client_that_joins_later_is_no_longer_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("fault", ["missing", "no column", "no rows"])
+@pytest.mark.parametrize("fault", ["missing", "no rows"])
 def test_a_client_that_cannot_join_is_named_by_the_reason(fault: str, tmp_path: Path) -> None:
     change, why = {**FAULTS, **UNLIKE}[fault]
     parts = frames()

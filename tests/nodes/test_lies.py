@@ -5,6 +5,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def test_a_lie_about_weights_alone(lie: str, kept: dict[str, Any], tmp_path: Pat
     assert ended.lied and lying_nodes.is_named(ended) and lying_nodes.same(ended, silent)
 
 
-@pytest.mark.parametrize(("name", "step"), [("fedavg", 4), ("fedsvi", 20), ("exact", 30)])
+@pytest.mark.parametrize(("name", "step"), [("fedavg", 7), ("fedsvi", 31), ("exact", 43)])
 def test_a_lie_in_a_field_of_an_update_is_not_silent(
     name: str, step: int, kept: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -180,12 +181,11 @@ def test_a_lie_in_a_description_is_not_silent(kind: Any) -> None:
         read = {name: json.dumps(of).encode() for name, of in said.items()}
         return {*answers_by_client(read, question)[1]}, said[LIAR] == honest[LIAR]
 
-    silent = []
-    for path in places(honest[LIAR]):
-        for lie in JSON_LIES:
-            names, is_true = left_out(path, lie)
-            assert names <= {LIAR}, (path, lie)
-            silent += [((None, *path)[-1], lie)] * (not names and not is_true)
+    silent, every = [], list(product(places(honest[LIAR]), JSON_LIES))
+    for path, lie in every[:: 1 if EVERY else 3]:
+        names, is_true = left_out(path, lie)
+        assert names <= {LIAR}, (path, lie)
+        silent += [((None, *path)[-1], lie)] * (not names and not is_true)
     # a name; a column, or sums, that are said to be of few rows; ones of other values; events and a
     # time of 0; a group that others do not have
     assert {*silent} <= {

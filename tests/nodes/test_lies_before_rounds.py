@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cache
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -257,18 +257,15 @@ def test_a_lie_of_an_introduction_ends_no_run_and_is_not_silent() -> None:
     honest, silent = introducing.honest[LIAR], []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for path in places(json.loads(json.dumps(honest))):
-            for lie in JSON_LIES:
-                left_out = introducing.left_out(path, lie)
-                assert {*left_out} <= {LIAR}, (path, lie, left_out)
-                is_name = path == ("client",) and lie == "a text"
-                is_level = "levels" in path and len(path) > 2
-                if (
-                    not left_out
-                    and JSON_LIES[lie] != at(honest, path)
-                    and not (is_name or is_level)
-                ):
-                    silent.append((path, lie))
+        every = list(product(places(json.loads(json.dumps(honest))), JSON_LIES))
+        for path, lie in every[:: 1 if EVERY else 3]:
+            left_out = introducing.left_out(path, lie)
+            assert {*left_out} <= {LIAR}, (path, lie, left_out)
+            is_name = path == ("client",) and lie == "a text"
+            is_level = "levels" in path and len(path) > 2
+            is_true = JSON_LIES[lie] == at(honest, path)
+            if not (left_out or is_true or is_name or is_level):
+                silent.append((path, lie))
     assert silent == []
 
 
