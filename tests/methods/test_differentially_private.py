@@ -140,8 +140,8 @@ def test_sampling_spends_less() -> None:
 
 
 def test_noise_for_a_budget_keeps_within_it_and_no_less_noise_does() -> None:
-    noise = noise_for_epsilon(2.0, clients=12, cohort=3, rounds=10, delta=1e-4)
-    spent = [epsilon_of(10 * cost_of_round(z, 12, 3), 1e-4) for z in (noise, 0.99 * noise)]
+    noise = noise_for_epsilon(2.0, clients=12, cohort=12, rounds=10, delta=1e-4)
+    spent = [epsilon_of(10 * cost_of_round(z, 12, 12), 1e-4) for z in (noise, 0.99 * noise)]
     assert spent[0] <= 2.0 < spent[1]
 
 
