@@ -64,6 +64,6 @@ def test_a_node_that_is_killed_while_it_writes_keeps_the_state_before(tmp_path: 
 
     process = get_context("fork").Process(target=dies)
     process.start()
-    process.join(30)
+    process.join(300)
     assert process.exitcode == -9
     assert client_state.kept(made).round == 4
