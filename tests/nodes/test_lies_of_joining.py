@@ -34,10 +34,10 @@ class Joining:
 
     def __init__(self, family: Any, folder: Path) -> None:
         g = torch.Generator().manual_seed(0)
-        x = torch.randn(96, 2, generator=g)
-        y = x.sum(1) + torch.randn(96, generator=g)
+        x = torch.randn(240, 2, generator=g)
+        y = x.sum(1) + torch.randn(240, generator=g)
         y = (y > 0).double() if family == "bernoulli" else y
-        names = [name for name in (*BEFORE, *NAMES) for _ in range(12)]
+        names = [name for name in (*BEFORE, *NAMES) for _ in range(30)]
         data = hierfl.ClientData.from_arrays(names, x=x, y=y)
         model: Any = hierfl.models.regression(family, centered=True)
         self.method = hierfl.methods.two_stage(model, draws=200)

@@ -20,6 +20,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.methods import fedsvi
 from hierfl.posterior import arviz_io as posterior
+from hierfl.posterior.moments import mean_and_variance
 from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic
 
@@ -236,3 +237,9 @@ def test_invalid_arguments_are_refused(ill: Fit) -> None:
 
 
 # ------------------------------------------------------------------------- ArviZ 1.x, without torch
+
+
+def test_the_moments_of_a_student_t_are_torchs() -> None:
+    fn = dist.StudentT(torch.tensor([0.5, 1.5, 4.0]), 0.3, 2.0)
+    for found, known in zip(mean_and_variance("y", fn), (fn.mean, fn.variance), strict=True):
+        torch.testing.assert_close(found, known, equal_nan=True)
