@@ -276,7 +276,7 @@ def test_it_is_the_same_in_another_process(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=900,
     )
     here = fingerprint(runpy.run_path(str(file), run_name="mine")["model"])
     assert there.stdout.strip() == str(sorted(here.items()))
