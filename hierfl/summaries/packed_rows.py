@@ -24,6 +24,7 @@ AT_ONCE = 1 << 18
 POINTS = 256  # at which a block of clients is carried at once
 MANY = 8  # units a client for which a product of matrices each pays
 PADDED = 2  # slots of padded clients by row, at most, where clients are the units
+STEP = 1e-4  # of differences of slopes
 TRIES = 2  # random points
 AWAY = 0.5  # their sd about the starting values, unconstrained
 NATS, RELATIVE = 1e-3, 1e-6  # differences of log likelihoods that are rounding
@@ -166,13 +167,31 @@ class PackedRows:
             at = torch.vmap(lambda eta, rest: self.of_unit(eta, rest, *own), in_dims=(0, None))
             return torch.vmap(at)(eta, rest)
 
-        with torch.enable_grad():
-            eta = (shift[:, :, None] + row[:, None] * spread[:, None, None]).requires_grad_()
-            rest = points.detach().clone().requires_grad_()
+        @torch.enable_grad()
+        def sloped(eta: Tensor, rest: Tensor) -> tuple[Tensor, list[Tensor]]:
+            for v in (eta, rest):
+                v.requires_grad_()
             value = (self.over_units(of_unit, eta, rest, *own) @ weights) @ nodes.rest_weights
-            slopes = gradients(value.sum(), (eta, rest), create=True)
+            return value, gradients(value.sum(), (eta, rest), create=True)
+
+        def difference(of_eta: float, of_rest: Tensor) -> list[Tensor]:
+            slopes = [
+                sloped(eta.detach() + h * of_eta, rest.detach() + h * of_rest)[1]
+                for h in (STEP, -STEP)
+            ]
+            return [(a - b).detach() / (2.0 * STEP) for a, b in zip(*slopes, strict=True)]
+
+        eta = (shift[:, :, None] + row[:, None] * spread[:, None, None]).detach()
+        rest, units = points.detach().clone(), torch.eye(size)
+        with torch.enable_grad():
+            value, slopes = sloped(eta, rest)
             second = gradients(slopes[0].sum(), (eta, rest))[0]
-            along = [gradients(slopes[1], (eta, rest), unit) for unit in torch.eye(size)]
+            along = [gradients(slopes[1], (eta, rest), unit) for unit in units]
+        # of a branch that torch.where leaves out, and of 0**x, autograd has slopes, and then NaN
+        if bool(second.isnan().any()):
+            second = difference(1.0, torch.zeros(()))[0]
+        if any(bool(v.isnan().any()) for of in along for v in of):
+            along = [difference(0.0, unit) for unit in units]
         n, p = len(part), eta.shape[-1]
         cross = [a[0].sum((1, 2)) for a in along]
         rest_second = [a[1].sum(1) for a in along]

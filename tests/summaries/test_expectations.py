@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pyro
@@ -173,3 +174,26 @@ def test_a_factor_that_is_known_is_the_start_of_the_next() -> None:
         third = factor_of(rows, belief, nodes, second, known)
         assert torch.allclose(second.precision, first.precision, rtol=0.05, atol=0.02)
         assert torch.allclose(third.precision, second.precision, rtol=1e-3, atol=1e-3)
+
+
+def inflated(batch: ClientBatch, impossible: float) -> None:
+    """Declare zeros of two kinds, by a branch whose second derivatives are NaN where it is impossible."""
+    zero, p = (pyro.sample(name, dist.Beta(1.0, 1.0)) for name in ("zero", "p"))
+    none = batch.y <= 0.0
+    counted = torch.log1p(-zero) + dist.Bernoulli(p).log_prob((~none).to(p))
+    of_kind = torch.log(zero) + torch.where(none, 0.0, impossible)
+    with batch.clients(), batch.data():
+        pyro.factor("y", torch.where(none, torch.logaddexp(of_kind, counted), counted))
+
+
+def test_second_derivatives_that_autograd_lacks_are_differences_of_slopes() -> None:
+    curvatures = []
+    for impossible in (-50.0, -torch.inf):
+        line = seen_line(read_likelihood(program_of(partial(inflated, impossible=impossible))))
+        batch, size = in_double(rows_of_client(people(), 0)), line.reading.size
+        with torch.no_grad(), pyro.validation_enabled(False), double_precision():
+            rows = packed_rows(line, batch)
+            at = rows.at_mean(torch.full((1, size), 0.3), torch.eye(size)[None])
+        curvatures.append(at.curvature)
+    assert curvatures[0].abs().max() > 0.1
+    torch.testing.assert_close(*curvatures, rtol=1e-6, atol=1e-6)
