@@ -125,7 +125,7 @@ def hearts(batch: ClientBatch) -> None:
         pyro.factor("y", torch.where(batch.y == 0, torch.logaddexp(l0, l1), l1))
 
 
-def test_a_program_without_second_derivatives_ends_by_chains() -> None:
+def test_a_program_without_second_derivatives_is_right() -> None:
     data = ClientData.from_arrays(NAMES, y=Y, t=T)
     fit = hierfl.fit(hearts, data, seed=0, progress=False)
     drawn = posterior_draws(fit, draws=4000).shared
@@ -141,7 +141,7 @@ def test_a_program_without_second_derivatives_ends_by_chains() -> None:
         sd = (of * (grid - mean).square()).sum().sqrt()
         assert abs(float(drawn[site].mean() - mean)) < 0.1 * sd
         assert abs(float(drawn[site].std() / sd) - 1.0) < 0.1
-    assert "c00' is not finite" in fit.summary().verdict.replace("\n", " ")
+    assert "not finite" not in (verdict := fit.summary().verdict) and verdict.startswith("Trust")
 
 
 def test_rounds_in_a_cycle_do_not_gain() -> None:
