@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 # what looks at a tensor's values: where these depend on the inputs, the function has branches
 LOOKS = frozenset("__bool__ __int__ __float__ __index__ __contains__ item tolist numpy".split())
@@ -31,7 +31,7 @@ class Operation(NamedTuple):
     """One call of torch."""
 
     function: Callable[..., Any]
-    leaves: list[Any]  # of args and kwargs, with `Value`s for tensors that depend on the inputs
+    leaves: list[Any]  # of args and kwargs, with `Value`s for tensors of the graph
     spec: TreeSpec
     found: list[int | None]  # numbers of the tensors that it returns
 
@@ -73,6 +73,7 @@ class _Recorder(TorchFunctionMode):
         results = (result,) if isinstance(result, Tensor) else result
         if not isinstance(results, tuple | list) or not any(isinstance(v, Tensor) for v in results):
             return result  # a shape, a dtype
+        results = tree_leaves(result)
         same = _passed_on(name, args, result)
         if id(same) in self.numbers:
             self._name(result, self.numbers[id(same)])
@@ -144,17 +145,17 @@ def graph_of(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[..., 
             operations.insert(0, of)
             needed.update(v.number for v in of.leaves if isinstance(v, Value))
 
-    def run(*inputs: Tensor) -> Tensor:
-        values: dict[int | None, Any] = dict(enumerate(inputs))
-        for of in operations:
-            leaves = [values[v.number] if isinstance(v, Value) else v for v in of.leaves]
-            args, kwargs = tree_unflatten(leaves, of.spec)
-            results = of.function(*args, **kwargs)
-            results = (results,) if isinstance(results, Tensor) else results
-            values.update(zip(of.found, results, strict=True))
-        return values[end]
+    return lambda *inputs: repeated(operations, inputs)[end]
 
-    return run
+
+def repeated(operations: Sequence[Operation], inputs: Sequence[Tensor]) -> dict[int | None, Any]:
+    """Return the tensors of a graph at other inputs, by number."""
+    values: dict[int | None, Any] = dict(enumerate(inputs))
+    for of in operations:
+        leaves = [values[v.number] if isinstance(v, Value) else v for v in of.leaves]
+        args, kwargs = tree_unflatten(leaves, of.spec)
+        values.update(zip(of.found, tree_leaves(of.function(*args, **kwargs)), strict=True))
+    return values
 
 
 def _key(leaf: Any) -> Any:

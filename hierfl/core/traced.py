@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hierfl.core.graphs import NoGraph, Value
+from hierfl.core.graphs import NoGraph, Operation, Value, repeated
 
 Function = Callable[..., tuple[Tensor, Tensor]]
 
@@ -52,21 +52,12 @@ class WorkCounter(TorchDispatchMode):
         return (BY_SCRIPT if recorded else BY_PYTHON) * self.operations + A_SCALAR * self.scalars
 
 
-class _TapedCall(NamedTuple):
-    """One call of torch."""
-
-    function: Any  # an overload of aten
-    leaves: list[Any]  # of args and kwargs, with `Value`s for the tensors that were made here
-    spec: TreeSpec
-    results: list[int | None]  # numbers of the tensors that it returns
-
-
 class _Tape(WorkCounter):
     """Notes the operations of a function, those of its derivative too, for `make_fx` takes ten times as long."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
-        self.calls: list[_TapedCall] = []
+        self.calls: list[Operation] = []
         self.numbers = WeakTensorKeyDictionary({v: i for i, v in enumerate(inputs)})
         self.depend = set(range(len(inputs)))  # numbers of tensors that depend on the inputs
         self.count = len(inputs)
@@ -86,7 +77,7 @@ class _Tape(WorkCounter):
         results = tree_leaves(result)
         numbers = [self._number(v) if isinstance(v, Tensor) else None for v in results]
         self.depend |= {n for n in numbers if n is not None and depends}
-        self.calls.append(_TapedCall(func, values, spec, numbers))
+        self.calls.append(Operation(func, values, spec, numbers))
         return result
 
     def _number(self, tensor: Tensor) -> int:
@@ -100,12 +91,8 @@ class _Tape(WorkCounter):
         ends = [self.numbers[v] for v in results]
 
         def run(*inputs: Tensor) -> Any:
-            made: dict[int | None, Any] = dict(enumerate(inputs))
-            for of in self.calls:
-                leaves = [made[v.number] if isinstance(v, Value) else v for v in of.leaves]
-                args, kwargs = tree_unflatten(leaves, of.spec)
-                made.update(zip(of.results, tree_leaves(of.function(*args, **kwargs)), strict=True))
-            return tuple(made[end] for end in ends)
+            values = repeated(self.calls, inputs)
+            return tuple(values[end] for end in ends)
 
         return run
 

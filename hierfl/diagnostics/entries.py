@@ -41,6 +41,12 @@ OF_SEVERAL_MODES = (
 MORE_DRAWS = "methods.two_stage(model, draws=20000)"
 
 
+def is_uncertain(quality: DrawQuality, end_limit: float = END_OFF_BY_CHANCE) -> bool:
+    """Return whether the sd of an entry, or its 5% or 95% point, rests on too few draws."""
+    sd, end = quality.sd_error, quality.end_error
+    return bool((sd > OFF_BY_CHANCE).any() or (end > end_limit).any())
+
+
 @dataclass(frozen=True, eq=False)
 class Entries:
     """Entries of sites, K in all, and what the draws know of them."""
@@ -95,8 +101,7 @@ class Entries:
 
         By k-hat, tails rest on `few` draws, or a mode of little mass may be `hidden` from them.
         """
-        sd, end = self.quality.sd_error, self.quality.end_error
-        poor = bool((sd > OFF_BY_CHANCE).any() or (end > self.end_limit).any())
+        poor = is_uncertain(self.quality, self.end_limit)
         if rest_on_few or hidden:
             why = (
                 f"and from {DOUBT} on tails rest on few draws" if rest_on_few else OF_SEVERAL_MODES

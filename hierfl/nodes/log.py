@@ -161,8 +161,7 @@ def accounts_since(folder: Path, mark: Mark) -> list[str] | None:
     if mark.last and hashlib.sha256(lines[0]).hexdigest() != mark.last:
         return None
     for line in lines[:-1]:
-        with suppress(
-            KeyError, TypeError, ValueError
-        ):  # one of before an account, or cut by a crash
+        # a line of before an account, or cut by a crash
+        with suppress(KeyError, TypeError, ValueError):
             named.append(json.loads(line)["account"])
     return named

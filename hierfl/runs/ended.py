@@ -23,7 +23,8 @@ from hierfl.core.importance_sampling import K_HAT, rests_on_few
 from hierfl.core.watch import Watch, watched
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
-from hierfl.diagnostics.check import END_OFF_BY_CHANCE, LEAST_EFFECTIVE, OFF_BY_CHANCE
+from hierfl.diagnostics.check import LEAST_EFFECTIVE
+from hierfl.diagnostics.entries import is_uncertain
 from hierfl.engine.chunks import NotFinite, Task, work_on
 from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation
@@ -227,8 +228,7 @@ class Fallback:
         return (
             rests_on_few(final.log_weights, float(state.k_hat))
             or bool((known.effective < LEAST_EFFECTIVE).any())
-            or bool((known.sd_error > OFF_BY_CHANCE).any())
-            or bool((known.end_error > END_OFF_BY_CHANCE).any())
+            or is_uncertain(known)
         )
 
     def ended(self, where: Progress, why: str) -> Progress:

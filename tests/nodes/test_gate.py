@@ -578,7 +578,7 @@ def test_two_fits_of_the_same_rows_do_not_tell_of_few_by_their_difference(
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.filterwarnings("ignore")
 def test_what_was_fitted_before_is_not_forgotten(between: str, tmp_path: Path) -> None:
-    """Not with the files that have it, nor by sorting the rows anew."""
+    """Not with the files that have it, nor by sorting the rows."""
     first, nodes = (np.arange(N) % 5 == 0) * 1.0, []
     own = rows(0).assign(first=first, second=np.where(np.arange(N) == 1, 1.0, first))
     for column, order in (("first", "income"), ("second", "age")):
