@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, Literal, TypeVar
@@ -15,6 +15,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hierfl.core.process import set_to
 from hierfl.program.program import ProgramError
 
 Found = TypeVar("Found")
@@ -96,14 +97,9 @@ def norms_of(module: nn.Module) -> dict[str, ClientNorm]:
 
 
 # --------------------------------------------------------------------------------- which statistics
-@contextmanager
-def normalized(by: By) -> Iterator[None]:
+def normalized(by: By) -> AbstractContextManager[None]:
     """Choose batch norm's statistics: "client", "mini-batch" or "looking"; an outer choice stands."""
-    token = _BY.set(_BY.get() or by)
-    try:
-        yield
-    finally:
-        _BY.reset(token)
+    return set_to(_BY, _BY.get() or by)
 
 
 def normalizing(function: Callable[..., Found], by: By) -> Callable[..., Found]:

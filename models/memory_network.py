@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
 import pyro
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hierfl.core.arguments import expect, spelled
+from hierfl.core.process import set_to
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import (
@@ -88,14 +89,9 @@ class HeadedNetwork:
                 observe(self.y, dist.Categorical(logits=logits), batch)
 
 
-@contextmanager
-def without_memory() -> Iterator[None]:
+def without_memory() -> AbstractContextManager[None]:
     """Let memory networks predict by the network alone, at no cost for the memory."""
-    token = _BLANK.set(True)
-    try:
-        yield
-    finally:
-        _BLANK.reset(token)
+    return set_to(_BLANK, True)
 
 
 def remembered(batch: ClientBatch, x: str, y: str, size: int) -> Tree:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.noise import GRAPH_OPS
+from hierfl.core.process import set_to
 
 # The counters, the hash and the pairs are those of `noise.normals`, in float32. GCC turns the loops
 # into vector instructions. Sine, cosine and exponential are the polynomials of Cephes (S. Moshier,
@@ -158,11 +159,8 @@ def in_graph() -> Iterator[None]:
     except NO_KERNELS:
         yield
         return
-    token = GRAPH_OPS.set(torch.ops.hierfl)
-    try:
+    with set_to(GRAPH_OPS, torch.ops.hierfl):
         yield
-    finally:
-        GRAPH_OPS.reset(token)
 
 
 def _fold(key: Tensor, word: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""State of the whole process: one call at a time, and how much memory it keeps and may use."""
+"""State of the process: variables of the context, one call at a time, how much memory it keeps and may use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from threading import RLock
 from typing import Any, ParamSpec, TypeVar
@@ -34,6 +35,17 @@ def keep_memory() -> bool:
 TORCH_BROADCAST_SHAPES: Any = torch.broadcast_shapes
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@contextmanager
+def set_to(variable: ContextVar[R], value: R) -> Iterator[None]:
+    """Let a variable of the context have a value meanwhile."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
 
 _turn: list[Any] = [RLock()]
 

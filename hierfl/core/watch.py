@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
+
+from hierfl.core.process import set_to
 
 EVERY = 10.0  # seconds between two lines
 
@@ -42,14 +44,9 @@ class Watch:
 _WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 
-@contextmanager
-def watched(watch: Watch | None) -> Iterator[None]:
+def watched(watch: Watch | None) -> AbstractContextManager[None]:
     """Let long loops report to a watch; to none if it is None."""
-    token = _WATCH.set(watch)
-    try:
-        yield
-    finally:
-        _WATCH.reset(token)
+    return set_to(_WATCH, watch)
 
 
 def working(what: str) -> None:

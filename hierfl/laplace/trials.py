@@ -76,7 +76,10 @@ def sites_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, 
     return dict(samples(trace))
 
 
-prior_sites_at = priors_alone()(sites_at)  # without what integrals over rows' sites add
+def prior_sites_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, Site]:
+    """Return `sites_at` without what integrals over rows' sites add."""
+    with priors_alone():
+        return sites_at(program, values, batch)
 
 
 def terms_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, Site]:

@@ -14,6 +14,7 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
+from hierfl.core.process import set_to
 from hierfl.data.batch import ClientBatch, gather, keys_of, mapped
 from hierfl.data.clients import ClientData
 from hierfl.program.failures import no_global_draws
@@ -215,11 +216,8 @@ def _of_several_rows(program: Program, alone: ClientBatch, priors_alone: bool) -
 
     def evaluate(away: float, batch: ClientBatch) -> Values:
         keep = back if batch.num_rows == rows else torch.arange(rows - 1)
-        token = AT_MIDDLES.set(True)
-        try:
+        with set_to(AT_MIDDLES, True):
             return _of_model(program, away, batch, keep, derived=False, sites=sites)
-        finally:
-            AT_MIDDLES.reset(token)
 
     return first_difference(evaluate, alone, replace(alone, fields=fields))
 

@@ -28,6 +28,7 @@ from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 
+from hierfl.core.process import set_to
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 from hierfl.program.elimination import Component, Tables, batch_shape_of, plates_of
 from hierfl.program.global_labels import GlobalLabels, global_labels, plain_trace, reach_clients
@@ -170,11 +171,8 @@ def summed_out(model: Model, batch: ClientBatch) -> Model:
 def tables_of(program: Program, values: Values, batch: ClientBatch, params: Params) -> list[Tables]:
     """Return the log densities of a program's discrete sites, given its continuous ones."""
     tables: list[Tables] = []
-    token = _TABLES.set(tables)
-    try:
+    with set_to(_TABLES, tables):
         program.conditioned(values, params, batch)
-    finally:
-        _TABLES.reset(token)
     return tables
 
 

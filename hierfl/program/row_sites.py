@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 from torch.distributions.utils import _sum_rightmost
 
+from hierfl.core.process import set_to
 from hierfl.data.batch import ClientBatch
 from hierfl.program.program import Params, Program
 from hierfl.program.quadrature import Log, Normals, by_points, drawn, fitted, integral
@@ -250,9 +251,6 @@ def rows_of(
 ) -> RowSites | None:
     """Return the rows of a program at given values of its other sites; None without sites of rows."""
     runs: list[RowSites] = []
-    token = _ROWS.set(runs)
-    try:
+    with set_to(_ROWS, runs):
         program.conditioned(values, params, batch)
-    finally:
-        _ROWS.reset(token)
     return runs[0] if runs else None

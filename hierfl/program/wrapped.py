@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import partial, wraps
 from typing import Any
@@ -21,6 +21,7 @@ from torch.distributions import AffineTransform, ExpTransform, biject_to
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from hierfl.core.process import set_to
 from hierfl.data.batch import ClientBatch
 from hierfl.program.few_rows import in_double
 from hierfl.program.handlers import ModuleWeights, untouched_store
@@ -290,11 +291,6 @@ def add_factor(
         pyro.factor(name, total())
 
 
-@contextmanager
-def priors_alone() -> Iterator[None]:
+def priors_alone() -> AbstractContextManager[None]:
     """Leave out what `add_factor` adds to the programs that run meanwhile."""
-    token = _PRIORS_ALONE.set(True)
-    try:
-        yield
-    finally:
-        _PRIORS_ALONE.reset(token)
+    return set_to(_PRIORS_ALONE, True)
