@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -146,7 +147,8 @@ class Client:
     """One round of one client.
 
     Args:
-        own: client state before the first round (`{}`: the client is stateless).
+        own: client state before the first round, such as a named tuple (`{}`: the client is
+            stateless).
         start: (message, own) -> work, the working state.
         phases: the local steps of a round.
         finish: (work, message, own, number of rows) -> (up, own): the update, all that leaves the
@@ -168,6 +170,8 @@ class Client:
         rowless: name of a number of `own`, above 0 where draws need no rows: `params` gets a state
             without it then. Default None: draws may read rows.
         row_noise: the budget that each round spends (`summaries.row_noise.RowNoise`). Default None.
+        mail: names of the fields, the outermost first, that lead to the part of the client state
+            which the server writes, if the method has `Server.mail`. Default none.
     """
 
     own: Tree
@@ -185,9 +189,21 @@ class Client:
     rests_on: Callable[[Tree, Tree, ClientBatch], Tensor] | None = None
     rowless: str | None = None
     row_noise: Any = None
+    mail: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Client(own {sizes(self.own)}; {len(self.phases)} phases)"
+
+    def mail_in(self, own: Tree) -> Tree:
+        """Return the part of the client state that the server writes."""
+        return reduce(getattr, self.mail, own)
+
+    def with_mail(self, own: Tree, mail: Tree) -> Tree:
+        """Return the client state with what the server writes."""
+        for place in range(len(self.mail))[::-1]:
+            outer = reduce(getattr, self.mail[:place], own)
+            mail = outer._replace(**{self.mail[place]: mail})
+        return mail
 
 
 class WeightedDraws(NamedTuple):
@@ -229,8 +245,8 @@ class Server:
             `methods.over_relaxed` multiplies it if the state is a dict of the global params, and
             refuses the method otherwise.
         mail: state -> what each client gets for itself, a tree with N clients in front, in the
-            order of the data, as the entry `mail` of the client states, before the first round and
-            after each; it needs `discloses="summaries"`. None: clients get the message alone.
+            order of the data, in the part `Client.mail` of the client states, before the first round
+            and after each; it needs `discloses="summaries"`. None: clients get the message alone.
         cohort_seed: clock -> the seed of a round's cohort, which nodes must not know; None: the run's.
         surprise: state after a round -> how surprising each client's update is given the others';
             None: it is too early, or unjudged. The history and a warning name those in conflict.

@@ -179,7 +179,7 @@ def _of_round(federation: Federation, task: Task, places: Tensor) -> Iterator[tu
     for path, leaf in named_leaves(task.message).items():
         yield Place("down", _words(path), ""), leaf
     if federation.server.mail is not None:
-        for path, leaf in named_leaves(own["mail"]).items():
+        for path, leaf in named_leaves(federation.client.mail_in(own)).items():
             yield Place("mail", _words(path), ""), leaf[0]
     phases, message = federation.client.phases, task.message
     up, _ = client_round(federation, phases, message, own, ids, task.round)

@@ -231,10 +231,10 @@ def _check_mail(method: Method, client: Client) -> None:
             f"{method.name} sends mail to single clients, so its server knows more than sums: "
             'declare Method(..., discloses="summaries")'
         )
-    if "mail" not in client.own:
+    if not client.mail:
         raise TypeError(
             f"{method.name} sends mail to single clients, and their state has no place for it: "
-            'give Client.own an entry "mail"'
+            "make Client.own a named tuple with a field for it, and name that in Client.mail"
         )
 
 

@@ -155,10 +155,11 @@ def _deliver(federation: Federation, server: Tree, table: Table) -> int:
     """Put the server's mail into the client states, and return the bytes that a client gets."""
     assert federation.server.mail is not None
     mail, count = federation.server.mail(server), federation.data.num_clients
+    client = federation.client
     for ids in torch.arange(count).split(DELIVERED_AT_ONCE):
         own = taken(table, ids)
-        own["mail"] = tree_map(lambda _, v, ids=ids: v[ids], own["mail"], mail)
-        put(table, ids, own)
+        theirs = tree_map(lambda _, v, ids=ids: v[ids], client.mail_in(own), mail)
+        put(table, ids, client.with_mail(own, theirs))
     return nbytes(mail) // count
 
 

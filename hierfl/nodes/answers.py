@@ -144,7 +144,7 @@ def _question(
     counted = last_counted(fit.federation, fit.progress.history).get(name, -1)
     run, ends = fit.joined.get(name, fit.run), kind == END or name not in fit.ended
     request = StateRequest(kind, run, fit.progress.round, counted, ends, **options)  # type: ignore[arg-type]
-    tree = {"message": fit.message, "mail": mail_of(own, 0), "rows": fields}
+    tree = {"message": fit.message, "mail": mail_of(fit.federation.client, own, 0), "rows": fields}
     return to_bytes(tree, asdict(request))
 
 

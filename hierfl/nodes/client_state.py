@@ -16,7 +16,7 @@ from hierfl.core.disk import replace_private
 from hierfl.core.trees import Tree, nbytes, tree_map
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.engine.federation import Federation
-from hierfl.method import Clock, Method
+from hierfl.method import Client, Clock, Method
 from hierfl.nodes.approval import check_approved
 from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
 from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
@@ -161,10 +161,10 @@ def _file(node: Node, ending: str = "state") -> Path:
     return node.folder / f"{node.run}.{ending}"
 
 
-def with_mail(own: Tree, mail: Tree) -> Tree:
+def with_mail(client: Client, own: Tree, mail: Tree) -> Tree:
     """Return a client state with what the server has for this client alone."""
     if isinstance(mail, Mapping) and not mail:
         return own
-    if not isinstance(own, Mapping) or "mail" not in own:
+    if not client.mail:
         raise Refused("it holds mail, which the method does not send")
-    return {**own, "mail": like(mail, own["mail"])}
+    return client.with_mail(own, like(mail, client.mail_in(own)))

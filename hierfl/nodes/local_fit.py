@@ -31,7 +31,7 @@ Few = dict[str, list[Annotated[int, Meta(ge=0, lt=1 << 31)]]]
 
 def local_fit(node: Node, message: Tree, mail: Tree, *, rounds: int, counted: int) -> Fit:
     """Return the fit of a node's client alone; refuse where it has no state of round `counted`."""
-    own = with_mail(state_after(node, counted), mail)
+    own = with_mail(node.federation.client, state_after(node, counted), mail)
     table = tree_map(lambda v: v[None].clone(), own)
     # the server's state is not here, and its last message is all that a fit asks of it
     server = replace(node.federation.server, final=lambda said, clock: said)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_structure, tree_unflatten
 from hierfl.core import noise
 from hierfl.core.trees import Tree, tree_map
 from hierfl.core.typed_json import made_of, read_as
+from hierfl.method import Client
 
 ENTRY = "hierfl"  # one entry of metadata, as safetensors writes several in no fixed order
 DEEPEST = 32  # levels of a tree
@@ -243,8 +244,6 @@ def last_counted(federation: Any, history: Sequence[Mapping[str, Any]]) -> dict[
     return counted
 
 
-def mail_of(own: Tree, place: int) -> Tree:
+def mail_of(client: Client, own: Tree, place: int) -> Tree:
     """Return what the server has for the client at a place of the states, `own`; {}: nothing."""
-    if isinstance(own, Mapping) and "mail" in own:
-        return tree_map(lambda v: v[place], own["mail"])
-    return {}
+    return tree_map(lambda v: v[place], client.mail_in(own)) if client.mail else {}

@@ -187,7 +187,7 @@ def _update(inquiry: Inquiry) -> Iterator[Reply]:
 
     def make() -> Release:
         before = client_state.state_after(node, request.counted)
-        own = client_state.with_mail(before, inquiry.tree["mail"])
+        own = client_state.with_mail(node.federation.client, before, inquiry.tree["mail"])
         up, after = _one_round(node, message, own, request.round, policy)
         client_state.keep(
             node, client_state.ClientStates(request.round, request.counted, before, after)

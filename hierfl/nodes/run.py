@@ -97,7 +97,7 @@ class Nodes:
         places = {names[int(i)]: place for place, i in enumerate(task.ids)}
         contents = {
             name: to_bytes(
-                {"message": task.message, "mail": mail_of(own, place)},
+                {"message": task.message, "mail": mail_of(self.federation.client, own, place)},
                 asdict(RoundRequest(self.run, task.round, self.counted.get(name, -1))),
             )
             for name, place in places.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,41 +15,55 @@ from hierfl.method import Client, Clock, Phase, Server, Share, Step, Up, slope
 from hierfl.optimizers import Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 
-Loss = Callable[[Params, Tree, Tree, ClientBatch], Tensor]
+Loss = Callable[[Params, Any, Tree, ClientBatch], Tensor]  # of params, work, message and batch
+
+
+NOT_SEEN, SEEN = torch.zeros(()), torch.ones(())
+
+
+class OwnParams(NamedTuple):
+    """The state of a client that keeps params of its own; `seen`, (), is 1 once it has been through a round."""
+
+    params: Params
+    seen: Tensor = NOT_SEEN
 
 
 def personal_client(
-    own_params: Tree,
+    own: Tree,
     first: Callable[[Tree, Tree], Tree],
     *,
     start: Callable[[Tree, Tree], Tree],
-    finish: Callable[[Tree, Tree, Tree, Tensor], tuple[Up, Tree]],
     params: Callable[[Tree, Tree], Params],
     **others: Any,
 ) -> Client:
-    """Return a client whose state is `first(message, own)`, or part of it, until it has been through a round.
+    """Return a client whose state is `first(message, own)` until it has been through a round.
 
-    `start`, `finish` and `params` get that state, or what the last round left. `finish` returns the
-    whole next state, with `seen` 0 where the round does not count. `others` are further fields of `Client`.
+    `start` and `params` get that state, or what the last round left. `own` has a field `seen`, as
+    `OwnParams` has, which `finish` sets. `others` are further fields of `Client`.
     """
 
     def now(message: Tree, own: Tree) -> Tree:
-        begin = first(message, own)
-        return {**own, **chosen(own["seen"], {name: own[name] for name in begin}, begin)}
-
-    def finished(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        up, after = finish(work, message, own, rows)
-        # in the order in which the client store holds them
-        return up, {**{n: after[n] for n in own_params}, "seen": after.get("seen", torch.ones(()))}
+        return chosen(own.seen, own, first(message, own))
 
     return Client(
-        own={**own_params, "seen": torch.zeros(())},
+        own=own,
         start=lambda message, own: start(message, now(message, own)),
-        finish=finished,
         params=lambda message, own: params(message, now(message, own)),
-        seen=lambda own: own["seen"],
+        seen=lambda own: own.seen,
         **others,
     )
+
+
+class DescentState(NamedTuple):
+    """The working state of a client that descends: params, the optimizer's memory, the last loss, ().
+
+    `beside`: what else the method needs in the round.
+    """
+
+    w: Params
+    memory: Tree
+    loss: Tensor
+    beside: Tree = ()
 
 
 @dataclass(frozen=True)
@@ -61,20 +75,20 @@ class Descent:
     unit: Literal["step", "epoch"]
     batch_size: int | None
 
-    def begin(self, w: Params) -> Tree:
-        """Return a working state at params w: `w`, the optimizer's `state`, and the last `loss`."""
-        return {"w": w, "state": self.optimizer.init(w), "loss": torch.zeros(())}
+    def begin(self, w: Params, beside: Tree = ()) -> DescentState:
+        """Return the working state at params w."""
+        return DescentState(w, self.optimizer.init(w), torch.zeros(()), beside)
 
-    def moved(self, at: Tree, loss: Callable[[Params], Tensor]) -> Tree:
+    def moved(self, at: DescentState, loss: Callable[[Params], Tensor]) -> DescentState:
         """Return a working state after one step down a loss."""
-        gradient, value = slope(loss, at["w"])
-        w, state = step(self.optimizer, gradient, Stepped(at["w"], at["state"]))
-        return {**at, "w": w, "state": state, "loss": value}
+        gradient, value = slope(loss, at.w)
+        w, memory = step(self.optimizer, gradient, Stepped(at.w, at.memory))
+        return DescentState(w, memory, value, at.beside)
 
     def phase(self, loss: Loss) -> Phase:
         """Return steps down a loss: (w, working state, message, mini-batch) -> ()."""
 
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        def move(work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
             return self.moved(work, lambda w: loss(w, work, message, batch))
 
         return self.taking(move)
@@ -131,17 +145,15 @@ def stepping_server(
     theta: Params,
     optimizer: Optimizer,
     gradient: Callable[[dict[str, Tree]], Tree],
-    down: Callable[[Tree, Clock], Tree] = lambda state, clock: state["theta"],
+    down: Callable[[Stepped, Clock], Tree] = lambda state, clock: state.params,
     rate: Callable[[Clock], float] = lambda clock: 1.0,
 ) -> Server:
     """Return the server whose optimizer, times a rate, steps along a gradient made of the means."""
 
-    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        before = Stepped(state["theta"], state["memory"])
-        at = step(optimizer, gradient(means), before, rate(clock))
-        return {"theta": at.params, "memory": at.state}
+    def update(state: Stepped, means: dict[str, Tree], clock: Clock) -> Stepped:
+        return step(optimizer, gradient(means), state, rate(clock))
 
-    return Server({"theta": theta, "memory": optimizer.init(theta)}, update, down=down)
+    return Server(Stepped(theta, optimizer.init(theta)), update, down=down)
 
 
 def plain_average(program: Program) -> Server:
@@ -179,9 +191,9 @@ def averaging_client(descent: Descent, *phases: Phase, **others: Any) -> Client:
     )
 
 
-def copies(work: Tree, rows: Tensor) -> Up:
+def copies(work: DescentState, rows: Tensor) -> Up:
     """Return what a client of FedAvg sends, weighted by rows: its copy, and its last loss."""
-    return {"theta": Share(work["w"], rows), "loss": Share(work["loss"], rows)}
+    return {"theta": Share(work.w, rows), "loss": Share(work.loss, rows)}
 
 
 def half_square(a: Tree, b: Tree) -> Tensor:
