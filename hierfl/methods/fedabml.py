@@ -26,12 +26,19 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree, add
+from hierfl.core.trees import add
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Phase, Server, Share, Up, over_draws, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, personal_client, plain_average
+from hierfl.methods.parts.averaging import (
+    SEEN,
+    Descent,
+    OwnParams,
+    TwoLevels,
+    personal_client,
+    plain_average,
+)
 from hierfl.methods.parts.prior_params import at_prior, learned_hierarchy, moments_of
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Params, Program
@@ -184,45 +191,46 @@ def client_of(
         by_phi, by_theta = grad(loss, (0, 1))(phi.params, theta, last)
         return add(by_theta, vjp(prior, theta)[1](by_phi)[0]), phi
 
-    def start(message: Tree, own: Tree) -> Tree:
+    def start(message: Params, own: OwnParams) -> TwoLevels:
         theta = Stepped(message, outer_optimizer.init(message))
-        return {"theta": theta, "phi": started(own["phi"]), "loss": torch.zeros(())}
+        return TwoLevels(theta, started(own.params), torch.zeros(()))
 
-    def restart(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        return {**work, "phi": started(prior(message))}
+    def restart(work: TwoLevels, message: Params, batch: ClientBatch) -> TwoLevels:
+        return work._replace(phi=started(prior(message)))
 
-    def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        theta, after = work["theta"].params, batch.redrawn(inner_steps)
+    def move(work: TwoLevels, message: Params, batch: ClientBatch) -> TwoLevels:
+        theta, after = work.theta.params, batch.redrawn(inner_steps)
         if meta == "envelope":
-            phi, value = inner(work["phi"], theta, batch)
+            phi, value = inner(work.phi, theta, batch)
             if exact:
-                return {**work, "phi": phi, "loss": value}
+                return TwoLevels(work.theta, phi, value)
             gradient = grad(penalty)(theta, phi.params, after)
         else:
             gradient, phi = outer(theta, batch)
             value = loss(phi.params, theta, after)
-        moved = step(outer_optimizer, gradient, work["theta"])
-        return {**work, "theta": moved, "phi": phi, "loss": value}
+        return TwoLevels(step(outer_optimizer, gradient, work.theta), phi, value)
 
-    def tune(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        phi, value = inner(work["phi"], message, batch)
-        return {**work, "phi": phi, "loss": value}
+    def tune(work: TwoLevels, message: Params, batch: ClientBatch) -> TwoLevels:
+        phi, value = inner(work.phi, message, batch)
+        return TwoLevels(work.theta, phi, value)
 
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        phi, up = work["phi"].params, {"loss": Share(work["loss"])}
+    def finish(
+        work: TwoLevels, message: Params, own: OwnParams, rows: Tensor
+    ) -> tuple[Up, OwnParams]:
+        phi, up = work.phi.params, {"loss": Share(work.loss)}
         if moments is None:
-            up["theta"] = Share(work["theta"].params)
+            up["theta"] = Share(work.theta.params)
         else:
             up["moments"] = Share(moments.of(phi, message))
-        return up, {"phi": phi}
+        return up, OwnParams(phi, SEEN)
 
     passes = 1 if descent.unit == "epoch" else descent.steps
     return personal_client(
-        {"phi": mine},
-        lambda message, own: {"phi": prior(message)},
+        OwnParams(mine),
+        lambda message, own: OwnParams(prior(message)),
         start=start,
         phases=(Phase(restart, batch_size=1, scores_rows=False), descent.taking(move)),
         finish=finish,
-        params=lambda message, own: {**message, **own["phi"]},
+        params=lambda message, own: {**message, **own.params},
         adapt=(descent.taking(tune, passes),),
     )

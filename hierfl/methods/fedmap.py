@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,13 +27,19 @@ from torch.func import grad, jacrev
 
 from hierfl.core import noise
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree, as_tree, as_vector, tree_map
+from hierfl.core.trees import Tree, as_tree, as_vector, tree_map, zeros_like
 from hierfl.core.user_warnings import warn
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, personal_client
+from hierfl.methods.parts.averaging import (
+    SEEN,
+    Descent,
+    DescentState,
+    OwnParams,
+    personal_client,
+)
 from hierfl.methods.parts.prior_params import at_prior, learned_hierarchy, mean_params
 from hierfl.optimizers import SGD, Adam, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
@@ -120,6 +126,21 @@ def fedmap(
     return Method("fedmap", model, delta, bilevel.client, bilevel.server_of)
 
 
+class FedMAPServerState(NamedTuple):
+    """Global params, the optimizer's memory, and whether one client fits alone in the next round, ()."""
+
+    gamma: Params
+    memory: Tree
+    alone: Tensor
+
+
+class Influence(NamedTuple):
+    """What a client's weights tell of the global params: log omega_k, (), and R's gradient in some."""
+
+    log_omega: Tensor
+    slope: Params
+
+
 @dataclass(frozen=True)
 class Bilevel:
     """What clients and the server compute, by the arguments of `fedmap`."""
@@ -153,20 +174,19 @@ class Bilevel:
     def server_of(self, program: Program) -> Server:
         """Return the server; by omega it gets means `away` of w - theta, its `square`, `slope` of -log prior."""
         above = program.start()[0]
+        alone = torch.tensor(float(self.alone))
         return Server(
-            state={
-                "gamma": above,
-                "memory": self.server_optimizer.init(above),
-                "alone": torch.tensor(float(self.alone)),
-            },
+            FedMAPServerState(above, self.server_optimizer.init(above), alone),
             update=self.update,
-            down=lambda state, clock: {"gamma": state["gamma"], "alone": state["alone"]},
+            down=lambda state, clock: {"gamma": state.gamma, "alone": state.alone},
         )
 
-    def update(self, state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+    def update(
+        self, state: FedMAPServerState, means: dict[str, Tree], clock: Clock
+    ) -> FedMAPServerState:
         """Return the server's state after a round."""
-        moments, gamma, memory = means["clients"], state["gamma"], state["memory"]
-        first = bool(state["alone"] > 0.0)
+        moments, (gamma, memory, alone) = means["clients"], state
+        first = bool(alone > 0.0)
         several = self.by_fit and clock.clients > 1 and not first
         if several and float(means["effective_clients"]) < 1.5:
             warn(
@@ -178,10 +198,10 @@ class Bilevel:
         elif callable(self.rule):
             gamma = {**gamma, **_best(self.rule, gamma, moments)}
         else:
-            slopes = {**tree_map(torch.zeros_like, gamma), **moments["slope"]}
+            slopes = {**zeros_like(gamma), **moments["slope"]}
             gamma, memory = step(self.server_optimizer, slopes, Stepped(gamma, memory))
             gamma = {**gamma, **averaged} if self.rule == "average" else gamma
-        return {"gamma": gamma, "memory": memory, "alone": torch.zeros(())}
+        return FedMAPServerState(gamma, memory, torch.zeros(()))
 
 
 @dataclass(frozen=True)
@@ -205,12 +225,12 @@ class LowerLevel:
         looked_rows = None if of.by_fit else 1
         looking = Phase(self.look, int(self.looks), batch_size=looked_rows, scores_rows=of.by_fit)
         return personal_client(
-            {"w": local},
-            lambda message, own: {"w": at_prior(self.program, message["gamma"])},
+            OwnParams(local),
+            lambda message, own: OwnParams(at_prior(self.program, message["gamma"])),
             start=self.start,
             phases=(Phase(self.solve, of.newton_steps) if of.newton_steps else fitting, looking),
             finish=self.finish,
-            params=lambda message, own: {**message["gamma"], **own["w"]},
+            params=lambda message, own: {**message["gamma"], **own.params},
         )
 
     @property
@@ -226,21 +246,21 @@ class LowerLevel:
         pull = 1.0 - message["alone"] if self.bilevel.alone else 1.0
         return nll + pull * terms.local_kl
 
-    def start(self, message: Tree, own: Tree) -> Tree:
+    def start(self, message: Tree, own: OwnParams) -> DescentState:
         """Return the work at the start of a round."""
         of_own = self.bilevel.restart == "own"
-        w = own["w"] if of_own else at_prior(self.program, message["gamma"])
-        slopes = tree_map(torch.zeros_like, self.sloped)
-        return {**self.bilevel.descent.begin(w), "omega": torch.zeros(()), "slope": slopes}
+        w = own.params if of_own else at_prior(self.program, message["gamma"])
+        none = Influence(torch.zeros(()), zeros_like(self.sloped))
+        return self.bilevel.descent.begin(w, none)
 
-    def solve(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    def solve(self, work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
         """Return the work after a Newton step."""
-        w, value = _newton(lambda w: self.loss(w, message, batch).sum(), work["w"])
-        return {**work, "w": w, "loss": value}
+        w, value = _newton(lambda w: self.loss(w, message, batch).sum(), work.w)
+        return work._replace(w=w, loss=value)
 
-    def look(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    def look(self, work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
         """Find log omega_k at the round's last weights, and R's gradient in the global params."""
-        gamma, w, rows, of = message["gamma"], work["w"], batch.counts.sum(), self.bilevel
+        gamma, w, rows, of = message["gamma"], work.w, batch.counts.sum(), self.bilevel
 
         def penalty(part: Params) -> Tensor:
             terms = self.program.terms({**gamma, **part, **w}, batch)
@@ -255,11 +275,14 @@ class LowerLevel:
             drawn = LONE * noise.uniforms(batch.key[0], (), rows.dtype)
             log_omega = torch.where(message["alone"] > 0.0, drawn, log_omega)
         slopes = grad(penalty)({n: gamma[n] for n in self.sloped}) if self.sloped else {}
-        return {**work, "omega": log_omega, "slope": slopes}
+        return work._replace(beside=Influence(log_omega, slopes))
 
-    def finish(self, work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+    def finish(
+        self, work: DescentState, message: Tree, own: OwnParams, rows: Tensor
+    ) -> tuple[Up, OwnParams]:
         """Return the message to the server and the client's own state."""
-        value, w, gamma = {"slope": work["slope"]}, work["w"], message["gamma"]
+        (log_omega, slopes), w, gamma = work.beside, work.w, message["gamma"]
+        value = {"slope": slopes}
         if self.pairs:
             value["away"] = {
                 theta: w[mine].reshape(gamma[theta].shape) - gamma[theta]
@@ -267,10 +290,10 @@ class LowerLevel:
             }
         if callable(self.bilevel.rule):
             value["square"] = tree_map(torch.square, value["away"])
-        omega = work["omega"] if self.looks else self.bilevel.by_size(rows)
-        seen = torch.where(message["alone"] > 0.0, own["seen"], torch.ones(()))
-        up: Up = {"clients": LogShare(value, omega), "loss": Share(work["loss"], rows)}
-        return up, {"w": work["w"], "seen": seen}
+        omega = log_omega if self.looks else self.bilevel.by_size(rows)
+        seen = torch.where(message["alone"] > 0.0, own.seen, SEEN)
+        up: Up = {"clients": LogShare(value, omega), "loss": Share(work.loss, rows)}
+        return up, OwnParams(w, seen)
 
 
 def _pairs(program: Program, rule: object) -> dict[str, str]:

@@ -15,7 +15,7 @@ Differences: no dropout; the halves are every other row of a shuffled mini-batch
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,15 @@ from hierfl.models.personal_heads import PersonalHeads
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
 from hierfl.program.terms import Terms
+
+
+class FedVIWork(NamedTuple):
+    """The client's copy of the params; the rows queried and the sum of their nll, (); the last KL, ()."""
+
+    at: Stepped
+    queried: Tensor
+    loss: Tensor
+    kl: Tensor
 
 
 @About(
@@ -90,31 +99,29 @@ def fedvi(
                 total = total + prior_weight * program.share * terms.global_kl
             return total, terms
 
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        def move(work: FedVIWork, message: Params, batch: ClientBatch) -> FedVIWork:
             support, query = every_other(batch)
             gradient, (_, terms) = grad_and_value(objective, has_aux=True)(
-                work["theta"], support, query
+                work.at.params, support, query
             )
-            theta, state = step(optimizer, gradient, Stepped(work["theta"], work["state"]))
-            return {
-                "theta": theta,
-                "state": state,
-                "queried": work["queried"] + queried(query),
-                "loss": work["loss"] + terms.nll.sum(),
-                "kl": terms.local_kl.sum(),
-            }
+            return FedVIWork(
+                step(optimizer, gradient, work.at),
+                work.queried + queried(query),
+                work.loss + terms.nll.sum(),
+                terms.local_kl.sum(),
+            )
 
-        def start(message: Tree, own: Tree) -> Tree:
-            zeros = dict.fromkeys(("queried", "loss", "kl"), torch.zeros(()))
-            return {"theta": message, "state": optimizer.init(message), **zeros}
+        def start(message: Params, own: Tree) -> FedVIWork:
+            none = torch.zeros(())
+            return FedVIWork(Stepped(message, optimizer.init(message)), none, none, none)
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            n = work["queried"]
+        def finish(work: FedVIWork, message: Params, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            n = work.queried
             up = {
-                "move": Share(sub(work["theta"], message), n),
-                "loss": Share(work["loss"] / n.clamp(min=1.0), n),
+                "move": Share(sub(work.at.params, message), n),
+                "loss": Share(work.loss / n.clamp(min=1.0), n),
             }
-            return {**up, "kl": Share(work["kl"])}, own
+            return {**up, "kl": Share(work.kl)}, own
 
         return Client({}, start, (Phase(move, steps, unit, batch_size),), finish)
 

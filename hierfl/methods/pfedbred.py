@@ -43,7 +43,12 @@ from hierfl.data.batch import ClientBatch, parts
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import averaging_server, personal_client
+from hierfl.methods.parts.averaging import (
+    NOT_SEEN,
+    SEEN,
+    averaging_server,
+    personal_client,
+)
 from hierfl.methods.parts.mirror import (
     Loss,
     domains_of_params,
@@ -134,27 +139,26 @@ def pfedbred(
     lr = plain_lr(optimizer, "optimizer", mirror)
     global_lr = plain_lr(global_optimizer, "global_optimizer", mirror)
     two = how.moves_w and batch_size is not None  # mini-batches of a step
-    kept_names = ("v", "last") if how.remembers else ("v",)
 
     def client(program: Program) -> Client:
         twins = Twins(program)
         inside = partial(moved_inside, domains_of_params(program))
 
-        def put(work: Tree, batches: tuple[ClientBatch, ...]) -> tuple[Params, Params]:
+        def put(work: PFedBreDWork, batches: tuple[ClientBatch, ...]) -> tuple[Params, Params]:
             """Return mu, and w as far as its gradient step alone has moved it, both as local params."""
-            w, near = work["w"], (middle := twins.local(work["w"]))
+            w, near = work.w, (middle := twins.local(work.w))
             for batch in batches[2 - how.gradients :]:
                 nll = partial(twins.nll, w=w, batch=batch)
                 near = twins.descended(nll, middle, gradient_step_size, near)
             if not how.remembers:
                 return near, near
-            return twins.moved(near, sub(work["last"], work["v"]), memory_step_size), near
+            return twins.moved(near, sub(work.last, work.v), memory_step_size), near
 
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        def move(work: PFedBreDWork, message: Tree, batch: ClientBatch) -> PFedBreDWork:
             batches = parts(batch, batch_size or 0) if two else (batch, batch)
-            w, last = work["w"], batches[1]
+            w, last = work.w, batches[1]
             mu, near = put(work, batches)
-            at_mu, v = twins.shared(mu, w), near if inner_start == "moved" else work["v"]
+            at_mu, v = twins.shared(mu, w), near if inner_start == "moved" else work.v
 
             def objective(v: Params, mu: Params) -> Tensor:
                 return program.mean_loss({**mu, **v}, last, weight=prox)
@@ -164,27 +168,29 @@ def pfedbred(
             slope_of_mu = grad(partial(objective, v))(at_mu)
             w = twins.shared(near, w) if how.moves_w else w
             loss = twins.nll(v, at_mu, last)
-            return {**work, "w": inside(w, slope_of_mu, global_lr), "v": v, "loss": loss}
+            return PFedBreDWork(inside(w, slope_of_mu, global_lr), v, work.last, loss)
 
-        def start(message: Tree, own: Tree) -> Tree:
-            work = {name: own[name] for name in kept_names}
-            if inner_start == "global":
-                work["v"] = twins.local(message)
-            return {**work, "w": message, "loss": torch.zeros(())}
+        def start(message: Params, own: PFedBreDClientState) -> PFedBreDWork:
+            v = twins.local(message) if inner_start == "global" else own.v
+            return PFedBreDWork(message, v, own.last, torch.zeros(()))
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            after = {**work, "last": twins.local(work["w"])}
-            up = {"theta": Share(work["w"]), "loss": Share(work["loss"])}
-            return up, {name: after[name] for name in kept_names}
+        def state(v: Params, w: Params, seen: Tensor = NOT_SEEN) -> PFedBreDClientState:
+            return PFedBreDClientState(v, w if how.remembers else {}, seen)
+
+        def finish(
+            work: PFedBreDWork, message: Tree, own: PFedBreDClientState, rows: Tensor
+        ) -> tuple[Up, PFedBreDClientState]:
+            up = {"theta": Share(work.w), "loss": Share(work.loss)}
+            return up, state(work.v, twins.local(work.w), SEEN)
 
         rows = 2 * batch_size if two and batch_size else batch_size
         return personal_client(
-            dict.fromkeys(kept_names, twins.mine),
-            lambda message, own: dict.fromkeys(kept_names, twins.local(message)),
+            state(twins.mine, twins.mine),
+            lambda message, own: state(twins.local(message), twins.local(message)),
             start=start,
             phases=(Phase(move, steps, batch_size=rows),),
             finish=finish,
-            params=lambda message, own: {**message, **own["v"]},
+            params=lambda message, own: {**message, **own.v},
         )
 
     def server(program: Program) -> Server:
@@ -192,6 +198,23 @@ def pfedbred(
         return averaging_server(program.start()[0], inside=inside)
 
     return Method("pfedbred", model, delta, client, server)
+
+
+class PFedBreDClientState(NamedTuple):
+    """The local params v, the copy of the means after the last round as local params, if needed, and `seen`."""
+
+    v: Params
+    last: Params
+    seen: Tensor
+
+
+class PFedBreDWork(NamedTuple):
+    """The client's copy w of the global params, v and `last` of its state, and the last loss, ()."""
+
+    w: Params
+    v: Params
+    last: Params
+    loss: Tensor
 
 
 class Twins:

@@ -12,7 +12,7 @@ params are points, and a correction, linear in w, has no density.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,10 +23,28 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import common_params
+from hierfl.methods.parts.averaging import SEEN, OwnParams, common_params
 from hierfl.optimizers import SGD, Optimizer, plain_lr
-from hierfl.program.program import Program
+from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
+
+
+class ScaffoldWork(NamedTuple):
+    """A client's weights, c - c_k, the number of steps taken, (), and the last loss, ()."""
+
+    w: Params
+    correction: Params
+    taken: Tensor
+    loss: Tensor
+
+
+class ScaffoldServerState(NamedTuple):
+    """The weights, the sum of all weighted c_k, and how many clients took part, with what weight, ()."""
+
+    theta: Params
+    sum: Params
+    clients: Tensor
+    weight: Tensor
 
 
 @About(
@@ -82,34 +100,35 @@ def scaffold(
     def client(program: Program) -> Client:
         zero = zeros_like(common_params(program, "scaffold"))
 
-        def start(message: Tree, own: Tree) -> Tree:
+        def start(message: Tree, own: OwnParams) -> ScaffoldWork:
             none = torch.zeros(())
-            work = {"w": message["theta"], "correction": sub(message["c"], own["c"])}
-            return {**work, "taken": none, "loss": none}
+            return ScaffoldWork(message["theta"], sub(message["c"], own.params), none, none)
 
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            gradient, value = slope(lambda w: program.mean_loss(w, batch), work["w"])
-            w = tree_map(lambda w, g, c: w - lr * (g + c), work["w"], gradient, work["correction"])
-            return {**work, "w": w, "taken": work["taken"] + 1.0, "loss": value}
+        def move(work: ScaffoldWork, message: Tree, batch: ClientBatch) -> ScaffoldWork:
+            gradient, value = slope(lambda w: program.mean_loss(w, batch), work.w)
+            w = tree_map(lambda w, g, c: w - lr * (g + c), work.w, gradient, work.correction)
+            return ScaffoldWork(w, work.correction, work.taken + 1.0, value)
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        def finish(
+            work: ScaffoldWork, message: Tree, own: OwnParams, rows: Tensor
+        ) -> tuple[Up, OwnParams]:
             weight = rows if weights == "rows" else torch.ones_like(rows)
-            moved = sub(work["w"], message["theta"])
+            moved = sub(work.w, message["theta"])
             # a client that took no step knows no mean gradient
-            by = torch.where(work["taken"] > 0.0, 1.0 / (lr * work["taken"].clamp(min=1.0)), 0.0)
-            mean = tree_map(lambda a, d: -a - by * d, work["correction"], moved)
-            c = tree_map(lambda new, old: torch.where(by > 0.0, new, old), mean, own["c"])
-            new = 1.0 - own["seen"]
+            by = torch.where(work.taken > 0.0, 1.0 / (lr * work.taken.clamp(min=1.0)), 0.0)
+            mean = tree_map(lambda a, d: -a - by * d, work.correction, moved)
+            c = tree_map(lambda new, old: torch.where(by > 0.0, new, old), mean, own.params)
+            new = 1.0 - own.seen
             up = {
                 "moved": Share(moved, weight),
-                "corrected": Share(scaled(sub(c, own["c"]), weight)),
+                "corrected": Share(scaled(sub(c, own.params), weight)),
                 "joined": Share({"clients": new, "weight": new * weight}),
-                "loss": Share(work["loss"], weight),
+                "loss": Share(work.loss, weight),
             }
-            return up, {"c": c, "seen": torch.ones(())}
+            return up, OwnParams(c, SEEN)
 
         return Client(
-            own={"c": zero, "seen": torch.zeros(())},
+            own=OwnParams(zero),  # c_k
             start=start,
             phases=(Phase(move, steps, unit, batch_size),),
             finish=finish,
@@ -127,18 +146,19 @@ def _server(program: Program, server_lr: float) -> Server:
     """Return the server; until all clients took part, their weight is N times the mean of those that did."""
     theta = common_params(program, "scaffold")
 
-    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        moved = tree_map(lambda t, d: t + server_lr * d, state["theta"], means["moved"])
-        whole = add(state["sum"], scaled(means["corrected"], clock.clients))
-        joined = add(state["joined"], scaled(means["joined"], clock.clients))
-        return {"theta": moved, "sum": whole, "joined": joined}
+    def update(
+        state: ScaffoldServerState, means: dict[str, Tree], clock: Clock
+    ) -> ScaffoldServerState:
+        moved = tree_map(lambda t, d: t + server_lr * d, state.theta, means["moved"])
+        whole = add(state.sum, scaled(means["corrected"], clock.clients))
+        joined = scaled(means["joined"], clock.clients)
+        clients, weight = state.clients + joined["clients"], state.weight + joined["weight"]
+        return ScaffoldServerState(moved, whole, clients, weight)
 
-    def down(state: Tree, clock: Clock) -> Tree:
-        count = state["joined"]["clients"]
-        whole = program.num_clients * state["joined"]["weight"] / count.clamp(min=1.0)
-        c = scaled(state["sum"], torch.where(count > 0.0, 1.0 / whole, 0.0))
-        return {"theta": state["theta"], "c": c}
+    def down(state: ScaffoldServerState, clock: Clock) -> Tree:
+        whole = program.num_clients * state.weight / state.clients.clamp(min=1.0)
+        c = scaled(state.sum, torch.where(state.clients > 0.0, 1.0 / whole, 0.0))
+        return {"theta": state.theta, "c": c}
 
-    joined = {"clients": torch.zeros(()), "weight": torch.zeros(())}
-    start = {"theta": theta, "sum": zeros_like(theta), "joined": joined}
+    start = ScaffoldServerState(theta, zeros_like(theta), torch.zeros(()), torch.zeros(()))
     return Server(start, update, down=down, relaxed=lambda beta: _server(program, beta * server_lr))

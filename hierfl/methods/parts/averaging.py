@@ -102,6 +102,14 @@ class Descent:
         return self.phase(lambda w, work, message, batch: program.mean_loss(w, batch))
 
 
+class TwoLevels(NamedTuple):
+    """The working state of a client with a copy theta of the global params, own params phi, and the last loss, ()."""
+
+    theta: Stepped
+    phi: Stepped
+    loss: Tensor
+
+
 Target = Callable[[Params, dict[str, Tree]], Params]
 Inside = Callable[[Params, Params], Params]
 

@@ -15,11 +15,13 @@ from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Clock, Method, Server, Share, Up
 from hierfl.methods.about import Wrapper
 from hierfl.methods.wrappers.wrapping import (
+    WrappedState,
     as_share,
     averaging_server_of,
     check_averages,
     inside,
     is_logged,
+    within,
     wrapped,
 )
 from hierfl.optimizers import Optimizer, Stepped, step
@@ -99,18 +101,18 @@ def averaging_some(method: Method, *, share: float) -> Method:
 def _drawn(plain: Client, share: float) -> Client:
     """Return a client that draws, with the key of its last step, whether it is averaged."""
 
-    def start(message: Tree, own: Tree) -> Tree:
-        return {"method": plain.start(message, own), "weight": torch.ones(())}
+    def start(message: Tree, own: Tree) -> WrappedState:
+        return WrappedState(plain.start(message, own), torch.ones(()))
 
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        up, after = plain.finish(work["method"], message, own, rows)
-        return {name: _weighted(name, sent, work["weight"]) for name, sent in up.items()}, after
+    def finish(work: WrappedState, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        up, after = plain.finish(work.method, message, own, rows)
+        return {name: _weighted(name, sent, work.extra) for name, sent in up.items()}, after
 
-    def draw(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        return {**work, "weight": _weight(batch, share)}
+    def draw(work: WrappedState, message: Tree, batch: ClientBatch) -> WrappedState:
+        return WrappedState(work.method, _weight(batch, share))
 
-    phases = inside(plain.phases, "method", draw)
-    adapt = None if plain.adapt is None else inside(plain.adapt, "method")
+    phases = inside(plain.phases, draw)
+    adapt = None if plain.adapt is None else inside(plain.adapt)
     return replace(plain, start=start, phases=phases, finish=finish, adapt=adapt)
 
 
@@ -196,23 +198,17 @@ def server_optimized(method: Method, optimizer: Optimizer) -> Method:
 
 
 def with_optimizer(plain: Server, optimizer: Optimizer) -> Server:
-    """Return a server, of state `theta` and `memory`, whose change is an optimizer's gradient."""
+    """Return a server whose change is an optimizer's gradient; it keeps the optimizer's memory."""
     moved = tuple(plain.down(plain.state, Clock(0, 1)))
 
     def part(theta: Tree) -> Tree:
         return {name: theta[name] for name in moved}
 
-    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        before = part(state["theta"])
-        change = sub(before, part(plain.update(state["theta"], means, clock)))
-        new = step(optimizer, change, Stepped(before, state["memory"]))
-        return {"theta": {**state["theta"], **new.params}, "memory": new.state}
+    def update(state: WrappedState, means: dict[str, Tree], clock: Clock) -> WrappedState:
+        before = part(state.method)
+        change = sub(before, part(plain.update(state.method, means, clock)))
+        new = step(optimizer, change, Stepped(before, state.extra))
+        return WrappedState({**state.method, **new.params}, new.state)
 
-    return Server(
-        state={"theta": plain.state, "memory": optimizer.init(part(plain.state))},
-        update=update,
-        down=lambda state, clock: plain.down(state["theta"], clock),
-        final=lambda state, clock: plain.last(state["theta"], clock),
-        finished=lambda state: plain.finished(state["theta"]),
-        logged=lambda state: plain.logged(state["theta"]),
-    )
+    start = WrappedState(plain.state, optimizer.init(part(plain.state)))
+    return Server(start, update, **within(plain))

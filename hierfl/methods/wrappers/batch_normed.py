@@ -34,7 +34,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Method, Phase, Server
 from hierfl.methods.about import About, Wrapper
 from hierfl.methods.personalized.fedrep import fedrep
-from hierfl.methods.wrappers.wrapping import beside
+from hierfl.methods.wrappers.wrapping import WrappedState, beside
 from hierfl.models.client_norm import STATISTICS, Looked, normalized, normalizing
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.handlers import Substitute
@@ -148,16 +148,16 @@ def _guide(guide: Guide | Family) -> Guide | Family:
 def _keeping(plain: Client, program: Program, start: Params) -> Client:
     """Return the client that keeps statistics, first `start`, beside the method's state."""
     none = {name: torch.full_like(v, torch.nan) for name, v in start.items()}
-    whole = beside(plain, {"statistics": none})
+    whole = beside(plain, none)
 
-    def params(message: Tree, own: Tree) -> Params:
-        return {**whole.params(message, own), **own["statistics"]}
+    def params(message: Tree, own: WrappedState) -> Params:
+        return {**whole.params(message, own), **own.extra}
 
-    def settle(message: Tree, own: Tree, batch: ClientBatch) -> Tree:
+    def settle(message: Tree, own: WrappedState, batch: ClientBatch) -> WrappedState:
         if whole.settle is not None:
             own = whole.settle(message, own, batch)
         statistics = _looked(program, whole.params(message, own), batch)
-        return {**own, "statistics": {name: statistics[name] for name in none}}
+        return WrappedState(own.method, {name: statistics[name] for name in none})
 
     adapt = None if plain.adapt is None else _by_mini_batch(plain.adapt)
     if plain.adapt is None and not tree_leaves(plain.own):

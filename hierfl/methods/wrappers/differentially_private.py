@@ -34,7 +34,14 @@ from hierfl.core.trees import Tree, add, as_tree, as_vector, scaled, sub, tree_l
 from hierfl.method import Client, Clock, Method, Server, Share, Up
 from hierfl.methods.about import Wrapper
 from hierfl.methods.posteriors.natural_factors import PARTS, with_noise
-from hierfl.methods.wrappers.wrapping import as_share, check_takes_means, is_logged, wrapped
+from hierfl.methods.wrappers.wrapping import (
+    WrappedState,
+    as_share,
+    check_takes_means,
+    is_logged,
+    within,
+    wrapped,
+)
 from hierfl.program.program import Program, ProgramError
 
 COPY = "theta"  # the share that is a client's copy of what it was sent
@@ -205,7 +212,7 @@ def differentially_private(
             }
             short = _shortened(moved, clipping_norm)
             if "factors" in method.traits:
-                after = {**after, "factor": add(own["factor"], short)}
+                after = after._replace(factor=add(own.factor, short))
             return {"clipped": Share(short)}, after
 
         return replace(plain, finish=finish)
@@ -253,29 +260,26 @@ def _noisy(
 ) -> Server:
     """Return a server that adds noise to its clients' sum, and keeps the books."""
 
-    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+    def update(state: WrappedState, means: dict[str, Tree], clock: Clock) -> WrappedState:
         planned = clock.clients + len(clock.left_out)
         mean = scaled(means["clipped"], clock.clients / planned)
         mean = _with_noise(mean, clip * noise / planned, new_key(secret, NOISE, clock.round))
-        message = plain.down(state["method"], clock)
+        message = plain.down(state.method, clock)
         noisy = {
             name: add({key: message[key] for key in value}, value) if name == COPY else value
             for name, value in mean.items()
         }
-        spent = state["spent"] + cost_of_round(noise, clients, planned)
-        return {"method": plain.update(state["method"], noisy, clock), "spent": spent}
+        spent = state.extra + cost_of_round(noise, clients, planned)
+        return WrappedState(plain.update(state.method, noisy, clock), spent)
 
-    def logged(state: Tree) -> dict[str, float]:
-        budget = {"epsilon": epsilon_of(state["spent"], delta), "delta": delta}
-        return {**plain.logged(state["method"]), **budget}
+    def logged(state: WrappedState) -> dict[str, float]:
+        budget = {"epsilon": epsilon_of(state.extra, delta), "delta": delta}
+        return {**plain.logged(state.method), **budget}
 
     return Server(
-        state={"method": plain.state, "spent": torch.zeros_like(orders())},
-        update=update,
-        down=lambda state, clock: plain.down(state["method"], clock),
-        final=lambda state, clock: plain.last(state["method"], clock),
-        finished=lambda state: plain.finished(state["method"]),
-        logged=logged,
+        WrappedState(plain.state, torch.zeros_like(orders())),
+        update,
+        **{**within(plain), "logged": logged},
         cohort_seed=lambda clock: secret_seed(new_key(secret, COHORT, clock.round)),
     )
 

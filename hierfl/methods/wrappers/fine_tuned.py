@@ -10,7 +10,7 @@ the name in Shi et al. 2023, arXiv:2310.09183.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,10 +20,21 @@ from hierfl.core.trees import Tree, chosen, tree_leaves
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Client, Method, Phase, Step, Up, slope
 from hierfl.methods.about import Wrapper
+from hierfl.methods.parts.averaging import OwnParams
 from hierfl.methods.parts.mirror import domains_of_sites, kept_inside, mirror_gradient
-from hierfl.methods.wrappers.wrapping import beside, inside
+from hierfl.methods.wrappers.wrapping import WrappedState, beside, inside
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
+
+
+class TuningWork(NamedTuple):
+    """The wrapped client's work and state, the tuned params, whether these are served, (), and the last loss, ()."""
+
+    method: Tree
+    own: Tree
+    at: Stepped
+    begun: Tensor
+    loss: Tensor
 
 
 @Wrapper(
@@ -96,29 +107,29 @@ def _tuned_params(program: Program, name: str, *, mirror: bool) -> Params:
 def tuning(program: Program, plain: Client, optimizer: Optimizer, *, mirror: bool = False) -> Step:
     """Return a step of the tuned params; all other params are those of the wrapped client."""
 
-    def tune(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        fixed, at = _after(plain, work, message, batch), work["tuned"]
+    def tune(work: TuningWork, message: Tree, batch: ClientBatch) -> TuningWork:
+        fixed, at = _after(plain, work, message, batch), work.at.params
 
         def nll(w: Params) -> Tensor:
             return program.mean_loss({**fixed, **w}, batch)
 
         if mirror:
-            gradient, value = mirror_gradient(program, nll, at), work["loss"]
+            gradient, value = mirror_gradient(program, nll, at), work.loss
         else:
             gradient, value = slope(nll, at)
-        tuned, state = step(optimizer, gradient, Stepped(at, work["state"]))
+        tuned, memory = step(optimizer, gradient, work.at)
         if mirror:
             tuned = kept_inside(domains_of_sites(program), tuned, at)
         # the loss is an output, so that a compiled step rounds as a step of fedavg does
-        return {**work, "tuned": tuned, "state": state, "begun": torch.ones(()), "loss": value}
+        return work._replace(at=Stepped(tuned, memory), begun=torch.ones(()), loss=value)
 
     return tune
 
 
-def _after(plain: Client, work: Tree, message: Tree, batch: ClientBatch) -> Params:
+def _after(plain: Client, work: TuningWork, message: Tree, batch: ClientBatch) -> Params:
     """Return the params of the wrapped client as they would be if its round ended now."""
     rows = batch.counts.sum().to(torch.get_default_dtype())
-    _, own = plain.finish(work["method"], message, work["own"], rows)
+    _, own = plain.finish(work.method, message, work.own, rows)
     return plain.params(message, own)
 
 
@@ -132,42 +143,37 @@ def tuned(
     own_steps: bool = True,
 ) -> Client:
     """Return the client that keeps params beside its state, first `first`, tunes them, and predicts with them."""
-    tuned, flag = _unused(plain.own, "served" if each_round else "w"), _unused(plain.own, "seen")
-    flagged = not each_round or plain.seen is None  # else the wrapped client's state says so
+    whole = beside(plain, OwnParams(first))
 
-    def kept(params: Params, begun: Tensor) -> Tree:
-        return {tuned: params, flag: begun} if flagged else {tuned: params}
+    def begun(own: WrappedState) -> Tensor:
+        # in every round what is tuned is served as soon as the wrapped client has been through one
+        return plain.seen(own.method) if each_round and plain.seen is not None else own.extra.seen
 
-    def begun(own: Tree) -> Tensor:
-        return own[flag] if flagged or plain.seen is None else plain.seen(own)
-
-    whole = beside(plain, kept(first, torch.zeros(())))
-
-    def params(message: Tree, own: Tree) -> Params:
+    def params(message: Tree, own: WrappedState) -> Params:
         own_params = whole.params(message, own)
-        return {
-            **own_params,
-            **chosen(begun(own), own[tuned], {name: own_params[name] for name in first}),
-        }
+        now = {name: own_params[name] for name in first}
+        return {**own_params, **chosen(begun(own), own.extra.params, now)}
 
-    def start(message: Tree, own: Tree) -> Tree:
-        served, mine = params(message, own), {name: own[name] for name in plain.own}
+    def start(message: Tree, own: WrappedState) -> TuningWork:
+        served = params(message, own)
         at = {name: served[name] for name in first}
-        work = {"method": plain.start(message, mine), "own": mine, "tuned": at}
-        return {**work, "state": optimizer.init(at), "begun": begun(own), "loss": torch.zeros(())}
+        at_first = Stepped(at, optimizer.init(at))
+        plain_work = plain.start(message, own.method)
+        return TuningWork(plain_work, own.method, at_first, begun(own), torch.zeros(()))
 
-    def follow(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    def follow(work: TuningWork, message: Tree, batch: ClientBatch) -> TuningWork:
         params = _after(plain, work, message, batch)
         now = {name: params[name] for name in first}
-        return {**work, "tuned": now if each_round else chosen(work["begun"], work["tuned"], now)}
+        tuned = now if each_round else chosen(work.begun, work.at.params, now)
+        return work._replace(at=work.at._replace(params=tuned))
 
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        up, mine = whole.finish(work["method"], message, own, rows)
-        return up, {**mine, **kept(work["tuned"], work["begun"])}
+    def finish(work: TuningWork, message: Tree, own: WrappedState, rows: Tensor) -> tuple[Up, Tree]:
+        up, after = whole.finish(work.method, message, own, rows)
+        return up, after._replace(extra=OwnParams(work.at.params, work.begun))
 
-    phases = inside(plain.phases, "method", follow if each_round else None)
+    phases = inside(plain.phases, follow if each_round else None)
     adapt = plain.phases if plain.adapt is None else plain.adapt
-    adapting = inside(adapt, "method", follow) if own_steps and tree_leaves(plain.own) else ()
+    adapting = inside(adapt, follow) if own_steps and tree_leaves(plain.own) else ()
     return replace(
         whole,
         start=start,
@@ -177,9 +183,3 @@ def tuned(
         adapt=(*adapting, phase),
         most_adapting=None,
     )
-
-
-def _unused(own: Tree, name: str) -> str:
-    while name in own:
-        name = f"tuned_{name}"
-    return name

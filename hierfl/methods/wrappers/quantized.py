@@ -35,8 +35,6 @@ from hierfl.methods.about import Wrapper
 from hierfl.methods.wrappers.wrapping import beside, check_takes_means, is_logged, wrapped
 from hierfl.program.program import Params, Program, ProgramError
 
-UNSENT = "unsent"  # entry of the client state: what rounding has lost, e_k
-
 
 @Wrapper(
     call="(method, bits=8)",
@@ -136,12 +134,12 @@ def _sent(
 
 def _rounding(plain: Client, nothing: dict[str, Tree], bits: int, *, feedback: bool) -> Client:
     """Return a client that rounds what it sends; with feedback it keeps what rounding lost."""
-    whole = beside(plain, {UNSENT: nothing}) if feedback else plain
+    whole = beside(plain, nothing) if feedback else plain
 
     def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         up, after = whole.finish(work, message, own, rows)
-        up, lost = _sent(plain, message, up, own[UNSENT] if feedback else {}, bits)
-        return up, {**after, UNSENT: lost} if feedback else after
+        up, lost = _sent(plain, message, up, own.extra if feedback else {}, bits)
+        return up, after._replace(extra=lost) if feedback else after
 
     # a client without a state of its own has nothing to infer from its rows
     adapt = () if feedback and not tree_leaves(plain.own) else plain.adapt

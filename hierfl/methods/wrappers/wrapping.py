@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -35,48 +35,66 @@ def as_share(sent: object, name: str, why: str) -> Share:
     return sent
 
 
-def inside(phases: tuple[Phase, ...], entry: str, after: Step | None = None) -> tuple[Phase, ...]:
-    """Return phases on `entry` of a larger working state; `after` follows steps of the last."""
+def inside(phases: tuple[Phase, ...], after: Step | None = None) -> tuple[Phase, ...]:
+    """Return phases on the field `method` of a larger working state; `after` follows steps of the last."""
     last = max((i for i, phase in enumerate(phases) if phase.count), default=None)
     return tuple(
-        replace(phase, step=_inside(phase.step, entry, after if i == last else None))
+        replace(phase, step=_inside(phase.step, after if i == last else None))
         for i, phase in enumerate(phases)
     )
 
 
-def _inside(step: Step, entry: str, after: Step | None) -> Step:
+def _inside(step: Step, after: Step | None) -> Step:
     def larger(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        work = {**work, entry: step(work[entry], message, batch)}
+        work = work._replace(method=step(work.method, message, batch))
         return work if after is None else after(work, message, batch)
 
     return larger
 
 
+class WrappedState(NamedTuple):
+    """The state of a wrapped method's client or server, and what its wrapper keeps beside it."""
+
+    method: Tree
+    extra: Tree
+
+
 def beside(plain: Client, extra: Tree) -> Client:
     """Return a client that keeps `extra` beside its own state, hidden from its own functions."""
 
-    def mine(own: Tree) -> Tree:
-        return {name: own[name] for name in plain.own}
+    def finish(work: Tree, message: Tree, own: WrappedState, rows: Tensor) -> tuple[Up, Tree]:
+        up, after = plain.finish(work, message, own.method, rows)
+        return up, WrappedState(after, own.extra)
 
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        up, after = plain.finish(work, message, mine(own), rows)
-        return up, {**after, **{name: own[name] for name in extra}}
-
-    def settle(message: Tree, own: Tree, batch: ClientBatch) -> Tree:
+    def settle(message: Tree, own: WrappedState, batch: ClientBatch) -> WrappedState:
         assert plain.settle is not None
-        return {**own, **plain.settle(message, mine(own), batch)}
+        return WrappedState(plain.settle(message, own.method, batch), own.extra)
+
+    def new(message: Tree) -> WrappedState:
+        return WrappedState(plain.own if plain.new is None else plain.new(message), extra)
 
     seen = plain.seen
     return replace(
         plain,
-        own={**plain.own, **extra},
-        start=lambda message, own: plain.start(message, mine(own)),
+        own=WrappedState(plain.own, extra),
+        start=lambda message, own: plain.start(message, own.method),
         finish=finish,
-        params=lambda message, own: plain.params(message, mine(own)),
-        seen=None if seen is None else lambda own: seen(mine(own)),
-        new=lambda message: {**(plain.own if plain.new is None else plain.new(message)), **extra},
+        params=lambda message, own: plain.params(message, own.method),
+        seen=None if seen is None else lambda own: seen(own.method),
+        new=new,
         settle=None if plain.settle is None else settle,
+        mail=("method", *plain.mail) if plain.mail else (),
     )
+
+
+def within(plain: Server) -> dict[str, Any]:
+    """Return the functions, besides `update`, of a server whose state holds that of another as `method`."""
+    return {
+        "down": lambda state, clock: plain.down(state.method, clock),
+        "final": lambda state, clock: plain.last(state.method, clock),
+        "finished": lambda state: plain.finished(state.method),
+        "logged": lambda state: plain.logged(state.method),
+    }
 
 
 def check_averages(
