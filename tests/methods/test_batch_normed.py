@@ -110,7 +110,7 @@ def normed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def statistics(fitted: hierfl.Fit) -> dict[str, Tensor]:
     """The statistics of every client, (N, F), by name."""
-    kept = fitted.progress.table["statistics"]
+    kept = fitted.progress.table.extra
     return {name: value[:, 0, 0] for name, value in kept.items()}
 
 
@@ -186,7 +186,7 @@ def test_one_client_alone_equals_fedbn() -> None:
     data, options = federation((9,)), {"optimizer": SGD(0.1), "steps": 2, "batch_size": 4}
     ours = fit(batch_normed(fedavg(regression(), unit="epoch", **options)), data, rounds=3)  # type: ignore[arg-type]
     theirs = fit(methods.fedbn(regression(), unit="epoch", **options), data, rounds=3)  # type: ignore[arg-type]
-    own = {name: value[0] for name, value in theirs.progress.table["head"].items()}
+    own = {name: value[0] for name, value in theirs.progress.table.params.items()}
     assert own
     for name, value in ours.message.items():
         assert torch.allclose(value, {**theirs.message, **own}[name], atol=1e-10), name

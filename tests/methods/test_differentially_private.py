@@ -161,7 +161,7 @@ def test_the_history_states_the_budget() -> None:
 def test_clients_keep_what_they_sent() -> None:
     """Without noise q is the prior times the factors that clients keep, also where they are clipped."""
     fitted = fit(private(0.2, 1e-30, 1, pvi(line, draws=2)), e1(), rounds=3)
-    state, kept = fitted.progress.server["method"], fitted.progress.table["factor"]
+    state, kept = fitted.progress.server.method, fitted.progress.table.factor
     for name in ("shift", "precision"):
         close(state["q"][name] - state["prior"][name] - kept[name].sum(0), 0.0, 1e-9)
     norms = sum(kept[n].flatten(1).square().sum(1) for n in ("shift", "precision")).sqrt()
@@ -174,6 +174,6 @@ def test_noise_leaves_a_distribution_that_knows_no_less_than_the_prior() -> None
     for factors in ways:
         method = pvi(line, factors=factors, draws=2, steps=1)
         fitted = fit(private(0.5, 3.0, 4, method), e1(), rounds=2)
-        state = fitted.progress.server["method"]
+        state = fitted.progress.server.method
         bent = torch.linalg.eigvalsh(state["q"]["precision"] - state["prior"]["precision"])
         assert float(bent.min()) > -1e-8

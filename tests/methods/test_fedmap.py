@@ -253,7 +253,7 @@ def test_omega_is_likelihood_times_prior(omega: Any, quiet: None) -> None:
     for k, name in enumerate(data.names):
         rows = data.select([name]).fields
         shapes = {name: p.shape for name, p in module.named_parameters()}
-        w = {name: own["w"][f"w.{name}.at"][k].reshape(shape) for name, shape in shapes.items()}
+        w = {name: own.params[f"w.{name}.at"][k].reshape(shape) for name, shape in shapes.items()}
         f = torch.func.functional_call(module, w, (rows["x"],))[:, 0]
         log = torch.distributions.Normal(f, 1.0).log_prob(rows["y"]).sum()
         away = sum((w[n] - message["gamma"][f"theta.{n}"]).square().sum() for n in w)
@@ -283,14 +283,14 @@ def test_init_client_starts_from_one_client_fitted_alone() -> None:
     first, free = {}, fedmap(personal(Isotropic(math.inf)), **options)
     for seed in (0, 4, 5, 6):
         fitted = fit(fedmap(personal(), init="client", **options), data, rounds=1, seed=seed)
-        alone = fit(free, data, rounds=1, seed=seed).progress.table["w"]
+        alone = fit(free, data, rounds=1, seed=seed).progress.table.params
         gamma = torch.cat([v.flatten() for v in fitted.message["gamma"].values()])
         own = torch.cat([v.flatten(1) for v in alone.values()], 1)
         near = (own - gamma).abs().amax(1)
         assert float(near.min()) < 1e-12 and float(near.max()) > 1e-3
         first[int(near.argmin())] = True
     after = fit(fedmap(personal(), init="client", **options), data, rounds=2, seed=0)
-    assert after.progress.table["seen"].tolist() == [1.0, 1.0, 1.0]
+    assert after.progress.table.seen.tolist() == [1.0, 1.0, 1.0]
     assert len(first) > 1, "the seed chooses the client"
 
 

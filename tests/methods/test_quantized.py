@@ -67,7 +67,7 @@ def test_two_rounds_by_hand() -> None:
         theta = {name: v + total[name] for name, v in theta.items()}
     for name, value in theta.items():
         torch.testing.assert_close(fitted.message[name], value, rtol=0.0, atol=1e-13)
-    for path, found in named_leaves(fitted.progress.table["unsent"]["theta"]).items():
+    for path, found in named_leaves(fitted.progress.table.extra["theta"]).items():
         for k in range(2):
             torch.testing.assert_close(found[k], unsent[k][path[2:-2]], rtol=0.0, atol=1e-13)
     assert max(float(v.abs().max()) for one in unsent for v in one.values()) > 1e-6
@@ -106,7 +106,7 @@ def test_a_new_client_starts_with_nothing_unsent() -> None:
     data = federation((5, 3, 7))
     for method in (fedavg(_shared(), **SMALL), ditto(_shared())):
         new = fit(quantized(method), data, rounds=2).personalize(federation((4,)), rounds=0)
-        assert not any(bool(v.any()) for v in tree_leaves(new.progress.table["unsent"]))
+        assert not any(bool(v.any()) for v in tree_leaves(new.progress.table.extra))
 
 
 def test_integers_are_sent_and_the_error_stays(tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def test_integers_are_sent_and_the_error_stays(tmp_path: Path) -> None:
         names = len(content) - sum(
             v.nbytes for v in tree_leaves(from_bytes(content, most=9999).tree)
         )
-        assert names < 1500 and b"unsent" not in content
+        assert names < 1500
     for k, client in enumerate(here.clients):
-        for name, value in named_leaves(kept(around.nodes[client]).after["unsent"]).items():
-            there = named_leaves(here.progress.table["unsent"])[name][k]
+        for name, value in named_leaves(kept(around.nodes[client]).after.extra).items():
+            there = named_leaves(here.progress.table.extra)[name][k]
             torch.testing.assert_close(value, there, rtol=0.0, atol=1e-12)
 
 

@@ -41,7 +41,7 @@ def test_it_reaches_the_optimum(weights: str, optimum: tuple[float, float]) -> N
     assert best.tolist() == pytest.approx(optimum, abs=1e-6)
     fitted = run(30, weights=weights)
     assert torch.allclose(theta(fitted), best, atol=1e-6, rtol=0.0)
-    corrections = fitted.progress.table["c"]["theta"]
+    corrections = fitted.progress.table.params["theta"]
     assert torch.allclose(corrections, gradients(best), atol=1e-5), "the clients' own gradients"
 
 
@@ -65,14 +65,14 @@ def test_cohorts_reach_the_same_optimum(weights: str) -> None:
 def test_the_servers_correction_is_the_clients_mean(weights: str, cohort: int | None) -> None:
     p = P if weights == "rows" else UNIFORM
     fitted = run(7, weights=weights, cohort=cohort)
-    mean = (p[:, None] * fitted.progress.table["c"]["theta"]).sum(0)
+    mean = (p[:, None] * fitted.progress.table.params["theta"]).sum(0)
     assert torch.allclose(fitted.message["c"]["theta"], mean, atol=1e-12)
     assert float(mean.norm()) > 1e-3
 
 
 def test_before_all_have_joined_the_others_count_as_zero() -> None:
     fitted = run(1, cohort=2)
-    mean = fitted.progress.table["c"]["theta"].sum(0) / 3.0
+    mean = fitted.progress.table.params["theta"].sum(0) / 3.0
     assert torch.allclose(fitted.message["c"]["theta"], mean, atol=1e-14)
 
 
@@ -92,7 +92,7 @@ def test_the_corrections_are_the_mean_gradients_of_the_steps_that_each_client_to
     ours = fit(method, federation((5, 3, 7)), rounds=1, seed=2)
     counts, taken = torch.tensor([5.0, 3.0, 7.0]), torch.tensor([9.0, 6.0, 12.0])
     for name, start in ours.program.start()[0].items():
-        c = ours.progress.table["c"][name].flatten(1)
+        c = ours.progress.table.params[name].flatten(1)
         whole = -(counts / 15.0 * 0.05 * taken) @ c
         moved = ours.message["theta"][name] - start
         assert torch.allclose(whole, moved.flatten(), atol=1e-12)
