@@ -16,6 +16,7 @@ from hierfl.laplace.mode import climb, curvature, mode_and_precision, newton_ste
 from hierfl.program.handlers import Substitute
 from hierfl.program.program import Program
 from tests.programs import at_random, federation, fit, logistic, read
+from tests.sampled import sampled
 
 
 def counted(batch: ClientBatch) -> None:
@@ -45,7 +46,7 @@ def loss(program: Program, params: dict[str, Tensor], batch: ClientBatch) -> Ten
     return terms.nll.sum() + terms.local_kl.sum() + terms.global_kl
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sampled(MODELS, ["Bernoulli"]))
 def test_gradients_through_the_mode(name: str) -> None:
     """Gradients of the whole ELBO, with the noise held fixed, against central differences."""
     data = federation((6, 4))

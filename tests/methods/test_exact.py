@@ -210,6 +210,7 @@ def test_the_conditional_guides_local_distribution(case: str) -> None:
     assert torch.allclose(own.covariance_matrix[:, 0], truth.given_cov, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_federated_run_reaches_the_posterior() -> None:
     """A noisy federated fit by Adam: means within a tenth of a posterior sd, sds within 6%."""
     model, make = CASES["slopes"]

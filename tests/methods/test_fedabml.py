@@ -138,6 +138,7 @@ def test_rounds_do_not_depend_on_client_state() -> None:
         assert torch.equal(after[0][name], after[1][name])
 
 
+@pytest.mark.slow
 def test_scale_link_exp_as_in_the_paper(not_lowered: None) -> None:
     """One step of m and log s, averaged over clients, is the printed one: it needs no random draw."""
     lam, eta = 0.7, 0.05

@@ -51,6 +51,7 @@ def on_a_grid(alive: list[int]) -> tuple[np.ndarray, np.ndarray]:
     return means, np.sqrt(squares - means**2)
 
 
+@pytest.mark.slow
 def test_litters_are_as_on_a_grid_and_as_loaded(tmp_path: Path) -> None:
     fit = hierfl.fit(beta_binomial, litters(), seed=0)
     summary = fit.summary()

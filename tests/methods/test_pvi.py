@@ -22,6 +22,7 @@ from hierfl.methods import bfi, fedep, fedlaplace, pvi
 from hierfl.methods.parts.robust_losses import score
 from hierfl.runs.result import Fit
 from tests.programs import exact, federation, fit, logistic, means, slopes, three
+from tests.sampled import sampled
 
 PRECISION = torch.tensor([[8.0, 2.0], [2.0, 8.0]], dtype=torch.float64)
 MEAN = torch.tensor([0.7333333333333333, 0.5666666666666667], dtype=torch.float64)
@@ -93,7 +94,8 @@ def test_a_sequential_pass_is_exact(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "model"), [("pvi", "means"), ("pvi", "slopes"), ("fedep", "slopes")]
+    ("name", "model"),
+    sampled([("pvi", "means"), ("pvi", "slopes"), ("fedep", "slopes")], [("pvi", "means")]),
 )
 def test_hierarchies_are_exact_after_one_visit(name: str, model: str) -> None:
     program, data = {"means": (means, three()), "slopes": (slopes, federation())}[model]
@@ -103,7 +105,9 @@ def test_hierarchies_are_exact_after_one_visit(name: str, model: str) -> None:
     close(precision, torch.linalg.inv(known.cov))
 
 
-@pytest.mark.parametrize(("make", "draws", "damping"), [(pvi, 4, None), (fedep, 16, 0.7)])
+@pytest.mark.parametrize(
+    ("make", "draws", "damping"), sampled([(pvi, 4, None), (fedep, 16, 0.7)], 2)
+)
 def test_q_is_the_product_of_its_factors(make: Any, draws: int, damping: float | None) -> None:
     method = make(logistic, damping=damping, draws=draws, steps=1)
     fitted = fit(method, federation(), rounds=2, seed=2)
@@ -140,6 +144,7 @@ def test_diagonal_factors_have_one_fixed_point_under_every_schedule(
     close(precision, 8.0 * torch.eye(2), 1e-5)
 
 
+@pytest.mark.slow
 def test_the_fixed_point_solves_the_pooled_problem() -> None:
     """The gradient of the global ELBO vanishes at the fixed point.
 

@@ -62,6 +62,7 @@ def server(method: Method, seed: int) -> dict[str, torch.Tensor]:
     return named_leaves(fit(method, people((3, 2)), rounds=rounds, seed=seed).progress.server)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_two_stage_draws_by_the_seed_of_fit_on_both_engines_and_over_nodes(tmp_path: Path) -> None:
     first, other = two_stage(0), two_stage(1)

@@ -66,6 +66,7 @@ def test_natural_parameters_of_dense_gaussians_are_averaged() -> None:
         close(value, back[name], 1e-6)
 
 
+@pytest.mark.slow
 def test_fewer_rounds_reach_the_pooled_posterior() -> None:
     """Natural parameters of a Gaussian model: the pooled posterior, in 12 rounds of 30 steps."""
     guide = guides.structured

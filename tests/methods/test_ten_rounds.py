@@ -21,6 +21,7 @@ from hierfl.methods import fedlaplace
 from hierfl.program.program import ProgramError
 from tests.methods.test_pvi import close, gaussian
 from tests.programs import alone, exact, federation, fit, logistic, means, regression, slopes, three
+from tests.sampled import sampled
 
 SMALL: dict[str, Any] = {"settle_draws": 4, "draws": 128, "target_ess": 30, "weighting_rounds": 2}
 
@@ -72,7 +73,7 @@ def test_the_marginal_is_exact_for_gaussian_rows() -> None:
     close(total - posterior, known.log_evidence)
 
 
-@pytest.mark.parametrize("name", ["means", "slopes"])
+@pytest.mark.parametrize("name", sampled(["means", "slopes"], 2))
 def test_one_newton_step_is_exact(name: str) -> None:
     model, data = {"means": (means, three()), "slopes": (slopes, federation())}[name]
     method = fedlaplace(model, weighting_rounds=0, radius=10.0, settle_draws=4)
@@ -113,6 +114,7 @@ def test_everything_that_is_sent() -> None:
     assert up({**about_q, **sides}) == {"log_marginals": (128,), "lost": ()}
 
 
+@pytest.mark.slow
 def test_an_empirical_posterior_draws_its_points() -> None:
     fitted = fit(fedlaplace(means, **SMALL), three(), rounds=12)
     points, draws = fitted.message["params"]["_shared.points"], fitted.draws(500).shared["g"]
@@ -135,11 +137,14 @@ def weighting_rounds(fitted: hierfl.Fit) -> list[int]:
 
 @pytest.mark.parametrize(
     ("options", "sizes"),
-    [
-        ({}, [512]),
-        ({"target_ess": 10**9, "draws": 1024, "weighting_rounds": 3}, [512, 1024, 1024]),
-        ({"draws": 128, "weighting_rounds": 2}, [128, 128]),
-    ],
+    sampled(
+        [
+            ({"draws": 128, "weighting_rounds": 2}, [128, 128]),
+            ({}, [512]),
+            ({"target_ess": 10**9, "draws": 1024, "weighting_rounds": 3}, [512, 1024, 1024]),
+        ],
+        3,
+    ),
 )
 def test_points_are_doubled_while_too_few_count(options: Any, sizes: list[int]) -> None:
     """All points of all rounds count, and there are always `weighted` draws."""

@@ -64,6 +64,7 @@ def test_eight_schools_in_nine_rounds() -> None:
     assert k_hat < 0.7 and effective >= 400
 
 
+@pytest.mark.slow
 def test_the_global_sites_of_radon_in_twelve_rounds() -> None:
     """A quarter of the points is used."""
     fitted = fit(
@@ -88,6 +89,7 @@ def far() -> dict[str, Tensor]:
     return {site.name: nodes[site.name]["value"] for site in program.latents.global_block.sites}
 
 
+@pytest.mark.slow
 def test_radon_converges_from_a_bad_start() -> None:
     few: dict[str, Any] = {"settle_draws": 16, "draws": 1024, "target_ess": 400}
     method = fedlaplace(CENTERED.sampled, start=far(), **few)
@@ -95,6 +97,7 @@ def test_radon_converges_from_a_bad_start() -> None:
     assert errors.of("mean").max() < 0.1 and np.abs(errors.of("sd") - 1.0).max() < 0.1, errors
 
 
+@pytest.mark.slow
 def test_too_few_rounds_give_a_warning() -> None:
     method = fedlaplace(CENTERED.sampled, start=far(), weighting_rounds=0)
     with pytest.warns(UserWarning, match="the rounds ended while climbing"):

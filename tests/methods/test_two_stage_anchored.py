@@ -217,6 +217,7 @@ def with_server(fitted: hierfl.Fit, **state: Any) -> hierfl.Fit:
     return replace(fitted, progress=replace(fitted.progress, server=server))
 
 
+@pytest.mark.slow
 def test_a_covariance_from_one_row_a_client_is_that_of_nuts(done: hierfl.Fit) -> None:
     assert done.progress.server.was_anchored
     check_moments(done, COVARIANCE)
@@ -229,6 +230,7 @@ def test_three_rows_a_client_need_no_small_steps() -> None:
     check_moments(fitted, COVARIANCE)
 
 
+@pytest.mark.slow
 def test_clients_that_leave_are_not_approached_again(done: hierfl.Fit) -> None:
     without = done.without("c00", rounds=6)
     posterior = without.posterior(draws=2000, seed=0)["posterior"]

@@ -22,6 +22,7 @@ from hierfl.methods.stages.two_stage import seen_in
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.weighing import Ratios, ratios_of
+from tests.sampled import sampled
 
 # Means and sds of 8,000 draws of numpyro's NUTS, effective sample 2,700, R-hat 1.001.
 NUTS = {
@@ -42,6 +43,7 @@ def rats() -> pd.DataFrame:
     return pd.DataFrame({"litter": names, "rx": rx, "time": np.minimum(time, 104.0), "died": died})
 
 
+@pytest.mark.slow
 def test_rats() -> None:
     """Drawn once, the intercept was off by 0.25 sd and its sd by a fifth at a k-hat of 0.60."""
     priors = {
@@ -60,6 +62,7 @@ def test_rats() -> None:
         assert abs(float(posterior[site].std()) / sd - 1.0) < 0.1, site
 
 
+@pytest.mark.slow
 def test_rows_that_a_draw_makes_impossible_weigh_nothing() -> None:
     """An ordinal level whose cutpoints have met: its probability underflows, and its logarithm is -inf.
 
@@ -93,6 +96,7 @@ def many_slopes(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Bernoulli(logits=logits), obs=batch.y)
 
 
+@pytest.mark.slow
 def test_64_draws_weight_a_client_with_a_flat_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     """The factor of the second client is moved: its ratio is not flat, and all draws weight it."""
     g, rows = torch.Generator().manual_seed(0), 3000
@@ -197,7 +201,7 @@ FLAT = {
 }
 
 
-@pytest.mark.parametrize("case", FLAT)
+@pytest.mark.parametrize("case", sampled(FLAT, ["two clients"]))
 def test_flat_likelihoods_are_right_and_called_so(case: str) -> None:
     """A grid of the mean and the sd, with each client integrated out by Gauss-Hermite nodes."""
     wins, trials, scale = FLAT[case]

@@ -93,6 +93,7 @@ def batters(batch: ClientBatch) -> None:
             pyro.sample("hits", dist.Binomial(45, phi), obs=batch.hits)
 
 
+@pytest.mark.slow
 def test_rates_of_a_beta_prior_have_the_moments_of_a_grid() -> None:
     fit = hierfl.fit(batters, ClientData.from_arrays(NAMES[:6], hits=HITS), seed=0)
     drawn = posterior_draws(fit, draws=4000)

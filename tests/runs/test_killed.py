@@ -68,6 +68,7 @@ os.waitpid(child(folder + "/killed"), 0)
 """
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
     """A run with a checkpoint every round, killed three times, ends with the bytes of an uninterrupted run."""
     environment = {

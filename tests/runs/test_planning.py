@@ -32,6 +32,7 @@ def test_the_frames_hold_what_was_asked_for() -> None:
     pd.testing.assert_frame_equal(frame, again.frames["client 2"])
 
 
+@pytest.mark.slow
 def test_responses_have_the_variance_of_the_prior() -> None:
     """Var y = Var(Intercept) + E[sd^2] + E[sigma^2], all three 1 by these priors."""
     priors = {

@@ -94,6 +94,7 @@ def test_most_rounds_is_at_least_one() -> None:
         replace(never_still(), most_rounds=0)
 
 
+@pytest.mark.slow
 def test_a_finished_run_stays_and_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its bar counts rounds without a total."""
     method, data = fedlaplace(means, **SMALL), three()

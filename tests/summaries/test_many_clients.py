@@ -45,6 +45,7 @@ def exact(data: ClientData) -> dict[str, tuple[float, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_posterior_of_1_500_clients_is_that_of_a_grid() -> None:
     data = people()
     with warnings.catch_warnings():

@@ -98,6 +98,7 @@ def test_hardly_any_noise_gives_the_posterior_of_exact_sums() -> None:
         assert np.allclose(found[name].std(0) / sd, 1.0, atol=0.2), name
 
 
+@pytest.mark.slow
 def test_noise_of_the_sums_is_as_large_as_the_budget_asks() -> None:
     """The sd is z sqrt(8) in units of the bounds, z that of one Gaussian mechanism."""
     data, _ = simulated(0, clients=40, rows=5)
@@ -194,6 +195,7 @@ def test_a_bound_of_responses_is_asked_for_and_refused_elsewhere() -> None:
         RowNoise(epsilon=1.0, delta=1e-4, max_row_norm=2.0, max_response=0.0)
 
 
+@pytest.mark.slow
 def test_a_client_leaves_for_good_and_none_joins_without_a_new_budget() -> None:
     """What is left is the posterior of the others' noisy sums."""
     data, _ = simulated(1)

@@ -135,6 +135,7 @@ def test_the_posterior_is_that_of_a_grid(name: str) -> None:
         assert abs(own[:, k].mean() - level[0]) < 0.18 * level[1], k
 
 
+@pytest.mark.slow
 def test_rates_are_those_of_a_closed_form() -> None:
     """Given the shape, a Gamma rate of Poisson rows is Gamma again; the shape's posterior is summed on a grid."""
     data = people(EIGHT)

@@ -279,7 +279,7 @@ def by_quadrature(y: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor
 
 
 @pytest.mark.filterwarnings("ignore:k-hat is")
-@pytest.mark.parametrize("clients", [8, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("clients", sampled([8, 20], []))
 def test_a_scale_by_one_row_each_is_that_of_quadrature_or_not_trusted(clients: int) -> None:
     g = torch.Generator().manual_seed(3)
     with double_precision():

@@ -138,6 +138,7 @@ def moments(found: hierfl.Fit) -> Tensor:
     return torch.stack([whole.mean(0), whole.std(0)])
 
 
+@pytest.mark.slow
 def test_the_posterior_is_that_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     data = hospitals(SIZES)
     found = fit(two_stage(slopes), data)

@@ -166,6 +166,7 @@ def by_week(looped: bool) -> Any:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backwards", sampled([False, True], [True]))
 def test_sites_that_only_later_rows_pick_are_read(backwards: bool) -> None:
     """The program is read on five rows of a client; the other weeks are read as well."""

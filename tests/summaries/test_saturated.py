@@ -21,6 +21,7 @@ import hierfl
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
+from tests.sampled import sampled
 
 # covariance of the rows of a client at points (S, n, n), design (n, P), and rows of N clients (N, n)
 Part = tuple[Tensor, Tensor, Tensor]
@@ -129,9 +130,7 @@ def formula(text: str, clients: str) -> hierfl.Formula:
     return hierfl.formula(text, clients=clients, priors=priors)
 
 
-@pytest.mark.parametrize(
-    "make", [slopes, pytest.param(visits, marks=pytest.mark.slow), repeats, process]
-)
+@pytest.mark.parametrize("make", sampled([slopes, visits, repeats, process], [slopes]))
 def test_clients_with_as_many_unknowns_as_rows(make: Callable[..., Any]) -> None:
     """With Gaussian factors sigma was 0.003 where 0.312 is right, and called trustworthy."""
     size = 4 if make is visits else 3

@@ -128,6 +128,7 @@ def test_errors_of_draws_far_out_do_not_count() -> None:
     assert float(central_variance(torch.full((1, 50), 7.0))) == 0.0
 
 
+@pytest.mark.slow
 def test_the_reported_error_is_no_less_than_the_true_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over 40 rotations of the points, the log ratio spreads by less than the reported error."""
     monkeypatch.setattr(weighing, "ERROR", 1e9)  # the fewest points
