@@ -167,8 +167,8 @@ class Client:
             method's, or None; a node asks it. Default None: it must have the form of the first.
         rests_on: (message, own after the round, batch of all its rows) -> (C,) how many rows an
             update rests on. Default None: as many as the phases' batches hold.
-        rowless: name of a number of `own`, above 0 where draws need no rows: `params` gets a state
-            without it then. Default None: draws may read rows.
+        rowless: own -> whether draws need no rows, (), above 0; and the state by which `params` makes
+            draws read none. Default None: draws may read rows.
         row_noise: the budget that each round spends (`summaries.row_noise.RowNoise`). Default None.
         mail: names of the fields, the outermost first, that lead to the part of the client state
             which the server writes, if the method has `Server.mail`. Default none.
@@ -187,7 +187,7 @@ class Client:
     settle: Callable[[Tree, Tree, ClientBatch], Tree] | None = None
     refuses: Callable[[Tree, Tree], str | None] | None = None
     rests_on: Callable[[Tree, Tree, ClientBatch], Tensor] | None = None
-    rowless: str | None = None
+    rowless: Callable[[Tree], tuple[Tensor, Tree]] | None = None
     row_noise: Any = None
     mail: tuple[str, ...] = ()
 

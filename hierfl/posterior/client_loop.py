@@ -69,9 +69,9 @@ def each_client(
     if not new and rows is not None:
         read.append(federation.data.counts)
     chunks = _of_similar_sizes(fit, read)
-    for ids, name in _without_rows(fit, chunks, new=new):
+    for ids, rowless in _without_rows(fit, chunks, new=new):
         batch = full_batch(data, ids, seed=seed, at=at)
-        if reads == "none" or (reads == "guide" and name is not None):
+        if reads == "none" or (reads == "guide" and rowless is not None):
             batch = first_row(batch)
         asked = labeled(batch, federation.program)
         if new:
@@ -82,8 +82,8 @@ def each_client(
         of = partial(function, len(ids)) if sized else function
         call = partial(_of_client, fit, message, of, (own_shared, own), (asked_shared, asked))
         states = _new_states(fit, len(ids)) if new else taken(fit.progress.table, ids)
-        if name is not None:
-            states = {n: v for n, v in states.items() if n != name}
+        if rowless is not None:
+            states = rowless(states)[1]
         own_given = () if given is None else (tree_map(lambda v, ids=ids: v[ids], given),)
         trees = (states, own_slots, asked_slots, *own_given)
         with unchecked(), torch.no_grad():
@@ -91,23 +91,26 @@ def each_client(
         yield Chunk(ids, asked, results)
 
 
+Rowless = Callable[[Tree], tuple[Tensor, Tree]]
+
+
 def _without_rows(
     fit: Snapshot, chunks: Sequence[Tensor], *, new: bool
-) -> Iterator[tuple[Tensor, str | None]]:
-    """Yield chunks of clients, with the name of what says of all of them that draws need no rows."""
-    name = None if new or lacks_rows(fit) else fit.federation.client.rowless
+) -> Iterator[tuple[Tensor, Rowless | None]]:
+    """Yield chunks of clients, with `Client.rowless` where all of them need no rows."""
+    rowless = None if new or lacks_rows(fit) else fit.federation.client.rowless
     for ids in chunks:
-        if name is None:
+        if rowless is None:
             yield ids, None
             continue
-        needless = taken(fit.progress.table, ids)[name] > 0.0
+        needless = rowless(taken(fit.progress.table, ids))[0] > 0.0
         runs = 1 + int(needless.diff().sum())
         if runs > MOST_RUNS:
             yield ids, None
             continue
         lengths = needless.unique_consecutive(return_counts=True)[1].tolist()
         for some, first in zip(ids.split(lengths), needless.unique_consecutive(), strict=True):
-            yield some, name if bool(first) else None
+            yield some, rowless if bool(first) else None
 
 
 def _of_client(

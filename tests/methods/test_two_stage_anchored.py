@@ -13,10 +13,12 @@ from torch import Tensor
 
 import hierfl
 from hierfl import ClientBatch, ClientData
+from hierfl.core.trees import tree_map
 from hierfl.diagnostics.entries import OF_CLIENTS, entries_of_clients
 from hierfl.engine.federation import federate
 from hierfl.methods.stages.checks import NOWHERE
 from hierfl.methods.stages.client import RowWork
+from hierfl.methods.stages.state import TwoStageWork
 from hierfl.methods.stages.two_stage import seen_in
 from hierfl.posterior.draws import Draws
 from hierfl.posterior.hidden_modes import is_mixture, may_hide_modes
@@ -473,11 +475,13 @@ def test_a_client_without_finite_expectations_sends_no_factor(done: hierfl.Fit) 
     seen = seen_in(done.program)
     work, batch = RowWork(*seen, None), hierfl.full_batch(done.federation.data)
     size, count = seen.hierarchy.reading.size, batch.num_clients
-    own = {name: v.expand(count, *v.shape) for name, v in work.nothing.items()}
+    own = tree_map(lambda v: v.expand(count, *v.shape), work.nothing)._replace(
+        seen=torch.ones(count)
+    )
     far = torch.zeros(size, dtype=torch.float64).index_fill(0, torch.tensor([2, 3]), -500.0)
     belief = {"loc": far, "covariance": 1e-6 * torch.eye(size, dtype=torch.float64)}
-    sent = work.step({**own, "seen": torch.ones(count)}, belief, batch)
-    assert not bool(sent["precision"].any()) and not bool(sent["shift"].any())
+    sent = work.step(TwoStageWork(own, {}, {}), belief, batch).sent
+    assert not bool(sent["factor"]["precision"].any()) and not bool(sent["factor"]["shift"].any())
     assert sent["raised"].tolist() == [size] * count
 
 
@@ -487,9 +491,11 @@ def test_a_factor_of_the_round_before_far_from_the_belief_is_left(done: hierfl.F
     work, batch = RowWork(*seen, None), hierfl.full_batch(done.federation.data)
     count, server = batch.num_clients, done.progress.server
     belief = dict(vars(server.belief))
-    own = {name: v.expand(count, *v.shape) for name, v in work.nothing.items()}
-    near = work.step({**own, "seen": torch.ones(count)}, belief, batch)
+    own = tree_map(lambda v: v.expand(count, *v.shape), work.nothing)._replace(
+        seen=torch.ones(count)
+    )
+    near = work.step(TwoStageWork(own, {}, {}), belief, batch).own
     eye = torch.eye(len(belief["loc"]), dtype=torch.float64).expand(count, -1, -1)
     spike = {"precision": 1e12 * eye, "shift": 1e12 * (belief["loc"] - 30.0).expand(count, -1)}
-    back = work.step({**own, **spike, "seen": torch.ones(count)}, belief, batch)
-    assert torch.allclose(back["precision"], near["precision"], rtol=0.05, atol=0.05)
+    back = work.step(TwoStageWork(own._replace(**spike), {}, {}), belief, batch).own
+    assert torch.allclose(back.precision, near.precision, rtol=0.05, atol=0.05)

@@ -15,9 +15,11 @@ from torch.nn.functional import logsigmoid
 import hierfl
 from benchmarks.family_programs import additions_of, drawn, program
 from hierfl import ClientBatch
+from hierfl.core.trees import tree_map
 from hierfl.methods.stages import expanded
 from hierfl.methods.stages.checks import NOWHERE
 from hierfl.methods.stages.client import RowWork
+from hierfl.methods.stages.state import TwoStageWork
 from hierfl.methods.stages.two_stage import seen_in
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
@@ -75,10 +77,11 @@ def test_rows_that_a_draw_makes_impossible_weigh_nothing() -> None:
     work = RowWork(*seen, None)
     far = torch.tensor([[-0.4898, -3.6378, -2.8028, 1.5234, -40.6934]], dtype=torch.float64)
     batch = hierfl.full_batch(data)
-    own = {name: v.expand(8, *v.shape) for name, v in work.nothing.items()}
+    own = tree_map(lambda v: v.expand(8, *v.shape), work.nothing)
     size = seen.hierarchy.reading.size
     belief = {"loc": torch.zeros(size), "covariance": torch.eye(size)}
-    sent = work.step(own, {"draws": far.repeat(2, 1), **belief}, batch)["log_ratios"]
+    message = {"draws": far.repeat(2, 1), **belief}
+    sent = work.step(TwoStageWork(own, {}, {}), message, batch).sent["log_ratios"]
     assert bool(sent.isfinite().all()) and float(sent.min()) == NOWHERE
 
 
@@ -113,13 +116,12 @@ def test_64_draws_weight_a_client_with_a_flat_ratio(monkeypatch: pytest.MonkeyPa
         "covariance": torch.eye(14).double(),
         "draws": draws,
     }
-    own = {name: v.expand(2, *v.shape).clone() for name, v in work.nothing.items()}
-    none = {"seen": torch.zeros(2)}
+    own = tree_map(lambda v: v.expand(2, *v.shape).clone(), work.nothing)
     near = {**message, "loc": torch.cat([torch.zeros(1).double(), draws[:, :COLUMNS].mean(0)])}
     near["covariance"] = 0.01 * near["covariance"]
     del near["draws"]
-    own = work.step({**own, **none}, near, batch)
-    own["shift"][1] += 30.0
+    gathered = work.step(TwoStageWork(own, {}, {}), near, batch)
+    gathered.own.shift[1] += 30.0
     counts: list[tuple[int, int]] = []
     plain = ratios_of
 
@@ -128,10 +130,10 @@ def test_64_draws_weight_a_client_with_a_flat_ratio(monkeypatch: pytest.MonkeyPa
         return plain(hierarchy, rows, **options)
 
     monkeypatch.setattr(expanded, "ratios_of", counted)
-    sent = work.step(own, message, batch)["log_ratios"]
+    sent = work.step(gathered, message, batch).sent["log_ratios"]
     assert counts == [(2, 67), (1, 200)]  # every third draw first
     monkeypatch.setattr(expanded, "FIRST", 200)
-    whole = work.step(own, message, batch)["log_ratios"]
+    whole = work.step(gathered, message, batch).sent["log_ratios"]
     assert counts[2:] == [(2, 200)]
     assert torch.equal(sent[1], whole[1]) and float(whole[1].std()) > 1.0
     assert float((sent[0] - whole[0]).abs().max()) < 0.2 and bool((sent[0] == sent[0, 0]).all())
@@ -157,10 +159,10 @@ def test_a_belief_without_a_variance_is_said() -> None:
     data = hierfl.ClientData.from_arrays(["a", "b", "c", "d"], y=EVENTS, n=TRIALS)
     fit = hierfl.fit(hierfl.methods.two_stage(logits, draws=100), data, seed=0, rounds=1)
     work, size = RowWork(*seen_in(fit.program), None), 2
-    own = {name: v.expand(4, *v.shape) for name, v in work.nothing.items()}
+    own = tree_map(lambda v: v.expand(4, *v.shape), work.nothing)
     message = {"loc": torch.zeros(size), "covariance": torch.full((size, size), torch.inf)}
     with pytest.raises(FloatingPointError, match="no finite variance: give the scale"):
-        work.step({**own, "seen": torch.zeros(4)}, message, hierfl.full_batch(data))
+        work.step(TwoStageWork(own, {}, {}), message, hierfl.full_batch(data))
 
 
 def of_the_last() -> tuple[Tensor, Tensor]:

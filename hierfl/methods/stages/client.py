@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -15,7 +15,8 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.from_factor import OWN_PARAM
 from hierfl.method import Each, Share, Up
 from hierfl.methods.stages.checks import IMPOSSIBLE, NOWHERE
-from hierfl.methods.stages.expanded import FITS, Polynomials, shapes_of
+from hierfl.methods.stages.expanded import Polynomials, shapes_of
+from hierfl.methods.stages.state import TwoStageClientState, TwoStageWork
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params
@@ -68,10 +69,13 @@ class RowWork:
         shapes = own_shapes(size, mixing, sums, wide=self.has_wide) | shapes_of(size, count)
         shapes |= {} if hierarchy.noise is None else {"num_rows": ()}
         self.shapes = shapes | ({} if hierarchy.noise is None else belief_shapes(size))
-        shapes |= {FITS: ()} if count else {}
-        self.nothing = {name: torch.zeros(of, dtype=torch.float64) for name, of in shapes.items()}
+        shapes |= {"fits": ()} if count else {}
+        parts = {name: torch.zeros(of, dtype=torch.float64) for name, of in shapes.items()}
+        self.nothing = TwoStageClientState(**parts, seen=torch.zeros(()))
 
-    def step(self, work: Tree, message: Tree, batch: ClientBatch, *, new: bool = False) -> Tree:
+    def step(
+        self, work: TwoStageWork, message: Tree, batch: ClientBatch, *, new: bool = False
+    ) -> TwoStageWork:
         """Return the working state with factors or, of a message with draws, with log ratios.
 
         `new` clients have joined after the fit: nobody asks them for log ratios.
@@ -82,49 +86,68 @@ class RowWork:
             doubled = in_double(batch)
             fields = {n: doubled.client_fields[n][:, 0] for n in self.hierarchy.fields}
             if "draws" not in message:
-                gathered = {**work, **self._factors(rows, doubled, message, work), "fields": fields}
-                wide = self._wide(rows, message, gathered) if new and self.has_wide else {}
-                return {**gathered, **wide, **self.proposals(message, fields, gathered)}
+                own, sent = self._factors(rows, doubled, message, work.own)
+                wide = self._wide(rows, message, own) if new and self.has_wide else {}
+                own = own._replace(**wide, **self.proposals(message, fields, own))
+                return TwoStageWork(own, fields, sent)
             if self.row_noise is not None:
                 raise ValueError("rows have a budget, and the server asks for log ratios of them")
-            return {**work, **self.weighted(rows, batch.key, message, {**work, "fields": fields})}
+            return self.weighted(rows, batch.key, message, work._replace(fields=fields))
 
-    def weighted(self, rows: Packed, keys: Tensor, message: Tree, work: Tree) -> Tree:
-        """Return clients' log ratios at a message's draws, the variance of their error, and proposals."""
-        where = self.proposals(message, work["fields"], work)
-        wide = self._wide(rows, message, work) if self.has_wide else {}
+    def weighted(
+        self, rows: Packed, keys: Tensor, message: Tree, work: TwoStageWork
+    ) -> TwoStageWork:
+        """Return the working state with log ratios at a message's draws, the variance of their error, and proposals."""
+        where = self.proposals(message, work.fields, work.own)
+        wide = self._wide(rows, message, work.own) if self.has_wide else {}
 
-        def of_clients(who: Tensor) -> Tree:
+        def of_clients(who: Tensor) -> dict[str, Any]:
             proposals = Proposal(*(v[who] for v in where.values())) if where else None
-            factor = tuple(work[name][who] for name in FACTOR)
-            fields = {name: v[who] for name, v in work["fields"].items()}
+            factor = work.own.precision[who], work.own.shift[who]
+            fields = {name: v[who] for name, v in work.fields.items()}
             return {"factor": factor, "fields": fields, "keys": keys[who], "proposals": proposals}
 
-        ratios, fits = self.polynomials.ratios(rows, work, message["draws"], of_clients)
+        ratios, own = self.polynomials.ratios(rows, work.own, message["draws"], of_clients)
         # where rows are impossible a weight is nothing, which a server adds up
         least = (ratios.log.amax(1, keepdim=True) + IMPOSSIBLE).clamp(min=NOWHERE)
         log = ratios.log.clamp(min=least)
         inner = central_variance(torch.where(log > least, ratios.error, 0.0))
-        return {**where, **wide, **fits, "log_ratios": log, "inner": inner}
+        own = own._replace(**where, **wide)
+        return TwoStageWork(own, work.fields, {"log_ratios": log, "inner": inner})
 
-    def _wide(self, rows: Packed, message: Tree, factor: Tree) -> Tree:
+    def _wide(self, rows: Packed, message: Tree, own: TwoStageClientState) -> dict[str, Tensor]:
         """Return factors about a belief with sds of WIDE times those of the server's."""
-        belief, none = (message["loc"], WIDE**2 * message["covariance"]), torch.zeros(())
-        before = Factor(factor["precision"], factor["shift"], none.expand(len(factor["shift"])))
-        wide = rounded(self.polynomials.wide(rows, belief, before, factor, FEW), belief[1])
-        return {f"wide_{name}": getattr(wide, name) for name in FACTOR}
+        belief = message["loc"], WIDE**2 * message["covariance"]
+        before = Factor(own.precision, own.shift, torch.zeros(()).expand(len(own.shift)))
+        wide = rounded(self.polynomials.wide(rows, belief, before, own, FEW), belief[1])
+        return {"wide_precision": wide.precision, "wide_shift": wide.shift}
 
-    def _factors(self, rows: Packed, batch: ClientBatch, message: Tree, work: Tree) -> Tree:
-        """Return clients' factors, and whether their rows were misread, which would disclose them."""
+    def _factors(
+        self, rows: Packed, batch: ClientBatch, message: Tree, own: TwoStageClientState
+    ) -> tuple[TwoStageClientState, dict[str, Tree]]:
+        """Return states with factors, and what is sent: also whether rows were misread, which would disclose them."""
         noise, spread, none = self.row_noise, self.spread, torch.zeros(batch.num_clients)
-        before = Factor(work["precision"], work["shift"], none)
+        before = Factor(own.precision, own.shift, none)
+
+        def result(
+            state: TwoStageClientState,
+            factor: Factor,
+            wrong: Tensor = none,
+            sent: Mapping[str, Tensor] | None = None,
+        ) -> tuple[TwoStageClientState, dict[str, Tree]]:
+            known = {**(sent or {}), "precision": factor.precision, "shift": factor.shift}
+            of_rows = {n: known[n] for n in FACTOR} if sent is None else dict(sent)
+            told = {"factor": of_rows, "raised": factor.raised, "misread": wrong}
+            return state.keeping(known), told
+
         if noise is not None and self.hierarchy.noise is not None:
-            return {**self._noisy_sums(rows(), batch, message, before), "misread": none}
+            sums = self._noisy_sums(rows(), batch, message, before)
+            return result(own, Factor(sums["precision"], sums["shift"], none), none, sums)
         if noise is not None:
             belief = _belief(message)
-            own = private_factor(rows(), belief, before, self.nodes, noise, batch.key)
-            return {**rounded(own, belief[1])._asdict(), "misread": none}
-        wrong = none if bool((work["seen"] > 0.0).all()) else misread(rows(), batch, self.tested)
+            new = private_factor(rows(), belief, before, self.nodes, noise, batch.key)
+            return result(own, rounded(new, belief[1]))
+        wrong = none if bool((own.seen > 0.0).all()) else misread(rows(), batch, self.tested)
         if bool(wrong.any()) and self.score.recorded:
             # rows may take other branches than the first one
             self.score.recorded = False
@@ -132,77 +155,76 @@ class RowWork:
             wrong = misread(rows(), batch, self.tested)
         if spread is None:
             belief = _belief(message)
-            own, polynomials = self.polynomials.factors(rows, batch, belief, before, work)
-            own = damped(own, before, work["seen"])
-            return {**rounded(own, belief[1])._asdict(), **polynomials, "misread": wrong}
+            new, own = self.polynomials.factors(rows, batch, belief, before, own)
+            return result(own, rounded(damped(new, before, own.seen), belief[1]), wrong)
         own_sums = sums_of(rows(), spread)
-        sums = rounded(Factor(own_sums.precision, own_sums.shift, none))
-        sent = {"num_rows": own_sums.num_rows, "square": own_sums.square}
-        sent = {"precision": sums.precision, "shift": sums.shift, **sent}
-        factor = {**sent, "raised": none}
+        factor = rounded(Factor(own_sums.precision, own_sums.shift, none))
+        sent = {"precision": factor.precision, "shift": factor.shift}
+        sent |= {"num_rows": own_sums.num_rows, "square": own_sums.square}
         if self.hierarchy.spread is None and not self.by_grid:
             belief = _belief(message)
             of_sums = SummedRows(self.score, spread, own_sums)
-            own = factor_of(of_sums, belief, self.nodes, before, work["seen"] > 0.0)
-            factor = rounded(own, belief[1])._asdict()
-        return {**factor, "sent": sent, "misread": wrong.maximum(own_sums.wrong)}
+            new = factor_of(of_sums, belief, self.nodes, before, own.seen > 0.0)
+            factor = rounded(new, belief[1])
+        return result(own, factor, wrong.maximum(own_sums.wrong), sent)
 
     def _noisy_sums(
         self, rows: PackedRows, batch: ClientBatch, message: Tree, before: Factor
-    ) -> Tree:
+    ) -> dict[str, Tensor]:
         """Return clients' sums with noise."""
         from hierfl.summaries.noisy_sums import noisy_sums  # here: few fits need it
 
         keys = fold(batch.key, *words_of(before, *(message[name] for name in sorted(message))))
         noise: Any = self.hierarchy.noise
-        sent = noisy_sums(rows, batch.counts, noise, keys)
-        return {**sent, "sent": sent, "raised": torch.zeros(rows.clients)}
+        return noisy_sums(rows, batch.counts, noise, keys)
 
-    def proposals(self, message: Tree, fields: Values, factor: Tree) -> Tree:
+    def proposals(
+        self, message: Tree, fields: Values, own: TwoStageClientState
+    ) -> dict[str, Tensor]:
         """Return where clients' mixing variables lie, if they have any."""
         if self.hierarchy.mixing is None:
             return {}
-        own = factor["precision"], factor["shift"]
-        return proposals_of(self.hierarchy, message["few"], fields, own)._asdict()
+        factor = own.precision, own.shift
+        return proposals_of(self.hierarchy, message["few"], fields, factor)._asdict()
 
-    def finish(self, work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+    def finish(
+        self, work: TwoStageWork, message: Tree, own: TwoStageClientState, rows: Tensor
+    ) -> tuple[Up, TwoStageClientState]:
         """Return what a client sends, and what it keeps."""
-        turns = torch.ones(()) if "draws" in message else own["seen"] + 1.0  # of factors, in a row
-        own = {**{name: work[name] for name in self.nothing}, "seen": turns}
+        turns = torch.ones(()) if "draws" in message else own.seen + 1.0
+        own, sent = work.own._replace(seen=turns), work.sent
         if "draws" not in message:
-            sent = work["sent"] if "sent" in work else {n: work[n] for n in FACTOR}
             return {
-                "factor": Each({**sent, "fields": work["fields"]}),
-                "raised": Share(work["raised"]),
-                "misread": Share(work["misread"]),
+                "factor": Each({**sent["factor"], "fields": work.fields}),
+                "raised": Share(sent["raised"]),
+                "misread": Share(sent["misread"]),
             }, own
-        up: Up = {"log_ratios": Each(work["log_ratios"])}
-        inner: Up = {"inner_variance": Share(work["inner"])} if is_sampled(self.hierarchy) else {}
+        up: Up = {"log_ratios": Each(sent["log_ratios"])}
+        inner: Up = {"inner_variance": Share(sent["inner"])} if is_sampled(self.hierarchy) else {}
         return {**up, **inner}, own
 
-    def params(self, message: Tree, own: Tree) -> Params:
+    def params(self, message: Tree, own: TwoStageClientState) -> Params:
         """Return the guide's params of a client."""
         if not self.hierarchy.reading.own_size:
             return dict(message["params"])
         dtype = torch.get_default_dtype()
-        names = {name: f"{OWN_PARAM}.{name}" for name in self.nothing if name != FITS}
-        if FITS in own:  # it may be that rows have to be read: no polynomial, which would not fit
-            own = {**own, "terms": own["terms"][:0]}
-        local = {of: own[name][None, None].to(dtype) for name, of in names.items()}
-        if self.hierarchy.noise is not None:
-            believed = belief_shapes(self.hierarchy.reading.size)
-            beliefs = {"num_rows": own["num_rows"], **{name: message[name] for name in believed}}
-            local |= {f"{OWN_PARAM}.{n}": v[None, None].to(dtype) for n, v in beliefs.items()}
+        if isinstance(
+            own.fits, Tensor
+        ):  # rows may have to be read: no polynomial, which would not fit
+            own = own._replace(terms=own.terms[:0])
+        # a belief about all clients, which row noise needs, is in the message
+        parts = {**message, **{n: v for n, v in own._asdict().items() if isinstance(v, Tensor)}}
+        local = {f"{OWN_PARAM}.{n}": parts[n][None, None].to(dtype) for n in self.shapes}
         return {**message["params"], **local}
 
-    def rests_on(self, message: Tree, own: Tree, batch: ClientBatch) -> Tensor:
+    def rests_on(self, message: Tree, own: TwoStageClientState, batch: ClientBatch) -> Tensor:
         """Return (sum c)^2 / sum c^2 of the rows' curvatures c, (C,): equal ones count all."""
         with double_precision(), torch.no_grad():
             rows = packed(self.score, batch)
             if not len(rows.line.inside) or "covariance" not in message or "draws" in message:
                 return batch.counts.double()
-            precision = torch.linalg.inv_ex(message["covariance"]).inverse + own["precision"]
-            pull = torch.linalg.solve(message["covariance"], message["loc"]) + own["shift"]
+            precision = torch.linalg.inv_ex(message["covariance"]).inverse + own.precision
+            pull = torch.linalg.solve(message["covariance"], message["loc"]) + own.shift
             mean = torch.linalg.solve(precision, pull[..., None])[..., 0]
             curvature = rows.by_predictor(mean, precision, self.nodes)[1].abs().sum(1)
             whole, squares = (rows.by_client(v) for v in (curvature, curvature.square()))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
+from hierfl.methods.stages.state import TwoStageClientState
 from hierfl.summaries.expansion import (
     LEAST_ROWS,
     ClientPolynomials,
@@ -32,7 +33,6 @@ Belief = tuple[Tensor, Tensor]
 FIRST = (
     64  # draws at which a client of many rows is weighted first: more where it is not flat there
 )
-FITS = "fits"  # name of what says that a client's polynomial stands for its rows
 
 
 def shapes_of(size: int, coefficients: int) -> dict[str, tuple[int, ...]]:
@@ -49,15 +49,20 @@ class Polynomials:
     coefficients: int  # P; 0: all is done by rows
 
     def factors(
-        self, rows: Rows, batch: ClientBatch, belief: Belief, before: Factor, work: Tree
-    ) -> tuple[Factor, Tree]:
-        """Return clients' factors, and their polynomials with whether these stand for the rows."""
-        seen = work["seen"] > 0.0
+        self,
+        rows: Rows,
+        batch: ClientBatch,
+        belief: Belief,
+        before: Factor,
+        state: TwoStageClientState,
+    ) -> tuple[Factor, TwoStageClientState]:
+        """Return clients' factors, and their states with polynomials and whether these stand for the rows."""
+        seen = state.seen > 0.0
         if not self.coefficients:
-            return factor_of(rows(), belief, self.nodes, before, seen), {}
+            return factor_of(rows(), belief, self.nodes, before, seen), state
         prior = torch.linalg.inv_ex(belief[1]).inverse
         of_prior = belief[0], 0.5 * (prior + prior.mT)
-        stored, fits = self._kept(work), torch.zeros_like(seen)
+        stored, fits = _stored(state), torch.zeros_like(seen)
         factors = Factor(*(torch.zeros_like(v) for v in before))
 
         def put(who: Tensor, own: Factor) -> None:
@@ -84,23 +89,23 @@ class Polynomials:
         if len(who):
             old = Factor(*(v[who] for v in before))
             put(who, factor_of(rows().some(who), belief, self.nodes, old, seen[who]))
-        return factors, {**stored.quartic._asdict(), FITS: fits.to(stored.quartic.terms.dtype)}
-
-    def _kept(self, work: Tree) -> ClientPolynomials:
-        return ClientPolynomials(
-            Quartic(work["center"].clone(), work["terms"].clone()), work[FITS] > 0.0
-        )
+        flags = fits.to(stored.quartic.terms.dtype)
+        return factors, state._replace(**stored.quartic._asdict(), fits=flags)
 
     def ratios(
-        self, rows: Rows, work: Tree, draws: Tensor, how: Callable[[Tensor], Tree]
-    ) -> tuple[Ratios, Tree]:
-        """Return clients' log ratios at draws of z, (S, K), and which polynomials stand for the rows.
+        self,
+        rows: Rows,
+        state: TwoStageClientState,
+        draws: Tensor,
+        how: Callable[[Tensor], dict[str, Any]],
+    ) -> tuple[Ratios, TwoStageClientState]:
+        """Return clients' log ratios at draws of z, (S, K), and states with which polynomials stand for rows.
 
         `how` gives other arguments of `ratios_of`, of clients at some positions.
         """
         weigh = partial(ratios_of, self.hierarchy)
-        count = len(work["precision"])
-        whole, flags = Ratios(*torch.zeros(2, count, len(draws))), dict[str, Tensor]()
+        count = len(state.precision)
+        whole = Ratios(*torch.zeros(2, count, len(draws)))
         pending = torch.ones(count, dtype=torch.bool)
 
         def put(who: Tensor, some: Ratios) -> None:
@@ -109,10 +114,10 @@ class Polynomials:
                 of[who] = part
 
         if self.coefficients:
-            who = self._right(rows, work, draws, how)
+            who = self._right(rows, state, draws, how)
             if len(who):
-                put(who, weigh(self._kept(work).quartic.some(who), draws=draws, **how(who)))
-            flags = {FITS: (~pending).to(work[FITS].dtype)}
+                put(who, weigh(_stored(state).quartic.some(who), draws=draws, **how(who)))
+            state = state._replace(fits=(~pending).to(state.fits.dtype))
         if bool(pending.any()) and len(draws) > 2 * FIRST:
             large = pending & (rows().sizes >= LEAST_ROWS)
             if len(who := large.nonzero()[:, 0]):
@@ -122,33 +127,45 @@ class Polynomials:
                 put(who[flat], Ratios(level, torch.zeros_like(level)))
         if len(who := pending.nonzero()[:, 0]):
             put(who, weigh(rows().some(who), draws=draws, **how(who)))
-        return whole, flags
+        return whole, state
 
     def _right(
-        self, rows: Rows, work: Tree, draws: Tensor, how: Callable[[Tensor], Tree]
+        self,
+        rows: Rows,
+        state: TwoStageClientState,
+        draws: Tensor,
+        how: Callable[[Tensor], dict[str, Any]],
     ) -> Tensor:
         """Return positions of clients whose polynomials are right at draws of z, by rows at some."""
-        who = (work[FITS] > 0.0).nonzero()[:, 0]
+        who = (state.fits > 0.0).nonzero()[:, 0]
         if not len(who):
             return who
-        own, quartic = how(who), self._kept(work).quartic.some(who)
+        own, quartic = how(who), _stored(state).quartic.some(who)
         where = own["fields"], own["factor"]
         error = error_at_draws(self.hierarchy, rows().some(who), quartic, where, draws)
         return who[is_right(error, self.hierarchy.program.num_clients)]
 
-    def wide(self, rows: Rows, belief: Belief, before: Factor, work: Tree, steps: int) -> Factor:
+    def wide(
+        self, rows: Rows, belief: Belief, before: Factor, state: TwoStageClientState, steps: int
+    ) -> Factor:
         """Return factors about a wide belief, by a few steps."""
         none, count = torch.zeros(len(before.shift), dtype=torch.bool), len(before.shift)
-        fits = work[FITS] > 0.0 if self.coefficients else none
+        fits = state.fits > 0.0 if self.coefficients else none
         factors = Factor(*(torch.zeros_like(v) for v in before))
         for flag in (fits, ~fits):
             who = flag.nonzero()[:, 0]
             if not len(who):
                 continue
-            by = self._kept(work).quartic if flag is fits else rows()
+            by = _stored(state).quartic if flag is fits else rows()
             some = by if len(who) == count else by.some(who)
             old = Factor(*(v[who] for v in before))
             own = factor_of(some, belief, self.nodes, old, ~none[who], steps=steps)
             for whole, part in zip(factors, own, strict=True):
                 whole[who] = part
         return factors
+
+
+def _stored(state: TwoStageClientState) -> ClientPolynomials:
+    """Return copies of clients' polynomials, and which of them stand for the rows."""
+    quartic = Quartic(state.center.clone(), state.terms.clone())
+    return ClientPolynomials(quartic, state.fits > 0.0)

@@ -1,15 +1,18 @@
-"""What the server of two_stage keeps, in float64, with its N clients in the order of their names."""
+"""What clients and the server of two_stage keep, in float64; its N clients in the order of their names."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import tree_class
+from hierfl.core.trees import Tree, tree_class
 from hierfl.method import Reports
+from hierfl.program.sites import Values
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.weights import Points
 
@@ -17,6 +20,42 @@ GATHER, WEIGHT, DONE = range(3)
 OF_CLIENTS = ("seen", "weighted", "heavy", "failed")
 LOGGED = ("moved", "changed", "r_hat", "k_hat", "effective", "k_hat_client", "inner_error")
 NUMBERS = (*LOGGED, "share", "raised", "apart")
+
+
+class TwoStageClientState(NamedTuple):
+    """What a client keeps; the parts that a fit does not need are `()`."""
+
+    precision: Tensor  # (V, V), of its factor
+    shift: Tensor  # (V,)
+    seen: Tensor  # (), how many factors it has sent in a row
+    wide_precision: Any = ()  # (V, V), of its factor about a wider belief
+    wide_shift: Any = ()  # (V,)
+    loc: Any = ()  # (2, M), of proposals of mixing variables
+    tril: Any = ()  # (2, M, M)
+    num_rows: Any = ()  # ()
+    square: Any = ()  # (), what the rows' predictors leave of their squares
+    center: Any = ()  # (V,), of the polynomial of many rows
+    terms: Any = ()  # (P,)
+    fits: Any = ()  # (), 1 where the polynomial stands for the rows
+
+    def keeping(self, values: Mapping[str, Tensor]) -> TwoStageClientState:
+        """Return the state with those of some values for which it has a part."""
+        parts = self._asdict()
+        return self._replace(
+            **{n: v for n, v in values.items() if isinstance(parts.get(n), Tensor)}
+        )
+
+    def without_rows(self) -> tuple[Tensor, TwoStageClientState]:
+        """Return whether draws need no rows, above 0, and the state of a client whose draws read none."""
+        return self.fits, self._replace(fits=())
+
+
+class TwoStageWork(NamedTuple):
+    """A client's state, its fields in double precision, by name, and what it sends, by name."""
+
+    own: TwoStageClientState
+    fields: Values
+    sent: Mapping[str, Tree]
 
 
 @tree_class

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from hierfl.core import noise
-from hierfl.core.trees import Tree
+from hierfl.core.trees import tree_map
 from hierfl.method import Clock, Reports
 from hierfl.methods.stages.client import RowWork
 from hierfl.methods.stages.server import Rounds
-from hierfl.methods.stages.state import GATHER, ServerState
+from hierfl.methods.stages.state import GATHER, ServerState, TwoStageClientState, TwoStageWork
 from hierfl.summaries.exact import SUMS, Sums
 from hierfl.summaries.factor import Factor, factor_of, rounded
 from hierfl.summaries.summed_rows import SummedRows
@@ -61,8 +61,8 @@ class RoundsOfSums(Rounds):
         rows = SummedRows(client.score, client.spread, sums)
         every = torch.arange(count)
         keys = noise.fold(noise.root_key(self.work.seed).expand(count, 2), every)
-        none = {name: torch.zeros(count, *v.shape) for name, v in client.nothing.items()}
-        work: Tree = {**none, "fields": factors.fields}
+        own: TwoStageClientState = tree_map(lambda v: torch.zeros(count, *v.shape), client.nothing)
+        fields = factors.fields
         flags: dict[str, Any] = {
             name: torch.zeros_like(seen) for name in ("failed", "seen", "weighted")
         }
@@ -73,19 +73,20 @@ class RoundsOfSums(Rounds):
             clock = Clock(turn, MOST_TURNS)
             message = self.down(state, clock)
             if state.weights:
-                work = {**work, **client.weighted(lambda: rows, keys, message, work)}
-                reports = Reports(work["log_ratios"], every)
-                inner = work["inner"].mean() if is_sampled(client.hierarchy) else None
+                work = TwoStageWork(own, fields, {})
+                own, _, sent = client.weighted(lambda: rows, keys, message, work)
+                reports = Reports(sent["log_ratios"], every)
+                inner = sent["inner"].mean() if is_sampled(client.hierarchy) else None
                 state = state.with_inner_error(reports, inner)
                 state = self.work.after_weighting(state, reports, clock)
                 continue
-            before = Factor(work["precision"], work["shift"], torch.zeros(count))
+            before = Factor(own.precision, own.shift, torch.zeros(count))
             belief = message["loc"], message["covariance"]
             is_later = torch.full((count,), turn > 0)
-            own = rounded(factor_of(rows, belief, client.nodes, before, is_later), belief[1])
-            work = {**work, **own._asdict()}
-            work = {**work, **client.proposals(message, work["fields"], work)}
-            sent = {**vars(factors), "precision": own.precision, "shift": own.shift}
-            state = replace(state, raised=own.raised.mean())
+            factor = rounded(factor_of(rows, belief, client.nodes, before, is_later), belief[1])
+            own = own._replace(precision=factor.precision, shift=factor.shift)
+            own = own._replace(**client.proposals(message, fields, own))
+            sent = {**vars(factors), "precision": factor.precision, "shift": factor.shift}
+            state = replace(state, raised=factor.raised.mean())
             state = super().gathered(state, Reports(sent, every), clock)
         return replace(state, seen=seen, weighted=seen.clone(), failed=~seen)

@@ -48,8 +48,8 @@ from hierfl.method import Client, Method, Phase, Server
 from hierfl.methods.about import About
 from hierfl.methods.stages.checks import MOST_ROUNDS, refused_message, wrong_update
 from hierfl.methods.stages.client import RowWork
-from hierfl.methods.stages.expanded import FITS
 from hierfl.methods.stages.server import Rounds
+from hierfl.methods.stages.state import TwoStageClientState, TwoStageWork
 from hierfl.methods.stages.sums import RoundsOfSums
 from hierfl.methods.stages.weighting import Weighting
 from hierfl.program.few_rows import double_precision
@@ -240,17 +240,17 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
         # a log ratio has no noise, and of sums nothing is asked
         weighted = draws if work.is_weighted else 0
         return Client(
-            own={**work.nothing, "seen": torch.zeros(())},
-            start=lambda message, own: dict(own),
+            own=work.nothing,
+            start=lambda message, own: TwoStageWork(own, {}, {}),
             phases=(phase,),
             finish=work.finish,
             params=work.params,
             adapt=(replace(phase, step=partial(work.step, new=True)),),
             most_adapting=1,
-            seen=lambda own: own["seen"],
+            seen=lambda own: own.seen,
             refuses=lambda message, first: refused_message(message, first, weighted, shared),
             rests_on=work.rests_on,
-            rowless=FITS if work.polynomials.coefficients else None,
+            rowless=TwoStageClientState.without_rows if work.polynomials.coefficients else None,
             row_noise=row_noise,
         )
 
