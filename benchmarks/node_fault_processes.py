@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.node_fault_problem import SEED, clients, method
 from hierfl.core import disk
-from hierfl.core.trees import named_leaves
+from hierfl.core.trees import named_leaves, sub
 from hierfl.nodes import client_state
 from hierfl.nodes.agreement import Agreement
 from hierfl.nodes.fit_over_nodes import FitOverNodes
@@ -321,4 +321,4 @@ def _of(values: Any) -> dict[str, float]:
 def factors_of(fit: FitOverNodes) -> dict[str, torch.Tensor]:
     """Return the sum of all clients' factors, as the server has it."""
     state = fit.progress.server
-    return {name: state["q"][name] - state["prior"][name] for name in ("shift", "precision")}
+    return dict(sub(state.q, state.prior)._asdict())

@@ -240,7 +240,7 @@ def _apart(plan: Plan, agreement: Agreement, factors: dict[str, Any]) -> float:
     total: dict[str, torch.Tensor] = {}
     for name in agreement.names:
         made = node(method(), clients().select([name]), agreement, plan.folder / name, seed=SEED)
-        for part, value in kept(made).after["factor"].items():
+        for part, value in kept(made).after.factor._asdict().items():
             total[part] = total.get(part, torch.zeros(())) + value
     return max(
         float((total[part] - torch.tensor(factors[f"['{part}']"])).abs().max()) for part in total

@@ -17,8 +17,8 @@ from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import Progress, begin
 from hierfl.method import Clock, Method, over_draws, slope
-from hierfl.methods.posteriors.fedsvi import FedSVISetting
-from hierfl.optimizers import Stepped, step
+from hierfl.methods.posteriors.fedsvi import FedSVISetting, FedSVIState
+from hierfl.optimizers import step
 from hierfl.program.check_dependence import check_apart
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import stacked
@@ -94,12 +94,12 @@ def _one_step(
 def _moved(
     federation: Federation,
     how: FedSVISetting,
-    state: Tree,
+    state: FedSVIState,
     table: Tree,
     batch: ClientBatch,
     clock: Clock,
-) -> tuple[Tree, Tree, float]:
-    program, message = federation.program, how.message(state["params"], clock)
+) -> tuple[FedSVIState, Tree, float]:
+    program, message = federation.program, how.message(state.at.params, clock)
 
     def loss(at: Tree) -> Tensor:
         def one(b: ClientBatch) -> Tensor:
@@ -108,13 +108,14 @@ def _moved(
 
         return over_draws(one, batch, how.draws, keyed=program.in_vmap)
 
-    gradient, value = slope(loss, {"shared": state["params"], "mine": table["params"]})
+    gradient, value = slope(
+        loss, {"shared": state.at.params, "mine": table.at.params if table else {}}
+    )
 
-    def keep(own: Tree, of_own: Tree) -> Tree:
-        at = Stepped(own["params"], own["state"])
-        params, memory = step(how.local_optimizer, of_own, at, message["rate"])
-        return how.kept(params, memory, message, own)
+    def keep(own: FedSVIState, of_own: Tree) -> FedSVIState:
+        at = step(how.local_optimizer, of_own, own.at, message["rate"])
+        return how.moved(own, at, message["late"])
 
-    rows = torch.vmap(keep)(table, gradient["mine"]) if table["params"] else table
+    rows = torch.vmap(keep)(table, gradient["mine"]) if table else table
     new = federation.server.update(state, {"gradient": gradient["shared"]}, clock)
     return new, rows, -float(value)

@@ -183,7 +183,7 @@ def test_a_synchronous_step_is_a_pooled_step_of_pyro(engine: str) -> None:
     after = {name: value.detach() for name, value in pyro.get_param_store().named_parameters()}
     pyro.clear_param_store()
 
-    ours = {**fitted.message["params"], **stacked(program, fitted.progress.table["params"])}
+    ours = {**fitted.message["params"], **stacked(program, fitted.progress.table.at.params)}
     start = program.start()
     moved = {**start[0], **start[1]}
     assert ours.keys() == after.keys()

@@ -91,8 +91,8 @@ def test_the_table_is_written_in_place() -> None:
     after = one_round(run, at, 2)
     assert [leaf.data_ptr() for leaf in tree_leaves(after.table)] == before
     moved = (
-        after.table["params"]["_local.loc"].flatten(1)
-        != run.client.own["params"]["_local.loc"].flatten()
+        after.table.at.params["_local.loc"].flatten(1)
+        != run.client.own.at.params["_local.loc"].flatten()
     ).any(1)
     assert int(moved.sum()) == COHORT, "rows of the cohort alone"
 

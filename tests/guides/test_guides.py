@@ -192,7 +192,7 @@ def test_delta_converges_to_the_map() -> None:
     total = torch.zeros(())
     for k in range(3):
         own = {
-            name: v[k].clone().requires_grad_() for name, v in fitted.progress.table["mean"].items()
+            name: v[k].clone().requires_grad_() for name, v in fitted.progress.table.mean.items()
         }
         terms = fitted.program.terms({**params, **own}, full_batch(data, torch.tensor([k])))
         (local_gradient,) = torch.autograd.grad(

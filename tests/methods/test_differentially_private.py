@@ -162,9 +162,9 @@ def test_clients_keep_what_they_sent() -> None:
     """Without noise q is the prior times the factors that clients keep, also where they are clipped."""
     fitted = fit(private(0.2, 1e-30, 1, pvi(line, draws=2)), e1(), rounds=3)
     state, kept = fitted.progress.server.method, fitted.progress.table.factor
-    for name in ("shift", "precision"):
-        close(state["q"][name] - state["prior"][name] - kept[name].sum(0), 0.0, 1e-9)
-    norms = sum(kept[n].flatten(1).square().sum(1) for n in ("shift", "precision")).sqrt()
+    for q, prior, factor in zip(state.q, state.prior, kept, strict=True):
+        close(q - prior - factor.sum(0), 0.0, 1e-9)
+    norms = sum(factor.flatten(1).square().sum(1) for factor in kept).sqrt()
     assert float(norms.max()) <= 3 * 0.2 + 1e-6  # three messages of norm 0.2 at most
     assert float(norms.max()) > 0.5
 
@@ -175,5 +175,5 @@ def test_noise_leaves_a_distribution_that_knows_no_less_than_the_prior() -> None
         method = pvi(line, factors=factors, draws=2, steps=1)
         fitted = fit(private(0.5, 3.0, 4, method), e1(), rounds=2)
         state = fitted.progress.server.method
-        bent = torch.linalg.eigvalsh(state["q"]["precision"] - state["prior"]["precision"])
+        bent = torch.linalg.eigvalsh(state.q.precision - state.prior.precision)
         assert float(bent.min()) > -1e-8

@@ -217,7 +217,7 @@ def test_a_federated_run_reaches_the_posterior() -> None:
     data, truth = make(), exact(make(), "slopes")
     pace: dict[str, Any] = {"optimizer": Adam(0.1), "local_optimizer": Adam(0.1), "draws": 120}
     fitted = fit(hierfl.methods.fedsvi(model, guides.structured, **pace), data, rounds=150)
-    own_params = stacked(fitted.program, fitted.progress.table["mean"])
+    own_params = stacked(fitted.program, fitted.progress.table.mean)
     batch = full_batch(data, torch.arange(data.num_clients))
     params = {**fitted.message["params"], **own_params}
     found = moments(fitted.program, params, batch, 4, ("g", "b"))

@@ -67,12 +67,12 @@ def test_with_too_few_points_a_client_sends_its_laplace_approximation() -> None:
     """One point of four bears nearly all weight; a covariance of one point would be 0."""
     method = fedep(slopes, damping=1.0, draws=2)
     client = fit(method, federation(), rounds=1).federation.client
-    work = client.start({**no_factor(2), "precision": torch.eye(2)}, client.own)
+    work = client.start({**no_factor(2)._asdict(), "precision": torch.eye(2)}, client.own)
     moments = client.phases[1].step
-    far = {**work, "at": {"shift": torch.zeros(2), "precision": 1e-8 * torch.eye(2)}}
+    far = work._replace(at=no_factor(2)._replace(precision=1e-8 * torch.eye(2)))
     found = moments(far, {}, full_batch(federation(), torch.tensor([0])))
-    assert float(found["effective"]) * 8 < 4
-    close(found["q"]["precision"], far["at"]["precision"], 1e-12)
+    assert float(found.effective) * 8 < 4
+    close(found.visit.q.precision, far.at.precision, 1e-12)
 
 
 @pytest.mark.parametrize(("count", "size"), [(2, 3), (64, 5), (16, 1)])

@@ -50,7 +50,7 @@ def test_the_variance_of_a_chain(
 ) -> None:
     how: dict[str, Any] = {"temperature": temperature, "metropolis": corrected, "kept_draws": 1}
     method = fedpop(mean_known(4.0), step_size=lr, steps=40, burn_in=39, **how)
-    z = fit(method, similar_clients(), rounds=1).progress.table["z"][:, 0]
+    z = fit(method, similar_clients(), rounds=1).progress.table.z[:, 0]
     assert float(z.var()) == pytest.approx(variance, rel=4.0 * (2.0 / MANY) ** 0.5)
     assert float(z.mean()) == pytest.approx(1.5 * 0.75, abs=4.0 * (variance / MANY) ** 0.5)
 
@@ -70,7 +70,7 @@ def test_a_corrected_chain_draws_a_skewed_posterior() -> None:
     mean = (weight * grid).sum()
     variance = (weight * (grid - mean).square()).sum()
     method = fedpop(counted, step_size=0.25, steps=40, burn_in=39, kept_draws=1, metropolis=True)
-    z = fit(method, similar_clients(y=3.0), rounds=1).progress.table["z"][:, 0]
+    z = fit(method, similar_clients(y=3.0), rounds=1).progress.table.z[:, 0]
     assert float(z.mean()) == pytest.approx(float(mean), abs=4.0 * float(variance / MANY) ** 0.5)
     assert float(z.var()) == pytest.approx(float(variance), rel=6.0 * (2.0 / MANY) ** 0.5)
     skew = float((weight * (grid - mean).pow(3)).sum() / variance**1.5)
@@ -86,13 +86,13 @@ def test_the_history_of_a_corrected_chain() -> None:
     assert one.history["stuck"][0] == 0.5, "the step is 200 standard deviations of the one of many"
     assert 0.25 <= one.history["accepted"][0] <= 0.5
     assert "stiffness" not in one.history
-    before, after = (run.progress.table["z"] for run in (one, two))
+    before, after = (run.progress.table.z for run in (one, two))
     assert torch.equal(before[0], after[0]) and not torch.equal(before[1], after[1])
 
 
 def test_a_new_chain_starts_at_a_draw_of_the_prior() -> None:
     method = fedpop(mean_known(1.0 + 1e-12), step_size=1e-9, steps=1, burn_in=0, kept_draws=500)
-    z = fit(method, similar_clients(), rounds=1).progress.table["z"][:, 0]
+    z = fit(method, similar_clients(), rounds=1).progress.table.z[:, 0]
     assert float(z.mean()) == pytest.approx(0.0, abs=0.15)
     assert float(z.std()) == pytest.approx(1.0, abs=0.15)
     assert len(z.unique()) > 400
@@ -138,7 +138,7 @@ def test_the_fixed_point_is_the_mode_of_the_marginal_posterior() -> None:
     )
     fitted = fit(method, three(), rounds=30)
     assert float(fitted.message["g.at"]) == pytest.approx(1.846154, abs=1e-3)
-    z = fitted.progress.table["z"][:, 0]
+    z = fitted.progress.table.z[:, 0]
     assert z.tolist() == pytest.approx([1.615385, 0.923077, 3.461538], abs=1e-3)
 
 
@@ -148,7 +148,7 @@ def test_predictions_are_of_the_kept_draws() -> None:
     )
     fitted = fit(method, three(), rounds=20, seed=1)
     own = fitted.draws(200).own["b"]
-    points = fitted.progress.table["points"][..., 0]
+    points = fitted.progress.table.points[..., 0]
     assert torch.allclose(own.flatten(1).sort(0).values, points.T.sort(0).values)
     g = float(fitted.message["g.at"])
     assert g == pytest.approx(1.846154, abs=0.3)
@@ -162,7 +162,7 @@ def test_predictions_are_of_the_kept_draws() -> None:
 def test_the_kept_draws_are_the_last_ones() -> None:
     options: dict[str, Any] = {"step_size": 0.05, "steps": 5, "burn_in": 2, "kept_draws": 7}
     one, two = (
-        fit(fedpop(means, **options), three(), rounds=r).progress.table["points"][..., 0]
+        fit(fedpop(means, **options), three(), rounds=r).progress.table.points[..., 0]
         for r in (1, 2)
     )
     assert torch.equal(one[:, :4], one[:, 3:]), (
@@ -185,18 +185,18 @@ def test_one_step_without_noise_is_fedsvi_with_points() -> None:
         state = begin(run)
         down = run.server.down(state.server, Clock(0, 1))
         if method is pop:
-            own: Any = {"z": z, "points": z[:, None], "seen": torch.ones(4)}
+            own = state.table._replace(z=z, points=z[:, None], seen=torch.ones(4))
         else:
             mine = {"slope.at": z.view(4, 1, 1, 2)}
-            own = {**state.table, "params": mine, "mean": mine}
+            own = state.table._replace(at=state.table.at._replace(params=mine), mean=mine)
         up, kept = client_round(run, run.client.phases, down, own, torch.arange(4), 0)
-        moved = kept["z"] if method is pop else kept["params"]["slope.at"].view(4, 2)
+        moved = kept.z if method is pop else kept.at.params["slope.at"].view(4, 2)
         mean = {n: v.mean(0) for n, v in up["gradient"].value.items()}
         found.append((moved, run.server.update(state.server, {"gradient": mean}, Clock(0, 1, 4))))
     (z_pop, pop_state), (z_svi, svi_state) = found
     assert torch.allclose(z_pop, z_svi, atol=1e-10, rtol=0.0)
-    for name, value in svi_state["params"].items():
-        assert torch.allclose(pop_state["theta"][name], value, atol=1e-10, rtol=0.0), name
+    for name, value in svi_state.at.params.items():
+        assert torch.allclose(pop_state.params[name], value, atol=1e-10, rtol=0.0), name
 
 
 def test_a_chain_that_diverges_is_refused() -> None:

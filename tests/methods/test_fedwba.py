@@ -54,7 +54,7 @@ def test_particles_have_the_posterior_s_mean_and_spread() -> None:
         module, likelihood=normal(1.0), prior_loc="zero", prior_scale=1.0
     )
     method = fedwba(model, particles=40, optimizer=Adam(0.05), steps=400)
-    points = fit(method, views(1.5), rounds=1).progress.table["particles"][0, :, 0]
+    points = fit(method, views(1.5), rounds=1).progress.table.params["at"][0, :, 0]
     # the prior is a kernel estimate of 40 draws of N(0, 1), a little wider than that
     close(points.mean(), 1.5 * 4 / 5, 0.12)
     close(points.std(), (1 / 5) ** 0.5, 0.12)

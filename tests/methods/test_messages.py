@@ -41,11 +41,13 @@ def exchange(method: Method, data: ClientData) -> tuple[Any, dict[str, Any], Any
 
 
 def shapes(tree: Any, *, skip: int = 0) -> Shapes:
-    """Return shapes by the last key of each tensor's path, without the leading `skip` dimensions."""
-    return {
-        name.rsplit("'", 2)[-2]: tuple(leaf.shape[skip:])
-        for name, leaf in named_leaves(tree).items()
-    }
+    """Return shapes by the last name of each tensor's path, without the leading `skip` dimensions."""
+    return {last_name(path): tuple(leaf.shape[skip:]) for path, leaf in named_leaves(tree).items()}
+
+
+def last_name(path: str) -> str:
+    """Return the last key or field of a path such as `.at.params['a.loc']`."""
+    return path.rsplit("'", 2)[-2] if path.endswith("']") else path.rsplit(".", 1)[-1]
 
 
 def names_of_local_things(program: hierfl.Program) -> set[str]:
@@ -93,7 +95,7 @@ def test_a_client_sends_what_its_method_says(name: str) -> None:
         by_rows = torch.allclose(weight, counts.to(weight))
         assert by_rows == bool(starred), f"{share}: is it weighted by rows?"
     if name in STATES:
-        assert {path.rsplit("'", 2)[-2] for path in named_leaves(kept)} <= STATES[name]
+        assert set(shapes(kept)) <= STATES[name]
     if name == "two_stage":
         assert not shapes(down), "a Gaussian likelihood needs no belief of the server"
     if about.kept == "nothing":

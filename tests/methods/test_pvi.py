@@ -111,10 +111,9 @@ def test_hierarchies_are_exact_after_one_visit(name: str, model: str) -> None:
 def test_q_is_the_product_of_its_factors(make: Any, draws: int, damping: float | None) -> None:
     method = make(logistic, damping=damping, draws=draws, steps=1)
     fitted = fit(method, federation(), rounds=2, seed=2)
-    state, factors = fitted.progress.server, fitted.progress.table["factor"]
-    for name in ("shift", "precision"):
-        rest = state["q"][name] - state["prior"][name] - factors[name].sum(0)
-        close(rest, torch.zeros(()), 1e-10)
+    state, factors = fitted.progress.server, fitted.progress.table.factor
+    for q, prior, factor in zip(state.q, state.prior, factors, strict=True):
+        close(q - prior - factor.sum(0), torch.zeros(()), 1e-10)
 
 
 def test_damped_rounds_converge_geometrically() -> None:

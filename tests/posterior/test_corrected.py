@@ -65,17 +65,10 @@ def planted(
         "_local.slope": (slope * scale)[:, None, None],
         **scale_params("_local", given),
     }
-    table = {
-        name: local[name].reshape(value.shape)
-        for name, value in fitted.progress.table["mean"].items()
-    }
-    server = {**fitted.progress.server, "mean": shared}
-    return replace(
-        fitted,
-        progress=replace(
-            fitted.progress, server=server, table={**fitted.progress.table, "mean": table}
-        ),
-    )
+    progress = fitted.progress
+    means = {name: local[name].reshape(v.shape) for name, v in progress.table.mean.items()}
+    server, table = progress.server._replace(mean=shared), progress.table._replace(mean=means)
+    return replace(fitted, progress=replace(progress, server=server, table=table))
 
 
 @pytest.mark.parametrize("name", ["means", "slopes"])

@@ -58,7 +58,7 @@ def test_a_linear_encoder_is_exact(batch_size: int | None, rounds: int) -> None:
         "local_optimizer": Adam(0.1),
     }
     fit = hierfl.fit(methods.fedsvi(model, guide, **how), data, rounds=rounds, seed=0)
-    shared = fit.progress.server["params"]
+    shared = fit.progress.server.at.params
     total = WEIGHT**2 + NOISE**2
     near = 0.05 if batch_size is None else 0.12  # the gradients of mini-batches are noisy
     assert shared["slope"] == pytest.approx(WEIGHT / total, abs=near)

@@ -129,7 +129,7 @@ def test_params_stay_in_their_constraint_and_are_learned() -> None:
     )
     fitted = fit(method, data, rounds=30)
     assert fitted.history["elbo"].iloc[-1] > fitted.history["elbo"].iloc[0] + 1.0
-    own: Tensor = fitted.progress.table["params"]["own"]
+    own: Tensor = fitted.progress.table.at.params["own"]
     assert own.shape == (3, 2, 1, 1, 3)
     batch = full_batch(data, torch.tensor([0]))
     with Substitute({**fitted.message["params"], "own": own[0]}, batch):

@@ -39,7 +39,7 @@ def test_local_steps_equal_torchs_adam(family: str) -> None:
     for k in range(2):
         own = {
             name: v.clone().requires_grad_()
-            for name, v in fitted.federation.client.own["params"].items()
+            for name, v in fitted.federation.client.own.at.params.items()
         }
         optimizer = torch.optim.Adam(list(own.values()), 0.05)
         for r in range(rounds):
@@ -50,7 +50,7 @@ def test_local_steps_equal_torchs_adam(family: str) -> None:
             terms.loss(fitted.program.share).sum().backward()
             optimizer.step()
         for name, value in own.items():
-            assert torch.allclose(new.progress.table["params"][name][k], value, atol=1e-10), name
+            assert torch.allclose(new.progress.table.at.params[name][k], value, atol=1e-10), name
 
 
 @pytest.mark.parametrize("family", sampled(FAMILIES, 3))

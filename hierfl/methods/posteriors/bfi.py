@@ -16,7 +16,7 @@ Gaussian is taken at its center's own mode, far from the common one where rows a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from hierfl.laplace.marginal import Expansion, Marginal, check_integrable
 from hierfl.laplace.mode import newton_step
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.posteriors.natural_factors import guess, nowhere
+from hierfl.methods.posteriors.natural_factors import NaturalFactor, NearMode, guess, nowhere
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Program
 from hierfl.program.sites import Model
@@ -38,6 +38,22 @@ from hierfl.program.sites import Model
 NEWTON = 5  # steps to the mode of the local sites at each z
 LONGEST = 2.0  # the longest step of z
 FRACTIONS = torch.tensor([1.0, 0.5, 0.25, 0.0])  # of a step, tried in a line search
+
+
+class BFIWork(NamedTuple):
+    """A center's z, (K,), the mode of its local sites, and its likelihood's factor."""
+
+    z: Tensor
+    near: NearMode
+    factor: NaturalFactor
+
+
+class BFIServerState(NamedTuple):
+    """Mean, (K,), and precision, (K, K), of the posterior, and 1 after the round, ()."""
+
+    loc: Tensor
+    precision: Tensor
+    done: Tensor
 
 
 @About(
@@ -82,46 +98,41 @@ def _center(program: Program, steps: int, max_global_size: int) -> Client:
     check_integrable(program, max_global_size)
     marginal = Marginal(program, seen_linear(program))
 
-    def expand(work: Tree, batch: ClientBatch, newton: int) -> tuple[Expansion, Tree]:
-        expansion, inner = marginal.expand(work["z"], guess(work, work["z"]), batch, newton)
-        return expansion, {"mode": inner.mode, "slope": inner.slope, "loc": work["z"]}
+    def expand(work: BFIWork, batch: ClientBatch, newton: int) -> tuple[Expansion, NearMode]:
+        expansion, inner = marginal.expand(work.z, guess(work.near, work.z), batch, newton)
+        return expansion, NearMode(inner.mode, inner.slope, work.z)
 
-    def climb(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    def climb(work: BFIWork, message: Tree, batch: ClientBatch) -> BFIWork:
         with torch.no_grad():
-            (likelihood, near), prior = expand(work, batch, NEWTON), marginal.prior(work["z"])
+            (likelihood, near), prior = expand(work, batch, NEWTON), marginal.prior(work.z)
             step = newton_step(
                 likelihood.gradient + prior.gradient,
                 -likelihood.hessian - prior.hessian,
                 cap=LONGEST,
             )
-            work = {**work, **near}
 
             def value(by: Tensor) -> Tensor:
-                z = work["z"] + by * step
-                return marginal.value(z, guess(work, z), batch, NEWTON)[0] + marginal.log_prior(z)
+                z = work.z + by * step
+                return marginal.value(z, guess(near, z), batch, NEWTON)[0] + marginal.log_prior(z)
 
             fractions = FRACTIONS.to(step)
             values = torch.vmap(value)(fractions)
         best = values.nan_to_num(nan=-torch.inf).argmax(0, keepdim=True)
-        return {**work, "z": work["z"] + fractions.gather(0, best) * step}
+        return BFIWork(work.z + fractions.gather(0, best) * step, near, work.factor)
 
-    def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    def look(work: BFIWork, message: Tree, batch: ClientBatch) -> BFIWork:
         with torch.no_grad():
             likelihood, near = expand(work, batch, 2 * NEWTON)
         precision = -likelihood.hessian
-        shift = likelihood.gradient + precision @ work["z"]
-        return {"z": work["z"], **near, "shift": shift, "precision": precision}
+        shift = likelihood.gradient + precision @ work.z
+        return BFIWork(work.z, near, NaturalFactor(shift, precision))
 
-    def start(message: Tree, own: Tree) -> Tree:
-        return {
-            "z": message["loc"],
-            **nowhere(marginal),
-            "shift": message["loc"],
-            "precision": message["precision"],
-        }
+    def start(message: Tree, own: Tree) -> BFIWork:
+        z = message["loc"]
+        return BFIWork(z, nowhere(marginal), NaturalFactor(z, message["precision"]))
 
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-        return {"shift": Share(work["shift"]), "precision": Share(work["precision"])}, own
+    def finish(work: BFIWork, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        return {name: Share(value) for name, value in work.factor._asdict().items()}, own
 
     return Client(
         own={},
@@ -147,17 +158,17 @@ def _server(program: Program, steps: int, max_global_size: int) -> Server:
             precision = curvature - marginal.prior(z).hessian
         return z, precision, float(torch.linalg.eigvalsh(precision)[0])
 
-    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+    def update(state: BFIServerState, means: dict[str, Tree], clock: Clock) -> BFIServerState:
         count = marginal.program.num_clients
         z, precision, smallest = product(
-            count * means["shift"], count * means["precision"], state["loc"]
+            count * means["shift"], count * means["precision"], state.loc
         )
         if not smallest > 0.0:
             raise ValueError(
                 "the product of the centers' Gaussians is not a distribution: its precision has an "
                 f"eigenvalue {smallest:.3g}; take fedlaplace, or a prior that curves more"
             )
-        return {"loc": z, "precision": precision, "done": torch.ones(())}
+        return BFIServerState(z, precision, torch.ones(()))
 
     def wrong(message: Tree, up: Mapping[str, Any], rows: int) -> str | None:
         curvature = up["precision"].value[0]
@@ -167,19 +178,12 @@ def _server(program: Program, steps: int, max_global_size: int) -> Server:
             return "its own posterior is not a distribution"
         return None
 
-    def final(state: Tree, clock: Clock) -> Tree:
-        return {"params": normal_params(state["loc"], state["precision"])}
-
-    size = marginal.shared.size
-    state = {
-        "loc": marginal.shared.start.detach().clone(),
-        "precision": torch.eye(size),
-        "done": torch.zeros(()),
-    }
+    begin = marginal.shared.start.detach().clone()
     return Server(
-        state=state,
+        BFIServerState(begin, torch.eye(len(begin)), torch.zeros(())),
         update=update,
-        final=final,
-        finished=lambda state: bool(state["done"] > 0.0),
+        down=lambda state, clock: state._asdict(),
+        final=lambda state, clock: {"params": normal_params(state.loc, state.precision)},
+        finished=lambda state: bool(state.done > 0.0),
         wrong=wrong,
     )

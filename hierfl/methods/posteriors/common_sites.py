@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,7 +78,7 @@ class CommonSites:
         return params
 
     def served(self, message: Tree, own: Tree) -> Params:
-        """Return the params of the guide `mean_field` at `product_server`'s state."""
+        """Return the params of the guide `mean_field` at the message of `product_server`."""
         count = float(self.program.num_clients)
         return self.gaussian(message["z"], scaled(message["precision"], count))
 
@@ -144,28 +145,32 @@ def product_share(precision: Params, shift: Params, loss: Tensor, rows: Tensor) 
     }
 
 
+class ProductServerState(NamedTuple):
+    """z, the mean of clients' precisions of all their rows, and the mean of their rows, ()."""
+
+    z: Params
+    precision: Params
+    rows: Tensor
+
+
 def product_server(
     sites: CommonSites, begin: Params, trust: float = 0.0, *, weighted: bool = True
 ) -> Server:
-    """Return the server of a product of the clients' independent Gaussians.
+    """Return the server of a product of the clients' independent Gaussians, which sends its state."""
 
-    Its state is z, the mean of clients' `precision` of all their rows, and the mean of their rows.
-    """
-
-    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+    def update(
+        state: ProductServerState, means: dict[str, Tree], clock: Clock
+    ) -> ProductServerState:
         rows = means["rows"]
-        held = scaled(state["precision"], trust / state["rows"] * rows)
+        held = scaled(state.precision, trust / state.rows * rows)
         weight = add(held, means["precision"]) if weighted else zeros_like(held)
         z = tree_map(
             lambda at, moved, w: at + moved / (w if weighted else rows),
-            state["z"],
+            state.z,
             means["shift"],
             weight,
         )
-        return {"z": z, "precision": means["precision"], "rows": rows}
+        return ProductServerState(z, means["precision"], rows)
 
-    return Server(
-        state={"z": sites.start(), "precision": begin, "rows": torch.ones(())},
-        update=update,
-        final=lambda state, clock: state,
-    )
+    start = ProductServerState(sites.start(), begin, torch.ones(()))
+    return Server(start, update, down=lambda state, clock: state._asdict())

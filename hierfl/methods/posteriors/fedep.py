@@ -36,9 +36,14 @@ from hierfl.laplace.marginal import Marginal, check_integrable
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
 from hierfl.methods.posteriors.natural_factors import (
-    PARTS,
+    FactorClientState,
+    FactorServerState,
+    NaturalFactor,
+    NearMode,
+    Visit,
     check_visits,
     factor_guide,
+    factor_in,
     factor_server,
     guess,
     newton_step,
@@ -116,9 +121,9 @@ def fedep(
         if not shared_factor:
             return factor_server(Marginal(program), averaged, full=full)
 
-        def down(state: Tree, clock: Clock) -> Tree:
-            factors = sub(state["q"], state["prior"])
-            return {**state["q"], "factor": scaled(factors, program.share)}
+        def down(state: FactorServerState, clock: Clock) -> Tree:
+            factors = sub(state.q, state.prior)
+            return {**state.q._asdict(), "factor": scaled(factors, program.share)._asdict()}
 
         return factor_server(Marginal(program), averaged, full=full, down=down)
 
@@ -144,6 +149,14 @@ def wide_points(count: int, size: int, seed: int) -> WidePoints:
     return WidePoints(torch.linalg.solve_triangular(tril, points.T, upper=False).T, weights.log())
 
 
+class FedEPWork(NamedTuple):
+    """A client's visit, the tilted posterior's Gaussian with correlations, and the effective points' share, ()."""
+
+    visit: Visit
+    at: NaturalFactor
+    effective: Tensor
+
+
 class TiltedMoments:
     """A client that fits a Gaussian to its tilted posterior's moments; `full`: with correlations."""
 
@@ -154,26 +167,20 @@ class TiltedMoments:
         """Return the client of one program."""
         near = nowhere(self.marginal)
         size = self.marginal.shared.size
-        own = {} if shared_factor else {"factor": no_factor(size), "near": near}
 
-        def start(message: Tree, own: Tree) -> Tree:
-            q = {name: message[name] for name in PARTS}
-            factor = message["factor"] if shared_factor else own["factor"]
-            return {
-                "q": q,
-                "at": q,
-                "cavity": sub(q, factor),
-                "near": own.get("near", near),
-                "improper": torch.zeros(()),
-                "effective": torch.ones(()),
-            }
+        def start(message: Tree, own: Tree) -> FedEPWork:
+            q = factor_in(message)
+            factor = factor_in(message["factor"]) if shared_factor else own.factor
+            last = near if shared_factor else own.near
+            visit = Visit(q, sub(q, factor), last, torch.zeros(()))
+            return FedEPWork(visit, q, torch.ones(()))
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up, after = visited(work, message, own, damping)
-            return {**up, "effective": Share(work["effective"])}, after
+        def finish(work: FedEPWork, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            up, after = visited(work.visit, message, own, damping)
+            return {**up, "effective": Share(work.effective)}, after
 
         return Client(
-            own=own,
+            own={} if shared_factor else FactorClientState(no_factor(size), near),
             start=start,
             phases=(Phase(self.climb, count=self.steps), Phase(self.match, count=MATCHES)),
             finish=finish,
@@ -181,35 +188,32 @@ class TiltedMoments:
             adapt=(),
         )
 
-    def climb(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    def climb(self, work: FedEPWork, message: Tree, batch: ClientBatch) -> FedEPWork:
         """Take a Newton step of `at` to the tilted posterior's Laplace approximation."""
-        at, cavity, near = work["at"], work["cavity"], work["near"]
+        at, (q, cavity, near, _) = work.at, work.visit
         with torch.no_grad():
-            loc = torch.linalg.inv_ex(at["precision"]).inverse @ at["shift"]
+            loc = torch.linalg.inv_ex(at.precision).inverse @ at.shift
             expansion, inner = self.marginal.expand(loc, guess(near, loc), batch, NEWTON)
             precision, mean, proper = newton_step(
                 at, loc, expansion.gradient, expansion.hessian, cavity
             )
-            new = {"shift": precision @ mean, "precision": precision}
-        return {
-            **work,
-            "at": {name: torch.where(proper, new[name], at[name]) for name in PARTS},
-            "near": {"mode": inner.mode, "slope": inner.slope, "loc": loc},
-            "improper": 1.0 - proper.to(loc.dtype),
-        }
+            new = NaturalFactor(precision @ mean, precision)
+        near, improper = NearMode(inner.mode, inner.slope, loc), 1.0 - proper.to(loc.dtype)
+        visit = Visit(q, cavity, near, improper)
+        return FedEPWork(visit, chosen(proper, new, at), work.effective)
 
-    def match(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    def match(self, work: FedEPWork, message: Tree, batch: ClientBatch) -> FedEPWork:
         """Give q and `at` the tilted posterior's moments; with fewer than 2 K effective points, q is `at`."""
-        at, cavity, near = work["at"], work["cavity"], work["near"]
+        at, (q, cavity, near, improper) = work.at, work.visit
         with torch.no_grad():
-            covariance = torch.linalg.inv_ex(at["precision"]).inverse
-            before = covariance @ at["shift"]
+            covariance = torch.linalg.inv_ex(at.precision).inverse
+            before = covariance @ at.shift
             points = before + self.standard.at @ torch.linalg.cholesky_ex(covariance).L.T
             values, _ = torch.vmap(
                 lambda z: self.marginal.value(z, guess(near, z), batch, NEWTON), chunk_size=AT_ONCE
             )(points)
-            bent = (points @ cavity["precision"] * points).sum(-1)
-            energy = points @ cavity["shift"] - 0.5 * bent
+            bent = (points @ cavity.precision * points).sum(-1)
+            energy = points @ cavity.shift - 0.5 * bent
             log_weights = values + energy + 0.5 * self.standard.at.square().sum(-1)
             weights = (log_weights + self.standard.log_weights).softmax(0)
             effective = 1.0 / weights.square().sum()
@@ -219,17 +223,14 @@ class TiltedMoments:
             loc = torch.where(reliable, mean, before)
             spread = torch.where(reliable, spread, covariance)
             covariance_of_q = spread if self.full else spread.diagonal().diag()
-        proper = work["improper"] == 0.0
-        return {
-            **work,
-            "q": chosen(proper, natural(loc, covariance_of_q), work["q"]),
-            "at": chosen(proper, natural(loc, spread), at),
-            "effective": effective / len(weights),
-        }
+        proper = improper == 0.0
+        visit = work.visit._replace(q=chosen(proper, natural(loc, covariance_of_q), q))
+        at = chosen(proper, natural(loc, spread), at)
+        return FedEPWork(visit, at, effective / len(weights))
 
 
-def natural(loc: Tensor, covariance: Tensor) -> Tree:
+def natural(loc: Tensor, covariance: Tensor) -> NaturalFactor:
     """Return a Gaussian's natural parameters, from its mean (K,) and covariance (K, K)."""
     precision = torch.linalg.inv_ex(covariance).inverse
     precision = 0.5 * (precision + precision.T)
-    return {"shift": precision @ loc, "precision": precision}
+    return NaturalFactor(precision @ loc, precision)

@@ -18,7 +18,7 @@ weight decay, and counted once in the product; the paper weights by h alone.
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,22 @@ from hierfl.methods.posteriors.common_sites import (
 )
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
+
+
+class FedIvonWork(NamedTuple):
+    """A client's Gaussian, and its steps in a round.
+
+    m, h and the mean gradient; slope and diagonal Hessian of -log p(m) / N, at the server's m; the
+    steps taken, (), and the last loss, ().
+    """
+
+    mean: Params
+    curvature: Params
+    momentum: Params
+    pull: Params
+    bent: Params
+    taken: Tensor
+    loss: Tensor
 
 
 @About(
@@ -96,28 +112,20 @@ def fedivon(
         sites = common_sites(program, "fedivon", independent=True)
         share, count = program.share, float(program.num_clients)
 
-        def start(message: Tree, own: Tree) -> Tree:
-            z = message["z"]
+        def start(message: Tree, own: Tree) -> FedIvonWork:
+            z, none = message["z"], torch.zeros(())
             pull, bent = (scaled(part, share) for part in sites.prior_slope(z))
-            return {
-                "mean": z,
-                "curvature": scaled(sub(message["precision"], bent), 1.0 / message["rows"]),
-                "momentum": zeros_like(z),
-                "prior": {"pull": pull, "bent": bent},
-                "taken": torch.zeros(()),
-                "loss": torch.zeros(()),
-            }
+            h = scaled(sub(message["precision"], bent), 1.0 / message["rows"])
+            return FedIvonWork(z, h, zeros_like(z), pull, bent, none, none)
 
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            mean, h, rows = work["mean"], work["curvature"], batch.counts.sum()
-            near = scaled(work["prior"]["bent"], 1.0 / rows)
+        def move(work: FedIvonWork, message: Tree, batch: ClientBatch) -> FedIvonWork:
+            mean, h, rows = work.mean, work.curvature, batch.counts.sum()
+            near = scaled(work.bent, 1.0 / rows)
             whole = add(h, near)
             precision = scaled(whole, count * rows)
             gradient, hat, value = drawn_slopes(sites, mean, precision, batch, draws, temperature)
-            taken = work["taken"] + 1.0
-            momentum = tree_map(
-                lambda m, g: first * m + (1.0 - first) * g, work["momentum"], gradient
-            )
+            taken = work.taken + 1.0
+            momentum = tree_map(lambda m, g: first * m + (1.0 - first) * g, work.momentum, gradient)
             if temperature:
                 h = tree_map(partial(new_curvature, second), h, hat, whole)
             debias = 1.0 - first**taken
@@ -125,14 +133,14 @@ def fedivon(
             def moved(m: Tensor, g: Tensor, h: Tensor, d: Tensor, p: Tensor, a: Tensor) -> Tensor:
                 return m - lr * (g / debias + p / rows + d * a) / (h + d)
 
-            away, pull = sub(mean, message["z"]), work["prior"]["pull"]
-            new = {"mean": tree_map(moved, mean, momentum, h, near, pull, away), "curvature": h}
-            return {**work, **new, "momentum": momentum, "taken": taken, "loss": value}
+            away = sub(mean, message["z"])
+            mean = tree_map(moved, mean, momentum, h, near, work.pull, away)
+            return FedIvonWork(mean, h, momentum, work.pull, work.bent, taken, value)
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            precision = add(scaled(work["curvature"], rows), work["prior"]["bent"])
-            shift = tree_map(torch.mul, precision, sub(work["mean"], message["z"]))
-            return product_share(precision, shift, work["loss"], rows), own
+        def finish(work: FedIvonWork, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            precision = add(scaled(work.curvature, rows), work.bent)
+            shift = tree_map(torch.mul, precision, sub(work.mean, message["z"]))
+            return product_share(precision, shift, work.loss, rows), own
 
         return Client(
             own={},

@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ from hierfl.methods.posteriors.fedlaplace_server import (
     LaplaceState,
     standard_points,
 )
-from hierfl.methods.posteriors.natural_factors import check_even, guess, near, nowhere
+from hierfl.methods.posteriors.natural_factors import NearMode, check_even, guess, near, nowhere
 from hierfl.program.program import Program
 from hierfl.program.sites import Model
 
@@ -183,9 +184,9 @@ class Evaluations:
         marginal, points = Marginal(program, seen_linear(program)), self.points(program)
         return Client(
             own=nowhere(marginal),
-            start=lambda message, own: {"own": own},
+            start=lambda message, own: LaplaceWork(own, {}),
             phases=(Phase(AtPoints(marginal, points).step, nested=True),),
-            finish=lambda work, message, own, rows: (tree_map(Share, work["up"]), work["own"]),
+            finish=lambda work, message, own, rows: (tree_map(Share, work.up), work.own),
             params=lambda message, own: message["params"],
             adapt=(),
             like_rows=lambda message: "tril" in message,
@@ -208,6 +209,13 @@ class Evaluations:
         )
 
 
+class LaplaceWork(NamedTuple):
+    """The mode of a client's local sites, and by name what it sends."""
+
+    own: NearMode
+    up: dict[str, Tensor]
+
+
 @dataclass(frozen=True)
 class AtPoints:
     """A client's log marginal likelihood at the points of a message."""
@@ -221,21 +229,21 @@ class AtPoints:
         slow = self.marginal.shared.size * self.marginal.own.size > SLOW
         return (FEW_EXPANDED, FEW_VALUED) if slow else (EXPANDED, VALUED)
 
-    def values(self, own: Tree, at: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
+    def values(self, own: NearMode, at: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
         """Return l_k at each point, (S,), and whether no mode was found there."""
         return torch.vmap(
             lambda z: self.marginal.value(z, guess(own, z), batch), chunk_size=self.at_once[1]
         )(at)
 
-    def step(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    def step(self, work: LaplaceWork, message: Tree, batch: ClientBatch) -> LaplaceWork:
         """Return l_k at points to weight; else its mean, gradient and Hessian, and the mode near q."""
-        own, at = work["own"], self.points.at(message)
+        own, at = work.own, self.points.at(message)
         steps = COLD if "first" in message else WARM
         with torch.no_grad():
             if "right" in message:
                 values, lost = self.values(own, at, batch)
                 up = {"log_marginals": values, "lost": lost.to(values.dtype).mean()}
-                return {"own": own, "up": up}
+                return LaplaceWork(own, up)
             expansion, inner = torch.vmap(
                 lambda z: self.marginal.expand(z, guess(own, z), batch, steps),
                 chunk_size=self.at_once[0],
@@ -250,7 +258,7 @@ class AtPoints:
             }
             if "tril" in message and self.points.sizes:
                 up["along"], _ = self.values(own, self.points.along(message), batch)
-        return {"own": own, "up": up}
+        return LaplaceWork(own, up)
 
 
 def _warn_of_many(program: Program, points: int) -> None:

@@ -20,6 +20,7 @@ product. The answer is a point.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +36,15 @@ from hierfl.methods.parts.averaging import common_params, stepping_server
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Program
 from hierfl.program.sites import Model
+
+
+class FedPAWork(NamedTuple):
+    """A client's weights, its draws' sums of iterates, (l, d), the steps taken, (), and the last loss, ()."""
+
+    at: Stepped
+    sums: Tensor
+    taken: Tensor
+    loss: Tensor
 
 
 @About(
@@ -84,28 +94,23 @@ def fedpa(
     def client(program: Program) -> Client:
         draws, size = epochs - burn_in, as_vector(common_params(program, "fedpa")).numel()
 
-        def start(message: Tree, own: Tree) -> Tree:
-            return {
-                "at": Stepped(message["theta"], optimizer.init(message["theta"])),
-                "sums": torch.zeros(draws, size),
-                "taken": torch.zeros(()),
-                "loss": torch.zeros(()),
-            }
+        def start(message: Tree, own: Tree) -> FedPAWork:
+            at = Stepped(message["theta"], optimizer.init(message["theta"]))
+            return FedPAWork(at, torch.zeros(draws, size), torch.zeros(()), torch.zeros(()))
 
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            gradient, value = slope(lambda w: program.mean_loss(w, batch), work["at"].params)
-            at = step(optimizer, gradient, work["at"])
-            draw = (work["taken"] / steps_of(batch.counts.sum())).floor() - burn_in
+        def move(work: FedPAWork, message: Tree, batch: ClientBatch) -> FedPAWork:
+            gradient, value = slope(lambda w: program.mean_loss(w, batch), work.at.params)
+            at = step(optimizer, gradient, work.at)
+            draw = (work.taken / steps_of(batch.counts.sum())).floor() - burn_in
             away = as_vector(sub(at.params, message["theta"]))
-            sums = add_to_row(work["sums"], away, draw)
-            return {"at": at, "sums": sums, "taken": work["taken"] + 1.0, "loss": value}
+            return FedPAWork(at, add_to_row(work.sums, away, draw), work.taken + 1.0, value)
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        def finish(work: FedPAWork, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             theta = message["theta"]
-            moved = product_gradient(work["sums"], steps_of(rows), shrinkage)
-            averaged = sub(theta, work["at"].params)
+            moved = product_gradient(work.sums, steps_of(rows), shrinkage)
+            averaged = sub(theta, work.at.params)
             sent = chosen(message["averaging"], averaged, as_tree(moved, theta))
-            return {"moved": Share(sent, rows), "loss": Share(work["loss"], rows)}, own
+            return {"moved": Share(sent, rows), "loss": Share(work.loss, rows)}, own
 
         return Client(
             own={},
@@ -116,9 +121,9 @@ def fedpa(
             adapt=(),
         )
 
-    def down(state: Tree, clock: Clock) -> Tree:
+    def down(state: Stepped, clock: Clock) -> Tree:
         last = math.ceil(4 * clock.rounds / 15) if averaging_rounds is None else averaging_rounds
-        return {"theta": state["theta"], "averaging": torch.tensor(float(clock.round < last))}
+        return {"theta": state.params, "averaging": torch.tensor(float(clock.round < last))}
 
     def server(program: Program) -> Server:
         theta = common_params(program, "fedpa")

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +47,36 @@ from hierfl.program.sites import Model, Values
 from hierfl.program.terms import log_joint
 
 DIVERGES = 2.0  # gamma times the curvature from which a chain diverges
+
+
+class FedPopClientState(NamedTuple):
+    """The state of the chain, (D,), the last draws, (kept_draws, D), and `seen`, ()."""
+
+    z: Tensor
+    points: Tensor
+    seen: Tensor
+
+
+class ChainPoint(NamedTuple):
+    """A state z (D,) of the chain, and the slope of U in it; of proposals also that in theta, and U, ()."""
+
+    z: Tensor
+    slope: Tensor
+    theta: Params
+    loss: Tree
+
+
+class FedPopWork(NamedTuple):
+    """A client's chain in a round, of `taken` steps, ()."""
+
+    at: Tensor  # (D,), the state, or the next proposal
+    last: ChainPoint
+    seen: Tensor  # (), 1 if the chain has begun
+    draws: Tensor  # (steps - burn_in, D)
+    gradient: Params  # mean of those in theta
+    taken: Tensor
+    loss: Tensor  # (), the last
+    measured: Tensor  # (1,), accepted proposals; or (2,), squares of moves and of changes of slope
 
 
 @About(
@@ -151,14 +181,14 @@ class Chain:
     temperature: float
     metropolis: bool
 
-    def accepts(self, last: Tree, here: Tree, batch: ClientBatch) -> Tensor:
+    def accepts(self, last: ChainPoint, here: ChainPoint, batch: ClientBatch) -> Tensor:
         """Return 1 where the step from `last` to `here` is accepted, else 0, ()."""
-        forth = here["z"] - last["z"] + self.step_size * last["slope"]
-        back = last["z"] - here["z"] + self.step_size * here["slope"]
+        forth = here.z - last.z + self.step_size * last.slope
+        back = last.z - here.z + self.step_size * here.slope
         lead = (forth.square().sum() - back.square().sum()) / (4.0 * self.step_size)
         key = noise.fold(batch.key[0], noise.word("accept"))
         level = noise.uniforms(key, ()).log() * self.temperature
-        return (level < last["loss"] - here["loss"] + lead).to(level.dtype)
+        return (level < last.loss - here.loss + lead).to(level.dtype)
 
     def measures(self, measured: Tensor) -> dict[str, Share]:
         """Return what a round tells of its steps: how stiff, or how often accepted."""
@@ -185,70 +215,65 @@ class Chain:
         # refuses a program without local sites before the first round
         prior_draws(program, above, torch.zeros(1, dtype=torch.int32))
 
-        def first(message: Tree, own: Tree) -> Tree:
+        def first(message: Params, own: FedPopClientState) -> FedPopClientState:
             numbers = torch.arange(self.kept_draws, dtype=torch.int32)
-            return {"points": prior_draws(program, message, numbers)}
+            return own._replace(points=prior_draws(program, message, numbers))
 
-        def start(message: Tree, own: Tree) -> Tree:
-            last = {"z": own["z"], "slope": torch.zeros(size)}
+        def start(message: Params, own: FedPopClientState) -> FedPopWork:
+            zero, last = torch.zeros(()), ChainPoint(own.z, torch.zeros(size), {}, ())
             if self.metropolis:
-                last |= {"theta": zeros_like(message), "loss": torch.zeros(())}
-            return {
-                "at": own["z"],
-                "last": last,
-                "seen": own["seen"],
-                "draws": torch.zeros(draws, size),
-                "gradient": zeros_like(message),
-                "taken": torch.zeros(()),
-                "loss": torch.zeros(()),
-                "measured": torch.zeros(1 if self.metropolis else 2),
-            }
+                last = last._replace(theta=zeros_like(message), loss=zero)
+            measured = torch.zeros(1 if self.metropolis else 2)
+            drawn, gradient = torch.zeros(draws, size), zeros_like(message)
+            return FedPopWork(own.z, last, own.seen, drawn, gradient, zero, zero, measured)
 
-        def begin(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        def begin(work: FedPopWork, message: Params, batch: ClientBatch) -> FedPopWork:
             which = (batch.key[0, :1].long() & 0x7FFFFFFF) % self.kept_draws
             drawn = prior_draws(program, message, which.int())[0]
-            return {**work, "at": chosen(work["seen"], work["at"], drawn)}
+            return work._replace(at=chosen(work.seen, work.at, drawn))
 
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            at = {"theta": message, "z": work["at"]}
+        def move(work: FedPopWork, message: Params, batch: ClientBatch) -> FedPopWork:
+            at = {"theta": message, "z": work.at}
             gradient, value = slope(lambda u: energy(program, u["theta"], u["z"], batch), at)
-            here = {"z": work["at"], "slope": gradient["z"]}
+            state, of_theta = ChainPoint(work.at, gradient["z"], {}, ()), gradient["theta"]
             if self.metropolis:
-                here |= {"theta": gradient["theta"], "loss": value}
-                accepted = self.accepts(work["last"], here, batch)
+                here = state._replace(theta=of_theta, loss=value)
+                accepted = self.accepts(work.last, here, batch)
                 measured = accepted[None]
-                state = chosen(accepted + (work["taken"] == 0.0), here, work["last"])
+                state = chosen(accepted + (work.taken == 0.0), here, work.last)
+                of_theta, value = state.theta, state.loss
             else:
-                measured = torch.stack([(here[n] - work["last"][n]).square().sum() for n in here])
-                state = here
-            late = work["taken"] - self.burn_in
+                moves = state.z - work.last.z, state.slope - work.last.slope
+                measured = torch.stack([v.square().sum() for v in moves])
+            late = work.taken - self.burn_in
             now = (torch.arange(draws) == late).to(late.dtype)
             mean = torch.where(late >= 0.0, 1.0 / draws, 0.0)
-            of_theta = state.get("theta", gradient["theta"])
-            return {
-                **work,
-                "at": state["z"]
-                - self.step_size * state["slope"]
-                + self.langevin_noise(batch, size),
-                "last": state,
-                "draws": torch.where(now[:, None] > 0.0, state["z"], work["draws"]),
-                "gradient": tree_map(lambda s, g: s + mean * g, work["gradient"], of_theta),
-                "taken": work["taken"] + 1.0,
-                "loss": state.get("loss", value),
-                "measured": work["measured"] + (work["taken"] > 0.0) * measured,
-            }
+            return FedPopWork(
+                at=state.z - self.step_size * state.slope + self.langevin_noise(batch, size),
+                last=state,
+                seen=work.seen,
+                draws=torch.where(now[:, None] > 0.0, state.z, work.draws),
+                gradient=tree_map(lambda s, g: s + mean * g, work.gradient, of_theta),
+                taken=work.taken + 1.0,
+                loss=value,
+                measured=work.measured + (work.taken > 0.0) * measured,
+            )
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up: Up = {"gradient": Share(work["gradient"]), "loss": Share(work["loss"])}
+        def finish(
+            work: FedPopWork, message: Params, own: FedPopClientState, rows: Tensor
+        ) -> tuple[Up, FedPopClientState]:
+            up: Up = {"gradient": Share(work.gradient), "loss": Share(work.loss)}
             # at first all kept draws are of the first round, so that none is of the prior
-            whole = work["draws"].repeat(math.ceil(self.kept_draws / draws), 1)[-self.kept_draws :]
-            later = torch.cat([own["points"], work["draws"]])[-self.kept_draws :]
-            z = work["last"]["z"] if self.metropolis else work["at"]
-            after = {"z": z, "points": chosen(own["seen"], later, whole)}
-            return {**up, **self.measures(work["measured"])}, after
+            whole = work.draws.repeat(math.ceil(self.kept_draws / draws), 1)[-self.kept_draws :]
+            later = torch.cat([own.points, work.draws])[-self.kept_draws :]
+            z = work.last.z if self.metropolis else work.at
+            after = FedPopClientState(z, chosen(own.seen, later, whole), torch.ones(()))
+            return {**up, **self.measures(work.measured)}, after
 
         return personal_client(
-            {"z": torch.zeros(size), "points": torch.zeros(self.kept_draws, size)},
+            FedPopClientState(
+                torch.zeros(size), torch.zeros(self.kept_draws, size), torch.zeros(())
+            ),
             first,
             start=start,
             phases=(
@@ -256,7 +281,7 @@ class Chain:
                 Phase(move, self.steps, batch_size=self.batch_size),
             ),
             finish=finish,
-            params=lambda message, own: {**message, POINTS: own["points"][None, None]},
+            params=lambda message, own: {**message, POINTS: own.points[None, None]},
         )
 
 

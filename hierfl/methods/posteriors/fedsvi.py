@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,7 +47,25 @@ from hierfl.optimizers import SGD, Adam, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Family, Guide, Model
 
-NO_STATE: dict[str, Tree] = {"params": {}, "state": {}}  # without local params of the guide
+
+class FedSVIState(NamedTuple):
+    """What a client keeps of its local params, or the server of the global ones.
+
+    Params and their optimizer's state, and the mean of the params over the last `seen` rounds, ().
+    """
+
+    at: Stepped
+    mean: Params
+    seen: Tensor
+
+
+class FedSVIWork(NamedTuple):
+    """A client's global and local params, the mean gradient in the global ones, and the loss, ()."""
+
+    shared: Stepped
+    mine: Stepped
+    gradient: Params
+    loss: Tensor
 
 
 @About(
@@ -178,20 +196,13 @@ class FedSVISetting:
             return 1.0
         return 0.5 * (1.0 + math.cos(math.pi * clock.round / clock.rounds))
 
-    def averaged(self, mean: Tree, params: Tree, late: Tensor, seen: Tensor) -> Tree:
-        """Return the running mean over `seen` rounds; before it begins, the params themselves."""
+    def moved(self, before: FedSVIState, at: Stepped, late: Tensor) -> FedSVIState:
+        """Return the state after a round that ends `at`; before means begin, they are the params."""
+        seen = before.seen + late
         if not self.average:
-            return params
+            return FedSVIState(at, at.params, seen)
         weight = torch.where(seen > 0.0, late / seen.clamp(min=1.0), torch.ones(()))
-        return lerp(mean, params, weight)
-
-    def kept(self, mine: Params, state: Tree, message: Tree, own: Tree) -> Tree:
-        """Return the client state after a round that ends with local params `mine`."""
-        if not own["params"]:
-            return own
-        seen = own["seen"] + message["late"]
-        mean = self.averaged(own["mean"], mine, message["late"], seen)
-        return {"params": mine, "state": state, "mean": mean, "seen": seen}
+        return FedSVIState(at, lerp(before.mean, at.params, weight), seen)
 
 
 def _client(how: FedSVISetting, program: Program) -> Client:
@@ -213,72 +224,58 @@ def _client(how: FedSVISetting, program: Program) -> Client:
             keyed=program.in_vmap,
         )
 
-    def start(message: Tree, own: Tree) -> Tree:
-        return {
-            "shared": message["params"],
-            "mine": own["params"],
-            "state": own["state"],
-            "memory": how.copy_optimizer.init(message["params"]),
-            "gradient": zeros_like(message["params"]),
-            "loss": torch.zeros(()),
-        }
+    def start(message: Tree, own: FedSVIState) -> FedSVIWork:
+        params = message["params"]
+        shared = Stepped(params, how.copy_optimizer.init(params))
+        at = own.at if mine else Stepped({}, {})
+        return FedSVIWork(shared, at, zeros_like(params), torch.zeros(()))
 
-    def local(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    def local(work: FedSVIWork, message: Tree, batch: ClientBatch) -> FedSVIWork:
         gradient, _ = slope(
-            lambda mine: loss({"shared": work["shared"], "mine": mine}, batch), work["mine"]
+            lambda mine: loss({"shared": work.shared.params, "mine": mine}, batch), work.mine.params
         )
-        at = Stepped(work["mine"], work["state"])
-        params, state = step(local_optimizer, gradient, at, message["rate"])
-        return {**work, "mine": params, "state": state}
+        return work._replace(mine=step(local_optimizer, gradient, work.mine, message["rate"]))
 
-    def joint(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        at = {"shared": work["shared"], "mine": work["mine"]}
+    def joint(work: FedSVIWork, message: Tree, batch: ClientBatch) -> FedSVIWork:
+        at = {"shared": work.shared.params, "mine": work.mine.params}
         gradient, value = slope(lambda p: loss(p, batch), at)
-        before = Stepped(work["mine"], work["state"])
-        params, state = step(local_optimizer, gradient["mine"], before, message["rate"])
         pooled = scaled(gradient["shared"], count)  # this client's estimate of the pooled gradient
-        copy = Stepped(work["shared"], work["memory"])
-        shared, memory = step(how.copy_optimizer, pooled, copy, message["rate"])
-        return {
-            "shared": shared,
-            "memory": memory,
-            "mine": params,
-            "state": state,
-            "gradient": add(work["gradient"], scaled(pooled, 1.0 / how.global_steps)),
-            "loss": work["loss"] + value * count / how.global_steps,
-        }
+        return FedSVIWork(
+            step(how.copy_optimizer, pooled, work.shared, message["rate"]),
+            step(local_optimizer, gradient["mine"], work.mine, message["rate"]),
+            add(work.gradient, scaled(pooled, 1.0 / how.global_steps)),
+            work.loss + value * count / how.global_steps,
+        )
 
-    def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+    def finish(
+        work: FedSVIWork, message: Tree, own: FedSVIState, rows: Tensor
+    ) -> tuple[Up, FedSVIState]:
         if merge is None:
-            up = {"gradient": Share(work["gradient"])}
+            up = {"gradient": Share(work.gradient)}
         else:
-            up = {"copy": Share(merge.sent(work["shared"]))}
-        up["elbo"] = Share(-work["loss"])
-        return up, how.kept(work["mine"], work["state"], message, own)
+            up = {"copy": Share(merge.sent(work.shared.params))}
+        up["elbo"] = Share(-work.loss)
+        return up, how.moved(own, work.mine, message["late"]) if mine else own
 
     before = Phase(local, how.local_steps if mine else 0, batch_size=how.batch_size)
     alone = Phase(local, max(how.local_steps, 1), batch_size=how.batch_size)
 
-    def new(message: Tree) -> Tree:
-        begin = at_prior_middle(program, message["params"])
-        return _first_state(begin, local_optimizer)
+    def new(message: Tree) -> FedSVIState:
+        return _first_state(at_prior_middle(program, message["params"]), local_optimizer)
 
     return Client(
-        own=_first_state(mine, local_optimizer),
+        own=_first_state(mine, local_optimizer) if mine else {},
         start=start,
         phases=(before, Phase(joint, how.global_steps, batch_size=how.batch_size)),
         finish=finish,
-        params=lambda message, own: {**message["params"], **own.get("mean", {})},
+        params=lambda message, own: {**message["params"], **(own.mean if mine else {})},
         adapt=(alone,) if mine else (),
         new=new if mine else None,
     )
 
 
-def _first_state(mine: Params, optimizer: Optimizer) -> Tree:
-    if not mine:
-        return NO_STATE
-    state = optimizer.init(mine)
-    return {"params": mine, "state": state, "mean": mine, "seen": torch.zeros(())}
+def _first_state(params: Params, optimizer: Optimizer) -> FedSVIState:
+    return FedSVIState(Stepped(params, optimizer.init(params)), params, torch.zeros(()))
 
 
 def _server(how: FedSVISetting, program: Program) -> Server:
@@ -286,21 +283,17 @@ def _server(how: FedSVISetting, program: Program) -> Server:
     shared, _ = program.start()
     merge = averaged_by(program, how.merge)
 
-    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        now = how.message(state["params"], clock)
-        at = Stepped(state["params"], state["memory"])
+    def update(state: FedSVIState, means: dict[str, Tree], clock: Clock) -> FedSVIState:
+        now = how.message(state.at.params, clock)
         if merge is None:
-            params, memory = step(how.optimizer, means["gradient"], at, now["rate"])
+            at = step(how.optimizer, means["gradient"], state.at, now["rate"])
         else:
-            params, memory = merge.merged(means["copy"]), state["memory"]
-        seen = state["seen"] + now["late"]
-        mean = how.averaged(state["mean"], params, now["late"], seen)
-        return {"params": params, "memory": memory, "mean": mean, "seen": seen}
+            at = state.at._replace(params=merge.merged(means["copy"]))
+        return how.moved(state, at, now["late"])
 
-    begin = {"params": shared, "memory": how.optimizer.init(shared), "mean": shared}
     return Server(
-        state={**begin, "seen": torch.zeros(())},
+        state=_first_state(shared, how.optimizer),
         update=update,
-        down=lambda state, clock: how.message(state["params"], clock),
-        final=lambda state, clock: how.message(state["mean"], clock),
+        down=lambda state, clock: how.message(state.at.params, clock),
+        final=lambda state, clock: how.message(state.mean, clock),
     )

@@ -30,9 +30,9 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.kept_draws import POINTS
 from hierfl.guides.kept_draws import kept_draws as guide_of_draws
-from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up
+from hierfl.method import Client, Clock, Each, Method, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import personal_client
+from hierfl.methods.parts.averaging import Descent, DescentState, OwnParams, personal_client
 from hierfl.methods.posteriors.fedpop import prior_draws
 from hierfl.optimizers import Adam, Optimizer, Stepped, step
 from hierfl.program.program import Program, ProgramError
@@ -85,6 +85,8 @@ def fedwba(
         prior_width=(prior_width, "(0, inf) or None"),
     )
 
+    descent = Descent(optimizer, steps, unit, batch_size)
+
     def client(program: Program) -> Client:
         block = program.latents.local_block
 
@@ -93,32 +95,30 @@ def fedwba(
             terms = program.log_likelihoods(values, batch, {})
             return -sum((term.sum() for term in terms.values()), torch.zeros(()))
 
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            w, prior = work["w"].params["at"], message["particles"]
+        def move(work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
+            w, prior = work.w["at"], message["particles"]
 
             def energy(particle: Tensor) -> tuple[Tensor, Tensor]:
                 value = nll(particle, batch)
                 return value - log_prior(particle, prior, prior_width), value
 
             slope, (_, value) = torch.vmap(grad_and_value(energy, has_aux=True))(w)
-            moved = step(optimizer, {"at": -stein(w, -slope)}, work["w"])
-            return {"w": moved, "loss": value.mean()}
+            moved = step(optimizer, {"at": -stein(w, -slope)}, Stepped(work.w, work.memory))
+            return DescentState(*moved, value.mean())
 
-        def start(message: Tree, own: Tree) -> Tree:
-            w = {"at": message["particles"]}
-            return {"w": Stepped(w, optimizer.init(w)), "loss": torch.zeros(())}
-
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            at = work["w"].params["at"]
-            return {"particles": Each(at), "loss": Share(work["loss"])}, {"particles": at}
+        def finish(
+            work: DescentState, message: Tree, own: OwnParams, rows: Tensor
+        ) -> tuple[Up, OwnParams]:
+            up: Up = {"particles": Each(work.w["at"]), "loss": Share(work.loss)}
+            return up, OwnParams(work.w, torch.ones(()))
 
         return personal_client(
-            {"particles": first_particles(program, particles)},
-            lambda message, own: {"particles": message["particles"]},
-            start=start,
-            phases=(Phase(move, steps, unit, batch_size),),
+            OwnParams({"at": first_particles(program, particles)}, torch.zeros(())),
+            lambda message, own: own._replace(params={"at": message["particles"]}),
+            start=lambda message, own: descent.begin({"at": message["particles"]}),
+            phases=(descent.taking(move),),
             finish=finish,
-            params=lambda message, own: {POINTS: own["particles"][None, None]},
+            params=lambda message, own: {POINTS: own.params["at"][None, None]},
         )
 
     def server(program: Program) -> Server:
@@ -148,10 +148,10 @@ def first_particles(program: Program, count: int) -> Tensor:
 
 
 def _server(begin: Tensor) -> Server:
-    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-        return {"particles": barycenter(state["particles"], means["particles"].value)}
+    def update(state: Tensor, means: dict[str, Tree], clock: Clock) -> Tensor:
+        return barycenter(state, means["particles"].value)
 
-    return Server({"particles": begin}, update)
+    return Server(begin, update, down=lambda state, clock: {"particles": state})
 
 
 def barycenter(start: Tensor, clouds: Tensor) -> Tensor:

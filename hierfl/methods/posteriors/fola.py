@@ -30,7 +30,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Phase, Server, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent
+from hierfl.methods.parts.averaging import Descent, DescentState
 from hierfl.methods.posteriors.common_sites import (
     common_sites,
     product_server,
@@ -96,10 +96,10 @@ def fola(
     def client(program: Program) -> Client:
         sites = common_sites(program, "fola", independent=True)
 
-        def start(message: Tree, own: Tree) -> Tree:
-            return {**descent.begin(message["z"]), "fisher": zeros_like(message["z"])}
+        def start(message: Tree, own: Tree) -> DescentState:
+            return descent.begin(message["z"], beside=zeros_like(message["z"]))
 
-        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+        def loss(w: Params, work: DescentState, message: Tree, batch: ClientBatch) -> Tensor:
             value = sites.mean_loss(w, batch)
             if not trust:
                 return value
@@ -107,19 +107,20 @@ def fola(
             pulls = (0.5 * (held[n] * (w[n] - message["z"][n]).square()).sum() for n in w)
             return value + sum(pulls, torch.zeros(()))
 
-        def square(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            gradient, _ = slope(lambda w: sites.mean_nll(w, batch), work["w"])
+        def square(work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
+            """Add to `beside` the squared gradients of rows."""
+            gradient, _ = slope(lambda w: sites.mean_nll(w, batch), work.w)
             rows = batch.mask().sum().to(batch.counts.dtype)
-            fisher = tree_map(lambda f, g: f + (rows * g).square(), work["fisher"], gradient)
-            return {**work, "fisher": fisher}
+            fisher = tree_map(lambda f, g: f + (rows * g).square(), work.beside, gradient)
+            return work._replace(beside=fisher)
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            bent = scaled(sites.prior_slope(work["w"])[1], program.share)
-            precision, moved = add(work["fisher"], bent), sub(work["w"], message["z"])
+        def finish(work: DescentState, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            bent = scaled(sites.prior_slope(work.w)[1], program.share)
+            precision, moved = add(work.beside, bent), sub(work.w, message["z"])
             held = scaled(message["precision"], trust / message["rows"] * rows)
             weight = add(held, precision)
             shift = tree_map(torch.mul, weight, moved) if product else scaled(moved, rows)
-            return product_share(precision, shift, work["loss"], rows), own
+            return product_share(precision, shift, work.loss, rows), own
 
         return Client(
             own={},

@@ -107,6 +107,21 @@ def _loss(sites: CommonSites, batch: ClientBatch, z: Tensor) -> Tensor:
 LEVELS = 127  # whole numbers in 8 bits
 
 
+class QLSDWork(NamedTuple):
+    """A client's memory, (K,), what it sends, (K,), and the loss, ()."""
+
+    memory: Tensor
+    sent: Tensor | Rounded
+    loss: Tensor
+
+
+class QLSDServerState(NamedTuple):
+    """The chain, and the sum of the clients' memories, (K,)."""
+
+    chain: LangevinChain
+    memory: Tensor
+
+
 @About(
     infers="draws of one global posterior, by a Langevin chain of the server",
     source="Vono et al. 2022, arXiv:2106.00797",
@@ -153,25 +168,25 @@ def qlsd(
     def client(program: Program) -> Client:
         sites, block = common_sites(program, "qlsd"), program.latents.global_block
 
-        def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        def step(work: QLSDWork, message: Tree, batch: ClientBatch) -> QLSDWork:
             gradient, value = slope(partial(_loss, sites, batch), message["z"])
-            difference = gradient - work["memory"]
+            difference = gradient - work.memory
             if levels is None:
-                return {**work, "sent": difference, "loss": value}
+                return QLSDWork(work.memory, difference, value)
             key = noise.fold(batch.key[0], noise.word("rounded"))
-            return {**work, "sent": rounded_at_random(difference, levels, key), "loss": value}
+            return QLSDWork(work.memory, rounded_at_random(difference, levels, key), value)
 
-        def start(message: Tree, own: Tree) -> Tree:
+        def start(message: Tree, own: Tensor) -> QLSDWork:
             zero = torch.zeros_like(message["z"])
             sent = zero if levels is None else Rounded(zero.to(DTYPES[8]), torch.zeros(()))
-            return {"memory": own["memory"], "sent": sent, "loss": torch.zeros(())}
+            return QLSDWork(own, sent, torch.zeros(()))
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            after = {"memory": own["memory"] + memory * restored(work["sent"])}
-            return {"gradient": Share(work["sent"]), "loss": Share(work["loss"])}, after
+        def finish(work: QLSDWork, message: Tree, own: Tensor, rows: Tensor) -> tuple[Up, Tensor]:
+            after = own + memory * restored(work.sent)
+            return {"gradient": Share(work.sent), "loss": Share(work.loss)}, after
 
         return Client(
-            own={"memory": torch.zeros(block.size)},
+            own=torch.zeros(block.size),  # e_k
             start=start,
             phases=(Phase(step, batch_size=batch_size),),
             finish=finish,
@@ -182,20 +197,19 @@ def qlsd(
     def server(program: Program) -> Server:
         begin = program.latents.global_block.start.detach()
 
-        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            chain: LangevinChain = state["chain"]
-            gradient = state["memory"] + program.num_clients * means["gradient"]
+        def update(state: QLSDServerState, means: dict[str, Tree], clock: Clock) -> QLSDServerState:
+            gradient = state.memory + program.num_clients * means["gradient"]
             key = noise.fold(noise.root_key(program.seed), noise.word("qlsd"), clock.round)
             wide = math.sqrt(2.0 * step_size * temperature)
-            z = chain.z - step_size * gradient + wide * noise.normals(key, (len(begin),))
-            held = state["memory"] + memory * clock.clients * means["gradient"]
-            return {"chain": chain.moved(z, clock, step_size, burn_in), "memory": held}
+            z = state.chain.z - step_size * gradient + wide * noise.normals(key, (len(begin),))
+            held = state.memory + memory * clock.clients * means["gradient"]
+            return QLSDServerState(state.chain.moved(z, clock, step_size, burn_in), held)
 
         return Server(
-            state={"chain": LangevinChain.begin(begin, draws), "memory": torch.zeros_like(begin)},
+            QLSDServerState(LangevinChain.begin(begin, draws), torch.zeros_like(begin)),
             update=update,
-            down=lambda state, clock: {"z": state["chain"].z},
-            final=lambda state, clock: state["chain"].final(),
+            down=lambda state, clock: {"z": state.chain.z},
+            final=lambda state, clock: state.chain.final(),
         )
 
     return Method(
@@ -215,6 +229,13 @@ def rounded_at_random(vector: Tensor, levels: int, key: Tensor) -> Rounded:
     up = noise.uniforms(key, tuple(vector.shape), vector.dtype) < exact - exact.floor()
     numbers = vector.sign() * (exact.floor() + up)
     return Rounded(numbers.to(DTYPES[8]), norm / levels)
+
+
+class FALDWork(NamedTuple):
+    """A client's copy of the chain's state, (K,), and the last loss, ()."""
+
+    z: Tensor
+    loss: Tensor
 
 
 @About(
@@ -261,23 +282,23 @@ def fald(
     def client(program: Program) -> Client:
         sites, count = common_sites(program, "fald"), float(program.num_clients)
 
-        def step(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            gradient, value = slope(partial(_loss, sites, batch), work["z"])
-            z = work["z"] - step_size * count * gradient
+        def step(work: FALDWork, message: Tree, batch: ClientBatch) -> FALDWork:
+            gradient, value = slope(partial(_loss, sites, batch), work.z)
+            z = work.z - step_size * count * gradient
             if spread:
                 word, shape = noise.word("fald"), tuple(z.shape)
                 ours = noise.normals(noise.fold(batch.shared_key, word), shape)
                 own = noise.normals(noise.fold(batch.key[0], word), shape)
                 wide = ((1.0 - common_noise**2) * message["clients"]).sqrt()
                 z = z + spread * (common_noise * ours + wide * own)
-            return {"z": z, "loss": value}
+            return FALDWork(z, value)
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            return {"z": Share(work["z"]), "loss": Share(work["loss"])}, own
+        def finish(work: FALDWork, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            return {"z": Share(work.z), "loss": Share(work.loss)}, own
 
         return Client(
             own={},
-            start=lambda message, own: {"z": message["z"], "loss": torch.zeros(())},
+            start=lambda message, own: FALDWork(message["z"], torch.zeros(())),
             phases=(Phase(step, steps, batch_size=batch_size),),
             finish=finish,
             params=lambda message, own: {"_shared.points": message["points"]},

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from hierfl.core.arguments import expect
 from hierfl.core.importance_sampling import normal_points
-from hierfl.core.trees import Tree, sub
+from hierfl.core.trees import Tree, chosen, sub
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.glm_rows import seen_linear
 from hierfl.laplace.marginal import Marginal, check_integrable
@@ -48,8 +48,12 @@ from hierfl.method import Client, Method, Phase, Server, Trait
 from hierfl.methods.about import About
 from hierfl.methods.parts.robust_losses import LOSSES, Loss, with_loss
 from hierfl.methods.posteriors.natural_factors import (
+    FactorClientState,
+    NaturalFactor,
+    Visit,
     check_visits,
     factor_guide,
+    factor_in,
     factor_server,
     guess,
     near,
@@ -163,9 +167,14 @@ class Visits:
         changed = with_loss(program, self.loss, self.power)
         marginal = Marginal(changed, seen_linear(changed))
         tilted = Tilted(marginal, standard, self.order, self.full)
+
+        def start(message: Tree, own: FactorClientState) -> Visit:
+            q = factor_in(message)
+            return Visit(q, sub(q, own.factor), own.near, torch.zeros(()))
+
         return Client(
-            own={"factor": no_factor(marginal.shared.size), "near": nowhere(marginal)},
-            start=lambda message, own: {"q": message, **own, "improper": torch.zeros(())},
+            own=FactorClientState(no_factor(marginal.shared.size), nowhere(marginal)),
+            start=start,
             phases=(Phase(tilted.step, count=self.steps),),
             finish=lambda work, message, own, rows: visited(work, message, own, delta),
             params=lambda message, own: message["params"],
@@ -186,27 +195,24 @@ class Tilted:
     order: float
     full: bool
 
-    def step(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    def step(self, work: Visit, message: Tree, batch: ClientBatch) -> Visit:
         """Take a natural-gradient step to q_k: precision <- cavity's - E[l''], mean by Newton."""
-        q, cavity = work["q"], sub(message, work["factor"])
+        q = work.q
         with torch.no_grad():
-            covariance = torch.linalg.inv_ex(q["precision"]).inverse
-            loc = covariance @ q["shift"]
+            covariance = torch.linalg.inv_ex(q.precision).inverse
+            loc = covariance @ q.shift
             at = loc + self.standard @ torch.linalg.cholesky_ex(covariance).L.T
             expansion, inner = torch.vmap(
-                lambda z: self.marginal.expand(z, guess(work["near"], z), batch, NEWTON),
+                lambda z: self.marginal.expand(z, guess(work.near, z), batch, NEWTON),
                 chunk_size=AT_ONCE,
             )(at)
-            tilt = (q, loc, expansion.gradient.mean(0), expansion.hessian.mean(0), cavity)
+            tilt = (q, loc, expansion.gradient.mean(0), expansion.hessian.mean(0), work.cavity)
             if self.order == 1.0:
                 precision, mean, proper = newton_step(*tilt)
             else:
                 precision, mean, proper = renyi_step(*tilt, self.order, self.full)
             precision = shaped(precision, self.full)
-            new = {"shift": precision @ mean, "precision": precision}
-        return {
-            "q": {name: torch.where(proper, value, q[name]) for name, value in new.items()},
-            "near": near(inner, at),
-            "factor": work["factor"],
-            "improper": 1.0 - proper.to(loc.dtype),
-        }
+            new = NaturalFactor(precision @ mean, precision)
+        return Visit(
+            chosen(proper, new, q), work.cavity, near(inner, at), 1.0 - proper.to(loc.dtype)
+        )

@@ -33,7 +33,7 @@ from hierfl.core.secret_noise import new_key, secret_normals, secret_seed
 from hierfl.core.trees import Tree, add, as_tree, as_vector, scaled, sub, tree_leaves, tree_map
 from hierfl.method import Client, Clock, Method, Server, Share, Up
 from hierfl.methods.about import Wrapper
-from hierfl.methods.posteriors.natural_factors import PARTS, with_noise
+from hierfl.methods.posteriors.natural_factors import PARTS, NaturalFactor, with_noise
 from hierfl.methods.wrappers.wrapping import (
     WrappedState,
     as_share,
@@ -212,7 +212,7 @@ def differentially_private(
             }
             short = _shortened(moved, clipping_norm)
             if "factors" in method.traits:
-                after = after._replace(factor=add(own.factor, short))
+                after = after._replace(factor=add(own.factor, NaturalFactor(**short)))
             return {"clipped": Share(short)}, after
 
         return replace(plain, finish=finish)
