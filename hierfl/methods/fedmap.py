@@ -33,12 +33,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import (
-    Descent,
-    DescentState,
-    OwnParams,
-    personal_client,
-)
+from hierfl.methods.parts.averaging import Descent, DescentState, OwnParams, personal_client
 from hierfl.methods.parts.prior_params import at_prior, learned_hierarchy, mean_params
 from hierfl.optimizers import SGD, Adam, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError

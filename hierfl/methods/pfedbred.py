@@ -43,10 +43,7 @@ from hierfl.data.batch import ClientBatch, parts
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import (
-    averaging_server,
-    personal_client,
-)
+from hierfl.methods.parts.averaging import averaging_server, personal_client
 from hierfl.methods.parts.mirror import (
     Loss,
     domains_of_params,
