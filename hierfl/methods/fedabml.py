@@ -32,7 +32,6 @@ from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Phase, Server, Share, Up, over_draws, slope
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import (
-    SEEN,
     Descent,
     OwnParams,
     TwoLevels,
@@ -222,12 +221,12 @@ def client_of(
             up["theta"] = Share(work.theta.params)
         else:
             up["moments"] = Share(moments.of(phi, message))
-        return up, OwnParams(phi, SEEN)
+        return up, OwnParams(phi, torch.ones(()))
 
     passes = 1 if descent.unit == "epoch" else descent.steps
     return personal_client(
-        OwnParams(mine),
-        lambda message, own: OwnParams(prior(message)),
+        OwnParams(mine, torch.zeros(())),
+        lambda message, own: own._replace(params=prior(message)),
         start=start,
         phases=(Phase(restart, batch_size=1, scores_rows=False), descent.taking(move)),
         finish=finish,

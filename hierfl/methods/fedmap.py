@@ -33,13 +33,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, LogShare, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import (
-    SEEN,
-    Descent,
-    DescentState,
-    OwnParams,
-    personal_client,
-)
+from hierfl.methods.parts.averaging import Descent, DescentState, OwnParams, personal_client
 from hierfl.methods.parts.prior_params import at_prior, learned_hierarchy, mean_params
 from hierfl.optimizers import SGD, Adam, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
@@ -225,8 +219,8 @@ class LowerLevel:
         looked_rows = None if of.by_fit else 1
         looking = Phase(self.look, int(self.looks), batch_size=looked_rows, scores_rows=of.by_fit)
         return personal_client(
-            OwnParams(local),
-            lambda message, own: OwnParams(at_prior(self.program, message["gamma"])),
+            OwnParams(local, torch.zeros(())),
+            lambda message, own: own._replace(params=at_prior(self.program, message["gamma"])),
             start=self.start,
             phases=(Phase(self.solve, of.newton_steps) if of.newton_steps else fitting, looking),
             finish=self.finish,
@@ -291,7 +285,7 @@ class LowerLevel:
         if callable(self.bilevel.rule):
             value["square"] = tree_map(torch.square, value["away"])
         omega = log_omega if self.looks else self.bilevel.by_size(rows)
-        seen = torch.where(message["alone"] > 0.0, own.seen, SEEN)
+        seen = torch.where(message["alone"] > 0.0, own.seen, torch.ones(()))
         up: Up = {"clients": LogShare(value, omega), "loss": Share(work.loss, rows)}
         return up, OwnParams(w, seen)
 

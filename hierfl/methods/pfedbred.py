@@ -43,12 +43,7 @@ from hierfl.data.batch import ClientBatch, parts
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import (
-    NOT_SEEN,
-    SEEN,
-    averaging_server,
-    personal_client,
-)
+from hierfl.methods.parts.averaging import averaging_server, personal_client
 from hierfl.methods.parts.mirror import (
     Loss,
     domains_of_params,
@@ -174,19 +169,19 @@ def pfedbred(
             v = twins.local(message) if inner_start == "global" else own.v
             return PFedBreDWork(message, v, own.last, torch.zeros(()))
 
-        def state(v: Params, w: Params, seen: Tensor = NOT_SEEN) -> PFedBreDClientState:
+        def state(v: Params, w: Params, seen: Tensor) -> PFedBreDClientState:
             return PFedBreDClientState(v, w if how.remembers else {}, seen)
 
         def finish(
             work: PFedBreDWork, message: Tree, own: PFedBreDClientState, rows: Tensor
         ) -> tuple[Up, PFedBreDClientState]:
             up = {"theta": Share(work.w), "loss": Share(work.loss)}
-            return up, state(work.v, twins.local(work.w), SEEN)
+            return up, state(work.v, twins.local(work.w), torch.ones(()))
 
         rows = 2 * batch_size if two and batch_size else batch_size
         return personal_client(
-            state(twins.mine, twins.mine),
-            lambda message, own: state(twins.local(message), twins.local(message)),
+            state(twins.mine, twins.mine, torch.zeros(())),
+            lambda message, own: state(twins.local(message), twins.local(message), own.seen),
             start=start,
             phases=(Phase(move, steps, batch_size=rows),),
             finish=finish,

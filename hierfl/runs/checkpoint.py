@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -242,7 +243,7 @@ def _differences(
         if name not in tensors:
             yield f"lacks {name}"
             continue
-        first = int(name.rpartition("['")[2].removesuffix("']") in grows)
+        first = int(re.split(r"[.\[]", name)[-1].strip("']") in grows)
         forms = [(v.dtype, v.dim(), v.shape[first:]) for v in (tensors[name], leaf)]
         if forms[0] != forms[1]:
             here, there = (f"{v.dtype} {tuple(v.shape)}" for v in (leaf, tensors[name]))

@@ -215,7 +215,7 @@ def test_fedmaps_priors_are_chosen_by_name() -> None:
         own = study(methods=[{"name": "fedmap", "settings": settings}], net={"hidden": [5]})
         rows = of_study(own, 0)
         fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 2, 0)
-        found: torch.Tensor = fit.progress.table["w"]["w.0.weight.at"]
+        found: torch.Tensor = fit.progress.table.params["w.0.weight.at"]
         return found.flatten(1)
 
     plain, first, again = weights(), weights(first_variance=1e-4), weights(first_variance=15.0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,20 +19,27 @@ from tests.programs import fit
 VALUES, COUNTS = (1.0, 2.0, 4.0, 8.0), (3, 1, 4, 2)
 
 
+class DoublingState(NamedTuple):
+    """What a client got by itself."""
+
+    mail: Tree
+
+
 def doubling(**options: object) -> Method:
     """Each client sends back twice what it got by itself; it first gets its place in the data."""
 
     def client(program: Program) -> Client:
         def finish(work: Tree, message: Tree, own: Tree, rows: torch.Tensor) -> tuple[Up, Tree]:
-            up: Up = {"twice": Each(2.0 * own["mail"]["it"]), "loss": Share(rows)}
+            up: Up = {"twice": Each(2.0 * own.mail["it"]), "loss": Share(rows)}
             return up, own
 
         return Client(
-            own={"mail": {"it": torch.zeros(2), "also": torch.zeros(())}},
+            own=DoublingState({"it": torch.zeros(2), "also": torch.zeros(())}),
             start=lambda message, own: {},
             phases=(),
             finish=finish,
-            params=lambda message, own: {"mu": own["mail"]["it"].sum()},
+            params=lambda message, own: {"mu": own.mail["it"].sum()},
+            mail=("mail",),
         )
 
     def server(program: Program) -> Server:
@@ -55,8 +63,8 @@ def test_each_client_gets_its_own(how: dict[str, object]) -> None:
     data = numbers(VALUES, COUNTS)
     fitted = fit(doubling(), data, rounds=2, **how)
     expected = 4.0 * torch.arange(8.0).view(4, 2)
-    assert torch.equal(fitted.progress.table["mail"]["it"], expected)
-    assert torch.equal(fitted.progress.table["mail"]["also"], expected.sum(1))
+    assert torch.equal(fitted.progress.table.mail["it"], expected)
+    assert torch.equal(fitted.progress.table.mail["also"], expected.sum(1))
     means = fitted.predict(data.select([2, 0])).mean
     assert means.tolist() == [float(expected[2].sum())] * 4 + [float(expected[0].sum())] * 3
 
@@ -74,13 +82,13 @@ def test_mail_reaches_states_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = fit(doubling(), data, rounds=3)
     assert isinstance(stored.progress.table, client_store.Stored)
     rows = stored.progress.table.taken(torch.arange(4))
-    assert torch.equal(rows["mail"]["it"], 8.0 * torch.arange(8.0).view(4, 2))
+    assert torch.equal(rows.mail["it"], 8.0 * torch.arange(8.0).view(4, 2))
     assert known is not None
 
 
 def without_a_place(method: Method) -> Method:
     def client(program: Program) -> Client:
-        return replace(method.client(program), own={})
+        return replace(method.client(program), own={}, mail=())
 
     return replace(method, client=client)
 
@@ -89,7 +97,7 @@ def without_a_place(method: Method) -> Method:
     ("change", "says"),
     [
         (lambda m: replace(m, discloses="sums"), 'declare Method\\(..., discloses="summaries"\\)'),
-        (without_a_place, 'give Client.own an entry "mail"'),
+        (without_a_place, "name that in Client.mail"),
     ],
 )
 def test_mail_that_cannot_be_sent_is_refused(change: Callable[[Method], Method], says: str) -> None:

@@ -306,7 +306,7 @@ def test_the_states_of_clients_stay_where_they_are(
     begun = begin(federation)
     *_, last = rounds(federation, begun, 3)
     assert traveled and all(own is None for own in traveled)
-    assert bool(last.table["seen"].any()) and not bool(begun.table["seen"].any())
+    assert bool(last.table.seen.any()) and not bool(begun.table.seen.any())
 
 
 def test_every_core_has_as_many_chunks(two_cores: None) -> None:

@@ -14,7 +14,7 @@ from tests.programs import fit
 
 
 def own(fitted: hierfl.Fit, name: str) -> Tensor:
-    value: Any = fitted.progress.table[name]
+    value: Any = getattr(fitted.progress.table, name)
     return value["theta"] if name == "v" else value
 
 

@@ -56,7 +56,7 @@ def test_planted_clusters_are_found_and_a_new_client_takes_its_own() -> None:
         batch_size=None,
     )
     fitted = fit(method, data, rounds=40)
-    cluster = fitted.progress.server["cluster"]
+    cluster = fitted.progress.server.cluster
     assert ((cluster == cluster[0]) == (torch.tensor(slopes) > 0)).all()
     assert fitted.history["clusters"].iloc[0] == 1.0 and fitted.history["clusters"].iloc[-1] == 2.0
     assert (fitted.predict(data).scores()["rmse"] < 0.2).all()

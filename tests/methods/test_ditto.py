@@ -15,6 +15,6 @@ def test_personal_models_at_fedavgs_fixed_point() -> None:
     )
     fitted = fit(method, clients(), rounds=1)
     wanted = torch.linalg.solve(H + lam * I2, (H @ B[..., None])[..., 0] + lam * theta)
-    assert torch.allclose(fitted.progress.table["theta"]["theta"], wanted, atol=1e-9)
+    assert torch.allclose(fitted.progress.table.params["theta"], wanted, atol=1e-9)
     published = [(0.826412, 0.123536), (0.201431, 1.472082), (-0.260382, 0.945383)]
     assert torch.allclose(wanted, torch.tensor(published), atol=2e-6)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import hierfl
 from hierfl import guides, models
-from hierfl.core.trees import named_leaves, tree_map
+from hierfl.core.trees import tree_map
 from hierfl.engine.rounds import one_round
 from hierfl.methods import by_rows, fedabml
 from hierfl.optimizers import SGD
@@ -29,10 +29,8 @@ def net(**options: Any) -> Any:
 
 
 def own(fitted: hierfl.Fit) -> dict[str, Tensor]:
-    return {
-        name.rsplit("'", 2)[-2]: value
-        for name, value in named_leaves(fitted.progress.table).items()
-    }
+    params: dict[str, Tensor] = fitted.progress.table.params
+    return params
 
 
 def test_with_a_fixed_prior_and_exact_local_solves_the_fixed_point_is_gls() -> None:

@@ -9,7 +9,7 @@ from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
 from hierfl.methods import fedfomo
-from hierfl.methods.personalized.fedfomo import some_rows
+from hierfl.methods.personalized.fedfomo import FedFomoClientState, some_rows
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
@@ -24,24 +24,19 @@ def test_weights_by_hand() -> None:
     """The oracle: the first quadratic, from 0, candidates (.5, .5), (.6, 0), (.2, 1)."""
     federation_ = federate(fedfomo(at(START), models=2, **STILL), clients())
     client = federation_.client
-    own: dict[str, Any] = {
-        "before": {"theta": torch.zeros(2)},
-        "last": {"theta": torch.tensor([0.5, 0.5])},
-        "mail": {
-            "models": {"theta": torch.tensor([[0.6, 0.0], [0.2, 1.0]])},
-            "there": torch.ones(2),
-        },
-        "seen": torch.ones(()),
-    }
+    before, last = {"theta": torch.zeros(2)}, {"theta": torch.tensor([0.5, 0.5])}
+    sent = {"theta": torch.tensor([[0.6, 0.0], [0.2, 1.0]])}
+    mail = {"models": sent, "there": torch.ones(2)}
+    own = FedFomoClientState(before, last, mail, torch.ones(()))
     batch = full_batch(clients(), torch.tensor([0]))
     with torch.no_grad():
         work = client.phases[0].step(client.start({}, own), {}, batch)
-    assert work["scores"].tolist() == pytest.approx([0.7, -0.804076], abs=1e-6)
-    assert work["w"]["theta"].tolist() == pytest.approx([0.579838, 0.100811], abs=1e-6)
-    own["mail"]["there"] = torch.zeros(2)
+    assert work.beside.scores.tolist() == pytest.approx([0.7, -0.804076], abs=1e-6)
+    assert work.w["theta"].tolist() == pytest.approx([0.579838, 0.100811], abs=1e-6)
+    own = own._replace(mail={"models": sent, "there": torch.zeros(2)})
     with torch.no_grad():
         work = client.phases[0].step(client.start({}, own), {}, batch)
-    assert work["w"]["theta"].tolist() == pytest.approx([0.5, 0.5])
+    assert work.w["theta"].tolist() == pytest.approx([0.5, 0.5])
 
 
 def kinds(n: int, seed: int = 0) -> ClientData:
@@ -61,11 +56,11 @@ def test_validation_rows_are_not_trained_on() -> None:
     spoilt = ClientData({**data.fields, "y": wrong}, data.offsets, data.names)
     model = network(torch.nn.Linear(4, 1), likelihood=normal(1.0))
     method = fedfomo(model, validation="held", models=0, **{**EXACT, "batch_size": 2})
-    one, two = (fit(method, d, rounds=1).progress.table["last"] for d in (data, spoilt))
+    one, two = (fit(method, d, rounds=1).progress.table.last for d in (data, spoilt))
     for name, value in one.items():
         assert torch.equal(value, two[name])
     on_all = fedfomo(model, models=0, **{**EXACT, "batch_size": 2})
-    others = fit(on_all, data, rounds=1).progress.table["last"]
+    others = fit(on_all, data, rounds=1).progress.table.last
     assert not any(torch.equal(value, others[name]) for name, value in one.items())
 
 
@@ -84,12 +79,12 @@ def test_some_rows_are_scaled_up_and_none_count_nothing() -> None:
 def test_a_client_gets_models_of_others_that_have_trained() -> None:
     fitted = fit(fedfomo(at(START), models=2, **EXACT), clients(), rounds=1, cohort=1)
     server = fitted.progress.server
-    trained = server["seen"].nonzero()[:, 0]
+    trained = server.seen.nonzero()[:, 0]
     assert len(trained) == 1
     expected = torch.ones(3, 2)
     expected[:, 1] = 0.0
     expected[trained] = 0.0
-    assert torch.equal(server["there"], expected)
-    sent = fitted.progress.table["mail"]["models"]["theta"]
+    assert torch.equal(server.there, expected)
+    sent = fitted.progress.table.mail["models"]["theta"]
     others = [k for k in range(3) if k != int(trained)]
-    assert torch.equal(sent[others, 0], server["w"]["theta"][trained].expand(2, 2))
+    assert torch.equal(sent[others, 0], server.w["theta"][trained].expand(2, 2))

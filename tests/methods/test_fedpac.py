@@ -109,7 +109,7 @@ def test_heads_of_a_kind_are_mixed_and_tell_kinds_apart() -> None:
     how |= {"head_steps": 5, "body_steps": 5}
     fitted = fit(fedpac(HeadedNetwork(net(), head="2"), **how, **FULL), data, rounds=15)
     server = fitted.progress.server
-    weight = weights_of(server["h"].flatten(1), server["v"], server["seen"])
+    weight = weights_of(server.h.flatten(1), server.v, server.seen)
     alike = torch.arange(6)[:, None] % 2 == torch.arange(6) % 2
     assert weight[alike].sum() / 6.0 > 0.95
     assert fitted.predict(fresh).scores()["accuracy"].mean() > 0.85

@@ -34,7 +34,7 @@ def test_exact_reconstruction_reaches_the_joint_optimum(plate: bool) -> None:
     u = fitted.message["u"]
     assert torch.allclose(u, (P * profile() * B[:, 0]).sum() / (P * profile()).sum(), atol=1e-5)
     assert float(u) == pytest.approx(0.345658, abs=1e-5)
-    assert torch.allclose(fitted.progress.table["head"]["v"].flatten(), best_v(u), atol=1e-4)
+    assert torch.allclose(fitted.progress.table.params["v"].flatten(), best_v(u), atol=1e-4)
 
 
 def test_a_query_step_is_a_gradient_step_on_the_profile_likelihood() -> None:
@@ -86,7 +86,7 @@ def test_rounds_do_not_read_what_a_client_kept() -> None:
     for name, value in up["theta"].value.items():
         assert torch.equal(value, up_["theta"].value[name])
     for name in HEAD:
-        assert torch.equal(kept["head"][name], kept_["head"][name])
+        assert torch.equal(kept.params[name], kept_.params[name])
     assert up["theta"].weight.tolist() == [2.0, 1.0, 3.0, 1.0], "rows of the query"
 
 
@@ -95,7 +95,7 @@ def test_personalize_reconstructs_on_all_rows_from_the_fixed_start() -> None:
     fitted = fit(method, clients(), rounds=2)
     u = float(fitted.message["u"])
     for rounds in (1, 3):
-        new = fitted.personalize(clients(), rounds=rounds).progress.table["head"]["v"].flatten()
+        new = fitted.personalize(clients(), rounds=rounds).progress.table.params["v"].flatten()
         for k in range(3):
             v = torch.tensor(0.2)
             for _ in range(7):

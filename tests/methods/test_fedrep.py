@@ -28,7 +28,7 @@ def network() -> Any:
 
 
 def heads(fitted: hierfl.Fit) -> Tensor:
-    value: Tensor = fitted.progress.table["head"]["v"]
+    value: Tensor = fitted.progress.table.params["v"]
     return value.flatten()
 
 
@@ -96,7 +96,7 @@ def test_a_new_client_fits_its_head_and_no_head_crosses() -> None:
     new = fitted.personalize(federation((8,), seed=4), rounds=20)
     for name, value in fitted.message.items():
         assert torch.equal(new.message[name], value)
-    assert not torch.equal(new.progress.table["head"]["theta.2.weight"][0], start["theta.2.weight"])
+    assert not torch.equal(new.progress.table.params["theta.2.weight"][0], start["theta.2.weight"])
     alone = fitted.personalize(federation((8,), seed=4), rounds=0)
     scores = [
         f.predict(federation((8,), seed=4), draws=1).scores().log_score.mean() for f in (alone, new)
@@ -127,7 +127,7 @@ def test_personalize_tunes_from_the_common_model(tune: Any, plate: bool) -> None
     )  # fmt: skip
     fitted = fit(method, clients(), rounds=2)
     theta = float(fitted.message["u"])
-    tuned = fitted.personalize(clients(), rounds=2).progress.table["w"]
+    tuned = fitted.personalize(clients(), rounds=2).progress.table.extra.params
     for k in range(3):
         w = torch.tensor([theta, 1.5])
         for _ in range(6):

@@ -45,7 +45,7 @@ def test_an_exact_fit_by_rows_is_k_means() -> None:
     method = ifca(center, clusters=2, starts=sets(1.0, 3.0), **EXACT)
     for rounds in (1, 4):
         fitted = fit(method, data, rounds=rounds)
-        assert fitted.progress.table["share"].argmax(1).tolist() == [0, 0, 0, 1, 1]
+        assert fitted.progress.table.argmax(1).tolist() == [0, 0, 0, 1, 1]
         assert fitted.message["theta"]["mu"].tolist() == pytest.approx([1.0 / 60.0, 5.225])
 
 
@@ -75,9 +75,9 @@ def test_clients_and_networks_are_each_other_s_best() -> None:
         # w = (10 y + 10 r) / 20, and 2.1 r = sum w = sum(y) / 2 + r
         r = sum(ys) / 2.0 / 1.1
         assert float(fitted.message["theta"]["mu"][j]) == pytest.approx(r, abs=1e-3)
-        own = fitted.progress.table["w"]["mu"].flatten()[2 * j : 2 * j + 2].tolist()
+        own = fitted.progress.table.w["mu"].flatten()[2 * j : 2 * j + 2].tolist()
         assert own == pytest.approx([(y + r) / 2.0 for y in ys], abs=1e-3)
-    assert fitted.progress.table["share"].round().argmax(1).tolist() == [0, 0, 1, 1]
+    assert fitted.progress.table.share.round().argmax(1).tolist() == [0, 0, 1, 1]
 
 
 def test_shares_are_soft_where_networks_are_close() -> None:

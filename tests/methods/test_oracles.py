@@ -21,6 +21,7 @@ from hierfl.methods import (
     fedabml,
     pfedbred,
 )
+from hierfl.methods.parts.averaging import TwoLevels
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
 from hierfl.models.bregman_network import BregmanKernel, Means
@@ -61,7 +62,7 @@ def solved(base: Method) -> Method:
     """Replace the method's gradient steps by the client's exact posterior given its rows and the message."""
 
     def client(program: hierfl.Program) -> Any:
-        def solve(lane: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        def solve(lane: TwoLevels, message: Tree, batch: ClientBatch) -> TwoLevels:
             factor = batch.factor.diagonal(dim1=-2, dim2=-1)
             precision = factor.square().sum(1) + softplus(message["s"]) ** -2.0
             loc = (
@@ -71,7 +72,7 @@ def solved(base: Method) -> Method:
                 "w.loc": loc.view(1, 1, 2),
                 "w.scale": precision.rsqrt().expm1().log().view(1, 1, 2),
             }
-            return {**lane, "phi": lane["phi"]._replace(params=phi)}
+            return lane._replace(phi=lane.phi._replace(params=phi))
 
         return replace(base.client(program), phases=(Phase(solve),))
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl.core.trees import named_leaves
 from hierfl.data.batch import full_batch, parts
 from hierfl.methods import per_fedavg
 from hierfl.methods.personalized.per_fedavg import _meta_gradient
@@ -123,5 +122,5 @@ def test_predictions_are_one_step_from_theta(rounds: int) -> None:
     fitted = fit(per_fedavg(at(START), meta="full", steps=2, **FULL), clients(), rounds=3)
     origin = theta(fitted) if rounds else theta(before)
     served = fitted.personalize(clients(), rounds=1) if rounds else fitted
-    own = named_leaves(served.progress.table["served"])["['theta']"]
+    own = served.progress.table.extra.params["theta"]
     assert torch.allclose(own, origin - A * (H @ (origin - B)[..., None])[..., 0], atol=1e-12)

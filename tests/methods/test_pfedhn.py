@@ -52,17 +52,17 @@ def untouched(method: Method) -> Progress:
 
 def test_an_embedding_that_is_the_model_fits_each_client_alone() -> None:
     method = pfedhn(at(START), hypernetwork=Itself(), embedding_size=2, **PLAIN)
-    first = untouched(method).table["mail"]["theta"]
-    fitted = fit(method, clients(), rounds=3).progress.table["mail"]["theta"]
+    first = untouched(method).table.mail["theta"]
+    fitted = fit(method, clients(), rounds=3).progress.table.mail["theta"]
     for k in range(3):
         alone = fit(local_only(at(first[k]), **LOCAL), clients(), rounds=3)
-        expected = alone.progress.table["theta"]["theta"][k]
+        expected = alone.progress.table.params["theta"][k]
         assert torch.allclose(fitted[k], expected, rtol=0.0, atol=1e-10)
 
 
 def test_one_model_for_all_is_fedavg_with_one_client_a_round() -> None:
     method = pfedhn(at(START), hypernetwork=Alike(), embedding_size=1, **PLAIN)
-    one = fit(method, clients(), rounds=6, cohort=1, seed=3).progress.table["mail"]["theta"]
+    one = fit(method, clients(), rounds=6, cohort=1, seed=3).progress.table.mail["theta"]
     plain = fit(fedavg(at(START), **LOCAL), clients(), rounds=6, cohort=1, seed=3)
     assert torch.allclose(one, plain.message["theta"].expand(3, 2), rtol=0.0, atol=1e-10)
 
@@ -73,27 +73,27 @@ def test_a_round_of_one_step_is_a_gradient_step_through_the_hypernetwork() -> No
     how: dict[str, Any] = {"optimizer": SGD(inner), "server_optimizer": SGD(outer), "steps": 1}
     how |= {"hypernetwork": Mlp((4,)), "embedding_size": 3}
     method = pfedhn(at(START), **how, clipping_norm=None, batch_size=None)
-    before = untouched(method).server["here"]
-    after = fit(method, clients(), rounds=1).progress.server["here"]
-    embedding = before["embedding"].clone().requires_grad_()
-    bias = before["phi"]["heads"]["theta"]["bias"].clone().requires_grad_()
-    heads = {"theta": {**before["phi"]["heads"]["theta"], "bias": bias}}
-    phi = {"layers": before["phi"]["layers"], "heads": heads}
+    before = untouched(method).server.params
+    after = fit(method, clients(), rounds=1).progress.server.params
+    embedding = before.embedding.clone().requires_grad_()
+    bias = before.phi["heads"]["theta"]["bias"].clone().requires_grad_()
+    heads = {"theta": {**before.phi["heads"]["theta"], "bias": bias}}
+    phi = {"layers": before.phi["layers"], "heads": heads}
     w = torch.stack([Mlp((4,)).params(phi, e, {"theta": START})["theta"] for e in embedding])
     away = w - B
     loss = 0.5 * (away * (H @ away[..., None])[..., 0]).sum()
     by_embedding, by_bias = torch.autograd.grad(loss, [embedding, bias])
-    moved = before["embedding"] - after["embedding"]
+    moved = before.embedding - after.embedding
     assert torch.allclose(inner * outer * by_embedding, moved, rtol=0.0, atol=1e-12)
-    moved = bias.detach() - after["phi"]["heads"]["theta"]["bias"]
+    moved = bias.detach() - after.phi["heads"]["theta"]["bias"]
     assert torch.allclose(inner * outer * by_bias, moved, rtol=0.0, atol=1e-12)
 
 
 def test_the_gradient_is_clipped() -> None:
     how = {**PLAIN, "clipping_norm": 0.01}
     method = pfedhn(at(START), hypernetwork=Itself(), embedding_size=2, **how)
-    before = untouched(method).server["here"]["embedding"]
-    after = fit(method, clients(), rounds=1).progress.server["here"]["embedding"]
+    before = untouched(method).server.params.embedding
+    after = fit(method, clients(), rounds=1).progress.server.params.embedding
     assert float((before - after).norm()) == pytest.approx(0.01)
 
 
@@ -101,6 +101,6 @@ def test_embeddings_follow_clients_names() -> None:
     """Clients in another order get the same models."""
     method = pfedhn(at(START), **LOCAL)
     order = [2, 0, 1]
-    one = fit(method, clients(), rounds=2).progress.table["mail"]["theta"]
-    two = fit(method, clients().select(torch.tensor(order)), rounds=2).progress.table["mail"]
+    one = fit(method, clients(), rounds=2).progress.table.mail["theta"]
+    two = fit(method, clients().select(torch.tensor(order)), rounds=2).progress.table.mail
     assert torch.allclose(one[order], two["theta"], rtol=0.0, atol=1e-12)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import named_leaves
 from hierfl.method import Method
 from hierfl.methods import over_relaxed, pfedbayes, pfedme
 from hierfl.optimizers import SGD, Adam
@@ -79,9 +78,7 @@ def test_pfedbayes_reaches_the_gaussian_posterior_under_a_fixed_prior() -> None:
     how: dict[str, Any] = {"optimizer": Adam(0.02), "global_optimizer": Adam(0.0), "draws": 64}
     how |= {"inner_steps": 1, "steps": 200, "batch_size": None}
     fitted = fit(pfedbayes(at(prior, personal=True), kl_weight=1.0, **how), clients(), rounds=1)
-    table = {
-        name.split("'")[-2]: value for name, value in named_leaves(fitted.progress.table).items()
-    }
+    table = fitted.progress.table.params
     loc, scale = table["w.loc"][:, 0, 0], torch.nn.functional.softplus(table["w.scale"][:, 0, 0])
     rows = torch.tensor([5.0, 3.0, 2.0])[:, None, None]
     precision = rows * H + I2

@@ -13,6 +13,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
 from hierfl.method import Clock
 from hierfl.methods import fedhb, pfedvem
+from hierfl.methods.parts.averaging import OwnParams
 from hierfl.methods.personalized.hyper_priors import most_likely
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
@@ -46,8 +47,8 @@ def test_the_spread_is_the_most_likely_one() -> None:
     phi["w.weight.scale"] = inverse.reshape(phi["w.weight.scale"].shape)
     phi["w.weight.loc"] = torch.tensor([1.0, 0.0]).reshape(phi["w.weight.loc"].shape)
     message = {"theta.weight": torch.tensor([[0.0, 0.7**0.5]])}
-    work = run.client.start(message, {"phi": phi, "seen": torch.ones(())})
-    close(softplus(work["spread"]).flatten() ** 2, [1.15], 1e-5)
+    work = run.client.start(message, OwnParams(phi, torch.ones(())))
+    close(softplus(work.spread).flatten() ** 2, [1.15], 1e-5)
 
 
 def test_the_fixed_point_of_variational_em() -> None:
@@ -65,7 +66,7 @@ def test_the_fixed_point_of_variational_em() -> None:
     )
     method = pfedvem(model, optimizer=SGD(0.4), head_steps=40, draws=6)
     fitted = fit(method, data, rounds=10)
-    w, phi = fitted.message["theta.weight"].flatten(), fitted.progress.table["phi"]
+    w, phi = fitted.message["theta.weight"].flatten(), fitted.progress.table.params
     rho2 = softplus(phi["spread"]).reshape(3, 1) ** 2
     means = phi["w.weight.loc"].reshape(3, d)
     variances = softplus(phi["w.weight.scale"]).reshape(3, d) ** 2
@@ -88,7 +89,7 @@ def test_with_one_known_spread_it_is_fedabml() -> None:
     for name, value in b.message.items():
         # fedabml's q starts at the prior's scale, pfedvem's at the guide's own
         assert a.message[name].shape == value.shape
-    moments = {n: v for n, v in a.progress.table["phi"].items() if n.endswith(".loc")}
+    moments = {n: v for n, v in a.progress.table.params.items() if n.endswith(".loc")}
     for name, value in moments.items():
         param = name.replace("w.", "theta.", 1).removesuffix(".loc")
         close(a.message[param].flatten(), value.mean(0).flatten(), 1e-10)

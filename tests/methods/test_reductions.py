@@ -88,7 +88,7 @@ def sent(entry: str) -> Read:
 
 def kept(entry: str) -> Read:
     """Read an entry of the clients' states."""
-    return lambda fitted: fitted.progress.table[entry]
+    return lambda fitted: getattr(fitted.progress.table, entry)
 
 
 def first(fitted: hierfl.Fit) -> Mapping[str, Tensor]:
@@ -103,7 +103,7 @@ def everything(fitted: hierfl.Fit) -> Mapping[str, Tensor]:
 
 def as_mapped(fitted: hierfl.Fit) -> Mapping[str, Tensor]:
     """Read clients' weights under FedMAP's names."""
-    own = fitted.progress.table["theta"]
+    own = fitted.progress.table.params
     return {n.replace("theta.", "w.", 1) + ".at": v[:, None, None] for n, v in own.items()}
 
 
@@ -162,25 +162,25 @@ PAIRS: dict[str, Same] = {
         lambda f: {n: v * 4.0 / 4.64 for n, v in f.message.items()}, (5, 5, 5, 5), {"rounds": 1}),
     "fedamp without pull": Same(
         of(methods.fedamp, shared, prox=0.0, sigma=5.0, **STEP), of(local_only, shared, **STEP),
-        kept("w"), kept("theta")),
+        kept("w"), kept("params")),
     "fedfomo without models": Same(
         of(methods.fedfomo, shared, models=0, **STEP), of(local_only, shared, **STEP),
-        kept("last"), kept("theta")),
+        kept("last"), kept("params")),
     "fedbn without batch norm": Same(
         of(methods.fedbn, shared, **SOME), FEDAVG, run={"rounds": 3, "cohort": 4}),
     "ditto's common model": Same(of(methods.ditto, shared, prox=0.3, **SOME), FEDAVG),
     "ditto without pull": Same(
-        of(methods.ditto, shared, prox=0.0, **SOME), ALONE, kept("theta"), kept("theta")),
+        of(methods.ditto, shared, prox=0.0, **SOME), ALONE, kept("params"), kept("params")),
     "fedmap with a frozen theta": Same(
         mapped(Isotropic(1.0 / 0.7), server="gradient", server_optimizer=SGD(0.0), **STEP),
         of(methods.ditto, shared, prox=0.7, personal_steps=3, **{**STEP, "steps": 0}),
-        kept("w"), as_mapped),
+        kept("params"), as_mapped),
     **{f"apfl's common model, alpha {alpha}": Same(
         around(by_rows, of(methods.apfl, shared, alpha=alpha, **SOME)), FEDAVG, run=COHORT)
         for alpha in (0.0, 0.4, 1.0)},
     "apfl, alpha 1": Same(
         of(methods.apfl, shared, alpha=1.0, **WHOLE), of(local_only, shared, **WHOLE),
-        kept("v"), kept("theta")),
+        kept("v"), kept("params")),
     "knn_per's network": Same(
         of(methods.knn_per, remembering, **SOME), of(fedavg, classes, **SOME)),
     **{f"per_fedavg without an inner step, {meta}": Same(
@@ -226,7 +226,7 @@ PAIRS: dict[str, Same] = {
         run=COHORT) for joint in (False, True)},
     **{f"fedrep without a body, joint {joint}": Same(
         of(methods.fedrep, shared, head="all", joint=joint, batch_size=None, **PARTS),
-        of(local_only, shared, **WHOLE), kept("head"), kept("theta"), run=COHORT)
+        of(local_only, shared, **WHOLE), kept("params"), kept("params"), run=COHORT)
         for joint in (False, True)},
     "fedbabu is fedrep without steps of the head": Same(
         around(by_rows, of(methods.fedbabu, shared, head=HEAD, **SOME)),

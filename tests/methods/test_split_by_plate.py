@@ -56,6 +56,7 @@ def test_a_regression_split_by_plate_is_remade_and_fits(name: str, tmp_path: Pat
     fitted = hierfl.load(tmp_path, data=data)
     assert set(fitted.message) == {"slope"}, "the level is each client's"
     new = fitted.personalize(data, rounds=10)
-    own: Tensor = new.progress.table["w" if name == "fedbabu" else "head"]["level"]
+    table = new.progress.table
+    own: Tensor = (table.extra if name == "fedbabu" else table).params["level"]
     assert torch.allclose(own.flatten(), level, atol=0.4)
     assert float(new.predict(data, draws=1).scores().log_score.mean()) > -1.3  # -0.92 at best

@@ -23,7 +23,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import SEEN, OwnParams, common_params
+from hierfl.methods.parts.averaging import OwnParams, common_params
 from hierfl.optimizers import SGD, Optimizer, plain_lr
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
@@ -125,10 +125,10 @@ def scaffold(
                 "joined": Share({"clients": new, "weight": new * weight}),
                 "loss": Share(work.loss, weight),
             }
-            return up, OwnParams(c, SEEN)
+            return up, OwnParams(c, torch.ones(()))
 
         return Client(
-            own=OwnParams(zero),  # c_k
+            own=OwnParams(zero, torch.zeros(())),  # c_k
             start=start,
             phases=(Phase(move, steps, unit, batch_size),),
             finish=finish,

@@ -16,7 +16,7 @@ As a Bayesian model it is a mixture of clients with hard labels, found greedily,
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,13 +28,26 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, common_params
+from hierfl.methods.parts.averaging import Descent, DescentState, common_params
 from hierfl.methods.parts.stacked import at_each, flat, of_least_loss, of_mask, part
 from hierfl.optimizers import SGD, Optimizer
-from hierfl.program.program import Program
+from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
 
 SMALLEST = 3  # clients of a cluster that may be halved
+
+
+class ClusteredFLClientState(NamedTuple):
+    """The model of a client's cluster."""
+
+    mail: Params
+
+
+class ClusteredFLServerState(NamedTuple):
+    """Of N clients, the model that each is at, (N, ...), and its cluster, (N,) int64."""
+
+    theta: Params
+    cluster: Tensor
 
 
 @About(
@@ -86,37 +99,40 @@ def clustered_fl(
     def client(program: Program) -> Client:
         first = common_params(program, "clustered_fl")
 
-        def start(message: Tree, own: Tree) -> Tree:
-            return {**descent.begin(own["mail"]), "mail": own["mail"]}
+        def choose(work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
+            best = of_mask(of_least_loss(program, message, batch), message)
+            return work._replace(beside=ClusteredFLClientState(best))
 
-        def choose(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            return {**work, "mail": of_mask(of_least_loss(program, message, batch), message)}
-
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            away = {"by": sub(work["w"], own["mail"]), "rows": rows}
-            up: Up = {"away": Each(away), "loss": Share(work["loss"], rows)}
-            return up, {"mail": work["mail"]}
+        def finish(
+            work: DescentState, message: Tree, own: ClusteredFLClientState, rows: Tensor
+        ) -> tuple[Up, ClusteredFLClientState]:
+            away = {"by": sub(work.w, own.mail), "rows": rows}
+            up: Up = {"away": Each(away), "loss": Share(work.loss, rows)}
+            return up, work.beside
 
         return Client(
-            own={"mail": first},
-            start=start,
+            own=ClusteredFLClientState(first),
+            start=lambda message, own: descent.begin(own.mail, own),
             phases=(descent.on_likelihood(program),),
             finish=finish,
-            params=lambda message, own: own["mail"],
+            params=lambda message, own: own.mail,
             adapt=(Phase(choose),),
             most_adapting=1,
-            new=lambda message: {"mail": part(message, 0)},
+            new=lambda message: ClusteredFLClientState(part(message, 0)),
+            mail=("mail",),
         )
 
     def server(program: Program) -> Server:
         count = program.num_clients
 
-        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        def update(
+            state: ClusteredFLServerState, means: dict[str, Tree], clock: Clock
+        ) -> ClusteredFLServerState:
             reports = means["away"]
             order = reports.ids.argsort()  # as the data has them
             by = tree_map(lambda v: v[order], reports.value["by"])
             rows = reports.value["rows"][order]
-            cluster, mean = state["cluster"].clone(), _means(by, rows, state["cluster"])
+            cluster, mean = state.cluster.clone(), _means(by, rows, state.cluster)
             vectors, of_cluster = flat(by), flat(mean)
             for label in cluster.unique().tolist() if clock.round >= warmup_rounds else ():
                 members = (cluster == label).nonzero()[:, 0]
@@ -125,22 +141,22 @@ def clustered_fl(
                 if settled and unlike and len(members) >= SMALLEST:
                     second = halved(vectors[members])
                     cluster[members[second]] = int(cluster.max()) + 1
-            return {"theta": add(state["theta"], mean), "cluster": cluster}
+            return ClusteredFLServerState(add(state.theta, mean), cluster)
 
-        def final(state: Tree, clock: Clock) -> Tree:
-            labels, sizes = state["cluster"].unique(return_counts=True)
+        def final(state: ClusteredFLServerState, clock: Clock) -> Tree:
+            labels, sizes = state.cluster.unique(return_counts=True)
             labels = labels[sizes.argsort(descending=True, stable=True)]  # the largest is first
-            firsts = torch.stack([(state["cluster"] == k).nonzero()[0, 0] for k in labels])
-            return tree_map(lambda v: v[firsts], state["theta"])
+            firsts = torch.stack([(state.cluster == k).nonzero()[0, 0] for k in labels])
+            return tree_map(lambda v: v[firsts], state.theta)
 
         theta = at_each(common_params(program, "clustered_fl"), count)
         return Server(
-            {"theta": theta, "cluster": torch.zeros(count, dtype=torch.long)},
+            ClusteredFLServerState(theta, torch.zeros(count, dtype=torch.long)),
             update,
             down=lambda state, clock: {},
             final=final,
-            logged=lambda state: {"clusters": float(len(state["cluster"].unique()))},
-            mail=lambda state: state["theta"],
+            logged=lambda state: {"clusters": float(len(state.cluster.unique()))},
+            mail=lambda state: state.theta,
             wrong=lambda message, up, rows: (
                 "its number of rows is not the one that it began with"
                 if float(up["away"].value["rows"]) != rows

@@ -13,18 +13,17 @@ with one label per row, whose posterior (the q_j) is exact; all else are points.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Method, Phase, Server, Up
+from hierfl.method import Client, Method, Phase, Server
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, averaging_server, copies
+from hierfl.methods.parts.averaging import Descent, DescentState, averaging_server, copies
 from hierfl.methods.parts.stacked import starts_of
 from hierfl.models.mixture import SHARES, mixture
 from hierfl.optimizers import SGD, Optimizer
@@ -32,6 +31,13 @@ from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
 
 LEAST = 1e-12  # of a share: its logarithm stays finite
+
+
+class FedEMLogits(NamedTuple):
+    """Logits of a client's shares, (1, M): those that the round began with, and the last ones."""
+
+    before: Tensor
+    now: Tensor
 
 
 @About(
@@ -89,7 +95,7 @@ def fedem(
             fn, value = program.observed({}, batch, params)[site]
             return fn.log_parts(value)[0]  # (B, M)
 
-        def posterior(logits: Tensor, message: Tree, batch: ClientBatch) -> Tensor:
+        def posterior(logits: Tensor, message: Params, batch: ClientBatch) -> Tensor:
             return (logits.log_softmax(-1) + log_parts(message, batch)).softmax(-1)
 
         def mean(value: Tensor, batch: ClientBatch) -> Tensor:
@@ -98,27 +104,21 @@ def fedem(
             rows = batch.rows[0].view(-1, *[1] * (value.dim() - 1))
             return torch.where(rows, value, 0.0).sum(0) / rows.sum()
 
-        def start(message: Tree, own: Tree) -> Tree:
-            before = own["logits"]
-            return {**descent.begin(message), "before": before, "logits": before}
+        def share(work: DescentState, message: Params, batch: ClientBatch) -> DescentState:
+            before, now = work.beside
+            pi = mean(posterior(now, message, batch), batch)
+            return work._replace(beside=FedEMLogits(before, pi.clamp(min=LEAST).log()[None]))
 
-        def share(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            pi = mean(posterior(work["logits"], message, batch), batch)
-            return {**work, "logits": pi.clamp(min=LEAST).log()[None]}
-
-        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
-            q = posterior(work["before"], message, batch)
+        def loss(w: Params, work: DescentState, message: Params, batch: ClientBatch) -> Tensor:
+            q = posterior(work.beside.before, message, batch)
             return mean(-(q * log_parts(w, batch)).sum(-1), batch)
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            return copies(work, rows), {"logits": work["logits"]}
-
         return Client(
-            own={"logits": even},
-            start=start,
+            own=even,
+            start=lambda message, own: descent.begin(message, FedEMLogits(own, own)),
             phases=(Phase(share), descent.phase(loss)),
-            finish=finish,
-            params=lambda message, own: {**message, SHARES: own["logits"][None]},
+            finish=lambda work, message, own, rows: (copies(work, rows), work.beside.now),
+            params=lambda message, own: {**message, SHARES: own[None]},
             adapt=(Phase(share, personalize_steps),),
         )
 

@@ -36,7 +36,7 @@ its means.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,11 +47,18 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, common_params
+from hierfl.methods.parts.averaging import Descent, DescentState, common_params
 from hierfl.methods.parts.stacked import along, of_least_loss, of_mask, starts_of
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
+
+
+class NetworksState(NamedTuple):
+    """K networks, (K, ...), and the share of clients near each, (K,)."""
+
+    theta: Params
+    share: Tensor
 
 
 @About(
@@ -103,31 +110,39 @@ def ifca(
     def client(program: Program) -> Client:
         common_params(program, "ifca")
 
-        def params(message: Tree, own: Tree) -> Params:
-            share = chosen(own["share"].sum(), own["share"], most(message))
-            return of_mask(share, message["theta"])
+        def params(message: Tree, own: Tensor) -> Params:
+            return of_mask(chosen(own.sum(), own, most(message)), message["theta"])
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        def finish(
+            work: DescentState, message: Tree, own: Tensor, rows: Tensor
+        ) -> tuple[Up, Tensor]:
             weight = rows if weights == "rows" else 1.0
-            return sent(work, work["share"], weight, rows), {"share": work["share"]}
+            return sent(work, work.beside, weight, rows), work.beside
 
         descent, choosing = Descent(optimizer, steps, unit, batch_size), choosing_of(program)
         return Client(
-            own={"share": torch.zeros(clusters)},
-            start=lambda message, own: {**descent.begin(params(message, own)), **own},
+            own=torch.zeros(clusters),  # a mask of the client's cluster
+            start=lambda message, own: descent.begin(params(message, own), own),
             phases=(choosing, descent.on_likelihood(program)),
             finish=finish,
             params=params,
             adapt=(choosing,),
             most_adapting=1,
-            seen=lambda own: own["share"].sum(),
-            new=lambda message: {"share": most(message)},
+            seen=lambda own: own.sum(),
+            new=most,
         )
 
     def moved(before: Tensor, summed: Tensor, share: Tensor, clients: int) -> Tensor:
         return torch.where(share > 0.0, summed / share.clamp(min=1e-30), before)
 
     return Method("ifca", model, delta, client, server_of("ifca", clusters, starts, moved))
+
+
+class FedHBMixtureClientState(NamedTuple):
+    """A client's weights, and the shares c_kj, (K,); 0 before its first round."""
+
+    w: Params
+    share: Tensor
 
 
 @About(
@@ -184,25 +199,27 @@ def fedhb_mixture(
     def client(program: Program) -> Client:
         blank = zeros_like(common_params(program, "fedhb_mixture"))
 
-        def params(message: Tree, own: Tree) -> Params:
-            return chosen(own["share"].sum(), own["w"], of_mask(most(message), message["theta"]))
+        def params(message: Tree, own: FedHBMixtureClientState) -> Params:
+            return chosen(own.share.sum(), own.w, of_mask(most(message), message["theta"]))
 
-        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+        def loss(w: Params, work: DescentState, message: Tree, batch: ClientBatch) -> Tensor:
             pull = nearness(w, message["theta"]).logsumexp(0)
             return program.mean_loss(w, batch) - (pull / batch.counts).sum()
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            share = nearness(work["w"], message["theta"]).softmax(0)
-            return sent(work, share, 1.0, rows), {"w": work["w"], "share": share}
+        def finish(
+            work: DescentState, message: Tree, own: FedHBMixtureClientState, rows: Tensor
+        ) -> tuple[Up, FedHBMixtureClientState]:
+            share = nearness(work.w, message["theta"]).softmax(0)
+            return sent(work, share, 1.0, rows), FedHBMixtureClientState(work.w, share)
 
         descent = Descent(optimizer, steps, unit, batch_size)
         return Client(
-            own={"w": blank, "share": torch.zeros(networks)},
-            start=lambda message, own: descent.begin(params(message, own)),
+            own=FedHBMixtureClientState(blank, torch.zeros(networks)),
+            start=lambda message, own: descent.begin(params(message, own), own.share),
             phases=(choosing_of(program), descent.phase(loss)),
             finish=finish,
             params=params,
-            seen=lambda own: own["share"].sum(),
+            seen=lambda own: own.share.sum(),
         )
 
     def best(before: Tensor, summed: Tensor, share: Tensor, clients: int) -> Tensor:
@@ -219,20 +236,19 @@ def most(message: Tree) -> Tensor:
 
 
 def choosing_of(program: Program) -> Phase:
-    """Return the phase in which a client takes the network that fits its rows best."""
+    """Return the phase in which a client takes the network that fits its rows best, and its mask (K,)."""
 
-    def choose(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-        share = of_least_loss(program, message["theta"], batch)
-        before = {"share": share} if "share" in work else {}
-        return {**work, **before, "w": of_mask(share, message["theta"])}
+    def choose(work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
+        mask = of_least_loss(program, message["theta"], batch)
+        return work._replace(w=of_mask(mask, message["theta"]), beside=mask)
 
     return Phase(choose)
 
 
-def sent(work: Tree, share: Tensor, weight: float | Tensor, rows: Tensor) -> Up:
+def sent(work: DescentState, share: Tensor, weight: float | Tensor, rows: Tensor) -> Up:
     """Return an update: weights at the place of each network, times the client's share of it."""
-    mine = {"theta": along(share, work["w"]), "share": share}
-    return {"mine": Share(mine, weight), "loss": Share(work["loss"], rows)}
+    mine = {"theta": along(share, work.w), "share": share}
+    return {"mine": Share(mine, weight), "loss": Share(work.loss, rows)}
 
 
 def server_of(
@@ -244,17 +260,18 @@ def server_of(
     """Return what makes the server of K networks, each `moved` by (it, sum of weights, share, N)."""
 
     def server(program: Program) -> Server:
-        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        def update(state: NetworksState, means: dict[str, Tree], clock: Clock) -> NetworksState:
             share = means["mine"]["share"]
 
             def of_tensor(before: Tensor, summed: Tensor) -> Tensor:
                 of_all = share.view(-1, *[1] * (before.dim() - 1))
                 return moved(before, summed, of_all, program.num_clients)
 
-            theta = tree_map(of_tensor, state["theta"], means["mine"]["theta"])
-            return {"theta": theta, "share": share}
+            theta = tree_map(of_tensor, state.theta, means["mine"]["theta"])
+            return NetworksState(theta, share)
 
         theta = starts_of(common_params(program, name), count, program.seed, starts)
-        return Server({"theta": theta, "share": torch.ones(count) / count}, update)
+        begin = NetworksState(theta, torch.ones(count) / count)
+        return Server(begin, update, down=lambda state, clock: state._asdict())
 
     return server

@@ -18,14 +18,11 @@ from hierfl.program.program import Params, Program, ProgramError
 Loss = Callable[[Params, Any, Tree, ClientBatch], Tensor]  # of params, work, message and batch
 
 
-NOT_SEEN, SEEN = torch.zeros(()), torch.ones(())
-
-
 class OwnParams(NamedTuple):
     """The state of a client that keeps params of its own; `seen`, (), is 1 once it has been through a round."""
 
     params: Params
-    seen: Tensor = NOT_SEEN
+    seen: Tensor
 
 
 def personal_client(

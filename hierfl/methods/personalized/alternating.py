@@ -39,13 +39,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Phase, Share, Up, over_draws, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import personal_client, plain_average
+from hierfl.methods.parts.averaging import OwnParams, TwoLevels, personal_client, plain_average
 from hierfl.methods.parts.prior_params import at_prior, learned_hierarchy
 from hierfl.methods.wrappers.averages import by_rows
 from hierfl.optimizers import SGD, Adam, Optimizer, Stepped, step
@@ -79,13 +78,10 @@ class Alternating:
 
         at_prior(program, above)  # refuses a guide that cannot start there before the first round
 
-        def start(message: Tree, own: Tree) -> Tree:
-            phi = at_prior(program, message) if self.restarts else own["phi"]
-            return {
-                "theta": Stepped(message, self.shared.init(message)),
-                "phi": Stepped(phi, self.local.init(phi)),
-                "loss": torch.zeros(()),
-            }
+        def start(message: Params, own: OwnParams) -> TwoLevels:
+            phi = at_prior(program, message) if self.restarts else own.params
+            theta = Stepped(message, self.shared.init(message))
+            return TwoLevels(theta, Stepped(phi, self.local.init(phi)), torch.zeros(()))
 
         def inner(theta: Params, phi: Stepped, batch: ClientBatch) -> tuple[Stepped, Tensor]:
             value = torch.zeros(())
@@ -94,29 +90,31 @@ class Alternating:
                 phi = step(self.local, gradient, phi)
             return phi, value
 
-        def tune(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            phi, value = inner(message, work["phi"], batch)
-            return {**work, "phi": phi, "loss": value}
+        def tune(work: TwoLevels, message: Params, batch: ClientBatch) -> TwoLevels:
+            phi, value = inner(message, work.phi, batch)
+            return TwoLevels(work.theta, phi, value)
 
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            theta = work["theta"]
-            phi, _ = inner(theta.params, work["phi"], batch)
+        def move(work: TwoLevels, message: Params, batch: ClientBatch) -> TwoLevels:
+            theta = work.theta
+            phi, _ = inner(theta.params, work.phi, batch)
             gradient, value = slope(
                 lambda p: loss(p, phi.params, batch.redrawn(self.inner)), theta.params
             )
-            return {"theta": step(self.shared, gradient, theta), "phi": phi, "loss": value}
+            return TwoLevels(step(self.shared, gradient, theta), phi, value)
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up = {"theta": Share(work["theta"].params), "loss": Share(work["loss"])}
-            return up, {"phi": work["phi"].params}
+        def finish(
+            work: TwoLevels, message: Params, own: OwnParams, rows: Tensor
+        ) -> tuple[Up, OwnParams]:
+            up = {"theta": Share(work.theta.params), "loss": Share(work.loss)}
+            return up, OwnParams(work.phi.params, torch.ones(()))
 
         return personal_client(
-            {"phi": mine},
-            lambda message, own: {"phi": at_prior(program, message)},
+            OwnParams(mine, torch.zeros(())),
+            lambda message, own: own._replace(params=at_prior(program, message)),
             start=start,
             phases=(Phase(move, self.steps, batch_size=self.batch_size),),
             finish=finish,
-            params=lambda message, own: {**message, **own["phi"]},
+            params=lambda message, own: {**message, **own.params},
             adapt=(Phase(tune, self.steps, batch_size=self.batch_size),),
         )
 

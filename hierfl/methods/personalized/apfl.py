@@ -16,13 +16,13 @@ be any point, so that nothing shrinks v at convergence; only few steps keep it n
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree, scaled, tree_map
+from hierfl.core.trees import scaled, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Share, Up, slope
@@ -31,6 +31,24 @@ from hierfl.methods.parts.averaging import common_params, personal_client, plain
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
+
+
+class APFLClientState(NamedTuple):
+    """A client's own model, and its weight in the mixture, (); `seen`, (), as in `OwnParams`."""
+
+    v: Params
+    alpha: Tensor
+    seen: Tensor
+
+
+class APFLWork(NamedTuple):
+    """Both models, alpha, (), whether it moves in the next step, (), and the last loss, ()."""
+
+    w: Stepped
+    v: Stepped
+    alpha: Tensor
+    moves: Tensor
+    loss: Tensor
 
 
 @About(
@@ -77,43 +95,40 @@ def apfl(
     def client(program: Program) -> Client:
         above = common_params(program, "apfl")
 
-        def start(message: Tree, own: Tree) -> Tree:
-            return {
-                "w": Stepped(message, optimizer.init(message)),
-                "v": Stepped(own["v"], optimizer.init(own["v"])),
-                "alpha": own["alpha"],
-                "moves": torch.full((), float(adaptive)),
-                "loss": torch.zeros(()),
-            }
+        def start(message: Params, own: APFLClientState) -> APFLWork:
+            w, v = (Stepped(at, optimizer.init(at)) for at in (message, own.v))
+            return APFLWork(w, v, own.alpha, torch.full((), float(adaptive)), torch.zeros(()))
 
-        def personal(work: Tree, batch: ClientBatch) -> Tree:
-            w, v, weight = work["w"].params, work["v"], work["alpha"]
+        def personal(work: APFLWork, batch: ClientBatch) -> APFLWork:
+            w, v, weight = work.w.params, work.v, work.alpha
             gradient, value = slope(
                 lambda at: program.mean_loss(at, batch), _mixed(w, v.params, weight)
             )
             mine = step(optimizer, scaled(gradient, weight), v)
             along = sum(((v.params[n] - w[n]) * gradient[n]).sum() for n in gradient)
-            moved = (weight - work["moves"] * alpha_lr * along).clamp(0.0, 1.0)
-            return {"v": mine, "alpha": moved, "moves": torch.zeros(()), "loss": value}
+            moved = (weight - work.moves * alpha_lr * along).clamp(0.0, 1.0)
+            return APFLWork(work.w, mine, moved, torch.zeros(()), value)
 
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            gradient, _ = slope(lambda at: program.mean_loss(at, batch), work["w"].params)
-            return {"w": step(optimizer, gradient, work["w"]), **personal(work, batch)}
+        def move(work: APFLWork, message: Params, batch: ClientBatch) -> APFLWork:
+            gradient, _ = slope(lambda at: program.mean_loss(at, batch), work.w.params)
+            return personal(work, batch)._replace(w=step(optimizer, gradient, work.w))
 
-        def tune(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            return {**work, **personal(work, batch)}
+        def tune(work: APFLWork, message: Params, batch: ClientBatch) -> APFLWork:
+            return personal(work, batch)
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up: Up = {"theta": Share(work["w"].params), "loss": Share(work["loss"])}
-            return up, {"v": work["v"].params, "alpha": work["alpha"]}
+        def finish(
+            work: APFLWork, message: Params, own: APFLClientState, rows: Tensor
+        ) -> tuple[Up, APFLClientState]:
+            up: Up = {"theta": Share(work.w.params), "loss": Share(work.loss)}
+            return up, APFLClientState(work.v.params, work.alpha, torch.ones(()))
 
         return personal_client(
-            {"v": above, "alpha": torch.tensor(alpha)},
-            lambda message, own: {"v": message},
+            APFLClientState(above, torch.tensor(alpha), torch.zeros(())),
+            lambda message, own: own._replace(v=message),
             start=start,
             phases=(Phase(move, steps, unit, batch_size),),
             finish=finish,
-            params=lambda message, own: _mixed(message, own["v"], own["alpha"]),
+            params=lambda message, own: _mixed(message, own.v, own.alpha),
             adapt=(Phase(tune, steps, unit, batch_size),),
         )
 

@@ -12,17 +12,19 @@ prox), with theta plugged in from FedAvg, not learned from the v_k.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Server, Share, Up
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import (
     Descent,
+    DescentState,
+    OwnParams,
     averaging_server,
     common_params,
     personal_client,
@@ -106,39 +108,44 @@ def local_only(
     return _alongside("local_only", model, 0.0, Descent(optimizer, 0, unit, batch_size), steps)
 
 
+class DittoWork(NamedTuple):
+    """The personal model, and the client's copy of the common one."""
+
+    mine: DescentState
+    ours: DescentState
+
+
 def _alongside(
     name: str, model: Model, prox: float, descent: Descent, personal_steps: int
 ) -> Method:
     def client(program: Program) -> Client:
-        def personal(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        def personal(work: DittoWork, message: Params, batch: ClientBatch) -> DittoWork:
             def loss(w: Params) -> Tensor:
                 return proximal_loss(program, w, message, prox, batch)
 
-            return {**work, "mine": descent.moved(work["mine"], loss)}
+            return DittoWork(descent.moved(work.mine, loss), work.ours)
 
-        def common(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            ours = descent.moved(work["ours"], lambda w: program.mean_loss(w, batch))
-            return {**work, "ours": ours}
+        def common(work: DittoWork, message: Params, batch: ClientBatch) -> DittoWork:
+            ours = descent.moved(work.ours, lambda w: program.mean_loss(w, batch))
+            return DittoWork(work.mine, ours)
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            mine, ours = work["mine"], work["ours"]
-            up = {"loss": Share(mine["loss"], rows)}
+        def finish(
+            work: DittoWork, message: Params, own: OwnParams, rows: Tensor
+        ) -> tuple[Up, OwnParams]:
+            up = {"loss": Share(work.mine.loss, rows)}
             if descent.steps:
-                up["theta"] = Share(ours["w"], rows)
-            return up, {"theta": mine["w"]}
+                up["theta"] = Share(work.ours.w, rows)
+            return up, OwnParams(work.mine.w, torch.ones(()))
 
         tuning = descent.taking(personal, personal_steps)
         return personal_client(
-            {"theta": common_params(program, name)},
-            lambda message, own: {"theta": message},
-            start=lambda message, own: {
-                "mine": descent.begin(own["theta"]),
-                "ours": descent.begin(message),
-            },
+            OwnParams(common_params(program, name), torch.zeros(())),
+            lambda message, own: own._replace(params=message),
+            start=lambda message, own: DittoWork(descent.begin(own.params), descent.begin(message)),
             # the common model comes first: in phase 0 its mini-batches are those of fedavg
             phases=(descent.taking(common), tuning),
             finish=finish,
-            params=lambda message, own: own["theta"],
+            params=lambda message, own: own.params,
             adapt=(tuning,),
         )
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,13 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, common_params, personal_client, proximal_loss
+from hierfl.methods.parts.averaging import (
+    Descent,
+    DescentState,
+    common_params,
+    personal_client,
+    proximal_loss,
+)
 from hierfl.methods.parts.stacked import at_each, distances, flat, mean_of, stored
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program, ProgramError
@@ -145,6 +151,23 @@ def heur_fedamp(
     return _attentive("heur_fedamp", model, attention, prox, descent)
 
 
+class FedAMPClientState(NamedTuple):
+    """A client's model, and the mix that it is pulled to, `mail`; `seen`, (), as in `OwnParams`."""
+
+    w: Params
+    mail: Params
+    seen: Tensor
+
+
+class FedAMPServerState(NamedTuple):
+    """Models and mixes of N clients, (N, ...), who has trained, (N,) bool, and the mean of xi_ii, ()."""
+
+    w: Params
+    mix: Params
+    seen: Tensor
+    self_weight: Tensor
+
+
 def _attentive(
     name: str, model: Model, attention: Attention, pull: float, descent: Descent
 ) -> Method:
@@ -153,29 +176,34 @@ def _attentive(
     def client(program: Program) -> Client:
         first = common_params(program, name)
 
-        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
-            return proximal_loss(program, w, work["mix"], pull, batch)
+        def loss(w: Params, work: DescentState, message: Tree, batch: ClientBatch) -> Tensor:
+            return proximal_loss(program, w, work.beside, pull, batch)
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up: Up = {"w": Each(work["w"]), "loss": Share(work["loss"], rows)}
-            return up, {"w": work["w"], "mail": work["mix"]}
+        def finish(
+            work: DescentState, message: Tree, own: FedAMPClientState, rows: Tensor
+        ) -> tuple[Up, FedAMPClientState]:
+            up: Up = {"w": Each(work.w), "loss": Share(work.loss, rows)}
+            return up, FedAMPClientState(work.w, own.mail, torch.ones(()))
 
         return personal_client(
-            {"w": first, "mail": first},
-            lambda message, own: {"w": own["mail"]},
-            start=lambda message, own: {**descent.begin(own["w"]), "mix": own["mail"]},
+            FedAMPClientState(first, first, torch.zeros(())),
+            lambda message, own: own._replace(w=own.mail),
+            start=lambda message, own: descent.begin(own.w, own.mail),
             phases=(descent.phase(loss),),
             finish=finish,
-            params=lambda message, own: own["w"],
-            new=lambda message: {"w": message, "mail": message, "seen": torch.zeros(())},
+            params=lambda message, own: own.w,
+            new=lambda message: FedAMPClientState(message, message, torch.zeros(())),
+            mail=("mail",),
         )
 
     def server(program: Program) -> Server:
         first = common_params(program, name)
 
-        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
-            w = stored(state["w"], means["w"])
-            seen = state["seen"].index_fill(0, means["w"].ids, True)
+        def update(
+            state: FedAMPServerState, means: dict[str, Tree], clock: Clock
+        ) -> FedAMPServerState:
+            w = stored(state.w, means["w"])
+            seen = state.seen.index_fill(0, means["w"].ids, True)
             trained = tree_map(lambda v: v[seen], w)
             weight = attention(flat(trained))
 
@@ -186,17 +214,17 @@ def _attentive(
                 return all_mean
 
             mix = tree_map(mixed, mean_of(w, seen), trained)
-            return {"w": w, "mix": mix, "seen": seen, "self_weight": weight.diagonal().mean()}
+            return FedAMPServerState(w, mix, seen, weight.diagonal().mean())
 
         count = program.num_clients
         w, none = at_each(first, count), torch.zeros(count, dtype=torch.bool)
         return Server(
-            {"w": w, "mix": w, "seen": none, "self_weight": torch.ones(())},
+            FedAMPServerState(w, w, none, torch.ones(())),
             update,
             down=lambda state, clock: {},
-            final=lambda state, clock: mean_of(state["w"], state["seen"]),
-            logged=lambda state: {"self_weight": float(state["self_weight"])},
-            mail=lambda state: state["mix"],
+            final=lambda state, clock: mean_of(state.w, state.seen),
+            logged=lambda state: {"self_weight": float(state.self_weight)},
+            mail=lambda state: state.mix,
         )
 
     return Method(name, model, delta, client, server, discloses="summaries")

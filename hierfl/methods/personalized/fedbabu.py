@@ -22,10 +22,15 @@ from hierfl.core.trees import Tree
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Up
 from hierfl.methods.about import About
-from hierfl.methods.personalized.fedrep import body_and_head, check_has_body, moving
+from hierfl.methods.personalized.fedrep import (
+    BodyAndHeadWork,
+    body_and_head,
+    check_has_body,
+    moving,
+)
 from hierfl.methods.wrappers.fine_tuned import tuned, tuning
 from hierfl.optimizers import SGD, Optimizer
-from hierfl.program.program import Program, ProgramError
+from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Model
 
 
@@ -85,10 +90,12 @@ def fedbabu(
         split = body_and_head(program, head, "fedbabu")
         check_has_body(split, "fedbabu")
 
-        def start(message: Tree, own: Tree) -> Tree:
+        def start(message: Params, own: Tree) -> BodyAndHeadWork:
             return split.work(message, split.first_head(message), {"body": optimizer})
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+        def finish(
+            work: BodyAndHeadWork, message: Params, own: Tree, rows: Tensor
+        ) -> tuple[Up, Tree]:
             return split.sent(work, 1.0), own
 
         plain = Client(

@@ -18,7 +18,7 @@ Nothing in it is Bayesian: it is a heuristic average of models.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, common_params
+from hierfl.methods.parts.averaging import Descent, DescentState, common_params
 from hierfl.methods.parts.stacked import at_each, mean_of, of_each, stored
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
@@ -88,6 +88,35 @@ def fedfomo(
     return Method("fedfomo", model, delta, exchange.client, exchange.server, discloses="summaries")
 
 
+class FedFomoClientState(NamedTuple):
+    """A client's model before and after its last training, and those of M others, `mail`; `seen`, ()."""
+
+    before: Params
+    last: Params
+    mail: Tree
+    seen: Tensor
+
+
+class FedFomoRound(NamedTuple):
+    """What a client holds while it trains: its state, `before` moved, and the scores s_n, (M,)."""
+
+    own: FedFomoClientState
+    scores: Tensor
+
+
+class FedFomoServerState(NamedTuple):
+    """Models of N clients, (N, ...), who has trained, (N,) bool, P, (N, N), and whose models each gets, (N, M).
+
+    `there`: whether there is one, (N, M).
+    """
+
+    w: Params
+    seen: Tensor
+    affinity: Tensor
+    picked: Tensor
+    there: Tensor
+
+
 @dataclass(frozen=True)
 class ModelExchange:
     """What clients and the server compute, by the arguments of `fedfomo`."""
@@ -104,70 +133,76 @@ class ModelExchange:
         none = {"models": at_each(first, self.models), "there": torch.zeros(self.models)}
         moved = MovedModel(self, program)
         return Client(
-            own={"before": first, "last": first, "mail": none, "seen": torch.zeros(())},
+            own=FedFomoClientState(first, first, none, torch.zeros(())),
             start=self.start,
             phases=(Phase(moved.mix), self.descent.phase(moved.loss)),
             finish=self.finish,
-            params=lambda message, own: chosen(own["seen"], own["last"], message["mean"]),
-            seen=lambda own: own["seen"],
+            params=lambda message, own: chosen(own.seen, own.last, message["mean"]),
+            seen=lambda own: own.seen,
             new=self.new,
+            mail=("mail",),
         )
 
-    def start(self, message: Tree, own: Tree) -> Tree:
+    def start(self, message: Tree, own: FedFomoClientState) -> DescentState:
         """Return the work at the start of a round."""
-        begun = {"own": own, "before": own["before"], "scores": torch.zeros(self.models)}
-        return {**self.descent.begin(own["before"]), **begun}
+        return self.descent.begin(own.before, FedFomoRound(own, torch.zeros(self.models)))
 
-    def finish(self, work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+    def finish(
+        self, work: DescentState, message: Tree, own: FedFomoClientState, rows: Tensor
+    ) -> tuple[Up, FedFomoClientState]:
         """Return the message to the server and the client's own state."""
-        model = Each({"w": work["w"], "scores": work["scores"]})
-        after = {"before": work["before"], "last": work["w"], "mail": own["mail"]}
-        up: Up = {"model": model, "loss": Share(work["loss"], rows)}
-        return up, {**after, "seen": torch.ones(())}
+        moved, scores = work.beside
+        up: Up = {
+            "model": Each({"w": work.w, "scores": scores}),
+            "loss": Share(work.loss, rows),
+        }
+        return up, FedFomoClientState(moved.before, work.w, own.mail, torch.ones(()))
 
-    def new(self, message: Tree) -> Tree:
+    def new(self, message: Tree) -> FedFomoClientState:
         """Return the state of a new client: the mean, and the models of the best."""
         mean = message["mean"]
         mail = {"models": message["best"], "there": torch.ones(self.models)}
-        return {"before": mean, "last": mean, "mail": mail, "seen": torch.zeros(())}
+        return FedFomoClientState(mean, mean, mail, torch.zeros(()))
 
     def server(self, program: Program) -> Server:
         """Return the server of one program, of N clients."""
         count, models = program.num_clients, self.models
-        begin = {
-            "w": at_each(common_params(program, "fedfomo"), count),
-            "seen": torch.zeros(count, dtype=torch.bool),
-            "affinity": torch.zeros(count, count),
-            "picked": torch.zeros(count, models, dtype=torch.long),
-            "there": torch.zeros(count, models),
-        }
+        begin = FedFomoServerState(
+            w=at_each(common_params(program, "fedfomo"), count),
+            seen=torch.zeros(count, dtype=torch.bool),
+            affinity=torch.zeros(count, count),
+            picked=torch.zeros(count, models, dtype=torch.long),
+            there=torch.zeros(count, models),
+        )
 
-        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        def update(
+            state: FedFomoServerState, means: dict[str, Tree], clock: Clock
+        ) -> FedFomoServerState:
             reports = means["model"]
             ids = reports.ids
-            affinity = state["affinity"].clone()
+            affinity = state.affinity.clone()
             rows = ids[:, None].expand(-1, models)
-            score = reports.value["scores"].to(affinity.dtype) * state["there"][ids]
-            affinity.index_put_((rows, state["picked"][ids]), score, accumulate=True)
-            w = stored(state["w"], Reports(reports.value["w"], ids))
-            seen = state["seen"].index_fill(0, ids, True)
+            score = reports.value["scores"].to(affinity.dtype) * state.there[ids]
+            affinity.index_put_((rows, state.picked[ids]), score, accumulate=True)
+            w = stored(state.w, Reports(reports.value["w"], ids))
+            seen = state.seen.index_fill(0, ids, True)
             eps = max(self.explore - self.explore_decay * clock.round, 0.0)
             picks, there = _picked(affinity, seen, eps, *_drawn(program, models, clock.round))
-            return {"w": w, "seen": seen, "affinity": affinity, "picked": picks, "there": there}
+            return FedFomoServerState(w, seen, affinity, picks, there)
 
-        def mail(state: Tree) -> Tree:
-            sent = tree_map(lambda v: v[state["picked"]], state["w"])
-            return {"models": sent, "there": state["there"]}
+        def mail(state: FedFomoServerState) -> Tree:
+            sent = tree_map(lambda v: v[state.picked], state.w)
+            return {"models": sent, "there": state.there}
 
         return Server(begin, update, down=lambda state, clock: {}, final=self.final, mail=mail)
 
-    def final(self, state: Tree, clock: Clock) -> Tree:
+    def final(self, state: FedFomoServerState, clock: Clock) -> Tree:
         """Return the models of the largest affinity of all clients together, and the mean."""
-        liked = state["affinity"].sum(0).argsort(descending=True)[: self.models]
+        liked = state.affinity.sum(0).argsort(descending=True)[: self.models]
         short = self.models - len(liked)  # fewer clients than models
         liked = torch.cat([liked, liked[:1].expand(short)]) if short > 0 else liked
-        best = tree_map(lambda v: v[liked], state["w"])
-        return {"best": best, "mean": mean_of(state["w"], state["seen"])}
+        best = tree_map(lambda v: v[liked], state.w)
+        return {"best": best, "mean": mean_of(state.w, state.seen)}
 
 
 @dataclass(frozen=True)
@@ -177,18 +212,19 @@ class MovedModel:
     exchange: ModelExchange
     program: Program
 
-    def mix(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    def mix(self, work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
         """Move the model toward those that are better on validation rows."""
-        own, before = work["own"], work["own"]["before"]
-        sent, there = own["mail"]["models"], own["mail"]["there"]
-        tried = tree_map(lambda last, others: torch.cat([last[None], others]), own["last"], sent)
+        own, before = work.beside.own, work.beside.own.before
+        sent, there = own.mail["models"], own.mail["there"]
+        tried = tree_map(lambda last, others: torch.cat([last[None], others]), own.last, sent)
         here = self.loss_of(True, before, batch)
         of_tried = of_each(self.program, lambda theta: self.loss_of(True, theta, batch), tried)
         available = torch.cat([torch.ones(1), there])
         mixed, score = _moved(before, tried, here - of_tried, available)
-        return {**work, **self.exchange.descent.begin(mixed), "before": mixed, "scores": score[1:]}
+        moved = FedFomoRound(own._replace(before=mixed), score[1:])
+        return self.exchange.descent.begin(mixed, moved)
 
-    def loss(self, w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+    def loss(self, w: Params, work: DescentState, message: Tree, batch: ClientBatch) -> Tensor:
         """Return the loss that training minimizes, of the other rows."""
         return self.loss_of(False, w, batch)
 

@@ -31,11 +31,11 @@ from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, chosen, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up, slope
+from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import Descent, expect_model, personal_client
 from hierfl.methods.parts.stacked import at_each, mean_of, stored
-from hierfl.methods.personalized.fedrep import moving
+from hierfl.methods.personalized.fedrep import BodyAndHeadWork, moving
 from hierfl.models.memory_network import HeadedNetwork
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
@@ -49,6 +49,36 @@ class Classes(NamedTuple):
     total: Tensor  # (K, D), sums
     rows: Tensor  # (K,)
     squares: Tensor  # (), mean over rows of |phi|^2
+
+
+class FedPACFeatures(NamedTuple):
+    """What a client keeps of its features in a round, beside its body and its head."""
+
+    h: Tensor  # (K, D), shares of labels times mean features
+    means: Tensor  # (K, D)
+    v: Tensor  # (), variance of h
+    classes: Classes  # with the round's last body
+
+
+class FedPACClientState(NamedTuple):
+    """A client's head, and the mixed one, `mail`; `seen`, (), as in `OwnParams`."""
+
+    head: Params
+    mail: Params
+    seen: Tensor
+
+
+class FedPACServerState(NamedTuple):
+    """What the server knows of the body, of K classes, and of N clients."""
+
+    body: Params
+    head: Params  # (N, ...)
+    h: Tensor  # (N, K, D)
+    v: Tensor  # (N,)
+    seen: Tensor  # (N,) bool
+    mu: Tensor  # (K, D)
+    known: Tensor  # (K,), 1 for classes that have a mean
+    mail: Params  # (N, ...), mixed heads
 
 
 @About(
@@ -105,60 +135,62 @@ def fedpac(
     def client(program: Program) -> Client:
         head, (classes, _) = _parts(model, program)[1], _sizes(model, program)
 
-        def features(work: Tree, batch: ClientBatch) -> Classes:
-            theta = {**work["body"].params, **work["head"].params}
-            return by_class(model, classes, theta, batch)
+        def features(work: BodyAndHeadWork, batch: ClientBatch) -> Classes:
+            return by_class(model, classes, {**work.body.params, **work.head.params}, batch)
 
-        def start(message: Tree, own: Tree) -> Tree:
-            mine = chosen(own["seen"], own["mail"] if mix else own["head"], message["head"])
-            return {
-                "body": Stepped(message["body"], optimizer.init(message["body"])),
-                "head": Stepped(mine, head_optimizer.init(mine)),
-                "h": torch.zeros_like(message["mu"]),
-                "means": torch.zeros_like(message["mu"]),
-                "classes": tuple(Classes(message["mu"], message["known"], torch.zeros(()))),
-                "v": torch.zeros(()),
-                "loss": torch.zeros(()),
-            }
+        def start(message: Tree, own: FedPACClientState) -> BodyAndHeadWork:
+            mine = chosen(own.seen, own.mail if mix else own.head, message["head"])
+            none, blank = torch.zeros(()), torch.zeros_like(message["mu"])
+            return BodyAndHeadWork(
+                Stepped(message["body"], optimizer.init(message["body"])),
+                Stepped(mine, head_optimizer.init(mine)),
+                none,
+                FedPACFeatures(blank, blank, none, Classes(message["mu"], message["known"], none)),
+            )
 
-        def look(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        def look(work: BodyAndHeadWork, message: Tree, batch: ClientBatch) -> BodyAndHeadWork:
             by_label = features(work, batch)
             share = by_label.rows / by_label.rows.sum()
             means = by_label.total / by_label.rows.clamp(min=1.0)[:, None]
             h = share[:, None] * means
             v = (by_label.squares - h.square().sum()) / by_label.rows.sum()
-            return {**work, "h": h, "v": v.clamp(min=1e-12), "means": means}
+            return work._replace(
+                beside=FedPACFeatures(h, means, v.clamp(min=1e-12), work.beside.classes)
+            )
 
-        def on_body(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        def on_body(work: BodyAndHeadWork, message: Tree, batch: ClientBatch) -> BodyAndHeadWork:
             loss = _body_loss(program, model, feature_weight, work, message, batch)
-            gradient, value = slope(loss, work["body"].params)
-            return {**work, "body": step(optimizer, gradient, work["body"]), "loss": value}
+            gradient, value = slope(loss, work.body.params)
+            return work._replace(body=step(optimizer, gradient, work.body), loss=value)
 
-        def look_again(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            return {**work, "classes": tuple(features(work, batch))}
+        def look_again(work: BodyAndHeadWork, message: Tree, batch: ClientBatch) -> BodyAndHeadWork:
+            return work._replace(beside=work.beside._replace(classes=features(work, batch)))
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            (total, count, _), mine = work["classes"], work["head"].params
+        def finish(
+            work: BodyAndHeadWork, message: Tree, own: FedPACClientState, rows: Tensor
+        ) -> tuple[Up, FedPACClientState]:
+            (h, _, v, (total, count, _)), mine = work.beside, work.head.params
             up: Up = {
-                "theta": Share(work["body"].params, rows),
+                "theta": Share(work.body.params, rows),
                 "classes": Share({"total": total, "count": count}),
-                "head": Each({"head": mine, "h": work["h"], "v": work["v"]}),
-                "loss": Share(work["loss"], rows),
+                "head": Each({"head": mine, "h": h, "v": v}),
+                "loss": Share(work.loss, rows),
             }
-            return up, {"head": mine, "mail": own["mail"]}
+            return up, FedPACClientState(mine, own.mail, torch.ones(()))
 
         tuning = descents.taking(moving(program, {"head": head_optimizer}), head_steps)
         return personal_client(
-            {"head": head, "mail": head},
-            lambda message, own: {"head": message["head"]},
+            FedPACClientState(head, head, torch.zeros(())),
+            lambda message, own: own._replace(head=message["head"]),
             start=start,
             phases=(Phase(look), tuning, descents.taking(on_body), Phase(look_again)),
             finish=finish,
-            params=lambda message, own: {**message["body"], **own["head"]},
+            params=lambda message, own: {**message["body"], **own.head},
             adapt=(tuning,),
-            new=lambda message: (
-                {n: message["head"] for n in ("head", "mail")} | {"seen": torch.zeros(())}
+            new=lambda message: FedPACClientState(
+                message["head"], message["head"], torch.zeros(())
             ),
+            mail=("mail",),
         )
 
     def server(program: Program) -> Server:
@@ -184,14 +216,14 @@ def _body_loss(
     program: Program,
     model: HeadedNetwork,
     weight: float,
-    work: Tree,
+    work: BodyAndHeadWork,
     message: Tree,
     batch: ClientBatch,
 ) -> Callable[[Params], Tensor]:
     """Return the loss of the body: nll, and the pull of features to their classes' means."""
-    head, has_mean = work["head"].params, message["known"][:, None] > 0.0
+    head, has_mean = work.head.params, message["known"][:, None] > 0.0
     labels = batch.fields[model.y][0].long()
-    center = torch.where(has_mean, message["mu"], work["means"])[labels]
+    center = torch.where(has_mean, message["mu"], work.beside.means)[labels]
     pull = weight * message["known"].amax()  # none in the first round
 
     def loss(body: Params) -> Tensor:
@@ -220,44 +252,41 @@ def _server(program: Program, model: HeadedNetwork, mix: bool) -> Server:
     body, head = _parts(model, program)
     count, shape = program.num_clients, _sizes(model, program)
 
-    def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+    def update(state: FedPACServerState, means: dict[str, Tree], clock: Clock) -> FedPACServerState:
         reports, by_label = means["head"], means["classes"]
-        reported = {
-            name: stored(state[name], Reports(reports.value[name], reports.ids))
-            for name in ("head", "h", "v")
-        }
-        seen = state["seen"].index_fill(0, reports.ids, True)
+        reported = stored({"head": state.head, "h": state.h, "v": state.v}, reports)
+        seen = state.seen.index_fill(0, reports.ids, True)
         there = (by_label["count"] > 0.0).to(by_label["count"].dtype)
         mu = by_label["total"] / by_label["count"].clamp(min=1e-30)[:, None]
         mail = reported["head"]
         if mix:
             weight = weights_of(reported["h"].flatten(1), reported["v"], seen)
             mail = tree_map(lambda v: torch.tensordot(weight.to(v.dtype), v, 1), reported["head"])
-        return {
-            "body": means["theta"],
+        return FedPACServerState(
+            body=means["theta"],
             **reported,
-            "seen": seen,
-            "mu": torch.where(there[:, None] > 0.0, mu, state["mu"]),
-            "known": torch.maximum(state["known"], there),
-            "mail": mail,
-        }
+            seen=seen,
+            mu=torch.where(there[:, None] > 0.0, mu, state.mu),
+            known=torch.maximum(state.known, there),
+            mail=mail,
+        )
 
-    def down(state: Tree, clock: Clock) -> Tree:
-        mean = mean_of(state["head"], state["seen"])
-        return {"body": state["body"], "head": mean, "mu": state["mu"], "known": state["known"]}
+    def down(state: FedPACServerState, clock: Clock) -> Tree:
+        mean = mean_of(state.head, state.seen)
+        return {"body": state.body, "head": mean, "mu": state.mu, "known": state.known}
 
     heads = at_each(head, count)
-    begin = {
-        "body": body,
-        "head": heads,
-        "h": torch.zeros(count, *shape),
-        "v": torch.ones(count),
-        "seen": torch.zeros(count, dtype=torch.bool),
-        "mu": torch.zeros(shape),
-        "known": torch.zeros(shape[0]),
-        "mail": heads,
-    }
-    return Server(begin, update, down=down, mail=lambda state: state["mail"])
+    begin = FedPACServerState(
+        body=body,
+        head=heads,
+        h=torch.zeros(count, *shape),
+        v=torch.ones(count),
+        seen=torch.zeros(count, dtype=torch.bool),
+        mu=torch.zeros(shape),
+        known=torch.zeros(shape[0]),
+        mail=heads,
+    )
+    return Server(begin, update, down=down, mail=lambda state: state.mail)
 
 
 def weights_of(h: Tensor, v: Tensor, seen: Tensor) -> Tensor:

@@ -22,13 +22,13 @@ from typing import Literal
 import torch
 
 from hierfl.core.arguments import NameRule
-from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Rows, Server
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import personal_client
+from hierfl.methods.parts.averaging import OwnParams, personal_client
 from hierfl.methods.personalized.fedrep import (
+    BodyAndHeadWork,
     Optimizers,
     body_and_head,
     check_has_body,
@@ -36,7 +36,7 @@ from hierfl.methods.personalized.fedrep import (
 )
 from hierfl.methods.wrappers.averages import with_optimizer
 from hierfl.optimizers import SGD, Optimizer
-from hierfl.program.program import Program
+from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
 
 
@@ -97,26 +97,28 @@ def fedrecon(
         query: Rows = "query" if split else "all"
         move = moving(program, {"body": body_optimizer})
 
-        def start(message: Tree, own: Tree) -> Tree:
-            work = split_params.work(message, split_params.first_head(message), optimizers)
-            return {**work, "rows": torch.zeros(())}
+        def start(message: Params, own: OwnParams) -> BodyAndHeadWork:
+            # beside the parts, the number of rows that the steps on the body go through
+            none, first = torch.zeros(()), split_params.first_head(message)
+            return split_params.work(message, first, optimizers, none)
 
-        def counted(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            return {**move(work, message, batch), "rows": work["rows"] + batch.mask().sum()}
+        def counted(work: BodyAndHeadWork, message: Params, batch: ClientBatch) -> BodyAndHeadWork:
+            after: BodyAndHeadWork = move(work, message, batch)
+            return after._replace(beside=work.beside + batch.mask().sum())
 
         on_head = Phase(
             moving(program, {"head": head_optimizer}), head_steps, unit, batch_size, support
         )
         made = (on_head,) if split_params.head and head_steps else ()
         return personal_client(
-            {"head": split_params.head},
-            lambda message, own: {"head": split_params.first_head(message)},
+            OwnParams(split_params.head, torch.zeros(())),
+            lambda message, own: own._replace(params=split_params.first_head(message)),
             start=start,
             phases=(*made, Phase(counted, body_steps, unit, batch_size, query)),
             finish=lambda work, message, own, rows: split_params.finished(
-                work, message, own, work["rows"]
+                work, message, own, work.beside
             ),
-            params=lambda message, own: {**message, **own["head"]},
+            params=lambda message, own: {**message, **own.params},
             adapt=tuple(replace(phase, rows="all") for phase in made),
         )
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,13 +29,22 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Step, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import averaging_server, personal_client
+from hierfl.methods.parts.averaging import OwnParams, averaging_server, personal_client
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Model
 
 Part = Literal["body", "head"]
 Optimizers = Mapping[Part, Optimizer]
+
+
+class BodyAndHeadWork(NamedTuple):
+    """Both parts with their optimizers' memories, the last loss, (), and what else the method needs in the round."""
+
+    body: Stepped
+    head: Stepped
+    loss: Tensor
+    beside: Tree = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,23 +60,28 @@ class BodyAndHead:
         here = torch.zeros(()).device  # where the clients work
         return {n: message[n] if n in message else v.to(here) for n, v in self.head.items()}
 
-    def work(self, message: Params, head: Params, optimizers: Optimizers) -> Tree:
-        """Return the working state of a round: both parts with the states of their optimizers."""
-        params: Mapping[Part, Params] = {"body": {n: message[n] for n in self.body}, "head": head}
-        work: Tree = {
-            part: Stepped(at, optimizers[part].init(at) if part in optimizers else {})
-            for part, at in params.items()
-        }
-        return {**work, "loss": torch.zeros(())}
+    def work(
+        self, message: Params, head: Params, optimizers: Optimizers, beside: Tree = ()
+    ) -> BodyAndHeadWork:
+        """Return the working state of a round."""
 
-    def sent(self, work: Tree, weight: float | Tensor) -> dict[str, Share]:
+        def begun(part: Part, at: Params) -> Stepped:
+            return Stepped(at, optimizers[part].init(at) if part in optimizers else {})
+
+        body = {name: message[name] for name in self.body}
+        none = torch.zeros(())
+        return BodyAndHeadWork(begun("body", body), begun("head", head), none, beside)
+
+    def sent(self, work: BodyAndHeadWork, weight: float | Tensor) -> dict[str, Share]:
         """Return a client's update: its body, if any, and the loss of its last step."""
-        body = {"theta": Share(work["body"].params, weight)} if self.body else {}
-        return {**body, "loss": Share(work["loss"], weight)}
+        body = {"theta": Share(work.body.params, weight)} if self.body else {}
+        return {**body, "loss": Share(work.loss, weight)}
 
-    def finished(self, work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+    def finished(
+        self, work: BodyAndHeadWork, message: Tree, own: OwnParams, rows: Tensor
+    ) -> tuple[Up, OwnParams]:
         """Return the update, weighted by rows, and the head, which is kept."""
-        return self.sent(work, rows), {"head": work["head"].params}
+        return self.sent(work, rows), OwnParams(work.head.params, torch.ones(()))
 
     def server(self) -> Server:
         """Return the server that averages the bodies."""
@@ -123,14 +137,15 @@ def check_has_body(split: BodyAndHead, method: str) -> None:
 def moving(program: Program, optimizers: Optimizers) -> Step:
     """Return a step on the parts that have an optimizer, with the others fixed."""
 
-    def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    def move(work: BodyAndHeadWork, message: Tree, batch: ClientBatch) -> BodyAndHeadWork:
         def loss(params: Mapping[Part, Params]) -> Tensor:
-            body = params.get("body", work["body"].params)
-            return program.mean_loss({**body, **params.get("head", work["head"].params)}, batch)
+            body = params.get("body", work.body.params)
+            return program.mean_loss({**body, **params.get("head", work.head.params)}, batch)
 
-        gradient, value = slope(loss, {part: work[part].params for part in optimizers})
-        moved = {p: step(opt, gradient[p], work[p]) for p, opt in optimizers.items()}
-        return {**work, **moved, "loss": value}
+        before: dict[Part, Stepped] = {part: getattr(work, part) for part in optimizers}
+        gradient, value = slope(loss, {part: at.params for part, at in before.items()})
+        moved = {p: step(opt, gradient[p], before[p]) for p, opt in optimizers.items()}
+        return work._replace(loss=value, **moved)
 
     return move
 
@@ -190,13 +205,13 @@ def fedrep(
         tuned = (on_head,) if split.head and head_steps else ()
         trained = (on_body,) if split.body and body_steps else ()
         return personal_client(
-            {"head": split.head},
-            lambda message, own: {"head": split.first_head(message)},
-            start=lambda message, own: split.work(message, own["head"], optimizers),
+            OwnParams(split.head, torch.zeros(())),
+            lambda message, own: own._replace(params=split.first_head(message)),
+            start=lambda message, own: split.work(message, own.params, optimizers),
             # a phase without steps is left out: mini-batches stay those of methods without it
             phases=(on_all,) if joint else (*tuned, *trained),
             finish=split.finished,
-            params=lambda message, own: {**message, **own["head"]},
+            params=lambda message, own: {**message, **own.params},
             adapt=tuned,
         )
 

@@ -31,10 +31,16 @@ from hierfl.data.batch import ClientBatch, parts
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, averaging_client, common_params, plain_average
+from hierfl.methods.parts.averaging import (
+    Descent,
+    DescentState,
+    averaging_client,
+    common_params,
+    plain_average,
+)
 from hierfl.methods.wrappers.fine_tuned import fine_tuned
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
-from hierfl.program.program import Program
+from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
 
 Meta = Literal["first", "hessian-free", "full"]
@@ -92,14 +98,12 @@ def per_fedavg(
     def client(program: Program) -> Client:
         common_params(program, "per_fedavg")
 
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+        def move(work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
             count = BATCHES[meta]
             batches = (batch,) * 3 if batch_size is None else parts(batch, batch_size, count)
-            gradient, value = _meta_gradient(
-                program, work["w"], batches, inner_lr, meta, difference
-            )
-            moved = step(optimizer, gradient, Stepped(work["w"], work["state"]))
-            return {"w": moved.params, "state": moved.state, "loss": value}
+            gradient, value = _meta_gradient(program, work.w, batches, inner_lr, meta, difference)
+            w, memory = step(optimizer, gradient, Stepped(work.w, work.memory))
+            return DescentState(w, memory, value)
 
         together = None if batch_size is None else BATCHES[meta] * batch_size
         phase = Phase(move, steps, batch_size=together, nested=meta == "full")
@@ -115,15 +119,15 @@ def per_fedavg(
 
 def _meta_gradient(
     program: Program,
-    w: Tree,
+    w: Params,
     batches: tuple[ClientBatch, ...],
     inner_lr: float,
     meta: Meta,
     difference: float,
-) -> tuple[Tree, Tensor]:
+) -> tuple[Params, Tensor]:
     """Return the gradient in w of f(w - a grad f(w; D); D'), and f; `batches` are D, D', D''."""
 
-    def gradient_at(at: Tree, batch: ClientBatch) -> Tree:
+    def gradient_at(at: Params, batch: ClientBatch) -> Params:
         return slope(lambda p: program.mean_loss(p, batch), at)[0]
 
     inner = tree_map(lambda p, g: p - inner_lr * g, w, gradient_at(w, batches[0]))
@@ -132,7 +136,7 @@ def _meta_gradient(
         return g, value
     if meta == "full":
 
-        def along(at: Tree) -> Tensor:
+        def along(at: Params) -> Tensor:
             products = tree_map(lambda a, b: (a * b).sum(), gradient_at(at, batches[2]), g)
             return sum(tree_leaves(products), torch.zeros(()))
 

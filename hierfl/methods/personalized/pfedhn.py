@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, common_params
+from hierfl.methods.parts.averaging import Descent, DescentState, common_params
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
@@ -76,6 +76,20 @@ class Mlp:
             name: (heads[name]["weight"] @ z + heads[name]["bias"]).view(v.shape)
             for name, v in like.items()
         }
+
+
+class PFedHNClientState(NamedTuple):
+    """A client's embedding, (D,), and the params that the server made of it, `mail`."""
+
+    embedding: Tensor
+    mail: Params
+
+
+class Hypernetwork(NamedTuple):
+    """Weights phi, as `Mlp.start` returns them, and the embeddings of N clients, (N, D)."""
+
+    phi: Tree
+    embedding: Tensor
 
 
 @About(
@@ -131,69 +145,71 @@ def pfedhn(
     def client(program: Program) -> Client:
         like = common_params(program, "pfedhn")
 
-        def start(message: Tree, own: Tree) -> Tree:
-            return {**descent.begin(own["mail"]), "own": own}
+        def start(message: Tree, own: PFedHNClientState) -> DescentState:
+            return descent.begin(own.mail, own)
 
-        def embed(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            at = {"embedding": work["own"]["embedding"]}
+        def embed(work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
+            own, at = work.beside, {"embedding": work.beside.embedding}
 
-            def made(at: Tree) -> Params:
+            def made(at: Params) -> Params:
                 return hypernetwork.params(message["phi"], at["embedding"], like)
 
             pull = vjp(made, at)[1]
-            gradient = _clipped(pull(sub(work["own"]["mail"], work["w"]))[0], clipping_norm)
+            gradient = _clipped(pull(sub(own.mail, work.w))[0], clipping_norm)
             at = step(server_optimizer, gradient, Stepped(at, server_optimizer.init(at))).params
-            return {**work, "own": {**at, "mail": made(at)}}
+            return work._replace(beside=PFedHNClientState(at["embedding"], made(at)))
 
-        def finish(work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up: Up = {"away": Each(sub(own["mail"], work["w"])), "loss": Share(work["loss"], rows)}
-            return up, work["own"]
+        def finish(
+            work: DescentState, message: Tree, own: PFedHNClientState, rows: Tensor
+        ) -> tuple[Up, PFedHNClientState]:
+            up: Up = {"away": Each(sub(own.mail, work.w)), "loss": Share(work.loss, rows)}
+            return up, work.beside
 
-        def new(message: Tree) -> Tree:
+        def new(message: Tree) -> PFedHNClientState:
             e = message["embedding"]
-            return {"embedding": e, "mail": hypernetwork.params(message["phi"], e, like)}
+            return PFedHNClientState(e, hypernetwork.params(message["phi"], e, like))
 
         training = descent.on_likelihood(program)
         return Client(
-            own={"embedding": torch.zeros(size(program)), "mail": like},
+            own=PFedHNClientState(torch.zeros(size(program)), like),
             start=start,
             phases=(training,),
             finish=finish,
-            params=lambda message, own: own["mail"],
+            params=lambda message, own: own.mail,
             adapt=(training, Phase(embed, scores_rows=False)),
             new=new,
+            mail=("mail",),
         )
 
     def server(program: Program) -> Server:
         like = common_params(program, "pfedhn")
         phi = hypernetwork.start(like, size(program), noise.root_key(program.seed))
         keys = noise.fold(program.client_keys, noise.word(f"embedding {program.seed}"))
-        here = {"phi": phi, "embedding": noise.normals(keys, (size(program),))}
+        first = Hypernetwork(phi, noise.normals(keys, (size(program),)))
 
-        def made(here: Tree) -> Params:
-            of_embedding = torch.vmap(lambda e: hypernetwork.params(here["phi"], e, like))
-            return of_embedding(here["embedding"])
+        def made(at: Hypernetwork) -> Params:
+            of_embedding = torch.vmap(lambda e: hypernetwork.params(at.phi, e, like))
+            return of_embedding(at.embedding)
 
-        def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
+        def update(state: Stepped, means: dict[str, Tree], clock: Clock) -> Stepped:
             reports = means["away"]
 
-            def of_cohort(here: Tree) -> Tree:
-                return tree_map(lambda v: v[reports.ids], made(here))
+            def of_cohort(at: Hypernetwork) -> Tree:
+                return tree_map(lambda v: v[reports.ids], made(at))
 
-            pull = vjp(of_cohort, state["here"])[1]
+            pull = vjp(of_cohort, state.params)[1]
             gradient = _clipped(pull(reports.value)[0], clipping_norm)
-            moved = step(server_optimizer, gradient, Stepped(state["here"], state["optimizer"]))
-            return {"here": moved.params, "optimizer": moved.state}
+            return step(server_optimizer, gradient, state)
 
-        def final(state: Tree, clock: Clock) -> Tree:
-            return {"phi": state["here"]["phi"], "embedding": state["here"]["embedding"].mean(0)}
+        def final(state: Stepped, clock: Clock) -> Tree:
+            return {"phi": state.params.phi, "embedding": state.params.embedding.mean(0)}
 
         return Server(
-            {"here": here, "optimizer": server_optimizer.init(here)},
+            Stepped(first, server_optimizer.init(first)),
             update,
             down=lambda state, clock: {},
             final=final,
-            mail=lambda state: made(state["here"]),
+            mail=lambda state: made(state.params),
         )
 
     return Method("pfedhn", model, delta, client, server, discloses="summaries")

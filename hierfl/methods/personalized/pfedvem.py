@@ -20,29 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributions import transform_to
 
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree, chosen
+from hierfl.core.trees import chosen
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
-from hierfl.method import (
-    Client,
-    LogShare,
-    Method,
-    Phase,
-    Server,
-    Share,
-    Up,
-    over_draws,
-    slope,
-)
+from hierfl.method import Client, LogShare, Method, Phase, Server, Share, Up, over_draws, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import personal_client
+from hierfl.methods.parts.averaging import OwnParams, personal_client
 from hierfl.methods.parts.prior_params import mean_params
 from hierfl.models.bayesian_network import SPREAD
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
@@ -139,12 +129,12 @@ class ConfidenceWeighting:
         steps, unit, batch_size = self.base
         bases = Phase(own.on_base, steps if base_names else 0, unit, batch_size)
         return personal_client(
-            {"phi": mine},
-            lambda message, state: {"phi": own.about(message)},
+            OwnParams(mine, torch.zeros(())),
+            lambda message, state: state._replace(params=own.about(message)),
             start=own.start,
             phases=(heads, bases),
             finish=own.finish,
-            params=lambda message, state: {**message, **state["phi"]},
+            params=lambda message, state: {**message, **state.params},
             adapt=(heads,),
         )
 
@@ -153,6 +143,15 @@ class ConfidenceWeighting:
         return Server(
             program.start()[0], lambda theta, means, clock: theta | means["head"] | means["base"]
         )
+
+
+class PFedVEMWork(NamedTuple):
+    """q_k, rho_k unconstrained, of the shape of its param, the copy of the base, and the last loss, ()."""
+
+    q: Stepped
+    spread: Tensor
+    base: Stepped
+    loss: Tensor
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ class OwnPosterior:
     links: Mapping[str, Any]
     base_names: Sequence[str]
 
-    def about(self, message: Tree) -> Params:
+    def about(self, message: Params) -> Params:
         """Return a client's own params about the common weights."""
         locs = {
             f"{site}.loc": message[param].reshape(self.mine[f"{site}.loc"].shape)
@@ -174,7 +173,7 @@ class OwnPosterior:
         }
         return {**self.mine, **locs}
 
-    def most_likely(self, phi: Params, message: Tree) -> Tensor:
+    def most_likely(self, phi: Params, message: Params) -> Tensor:
         """Return the most likely rho_k, unconstrained, of the shape of its param."""
         total, count = torch.zeros(()), 0
         for name, loc in self.about(message).items():
@@ -195,43 +194,45 @@ class OwnPosterior:
 
         return over_draws(at, batch, self.of.draws, keyed=self.program.in_vmap)
 
-    def start(self, message: Tree, own: Tree) -> Tree:
+    def start(self, message: Params, own: OwnParams) -> PFedVEMWork:
         """Return the work at the start of a round."""
-        phi = own["phi"]
+        phi = own.params
         spread = phi[SPREAD]
         if self.of.confidence:
-            spread = chosen(own["seen"], self.most_likely(phi, message), spread)
+            spread = chosen(own.seen, self.most_likely(phi, message), spread)
         q = {name: value for name, value in phi.items() if name != SPREAD}
         base = {name: message[name] for name in self.base_names}
-        return {
-            "q": Stepped(q, self.of.optimizer.init(q)),
-            "spread": spread,
-            "base": Stepped(base, self.of.base_optimizer.init(base)),
-            "loss": torch.zeros(()),
-        }
+        return PFedVEMWork(
+            Stepped(q, self.of.optimizer.init(q)),
+            spread,
+            Stepped(base, self.of.base_optimizer.init(base)),
+            torch.zeros(()),
+        )
 
-    def on_head(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    def on_head(self, work: PFedVEMWork, message: Params, batch: ClientBatch) -> PFedVEMWork:
         """Return the work after a step on q_k."""
-        fixed, q = {**message, SPREAD: work["spread"]}, work["q"]
+        fixed, q = {**message, SPREAD: work.spread}, work.q
         gradient, value = slope(lambda p: self.loss({**fixed, **p}, batch, prior=True), q.params)
-        return {**work, "q": step(self.of.optimizer, gradient, q), "loss": value}
+        return work._replace(q=step(self.of.optimizer, gradient, q), loss=value)
 
-    def on_base(self, work: Tree, message: Tree, batch: ClientBatch) -> Tree:
+    def on_base(self, work: PFedVEMWork, message: Params, batch: ClientBatch) -> PFedVEMWork:
         """Return the work after a step on the base."""
-        fixed, base = {**message, **work["q"].params, SPREAD: work["spread"]}, work["base"]
+        fixed, base = {**message, **work.q.params, SPREAD: work.spread}, work.base
         gradient, _ = slope(lambda p: self.loss({**fixed, **p}, batch, prior=False), base.params)
-        return {**work, "base": step(self.of.base_optimizer, gradient, base)}
+        return work._replace(base=step(self.of.base_optimizer, gradient, base))
 
-    def finish(self, work: Tree, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+    def finish(
+        self, work: PFedVEMWork, message: Params, own: OwnParams, rows: Tensor
+    ) -> tuple[Up, OwnParams]:
         """Return the message to the server and the client's own state."""
-        q, rho = work["q"].params, self.links[SPREAD](work["spread"]).mean()
+        q, rho = work.q.params, self.links[SPREAD](work.spread).mean()
         head = {p: q[f"{site}.loc"].reshape(message[p].shape) for site, p in self.means.items()}
         weight = -2.0 * rho.log() if self.of.confidence else torch.zeros(())
         up: Up = {
             "head": LogShare(head, weight),
-            "base": Share(work["base"].params, rows),
-            "loss": Share(work["loss"]),
+            "base": Share(work.base.params, rows),
+            "loss": Share(work.loss),
             "rho": Share(rho),
         }
-        phi = {**q, SPREAD: work["spread"]}
-        return up, {"phi": {name: phi[name] for name in self.mine}}
+        phi = {**q, SPREAD: work.spread}
+        return up, OwnParams({name: phi[name] for name in self.mine}, torch.ones(()))

@@ -45,7 +45,13 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, copies, expect_model, plain_average
+from hierfl.methods.parts.averaging import (
+    Descent,
+    DescentState,
+    copies,
+    expect_model,
+    plain_average,
+)
 from hierfl.models.gaussian_process_network import GaussianProcessNetwork
 from hierfl.models.memory_network import MemoryNetwork, without_memory
 from hierfl.optimizers import SGD, Optimizer
@@ -90,7 +96,7 @@ def knn_per(
     def client(program: Program) -> Client:
         blank = program.start()[1]
 
-        def loss(w: Params, work: Tree, message: Tree, batch: ClientBatch) -> Tensor:
+        def loss(w: Params, work: DescentState, message: Tree, batch: ClientBatch) -> Tensor:
             with without_memory():
                 return program.mean_loss({**w, **blank}, batch)
 
@@ -103,12 +109,12 @@ def remembering(
     blank: Params, descent: Descent, remembered: Remembered, phases: tuple[Phase, ...]
 ) -> Client:
     """Return a client of FedAvg that keeps some of its rows after its phases, first `blank`."""
-    remember = Phase(lambda work, message, batch: {**work, "own": remembered(batch)})
+    remember = Phase(lambda work, message, batch: work._replace(beside=remembered(batch)))
     return Client(
         own=blank,
-        start=lambda message, own: {**descent.begin(message), "own": own},
+        start=descent.begin,
         phases=(*phases, remember),
-        finish=lambda work, message, own, rows: (copies(work, rows), work["own"]),
+        finish=lambda work, message, own, rows: (copies(work, rows), work.beside),
         adapt=(remember,),
         most_adapting=1,
     )
@@ -151,11 +157,11 @@ def pfedgp(
     def client(program: Program) -> Client:
         blank = program.start()[1]
 
-        def remember(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            return {**work, "own": model.remembered(batch)}
+        def remember(work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
+            return work._replace(beside=model.remembered(batch))
 
-        def move(work: Tree, message: Tree, batch: ClientBatch) -> Tree:
-            return descent.moved(work, lambda w: program.mean_loss({**w, **work["own"]}, batch))
+        def move(work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
+            return descent.moved(work, lambda w: program.mean_loss({**w, **work.beside}, batch))
 
         split = Phase(remember, rows="support"), Phase(move, steps, unit, batch_size, rows="query")
         return remembering(blank, descent, model.remembered, split)

@@ -143,7 +143,7 @@ def tuned(
     own_steps: bool = True,
 ) -> Client:
     """Return the client that keeps params beside its state, first `first`, tunes them, and predicts with them."""
-    whole = beside(plain, OwnParams(first))
+    whole = beside(plain, OwnParams(first, torch.zeros(())))
 
     def begun(own: WrappedState) -> Tensor:
         # in every round what is tuned is served as soon as the wrapped client has been through one
