@@ -92,7 +92,7 @@ def groups() -> list[Group]:
                     "hierfl.runs.joining.updated",
                     "hierfl.posterior.discrete.infer_discrete",
                     "hierfl.posterior.row_values.infer_rows",
-                    "hierfl.posterior.of_pyro.get_samples",
+                    "hierfl.posterior.draws.get_samples",
                 ],
                 "Errors": _in(
                     "hierfl",

@@ -39,7 +39,7 @@ class Groups:
         """Add draws of sites, with feature names as labels where exactly one field fits."""
         features = self.fit.federation.data.features
         self.coords[CLIENT] = list(self.fit.clients)
-        for name, value in {**draws.shared, **draws.own}.items():
+        for name, value in draws.sites.items():
             lead = [CLIENT] if name in draws.own else []
             dims: list[str] = []
             sizes = value.shape[1 + len(lead) :]
@@ -132,11 +132,8 @@ def drawn_groups(
     """Draw from the guide; summarize networks by layer unless they are small or named."""
     # of a fit without rows the global sites can be drawn even where the guide reads rows
     of_all = var_names is not None and set(var_names) <= global_sites(fit.program)
-    keep, large = split(
-        posterior_draws(fit, draws=1, seed=seed, keep=var_names if of_all else None),
-        var_names,
-        expand,
-    )
+    first = posterior_draws(fit, draws=1, seed=seed, keep=var_names if of_all else None)
+    keep, large = split(first, var_names, expand)
     groups = Groups(fit)
     groups.sites("posterior", posterior_draws(fit, draws=draws, seed=seed, keep=keep))
     if large:
@@ -150,12 +147,9 @@ def given_groups(
     """Do the same with draws that are given."""
     keep, large = split(draws, var_names, expand)
     groups = Groups(fit)
-    levels = (draws.shared, draws.own)
-    groups.sites(group, Draws(*({n: v for n, v in part.items() if n in keep} for part in levels)))
-    every = {**draws.shared, **draws.own}
-    groups.layers(
-        group, {name: net.summary(every, 1 + net.is_local) for name, net in large.items()}, large
-    )
+    groups.sites(group, draws.only(keep))
+    layers = {name: net.summary(draws.sites, 1 + net.is_local) for name, net in large.items()}
+    groups.layers(group, layers, large)
     return groups
 
 

@@ -65,11 +65,8 @@ def each_client(
     federation, message, seed = fit.federation, fit.message, expect_integer(seed, "seed")
     data = federation.data if rows is None else rows
     at = (noise.word(salt),)
-    read = [data.counts]
-    if not new and rows is not None:
-        read.append(federation.data.counts)
-    chunks = _of_similar_sizes(fit, read)
-    for ids, rowless in _without_rows(fit, chunks, new=new):
+    read = [data.counts] if new or rows is None else [data.counts, federation.data.counts]
+    for ids, rowless in _without_rows(fit, _of_similar_sizes(fit, read), new=new):
         batch = full_batch(data, ids, seed=seed, at=at)
         if reads == "none" or (reads == "guide" and rowless is not None):
             batch = first_row(batch)
@@ -104,13 +101,12 @@ def _without_rows(
             yield ids, None
             continue
         needless = rowless(taken(fit.progress.table, ids))[0] > 0.0
-        runs = 1 + int(needless.diff().sum())
-        if runs > MOST_RUNS:
+        runs, lengths = needless.unique_consecutive(return_counts=True)
+        if len(runs) > MOST_RUNS:
             yield ids, None
             continue
-        lengths = needless.unique_consecutive(return_counts=True)[1].tolist()
-        for some, first in zip(ids.split(lengths), needless.unique_consecutive(), strict=True):
-            yield some, rowless if bool(first) else None
+        for some, is_needless in zip(ids.split(lengths.tolist()), runs.tolist(), strict=True):
+            yield some, rowless if is_needless else None
 
 
 def _of_client(

@@ -31,7 +31,7 @@ from hierfl.core.arguments import expect_count
 from hierfl.core.importance_sampling import K_HAT, Split, Weights, chosen, smoothed_rows
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, printed
-from hierfl.core.trees import Tree
+from hierfl.core.trees import Tree, tree_map
 from hierfl.core.user_warnings import warn
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.client_loop import each_draw
@@ -43,7 +43,6 @@ from hierfl.posterior.weights import (
     Weighed,
     check_density,
     check_labeled,
-    joined,
     over_own,
     weigh,
 )
@@ -135,12 +134,8 @@ def corrected(
         )
     order = torch.from_numpy(np.random.default_rng(seed).permutation(draws))
     which = chosen(weights.log, draws)[order]
-    shared, own = (
-        {name: v[which] for name, v in part.items()}
-        for part in (weighed.draws.shared, weighed.draws.own)
-    )
     return Corrected(
-        draws=Draws(shared, own),
+        draws=weighed.draws.some(which),
         k_hat=weights.k_hat,
         k_hat_guide=guide.k_hat,
         k_hat_clients=own_k_hat(fit, seed=seed),
@@ -186,7 +181,7 @@ def in_rounds(
             )
             proposals.pop()
             break
-        weighed = joined(weighed, further)
+        weighed = tree_map(lambda *parts: torch.cat(parts), weighed, further)
         densities = torch.stack([weighed.log_q, *(log_density(p, weighed.at) for p in proposals)])
         log_ratio = (
             weighed.total + weighed.log_q - (densities.logsumexp(0) - math.log(len(densities)))

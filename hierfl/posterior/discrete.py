@@ -140,7 +140,7 @@ def _of_clients(
         entries = mean.shape[2]
         frame = pd.DataFrame(mean[inside].flatten(0, 1).numpy()).assign(
             client=np.repeat([names[k] for k in chunk.ids[who].tolist()], entries),
-            row=np.repeat(row.numpy() if by_row else -1 + 0 * row.numpy(), entries),
+            row=np.repeat(row.numpy(), entries) if by_row else -1,
             entry=np.tile(range(entries), len(who)),
         )
         frames.append(frame)

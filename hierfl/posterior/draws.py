@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -11,9 +11,10 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, printed
-from hierfl.core.trees import Tree, tree_map
+from hierfl.core.trees import Tree, tree_class, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.posterior.client_loop import (
@@ -34,7 +35,7 @@ from hierfl.posterior.snapshot import (
 from hierfl.program.failures import root_of
 from hierfl.program.handlers import NoKeyedDraw, NoSampler, Substitute
 from hierfl.program.program import Params, Program, ProgramError
-from hierfl.program.sites import COMMON, Values
+from hierfl.program.sites import COMMON, LatentSite, Values
 from hierfl.program.traces import Site
 from hierfl.program.without_rows import values_of
 
@@ -48,7 +49,7 @@ def sites_of(shared: Values, own: Values) -> list[tuple[str, str, tuple[int, ...
 
 
 @printed
-@dataclass(frozen=True, eq=False)
+@tree_class
 class Draws:
     """S draws of global sites `shared` (S, *shape) and local sites `own` (S, N, *shape)."""
 
@@ -57,23 +58,34 @@ class Draws:
 
     def __tables__(self) -> Shown:
         clients = next((f" of {value.shape[1]} clients" for value in self.own.values()), "")
-        count = self.count if self.shared or self.own else 0
         frame = pd.DataFrame(sites_of(self.shared, self.own), columns=["site", "level", "shape"])
         note = "fit.summary() shows statistics; .shared[site] and .own[site] are the tensors."
-        return Shown(f"{count} draws{clients}", frame, note)
+        return Shown(f"{self.count} draws{clients}", frame, note)
 
     @property
     def count(self) -> int:
-        """S."""
-        return next(len(value) for value in {**self.shared, **self.own}.values())
+        """S; 0 without sites."""
+        return next((len(value) for value in self.sites.values()), 0)
 
-    def some(self, first: int, count: int) -> Draws:
-        """Return `count` of the draws, from the first one on."""
-        shared, own = (
-            {name: value[first : first + count] for name, value in of.items()}
-            for of in (self.shared, self.own)
-        )
-        return Draws(shared, own)
+    @property
+    def sites(self) -> Values:
+        """The draws of all sites."""
+        return {**self.shared, **self.own}
+
+    def some(self, which: slice | Tensor) -> Draws:
+        """Return some of the draws."""
+        draws: Draws = tree_map(lambda value: value[which], self)
+        return draws
+
+    def only(self, names: Collection[str]) -> Draws:
+        """Return the draws of some sites."""
+        levels = (self.shared, self.own)
+        return Draws(*({n: v for n, v in of.items() if n in names} for of in levels))
+
+    def is_fixed(self, site: LatentSite) -> bool:
+        """Return whether a latent site is the same at all draws."""
+        value = (self.own if site.is_local else self.shared)[site.name]
+        return bool((value == value[:1]).all())
 
 
 @one_at_a_time
@@ -160,7 +172,7 @@ def at_draws(
 ) -> Iterator[Chunk]:
     """Evaluate `function(params, latent sites, rows)` at given draws: chunks of trees (C, S, ...)."""
     shared, own = in_program_shapes(fit.program, draws)
-    count = next((len(value) for value in {**draws.shared, **draws.own}.values()), 1)
+    count = draws.count or 1
 
     def run(snapshot: Snapshot) -> Iterator[Chunk]:
         def all_draws(
@@ -212,3 +224,31 @@ def in_program_shapes(program: Program, draws: Draws) -> tuple[Values, Values]:
         own[name] = value.unsqueeze(2 + plates[name]).unsqueeze(2 + plates[name])
     names = (s.name for s in sites if not s.is_local and s.name != COMMON)
     return {name: draws.shared[name] for name in names}, own
+
+
+@spelled
+def get_samples(fit: Snapshot, *, draws: int = 1000, seed: int = 0) -> Values:
+    """Draw the latent sites in the shapes of the program, as `pyro.infer.Predictive` takes them.
+
+    A local site is (S, *plates, N, 1, *event), for the N clients of `hierfl.full_batch(data)`:
+
+        >>> model = pyro.poutine.uncondition(fit.program.model)  # doctest: +SKIP
+        >>> Predictive(model, fit.get_samples())(hierfl.full_batch(data))["y"]  # doctest: +SKIP
+
+    Args:
+        fit: whose posterior is drawn from.
+        draws: S.
+        seed: of the draws.
+    """
+    drawn, plates = posterior_draws(fit, draws=draws, seed=seed), local_plates(fit.program)
+    samples = dict(drawn.shared)
+    for name, value in drawn.own.items():  # (S, N, *plates, *event)
+        samples[name] = value.movedim(1, 1 + plates[name]).unsqueeze(2 + plates[name])
+    return samples
+
+
+def draws_of_samples(program: Program, samples: Mapping[str, Tensor]) -> Draws:
+    """Return samples in the shapes of the program, (S, *plates, N, 1, *event), as draws."""
+    plates = {name: of for name, of in local_plates(program).items() if name in samples}
+    own = {n: samples[n].movedim(1 + of, 1).squeeze(2 + of) for n, of in plates.items()}
+    return Draws({n: value for n, value in samples.items() if n not in own}, own)

@@ -63,9 +63,8 @@ def replicate(
     """Draw labels (S, n) from the posterior predictive; those of one draw share its latent sites."""
     site = fit.program.observed_site(site)
     of_rows = restricted(fit, rows)
-    return sampled(
-        of_rows, posterior_draws(of_rows, draws=draws, seed=seed), rows, seed, count=draws
-    )[site]
+    latents = posterior_draws(of_rows, draws=draws, seed=seed)
+    return sampled(of_rows, latents, rows, seed, count=draws)[site]
 
 
 def sampled(
@@ -74,7 +73,7 @@ def sampled(
     """Draw a label of each row (S, n, *event), with a seed for each client, so that none affects others."""
     program, salt = fit.program, (noise.word("predictive"),)
     shared, own = in_program_shapes(program, draws)
-    count = next((len(value) for value in {**draws.shared, **draws.own}.values()), count)
+    count = draws.count or count
     by_site: dict[str, list[Tensor]] = {site: [] for site in program.labels}
     for k in range(fit.federation.data.num_clients):
         index = torch.tensor([k])
@@ -83,11 +82,8 @@ def sampled(
         params = fit.federation.client.params(fit.message, state)
         values = {**shared, **{name: value[k] for name, value in own.items()}}
         labels = _labels_of_client(program, params, batch, {"index": torch.arange(count), **values})
-        for (
-            site,
-            value,
-        ) in labels.items():  # (S, 1, B, *event), or (S, 1, 1, B, *event) of packed rows
-            value = value.squeeze(1)
+        for site, value in labels.items():
+            value = value.squeeze(1)  # (S, B, *event), or (S, 1, B, *event) of packed rows
             by_site[site].append(value.squeeze(1) if program.joint.get(site) else value)
     return {site: torch.cat(labels, 1) for site, labels in by_site.items()}
 

@@ -19,7 +19,6 @@ from hierfl.program.sites import Values
 STATISTICS = ("mean", "sd", "rms", "largest")
 
 
-# ------------------------------------------------------------------------------- networks, by layer
 @dataclass(frozen=True, eq=False)
 class Network:
     """A network's tensors, sites that share a first name; `parts`: layer (the middle name) -> sites."""
@@ -81,6 +80,16 @@ def split(
         )
         for (name, is_local), found in large.items()
     }
+
+
+def by_layer(draws: Draws, expand: int) -> tuple[dict[str, Network], Draws]:
+    """Return large networks, and draws with their summaries, (S, L, 4) or (S, N, L, 4), in place of sites."""
+    keep, large = split(draws, None, expand)
+    small = draws.only(keep)
+    for name, net in large.items():
+        level = small.own if net.is_local else small.shared
+        level[name] = net.summary(draws.sites, 1 + net.is_local)
+    return large, small
 
 
 def _named(var_names: Collection[str], known: Collection[str]) -> set[str]:

@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 
 from hierfl.core.trees import Tree
-from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.program.program import Params, Program
-from hierfl.program.sites import Values
 from hierfl.program.supports import kind_of as kind_of_distribution
-from hierfl.program.traces import counts_of
-
-
-class Site(NamedTuple):
-    """An observed site at given latent sites; `counts` of its labels, None: once each."""
-
-    fn: Any
-    value: Tensor
-    counts: Tensor | None
-
-
-def site_at(
-    program: Program, name: str, values: Values, batch: ClientBatch, params: Params
-) -> Site:
-    """Return an observed site of some rows at given latent sites."""
-    site = program.conditioned(values, params, batch)[name]
-    fn, counts = counts_of(site)
-    return Site(fn, site["value"], counts)
 
 
 def known_of(rows: ClientData) -> Tensor | None:
@@ -44,10 +23,13 @@ def known_of(rows: ClientData) -> Tensor | None:
 def without_unknown(rows: ClientData, label: Tensor) -> Tensor:
     """Return the labels of rows (n, ...), NaN where a row has none of its own."""
     is_known = known_of(rows)
-    if is_known is None or bool(is_known.all()):
-        return label
+    return label if is_known is None or bool(is_known.all()) else with_nan(label, ~is_known)
+
+
+def with_nan(label: Tensor, none: Tensor) -> Tensor:
+    """Return labels (n, ...) in floating point, NaN where `none` (n,)."""
     whole = label.to(torch.promote_types(label.dtype, torch.float32))
-    return whole.masked_fill(~is_known.view(-1, *[1] * (label.dim() - 1)), torch.nan)
+    return whole.masked_fill(none.view(-1, *[1] * (label.dim() - 1)), torch.nan)
 
 
 def kind_of(fn: Any) -> str:
@@ -69,16 +51,14 @@ def moments(site: str, fn: Any, label: Tensor | None, counts: Tensor | None = No
     mean, variance = (fn.probs, None) if probabilities else mean_and_variance(site, fn)
     out = {"mean": mean}
     if kind_of(fn) in ("binary", "categorical"):
-        p = out["mean"]
-        terms = torch.special.entr(p)
-        out["noise"] = terms.sum(-1) if probabilities else terms + torch.special.entr(1.0 - p)
+        terms = torch.special.entr(mean)
+        out["noise"] = terms.sum(-1) if probabilities else terms + torch.special.entr(1.0 - mean)
     if variance is not None:
         out["square"] = variance + mean**2
     if label is not None:
         out["log_prob"], out["label"] = fn.log_prob(label), label
         if counts is not None:
-            none = counts == 0.0
-            out["log_prob"] = torch.where(none, 0.0, out["log_prob"] * counts)
+            out["log_prob"] = torch.where(counts == 0.0, 0.0, out["log_prob"] * counts)
             out["counts"] = counts.expand(out["log_prob"].shape)
     return out
 
@@ -86,9 +66,7 @@ def moments(site: str, fn: Any, label: Tensor | None, counts: Tensor | None = No
 def mean_and_variance(site: str, fn: Any) -> tuple[Tensor, Tensor]:
     """Return the mean and the variance of a site's distribution, where they have a closed form."""
     base = getattr(fn, "base_dist", fn)
-    if isinstance(
-        base, dist.StudentT
-    ):  # torch sets its entries by a mask, which torch.vmap does not allow
+    if isinstance(base, dist.StudentT):  # torch sets entries by a mask, which vmap does not allow
         df = base.df.expand(fn.shape())
         spread = base.scale.expand(fn.shape()) ** 2 * df / (df - 2.0)
         mean = torch.where(df > 1.0, base.loc.expand(fn.shape()), torch.nan)

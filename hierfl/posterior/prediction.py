@@ -19,10 +19,11 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.posterior.client_loop import MOST_NUMBERS, Chunk, each_draw
 from hierfl.posterior.draws import Draws, at_draws, mapped_or_in_turn
-from hierfl.posterior.moments import averaged, joined, kind_of, known_of, moments, site_at
+from hierfl.posterior.moments import averaged, joined, kind_of, known_of, moments, with_nan
 from hierfl.posterior.snapshot import Snapshot, by_state_alone, restricted
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
+from hierfl.program.traces import counts_of
 
 ARRAYS = ("label", "mean", "sd", "log_score", "noise", "counts")  # of a prediction, by row
 MOST_COLUMNS = 8  # classes, or scalars of an event, that are printed
@@ -91,9 +92,8 @@ class Prediction:
         Its index is that of the frame that the rows were given in.
         """
         at = slice(None) if self.place is None else self.place.numpy()
-        index = (
-            range(len(self.mean)) if self.data.frame_rows is None else self.data.frame_rows.index
-        )
+        rows = self.data.frame_rows
+        index = range(len(self.mean)) if rows is None or self.place is None else rows.index
         names = np.full(len(self.mean), None, dtype=object)
         names[at] = np.asarray(self.data.names, dtype=object)[self.data.row_client.numpy()]
         columns: dict[str, Any] = {"client": names}
@@ -104,8 +104,7 @@ class Prediction:
             flat = value.reshape(len(value), -1).double().numpy()
             several = {f"{name} {j}": flat[:, j] for j in range(flat.shape[1])}
             columns |= {name: flat[:, 0]} if flat.shape[1] == 1 else several
-        used = index if self.place is not None else range(len(self.mean))
-        return pd.DataFrame(columns, index=pd.Index(used, tupleize_cols=False))
+        return pd.DataFrame(columns, index=pd.Index(index, tupleize_cols=False))
 
     @property
     def counted(self) -> Tensor:
@@ -115,12 +114,8 @@ class Prediction:
 
     def ordered(self) -> Prediction:
         """Return the rows client after client, as in `data`, without those left out."""
-        if self.place is None:
-            return self
-        some: dict[str, Any] = {
-            n: None if v is None else v[self.place] for n, v in self._arrays().items()
-        }
-        return replace(self, place=None, **some)
+        place = self.place
+        return self if place is None else self._changed(lambda v: v[place], place=None)
 
     def by_client(self) -> Prediction:
         """Return the rows whose labels count, client after client as in its `data`.
@@ -134,8 +129,7 @@ class Prediction:
         keep = own.counts > 0.0
         if not bool(keep.any()):
             raise ValueError(f"the rows have no labels for site '{self.site}': nothing to score")
-        some: dict[str, Any] = {n: None if v is None else v[keep] for n, v in own._arrays().items()}
-        return replace(own, data=own.data.where(keep), **some)
+        return own._changed(lambda v: v[keep], data=own.data.where(keep))
 
     def of_counted(self, replicates: Tensor) -> Tensor:
         """Return replicates (S, n) of these rows, as (S, rows of `by_client`)."""
@@ -143,8 +137,12 @@ class Prediction:
             return replicates  # which is refused where they are used
         return replicates[:, self.counted]
 
-    def _arrays(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ARRAYS}
+    def _changed(self, change: Callable[[Tensor], Tensor], **others: Any) -> Prediction:
+        """Return the prediction with each array changed."""
+        arrays: dict[str, Any] = {name: getattr(self, name) for name in ARRAYS}
+        return replace(
+            self, **{n: v if v is None else change(v) for n, v in arrays.items()}, **others
+        )
 
     def scores(self) -> pd.DataFrame:
         """Score each client: log score, and accuracy and Brier score or root mean squared error.
@@ -155,7 +153,6 @@ class Prediction:
         Raises:
             ValueError: the rows have no labels.
         """
-        self.known()
         own = self.by_client()
         label, log_score = own.known()
         row = {"log_score": log_score, **own._losses(label)}
@@ -234,7 +231,7 @@ def predict_at(fit: Snapshot, draws: Draws, rows: ClientData, *, site: str) -> P
     """Predict rows at given draws of every latent site, of the fit's clients in the same order."""
 
     def run(at_latents: AtLatents, first: int, count: int) -> Iterator[Chunk]:
-        return at_draws(fit, draws.some(first, count), at_latents, rows=rows)
+        return at_draws(fit, draws.some(slice(first, first + count)), at_latents, rows=rows)
 
     return predicted(fit.program, rows, site, run, draws.count)
 
@@ -254,9 +251,10 @@ def predicted(
     kinds: set[str] = set()
 
     def score(params: Params, values: Values, batch: ClientBatch) -> Tree:
-        fn = site_at(program, site, values, batch, params)
-        kinds.add(kind_of(fn.fn))
-        return moments(site, fn.fn, fn.value if known else None, fn.counts)
+        node = program.conditioned(values, params, batch)[site]
+        fn, counts = counts_of(node)
+        kinds.add(kind_of(fn))
+        return moments(site, fn, node["value"] if known else None, counts)
 
     total: dict[str, Tensor] = {}
     some = min(draws, max(1, MOST_NUMBERS // int(rows.counts.max())))
@@ -288,9 +286,7 @@ def _prediction(rows: ClientData, site: str, flat: Mapping[str, Tensor], kind: s
     if label is not None and counts is not None and not bool((counts > 0.0).all()):
         none = counts == 0.0
         assert log_score is not None
-        label = label.to(torch.promote_types(label.dtype, torch.float32))
-        label = label.masked_fill(none.view(-1, *[1] * (label.dim() - 1)), torch.nan)
-        log_score = log_score.masked_fill(none, torch.nan)
+        label, log_score = with_nan(label, none), log_score.masked_fill(none, torch.nan)
     return Prediction(
         data=rows,
         site=site,
@@ -307,10 +303,4 @@ def _prediction(rows: ClientData, site: str, flat: Mapping[str, Tensor], kind: s
 def in_frame_order(prediction: Prediction) -> Prediction:
     """Return a prediction in the order of the frame that its rows were read from."""
     rows = prediction.data.frame_rows
-    if rows is None:
-        return prediction
-    values = prediction._arrays()
-    arranged: dict[str, Any] = {
-        n: None if v is None else rows.arranged(v) for n, v in values.items()
-    }
-    return replace(prediction, place=rows.place, **arranged)
+    return prediction if rows is None else prediction._changed(rows.arranged, place=rows.place)

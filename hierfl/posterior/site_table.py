@@ -16,7 +16,7 @@ from torch.distributions import transform_to
 
 from hierfl.core.intervals import PROB, tails
 from hierfl.core.process import one_at_a_time
-from hierfl.core.trees import Tree
+from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.arviz_groups import EXPAND, feature_dim
 from hierfl.posterior.client_loop import each_client, each_draw, what_is_read
@@ -27,7 +27,7 @@ from hierfl.posterior.draws import (
     mapped_or_in_turn,
     posterior_draws,
 )
-from hierfl.posterior.layer_summaries import STATISTICS, Network, split
+from hierfl.posterior.layer_summaries import STATISTICS, Network, by_layer, split
 from hierfl.posterior.shrinkage import Shrinkage, shrinkage, width_of
 from hierfl.posterior.snapshot import (
     Snapshot,
@@ -67,13 +67,11 @@ def site_table(
     expand = min(EXPAND, max(LEAST_EXPAND, MOST_ROWS // len(fit.clients)))
     no_rows, names = lacks_rows(fit), known_sites(fit)
     fit = by_state_alone(fit)
-    learned = _learned(fit)
     large, chunks = _drawn(fit, draws, seed, expand, names)
-    of_learned = split(learned, None, expand)[1]
+    of_learned, learned = by_layer(_learned(fit), expand)
     first_chunks: list[Draws] = []
-    summaries = _summarized(_noted(chunks, first_chunks, 0 if large else keep), prob) | _summarized(
-        [_by_layer(learned, of_learned)], prob
-    )
+    summaries = _summarized(_noted(chunks, first_chunks, 0 if large else keep), prob)
+    summaries |= _summarized([learned], prob)
     networks = {**large, **of_learned}
     local = [name for name, site in summaries.items() if site.is_local and name not in networks]
     pulled = {} if no_rows else shrinkage(fit, local, seed=seed)
@@ -106,9 +104,7 @@ def _noted(chunks: Iterable[Draws], first_chunks: list[Draws], count: int) -> It
     """Yield the draws of chunks of clients, and keep the first `count` of each chunk."""
     for chunk in chunks:
         if count:
-            some = chunk.some(0, count)
-            copies = ({n: v.clone() for n, v in of.items()} for of in (some.shared, some.own))
-            first_chunks.append(Draws(*copies))
+            first_chunks.append(tree_map(torch.clone, chunk.some(slice(count))))
         yield chunk
 
 
@@ -125,42 +121,27 @@ def _drawn(
 ) -> tuple[Networks, Iterator[Draws]]:
     """Return the networks that are summarized by layer, and the draws of each chunk of clients."""
     program = fit.program
-    large = split(posterior_draws(fit, draws=1, seed=seed, keep=names), None, expand)[1]
-    width = width_of(program)
-    inside = {site for net in large.values() for part in net.parts.values() for site in part}
+    keep, large = split(posterior_draws(fit, draws=1, seed=seed, keep=names), None, expand)
 
     def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
         values = program.draw_all(params, own, batch)
         layers = {name: net.summary(values, 0) for name, net in large.items()}
-        return {"sites": {n: v for n, v in values.items() if n in names - inside}, "layers": layers}
+        return {"sites": {n: v for n, v in values.items() if n in keep}, "layers": layers}
 
     def each() -> Iterator[Draws]:
-        how: dict[str, Any] = {"draws": draws, "seed": seed, "width": width}
-        how["reads"] = what_is_read(program)
+        how: dict[str, Any] = {"draws": draws, "seed": seed, "reads": what_is_read(program)}
+        how["width"] = width_of(program)
         run = mapped_or_in_turn(fit, lambda s: each_draw(s, one, **how))
         for chunk in run if names else ():
             joined = joined_draws(program, [chunk.found["sites"]])
-            shared, own = dict(joined.shared), dict(joined.own)
             for name, value in chunk.found["layers"].items():  # (C, S, L, 4)
                 if large[name].is_local:
-                    own[name] = value.movedim(0, 1)
+                    joined.own[name] = value.movedim(0, 1)
                 else:
-                    shared[name] = value[0]
-            yield Draws(shared, own)
+                    joined.shared[name] = value[0]
+            yield joined
 
     return large, each()
-
-
-def _by_layer(draws: Draws, large: Networks) -> Draws:
-    inside = {site for net in large.values() for part in net.parts.values() for site in part}
-    every = {**draws.shared, **draws.own}
-    shared, own = (
-        {name: value for name, value in of.items() if name not in inside}
-        for of in (draws.shared, draws.own)
-    )
-    for name, net in large.items():
-        (own if net.is_local else shared)[name] = net.summary(every, 1 + net.is_local)
-    return Draws(shared, own)
 
 
 def _learned(fit: Snapshot) -> Draws:

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from pyro import poutine
 from pyro.poutine.trace_struct import Trace
+from torch import Tensor
 
 from hierfl.core.arguments import shown
 from hierfl.core.trees import Tree
@@ -110,25 +111,19 @@ def restricted(
     check_rows(fit, rows, fit.program.reads.model)
     check_labels_given(fit.program, rows)
     data = fit.federation.data
-    ids = data.index(rows.names)
     own = data if fields is None else with_fields_alone(data, fields)
-    return Restricted(
-        method=fit.method,
-        federation=replace(fit.federation, data=own.select(ids)),
-        progress=replace(fit.progress, table=subset(fit.progress.table, ids)),
-        message=fit.message,
-    )
+    return _of_clients(fit, own, data.index(rows.names))
 
 
 def first_client(fit: Snapshot) -> Restricted:
     """Restrict a snapshot to its first client, for what does not depend on the client."""
-    federation, table = fit.federation, fit.progress.table
-    return Restricted(
-        fit.method,
-        replace(federation, data=federation.data.select([0])),
-        replace(fit.progress, table=subset(table, torch.tensor([0]))),
-        fit.message,
-    )
+    return _of_clients(fit, fit.federation.data, torch.tensor([0]))
+
+
+def _of_clients(fit: Snapshot, data: ClientData, ids: Tensor) -> Restricted:
+    federation = replace(fit.federation, data=data.select(ids))
+    progress = replace(fit.progress, table=subset(fit.progress.table, ids))
+    return Restricted(fit.method, federation, progress, fit.message)
 
 
 def with_fields_alone(data: ClientData, names: frozenset[str]) -> ClientData:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pyro
@@ -13,7 +13,7 @@ from pyro import poutine
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.trees import Tree
+from hierfl.core.trees import Tree, tree_class
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.client_loop import at_each_draw, each_draw, wide_draws_at_once
 from hierfl.posterior.draws import Draws, joined_draws
@@ -29,7 +29,7 @@ LIMIT = 2000  # unknowns, local or global, beyond which one draw outweighs all o
 WEIGHTED = ("fedlaplace", "two_stage")  # methods that weight and resample draws of the global sites
 
 
-@dataclass(frozen=True, eq=False)
+@tree_class
 class Weighed:
     """Draws before resampling, and their log weights.
 
@@ -57,21 +57,6 @@ class Weighed:
     def raw(self) -> Tensor:
         """Log weights of single draws of all sites, (S,), without averages over local draws."""
         return self.log_shared + self.log_first.sum(1)
-
-
-def joined(weighed: Weighed, other: Weighed) -> Weighed:
-    """Concatenate two sets of draws."""
-
-    def both(a: Values, b: Values) -> Values:
-        return {name: torch.cat([value, b[name]]) for name, value in a.items()}
-
-    draws = Draws(
-        both(weighed.draws.shared, other.draws.shared), both(weighed.draws.own, other.draws.own)
-    )
-    names = [f.name for f in fields(Weighed) if f.name != "draws"]
-    return Weighed(
-        draws, *(torch.cat([getattr(w, name) for w in (weighed, other)]) for name in names)
-    )
 
 
 def weigh(
@@ -111,8 +96,8 @@ def weigh(
         }
 
     width = times * (1 + program.latents.local_block.size // 16)
-    chunk_stream = each_draw(fit, one, draws=count, seed=seed, width=width, salt=salt)
-    chunks = [chunk.found for chunk in chunk_stream]
+    how: dict[str, Any] = {"draws": count, "seed": seed, "width": width, "salt": salt}
+    chunks = [chunk.found for chunk in each_draw(fit, one, **how)]
     drawn = joined_draws(program, [chunk["values"] for chunk in chunks])
     _check_varies(fit, drawn, shared=shared)
     # these depend on z alone, and are the same for every client
@@ -143,6 +128,9 @@ def _variance(log_weights: Tensor) -> Tensor:
     return (count * squares - 1.0).clamp(min=0.0) / (count - 1)
 
 
+OwnDraws = tuple[Values, Tensor, Tensor, Tensor, Tensor]
+
+
 def over_own(
     program: Program,
     params: Params,
@@ -151,10 +139,10 @@ def over_own(
     point: Tensor | None = None,
     *,
     stretch: bool = False,
-) -> tuple[Values, Tensor, Tensor, Tensor, Tensor]:
+) -> OwnDraws:
     """Draw local sites several times at one z: values, log p(z) / q(z), log W_k, z, log q(z), (times, ...)."""
 
-    def again(m: Tensor) -> tuple[Values, Tensor, Tensor, Tensor, Tensor]:
+    def again(m: Tensor) -> OwnDraws:
         keys = noise.fold(batch.own_keys, noise.word("own"), m)  # the root key stays, and so does z
         z = Coordinates(point)
         wide = Stretched(m % 2 == 1, program.latents.local_block.size) if stretch else None
@@ -171,35 +159,28 @@ def over_own(
         return values, -terms.global_kl, log_own, z.vector(), z.log_q()
 
     at_once = wide_draws_at_once(batch.num_rows, program)
-    stacked: tuple[Values, Tensor, Tensor, Tensor, Tensor] = at_each_draw(
-        again, times, program, at_once=at_once
-    )
+    stacked: OwnDraws = at_each_draw(again, times, program, at_once=at_once)
     return stacked
 
 
 def check_labeled(fit: Snapshot) -> None:
     """Refuse clients without labels."""
     data = fit.federation.data
-    missing = [
-        label
-        for label in fit.program.labels.values()
-        if label not in {**data.fields, **data.client_fields}
-    ]
-    if missing:
-        raise ValueError(
-            f"the clients' rows have no field '{missing[0]}': "
-            f"without labels there is no likelihood to weight by"
-        )
+    for label in fit.program.labels.values():
+        if label not in {**data.fields, **data.client_fields}:
+            raise ValueError(
+                f"the clients' rows have no field '{label}': "
+                f"without labels there is no likelihood to weight by"
+            )
 
 
 def check_density(fit: Snapshot, *, shared: bool) -> None:
     """Refuse point estimates, which have no density, and networks with too many unknowns."""
     program = fit.program
-    for block, checked in (
-        (program.latents.global_block, shared),
-        (program.latents.local_block, True),
-    ):
-        if checked and block.size > LIMIT:
+    latents = program.latents
+    own = latents.local_block
+    for block in (latents.global_block, own) if shared else (own,):
+        if block.size > LIMIT:
             site = max(block.sites, key=lambda s: s.size)
             raise ValueError(
                 f"the guide has {block.size} unknowns to weight ({site.size} of them in site "
@@ -239,8 +220,7 @@ def spread_levels(fit: Snapshot) -> set[bool]:
 def _check_varies(fit: Snapshot, drawn: Draws, *, shared: bool) -> None:
     """Refuse a point estimate of one site beside sites that are spread."""
     for site in fit.program.latents.sites:
-        values = (drawn.own if site.is_local else drawn.shared)[site.name]
-        if (site.is_local or shared) and len(values) > 1 and bool((values == values[:1]).all()):
+        if (site.is_local or shared) and drawn.count > 1 and drawn.is_fixed(site):
             raise ValueError(_no_density(fit, site.name))
 
 

@@ -42,14 +42,15 @@ if TYPE_CHECKING:
         variance,
     )
     from hierfl.formulas.formula import Frames
-    from hierfl.posterior import of_pyro, row_values
+    from hierfl.posterior import row_values
+    from hierfl.posterior.draws import get_samples as samples_of_fit
     from hierfl.report import Report
     from hierfl.runs import living, updating
 
 # Methods that few fits need -> the module of the function.
 OF_FEW = {
     "infer_rows": "hierfl.posterior.row_values",
-    "get_samples": "hierfl.posterior.of_pyro",
+    "get_samples": "hierfl.posterior.draws",
     "without": "hierfl.runs.living",
     "updated": "hierfl.runs.joining",
     "update": "hierfl.runs.updating",
@@ -258,7 +259,7 @@ class Fit:
 
     if TYPE_CHECKING:  # by `late_methods`
         infer_rows = row_values.infer_rows
-        get_samples = of_pyro.get_samples
+        get_samples = samples_of_fit
         without = living.without
         updated = joining.updated
         update = updating.update
