@@ -137,18 +137,13 @@ def _exchanged(data: ClientData, at: int) -> ClientData:
     taken = others[torch.arange(count) * max(1, len(others) // count) % len(others)]
     other = (at + 1) % data.num_clients
 
-    def rows(values: Tensor) -> Tensor:
-        found = values.clone()
-        found[here] = values[taken]
-        return found
+    def changed(values: Tensor, where: Any, source: Any) -> Tensor:
+        copy = values.clone()
+        copy[where] = values[source]
+        return copy
 
-    def of_client(values: Tensor) -> Tensor:
-        found = values.clone()
-        found[at] = values[other]
-        return found
-
-    fields = {name: rows(v) for name, v in data.fields.items()}
-    client_fields = {name: of_client(v) for name, v in data.client_fields.items()}
+    fields = {name: changed(v, here, taken) for name, v in data.fields.items()}
+    client_fields = {name: changed(v, at, other) for name, v in data.client_fields.items()}
     if all(torch.equal(v, data.fields[name]) for name, v in fields.items()):
         raise ValueError(
             f"the rows of client '{data.names[at]}' are those of the other clients, so that "

@@ -197,8 +197,7 @@ def _guides_of_clients(evidence: Evidence) -> Iterator[Check]:
     """Judge draws of clients' own sites, and those given the global ones, by client."""
     if evidence.entries is not None:
         yield evidence.entries.tails(question=OF_CLIENTS)
-    k_hats = pd.Series(dtype=float) if evidence.k_hats is None else evidence.k_hats.dropna()
-    if k_hats.empty:
+    if evidence.k_hats is None or (k_hats := evidence.k_hats.dropna()).empty:
         return
     bad = [f"{name} {number(k, 2)}" for name, k in k_hats[k_hats >= K_HAT].items()]
     off = "" if evidence.own is None else evidence.own.off()

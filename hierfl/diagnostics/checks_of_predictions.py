@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy.stats import binomtest
 from torch import Tensor
 
@@ -34,7 +32,6 @@ from hierfl.diagnostics.ood import OutOfDistribution
 from hierfl.posterior.prediction import Prediction
 from hierfl.posterior.snapshot import Snapshot
 
-Floats = NDArray[np.float64]
 FOREIGN = "Are predictions less certain for foreign rows (foreign=) than for the clients' own rows?"
 
 APART = ("angle", "other")  # kinds of predictions whose means have no mean
@@ -83,9 +80,10 @@ def _scores(scored: Scored) -> Iterator[Check]:
     )
     if prediction.kind in ("numeric", *APART):
         if scored.replicates is not None:
-            yield _numeric_coverage(scored)
+            yield _numeric_coverage(prediction, scored.replicates)
     else:
         p, came_true = confidence(prediction)
+        is_worse = ((p - came_true) ** 2).mean() > (p * (1.0 - p)).mean()  # than if they were right
         error = calibration_error(p, came_true)
         off = error.p_value <= SURE
         yield answered(
@@ -95,30 +93,21 @@ def _scores(scored: Scored) -> Iterator[Check]:
             f"would have {number(error.by_chance)} by chance alone, for {rows} rows (p = "
             f"{number(error.p_value, 2)})"
             + (
-                f". This is more than chance: the predictions are {_too(p, came_true)}."
+                ". This is more than chance: the predictions are "
+                f"{'over' if is_worse else 'under'}confident."
                 if off
                 else "."
             ),
         )
     if scored.rates is not None:
-        yield _rate_coverage(scored)
-    yield from _by_client(scored)
+        yield _rate_coverage(prediction.kind, scored.rates)
+    yield from _by_client(scored.fit, prediction)
 
 
-def _too(p: Floats, came_true: Floats) -> str:
-    """Return "overconfident" if the Brier score is worse than right probabilities would have it."""
-    return (
-        "overconfident"
-        if ((p - came_true) ** 2).mean() > (p * (1.0 - p)).mean()
-        else "underconfident"
-    )
-
-
-def _numeric_coverage(scored: Scored) -> Check:
+def _numeric_coverage(prediction: Prediction, replicates: Tensor) -> Check:
     """Warn if the coverage of 90% intervals is off by more than `COVERAGE` and chance of so many rows."""
-    assert scored.prediction is not None and scored.replicates is not None
-    label = scored.prediction.known()[0]
-    covered = interval_coverage(scored.replicates, label, prob=0.9)
+    label = prediction.known()[0]
+    covered = interval_coverage(replicates, label, prob=0.9)
     rate = float(covered.mean())
     off = (
         abs(rate - 0.9) > COVERAGE
@@ -135,13 +124,12 @@ def _numeric_coverage(scored: Scored) -> Check:
     )
 
 
-def _rate_coverage(scored: Scored) -> Check:
+def _rate_coverage(kind: str, rates: pd.DataFrame) -> Check:
     """Warn if fewer clients' mean labels than chance explains lie in their 90% intervals."""
-    assert scored.rates is not None and scored.prediction is not None
-    covered = scored.rates["covered"]
+    covered = rates["covered"]
     off = coverage_p_value(covered, 0.9) <= SURE
-    outside = list(scored.rates.index[~covered])
-    what = "event rates" if scored.prediction.kind == "binary" else "mean labels"
+    outside = list(rates.index[~covered])
+    what = "event rates" if kind == "binary" else "mean labels"
     return answered(
         f"Do enough of the clients' {what} lie in their predictive intervals?",
         off,
@@ -156,9 +144,7 @@ def _rate_coverage(scored: Scored) -> Check:
     )
 
 
-def _by_client(scored: Scored) -> Iterator[Check]:
-    assert scored.prediction is not None
-    prediction = scored.prediction
+def _by_client(fit: Snapshot, prediction: Prediction) -> Iterator[Check]:
     counts = prediction.data.counts.tolist()
     short = [name for name, n in zip(prediction.data.names, counts, strict=True) if n < FEW_ROWS]
     yield answered(
@@ -171,7 +157,7 @@ def _by_client(scored: Scored) -> Iterator[Check]:
     )
     if prediction.kind != "binary":
         return
-    worse = _worse_than_event_rate(scored)
+    worse = _worse_than_event_rate(fit, prediction)
     yield answered(
         "Does the model predict at least as well as each client's own event rate?",
         bool(worse),
@@ -184,22 +170,14 @@ def _by_client(scored: Scored) -> Iterator[Check]:
     )
 
 
-def _worse_than_event_rate(scored: Scored) -> list[str]:
+def _worse_than_event_rate(fit: Snapshot, prediction: Prediction) -> list[str]:
     """Return clients that the smoothed training event rate scores better by two standard errors."""
-    assert scored.prediction is not None
-    prediction = scored.prediction
-    label, log_score = prediction.known()
     counts = prediction.data.counts.tolist()
-    worse, train = [], scored.fit.federation.data
-    seen = train.fields[scored.fit.program.labels[prediction.site]].double()
-    for name, y, score in zip(
-        prediction.data.names,
-        label.double().split(counts),
-        log_score.double().split(counts),
-        strict=True,
-    ):
-        k = int(train.index([name]))
-        labels = seen[train.offsets[k] : train.offsets[k + 1]]
+    scored = (value.double().split(counts) for value in prediction.known())
+    worse, train = [], fit.federation.data
+    seen = train.fields[fit.program.labels[prediction.site]].double().split(train.counts.tolist())
+    for name, y, score in zip(prediction.data.names, *scored, strict=True):
+        labels = seen[int(train.index([name]))]
         rate = (labels.sum() + 0.5) / (len(labels) + 1.0)
         gain = (score - (y * rate.log() + (1.0 - y) * (-rate).log1p())).numpy()
         if len(gain) >= FEW_ROWS and gain.mean() + 2.0 * gain.std(ddof=1) / len(gain) ** 0.5 < 0.0:

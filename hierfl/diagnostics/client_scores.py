@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -58,18 +56,17 @@ def client_scores(
             if prediction.kind != "angle":  # whose distance is not a difference
                 each = crps(replicates.flatten(1), label.flatten()).view(label.shape)
                 table["crps"] = _means(prediction, each)
-            table["coverage"] = _means(
-                prediction, torch.from_numpy(interval_coverage(replicates, label, prob=prob))
-            )
+            covered = torch.from_numpy(interval_coverage(replicates, label, prob=prob))
+            table["coverage"] = _means(prediction, covered)
         return table
-    p, came_true = confidence(prediction)
-    found = [calibration_error(p[part], came_true[part], bins=bins) for part in _parts(prediction)]
-    table["ece"], table["ece_by_chance"] = [e.ece for e in found], [e.by_chance for e in found]
+    ends = prediction.data.offsets[1:-1].numpy()
+    p, came_true = (np.split(values, ends) for values in confidence(prediction))
+    errors = [calibration_error(*own, bins=bins) for own in zip(p, came_true, strict=True)]
+    table["ece"], table["ece_by_chance"] = [e.ece for e in errors], [e.by_chance for e in errors]
     mean = prediction.mean
     spread = mean * (1.0 - mean)
-    table["sharpness"] = _means(
-        prediction, spread if prediction.kind == "binary" else spread.sum(-1) / 2
-    )
+    spread = spread if prediction.kind == "binary" else spread.sum(-1) / 2
+    table["sharpness"] = _means(prediction, spread)
     return table
 
 
@@ -128,13 +125,9 @@ def _summary(table: pd.DataFrame, name: str) -> dict[str, float | str]:
     order = np.argsort(values if HIGHER_IS_BETTER[name] else -values, kind="stable")
     worst = order[: max(1, len(values) // 10)]
     weights = table["rows"].to_numpy(dtype=float)
-    weighted = (
-        np.average(values**2, weights=weights) ** 0.5
-        if name == "rmse"
-        else np.average(values, weights=weights)
-    )
+    power = 2 if name == "rmse" else 1
     return {
-        "weighted": float(weighted),
+        "weighted": float(np.average(values**power, weights=weights) ** (1 / power)),
         "mean": float(values.mean()),
         "variance": float(values.var()),
         "worst_decile": float(values[worst].mean()),
@@ -142,13 +135,8 @@ def _summary(table: pd.DataFrame, name: str) -> dict[str, float | str]:
     }
 
 
-def _parts(prediction: Prediction) -> Iterator[slice]:
-    offsets = prediction.data.offsets.tolist()
-    yield from (slice(a, b) for a, b in pairwise(offsets))
-
-
 def _means(prediction: Prediction, values: Tensor) -> list[float]:
-    return [float(values[part].double().mean()) for part in _parts(prediction)]
+    return [float(v.double().mean()) for v in values.split(prediction.data.counts.tolist())]
 
 
 @printed
@@ -195,9 +183,9 @@ def generalization_gap(
         ValueError: rows have no labels, or the predictions are of different kinds.
         KeyError: a client has held-out rows but no training rows.
     """
-    asked = {"train": train, "held_out": held_out} | (
-        {} if new_clients is None else {"new_clients": new_clients}
-    )
+    asked = {"train": train, "held_out": held_out}
+    if new_clients is not None:
+        asked["new_clients"] = new_clients
     for name, value in asked.items():
         expect_prediction(value, name)
     if len({p.kind for p in asked.values()}) != 1:
@@ -232,12 +220,7 @@ def effective_clients(log_weights: ArrayLike) -> float:
     2.0
     """
     logs = torch.as_tensor(log_weights, dtype=torch.float64)
-    if (
-        logs.dim() != 1
-        or not len(logs)
-        or bool(logs.isnan().any())
-        or float(logs.max()) == math.inf
-    ):
+    if logs.dim() != 1 or not len(logs) or not float(logs.max()) < math.inf:
         raise ValueError(
             f"log weights have shape {tuple(logs.shape)}: "
             f"it must be (N,), N > 0, with none NaN or infinite"

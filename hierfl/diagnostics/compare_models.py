@@ -10,7 +10,7 @@ import pandas as pd
 
 from hierfl.core.arguments import spelled
 from hierfl.core.tables import Shown, printed
-from hierfl.diagnostics.loo import Loo, compare, expect_named_fits, named_loo
+from hierfl.diagnostics.loo import By, Loo, compare, expect_named_fits, named_loo
 from hierfl.posterior.snapshot import Snapshot, lacks_rows
 
 NO_ROWS = "Rows are not compared: they are at the nodes, or were not saved."
@@ -73,10 +73,11 @@ def compare_models(fits: Mapping[str, Snapshot], *, draws: int = 2000, seed: int
     arXiv:1704.02030.
     """
     expect_named_fits(fits, "compare_models")
-    how: Any = {"draws": draws, "seed": seed}
-    by_client: dict[str, Loo] = {
-        name: named_loo(name, fitted, "client", **how) for name, fitted in fits.items()
-    }
+
+    def estimates(by: By) -> dict[str, Loo]:
+        return {n: named_loo(n, fitted, by, draws=draws, seed=seed) for n, fitted in fits.items()}
+
+    by_client = estimates("client")
     summed = {
         fitted.progress.server.factors.num_rows is not None
         for fitted in fits.values()
@@ -87,19 +88,13 @@ def compare_models(fits: Mapping[str, Snapshot], *, draws: int = 2000, seed: int
             "some fits have Gaussian likelihoods, whose sums lack what only the rows have (known "
             "weights, a LogNormal's units), and some do not: compare where the rows are"
         )
-    by_row: dict[str, Loo] | None = None
-    if not any(map(lacks_rows, fits.values())):
-        by_row = {name: named_loo(name, fitted, "row", **how) for name, fitted in fits.items()}
-    each = {name: estimate.table["elpd"] for name, estimate in by_client.items()}
-    k_hat = pd.concat([estimate.table["k_hat"] for estimate in by_client.values()], axis=1).max(
-        axis=1
-    )
+    by_row = None if any(map(lacks_rows, fits.values())) else estimates("row")
+    clients = pd.DataFrame({name: of.table["elpd"] for name, of in by_client.items()})
+    k_hats = pd.concat([of.table["k_hat"] for of in by_client.values()], axis=1)
     return Compared(
         compare(by_client, "client"),
         None if by_row is None else compare(by_row, "row"),
-        pd.DataFrame(each).assign(k_hat=k_hat),
-        {name: estimate.arviz.arviz for name, estimate in by_client.items()},
-        None
-        if by_row is None
-        else {name: estimate.arviz.arviz for name, estimate in by_row.items()},
+        clients.assign(k_hat=k_hats.max(axis=1)),
+        {name: of.arviz.arviz for name, of in by_client.items()},
+        None if by_row is None else {name: of.arviz.arviz for name, of in by_row.items()},
     )

@@ -179,8 +179,7 @@ def _at_points(fit: Snapshot) -> tuple[list[str], list[str]]:
     drawn, spread = posterior_draws(fit, draws=LOOKS), spread_levels(fit)
     fixed, several = [], []
     for site in fit.program.latents.sites:
-        values = (drawn.own if site.is_local else drawn.shared)[site.name]
-        if bool((values == values[:1]).all()):
+        if drawn.is_fixed(site):
             fixed.append(site.name)
         elif site.is_local not in spread:
             several.append(site.name)

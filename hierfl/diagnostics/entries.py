@@ -125,12 +125,8 @@ def entries_of_draws(fit: Snapshot, own: WeightedDraws) -> Entries | None:
     alive = own.log_weights.isfinite()
     draws, log_weights = own.draws[alive], own.log_weights[alive]
     block = fit.program.latents.global_block
-
-    def values_at(z: Tensor) -> Values:
-        return dict(block.unflatten(z)[0])
-
     with unchecked(), torch.no_grad():
-        sites = torch.vmap(values_at)(draws)
+        sites: Values = torch.vmap(lambda z: dict(block.unflatten(z)[0]))(draws)
     names = tuple(
         f"'{name}{list(index) if index else ''}'"
         for name, value in sites.items()

@@ -132,11 +132,7 @@ def _weighted(
     )
     if fit.program.latents.global_block.size:
         return weighed, log_ratio[:, None], 0.0
-    return (
-        weighed,
-        weighed.log_own,
-        0.0,
-    )  # nothing is shared: the weights of other clients are noise
+    return weighed, weighed.log_own, 0.0  # nothing is shared: other clients' weights are noise
 
 
 def precise(fit: Snapshot, draws: int, inner_most: int, seed: int) -> Weighed:

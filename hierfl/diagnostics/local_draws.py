@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree
+from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.diagnostics.check import OWN_OFF, OWN_SHIFT, listed
 from hierfl.posterior.client_loop import candidates_of, each_draw, nodes_of_rows
@@ -81,13 +81,9 @@ def local_draws(fit: Snapshot, seed: int) -> LocalDraws | None:
             "own_variance": free.var(0, correction=0),
         }
 
-    chunks = each_draw(
-        fit, one, draws=POINTS, seed=seed, width=count * candidates_of(fit.program), salt="local"
-    )
-    found_in_chunks = [chunk.found for chunk in chunks]
-    joined = {
-        name: torch.cat([part[name] for part in found_in_chunks]) for name in found_in_chunks[0]
-    }
+    width = count * candidates_of(program)
+    chunks = each_draw(fit, one, draws=POINTS, seed=seed, width=width, salt="local")
+    joined = tree_map(lambda *parts: torch.cat(parts), *[chunk.found for chunk in chunks])
     log = joined.pop("log")  # (N, P, M)
     flat = log.flatten(0, 1).double()
     effective = 1.0 / flat.softmax(1).square().sum(1)

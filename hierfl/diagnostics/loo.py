@@ -112,7 +112,10 @@ def loo(
     """
     expect_fit(fit)
     expect_count(inner, "inner")
-    _check_arguments(fit, by, draws, correct)
+    expect_count(draws, "draws", least=LEAST_PROPOSALS)  # a tail is fitted to the largest weights
+    expect(by=(by, ("row", "client")), correct=(correct, ("psis", None)))
+    check_labeled(fit)
+    _check_learned(fit, by)
     if by == "client":
         scored = scored_clients(fit, draws, inner, correct, seed)
     else:
@@ -135,13 +138,6 @@ def loo(
     table = _table(fit, by, each)
     _warn_of_high(table, by)
     return Loo(by, found.elpd, found.se, found.p, table, found, _hash(fit))
-
-
-def _check_arguments(fit: Snapshot, by: By, draws: int, correct: str | None) -> None:
-    expect_count(draws, "draws", least=LEAST_PROPOSALS)  # a tail is fitted to the largest weights
-    expect(by=(by, ("row", "client")), correct=(correct, ("psis", None)))
-    check_labeled(fit)
-    _check_learned(fit, by)
 
 
 def _table(fit: Snapshot, by: By, left_out: LeftOut) -> pd.DataFrame:

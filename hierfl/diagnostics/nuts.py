@@ -25,7 +25,7 @@ from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import R_HAT
 from hierfl.guides.delta import delta
 from hierfl.posterior.corrected import corrected
-from hierfl.posterior.draws import Draws, posterior_draws, sites_of
+from hierfl.posterior.draws import Draws, draws_of_samples, posterior_draws, sites_of
 from hierfl.posterior.snapshot import Snapshot, expect_fit
 from hierfl.program.check_dependence import check_apart
 from hierfl.program.handlers import Substitute, unchecked, untouched_store
@@ -56,9 +56,8 @@ class Reference:
     def __tables__(self) -> Shown:
         sites = sites_of(self.shared, self.own)
         rows = [(*site, self.r_hat.get(site[0], math.nan)) for site in sites]
-        count = next((len(v) for v in {**self.shared, **self.own}.values()), 0)
         return Shown(
-            f"{count} draws of pooled NUTS, {self.seconds:.0f} s",
+            f"{Draws(self.shared, self.own).count} draws of pooled NUTS, {self.seconds:.0f} s",
             pd.DataFrame(rows, columns=["site", "level", "shape", "r_hat"]),
             "diagnostics.against_nuts(fit, reference=...) compares a fit with them.",
         )
@@ -143,20 +142,12 @@ def sampled_program(model: Model, data: ClientData, *, seed: int = 0) -> Program
 
 
 def _reference(program: Program, chains: list[Values], seconds: float) -> Reference:
-    local = {
-        site.name: len(site.batch_shape) - 2 for site in program.latents.sites if site.is_local
-    }
-    together = {name: torch.cat([c[name] for c in chains]) for name in chains[0]}
-    shared = {name: value for name, value in together.items() if name not in local}
-    own = {
-        name: together[name].movedim(1 + inner, 1).squeeze(2 + inner)
-        for name, inner in local.items()
-    }
     stacked = {name: torch.stack([c[name] for c in chains]) for name in chains[0]}
     r_hat = {
         name: split_gelman_rubin(v).nan_to_num(nan=1.0).max().item() for name, v in stacked.items()
     }
-    return Reference(shared, own, r_hat, seconds)
+    drawn = draws_of_samples(program, {name: v.flatten(0, 1) for name, v in stacked.items()})
+    return Reference(drawn.shared, drawn.own, r_hat, seconds)
 
 
 LEAST_DRAWS = 50  # for a standard deviation

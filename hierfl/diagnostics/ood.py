@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -36,11 +36,9 @@ def predictive_entropy(prediction: Prediction) -> Tensor:
         assert prediction.sd is not None
         return prediction.sd.log() + 0.5 * math.log(2.0 * math.pi * math.e)
     p = prediction.mean
-    return (
-        special.entr(p) + special.entr(1.0 - p)
-        if prediction.kind == "binary"
-        else special.entr(p).sum(-1)
-    )
+    if prediction.kind == "binary":
+        return special.entr(p) + special.entr(1.0 - p)
+    return special.entr(p).sum(-1)
 
 
 def mutual_information(prediction: Prediction) -> Tensor:
@@ -133,23 +131,16 @@ def out_of_distribution(own: Prediction, foreign: Prediction) -> OutOfDistributi
     measures = {"": predictive_entropy}
     if own.noise is not None and foreign.noise is not None:
         measures["mi_"] = mutual_information
-    values = {
-        name: [of(p).double().numpy() for p in (own, foreign)] for name, of in measures.items()
+    names = foreign.data.names
+    of_client = {name: _by_client(of, own, foreign) for name, of in measures.items()}
+    rows = {n: _row({m: (a[n], b[n]) for m, (a, b) in of_client.items()}) for n in names}
+    frame = pd.DataFrame.from_dict(rows, orient="index").rename_axis("client")
+    every = {
+        m: (np.concatenate([a[n] for n in names]), np.concatenate([b[n] for n in names]))
+        for m, (a, b) in of_client.items()
     }
-    mine, theirs = (_rows(p) for p in (own, foreign))
-    table = {
-        n: _row({m: (a[mine[n]], b[theirs[n]]) for m, (a, b) in values.items()})
-        for n in foreign.data.names
-    }
-    frame = pd.DataFrame.from_dict(table, orient="index")
-    frame.index.name = "client"
-    asked = np.concatenate([np.arange(len(values[""][0]))[mine[n]] for n in foreign.data.names])
-    overall = pd.Series(_row({m: (a[asked], b) for m, (a, b) in values.items()}))
-    return OutOfDistribution(
-        frame.astype({"rows": int, "foreign_rows": int}),
-        overall,
-        (values[""][0][asked], values[""][1]),
-    )
+    counts = {"rows": int, "foreign_rows": int}
+    return OutOfDistribution(frame.astype(counts), pd.Series(_row(every)), every[""])
 
 
 def _row(values: dict[str, tuple[Floats, Floats]]) -> dict[str, float]:
@@ -161,12 +152,11 @@ def _row(values: dict[str, tuple[Floats, Floats]]) -> dict[str, float]:
     return row
 
 
-def _rows(prediction: Prediction) -> dict[str, slice]:
-    offsets = prediction.data.offsets.tolist()
-    return {
-        name: slice(a, b)
-        for name, (a, b) in zip(prediction.data.names, pairwise(offsets), strict=True)
-    }
+def _by_client(of: Callable[..., Tensor], *predictions: Prediction) -> list[dict[str, Floats]]:
+    return [
+        dict(zip(p.data.names, np.split(of(p).double().numpy(), p.data.offsets[1:-1]), strict=True))
+        for p in predictions
+    ]
 
 
 def entropy_density(values: ArrayLike, grid: ArrayLike, *, width: float = 0.05) -> Floats:

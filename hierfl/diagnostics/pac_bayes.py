@@ -289,8 +289,7 @@ def _check_spread(fit: Snapshot, *, shared: bool) -> None:
         return
     drawn = posterior_draws(first_client(fit), draws=8)
     for site in fit.program.latents.sites:
-        values = (drawn.own if site.is_local else drawn.shared)[site.name]
-        if (site.is_local or shared) and bool((values == values[:1]).all()):
+        if (site.is_local or shared) and drawn.is_fixed(site):
             raise ValueError(
                 f"the guide of '{fit.method.name}' places site '{site.name}' at a point, whose KL "
                 "from any prior with a density is infinite: fit with a guide that has spread "

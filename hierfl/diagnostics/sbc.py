@@ -29,7 +29,7 @@ from hierfl.data.clients import ClientData
 from hierfl.diagnostics.simulated_data import Labels, drawn, with_labels
 from hierfl.method import over_draws, slope
 from hierfl.optimizers import Adam, Optimizer, Stepped, step
-from hierfl.posterior.draws import local_plates
+from hierfl.posterior.draws import draws_of_samples
 from hierfl.program.check_dependence import check_apart
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program, ProgramError, stacked
@@ -222,14 +222,10 @@ def sbc(
         elbo.append(-loss)
         gain.append(rise)
     ranks = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    inner = local_plates(program)
-    own = {
-        name: ranks[name].movedim(1 + left, 1).squeeze(2 + left).numpy()
-        for name, left in inner.items()
-    }
+    by_level = draws_of_samples(program, ranks)
     calibration = Sbc(
-        {name: value.numpy() for name, value in ranks.items() if name not in inner},
-        own,
+        {name: value.numpy() for name, value in by_level.shared.items()},
+        {name: value.numpy() for name, value in by_level.own.items()},
         draws,
         tuple(data_like.names),
         tuple(data_like.counts.tolist()),
@@ -255,7 +251,7 @@ def _fitted(
     clients = batch.num_clients
     start = {**shared, **stacked(program, {k: v.expand(clients, *v.shape) for k, v in own.items()})}
     at = {k: v.expand(len(ids), *v.shape).clone() for k, v in start.items()}
-    stepped = Stepped(at, optimizer.init(at))
+    now = Stepped(at, optimizer.init(at))
     loss = torch.zeros(len(ids))
     quarters = torch.zeros(2, len(ids))  # losses of the last two
     quarter = max(1, steps // 4)
@@ -272,24 +268,17 @@ def _fitted(
 
         return slope(negative_elbo, params)
 
-    def move(at: Tree, label: Labels, rest: Tree) -> Tree:
-        gradients, loss = torch.vmap(gradient, in_dims=(0, 0, 0, None))(
-            at["params"], label, rest["ids"], rest["t"]
-        )
-        new = step(optimizer, gradients, Stepped(at["params"], at["state"]), rest["rate"])
-        return {"params": new.params, "state": new.state, "loss": loss}
-
-    now: Tree = {"params": stepped.params, "state": stepped.state}
+    gradients_of = torch.vmap(gradient, in_dims=(0, 0, 0, None))
     with unchecked(), torch.no_grad():
         for t in range(steps):
+            at_step = torch.tensor(t, dtype=torch.int32)
+            gradients, loss = gradients_of(now.params, labels, ids, at_step)
             rate = torch.tensor(min(1.0, 2.0 * (1.0 - t / steps)))
-            rest = {"ids": ids, "t": torch.tensor(t, dtype=torch.int32), "rate": rate}
-            now = move(now, labels, rest)
-            loss = now.pop("loss")
+            now = step(optimizer, gradients, now, rate)
             if t >= steps - 2 * quarter:
                 quarters[int(t >= steps - quarter)] += loss / quarter
     gain = quarters[0] - quarters[1] if steps > 1 else torch.zeros(len(ids))
-    return now["params"], loss, gain
+    return now.params, loss, gain
 
 
 def _ranks(

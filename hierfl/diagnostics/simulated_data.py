@@ -17,7 +17,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.program.check_dependence import computed_from
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program, ProgramError
-from hierfl.program.sites import Model, Values
+from hierfl.program.sites import Values
 from hierfl.program.traces import is_deterministic, samples
 
 Labels = dict[str, Tensor]
@@ -25,14 +25,16 @@ Labels = dict[str, Tensor]
 
 def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tuple[Values, Labels]:
     """Draw `count` data sets, (count, *shape) a site or observed field; a data set's number seeds it."""
-    _check(program, batch)
+    for fault in _faults(program, batch):
+        raise ProgramError(fault)
     names = [*(site.name for site in program.latents.sites), *program.derived]
     values, labels = list[Values](), list[Labels]()
     with untouched_store(), unchecked(), torch.no_grad():
         for one in range(count):
             first, second = noise.fold(noise.root_key(seed), one).tolist()
             noise.seed_torch(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
-            nodes: Any = _traced(program.model, batch)
+            with _Unobserved():
+                nodes: Any = poutine.trace(program.model).get_trace(batch).nodes
             values.append({name: nodes[name]["value"] for name in names})
             of_fields = program.labels.items()
             labels.append({field: _as_field(nodes[s], batch, field) for s, field in of_fields})
@@ -51,20 +53,13 @@ class _Unobserved(Messenger):
             msg["is_observed"], msg["value"], msg["done"] = False, None, False
 
 
-def _traced(model: Model, batch: ClientBatch) -> Any:
-    with _Unobserved():
-        return poutine.trace(model).get_trace(batch).nodes
-
-
 def with_labels(batch: ClientBatch, labels: Labels) -> ClientBatch:
     """Replace the observed fields of a batch."""
-    return replace(
-        batch,
-        fields={name: labels.get(name, value) for name, value in batch.fields.items()},
-        client_fields={
-            name: labels.get(name, value) for name, value in batch.client_fields.items()
-        },
+    fields, client_fields = (
+        {name: labels.get(name, value) for name, value in of.items()}
+        for of in (batch.fields, batch.client_fields)
     )
+    return replace(batch, fields=fields, client_fields=client_fields)
 
 
 def _as_field(site: Any, batch: ClientBatch, field: str) -> Tensor:
@@ -76,13 +71,8 @@ def _in_shape_of(field: Tensor, value: Tensor) -> Tensor:
     return (value.squeeze(1) if value.dim() == field.dim() + 1 else value).expand(field.shape)
 
 
-def _check(program: Program, batch: ClientBatch) -> None:
-    """Refuse a model from which data sets cannot be drawn."""
-    for fault in _faults(program, batch):
-        raise ProgramError(fault)
-
-
 def _faults(program: Program, batch: ClientBatch) -> Iterator[str]:
+    """Yield why data sets cannot be drawn from a model."""
     with untouched_store():
         trace = poutine.trace(program.model).get_trace(batch)
     for name, node in trace.nodes.items():
@@ -114,9 +104,7 @@ def _check_labels(program: Program, batch: ClientBatch, labels: Labels) -> None:
     with untouched_store(), unchecked():
         nodes: Any = poutine.trace(program.model).get_trace(with_labels(batch, labels)).nodes
     for site, field in program.labels.items():
-        if not torch.equal(
-            _in_shape_of(labels[field], nodes[site]["value"]).to(labels[field].dtype), labels[field]
-        ):
+        if not torch.equal(_as_field(nodes[site], batch, field), labels[field]):
             raise ProgramError(
                 f"site '{site}' observes something computed from the field '{field}': make it a "
                 f"field of its own, data.with_fields({site}=...), that draws can replace"

@@ -98,17 +98,9 @@ def summary(
     judged = verdict(checks)
     data = fit.federation.data
     title, tables = _printed(fit, f"{data.num_rows} rows, ", table.frame, draws, prob)
+    verdict_of_checks = (judged.words, judged.trustworthy)
     remarks = _remarks(fit, table)
-    return Summary(
-        title,
-        table.frame,
-        judged.words,
-        judged.trustworthy,
-        remarks,
-        tables,
-        tuple(checks),
-        prob,
-    )
+    return Summary(title, table.frame, *verdict_of_checks, remarks, tables, tuple(checks), prob)
 
 
 def _printed(
@@ -170,12 +162,10 @@ def brief(fit: Snapshot) -> Shown:
         f"client, {own_bytes} bytes kept by one)"
     )
     of_rounds, chosen, judged = of_history(fit), fit.progress.chosen, fit.progress.verdict
+    judged = judged if of_rounds is None else of_rounds.words
     hint = "fit.summary() shows every site by client, and whether to trust it."
-    lines = [f"Chosen: {chosen}."] if chosen else []
-    lines += (
-        [judged] if of_rounds is None and judged else [] if of_rounds is None else [of_rounds.words]
-    )
-    return Shown(title, note="\n".join((*lines, hint)))
+    lines = (f"Chosen: {chosen}." if chosen else "", judged, hint)
+    return Shown(title, note="\n".join(line for line in lines if line))
 
 
 def _remarks(fit: Snapshot, table: SiteTable) -> tuple[str, ...]:

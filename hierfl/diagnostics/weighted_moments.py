@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -114,10 +114,15 @@ def moments_of(fit: Snapshot, proposals: int, *, seed: int) -> Moments | str:
         warnings.simplefilter("ignore")  # the verdict says what they would
         try:
             times = ROUNDS if latents.global_block.size else 1
-            how = {"inner": INNER, "more": MORE, "rounds": times, "enough": count}
+            how: dict[str, Any] = {"inner": INNER, "more": MORE, "rounds": times, "enough": count}
             found, weights, _, _ = in_rounds(fit, count, seed=seed, tail=-math.inf, **how)
             plain = posterior_draws(fit, draws=ROUNDS * count, seed=seed)
-            given = _given_global(fit, plain, count, seed) if latents.local_block.size else []
+            given = []
+            if latents.local_block.size:  # given the guide's global sites, by wider proposals
+                how = {"inner": STRETCHED, "seed": seed, "stretch": True, "salt": "stretched"}
+                drawn = weigh(fit, count, shared=False, **how).draws
+                equal = Weights(torch.full((count,), -math.log(count)), 0.0, float(count))
+                given = [compared(fit, Draws({}, plain.own), Draws({}, drawn.own), equal)]
         except (RuntimeError, ValueError) as error:
             return f"the draws cannot be weighted ({error})."
     total = len(found.log_shared)
@@ -130,30 +135,15 @@ def moments_of(fit: Snapshot, proposals: int, *, seed: int) -> Moments | str:
     return Moments(pd.concat(given, ignore_index=True), *worst, total)
 
 
-def _given_global(fit: Snapshot, plain: Draws, count: int, seed: int) -> list[pd.DataFrame]:
-    """Compare local sites with their posterior given the guide's global sites, by wider proposals."""
-    found = weigh(
-        fit, count, inner=STRETCHED, seed=seed, shared=False, stretch=True, salt="stretched"
-    )
-    equal = Weights(torch.full((count,), -math.log(count)), 0.0, float(count))
-    return [compared(fit, Draws({}, plain.own), Draws({}, found.draws.own), equal)]
-
-
 def compared(fit: Snapshot, plain: Draws, drawn: Draws, weights: Weights) -> pd.DataFrame:
     """Compare moments of the guide with weighted ones, in weighted sds, with Monte Carlo errors, by scalar."""
     share = weights.log.double().exp()
     tables = []
-    for name, mine, theirs in _pairs(plain, drawn):
-        names = fit.clients if name in drawn.own else None
-        tables.append(_compared(name, mine, theirs, share, names))
+    for name, theirs in drawn.sites.items():
+        if theirs.is_floating_point():
+            names = fit.clients if name in drawn.own else None
+            tables.append(_compared(name, plain.sites[name], theirs, share, names))
     return pd.concat(tables, ignore_index=True)
-
-
-def _pairs(plain: Draws, drawn: Draws) -> Iterator[tuple[str, Tensor, Tensor]]:
-    for mine, theirs in ((plain.shared, drawn.shared), (plain.own, drawn.own)):
-        for name, value in theirs.items():
-            if value.is_floating_point():
-                yield name, mine[name], value
 
 
 def _compared(

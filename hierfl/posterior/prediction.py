@@ -139,10 +139,10 @@ class Prediction:
 
     def _changed(self, change: Callable[[Tensor], Tensor], **others: Any) -> Prediction:
         """Return the prediction with each array changed."""
-        arrays: dict[str, Any] = {name: getattr(self, name) for name in ARRAYS}
-        return replace(
-            self, **{n: v if v is None else change(v) for n, v in arrays.items()}, **others
-        )
+        for name in ARRAYS:
+            value = getattr(self, name)
+            others[name] = None if value is None else change(value)
+        return replace(self, **others)
 
     def scores(self) -> pd.DataFrame:
         """Score each client: log score, and accuracy and Brier score or root mean squared error.

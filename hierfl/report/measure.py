@@ -12,8 +12,9 @@ from torch import Tensor
 
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics import client_scores, out_of_distribution
+from hierfl.diagnostics.calibration import Floats
 from hierfl.diagnostics.checks import Evidence
-from hierfl.diagnostics.checks_of_predictions import Floats, Scored
+from hierfl.diagnostics.checks_of_predictions import Scored
 from hierfl.diagnostics.verdict import (
     LEAST_DRAWS,
     NUMBERS,
