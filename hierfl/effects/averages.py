@@ -177,14 +177,12 @@ def _set_by(formula: Formula, setting: Intervention) -> tuple[DesignRows, Places
 
 
 def _with_columns(own: DesignRows, changed: DesignRows, places: Places) -> DesignRows:
-    """Return rows with the columns at some places as in `one`."""
-    new = {}
-    for site, value in own.groups.items():
-        new[site] = value.clone()
-        new[site][:, places[site]] = changed.groups[site][:, places[site]]
-    common = own.common.clone()
+    """Return rows with the columns at some places as in `changed`."""
+    common, groups = own.common.clone(), {s: value.clone() for s, value in own.groups.items()}
     common[:, places[None]] = changed.common[:, places[None]]
-    return replace(own, common=common, groups=new)
+    for site, value in groups.items():
+        value[:, places[site]] = changed.groups[site][:, places[site]]
+    return replace(own, common=common, groups=groups)
 
 
 # ------------------------------------------------------------ rows of frames
@@ -226,7 +224,7 @@ def _set_in(
 
 
 def _change(rows: DesignRows, raised: DesignRows, where: Tensor) -> DesignRows:
-    """Return by how much columns are larger in `more`, in some of the rows."""
+    """Return by how much columns are larger in `raised`, in some of the rows."""
     factor = where.double()[:, None]
     groups = {site: (raised.groups[site] - value) * factor for site, value in rows.groups.items()}
     return DesignRows((raised.common - rows.common) * factor, torch.zeros_like(rows.offset), groups)
@@ -266,10 +264,9 @@ def _groups(frame: pd.DataFrame, by: str | None, client: str, clients: str) -> N
 
 def _check_within(draws: CoefficientDraws, rows: DesignRows, client: str) -> None:
     """Refuse rows whose groups within the client, known by index, are not those of the fit."""
-    within = [t for own in draws.formula.layouts for t in own.at("within")]
     fitted = rows_of_client(draws.formula, draws.data, draws.clients.index(client))
     before, now = _codes(fitted), _codes(rows)
-    for term in within:
+    for term in (term for layout in draws.formula.layouts for term in layout.at("within")):
         if not torch.equal(before[term.site], now[term.site]):
             what = f"the rows of client '{client}' have other groups of '{term.group.name}' than"
             raise ValueError(f"{what} when fitted: pass the frames of the fit")

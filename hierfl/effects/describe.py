@@ -236,12 +236,8 @@ def _lines(column: str, form: Form, variables: Parts, least: int) -> list[dict[s
         return [counted(answers, about)]
     if form.kind == "levels":
         return pooled_levels(form.levels, [as_levels(variable) for variable in answers], about)
-    return [
-        about
-        | pooled_numbers(
-            [variable for variable in answers if isinstance(variable, NumbersAnswer)], least
-        )
-    ]
+    numbers = [variable for variable in answers if isinstance(variable, NumbersAnswer)]
+    return [about | pooled_numbers(numbers, least)]
 
 
 # ------------------------------------------------------------ in words
@@ -277,9 +273,8 @@ def _labels(columns: Sequence[str], words: Mapping[str, Mapping[str, str]]) -> l
     """Return the labels of the table in the order of its columns; missing values come last, where there are some."""
     labels = ["rows"]
     for column in columns:
-        own = [
-            k for of in words.values() for k in of if k.startswith((f"{column}: ", f"{column}, "))
-        ]
+        starts = (f"{column}: ", f"{column}, ")
+        own = [label for of in words.values() for label in of if label.startswith(starts)]
         last = f"{column}, missing"
         labels += [label for label in dict.fromkeys(own) if label not in (*labels, last)]
         labels += [last] if any(of[last] != "0" for of in words.values()) else []

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.intervals import PROB, check_draws, check_prob
+from hierfl.core.trees import tree_map
 from hierfl.core.user_warnings import warn
 from hierfl.data.absent import Sites
 from hierfl.data.clients import ClientData
@@ -268,14 +269,11 @@ def drawn(
     else:
         keep = global_sites(whole.program) if over is not None else known_sites(whole)
         sites = posterior_draws(whole, draws=draws, seed=seed, keep=keep)
-    shared, own = (
-        {name: value.detach().double() for name, value in of.items()}
-        for of in (sites.shared, sites.own)
-    )
-    own = Sites(own) if over is None and lacks_rows(whole) else own
+    sites = tree_map(lambda value: value.detach().double(), sites)
+    own = Sites(sites.own) if over is None and lacks_rows(whole) else sites.own
     clients = whole.clients if over is None else ()  # own coefficients are at the nodes
     data = whole.federation.data
-    coefficients = CoefficientDraws(model, clients, data, shared, own, seed=seed, prob=prob)
+    coefficients = CoefficientDraws(model, clients, data, sites.shared, own, seed=seed, prob=prob)
     if over is None or client is None or client == NEW:
         return coefficients
     names = None if client == EACH else [client] if isinstance(client, str) else client

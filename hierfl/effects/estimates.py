@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -66,8 +67,16 @@ class Estimates:
         index: str | None = None,
         **fields: Any,
     ) -> Self:
-        """Return the answer of labeled draws; `p` is a last column of its frame, `index` the labels of its rows."""
-        frame = tabulated(draws, coefficients.prob, first=first)
+        """Return the answer of labeled draws, a row of its frame for each entry.
+
+        `first` are the first columns, `p` is the last one, `index` the labels of the rows.
+        """
+        dims = [str(dim) for dim in draws.dims[2:]]
+        places = [at.reshape(-1) for at in np.indices(draws.shape[2:])]
+        labels = {dim: draws[dim].to_numpy()[at] for dim, at in zip(dims, places, strict=True)}
+        values = statistics(torch.as_tensor(draws.to_numpy()[0]), coefficients.prob)
+        ordered = [dim for dim in first if dim in dims] + [dim for dim in dims if dim not in first]
+        frame = pd.DataFrame({**{dim: labels[dim] for dim in ordered}, **values})
         frame = frame if p is None else frame.assign(p=p)
         frame = frame if index is None else frame.set_index(index).rename_axis(None)
         return cls(title, frame, draws, coefficients.prob, coefficients.seed, **fields)
@@ -102,15 +111,3 @@ def labeled(draws: Tensor, dims: Mapping[str, Sequence[Any]], name: str) -> Data
     coords = {"chain": [0], "draw": np.arange(len(draws))}
     coords |= {dim: np.array(list(labels)) for dim, labels in coordinates.items()}
     return xarray.DataArray(values, coords, ["chain", "draw", *coordinates], name=name)
-
-
-def tabulated(draws: DataArray, prob: float, *, first: Sequence[str] = ()) -> pd.DataFrame:
-    """Return a row per entry of labeled draws: its labels, those of `first` in front, and its statistics."""
-    import torch
-
-    dims = [str(dim) for dim in draws.dims[2:]]
-    places = [at.reshape(-1) for at in np.indices(draws.shape[2:])]
-    columns = {dim: draws[dim].to_numpy()[at] for dim, at in zip(dims, places, strict=True)}
-    ordered = [*first, *(dim for dim in dims if dim not in first)]
-    labels = {dim: columns[dim] for dim in ordered if dim in columns}
-    return pd.DataFrame({**labels, **statistics(torch.as_tensor(draws.to_numpy()[0]), prob)})

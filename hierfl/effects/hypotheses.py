@@ -86,24 +86,16 @@ def hypotheses(
 def parameters(draws: CoefficientDraws) -> dict[str, Tensor]:
     """Return the draws of every parameter, (S,), by its name in a summary."""
     values: dict[str, Tensor] = {}
-    dims = draws.formula.dims
-    for site, value in draws.shared.items():
-        _add(values, site, [labels for _, labels in dims.get(site, ())], value)
-    for site, value in draws.own.items():
-        labels = [draws.clients, *(labels for _, labels in dims.get(site, ()))]
-        _add(values, site, labels, value)
+    for site, value in {**draws.shared, **draws.own}.items():
+        labels: list[Sequence[str]] = [draws.clients] if site in draws.own else []
+        labels += [names for _, names in draws.formula.dims.get(site, ())]
+        shape = value.shape[1:]
+        if [len(names) for names in labels] != list(shape):
+            labels = [[str(i) for i in range(size)] for size in shape]
+        flat = value.reshape(len(value), -1)
+        for place, entry in enumerate(product(*labels)):
+            values[f"{site}[{', '.join(entry)}]" if entry else site] = flat[:, place]
     return values
-
-
-def _add(
-    values: dict[str, Tensor], site: str, labels: Sequence[Sequence[str]], value: Tensor
-) -> None:
-    shape = value.shape[1:]
-    if [len(names) for names in labels] != list(shape):
-        labels = [[str(i) for i in range(size)] for size in shape]
-    flat = value.reshape(len(value), -1)
-    for place, entry in enumerate(product(*labels)):
-        values[f"{site}[{', '.join(entry)}]" if entry else site] = flat[:, place]
 
 
 def _value(expression: Expression, values: Mapping[str, Tensor], count: int) -> Tensor:

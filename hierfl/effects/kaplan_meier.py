@@ -125,10 +125,8 @@ def kaplan_meier(
         answers, left_out = rows.ask_about_rows(formula, "times", (), grouping, least)
     else:
         answers = {}
-        kinds: dict[str, Any] = dict.fromkeys([declared.parts.response])
-        kinds |= dict.fromkeys(
-            [*declared.parts.additions.values(), *([grouping] if grouping else [])]
-        )
+        read = [declared.parts.response, *declared.parts.additions.values()]
+        kinds: dict[str, Any] = dict.fromkeys([*read, grouping] if grouping else read)
         for client, frame in by_client(rows, formula.clients).items():
             whole = complete(frame, kinds, client, declared.missing)
             answers[client] = survival_answer(whole, declared, grouping, client, least)
@@ -254,8 +252,7 @@ def _pooled(
     counts = [counted_at(times_of[name], when) for name in names]
     risk, happened = (np.stack([of[k] for of in counts], 1) for k in (2, 1))
     is_event = happened.sum(1) > 0.0
-    risk, happened = risk[is_event], happened[is_event]
-    return logrank_sums(risk, happened)
+    return logrank_sums(risk[is_event], happened[is_event])
 
 
 def _summed(own: Sequence[LogrankSums], names: Sequence[str]) -> tuple[Floats, Floats]:

@@ -50,7 +50,6 @@ def _deviations(
 ) -> Tensor | None:
     """Return the deviations of each row's group, (S, n, q, O); None where they are zero."""
     codes = rows.codes.get(term.site)
-    deviations: Tensor | None = None
     if term.place in ("above", "crossed") and codes is not None:
         return draws.groups(term)[:, codes]
     if term.place == "within" and isinstance(who, int) and codes is not None:
@@ -61,7 +60,9 @@ def _deviations(
         deviations = draws.groups(term)[:, draws.group_above(term, who)]
     elif who == NEW:
         deviations = draws.of_new(term)
-    return None if deviations is None else deviations[:, None].expand(-1, rows.count, -1, -1)
+    else:
+        return None
+    return deviations[:, None].expand(-1, rows.count, -1, -1)
 
 
 def parameters_at(draws: CoefficientDraws, rows: DesignRows, who: Who) -> dict[str, Tensor]:
@@ -86,9 +87,8 @@ def distribution(
     predictors = eta if draws.outputs == 1 else eta[..., 0]
     for name in draws.family.required:
         values = None if rows is None else rows.fields.get(name)
-        needs[name] = (torch.ones_like(predictors[0]) if values is None else values).expand(
-            predictors.shape
-        )
+        values = torch.ones_like(predictors[0]) if values is None else values
+        needs[name] = values.expand(predictors.shape)
     return draws.family.of(eta, **parameters, **needs)
 
 

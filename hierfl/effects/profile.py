@@ -43,9 +43,8 @@ def ratio_interval(
     tail = 0.5 - prob / 2
     if trials is None:
         low = scipy.stats.gamma.ppf(tail, observed) if observed else 0.0
-        return float(low) / expected, float(
-            scipy.stats.gamma.ppf(1 - tail, observed + 1)
-        ) / expected
+        high = scipy.stats.gamma.ppf(1 - tail, observed + 1)
+        return float(low) / expected, float(high) / expected
     low = scipy.stats.beta.ppf(tail, observed, trials - observed + 1) if observed else 0.0
     full = observed >= trials
     high = 1.0 if full else scipy.stats.beta.ppf(1 - tail, observed + 1, trials - observed)
@@ -260,19 +259,18 @@ def _with_ratios(
     draws: CoefficientDraws, frame: pd.DataFrame, prob: float
 ) -> tuple[pd.DataFrame, float | None, Tensor]:
     """Add observed and expected events and their ratios; return the rate a trial too, and draws of ratios, (S, N)."""
-    records, ratios = [], []
+    records, ratios, is_bounded = [], [], draws.family.name != "poisson"
     events = trials = 0.0
     for client in range(len(draws.clients)):
         observed, size, expected, predicted = sums_of_client(draws, client)
         mean = float(expected.mean())
-        bounded = draws.family.name != "poisson"
-        low, high = ratio_interval(observed, mean, size if bounded else None, prob=prob)
+        low, high = ratio_interval(observed, mean, size if is_bounded else None, prob=prob)
         ratios.append(predicted / expected)
         shrunk = statistics(ratios[-1][:, None], prob)
         of_model = [float(shrunk[name][0]) for name in ("mean", "low", "high")]
         records.append((observed, mean, observed / mean, low, high, *of_model))
         events, trials = events + mean, trials + size
-    rate = None if draws.family.name == "poisson" else events / trials
+    rate = events / trials if is_bounded else None
     table = pd.DataFrame(records, columns=RATIOS[:-1])
     table["funnel"] = [beyond(row.observed, row.expected, rate) for row in table.itertuples()]
     return pd.concat([frame, table], axis=1), rate, torch.stack(ratios, 1)

@@ -115,25 +115,17 @@ def proportional_hazards(
         raise ValueError(reason)
     names = list(coefficients.layout.common.columns)
     factor = _factor(coefficients)
-    rows_of_clients = [
-        _of_client(coefficients, client, factor) for client in range(len(coefficients.clients))
-    ]
-    time, event, entry, weight, eta, x = (
-        np.concatenate(of) for of in zip(*rows_of_clients, strict=True)
-    )
+    clients = range(len(coefficients.clients))
+    rows_of_clients = [_of_client(coefficients, client, factor) for client in clients]
+    time, event, entry, weight, eta, x = map(np.concatenate, zip(*rows_of_clients, strict=True))
     course = course_of(time, event, entry, weight * np.exp(eta - eta.mean()), x, weight)
-    lines, residuals = score_tests(
-        course, transform, (factor * coefficients.common[..., 0]).mean(0).numpy()
-    )
+    loc = (factor * coefficients.common[..., 0]).mean(0).numpy()
+    lines, residuals = score_tests(course, transform, loc)
     frame = pd.DataFrame(lines, index=[*names, ALL])
     table = pd.DataFrame(np.column_stack([course.time, residuals]), columns=["time", *names])
-    response = coefficients.formula.declared.parts.response
-    return ProportionalHazards(
-        f"Proportional hazards of {response}, {len(course.time)} events, by {transform} of time",
-        frame,
-        table,
-        verdict(frame),
-    )
+    of = f"{coefficients.formula.declared.parts.response}, {len(course.time)} events"
+    title = f"Proportional hazards of {of}, by {transform} of time"
+    return ProportionalHazards(title, frame, table, verdict(frame))
 
 
 def _why_not(draws: CoefficientDraws) -> Iterator[str]:
@@ -163,22 +155,16 @@ def _factor(draws: CoefficientDraws) -> Tensor:
 def _of_client(draws: CoefficientDraws, client: int, factor: Tensor) -> tuple[Any, ...]:
     """Return a client's times, events, entries, weights, mean log hazards, (n,), and columns, (n, P)."""
     rows = rows_of_client(draws.formula, draws.data, client)
-    place = slice(int(draws.data.offsets[client]), int(draws.data.offsets[client + 1]))
-    fields = {n: v[place].double().numpy() for n, v in draws.data.fields.items() if v.dim() == 1}
-    zeros = np.zeros(rows.count)
-    censored = fields.get("cens", zeros)
+    zeros = torch.zeros(rows.count, dtype=torch.float64)
+    censored, entry = (rows.fields.get(name, zeros).numpy() for name in ("cens", "entry"))
     if (censored < 0.0).any() or (censored > 1.0).any():
         raise ValueError(
             "times are censored on the left or in intervals: the check is for the right"
         )
-    blocks = [
-        (factor * predictor(draws, some, client)).mean(0) for some in in_turn(rows, draws.count)
-    ]
-    eta = torch.cat(blocks).numpy()
-    return (
-        rows.fields["y"].numpy(), censored == 0.0, fields.get("entry", zeros),
-        rows.weights.numpy(), eta, rows.common.numpy(),
-    )  # fmt: skip
+    blocks = in_turn(rows, draws.count)
+    eta = torch.cat([(factor * predictor(draws, some, client)).mean(0) for some in blocks])
+    time, weight = rows.fields["y"].numpy(), rows.weights.numpy()
+    return time, censored == 0.0, entry, weight, eta.numpy(), rows.common.numpy()
 
 
 # ------------------------------------------------------------ events and the rows at risk
@@ -249,8 +235,8 @@ def _transformed(course: HazardCourse, transform: Transform) -> Floats:
         g = stats.rankdata(course.time)
     elif transform == "log":
         g = np.log(course.time)
-    course_of_time: Floats = (g - g.min()) / np.ptp(g)
-    return course_of_time
+    g = (g - g.min()) / np.ptp(g)
+    return g
 
 
 def verdict(frame: pd.DataFrame) -> str:

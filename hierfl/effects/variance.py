@@ -57,9 +57,8 @@ def r2(fit: Snapshot | CoefficientDraws, **drawing: Unpack[Drawing]) -> Estimate
         RowsNotSaved: the rows were not saved with the fit.
     """
     draws = drawn(fit, "r2", **drawing)
-    what = WITHOUT_VARIANCE.get(draws.family.kind)
-    if what is not None:
-        what = f"a response of {draws.family.name} is {what}, without a variance of one number"
+    if kind := WITHOUT_VARIANCE.get(draws.family.kind):
+        what = f"a response of {draws.family.name} is {kind}, without a variance of one number"
         raise ValueError(f"{what}: score its predictions, fit.predict(rows).scores()")
     total = torch.zeros(6, draws.count, dtype=torch.float64)
     for client in range(len(draws.clients)):
@@ -92,9 +91,8 @@ def sums_of_client(draws: CoefficientDraws, client: int) -> Tensor:
         typical = parameters_at(draws, bare, None)
         plain = mean_response(draws, predictor(draws, bare, None), typical, some)
         # a Student t with nu <= 2 has an infinite variance, and torch's is nan where nu <= 1
-        noise = distribution(draws, eta, values, some).variance.nan_to_num(
-            nan=torch.inf, posinf=torch.inf
-        )
+        variance = distribution(draws, eta, values, some).variance
+        noise = variance.nan_to_num(nan=torch.inf, posinf=torch.inf)
         moments = torch.stack([torch.ones_like(mu), mu, mu**2, plain, plain**2, noise])
         total = total + (moments * some.weights).sum(-1)
     return total
