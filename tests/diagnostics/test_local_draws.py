@@ -46,12 +46,12 @@ def with_precision(fit: hierfl.Fit, client: str, times: float) -> hierfl.Fit:
     at = fit.clients.index(client)
     scale = torch.ones(CLIENTS, dtype=torch.float64)
     scale[at] = times
-    table = {
+    factors = {
         name: value * scale.view(-1, *[1] * (value.dim() - 1))
-        if name.removeprefix("wide_") in ("precision", "shift")
-        else value
-        for name, value in fit.progress.table.items()
+        for name, value in fit.progress.table._asdict().items()
+        if name.removeprefix("wide_") in ("precision", "shift") and len(value)
     }
+    table = fit.progress.table._replace(**factors)
     return replace(fit, progress=replace(fit.progress, table=table))
 
 

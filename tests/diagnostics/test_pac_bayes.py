@@ -138,11 +138,11 @@ def placed(number: int, loc: Tensor, scale: float) -> Fit:
     server: Any = base.progress.server
     size = transform_to(positive).inv(torch.full((SIZE,), scale, dtype=torch.float64))
     planted = {"w.loc": loc, "w.scale": size}
-    assert planted.keys() == server["mean"].keys()
+    assert planted.keys() == server.mean.keys()
     return replace(
         base,
         federation=replace(base.federation, data=data),
-        progress=replace(base.progress, server={**server, "mean": planted}),
+        progress=replace(base.progress, server=server._replace(mean=planted)),
     )
 
 
@@ -160,7 +160,7 @@ def test_terms_of_a_fit_are_those_in_closed_form() -> None:
 def normal_of(result: Fit, site: str) -> tuple[float, float]:
     params = {
         **result.message["params"],
-        **{k: v[0] for k, v in result.progress.table["params"].items()},
+        **{k: v[0] for k, v in result.progress.table.at.params.items()},
     }
     return float(params[f"{site}.loc"]), float(transform_to(positive)(params[f"{site}.scale"]))
 
@@ -206,7 +206,7 @@ def test_a_prior_from_some_rows_is_fixed_for_the_others() -> None:
         pac_bayes(before)
     after = before.personalize(second, rounds=20)
     found = pac_bayes(after, prior=before)
-    own: Any = after.progress.table["params"]
+    own: Any = after.progress.table.at.params
     loc, scale = own["b.loc"].flatten(), transform_to(positive)(own["b.scale"]).flatten()
     center = before.message["params"]["loc"]
     wanted = (-scale.log() + (scale.square() + (loc - center).square() - 1.0) / 2.0).sum()
