@@ -162,7 +162,7 @@ def _row_sites(fit: Snapshot, structure: Structure) -> Iterator[Check]:
     """Report the error of integrals over continuous sites of rows."""
     if not structure.terms:
         return
-    from hierfl.posterior.row_values import error_of_rows  # few programs need it
+    from hierfl.posterior.eliminated import error_of_rows  # few programs need it
 
     question = f"Is the integral over {listed(structure.sites)}, sites of a row, accurate?"
     try:

@@ -2,8 +2,7 @@
 
 # A method of a fit of a formula -> the module of the function, whose first argument is the fit.
 METHODS = {
-    "effects": "hierfl.effects.conditional_effects",
-    "survival": "hierfl.effects.survival_curves",
+    **dict.fromkeys(("effects", "survival"), "hierfl.effects.conditional_effects"),
     **dict.fromkeys(("predictions", "comparisons"), "hierfl.effects.comparisons"),
     **dict.fromkeys(("r2", "icc"), "hierfl.effects.variance"),
     **{name: f"hierfl.effects.{name}" for name in ("hypotheses", "profile", "imputed")},

@@ -82,12 +82,12 @@ class Estimates:
         return cls(title, frame, draws, coefficients.prob, coefficients.seed, **fields)
 
 
-def statistics(draws: Tensor, prob: float, *, prefix: str = "") -> dict[str, Floats]:
+def statistics(draws: Tensor, prob: float) -> dict[str, Floats]:
     """Return mean, sd and interval of each entry of draws (S, ...), as columns."""
     values = draws.detach().double().numpy().reshape(len(draws), -1)
     low, high = np.quantile(values, tails(prob), axis=0)
     columns = (values.mean(0), values.std(0, ddof=1), low, high)
-    return {f"{prefix}{name}": value for name, value in zip(STATISTICS, columns, strict=True)}
+    return dict(zip(STATISTICS, columns, strict=True))
 
 
 def share_above(draws: Tensor, edge: float) -> Floats:

@@ -206,9 +206,7 @@ def weights_of_rows(total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return log, k_hat.where(~same, 0.0), effective.where(~same, float(count))
 
 
-def own_k_hat(
-    fit: Snapshot, *, points: int = POINTS, draws: int = AT_POINT, seed: int = 0
-) -> pd.Series:
+def own_k_hat(fit: Snapshot, *, points: int = POINTS, seed: int = 0) -> pd.Series:
     """Estimate k-hat of each client's local sites, averaged over draws of the global ones."""
     check_labeled(fit)
     index = pd.Index(fit.clients, name="client")
@@ -217,9 +215,9 @@ def own_k_hat(
     check_density(fit, shared=False)
 
     def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
-        return {"log": over_own(fit.program, params, own, draws)[2]}
+        return {"log": over_own(fit.program, params, own, AT_POINT)[2]}
 
-    chunks = each_draw(fit, one, draws=points, seed=seed, width=draws)
+    chunks = each_draw(fit, one, draws=points, seed=seed, width=AT_POINT)
     k_hats = [
         np.mean([posterior_weights(at).k_hat for at in client])
         for chunk in chunks

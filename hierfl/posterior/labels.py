@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -92,7 +91,12 @@ def _labels_of_client(
     program: Program, params: Params, batch: ClientBatch, values: Values
 ) -> dict[str, Tensor]:
     """Draw one client's labels at latent sites (S, ...); `index` (S,) says S without sites."""
-    at = partial(_labels_at, program, params, batch)
+
+    def at(values: Values) -> Values:
+        latents = {name: value for name, value in values.items() if name != "index"}
+        labels = program.observed(latents, batch, params)
+        return {site: fn.sample() for site, (fn, _) in labels.items()}
+
     with torch.random.fork_rng(devices=[]), unchecked(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about mapped samplers that are slow
         first, second = batch.key[0].tolist()
@@ -111,9 +115,3 @@ def _labels_of_client(
             trees = [at({n: v[s] for n, v in values.items()}) for s in range(len(values["index"]))]
             labels = tree_map(lambda *v: torch.stack(v), *trees)
     return labels
-
-
-def _labels_at(program: Program, params: Params, batch: ClientBatch, values: Values) -> Values:
-    latents = {name: value for name, value in values.items() if name != "index"}
-    labels = program.observed(latents, batch, params)
-    return {site: fn.sample() for site, (fn, _) in labels.items()}

@@ -17,7 +17,7 @@ import pyro.distributions as dist
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import TransformedDistribution
+from torch.distributions import ComposeTransform, TransformedDistribution
 
 from hierfl.core.importance_sampling import Split, Weights, heavy_points
 from hierfl.program.traces import in_clients, is_latent
@@ -44,17 +44,14 @@ class Coordinates(Messenger):
         shape = torch.Size((*base.batch_shape, *base.event_shape))
         value = self.point[self.used : self.used + shape.numel()].reshape(shape)
         self.used += shape.numel()
-        for transform in transforms:
-            value = transform(value)
-        msg["value"], msg["done"] = value, True
+        msg["value"], msg["done"] = transforms(value), True
 
     def _pyro_post_sample(self, msg: Any) -> None:
         normal = gaussian(msg)
         if normal is None:
             return
-        (base, transforms), value = normal, msg["value"]
-        for transform in reversed(transforms):
-            value = transform.inv(value)
+        base, transforms = normal
+        value = transforms.inv(msg["value"])
         self.read.append(value.reshape(-1))
         self.densities.append(base.log_prob(value).sum())
 
@@ -75,7 +72,7 @@ class Stretched(Messenger):
         self.by = 1.0 + 1.0 / math.sqrt(max(size, 1))
         self.factor = torch.where(wide, self.by, 1.0)
         self.plain, self.wide = torch.zeros(()), torch.zeros(())
-        self.found: dict[str, tuple[Any, list[Any]]] = {}
+        self.found: dict[str, tuple[Any, ComposeTransform]] = {}
 
     def _pyro_sample(self, msg: Any) -> None:
         if (normal := gaussian(msg, local=True)) is not None:
@@ -85,9 +82,8 @@ class Stretched(Messenger):
     def _pyro_post_sample(self, msg: Any) -> None:
         if msg["name"] not in self.found:
             return
-        (base, transforms), value = self.found[msg["name"]], msg["value"]
-        for transform in reversed(transforms):
-            value = transform.inv(value)
+        base, transforms = self.found[msg["name"]]
+        value = transforms.inv(msg["value"])
         narrow, wide = (g.log_prob(value).sum() for g in (base, stretched(base, self.by)))
         self.plain, self.wide = self.plain + narrow, self.wide + wide
 
@@ -113,8 +109,8 @@ def stretched(fn: Any, factor: Tensor | float) -> Any:
     return base.to_event(fn.reinterpreted_batch_ndims)
 
 
-def gaussian(msg: Any, *, local: bool = False) -> tuple[Any, list[Any]] | None:
-    """Return the Gaussian below a latent site, and its transforms; None if there is none."""
+def gaussian(msg: Any, *, local: bool = False) -> tuple[Any, ComposeTransform] | None:
+    """Return the Gaussian below a latent site, and its transform; None if there is none."""
     if msg["type"] != "sample" or not is_latent(msg) or in_clients(msg) != local:
         return None
     fn = msg["fn"]
@@ -123,7 +119,7 @@ def gaussian(msg: Any, *, local: bool = False) -> tuple[Any, list[Any]] | None:
         if isinstance(fn, TransformedDistribution):
             transforms = [*fn.transforms, *transforms]
         fn = fn.base_dist
-    return (fn, transforms) if isinstance(fn, GAUSSIAN) else None
+    return (fn, ComposeTransform(transforms)) if isinstance(fn, GAUSSIAN) else None
 
 
 def refitted(at: Tensor, weights: Weights, before: Split | None) -> Split:

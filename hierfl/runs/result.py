@@ -22,7 +22,6 @@ from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.method import Clock, Method
 from hierfl.posterior.arviz_groups import EXPAND, posterior_data, predictive_data, prior_data
-from hierfl.posterior.discrete import infer_discrete
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.labels import replicate
 from hierfl.posterior.prediction import Prediction, in_frame_order, predict
@@ -38,18 +37,17 @@ if TYPE_CHECKING:
         hypotheses,
         imputed,
         profile,
-        survival_curves,
         variance,
     )
     from hierfl.formulas.formula import Frames
-    from hierfl.posterior import row_values
+    from hierfl.posterior import eliminated
     from hierfl.posterior.draws import get_samples as samples_of_fit
     from hierfl.report import Report
     from hierfl.runs import living, updating
 
 # Methods that few fits need -> the module of the function.
 OF_FEW = {
-    "infer_rows": "hierfl.posterior.row_values",
+    **dict.fromkeys(("infer_discrete", "infer_rows"), "hierfl.posterior.eliminated"),
     "get_samples": "hierfl.posterior.draws",
     "without": "hierfl.runs.living",
     "updated": "hierfl.runs.joining",
@@ -255,10 +253,11 @@ class Fit:
         return certificates(self.progress.history)
 
     personalize, save = joining.personalize, saved.save
-    infer_discrete, summary = infer_discrete, summary
+    summary = summary
 
     if TYPE_CHECKING:  # by `late_methods`
-        infer_rows = row_values.infer_rows
+        infer_discrete = eliminated.infer_discrete
+        infer_rows = eliminated.infer_rows
         get_samples = samples_of_fit
         without = living.without
         updated = joining.updated
@@ -268,7 +267,7 @@ class Fit:
         comparisons = comparisons.comparisons
         hypotheses = hypotheses.hypotheses
         profile = profile.profile
-        survival = survival_curves.survival
+        survival = conditional_effects.survival
         r2 = variance.r2
         icc = variance.icc
         imputed = imputed.imputed

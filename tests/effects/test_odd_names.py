@@ -11,11 +11,10 @@ import pytest
 
 import hierfl
 from hierfl.effects.comparisons import comparisons, predictions
-from hierfl.effects.conditional_effects import effects
+from hierfl.effects.conditional_effects import effects, survival
 from hierfl.effects.drawn import CoefficientDraws
 from hierfl.effects.hypotheses import hypotheses
 from hierfl.effects.profile import profile
-from hierfl.effects.survival_curves import survival
 from hierfl.effects.variance import icc
 from tests.effects.made import frame, of_formula
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from hierfl.effects.survival_curves import survival
+from hierfl.effects.conditional_effects import survival
 from hierfl.models import families
 from tests.effects.made import CLIENTS, drawn, frame, repeated, with_shared
 

@@ -11,9 +11,8 @@ from scipy.special import gamma
 
 import hierfl
 from hierfl.effects.comparisons import comparisons, predictions
-from hierfl.effects.conditional_effects import effects
+from hierfl.effects.conditional_effects import effects, survival
 from hierfl.effects.predictor_rows import rows_of_client
-from hierfl.effects.survival_curves import survival
 from hierfl.effects.variance import icc, r2
 from tests.effects.made import drawn, frame, of_program, with_shared
 from tests.formulas.frames import patients
