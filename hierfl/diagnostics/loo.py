@@ -29,7 +29,7 @@ from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, printed
 from hierfl.core.user_warnings import warn
-from hierfl.diagnostics.left_out import LeftOut, estimated, scored_clients, scored_rows
+from hierfl.diagnostics.evidence import LeftOut, estimated, scored_clients, scored_rows
 from hierfl.posterior.arviz_groups import rows_in_order
 from hierfl.posterior.arviz_io import Elpd, compared, elpd_of
 from hierfl.posterior.corrected import LEAST_PROPOSALS
