@@ -112,9 +112,7 @@ def evidence_of(
     converged = isinstance(run, Convergence) and run.converged
     own = local_draws(fit, seed) if converged else None
     entries = entries_of_clients(fit, drawn) if converged and drawn and not bad else None
-    k_hats = None if own is None else own.k_hats
-    if own is None and isinstance(run, Convergence) and not run.scalars.empty:
-        k_hats = own_k_hat(fit, seed=seed)
+    k_hats = k_hats_of(fit, run, seed) if own is None else own.k_hats
     orderless = exchangeable(fit, drawn) if drawn and not bad and not lacks_rows(fit) else ()
     return Evidence(fit, run, points, spread, bad, rows_say, k_hats, orderless, own, entries)
 
@@ -138,6 +136,11 @@ def expected_of(fit: Snapshot, drawn: Draws, seed: int) -> Values | None:
         return expected_of_clients(fit, draws=drawn.count, seed=seed)
     except (NotImplementedError, ProgramError):
         return None  # FedMAP's prior is a penalty, not a distribution
+
+
+def k_hats_of(fit: Snapshot, run: Convergence | str, seed: int) -> pd.Series | None:
+    """Return k-hat of each client's guide; None where no draws were weighted."""
+    return None if isinstance(run, str) or run.scalars.empty else own_k_hat(fit, seed=seed)
 
 
 def same_for_all(fit: Snapshot) -> bool:
