@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 import torch
 
-from hierfl.core.arguments import expect, expect_kind, spelled
+from hierfl.core.arguments import NoSuchName, expect, expect_kind, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.drawn import Drawing, Fitted, drawn
 from hierfl.effects.estimates import STATISTICS, Estimates, labeled
@@ -160,7 +160,7 @@ def chosen(
         expect_kind(name, str, "a column", fix)
         if name not in columns:
             there = ", ".join(columns) or "none"
-            raise KeyError(f"'{name}' is not a column that the formula's terms read: {there}")
+            raise NoSuchName(f"'{name}' is not a column that the formula's terms read: {there}")
         reason = None
         if name in TAKEN:
             reason = "is the name of a column or a dimension of the answer: rename the column"
