@@ -104,7 +104,7 @@ def data_get(
 
 
 def approve(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The node's folder.")],
+    folder: NodeFolder,
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, from the refusal.")],
 ) -> None:
     """Approve a run whose preview you have read; the node then takes part in it."""

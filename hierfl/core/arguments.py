@@ -14,6 +14,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, is_typeddict
 
+
+class NoSuchName(KeyError):
+    """A name that stands for nothing here; the message is shown as it is written."""
+
+    __str__ = Exception.__str__  # that of KeyError puts quotes around the message
+
+
 PLAIN = (str, int, float, bool, type(None))  # kinds of which a message shows the value
 
 

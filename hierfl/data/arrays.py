@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hierfl.core.arguments import NoSuchName
+
 
 class RowsFault(ValueError):
     """Rows that cannot be used.
@@ -25,10 +27,8 @@ class RowsFault(ValueError):
         self.public = public
 
 
-class NoColumn(RowsFault, KeyError):
+class NoColumn(RowsFault, NoSuchName):
     """Rows that lack a column."""
-
-    __str__ = ValueError.__str__  # that of KeyError puts quotes around the message
 
 
 Array = Any  # anything torch.as_tensor takes: a tensor, a NumPy array, a list of numbers

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hierfl.core.arguments import NoSuchName
 from hierfl.data.arrays import Array, check_numbers, is_missing, masked_in
 
 # what libraries print for a missing client; as a level of a category each is a name like any other
@@ -177,7 +178,7 @@ def check_consistent(
 def field_of(fields: Mapping[str, Tensor], name: str) -> Tensor:
     """Return a field by its name; a KeyError where there is none."""
     if name not in fields:
-        raise KeyError(f"there is no field '{name}': the fields are {sorted(fields)}")
+        raise NoSuchName(f"there is no field '{name}': the fields are {sorted(fields)}")
     return fields[name]
 
 

@@ -143,7 +143,7 @@ class FrameReader:
             return series.to_numpy()
         missing = series.isna().to_numpy(dtype=bool)
         if missing.any():
-            what = f"column '{column}' has {int(missing.sum())} missing values, the first in row"
+            what = f"column '{column}' misses {int(missing.sum())} of {len(missing)} values, the first in row"
             fix = "drop these rows, or give them a level of their own, "
             fix += f"frame['{column}'].fillna('missing')"
             raise ValueError(f"{what} {int(missing.argmax())}: {fix}")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hierfl.core import noise
+from hierfl.core.arguments import NoSuchName
 from hierfl.data.arrays import Array, as_tensor
 from hierfl.data.consistency import check_length, expect_list, ids_of
 
@@ -133,7 +134,7 @@ def positions_of(names: Sequence[str], chosen: Iterable[Any]) -> Tensor:
     listed = [str(n) for n in chosen]
     if unknown := [n for n in listed if n not in place]:
         there = ", ".join(names[:8]) + (", ..." if len(place) > 8 else "")
-        raise KeyError(f"unknown client '{unknown[0]}': the clients are {there}")
+        raise NoSuchName(f"unknown client '{unknown[0]}': the clients are {there}")
     return torch.tensor([place[n] for n in listed], dtype=torch.long)
 
 
@@ -163,7 +164,7 @@ def chosen_clients(clients: Any, names: Sequence[str]) -> Tensor:
         fix = "give names, positions or a boolean mask"
         raise TypeError(f"client position {other!r} is not an integer: {fix}") from error
     if int(ids.min()) < 0 or int(ids.max()) >= len(names):
-        raise KeyError(f"client position out of range: there are {len(names)} clients")
+        raise NoSuchName(f"client position out of range: there are {len(names)} clients")
     return ids
 
 

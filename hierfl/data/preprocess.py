@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import spelled
+from hierfl.core.arguments import NoSuchName, spelled
 from hierfl.core.tables import Shown, printed
 from hierfl.data.clients import ClientData
 from hierfl.data.consistency import expect_list, field_of
@@ -188,7 +188,7 @@ def fill_missing(
     chosen = tuple(missing_features(data, field) if indicators is True else indicators or ())
     if unknown := [name for name in chosen if name not in names]:
         what = f"field '{field}' has no column '{unknown[0]}'"
-        raise KeyError(f"{what}: its columns are {', '.join(names)}")
+        raise NoSuchName(f"{what}: its columns are {', '.join(names)}")
     absent = values.isnan()[:, [names.index(name) for name in chosen]]
     filled = torch.cat([torch.where(values.isnan(), value, values), absent.to(values.dtype)], dim=1)
     labels = (*names, *(f"{name}_missing" for name in chosen))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hierfl.core.arguments import NoSuchName
 from hierfl.datasets.files import Arrays, DataFile, load, located, reading, shipped
 
 
@@ -121,7 +122,7 @@ def reference(name: str) -> dict[str, ReferenceSummary]:
             draws["theta"] = np.stack([draws.pop(f"theta_{j}") for j in range(1, 9)])
             return {site: _of_draws(values) for site, values in draws.items()}
     columns = ", ".join([*_GYM, "eight_schools_half_cauchy", *_NUTS])
-    raise KeyError(f"there is no reference posterior '{name}': the names are {columns}")
+    raise NoSuchName(f"there is no reference posterior '{name}': the names are {columns}")
 
 
 def _gym_summary(arrays: Arrays, theirs: str) -> ReferenceSummary:

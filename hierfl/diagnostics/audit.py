@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import NoSuchName
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import named_leaves, tree_map
 from hierfl.data.clients import ClientData
@@ -114,7 +115,7 @@ def audit(
         )
     name = client if client is not None else data.names[int(data.counts.argmin())]
     if name not in data.names:
-        raise KeyError(f"there is no client '{name}'; choose from {', '.join(data.names[:10])}")
+        raise NoSuchName(f"there is no client '{name}'; choose from {', '.join(data.names[:10])}")
     at = data.names.index(name)
     until = rounds if rounds is not None else method.most_rounds or FEW
     as_is, changed = (

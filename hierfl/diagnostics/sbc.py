@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hierfl.core.arguments import expect_count
+from hierfl.core.arguments import NoSuchName, expect_count
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, printed
 from hierfl.core.trees import Tree, tree_map
@@ -147,7 +147,7 @@ class Sbc:
             if name == site
         }
         if not columns:
-            raise KeyError(
+            raise NoSuchName(
                 f"there is no site '{site}': the sites are {', '.join([*self.shared, *self.own])}"
             )
         at = np.arange(1, self.draws + 1) / (self.draws + 1.0)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import expect, expect_kind, spelled
+from hierfl.core.arguments import NoSuchName, expect, expect_kind, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.effects.drawn import EACH, CoefficientDraws, Drawing, Fitted, drawn
 from hierfl.effects.estimates import STATISTICS, Estimates, labeled
@@ -170,7 +170,7 @@ def chosen(
         expect_kind(name, str, "a column", fix)
         if name not in columns:
             there = ", ".join(columns) or "none"
-            raise KeyError(f"'{name}' is not a column that the formula's terms read: {there}")
+            raise NoSuchName(f"'{name}' is not a column that the formula's terms read: {there}")
         reason = None
         if name in TAKEN:
             reason = "is the name of a column or a dimension of the answer: rename the column"

@@ -208,6 +208,7 @@ def _made(
     labels = _labels(columns, words)
     table = pd.DataFrame({n: [own.get(k, "") for k in labels] for n, own in words.items()}, labels)
     title = f"Rows of {len(answers)} client{'s' * (len(answers) > 1)}"
+    title = "All rows" if "" in answers else title
     return Description(
         title + (f", by {by}" if by else ""),
         by,

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypedDict
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import NoSuchName
 from hierfl.core.intervals import PROB, check_draws, check_prob
 from hierfl.core.trees import tree_map
 from hierfl.core.user_warnings import warn
@@ -48,7 +49,7 @@ class CoefficientDraws:
     def position(self, client: str) -> int:
         """Return the position of a client; refuse one that was not fitted."""
         if client not in self.clients:
-            raise KeyError(f"client '{client}' was not fitted: fit.personalize(its rows) first")
+            raise NoSuchName(f"client '{client}' was not fitted: fit.personalize(its rows) first")
         return self.clients.index(client)
 
     @property

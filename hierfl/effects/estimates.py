@@ -53,7 +53,10 @@ class Estimates:
     note: str = ""
 
     def __tables__(self) -> Shown:
-        return Shown(self.title, self.frame, f"{ends(self.prob)} {self.note}".strip())
+        title, frame = self.title, self.frame
+        if "client" in frame and not frame["client"].any():
+            title, frame = f"{title}, for the average client", frame.drop(columns="client")
+        return Shown(title, frame, f"{ends(self.prob)} {self.note}".strip())
 
     @classmethod
     def of(

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import expect_kind
+from hierfl.core.arguments import NoSuchName, expect_kind
 from hierfl.effects.drawn import EACH, NEW, CoefficientDraws
 from hierfl.effects.predictor_rows import DesignRows
 from hierfl.formulas.layout import GroupTerm
@@ -141,5 +141,5 @@ def asked(draws: CoefficientDraws, client: Any) -> Iterator[tuple[str, Who]]:
     for name in dict.fromkeys(map(str, client)):
         if name not in draws.clients:
             there = ", ".join(draws.clients[:8]) or "nobody: they are at the nodes"
-            raise KeyError(f"client '{name}' was not fitted here, but {there}; give {names}")
+            raise NoSuchName(f"client '{name}' was not fitted here, but {there}; give {names}")
         yield name, draws.clients.index(name)

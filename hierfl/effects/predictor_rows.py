@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import expect, expect_kind
+from hierfl.core.arguments import NoSuchName, expect, expect_kind
 from hierfl.data.clients import ClientData
 from hierfl.formulas.columns import Column, Kind, by_client, level_name, prepared
 from hierfl.formulas.expressions import columns_of
@@ -130,7 +130,9 @@ def _check_names(
         if name not in columns and name not in groups:
             reads = f"it reads {', '.join([*columns, *groups]) or 'no columns'}"
             fix = "choose a client by client=" if name == formula.clients else reads
-            raise KeyError(f"at has '{name}', which is not a column that the formula reads: {fix}")
+            raise NoSuchName(
+                f"at has '{name}', which is not a column that the formula reads: {fix}"
+            )
 
 
 def checked(name: str, column: Column, value: Any) -> Any:

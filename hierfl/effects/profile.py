@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from hierfl.core.arguments import expect, spelled
+from hierfl.core.arguments import NoSuchName, expect, spelled
 from hierfl.core.intervals import percent, tails
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown
@@ -228,7 +228,7 @@ def own_effects(draws: CoefficientDraws, column: str) -> Tensor:
         raise ValueError(f"{what}: profile one level as a bernoulli response")
     columns = [name for term in terms for name in term.columns]
     if column != "Intercept" and column not in columns:
-        raise KeyError(f"no own coefficient of '{column}': they have {', '.join(columns)}")
+        raise NoSuchName(f"no own coefficient of '{column}': they have {', '.join(columns)}")
     rows = typical(draws.formula, None, {})
     effects = []
     for client in range(len(draws.clients)):

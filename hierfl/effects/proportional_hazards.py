@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from hierfl.core.arguments import expect, spelled
+from hierfl.core.arguments import NoSuchName, expect, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, printed
 from hierfl.effects.drawn import CoefficientDraws, drawn
@@ -71,7 +71,7 @@ class ProportionalHazards:
 
         if term not in self.residuals or term == "time":
             columns = ", ".join(self.residuals.columns[1:])
-            raise KeyError(f"term is {term!r}: the columns are {columns}")
+            raise NoSuchName(f"term is {term!r}: the columns are {columns}")
         return hazard_ratio_course(new_axes(ax), self.residuals["time"], self.residuals[term], term)
 
 

@@ -92,8 +92,12 @@ class Column:
 
 def column_fault(detail: str, public: str, name: str, client: str) -> RowsFault:
     """Return a fault of a client's column: `detail` stays at the client, and `public` may leave it."""
-    where = f" of client '{client}'" if client else ""
-    return RowsFault(f"column '{name}'{where} {detail}", f"column '{name}' {public}")
+    return RowsFault(f"{column_of(name, client)} {detail}", f"column '{name}' {public}")
+
+
+def column_of(name: str, client: str) -> str:
+    """Return a column of a client, in words; `client` is "" where all rows are in one frame."""
+    return f"column '{name}'" + (f" of client '{client}'" if client else "")
 
 
 def by_client(frames: Any, clients: str) -> Mapping[str, pd.DataFrame]:
@@ -191,7 +195,7 @@ def named(series: Any, name: str, client: str) -> Names:
     missing, is_text = missing_in(series), isinstance(series.dtype, pd.StringDtype)
     names = np.array(values if is_text else [level_name(v) for v in values], dtype=np.str_)
     names[missing] = ""
-    where = f"column '{name}' of client '{client}'"
+    where = column_of(name, client)
     if series.dtype.kind not in "iuf" and not is_text:
         categories = series.cat.categories if hasattr(series, "cat") else series[~missing]
         _refuse_one_name(categories, where)
@@ -279,9 +283,9 @@ def incomplete(
         infinite = frame[name].dtype.kind == "f" and np.isinf(frame[name].to_numpy())
         detail = ""
         if lost.any() and missing == "refuse":
-            many = f"{int(lost.sum())} missing values, the first in row {int(lost.argmax())}"
+            many = f"{int(lost.sum())} of {len(lost)} values, the first in row {int(lost.argmax())}"
             fix = "fill them, or leave their rows out with formula(..., missing='drop')"
-            detail, public = f"has {many}: {fix}", "has missing values"
+            detail, public = f"misses {many}: {fix}", "has missing values"
         elif np.any(infinite):
             detail = f"is infinite in row {int(np.argmax(infinite))}: fix the value"
             public = "has an infinite value"

@@ -52,7 +52,10 @@ FIXES = {
     ")": "remove the unmatched parenthesis",
 }
 WRITE = "write 'response ~ terms'"
-FIX = "write a sum of columns, products a * b, and functions of columns"
+FIX = (
+    "write a sum of columns, products a * b, and functions of columns; a name with other characters "
+    "than letters, digits and _ stands in backquotes, as `age (years)`"
+)
 ONE_SIGN = "write one sign of =, > and <, as in 'sex[male] > 0'"
 FIXES_OF_HYPOTHESES = {**FIXES, "^": "write ** for a power", "~": ONE_SIGN}
 

@@ -52,8 +52,9 @@ def approve(folder: Path, run: str) -> Path:
     """Approve a run, whose preview the owner has read; return the file of the preview."""
     path = preview_of(folder, run)
     if "/" in run or not path.exists():
-        runs = ", ".join(sorted(text.stem for text in path.parent.glob("*.txt"))) or "none"
-        raise FileNotFoundError(f"'{folder}' has no preview of run '{run}': it has those of {runs}")
+        runs = ", ".join(sorted(text.stem for text in path.parent.glob("*.txt")))
+        waiting = f"it has those of {runs}" if runs else "no run has asked for approval yet"
+        raise FileNotFoundError(f"'{folder}' has no preview of run '{run}': {waiting}")
     private_folder(folder / APPROVED)
     write_private(folder / APPROVED / run, digest(path.read_bytes()).encode())
     return path

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 from torch import Tensor
 
+from hierfl.core.arguments import NoSuchName
 from hierfl.core.tables import printed
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.summary import Summary
@@ -101,7 +102,7 @@ class FitOverNodes(Fit):
         if not sites:
             raise ValueError("the program has no global site: ask nodes, fit.local_summary()")
         if own := {*(var_names or ())} - {*sites}:
-            raise KeyError(
+            raise NoSuchName(
                 f"'{min(own)}' is not a global site ({', '.join(sorted(sites))}): clients' own are at "
                 "their nodes, fit.local_summary()"
             )

@@ -318,8 +318,9 @@ def other_starts(federation: Federation, starts: Mapping[str, str]) -> dict[str,
     if differ and 2 * len(differ) >= len(starts):
         raise ValueError(
             f"client '{differ[0]}' does not start from what the server starts from: run the same "
-            "model, method and hierfl at both, in one precision (a node by files takes "
-            "torch.float64), whose starting values do not depend on rows"
+            "model, method and hierfl at both, with starting values that do not depend on rows, and "
+            f"in one precision. The server's is {torch.get_default_dtype()}; that of nodes by files is "
+            "torch.float64: call torch.set_default_dtype(torch.float64) first"
         )
     why = "it does not start from what the server starts from"
     for client in differ:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hierfl.core.arguments import NoSuchName
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.client_loop import each_draw
@@ -94,10 +95,12 @@ def by_layer(draws: Draws, expand: int) -> tuple[dict[str, Network], Draws]:
 
 def _named(var_names: Collection[str], known: Collection[str]) -> set[str]:
     if isinstance(var_names, str):
-        raise KeyError(f"var_names is the string '{var_names}': it must be a list, ['{var_names}']")
+        raise NoSuchName(
+            f"var_names is the string '{var_names}': it must be a list, ['{var_names}']"
+        )
     foreign = [site for site in var_names if site not in known]
     if foreign:
-        raise KeyError(f"there is no site '{foreign[0]}': the sites are {', '.join(known)}")
+        raise NoSuchName(f"there is no site '{foreign[0]}': the sites are {', '.join(known)}")
     return set(var_names)
 
 

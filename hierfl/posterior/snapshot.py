@@ -12,7 +12,7 @@ from pyro import poutine
 from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 
-from hierfl.core.arguments import shown
+from hierfl.core.arguments import NoSuchName, shown
 from hierfl.core.trees import Tree
 from hierfl.data.absent import is_absent, stand_in
 from hierfl.data.clients import ClientData
@@ -103,7 +103,7 @@ def restricted(
     unknown = [name for name in rows.names if name not in set(fit.clients)]
     if unknown:
         some = ", ".join(fit.clients[:4]) + ", ..." * (len(fit.clients) > 4)
-        raise KeyError(
+        raise NoSuchName(
             f"client '{unknown[0]}' was not fitted, but {some}: correct the name, leave its rows "
             "out, infer it first, fit.personalize(its data).predict(...), or predict it from the "
             "level above the clients, hierfl.predict_from_prior(fit, rows)"

@@ -11,7 +11,7 @@ from pyro import poutine
 from torch import Tensor
 from torch.distributions.constraints import Constraint
 
-from hierfl.core.arguments import shown
+from hierfl.core.arguments import NoSuchName, shown
 from hierfl.core.process import unpickled
 from hierfl.core.tables import Shown, printed
 from hierfl.data.absent import Sites
@@ -277,7 +277,7 @@ class Program:
                 f"the sites that the model observes per row are {sites}: say which to predict, site="
             )
         if name is not None and name not in of_rows:
-            raise KeyError(f"the model observes no site '{name}' per row; it observes {sites}")
+            raise NoSuchName(f"the model observes no site '{name}' per row; it observes {sites}")
         return name or of_rows[0]
 
 

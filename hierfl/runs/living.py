@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import expect_count
+from hierfl.core.arguments import NoSuchName, expect_count
 from hierfl.core.disk import write_private
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree, named_leaves
@@ -92,7 +92,7 @@ def leaving(federation: Federation, client: str) -> Tensor:
     names = federation.data.names
     if client not in names:
         some = ", ".join(names[:4]) + ", ..." * (len(names) > 4)
-        raise KeyError(f"client '{client}' is not in this fit, but {some}")
+        raise NoSuchName(f"client '{client}' is not in this fit, but {some}")
     if len(names) < 2:
         raise ValueError(f"client '{client}' is the only one: remove the fit itself")
     return torch.tensor([name == client for name in names])

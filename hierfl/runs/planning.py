@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from hierfl.core.arguments import expect_count, expect_integer, expect_kind, spelled
+from hierfl.core.arguments import NoSuchName, expect_count, expect_integer, expect_kind, spelled
 from hierfl.core.intervals import check_prob
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, printed
@@ -141,7 +141,7 @@ def _columns(
     own: dict[str, Column] = {response: _placeholder(formula), **columns}
     read = {name for name in formula.declared.columns if name != formula.clients}
     if lacks := sorted(read - own.keys()):
-        raise KeyError(f"columns lacks '{lacks[0]}', which the formula reads")
+        raise NoSuchName(f"columns lacks '{lacks[0]}', which the formula reads")
     frames = {}
     for k, size in enumerate(sizes):
         g = np.random.Generator(np.random.Philox(key=[seed & 0xFFFFFFFF, k]))
@@ -288,7 +288,7 @@ def _place(fit: Fit, parameter: str) -> tuple[str, int]:
         for k, entry in enumerate(entries_of(fit, site.name, shape.shape[1:])):
             names[f"{site.name}[{entry}]" if entry else site.name] = site.name, k
     if parameter not in names:
-        raise KeyError(
+        raise NoSuchName(
             f"there is no parameter '{parameter}': the parameters are {', '.join(names)}"
         )
     return names[parameter]

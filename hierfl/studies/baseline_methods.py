@@ -24,6 +24,7 @@ from typing import Any
 from torch import nn
 
 from hierfl import methods
+from hierfl.core.arguments import NoSuchName
 from hierfl.method import Method
 from hierfl.optimizers import SGD, Adam
 from hierfl.program.sites import Model
@@ -137,7 +138,7 @@ def baseline(name: str) -> Baseline:
         return BASELINES[name]
     plain, *suffixes = name.split("+")
     if plain not in BASELINES or not set(suffixes) <= set(SUFFIXES):
-        raise KeyError(
+        raise NoSuchName(
             f"there is no method '{name}'; choose from {', '.join(BASELINES)}, with or without "
             f"{', '.join(f'+{suffix}' for suffix in SUFFIXES)} behind it"
         )

@@ -233,12 +233,12 @@ def at(column: str, value: Any) -> Change:
 
 TEXT = "y | weights(w) ~ age + sex + beds + (1 | region) + (1 | year) + (1 | site/ward)"
 FRAMES: list[tuple[Change, str]] = [
-    (at("age", np.nan), "'age' of client 's1' has 1 missing values, the first in row 6"),
+    (at("age", np.nan), "'age' of client 's1' misses 1 of 24 values, the first in row 6"),
     (at("age", np.inf), "'age' of client 's1' is infinite in row 6"),
     (at("age", "old"), "'age' of client 's1' holds 'old'"),
-    (at("sex", None), "'sex' of client 's1' has 1 missing values"),
+    (at("sex", None), "'sex' of client 's1' misses 1 of"),
     (at("sex", "q"), "'sex' of client 's1' has the value 'q' in row 6"),
-    (at("y", np.nan), "'y' of client 's1' has 1 missing"),
+    (at("y", np.nan), "'y' of client 's1' misses 1 of"),
     (at("w", -1.0), "weight in row 6 of client 's1' is -1"),
     (at("region", "moon"), "'s1' lies in the groups"),
     (lambda f: f.assign(region="moon"), "'moon' of 'region' in row 0"),
