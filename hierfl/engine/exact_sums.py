@@ -80,9 +80,8 @@ def sums_of(parts: Numbers, template: Up) -> Sums:
         raise ValueError(
             f"the sum has {parts.shape[0]} parts, and {size_of(template)} were expected"
         )
-    whole = (
-        np.round(parts.reshape(PARTS, -1) * GRID) / GRID
-    )  # the grid is exact; what summed it may not be
+    # the grid is exact; what summed it may not be
+    whole = np.round(parts.reshape(PARTS, -1) * GRID) / GRID
     flat = torch.from_numpy(LARGEST * (whole[0] + (whole[1] + whole[2] / GRID) / GRID))
     places = iter(flat.split([leaf.numel() for leaf in tree_leaves(template)]))
 

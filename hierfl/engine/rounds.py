@@ -99,7 +99,7 @@ def rounds(
         here = partial(map, task)
     shared = here is None and not isinstance(progress.table, Stored)
     if shared:
-        progress = replace(progress, table=in_shared_memory(progress.table))
+        progress = replace(progress, table=tree_map(in_shared_memory, progress.table))
         task = partial(work_at, progress.table, task)
     with nullcontext(here) if here else crew(task, federation.cores) as run_all:
         while progress.round < until and not federation.server.finished(progress.server):
@@ -176,8 +176,7 @@ class Cohort(NamedTuple):
 def _summed(chunks: Iterable[Done]) -> Cohort:
     total: Sums = {}
     ids = [torch.zeros(0, dtype=torch.long)]
-    tensors: dict[str, list[Tensor]] = {}
-    norms: dict[str, Tensor] = {}
+    norms: dict[str, list[Tensor]] = {}
     left_out: list[LeftOutClient] = []
     sent = 0
     for done in chunks:
@@ -186,12 +185,11 @@ def _summed(chunks: Iterable[Done]) -> Cohort:
         for name, up in done.sums.items():
             total[name] = added(total[name], up) if name in total else up
         for name, norm in done.norms.items():  # masked updates have none
-            tensors.setdefault(name, []).append(norm)
+            norms.setdefault(name, []).append(norm)
         if done.sums:
             ids.append(done.ids)
-    for name, reports in tensors.items():
-        norms[name] = torch.cat(reports)
-    return Cohort(total, torch.cat(ids), norms, left_out, sent)
+    joined = {name: torch.cat(parts) for name, parts in norms.items()}
+    return Cohort(total, torch.cat(ids), joined, left_out, sent)
 
 
 def _said(federation: Federation, cohort: Cohort) -> dict[str, Any]:
