@@ -69,7 +69,6 @@ class ClientBatch:
     is_mini_batch: bool = False
 
     def __getattr__(self, name: str) -> Any:
-        """Return a field or client field by its name."""
         if name.startswith("_"):
             raise AttributeError(name)
         for kind in ("fields", "client_fields"):
@@ -134,7 +133,6 @@ class ClientBatch:
         return noise.fold(self.root, *self.words)
 
     def __repr__(self) -> str:
-        """The numbers of clients and of padded rows, and the shapes of the fields."""
         fields = shapes({**self.fields, **self.client_fields}.items())
         return f"ClientBatch({self.num_clients} clients of {self.num_rows} padded rows, {fields})"
 
