@@ -52,7 +52,6 @@ class Stored:
         self.used = max(self.used, int(self.places.max()) + 1 if len(self.places) else 0)
 
     def __repr__(self) -> str:
-        """The file, and the numbers of clients and of those that have taken part."""
         seen = int((self.places >= 0).sum())
         return f"Stored({str(self.path)!r}, {seen} of {len(self.places)} clients)"
 

@@ -51,7 +51,6 @@ class Federation:
     graphs: Graphs | None = None
 
     def __repr__(self) -> str:
-        """The clients, the cohort and the engine."""
         engine = self.settings.engine
         return f"Federation({self.data!r}, cohort of {self.cohort}, {engine}, seed {self.seed})"
 

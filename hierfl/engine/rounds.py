@@ -71,7 +71,6 @@ class Progress:
         return replace(where, round=self.round + rounds, corrected=False, ended=None)
 
     def __repr__(self) -> str:
-        """The rounds done, and the size of the server's state."""
         return f"Progress(round {self.round}, server {sizes(self.server)})"
 
 
