@@ -106,10 +106,8 @@ def check_method(method: Any) -> None:
     is_fit = hasattr(method, "federation")  # which is callable, as a guide of Predictive
     if is_builder or is_fit or not callable(method) or isinstance(method, type | Family):
         what = f"{name}, which is not called yet" if is_builder else shown(method)
-        fix = (
-            "a model, a function of a batch or a hierfl.formula, or a method, methods.fedsvi(model)"
-        )
-        raise TypeError(f"model is {what}: pass {fix}")
+        fix = "a model, a function of a batch or a hierfl.formula, or a method"
+        raise TypeError(f"model is {what}: pass {fix}, methods.fedsvi(model)")
 
 
 def _check_optimizers(method: Method) -> None:

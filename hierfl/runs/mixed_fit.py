@@ -155,10 +155,8 @@ class MixedFit:
                 "methods.two_stage(pyro.poutine.condition(model, ...), draws=20000).",
                 None,
             )
-        return (
-            f"Trustworthy. So is the fit of each value of probability {NEGLIGIBLE} or more.",
-            True,
-        )
+        words = f"Trustworthy. So is the fit of each value of probability {NEGLIGIBLE} or more."
+        return words, True
 
     def _label(self, k: int) -> str:
         return ", ".join(f"{name} = {self.probabilities[name].iloc[k]}" for name in self.values)

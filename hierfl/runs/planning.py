@@ -93,15 +93,12 @@ def simulate(
         with poutine.condition(data=values_of_sites) if values_of_sites else nullcontext():
             values, labels = drawn(program, batch, count=1, seed=seed + 7919 * number)
         response = labels[field][0]
-        drawn_frames = {
-            name: frame.assign(
-                **{formula.declared.parts.response: response[k, : len(frame)].numpy()}
-            )
-            for k, (name, frame) in enumerate(frames.items())
-        }
-        federations.append(
-            Simulated(drawn_frames, {name: value[0] for name, value in values.items()})
-        )
+        drawn_frames = {}
+        for own, (name, frame) in zip(response, frames.items(), strict=True):
+            labeled = {formula.declared.parts.response: own[: len(frame)].numpy()}
+            drawn_frames[name] = frame.assign(**labeled)
+        truth = {name: value[0] for name, value in values.items()}
+        federations.append(Simulated(drawn_frames, truth))
     return federations
 
 
