@@ -153,9 +153,8 @@ def name_unused(name: str, column: Column, answers: Collection[OfColumn], least:
         if {*declared} <= {*column.levels}:
             becomes = "keeps its prior: remove it, unless future rows have it"
         having = "no rows have" if least == 1 else f"no client has {least} rows with"
-        warn(
-            f"column '{name}' declares a level that {having}, {', '.join(unused)}, which {becomes}"
-        )
+        what = f"column '{name}' declares a level that {having}, {', '.join(unused)}"
+        warn(f"{what}, which {becomes}")
 
 
 def two_levels(declared: Declaration, column: Column) -> Column:
@@ -182,9 +181,8 @@ def with_rare(
     if not lacking:
         return column
     if rare == "merge" and not is_ordinal:
-        return replace(
-            column, levels=(*(n for n in column.levels if n != OTHER), OTHER), rare=OTHER
-        )
+        others = (level for level in column.levels if level != OTHER)
+        return replace(column, levels=(*others, OTHER), rare=OTHER)
     why = f"values that are not among the levels {', '.join(column.levels)}"
     if least > 1:
         why = f"values without {least} rows at any client" + "; and they are ordered" * is_ordinal
@@ -249,9 +247,8 @@ def warn_of_identifiers(columns: Mapping[str, Floats], clients: int) -> None:
             kind, fix = "which are dates such as 20240131", "make them days since a day"
         if kind:
             many = f"{len(np.unique(values))} different whole numbers in {len(values)} rows"
-            warn(
-                f"column '{name}' has {many}, {kind}, and is read as a number with one slope: {fix}"
-            )
+            what = f"column '{name}' has {many}, {kind}, and is read as a number"
+            warn(f"{what} with one slope: {fix}")
 
 
 def are_days(values: Floats) -> bool:

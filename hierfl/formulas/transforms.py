@@ -50,9 +50,8 @@ class Constants:
             return values - self.mean
         if name == "bs":
             warn_far(text, values, self.knots[0], self.knots[-1])
-            basis = BSpline.design_matrix(
-                values, np.array(self.knots), self.degree, extrapolate=True
-            )
+            knots = np.array(self.knots)
+            basis = BSpline.design_matrix(values, knots, self.degree, extrapolate=True)
             # All columns sum to one, as the intercept: the first is dropped, as in R.
             dense: Values = basis.toarray()[:, 1:]
             return dense
