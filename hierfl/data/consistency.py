@@ -203,9 +203,8 @@ def _check_field(name: object, values: Any) -> None:
     if not isinstance(name, str) or not name:
         raise TypeError(f"a field is named {name!r}: names of fields must be strings")
     if name in OF_A_BATCH:
-        raise ValueError(
-            f"field '{name}' has the name of a part of a batch, batch.{name}: rename it"
-        )
+        what = f"field '{name}' has the name of a part of a batch, batch.{name}"
+        raise ValueError(f"{what}: rename it")
     if not isinstance(values, Tensor):
         fix = "give a tensor, or make the data with ClientData.from_arrays"
         raise TypeError(f"field '{name}' is a {type(values).__name__}: {fix}")

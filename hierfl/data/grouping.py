@@ -182,10 +182,8 @@ def rows_kept(keep: Any, num_rows: int) -> Tensor:
 
 def rows_of(starts: Tensor, counts: Tensor) -> Tensor:
     """Return the positions of rows, client by client, from their first rows and counts (C,)."""
-    within = torch.arange(int(counts.sum())) - torch.repeat_interleave(
-        counts.cumsum(0) - counts, counts
-    )
-    return torch.repeat_interleave(starts, counts) + within
+    before = counts.cumsum(0) - counts  # rows of the clients before each
+    return torch.arange(int(counts.sum())) + torch.repeat_interleave(starts - before, counts)
 
 
 def offsets_of(counts: Tensor) -> Tensor:

@@ -52,9 +52,8 @@ class FitArguments:
             check_count(name, getattr(self, name))
         if self.time_limit is not None:
             expect(time_limit=(self.time_limit, "(0, inf]"))
-        expect_kind(
-            self.callback, Callable | None, "callback", "give a function of the fit, or None"
-        )
+        fix = "give a function of the fit, or None"
+        expect_kind(self.callback, Callable | None, "callback", fix)
         expect_kind(self.settings, Settings, "settings", "give hierfl.Settings(...)")
         if self.patience is not None and self.validation is None:
             raise ValueError("patience needs rows to score: pass validation=")

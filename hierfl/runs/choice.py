@@ -184,9 +184,8 @@ def _two_stage(facts: _ModelFacts) -> Choice:
         return facts.structured(f"two_stage cannot fit the model ({_first(error)})")
     size_in_words = f"{size} parameter" + "s" * (size != 1)
     if size > largest:
-        return facts.structured(
-            f"a client's likelihood reads {size_in_words}, too many for two_stage"
-        )
+        why = f"a client's likelihood reads {size_in_words}, too many for two_stage"
+        return facts.structured(why)
     if not curved:  # as of quantiles (asymmetric Laplace)
         return facts.structured("the likelihood has no curvature, which two_stage's factors need")
     why = f"every unknown has a prior, and a client's likelihood reads only {size_in_words}"

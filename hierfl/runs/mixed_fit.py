@@ -60,9 +60,8 @@ class MixedFit:
 
     def __tables__(self) -> Shown:
         note = "fit.summary() shows every site, and whether to trust it; fit.fits has each value's fit."
-        return Shown(
-            f"MixedFit({len(self.fits)} values of discrete sites)", self.probabilities, note
-        )
+        title = f"MixedFit({len(self.fits)} values of discrete sites)"
+        return Shown(title, self.probabilities, note)
 
     def __getattr__(self, name: str) -> Any:
         """Refuse what one fit alone can answer."""

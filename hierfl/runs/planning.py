@@ -252,9 +252,8 @@ def precision(
     grouped = table.groupby(["clients", "rows"])
     low, middle, high = (grouped["width"].quantile(q) for q in (0.25, 0.5, 0.75))
     shares = grouped[["covered", "excludes_zero"]].mean()
-    return Precision(
-        pd.DataFrame({"width": middle, "low": low, "high": high}).join(shares), parameter, prob
-    )
+    widths = pd.DataFrame({"width": middle, "low": low, "high": high})
+    return Precision(widths.join(shares), parameter, prob)
 
 
 class _Item(NamedTuple):
@@ -285,7 +284,6 @@ def _place(fit: Fit, parameter: str) -> tuple[str, int]:
         for k, entry in enumerate(entries_of(fit, site.name, shape.shape[1:])):
             names[f"{site.name}[{entry}]" if entry else site.name] = site.name, k
     if parameter not in names:
-        raise NoSuchName(
-            f"there is no parameter '{parameter}': the parameters are {', '.join(names)}"
-        )
+        what = f"there is no parameter '{parameter}'"
+        raise NoSuchName(f"{what}: the parameters are {', '.join(names)}")
     return names[parameter]
