@@ -108,9 +108,8 @@ class Federation:
         """Chunks that run at once, each in a process on one core; 1 unless steps are compiled."""
         if self.graphs is None or not self.at_once or self.device.type != "cpu":
             return 1
-        return max(
-            1, min(torch.get_num_threads(), self.cohort // min(CLIENTS_PER_CORE, self.slots))
-        )
+        chunks = self.cohort // min(CLIENTS_PER_CORE, self.slots)
+        return max(1, min(torch.get_num_threads(), chunks))
 
     def parts(self, ids: Tensor, message: Tree) -> tuple[Tensor, ...]:
         """Split clients into chunks of nearly equal size; `like_rows` chunks hold row counts within a factor 4."""

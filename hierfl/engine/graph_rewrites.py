@@ -68,15 +68,12 @@ def cancel_transposes(graph: fx.GraphModule) -> None:
 def view_only_entries(graph: fx.GraphModule) -> None:
     """Replace a `select_backward` into a dimension of size 1 by a view, which writes no zeros."""
     for node in graph.graph.nodes:
-        if (
-            is_call(node, aten.select_backward.default)
-            and node.meta["val"].shape[node.args[2]] == 1
-        ):
+        value = node.meta.get("val")
+        if is_call(node, aten.select_backward.default) and value.shape[node.args[2]] == 1:
+            args = node.args[0], node.args[2] % value.dim()
             with graph.graph.inserting_before(node):
-                view = graph.graph.call_function(
-                    aten.unsqueeze.default, (node.args[0], node.args[2] % node.meta["val"].dim())
-                )
-            view.meta["val"] = node.meta["val"]
+                view = graph.graph.call_function(aten.unsqueeze.default, args)
+            view.meta["val"] = value
             node.replace_all_uses_with(view)
 
 
@@ -86,10 +83,8 @@ def drop_ones_and_zeros(graph: fx.GraphModule) -> None:
         for op, idle in ((aten.mul.Tensor, 1.0), (aten.add.Tensor, 0.0)):
             if is_call(node, op) and not node.kwargs and idle in node.args and len(node.args) == 2:
                 [operand] = [arg for arg in node.args if arg != idle]
-                if (
-                    operand.meta["val"].shape == node.meta["val"].shape
-                    and operand.meta["val"].dtype == node.meta["val"].dtype
-                ):
+                own, value = operand.meta["val"], node.meta["val"]
+                if (own.shape, own.dtype) == (value.shape, value.dtype):
                     node.replace_all_uses_with(operand)
 
 

@@ -208,9 +208,8 @@ def _said(federation: Federation, cohort: Cohort) -> dict[str, Any]:
 def _all_left_out(
     federation: Federation, clock: Clock, left_out: list[LeftOutClient]
 ) -> ClientError:
-    some = "; ".join(
-        f"'{federation.data.names[one.client]}': {one.reason}" for one in left_out[:NAMED]
-    )
+    names = federation.data.names
+    some = "; ".join(f"'{names[out.client]}': {out.reason}" for out in left_out[:NAMED])
     others = f"; and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
     return ClientError(
         f"round {clock.round}: all {len(left_out)} clients are left out ({some}{others}): lower the "
