@@ -79,9 +79,8 @@ def kept(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"'{path}' is damaged ({error}): remove it, and it is computed again"
-        ) from error
+        what = f"'{path}' is damaged ({error})"
+        raise ValueError(f"{what}: remove it, and it is computed again") from error
     return content
 
 
@@ -125,9 +124,8 @@ def convolutions(
     channels = 1 if math.isqrt(features) ** 2 == features else 3
     side = math.isqrt(features // channels)
     if channels * side * side != features:
-        raise ValueError(
-            f"net.conv needs square images of one channel or three; rows have {features} features"
-        )
+        what = "net.conv needs square images of one channel or three"
+        raise ValueError(f"{what}; rows have {features} features")
     layers: list[nn.Module] = [nn.Unflatten(-1, (channels, side, side))]
     for width in net.conv:
         layers += [nn.Conv2d(channels, width, net.kernel), between(), nn.MaxPool2d(2)]

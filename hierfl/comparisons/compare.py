@@ -60,9 +60,8 @@ def compare(study: Study, out: Path, *, processes: int = 2, say: Say = print) ->
         replace_text(out / STUDY, study.model_dump_json(indent=1))
         check_methods(study)
         with Pool(processes, say) as pool:
-            tuned = pool.all(
-                [Job(f"{e.label}: options", partial(_choice, out, study, e)) for e in study.methods]
-            )
+            choices = ((e.label, partial(_choice, out, study, e)) for e in study.methods)
+            tuned = pool.all([Job(f"{label}: options", work) for label, work in choices])
             # seed by seed: a process keeps the clients of one seed, which take up to half a minute
             runs = [
                 Job(
@@ -105,10 +104,8 @@ class Pool:
     """Processes that compute jobs; `say` is called with a line for each."""
 
     def __init__(self, processes: int, say: Say) -> None:
-        how, dtype = get_context("spawn"), torch.float32
-        self.executor = ProcessPoolExecutor(
-            processes, how, initializer=set_up_worker, initargs=(dtype,)
-        )
+        start: Any = {"initializer": set_up_worker, "initargs": (torch.float32,)}
+        self.executor = ProcessPoolExecutor(processes, get_context("spawn"), **start)
         self.processes, self.say = processes, say
         self.failed: list[Failed] = []
 
@@ -138,9 +135,8 @@ class Pool:
             computed += new
             if new:
                 per_job = (time.perf_counter() - began) / computed
-                self.say(
-                    f"[{done}/{len(jobs)}] {job.name}; {in_words(per_job * (len(jobs) - done))} left"
-                )
+                time_left = in_words(per_job * (len(jobs) - done))
+                self.say(f"[{done}/{len(jobs)}] {job.name}; {time_left} left")
         return results
 
 

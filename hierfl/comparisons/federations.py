@@ -142,10 +142,10 @@ def _seen(data: Data) -> Labeled:
             f"data.unseen_classes is {data.unseen_classes}, and there are {len(source.classes)}: "
             "leave some to the clients"
         )
+    if not data.unseen_classes:
+        return source
     inside = source.y < seen
-    return (
-        replace(source, x=source.x[inside], y=source.y[inside]) if data.unseen_classes else source
-    )
+    return replace(source, x=source.x[inside], y=source.y[inside])
 
 
 def _first(rows: ClientData, count: int) -> ClientData:
@@ -180,15 +180,13 @@ def _rows_of(
     generator = np.random.Generator(np.random.Philox(seed))
     own = [generator.permutation(np.flatnonzero(ids == k)) for k in range(how.clients)]
     cuts = [max(1, round((1.0 - test_share) * len(rows))) for rows in own]
-    if short := [
-        k for k, (rows, cut) in enumerate(zip(own, cuts, strict=True)) if cut == len(rows)
-    ]:
-        raise ValueError(
-            f"client {short[0]} has {len(own[short[0]])} rows, none of them for tests: use a "
-            "larger concentration, fewer clients, or the partition 'class_mixes', which gives "
-            "all clients as many rows"
-        )
     pairs = list(zip(own, cuts, strict=True))
+    for k, (rows, cut) in enumerate(pairs):
+        if cut == len(rows):
+            raise ValueError(
+                f"client {k} has {cut} rows, none of them for tests: use a larger concentration, "
+                "fewer clients, or the partition 'class_mixes', which gives all clients as many rows"
+            )
     return [rows[:cut] for rows, cut in pairs], [rows[cut:] for rows, cut in pairs]
 
 

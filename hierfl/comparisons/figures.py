@@ -138,9 +138,8 @@ def clients(study: Study, rows: pd.DataFrame) -> Figure:
     for axes, label in zip(panels, labels, strict=True):
         own = rows[rows["method"] == label]
         score = "P" if (own["score"] == "P").any() else "G"
-        by_client = own[own["score"] == score].pivot(
-            index="round", columns="client", values="value"
-        )
+        shown = own[own["score"] == score]
+        by_client = shown.pivot(index="round", columns="client", values="value")
         axes.plot(by_client.index, by_client, marker=".", linewidth=0.7, alpha=0.6)
         axes.plot(by_client.index, by_client.mean(axis=1), marker=".", color="black", linewidth=2.0)
         axes.set_title(f"{label} ({score})", fontsize=9, loc="left")
@@ -155,12 +154,8 @@ def classes(study: Study, rows_by_class: pd.DataFrame) -> Figure:
     figure, panels = _panels(len(tests))
     labels = _labels(study)
     for axes, test in zip(panels, tests, strict=True):
-        own = (
-            rows_by_class[rows_by_class["test"] == test]
-            .groupby(["method", "class"])["deviation"]
-            .mean()
-        )
-        wide = own.unstack("method").reindex(columns=labels)
+        own = rows_by_class[rows_by_class["test"] == test].groupby(["method", "class"])
+        wide = own["deviation"].mean().unstack("method").reindex(columns=labels)
         width = 0.8 / len(labels)
         for place, label in enumerate(labels):
             at = np.arange(len(wide)) + width * (place - (len(labels) - 1) / 2.0)

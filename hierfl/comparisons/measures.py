@@ -183,9 +183,9 @@ class ScoreWatch:
     def _on_all_rows(
         self, everyone: ClientData, fit: Fit, whole: Fit, adapted: Fit | None
     ) -> list[Score]:
-        scores = (
-            [] if self.how.tunes else self._of("P", 0, "global", self._predicted(whole, everyone))
-        )
+        scores = []
+        if not self.how.tunes:
+            scores += self._of("P", 0, "global", self._predicted(whole, everyone))
         if adapted is not None:
             scores += self._of(self._kind, 1, "global", self._predicted(adapted, everyone))
         unserved = self._unserved(fit, self.federation.train, everyone)

@@ -89,12 +89,7 @@ def changed(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 def _tables(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (
-        tomllib.TOMLDecodeError,
-        UnicodeDecodeError,
-        RecursionError,
-        IsADirectoryError,
-    ) as error:
+    except (ValueError, RecursionError, IsADirectoryError) as error:  # of TOML or UTF-8
         raise ValueError(f"{file} is not a TOML file: {error}") from error
 
 

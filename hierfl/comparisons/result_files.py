@@ -54,11 +54,8 @@ def write(study: Study, out: Path) -> None:
             for part, rows in rows_of.items():
                 if part not in FIRST_SEED or seed == study.run.seeds[0]:
                     rows += [{**who, **row} for row in cell.get(part, ())]
-            diverged = "diverged" in cell
-            spent = {name: cell.get(name) for name in SPENT}
-            costs.append(
-                {**who, "options": in_words(cell["options"]), "diverged": diverged, **spent}
-            )
+            how = {"options": in_words(cell["options"]), "diverged": "diverged" in cell}
+            costs.append({**who, **how, **{name: cell.get(name) for name in SPENT}})
         if study.tuning.rounds:
             trials += _trials(out, study, entry)
     for part, (file, columns) in PARTS.items():
@@ -132,9 +129,8 @@ def study_of(out: Path) -> Study:
     """Return the study whose results are in a folder."""
     file = out / STUDY
     if not file.exists():
-        raise FileNotFoundError(
-            f"{out} holds no results: `hierfl compare STUDY.toml --out {out}` makes them"
-        )
+        fix = f"`hierfl compare STUDY.toml --out {out}` makes them"
+        raise FileNotFoundError(f"{out} holds no results: {fix}")
     try:
         return Study.model_validate(json.loads(file.read_text()))
     except (ValueError, RecursionError) as error:

@@ -161,9 +161,8 @@ class StudyEntry(StudyTable):
             yield did_you_mean(plain, BASELINES, error.args[0])
             return
         if self.fine_tune and tunes:
-            yield (
-                f"fine_tune: clients of '{self.name}' tune for 'P' already: compare with '{plain}+FT' in its place"
-            )
+            what = f"fine_tune: clients of '{self.name}' tune for 'P' already"
+            yield f"{what}: compare with '{plain}+FT' in its place"
         options = BASELINES[plain].options()
         for option in (*self.settings, *self.grid):
             if option not in options:
@@ -172,9 +171,8 @@ class StudyEntry(StudyTable):
         for option, value in self.settings.items():
             optimizer = value in ("sgd", "adam") or isinstance(value, (int, float))
             if option.endswith("optimizer") and not optimizer:
-                yield (
-                    f"'{plain}': {option} is {value!r}: it must be 'sgd', 'adam' or a step size of SGD"
-                )
+                what = f"'{plain}': {option} is {value!r}"
+                yield f"{what}: it must be 'sgd', 'adam' or a step size of SGD"
 
 
 class Published(StudyTable):

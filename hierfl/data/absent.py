@@ -103,7 +103,6 @@ class Sites(dict[str, Tensor]):
     """Values of those sites that do not depend on rows that are not there; others are refused."""
 
     def __missing__(self, name: str) -> Tensor:
-        """Raise `RowsNotSaved`."""
         raise RowsNotSaved(f"{NOT_SAVED} ('{name}' depends on them): {HAND_IN}")
 
 

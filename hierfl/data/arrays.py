@@ -66,9 +66,8 @@ def check_dense(values: Tensor, name: str) -> None:
     has_data = values.device.type != "meta" or type(values) is not Tensor  # `hierfl.data.absent`
     if values.requires_grad or not (is_plain and has_data):
         fix = "give plain values, such as .detach(), or .to_dense() of a sparse tensor"
-        raise ValueError(
-            f"field '{name}' is not a dense tensor of values without a gradient: {fix}"
-        )
+        what = f"field '{name}' is not a dense tensor of values without a gradient"
+        raise ValueError(f"{what}: {fix}")
 
 
 def check_numbers(values: Tensor, name: str) -> None:

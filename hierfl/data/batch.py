@@ -69,7 +69,6 @@ class ClientBatch:
     is_mini_batch: bool = False
 
     def __getattr__(self, name: str) -> Any:
-        """Return a field or client field by its name."""
         if name.startswith("_"):
             raise AttributeError(name)
         for kind in ("fields", "client_fields"):
@@ -134,7 +133,6 @@ class ClientBatch:
         return noise.fold(self.root, *self.words)
 
     def __repr__(self) -> str:
-        """The numbers of clients and of padded rows, and the shapes of the fields."""
         fields = shapes({**self.fields, **self.client_fields}.items())
         return f"ClientBatch({self.num_clients} clients of {self.num_rows} padded rows, {fields})"
 
@@ -146,9 +144,8 @@ class ClientBatch:
         """Return which rows are not padding, (C, B) bool; all true in a batch without padding."""
         if self.rows is not None:
             return self.rows
-        return torch.ones(
-            self.num_clients, self.num_rows, dtype=torch.bool, device=self.counts.device
-        )
+        shape = self.num_clients, self.num_rows
+        return torch.ones(shape, dtype=torch.bool, device=self.counts.device)
 
     def sum(self, x: Tensor, *, dim: int = 1) -> Tensor:
         """Return the sum of x over the rows of each client, without padded rows.
@@ -228,9 +225,8 @@ class JointNormal(dist.MultivariateNormal):
     def expand(self, batch_shape: Any, _instance: Any = None) -> JointNormal:
         """Return the same distribution with a larger batch shape."""
         base: Any = super()
-        new: JointNormal = base.expand(
-            batch_shape, base._get_checked_instance(JointNormal, _instance)
-        )
+        made = base._get_checked_instance(JointNormal, _instance)
+        new: JointNormal = base.expand(batch_shape, made)
         new.inside = self.inside.expand(*batch_shape, self.inside.shape[-1])
         return new
 

@@ -241,7 +241,6 @@ class ClientData:
         return positions_of(self.names, names)
 
     def __repr__(self) -> str:
-        """Return the counts of clients and rows and the row shape of each field, in one line."""
         shapes = ", ".join(
             f"{n}: {tuple(v.shape[1:])}" for n, v in {**self.fields, **self.client_fields}.items()
         )

@@ -111,11 +111,9 @@ def _faults_of_names(names: Sequence[str]) -> Iterator[str]:
         if any(unicodedata.category(c) in ("Cc", "Cs") for c in name):
             what = f"client {name!r} has a control character or half a character in its name"
             yield f"{what}: rename it"
-    if similar := look_alike(names, joined):
-        what = (
-            f"clients {similar[0]!r} and {similar[1]!r} differ only in case, spaces or Unicode form"
-        )
-        yield f"{what}: make them one client, or rename one"
+    if similar := look_alike(names):
+        what = f"clients {similar[0]!r} and {similar[1]!r} differ only in case, spaces"
+        yield f"{what} or Unicode form: make them one client, or rename one"
     if not all(map(str.strip, names)):
         yield "a client has an empty name: name it, or leave its rows out"
 
@@ -132,8 +130,9 @@ def plain_form(name: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", dashed).split())
 
 
-def look_alike(names: Sequence[str], joined: str) -> tuple[str, str] | None:
+def look_alike(names: Sequence[str]) -> tuple[str, str] | None:
     """Return two names that differ only in case, spaces, invisible characters or Unicode form."""
+    joined = "".join(names)
     if joined.isascii() and joined.isprintable():
         plain_text = " " not in joined and joined == joined.lower()
         if plain_text or len({" ".join(n.lower().split()) for n in names}) == len(names):
@@ -204,9 +203,8 @@ def _check_field(name: object, values: Any) -> None:
     if not isinstance(name, str) or not name:
         raise TypeError(f"a field is named {name!r}: names of fields must be strings")
     if name in OF_A_BATCH:
-        raise ValueError(
-            f"field '{name}' has the name of a part of a batch, batch.{name}: rename it"
-        )
+        what = f"field '{name}' has the name of a part of a batch, batch.{name}"
+        raise ValueError(f"{what}: rename it")
     if not isinstance(values, Tensor):
         fix = "give a tensor, or make the data with ClientData.from_arrays"
         raise TypeError(f"field '{name}' is a {type(values).__name__}: {fix}")

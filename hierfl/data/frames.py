@@ -196,7 +196,7 @@ def _labels_of(series: Any, column: Any) -> tuple[str, ...] | None:
             fix = "convert it with pandas.to_numeric, or make the column a category if its values are names"
             raise ValueError(f"column '{column}' holds the number '{digits}' as a string: {fix}")
     repeated, times = Counter(labels).most_common(1)[0] if labels else ("", 0)
-    similar = (repeated, repeated) if times > 1 else look_alike(labels, "".join(labels))
+    similar = (repeated, repeated) if times > 1 else look_alike(labels)
     if similar:
         what = f"levels {similar[0]!r} and {similar[1]!r} of column '{column}' differ only in case"
         raise ValueError(f"{what}, spaces or Unicode form: make them one")

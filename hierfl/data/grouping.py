@@ -99,10 +99,9 @@ def _by_name(clients: Any) -> dict[str, Mapping[str, Array]]:
         isinstance(own, Mapping) and own for own in clients.values()
     )
     if not are_fields or not clients:
-        fix = (
-            "give {name: {field: values}}, of at least one, or a list of such fields (for a table, "
-        )
-        raise TypeError(f"clients is a {type(clients).__name__}: {fix}ClientData.from_frame)")
+        fix = "give {name: {field: values}}, of at least one, or a list of such fields"
+        what = f"clients is a {type(clients).__name__}: {fix}"
+        raise TypeError(f"{what} (for a table, ClientData.from_frame)")
     return dict(clients)
 
 
@@ -117,13 +116,12 @@ def _faults_of_client(own: Mapping[str, Tensor], first: Mapping[str, Tensor]) ->
     for name, values in own.items():
         like = first[name]
         if like.shape[1:] != values.shape[1:]:
-            what = (
-                f": a row of '{name}' has shape {tuple(values.shape[1:])}, but the first client's"
-            )
-            yield f"{what} has {tuple(like.shape[1:])}: give all clients the same columns"
+            shape, usual = tuple(values.shape[1:]), tuple(like.shape[1:])
+            what = f": a row of '{name}' has shape {shape}, but the first client's has {usual}"
+            yield f"{what}: give all clients the same columns"
         if torch.bool in (like.dtype, values.dtype) and like.dtype != values.dtype:
-            kind, usual = (str(v.dtype).removeprefix("torch.") for v in (values, like))
-            what = f": '{name}' is {kind}, but the first client's is {usual}"
+            kind, other = (str(v.dtype).removeprefix("torch.") for v in (values, like))
+            what = f": '{name}' is {kind}, but the first client's is {other}"
             yield f"{what}: give both as numbers"
 
 
@@ -184,10 +182,8 @@ def rows_kept(keep: Any, num_rows: int) -> Tensor:
 
 def rows_of(starts: Tensor, counts: Tensor) -> Tensor:
     """Return the positions of rows, client by client, from their first rows and counts (C,)."""
-    within = torch.arange(int(counts.sum())) - torch.repeat_interleave(
-        counts.cumsum(0) - counts, counts
-    )
-    return torch.repeat_interleave(starts, counts) + within
+    before = counts.cumsum(0) - counts  # rows of the clients before each
+    return torch.arange(int(counts.sum())) + torch.repeat_interleave(starts - before, counts)
 
 
 def offsets_of(counts: Tensor) -> Tensor:

@@ -63,9 +63,8 @@ class Scaling:
             fix = "give the same columns"
             raise ValueError(f"{what} was fitted to rows of shape {tuple(self.mean.shape)}: {fix}")
         # In float64, because far from 0 the subtraction cancels most digits.
-        return data.with_fields(
-            **{self.field: (values.double() - self.mean.double()).div_(self.sd.double())}
-        )
+        scaled = (values.double() - self.mean.double()).div_(self.sd.double())
+        return data.with_fields(**{self.field: scaled})
 
 
 def client_moments(data: ClientData, field: str = "x") -> FieldMoments:
@@ -192,9 +191,8 @@ def fill_missing(
     absent = values.isnan()[:, [names.index(name) for name in chosen]]
     filled = torch.cat([torch.where(values.isnan(), value, values), absent.to(values.dtype)], dim=1)
     labels = (*names, *(f"{name}_missing" for name in chosen))
-    return replace(
-        data, fields={**data.fields, field: filled}, features={**data.features, field: labels}
-    )
+    fields, features = {**data.fields, field: filled}, {**data.features, field: labels}
+    return replace(data, fields=fields, features=features)
 
 
 def _field(data: ClientData, field: str) -> Tensor:

@@ -29,9 +29,8 @@ Sums = dict[str, Share | LogSum | Reports]
 def summed(shares: Share | LogShare) -> Share | LogSum:
     """Sum the shares of C clients, C in front; a `Share`'s value is times its weight already."""
     if isinstance(shares, Share):
-        return Share(
-            tree_map(partial(torch.sum, dim=0), shares.value), torch.as_tensor(shares.weight).sum(0)
-        )
+        total = tree_map(partial(torch.sum, dim=0), shares.value)
+        return Share(total, torch.as_tensor(shares.weight).sum(0))
     log_weight = torch.as_tensor(shares.log_weight)
     parts = log_weight.softmax(0)
     mean = tree_map(lambda v: torch.tensordot(parts, v, 1), shares.value)
@@ -48,9 +47,8 @@ def added(
     if isinstance(share, LogSum) and isinstance(other, LogSum):
         joined = torch.logaddexp(share.log_weight, other.log_weight)
         square = torch.logaddexp(share.log_square, other.log_square)
-        return LogSum(
-            lerp(share.value, other.value, (other.log_weight - joined).exp()), joined, square
-        )
+        mean = lerp(share.value, other.value, (other.log_weight - joined).exp())
+        return LogSum(mean, joined, square)
     if isinstance(share, Share) and isinstance(other, Share):
         return Share(add(share.value, other.value), share.weight + other.weight)
     raise TypeError(

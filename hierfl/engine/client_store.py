@@ -52,7 +52,6 @@ class Stored:
         self.used = max(self.used, int(self.places.max()) + 1 if len(self.places) else 0)
 
     def __repr__(self) -> str:
-        """The file, and the numbers of clients and of those that have taken part."""
         seen = int((self.places >= 0).sum())
         return f"Stored({str(self.path)!r}, {seen} of {len(self.places)} clients)"
 
@@ -136,12 +135,8 @@ def new_table(own: Tree, clients: int, path: Path | None = None) -> Table:
     return new_stored(own, clients, path)
 
 
-def in_shared_memory(table: Tree) -> Tree:
-    """Copy a table in memory to memory that this process shares with the copies of it made later."""
-    return tree_map(_shared, table)
-
-
-def _shared(leaf: Tensor) -> Tensor:
+def in_shared_memory(leaf: Tensor) -> Tensor:
+    """Copy a leaf of a table to memory that this process shares with the copies of it made later."""
     if not leaf.numel():
         return leaf
     # no file in /dev/shm, which is small in containers

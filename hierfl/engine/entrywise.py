@@ -33,7 +33,7 @@ def _is_like(arg: Any, node: fx.Node) -> bool:
 
 def same_numbers(node: fx.Node) -> fx.Node:
     """Return the node that has the same numbers in the same order, perhaps in another shape."""
-    while any(is_call(node, op) for op in (*VIEWS, *KEPT)) or _keeps_order(node):
+    while is_call(node, *VIEWS, *KEPT) or _keeps_order(node):
         if not _is_like(node.args[0], node):
             break
         node = node.args[0]  # type: ignore[assignment]

@@ -77,12 +77,10 @@ def parts_of(tree: Tree) -> Numbers:
 def sums_of(parts: Numbers, template: Up) -> Sums:
     """Return the sums of shares from the sum of their parts (3 n,), by one client's update."""
     if parts.shape != (size_of(template),):
-        raise ValueError(
-            f"the sum has {parts.shape[0]} parts, and {size_of(template)} were expected"
-        )
-    whole = (
-        np.round(parts.reshape(PARTS, -1) * GRID) / GRID
-    )  # the grid is exact; what summed it may not be
+        expected = size_of(template)
+        raise ValueError(f"the sum has {parts.shape[0]} parts, and {expected} were expected")
+    # the grid is exact; what summed it may not be
+    whole = np.round(parts.reshape(PARTS, -1) * GRID) / GRID
     flat = torch.from_numpy(LARGEST * (whole[0] + (whole[1] + whole[2] / GRID) / GRID))
     places = iter(flat.split([leaf.numel() for leaf in tree_leaves(template)]))
 

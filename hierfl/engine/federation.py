@@ -51,7 +51,6 @@ class Federation:
     graphs: Graphs | None = None
 
     def __repr__(self) -> str:
-        """The clients, the cohort and the engine."""
         engine = self.settings.engine
         return f"Federation({self.data!r}, cohort of {self.cohort}, {engine}, seed {self.seed})"
 
@@ -93,13 +92,12 @@ class Federation:
             return 1
         if self.settings.chunk is not None:
             return self.settings.chunk
-        phases, rows = list(filter(COUNT, self.client.phases)), 0
         row_bytes, state_bytes = self._bytes
         if self.together:
             return max(1, TOGETHER_BYTES // (row_bytes * most + 1))
-        for phase in phases:
-            rows = max(rows, phase.batch_size or most)
-        slot_bytes = row_bytes * max(rows, 1) + state_bytes + 1
+        phases = filter(COUNT, self.client.phases)
+        rows = max((phase.batch_size or most for phase in phases), default=1)
+        slot_bytes = row_bytes * rows + state_bytes + 1
         if self.device.type != "cpu":
             return max(1, ACCELERATOR_BYTES // slot_bytes)
         # an eager step starts its operations one by one, which pays only for several clients at once
@@ -110,20 +108,18 @@ class Federation:
         """Chunks that run at once, each in a process on one core; 1 unless steps are compiled."""
         if self.graphs is None or not self.at_once or self.device.type != "cpu":
             return 1
-        return max(
-            1, min(torch.get_num_threads(), self.cohort // min(CLIENTS_PER_CORE, self.slots))
-        )
+        chunks = self.cohort // min(CLIENTS_PER_CORE, self.slots)
+        return max(1, min(torch.get_num_threads(), chunks))
 
     def parts(self, ids: Tensor, message: Tree) -> tuple[Tensor, ...]:
         """Split clients into chunks of nearly equal size; `like_rows` chunks hold row counts within a factor 4."""
+        counts = self.data.counts[ids].clamp(min=1)
         if self.at_once and self.client.like_rows(message):
-            counts = self.data.counts[ids].clamp(min=1)
             if len(ids) * int(counts.max()) <= FEW_ROWS:
                 return ids.split(self.slots)
             kind = (counts.log2() / 2.0).ceil()
             return tuple(part for k in kind.unique() for part in ids[kind == k].split(self.slots))
         if self.together and len(ids) > self.slots:  # as the largest client lets few be carried
-            counts = self.data.counts[ids].clamp(min=1)
             kind = (counts.log2() / 4.0).ceil()
             kinds = [ids[kind == k] for k in kind.unique()]
             split = [own.split(self.slots_of(int(self.data.counts[own].max()))) for own in kinds]

@@ -30,6 +30,17 @@ _library.impl("add_to_row_", lambda rows, vector, at: None, "Meta")
 add_to_row_ = torch.ops.hierfl.add_to_row_.default
 MUTATING = (add_product, add_to_row_)  # their first argument
 
+VIEWS = (aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim)
+RESHAPED: tuple[object, ...] = (aten.transpose.int, aten.permute.default, aten.expand.default)
+RESHAPED += (aten.select.int, aten.slice.Tensor, aten.detach.default, aten.alias.default)
+FRESH: tuple[object, ...] = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
+FRESH += (aten.add.Scalar, aten.mul.Scalar, aten.neg.default)
+
+
+def is_call(node: object, *ops: object) -> bool:
+    """Return whether a node calls one of some operations."""
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in ops
+
 
 def rewrite(graph: fx.GraphModule, given: int = 0) -> None:
     """Apply all passes to a traced step, whose first `given` inputs may be overwritten."""
@@ -57,15 +68,12 @@ def cancel_transposes(graph: fx.GraphModule) -> None:
 def view_only_entries(graph: fx.GraphModule) -> None:
     """Replace a `select_backward` into a dimension of size 1 by a view, which writes no zeros."""
     for node in graph.graph.nodes:
-        if (
-            is_call(node, aten.select_backward.default)
-            and node.meta["val"].shape[node.args[2]] == 1
-        ):
+        value = node.meta.get("val")
+        if is_call(node, aten.select_backward.default) and value.shape[node.args[2]] == 1:
+            args = node.args[0], node.args[2] % value.dim()
             with graph.graph.inserting_before(node):
-                view = graph.graph.call_function(
-                    aten.unsqueeze.default, (node.args[0], node.args[2] % node.meta["val"].dim())
-                )
-            view.meta["val"] = node.meta["val"]
+                view = graph.graph.call_function(aten.unsqueeze.default, args)
+            view.meta["val"] = value
             node.replace_all_uses_with(view)
 
 
@@ -75,10 +83,8 @@ def drop_ones_and_zeros(graph: fx.GraphModule) -> None:
         for op, idle in ((aten.mul.Tensor, 1.0), (aten.add.Tensor, 0.0)):
             if is_call(node, op) and not node.kwargs and idle in node.args and len(node.args) == 2:
                 [operand] = [arg for arg in node.args if arg != idle]
-                if (
-                    operand.meta["val"].shape == node.meta["val"].shape
-                    and operand.meta["val"].dtype == node.meta["val"].dtype
-                ):
+                own, value = operand.meta["val"], node.meta["val"]
+                if (own.shape, own.dtype) == (value.shape, value.dtype):
                     node.replace_all_uses_with(operand)
 
 
@@ -89,7 +95,7 @@ def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
     [end] = [node for node in graph.graph.nodes if node.op == "output"]
     inside: set[fx.Node] = set()  # nodes of sums that are dealt with already
     for node in reversed(list(graph.graph.nodes)):
-        if node in inside or not (is_call(node, aten.add.Tensor) or is_call(node, aten.sub.Tensor)):
+        if node in inside or not is_call(node, aten.add.Tensor, aten.sub.Tensor):
             continue
         terms = _terms(node, node.meta["val"].shape, inside)
         fused = [term for term in terms if term.product is not None and term.factor != 1.0]
@@ -120,10 +126,10 @@ def add_products_in_place(graph: fx.GraphModule, given: int = 0) -> None:
                     aten.clone.default, (moved,), {"memory_format": torch.contiguous_format}
                 )
                 moved.meta["val"] = node.meta["val"].contiguous()
-            # on the tensor itself: inductor would copy a view of it first
+            whole = origin_of(moved, VIEWS)  # inductor would copy a view of it first
             for term in fused:
                 first, right = term.product.args  # type: ignore[union-attr]
-                graph.graph.call_function(add_product, (_viewed(moved), first, right, term.factor))
+                graph.graph.call_function(add_product, (whole, first, right, term.factor))
         node.replace_all_uses_with(moved)
 
 
@@ -203,7 +209,7 @@ def reaches(node: fx.Node, through: tuple[object, ...]) -> set[fx.Node]:
     """Return the nodes that read a node or a view of it, made by the operations `through`."""
     nodes = set()
     for user in node.users:
-        nodes |= reaches(user, through) if any(is_call(user, op) for op in through) else {user}
+        nodes |= reaches(user, through) if is_call(user, *through) else {user}
     return nodes
 
 
@@ -220,22 +226,15 @@ def behind_of(nodes: list[fx.Node]) -> set[fx.Node]:
 
 def _is_read_once(weight: fx.Node) -> bool:
     chain = [weight]
-    while any(is_call(chain[-1], view) for view in VIEWS):
+    while is_call(chain[-1], *VIEWS):
         chain.append(chain[-1].args[0])  # type: ignore[arg-type]
     own, is_read_once = chain[-1], all(len(node.users) == 1 for node in chain)
-    is_new = any(is_call(own, op) for op in FRESH)
-    return is_read_once and is_new and own.meta["val"].is_contiguous()
+    return is_read_once and is_call(own, *FRESH) and own.meta["val"].is_contiguous()
 
 
-def _viewed(node: fx.Node) -> fx.Node:
-    while any(is_call(node, view) for view in VIEWS) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return node
-
-
-def origin_of(node: Any) -> Any:
+def origin_of(node: Any, through: tuple[object, ...] = (*VIEWS, *RESHAPED)) -> Any:
     """Return the node that a node is a view of."""
-    while isinstance(node, fx.Node) and any(is_call(node, view) for view in (*VIEWS, *RESHAPED)):
+    while is_call(node, *through):
         node = node.args[0]
     return node
 
@@ -246,26 +245,9 @@ def _scaled_product(node: Any) -> tuple[fx.Node | None, float]:
     while isinstance(node, fx.Node) and len(node.users) == 1:
         if is_call(node, aten.mul.Tensor) and isinstance(node.args[1], float | int):
             factor *= node.args[1]
-        elif not any(is_call(node, view) for view in VIEWS):
+        elif not is_call(node, *VIEWS):
             break
         node = node.args[0]
     if is_call(node, aten.bmm.default) and len(node.users) == 1:
         return node, factor
     return None, 1.0
-
-
-VIEWS = (aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim)
-RESHAPED: tuple[object, ...] = (
-    aten.transpose.int,
-    aten.permute.default,
-    aten.expand.default,
-    aten.select.int,
-)
-RESHAPED += (aten.slice.Tensor, aten.detach.default, aten.alias.default)
-FRESH: tuple[object, ...] = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
-FRESH += (aten.add.Scalar, aten.mul.Scalar, aten.neg.default)
-
-
-def is_call(node: object, op: object) -> bool:
-    """Return whether a node calls an operation."""
-    return isinstance(node, fx.Node) and node.op == "call_function" and node.target is op

@@ -71,7 +71,6 @@ class Progress:
         return replace(where, round=self.round + rounds, corrected=False, ended=None)
 
     def __repr__(self) -> str:
-        """The rounds done, and the size of the server's state."""
         return f"Progress(round {self.round}, server {sizes(self.server)})"
 
 
@@ -99,7 +98,7 @@ def rounds(
         here = partial(map, task)
     shared = here is None and not isinstance(progress.table, Stored)
     if shared:
-        progress = replace(progress, table=in_shared_memory(progress.table))
+        progress = replace(progress, table=tree_map(in_shared_memory, progress.table))
         task = partial(work_at, progress.table, task)
     with nullcontext(here) if here else crew(task, federation.cores) as run_all:
         while progress.round < until and not federation.server.finished(progress.server):
@@ -176,8 +175,7 @@ class Cohort(NamedTuple):
 def _summed(chunks: Iterable[Done]) -> Cohort:
     total: Sums = {}
     ids = [torch.zeros(0, dtype=torch.long)]
-    tensors: dict[str, list[Tensor]] = {}
-    norms: dict[str, Tensor] = {}
+    norms: dict[str, list[Tensor]] = {}
     left_out: list[LeftOutClient] = []
     sent = 0
     for done in chunks:
@@ -186,12 +184,11 @@ def _summed(chunks: Iterable[Done]) -> Cohort:
         for name, up in done.sums.items():
             total[name] = added(total[name], up) if name in total else up
         for name, norm in done.norms.items():  # masked updates have none
-            tensors.setdefault(name, []).append(norm)
+            norms.setdefault(name, []).append(norm)
         if done.sums:
             ids.append(done.ids)
-    for name, reports in tensors.items():
-        norms[name] = torch.cat(reports)
-    return Cohort(total, torch.cat(ids), norms, left_out, sent)
+    joined = {name: torch.cat(parts) for name, parts in norms.items()}
+    return Cohort(total, torch.cat(ids), joined, left_out, sent)
 
 
 def _said(federation: Federation, cohort: Cohort) -> dict[str, Any]:
@@ -211,9 +208,8 @@ def _said(federation: Federation, cohort: Cohort) -> dict[str, Any]:
 def _all_left_out(
     federation: Federation, clock: Clock, left_out: list[LeftOutClient]
 ) -> ClientError:
-    some = "; ".join(
-        f"'{federation.data.names[one.client]}': {one.reason}" for one in left_out[:NAMED]
-    )
+    names = federation.data.names
+    some = "; ".join(f"'{names[out.client]}': {out.reason}" for out in left_out[:NAMED])
     others = f"; and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
     return ClientError(
         f"round {clock.round}: all {len(left_out)} clients are left out ({some}{others}): lower the "

@@ -178,10 +178,8 @@ def _known_levels(
 
 def has_columns(start: Schema, kinds: Kinds) -> bool:
     """Return whether a schema has all columns, as categories where the formula needs them."""
-    for name, kind in kinds.items():
-        if name not in start.columns or kind not in (None, start.columns[name].kind):
-            return False
-    return True
+    columns = start.columns
+    return all(n in columns and kind in (None, columns[n].kind) for n, kind in kinds.items())
 
 
 # ------------------------------------------------------------ a formula's parts

@@ -117,12 +117,10 @@ def of_groups(
     for name in own:
         values = numbers(frame[name]) if frame[name].dtype.kind == "f" else np.zeros(0)
         if (decimals := values[values % 1.0 != 0.0]).size:
-            fix = f"write ({name} | {clients}), or make it a category"
-            what = (
-                f"holds the number {decimals[0]:.6g}, but stands after a bar, where groups belong"
-            )
+            fix = f"where groups belong: write ({name} | {clients}), or make it a category"
+            what = f"holds the number {decimals[0]:.6g}, but stands after a bar"
             public = "holds a number with decimals, but stands after a bar"
-            raise column_fault(f"{what}: {fix}", public, name, client)
+            raise column_fault(f"{what}, {fix}", public, name, client)
     names = group_names(frame, own, client)
 
     def counted_groups(rows: slice) -> OfGroups:
@@ -157,15 +155,13 @@ def argument_of(call: Call, schema: Schema, frame: pd.DataFrame, client: str) ->
     ready = prepared(frame, schema.columns, client)
     with np.errstate(all="ignore"):  # what is not finite is refused by name below
         read = value_of(call.args[0], ready, schema.transforms)
-    fault = ""
     if hasattr(read, "cat") or getattr(read, "ndim", 0) != 1:
-        fault = f"needs one column of numbers, not '{call.args[0]}': make a column of it first"
-    elif not (finite := np.isfinite(values := np.asarray(read, dtype=np.float64))).all():
-        fault = (
-            f"is not finite in row {int((~finite).argmax())} of client '{client}': correct the row"
-        )
-    if fault:
-        raise ValueError(f"'{call}' {fault}")
+        what = f"'{call}' needs one column of numbers, not '{call.args[0]}'"
+        raise ValueError(f"{what}: make a column of it first")
+    values = np.asarray(read, dtype=np.float64)
+    if not (finite := np.isfinite(values)).all():
+        what = f"'{call}' is not finite in row {int((~finite).argmax())} of client '{client}'"
+        raise ValueError(f"{what}: correct the row")
     return values
 
 

@@ -39,9 +39,8 @@ def is_listed(formula: Formula, line: str) -> bool:
         family, missing = families.named(parts["family"]), cast(Missing, parts["missing"])
         listed = Formula(line, family, parts["clients"], missing=missing)
         priors = {name.strip() for name in parts["priors"].split(",")}
-        return (
-            read(listed) == read(formula) and {*formula.priors} <= priors and not _brings(formula)
-        )
+        is_same = read(listed) == read(formula) and {*formula.priors} <= priors
+        return is_same and not _brings(formula)
     return False
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -21,36 +21,27 @@ from hierfl.data.consistency import look_alike
 from hierfl.data.expected import is_frame
 from hierfl.data.frames import check_has, is_number
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 class OneFrame(Mapping[str, Any]):
     """Client -> its rows: a slice of one frame, made when it is read, since 10,000 take seconds."""
 
     def __init__(self, whole: pd.DataFrame, counts: Mapping[str, int]) -> None:
-        """Read the sorted rows of clients, so many each."""
         self.whole, self.names = whole, tuple(counts)
         ends = pairwise([0, *np.cumsum([*counts.values()]).tolist()])
         self.rows = {name: slice(*of) for name, of in zip(self.names, ends, strict=True)}
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        """Return the rows of a client."""
         return self.whole.iloc[self.rows[name]]
 
     def __iter__(self) -> Iterator[str]:
-        """Go over the names of the clients."""
         return iter(self.names)
 
     def __len__(self) -> int:
-        """Return the number of clients."""
         return len(self.names)
 
 
 def joined(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return all clients' rows, one client after another."""
-    import pandas as pd  # slow to import
-
     if isinstance(frames, OneFrame):
         return frames.whole
     return pd.concat(frames.values()) if len(frames) > 1 else next(iter(frames.values()))
@@ -130,15 +121,13 @@ def _faults_of_frames(frames: Mapping[Any, pd.DataFrame], clients: str) -> Itera
 def _split(frame: pd.DataFrame, clients: str) -> OneFrame:
     """Return the rows of each client of one frame; numbers and categories are in their order."""
     check_has(frame, clients, "for the clients, the frame")
-    names, fault = named(frame[clients], clients, "the frame"), ""
+    names = named(frame[clients], clients, "the frame")
     if (names == "").any():
         row = int((names == "").argmax())
         fix = f"name it, or leave such rows out, frame.dropna(subset=['{clients}'])"
-        fault = f"column '{clients}' has no client in row {row}: {fix}"
-    elif not len(names):
-        fault = "the frame has no rows: give at least one row of one client"
-    if fault:
-        raise ValueError(fault)
+        raise ValueError(f"column '{clients}' has no client in row {row}: {fix}")
+    if not len(names):
+        raise ValueError("the frame has no rows: give at least one row of one client")
     clients_here, code = np.unique(names, return_inverse=True)
     of: Any = float if frame[clients].dtype.kind in "iuf" else str
     if hasattr(frame[clients], "cat"):
@@ -205,16 +194,14 @@ def named(series: Any, name: str, client: str) -> Names:
 
 def refuse_similar(names: Collection[str], where: str) -> None:
     """Refuse names that differ only in case, spaces or Unicode form."""
-    listed, public = sorted(names), ""
-    if similar := look_alike(listed, "".join(listed)):
+    listed = sorted(names)
+    if similar := look_alike(listed):
         public = f"two values of {where} differ only in case, spaces or Unicode form"
         what = f"values {similar[0]!r} and {similar[1]!r} of {where} differ only in case, spaces"
-        fault = f"{what} or Unicode form: make them one"
-    elif {"True", "False"} & {*names} and {"0", "1"} & {*names}:
+        raise RowsFault(f"{what} or Unicode form: make them one", public)
+    if {"True", "False"} & {*names} and {"0", "1"} & {*names}:
         public = f"{where} holds True or False here and 1 or 0 there"
-        fault = f"{public}: make them one"
-    if public:
-        raise RowsFault(fault, public)
+        raise RowsFault(f"{public}: make them one", public)
 
 
 def _refuse_one_name(values: Iterable[Any], where: str) -> None:
@@ -281,16 +268,13 @@ def incomplete(
         check_column(frame, name, client)
         lost = missing_in(frame[name])
         infinite = frame[name].dtype.kind == "f" and np.isinf(frame[name].to_numpy())
-        detail = ""
         if lost.any() and missing == "refuse":
             many = f"{int(lost.sum())} of {len(lost)} values, the first in row {int(lost.argmax())}"
             fix = "fill them, or leave their rows out with formula(..., missing='drop')"
-            detail, public = f"misses {many}: {fix}", "has missing values"
-        elif np.any(infinite):
+            raise column_fault(f"misses {many}: {fix}", "has missing values", name, client)
+        if np.any(infinite):
             detail = f"is infinite in row {int(np.argmax(infinite))}: fix the value"
-            public = "has an infinite value"
-        if detail:
-            raise column_fault(detail, public, name, client)
+            raise column_fault(detail, "has an infinite value", name, client)
         gone |= lost
     return gone
 

@@ -37,7 +37,7 @@ class Stateful(NamedTuple):
     """
 
     needs: str
-    agrees: Callable[[str, Constants, Mapping[str, Any]], bool]
+    agrees: Callable[[Constants, Mapping[str, Any]], bool]
     supports: Callable[[Constants], Ends]
 
 
@@ -45,7 +45,7 @@ def _plain(constants: Constants) -> Constants:
     return Constants(constants.mean, constants.sd, constants.knots)
 
 
-def _is_affine(text: str, constants: Constants, options: Mapping[str, Any]) -> bool:
+def _is_affine(constants: Constants, options: Mapping[str, Any]) -> bool:
     return constants == Constants(constants.mean, constants.sd)
 
 
@@ -53,7 +53,7 @@ def _everywhere(constants: Constants) -> Ends:
     yield -math.inf, math.inf
 
 
-def _is_polynomial(text: str, constants: Constants, options: Mapping[str, Any]) -> bool:
+def _is_polynomial(constants: Constants, options: Mapping[str, Any]) -> bool:
     """Return whether polynomials are those of some moments: L L' of their inverse is a Hankel matrix.
 
     Mean and sd may be those of more clients: one may have been left out since.
@@ -81,7 +81,7 @@ def _within(constants: Constants) -> bool:
     return bool((np.diff(knots) >= 0.0).all() and ends[0] <= knots[0] and knots[-1] <= ends[1])
 
 
-def _is_b_spline(text: str, constants: Constants, options: Mapping[str, Any]) -> bool:
+def _is_b_spline(constants: Constants, options: Mapping[str, Any]) -> bool:
     degree, df, knots = options["degree"], options["df"], constants.knots
     if constants != replace(_plain(constants), degree=degree):
         return False
@@ -100,7 +100,7 @@ def _of_b_spline(constants: Constants) -> Ends:
     yield from zip(knots, knots[constants.degree + 1 :], strict=False)
 
 
-def _is_smooth(text: str, constants: Constants, options: Mapping[str, Any]) -> bool:
+def _is_smooth(constants: Constants, options: Mapping[str, Any]) -> bool:
     """Return whether a smooth has as many knots as its call, and no place more than one."""
     right = constants == _plain(constants) and _within(constants)
     right &= len(constants.knots) == options["k"]
@@ -113,7 +113,7 @@ def _of_smooth(constants: Constants) -> Ends:
     yield from zip(constants.knots, constants.knots[4:], strict=False)
 
 
-def _is_process(text: str, constants: Constants, options: Mapping[str, Any]) -> bool:
+def _is_process(constants: Constants, options: Mapping[str, Any]) -> bool:
     if len(constants.knots) != 2 or not _within(constants):
         return False
     low, high = constants.knots
@@ -162,10 +162,9 @@ def check_constants(
     """Refuse constants of a call that its formula does not have, or with curves of a few of its values."""
     of = STATEFUL[name]
     numbers = (constants.mean, constants.sd, *constants.knots, *sum(constants.polynomials, ()))
-    if not all(map(math.isfinite, numbers)) or not of.agrees(text, constants, options):
-        raise Implausible(
-            f"the constants of '{text}' are not constants that clients can have agreed on"
-        )
+    if not all(map(math.isfinite, numbers)) or not of.agrees(constants, options):
+        what = f"the constants of '{text}' are not constants"
+        raise Implausible(f"{what} that clients can have agreed on")
     for low, high in of.supports(constants):
         if 0 < int(((values > low) & (values < high)).sum()) < least:
             raise Implausible(

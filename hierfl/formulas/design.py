@@ -125,10 +125,8 @@ def _crossed(first: Matrix, second: Matrix) -> Matrix:
 def _finite(matrix: Matrix, name: str, client: str) -> Matrix:
     bad = ~np.isfinite(matrix).all(axis=1)
     if bad.any():
-        raise ValueError(
-            f"the term '{name}' is not finite in row {int(bad.argmax())} of client '{client}': "
-            "correct the row, or use another function"
-        )
+        what = f"the term '{name}' is not finite in row {int(bad.argmax())} of client '{client}'"
+        raise ValueError(f"{what}: correct the row, or use another function")
     return matrix
 
 
@@ -156,9 +154,8 @@ def _design(terms: TermSum, schema: Schema) -> Design:
             for offset in filter(lambda product: product.is_offset, terms.slopes):
                 values.matrix_of(offset.factors[0])
         except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(
-                f"the terms {terms} cannot be evaluated ({error}): check the kinds of their columns"
-            ) from error
+            what = f"the terms {terms} cannot be evaluated ({error})"
+            raise ValueError(f"{what}: check the kinds of their columns") from error
     blocks, made = [], list[DesignTerm]()
     for term, factors in coded:
         own, order = _named(term.name, factors, schema)
@@ -249,9 +246,8 @@ def _code(factor: Factor, full: bool, values: _Values) -> Coded:
     options = options_of(factor).values() if isinstance(factor, Call) else ()
     chosen = next((level_name(option) for option in options if option is not None), None)
     if chosen is not None and chosen not in levels:
-        raise ValueError(
-            f"'{factor}' names the level '{chosen}', which is not one of {', '.join(levels)}"
-        )
+        what = f"'{factor}' names the level '{chosen}'"
+        raise ValueError(f"{what}, which is not one of {', '.join(levels)}")
     base = levels.index(chosen) if chosen is not None else -(callee == "S") % len(levels)
     names, codes = levels[:base] + levels[base + 1 :], np.eye(len(levels))
     if callee == "mo":

@@ -85,7 +85,6 @@ class Expression:
         return dict(self.options).get(name)
 
     def __str__(self) -> str:
-        """Return the expression as written."""
         return self.head
 
 
@@ -93,7 +92,6 @@ class Name(Expression):
     """A column."""
 
     def __str__(self) -> str:
-        """Return the name as a formula has it."""
         plain = PLAIN.fullmatch(self.head) and self.head not in WORDS
         return self.head if plain else f"`{self.head}`"
 
@@ -123,7 +121,6 @@ class Call(Expression):
     """A function of expressions, and its options by name."""
 
     def __str__(self) -> str:
-        """Return the call as text."""
         options = (f"{name}={value}" for name, value in self.options)
         return f"{self.callee}({', '.join([*map(str, self.args), *options])})"
 
@@ -185,7 +182,6 @@ class Product:
         return frozenset(columns_of(TermSum((self,))))
 
     def __str__(self) -> str:
-        """Return the term as text."""
         return ":".join(map(str, self.factors)) or "1"
 
 
@@ -211,7 +207,6 @@ class TermSum:
         return chain.from_iterable(product.factors for product in self.products)
 
     def __str__(self) -> str:
-        """Return the sum as text."""
         return " + ".join([str(int(self.has_intercept)), *map(str, self.slopes)])
 
 

@@ -70,7 +70,6 @@ class Formula:
     _inside: Inside = field(default_factory=dict, init=False, repr=False)
 
     def __repr__(self) -> str:
-        """Return the formula in brms's form."""
         return text_of(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -225,13 +224,13 @@ def of_frames(
     Of another program each column of a frame with a column of `clients` is a field.
     """
     formula = model if isinstance(model, Formula) else getattr(model, "model", None)  # of a method
-    is_read, fault = isinstance(data, ClientData), ""
+    is_read = isinstance(data, ClientData)
     if clients is not None and not is_frame(data):
-        fault = f"clients={clients!r} names a column of a frame, and data is {shown(data)}"
-    elif clients is not None and isinstance(formula, Formula) and clients != formula.clients:
-        fault = f"clients is {clients!r}, and '{formula.clients}' of the formula"
-    if fault:
-        raise ValueError(f"{fault}: leave clients= out")
+        what = f"clients={clients!r} names a column of a frame, and data is {shown(data)}"
+        raise ValueError(f"{what}: leave clients= out")
+    if clients is not None and isinstance(formula, Formula) and clients != formula.clients:
+        what = f"clients is {clients!r}, and '{formula.clients}' of the formula"
+        raise ValueError(f"{what}: leave clients= out")
     if not isinstance(formula, Formula):
         rows = data if clients is None else read_frame(data, clients)
         return model, rows, validation if clients is None else read_frame(validation, clients, rows)
@@ -251,11 +250,9 @@ def rows_of(model: object, rows: Any, fitted: Collection[str] = (), *, asked: bo
     for term in chain.from_iterable(layout.at("within") for layout in model.layouts):
         names = [name for name in by_client(rows, model.clients) if name in fitted]
         if lost := [name for name in names if (name, term.group.name) not in model._inside]:
-            what = (
-                f"a loaded fit does not know the groups '{term.group.name}' of client '{lost[0]}'"
-            )
+            what = f"a loaded fit does not know the groups '{term.group.name}' of client"
             fix = "call formula.data(the rows it was fitted to) of fit.method.model first"
-            raise ValueError(f"{what}: {fix}")
+            raise ValueError(f"{what} '{lost[0]}': {fix}")
     frames = list(rows.values()) if isinstance(rows, Mapping) else [rows]
     labels = {*model.declared.parts.labels}
     labeled = all(labels <= {*getattr(frame, "columns", ())} for frame in frames)

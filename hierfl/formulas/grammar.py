@@ -108,7 +108,6 @@ class Reader:
     """Reads the tokens of a text, `what` it is, from the first to the last; of an update, dots are operands."""
 
     def __init__(self, text: str, what: str = "formula") -> None:
-        """Start at the first token."""
         kinds = (match for match in TOKENS.finditer(text) if match.lastgroup != "blank")
         self.tokens = [Token(str(match.lastgroup), match[0], match.start()) for match in kinds]
         self.tokens.append(Token("end", "", len(text)))

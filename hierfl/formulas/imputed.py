@@ -57,10 +57,8 @@ def _faults(declared: Declaration, main: Sequence[TermSum]) -> Iterator[str]:
         yield f"the covariates {', '.join(names)} have similar names: rename one of the columns"
     for own in declared.of_parameters.values():
         for call in (call for call in own.calls if call.callee == "mi"):
-            what = (
-                f"'{call}' is in the formula of '{own.parts.response}', and may be only in that of"
-            )
-            yield f"{what} the response: leave it out, or {PROGRAM}"
+            what = f"'{call}' is in the formula of '{own.parts.response}', and may be only"
+            yield f"{what} in that of the response: leave it out, or {PROGRAM}"
     read = {column_of(factor) for terms in main for factor in _imputed_factors(terms)}
     for name in sorted(read - {*names}):
         fix = f"['{declared.parts.response} ~ mi({name}) + ...', '{name} | mi() ~ z']"
@@ -85,11 +83,9 @@ def check_known(term: DesignTerm, mean: float, sd: float, *, above: bool) -> Non
         fix = "use a Pyro program with a site for each client"
         raise ValueError(f"{what} in all its rows: mi() is for values of rows; {fix}")
     if len(term.factors) == 1 and 0.0 < mean < 1.0 and abs(sd**2 - mean * (1.0 - mean)) < 1e-9:
-        what = (
-            f"the column of '{term.name}' is 0 or 1, and mi() treats it as Normal: imputed values"
-        )
+        what = f"the column of '{term.name}' is 0 or 1, and mi() treats it as Normal"
         fix = "for probabilities use a Pyro program that sums over both values"
-        warn(f"{what} may be any number; {fix}")
+        warn(f"{what}: imputed values may be any number; {fix}")
 
 
 def _imputed_factors(terms: TermSum) -> list[Call]:
@@ -101,17 +97,12 @@ def _faults_of_terms(terms: TermSum) -> Iterator[str]:
     """Yield a product of two covariates, and functions of mi()."""
     for product in terms.products:
         if len(_imputed_factors(TermSum((product,)))) > 1:
-            what = (
-                f"the term '{product.name}' is a product of two covariates that may both be missing"
-            )
-            yield f"{what}: multiply mi() by columns that are not"
+            what = f"the term '{product.name}' is a product of two covariates that may both"
+            yield f"{what} be missing: multiply mi() by columns that are not"
     names = {*map(column_of, _imputed_factors(terms))}
     inner = [call for call in calls(terms) if call.callee == "mi" and column_of(call) not in names]
-    wrapped = [
-        call
-        for call in calls(terms)
-        if call.callee != "mi" and any(inside.callee == "mi" for inside in calls_within(call))
-    ]
+    others = (call for call in calls(terms) if call.callee != "mi")
+    wrapped = [of for of in others if any(part.callee == "mi" for part in calls_within(of))]
     for call in (wrapped or inner)[:1]:
         fix = "make a column of it first, and impute that column"
         yield f"'{call}' is a function of mi(): {fix}"

@@ -162,11 +162,11 @@ def _group_terms(
     fields = unique_names("z_", designs)
     made = []
     for site, (group, terms, columns) in designs.items():
-        at, name = schema.groups.get(group.name), group.name
+        at = schema.groups.get(group.name)
         place: Place = "clients" if at is None else at.level
         size = 0 if at is None else at.most if at.level == "within" else len(at.levels)
         levels = () if at is None else at.levels
-        of_fields = (index[name], fields[site])
+        of_fields = (index[group.name], fields[site])
         of_scales: tuple[tuple[str, ...], tuple[int, ...]] = (columns, ())
         if terms.is_smooth:
             of_scales = entries_of(group, terms.terms, columns)
@@ -244,18 +244,15 @@ def dims(declared: Declaration, schema: Schema, layout: Layout) -> dict[str, Dim
         if many:
             sites[group.sd] = ((f"{group.site}_sd", group.entries),) if group.places else many
         if group.cor:
-            other = (f"{group.site}_term_2", columns)
-            sites[group.cor] = (*many, other)
-            sites[group.cholesky] = (*many, other)
+            pairs = (*many, (f"{group.site}_term_2", columns))
+            sites |= {group.cor: pairs, group.cholesky: pairs}
             for site in (group.sd, group.cholesky):
                 sites[f"{site}{CENTERED}"] = sites[site]
         if group.place == "clients" and many:
             sites[group.site] = many
-        if group.place in ("above", "crossed"):
-            sites[group.site] = ((f"{group.site}_group", group.levels), *many)
-        if group.place == "within":
-            numbers = tuple(str(i) for i in range(group.size))
-            sites[group.site] = ((f"{group.site}_group", numbers), *many)
+        if group.place != "clients":
+            levels = group.levels or tuple(map(str, range(group.size)))  # none of those within
+            sites[group.site] = ((f"{group.site}_group", levels), *many)
     return sites
 
 

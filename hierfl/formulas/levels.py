@@ -59,15 +59,14 @@ def levels_of(answers: list[OfColumn], name: str, *, whole: bool) -> tuple[str, 
     seen: set[str] = {level for answer in answers for level in (answer.counts or {})}
     refuse_similar(seen, f"column '{name}'")
     orders = sorted({answer.declared for answer in answers if answer.is_ordered})
-    how, fault = f"schema(..., levels={{'{name}': [...]}})", ""
+    how = f"schema(..., levels={{'{name}': [...]}})"
     if len(orders) > 1:
         pair = f"{', '.join(orders[0])} at one client and {', '.join(orders[1])} at another"
-        fault = f"column '{name}' has the levels {pair}: give all the same, or {how}"
-    elif whole and not orders and not all(is_number(n) or n in ("False", "True") for n in seen):
+        raise ValueError(f"column '{name}' has the levels {pair}: give all the same, or {how}")
+    if whole and not orders and not all(is_number(n) or n in ("False", "True") for n in seen):
         what = f"the levels {', '.join(ordered(seen)[:4])} of the ordinal column '{name}' have no order"
-        fault = f"{what}: make it numbers, an ordered category, or {how} from the lowest on"
-    if fault:
-        raise ValueError(fault)
+        fix = f"make it numbers, an ordered category, or {how} from the lowest on"
+        raise ValueError(f"{what}: {fix}")
     if orders:
         return tuple(level for level in orders[0] if level in seen or whole)
     return ordered(seen) if whole else _listed(answers, name, seen)
@@ -154,9 +153,8 @@ def name_unused(name: str, column: Column, answers: Collection[OfColumn], least:
         if {*declared} <= {*column.levels}:
             becomes = "keeps its prior: remove it, unless future rows have it"
         having = "no rows have" if least == 1 else f"no client has {least} rows with"
-        warn(
-            f"column '{name}' declares a level that {having}, {', '.join(unused)}, which {becomes}"
-        )
+        what = f"column '{name}' declares a level that {having}, {', '.join(unused)}"
+        warn(f"{what}, which {becomes}")
 
 
 def two_levels(declared: Declaration, column: Column) -> Column:
@@ -183,13 +181,11 @@ def with_rare(
     if not lacking:
         return column
     if rare == "merge" and not is_ordinal:
-        return replace(
-            column, levels=(*(n for n in column.levels if n != OTHER), OTHER), rare=OTHER
-        )
-    why = f"values that are not among the levels {', '.join(column.levels)}" if least == 1 else ""
-    why = (
-        why or f"values without {least} rows at any client" + "; and they are ordered" * is_ordinal
-    )
+        others = (level for level in column.levels if level != OTHER)
+        return replace(column, levels=(*others, OTHER), rare=OTHER)
+    why = f"values that are not among the levels {', '.join(column.levels)}"
+    if least > 1:
+        why = f"values without {least} rows at any client" + "; and they are ordered" * is_ordinal
     how = f"agree on all beforehand, schema(..., levels={{'{name}': [...]}})"
     how += "" if is_ordinal else ", or merge them, rare='merge'"
     if not column.levels:
@@ -251,9 +247,8 @@ def warn_of_identifiers(columns: Mapping[str, Floats], clients: int) -> None:
             kind, fix = "which are dates such as 20240131", "make them days since a day"
         if kind:
             many = f"{len(np.unique(values))} different whole numbers in {len(values)} rows"
-            warn(
-                f"column '{name}' has {many}, {kind}, and is read as a number with one slope: {fix}"
-            )
+            what = f"column '{name}' has {many}, {kind}, and is read as a number"
+            warn(f"{what} with one slope: {fix}")
 
 
 def are_days(values: Floats) -> bool:
@@ -291,11 +286,8 @@ def warn_of_far_values(
                 far[values > 0.0] &= is_far(logs, logs.mean(), logs.std(), len(logs), FAR_LOGS)
             if count := int(far.sum()):
                 many = f"{count} value{'s' if count > 1 else ''} more than {FAR:g} sds"
-                what = (
-                    f"column '{name}' of client '{clients[place]}' has {many} from the mean of all"
-                )
-                fix = "check the unit, and look for typos"
-                warn(f"{what} other rows: {fix}")
+                what = f"column '{name}' of client '{clients[place]}' has {many} from the mean"
+                warn(f"{what} of all other rows: check the unit, and look for typos")
 
 
 def warn_of_far_origins(declared: Declaration, schema: Schema) -> None:
@@ -305,11 +297,9 @@ def warn_of_far_origins(declared: Declaration, schema: Schema) -> None:
         for name in names if len(product.factors) > 1 else ():
             column = schema.columns[name]
             if column.kind == "number" and abs(column.mean) > FAR_ORIGIN * column.sd:
-                what = (
-                    f"'{product.name}' has its default prior where '{name}' is 0, far from all rows"
-                )
+                what = f"'{product.name}' has its default prior where '{name}' is 0, far from"
                 fix = f"write center({name}) in the product, or give priors"
-                warn(f"{what}, and its effect is held close to 0: {fix}")
+                warn(f"{what} all rows, and its effect is held close to 0: {fix}")
 
 
 def is_far(

@@ -90,9 +90,8 @@ def default_priors(declared: Declaration, schema: Schema, layout: Layout) -> Sit
     for term in layout.common.terms:
         if term.by_step and len(response.levels) < 3:
             fix = f"write {', '.join(str(factor) for factor in term.factors)} without cs()"
-            raise ValueError(
-                f"'{term.name}' is for several thresholds, and there is only one: {fix}"
-            )
+            what = f"'{term.name}' is for several thresholds, and there is only one"
+            raise ValueError(f"{what}: {fix}")
         if term.monotone:
             priors |= _of_steps(term, step, schema, layout)
         priors |= _of_smooth(term, layout, spread, unit)
@@ -227,27 +226,23 @@ def _of_each(prior: Any, default: Any) -> Any:
 
 def _check_values(name: str, default: Any, prior: Any, sizes: Sequence[int]) -> None:
     """Refuse a prior of another shape, or of values that the site cannot have."""
-    shape, usual, fault = tuple(prior.shape()), tuple(default.shape()), ""
+    shape, usual = tuple(prior.shape()), tuple(default.shape())
     if shape != usual and not (len(shape) == 1 and shape[0] in sizes):
-        fault = f"has shape {shape}: it must be {usual}"
-    for value in () if fault else (-1.0, 2.0):
+        raise ValueError(f"the prior of '{name}' has shape {shape}: it must be {usual}")
+    for value in (2.0, -1.0):
         at = torch.full(shape, value)
         if prior.support.check(at).any() and not default.support.check(at).all():
             fix = f"it must have the values of its default, {as_source(default)}"
-            fault = f"is {prior}, which allows {value:g}: {fix}"
-    if fault:
-        raise ValueError(f"the prior of '{name}' {fault}")
+            raise ValueError(f"the prior of '{name}' is {prior}, which allows {value:g}: {fix}")
 
 
 def _check_keys(own: Priors, priors: SitePriors) -> None:
     kinds = {"b", "sd", "cor"}
     names = {*priors, *kinds, *chain.from_iterable(of.names for of in priors.values())}
     for key in own:
-        fault = ""
         if key in kinds and key in priors:
-            fault = "which is a column, and also stands for a group of priors: rename the column"
-        elif key not in names:
+            what = "which is a column, and also stands for a group of priors"
+            raise ValueError(f"priors has '{key}', {what}: rename the column")
+        if key not in names:
             fix = did_you_mean(key, names, f"it has {', '.join(sorted(names))}")
-            fault = f"which the formula does not have: {fix}"
-        if fault:
-            raise ValueError(f"priors has '{key}', {fault}")
+            raise ValueError(f"priors has '{key}', which the formula does not have: {fix}")

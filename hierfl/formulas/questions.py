@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -27,19 +28,11 @@ from hierfl.formulas.answers import (
     of_groups,
 )
 from hierfl.formulas.columns import Kind as KindOfColumn
-from hierfl.formulas.columns import (
-    OneFrame,
-    ends_of,
-    joined,
-    number_column,
-)
+from hierfl.formulas.columns import OneFrame, ends_of, joined, number_column
 from hierfl.formulas.constants import STATEFUL, Implausible, check_constants, check_moments
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
-from hierfl.formulas.disclosure import (
-    coarse_frame,
-    told,
-)
+from hierfl.formulas.disclosure import coarse_frame, told
 from hierfl.formulas.expressions import Call, calls_within
 from hierfl.formulas.own_rows import own_rows
 from hierfl.formulas.schema import Schema
@@ -161,13 +154,12 @@ def _answering(
 ) -> Callable[[pd.DataFrame, str], Slices]:
     """Return the function of rows that answers a question of this formula for slices of them."""
     by, schema = question.by, question.schema
+    read = partial(coarse_frame, kinds=kinds, declared=declared, least=least)
     if question.kind == "rows":
         return lambda frame, client: lambda rows: len(range(len(frame))[rows])
     if question.kind == "columns":
-        agreed_levels = frozenset(question.known)
-        return lambda frame, client: of_columns(
-            coarse_frame(frame, kinds, declared, least), kinds, client, least, agreed_levels
-        )
+        agreed = frozenset(question.known)
+        return lambda frame, client: of_columns(read(frame), kinds, client, least, agreed)
     if question.kind in ("outside", "groups"):
         if not set(by) <= {*kinds, *(declared.rows_of if declared else ()), clients}:
             raise ValueError(f"the question reads {', '.join(by)}, which the formula does not")
@@ -182,13 +174,9 @@ def _answering(
     assert declared is not None and schema is not None
     if question.kind == "call":
         call = call_of(declared, question.text)
-        return lambda frame, client: of_call(
-            call, schema, coarse_frame(frame, kinds, declared, least), client, question.at
-        )
+        return lambda frame, client: of_call(call, schema, read(frame), client, question.at)
     designs = every_design_of(declared, schema)
-    return lambda frame, client: of_design(
-        designs, declared, schema, coarse_frame(frame, kinds, declared, least), client
-    )
+    return lambda frame, client: of_design(designs, declared, schema, read(frame), client)
 
 
 def call_of(declared: Declaration, text: str) -> Call:

@@ -82,9 +82,8 @@ class Schema:
         """
         path = Path(path)
         if path.exists() and path.read_text() != self.json():
-            raise FileExistsError(
-                f"'{path}' holds another text: remove it, or save under another name"
-            )
+            fix = "remove it, or save under another name"
+            raise FileExistsError(f"'{path}' holds another text: {fix}")
         path.write_text(self.json())
 
     @classmethod

@@ -24,14 +24,11 @@ def text_of(formula: Any) -> str:
     if formula.missing == "drop":
         lines["Missing"] = "rows are dropped"
     if formula.priors:
-        lines["Priors"] = ", ".join(
-            f"{name} ~ {_prior(prior)}" for name, prior in formula.priors.items()
-        )
+        priors = (f"{name} ~ {_prior(prior)}" for name, prior in formula.priors.items())
+        lines["Priors"] = ", ".join(priors)
+    lines["Schema"] = "not agreed on yet: hierfl.fit does it, or formula.on(frames)"
     if formula.has_schema:
-        rows = formula.agreed.rows
-        lines["Schema"] = f"agreed on by clients of {rows:,} rows"
-    else:
-        lines["Schema"] = "not agreed on yet: hierfl.fit does it, or formula.on(frames)"
+        lines["Schema"] = f"agreed on by clients of {formula.agreed.rows:,} rows"
     return "\n".join(f"{name:>7}: {value}" for name, value in lines.items())
 
 

@@ -140,9 +140,8 @@ def length_prior(smooth: Smooth) -> dist.InverseGamma:
     """
     half = (smooth.constants.knots[1] - smooth.constants.knots[0]) / 2.0
     boundary = smooth.constants.boundary
-    shape, rate = _inverse_gamma(
-        SHORT * boundary / smooth.size / half, LONG * (boundary / half - 1.0)
-    )
+    ends = SHORT * boundary / smooth.size / half, LONG * (boundary / half - 1.0)
+    shape, rate = _inverse_gamma(*ends)
     return dist.InverseGamma(float(f"{shape:.6g}"), float(f"{rate * half:.6g}"))
 
 

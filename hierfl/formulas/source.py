@@ -110,9 +110,8 @@ class PredictorLines:
         wide = f".expand([{self.outputs}]).to_event(1)" if self.outputs > 1 else ""
         if layout.has_intercept:
             note = AT_MEANS if layout.means else ""
-            out.sample(
-                layout.sampled_intercept, as_source(priors[layout.intercept]) + wide, note=note
-            )
+            prior = as_source(priors[layout.intercept]) + wide
+            out.sample(layout.sampled_intercept, prior, note=note)
         for term in layout.common.terms:
             if term.monotone or term.smooth:
                 self._steps(term)

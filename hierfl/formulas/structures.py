@@ -110,15 +110,14 @@ def structures(
     groupings: dict[str, Grouping] = {}
     for group in declared.structured:
         matrix = declared.data2.get(group.cov)
-        is_of_clients, fault = group.by == (schema.clients,), ""
         if matrix is None:
             fix = f"data2={{'{group.cov}': frame}}, with the groups' names as index and columns"
             raise ValueError(f"'{group.text}' needs the matrix '{group.cov}': give {fix}")
         there = f"'{group.cov}' in data2, which has {', '.join(matrix[0][:6])}"
-        if is_of_clients:
+        if group.by == (schema.clients,):
             if lost := [name for name in clients if name not in matrix[0]]:
-                fix = "add it, or leave its rows out"
-                fault = f"client '{lost[0]}' is not among the groups of {there}: {fix}"
+                what = f"client '{lost[0]}' is not among the groups of {there}"
+                raise ValueError(f"{what}: add it, or leave its rows out")
             lies = Grouping("above", matrix[0])
         else:
             outside = ask(Question("outside", by=group.by, levels=matrix[0]))
@@ -127,9 +126,7 @@ def structures(
                 raise ValueError(f"{what} {there}: add it")
             lies = place(group.by, matrix[0])
             if lies.level == "within":
-                fault = f"'{group.text}' has groups within clients: {HOW}"
-        if fault:
-            raise ValueError(fault)
+                raise ValueError(f"'{group.text}' has groups within clients: {HOW}")
         basis, weights = basis_of(group, matrix)
         rows = tuple(tuple(map(float, row)) for row in basis)
         groupings[group.name] = replace(lies, basis=rows, weights=tuple(map(float, weights)))

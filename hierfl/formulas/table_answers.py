@@ -105,9 +105,7 @@ def table_answer(
             small |= own
         else:
             large[name] = own
-    of = {
-        column: _by_group(frame, column, large, small, client, least, there) for column in columns
-    }
+    of = {name: _by_group(frame, name, large, small, client, least, there) for name in columns}
     groups = {name: {column: of[column][name] for column in columns} for name in large}
     rows = {name: rounded_count(int(own.sum()), least) for name, own in large.items()}
     return TableAnswer(rows, groups, rounded_count(int(small.sum()), least))
@@ -127,12 +125,9 @@ def _by_group(
     The schema revealed the sums over all complete rows. Less those of the groups that are described,
     they leave the sums of the others, which must have enough rows too.
     """
-    answers = {
-        name: variable_answer(frame[own], column, client, least, complete[own])
-        for name, own in groups.items()
-    }
-    hidden = small.copy()
+    answers, hidden = {}, small.copy()
     for name, own in groups.items():
+        answers[name] = variable_answer(frame[own], column, client, least, complete[own])
         hidden |= own & (answers[name].found is None)
     for name, own in sorted(groups.items(), key=lambda item: int(item[1].sum())):
         hidden_rows, there = frame[hidden & complete], complete[hidden & complete]
@@ -176,9 +171,8 @@ def variable_answer(
     if kind in ("datetime64", "datetime", "date", "timedelta64", "timedelta", "period"):
         series = series.astype(str)
     elif kind != "boolean" and kind_of(series, name, client) == "number":
-        return VariableAnswer(
-            missing, numbers=numbers_answer(numbers(series)[there], name, client, least)
-        )
+        answer = numbers_answer(numbers(series)[there], name, client, least)
+        return VariableAnswer(missing, numbers=answer)
     return VariableAnswer(missing, levels=levels_answer(series[there], name, client, least))
 
 

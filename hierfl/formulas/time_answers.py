@@ -80,17 +80,14 @@ def observed_times(frame: pd.DataFrame, declared: Declaration, client: str, leas
     response, additions = declared.parts.response, declared.parts.additions
     others = sorted(additions.keys() - {"event", "cens", "entry", "weights"})
     others += ["trunc"] if declared.parts.bounds else []
-    fault = ""
     if others:
         what = f"{others[0]}({additions.get(others[0], '...')}), of which no Kaplan-Meier curve is made"
         fix = "times may be censored on the right alone, event(status) or cens(status)"
-        fault = f"'{response}' has {what}: {fix}"
-    elif "weights" in additions and least > 1:
+        raise ValueError(f"'{response}' has {what}: {fix}")
+    if "weights" in additions and least > 1:
         fix = "leave them out of the formula, or take least_count=1 where the rows are"
         what = f"has weights({additions['weights']}), which could be solved for"
-        fault = f"'{response}' {what}: {fix}"
-    if fault:
-        raise ValueError(fault)
+        raise ValueError(f"'{response}' {what}: {fix}")
 
     def column(addition: str, default: float) -> Floats:
         name = additions.get(addition)
@@ -134,11 +131,8 @@ def survival_answer(
 ) -> SurvivalAnswer:
     """Return a client's answer about its times, by the values of a column."""
     rows = observed_times(frame, declared, client, least)
-    by_group = sorted(
-        rows_by_group(frame, by, client), key=lambda item: (int(item[1].sum()), item[0])
-    )
-    groups, small = {}, 0
-    for name, own in by_group:
+    groups, small, by_group = {}, 0, rows_by_group(frame, by, client)
+    for name, own in sorted(by_group, key=lambda item: (int(item[1].sum()), item[0])):
         # a difference from all rows, whose number is known, would reveal a small group
         is_small = own.sum() < least or 0 < rows.event[own].sum() < least or 0 < small < least
         small += int(own.sum()) if is_small else 0
@@ -176,9 +170,8 @@ def times_answer(rows: Observed, least: int) -> TimesAnswer:
             chosen.append(k)
             gone = upto
     happened = np.minimum(least * np.round(events / least), exits)
-    entered = (
-        least * np.round(entries[[0, *(k + 1 for k in chosen)]] / least) if len(entries) else ()
-    )
+    at_ends = entries[[0, *(k + 1 for k in chosen)]] if len(entries) else entries
+    entered = least * np.round(at_ends / least)
     return TimesAnswer(
         len(at),
         tuple(float(ends[k]) for k in chosen),
@@ -255,10 +248,9 @@ def logrank_sums(risk: Floats, happened: Floats) -> tuple[Floats, Floats]:
     share = risk / n[:, None]
     excess: Floats = (happened - d[:, None] * share).sum(0)
     spread = np.where(n > 1.0, d * (n - d) / np.maximum(n - 1.0, 1.0), 0.0)
-    spread_of_shares = (
-        np.eye(risk.shape[1]) * share[:, :, None] - share[:, :, None] * share[:, None, :]
-    )
-    covariance: Floats = (spread[:, None, None] * spread_of_shares).sum(0)
+    shares = share[:, :, None]
+    of_shares = np.eye(risk.shape[1]) * shares - shares * share[:, None, :]
+    covariance: Floats = (spread[:, None, None] * of_shares).sum(0)
     return excess, covariance
 
 

@@ -43,21 +43,20 @@ class Constants:
     polynomials: tuple[tuple[float, ...], ...] = ()
     boundary: float = 0.0
 
-    def __call__(self, name: str, text: str, x: Any, *args: Any, **options: Any) -> Values:
+    def __call__(self, name: str, text: str, x: Any, *, by: Any = None) -> Values:
         """Apply a named call to values, (n,) -> (n,), or (n, columns) of `bs` and `poly`."""
         values = np.asarray(x, dtype=np.float64)
         if name == "center":
             return values - self.mean
         if name == "bs":
             warn_far(text, values, self.knots[0], self.knots[-1])
-            basis = BSpline.design_matrix(
-                values, np.array(self.knots), self.degree, extrapolate=True
-            )
+            knots = np.array(self.knots)
+            basis = BSpline.design_matrix(values, knots, self.degree, extrapolate=True)
             # All columns sum to one, as the intercept: the first is dropped, as in R.
             dense: Values = basis.toarray()[:, 1:]
             return dense
         if name in SMOOTHS:
-            return smooth_columns(self, name, text, values, options.get("by"))
+            return smooth_columns(self, name, text, values, by)
         scaled = (values - self.mean) / self.sd
         if name == "poly":
             powers = scaled[:, None] ** np.arange(self.degree + 1)
@@ -240,18 +239,17 @@ def smooth_of(
 ) -> Constants:
     """Return the constants of a smooth, from the counts of values below `EDGES` of all clients."""
     mean, sd = at
-    size, fault = options["k"], ""
+    size = options["k"]
     rows_between = np.diff(total, prepend=0.0)[1:]  # rows between two edges
     edges = mean + sd * EDGES
     filled = np.flatnonzero(rows_between > 0.0)
     if name == "s" and len(filled) < size:
         fix = f"write s({text[2:-1].split(',')[0]}, k={max(3, len(filled))}), or C(...)"
         what = f"values in {len(filled)} places only, a place being 0.05 sd wide, and {size} knots"
-        fault = f"{what}: {fix}"
-    elif not len(filled):
-        fault = "too few rows at each client for its range to be told: lower min_count"
-    if fault:
-        raise ValueError(f"'{text}' has {fault}")
+        raise ValueError(f"'{text}' has {what}: {fix}")
+    if not len(filled):
+        what = "too few rows at each client for its range to be told"
+        raise ValueError(f"'{text}' has {what}: lower min_count")
     low, high = float(edges[filled[0]]), float(edges[filled[-1] + 1])
     if name == "gp":
         return Constants(mean, sd, (low, high), size, boundary=options["c"] * (high - low) / 2.0)

@@ -65,11 +65,9 @@ class ProgramWriter:
         """Add the line that draws a site."""
         name = self.named(site)
         # Names of levels come from data: none may end the comment and go on as code.
-        if not note.isprintable():
-            note = "".join(c if c.isprintable() else "?" for c in note)
-        self.add(
-            f"{name} = pyro.sample({site!r}, {distribution})" + (f"  # {note}" if note else "")
-        )
+        note = "".join(c if c.isprintable() else "?" for c in note)
+        line = f"{name} = pyro.sample({site!r}, {distribution})"
+        self.add(f"{line}  # {note}" if note else line)
 
     def named(self, site: str) -> str:
         """Return the Python name of a site, different from all others."""

@@ -52,9 +52,8 @@ class FitArguments:
             check_count(name, getattr(self, name))
         if self.time_limit is not None:
             expect(time_limit=(self.time_limit, "(0, inf]"))
-        expect_kind(
-            self.callback, Callable | None, "callback", "give a function of the fit, or None"
-        )
+        fix = "give a function of the fit, or None"
+        expect_kind(self.callback, Callable | None, "callback", fix)
         expect_kind(self.settings, Settings, "settings", "give hierfl.Settings(...)")
         if self.patience is not None and self.validation is None:
             raise ValueError("patience needs rows to score: pass validation=")
@@ -106,10 +105,8 @@ def check_method(method: Any) -> None:
     is_fit = hasattr(method, "federation")  # which is callable, as a guide of Predictive
     if is_builder or is_fit or not callable(method) or isinstance(method, type | Family):
         what = f"{name}, which is not called yet" if is_builder else shown(method)
-        fix = (
-            "a model, a function of a batch or a hierfl.formula, or a method, methods.fedsvi(model)"
-        )
-        raise TypeError(f"model is {what}: pass {fix}")
+        fix = "a model, a function of a batch or a hierfl.formula, or a method"
+        raise TypeError(f"model is {what}: pass {fix}, methods.fedsvi(model)")
 
 
 def _check_optimizers(method: Method) -> None:

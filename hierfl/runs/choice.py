@@ -99,10 +99,8 @@ def _chosen(facts: _ModelFacts, disclose: Disclose, *, everyone: bool) -> Choice
 def too_much(method: Method, data: ClientData) -> ValueError:
     """Return the error of a method that shows summaries where only sums may cross; it names another."""
     other = choose(method.model, data, settings=Settings(disclose="sums")).method.name
-    what = (
-        f"disclose is 'sums', and method '{method.name}' shows the server a summary of each client"
-    )
-    return ValueError(f"{what}: take hierfl.methods.{other}(model)")
+    what = f"disclose is 'sums', and method '{method.name}' shows the server a summary"
+    return ValueError(f"{what} of each client: take hierfl.methods.{other}(model)")
 
 
 def too_large(facts: _ModelFacts) -> ProgramError:
@@ -179,18 +177,15 @@ def _two_stage(facts: _ModelFacts) -> Choice:
         curved = exact or size > largest or is_curved(reading)
     except _SlowDraws as error:
         fix = "name a method, hierfl.fit(hierfl.methods.fedsvi(model), data, rounds=200)"
-        what = f"the model fails {error}"
-        raise ProgramError(
-            f"{what}; or {fix}, which takes one client and one draw at a time"
-        ) from None
+        what = f"the model fails {error}; or {fix}"
+        raise ProgramError(f"{what}, which takes one client and one draw at a time") from None
     except FAILS as error:
         facts.caught.clear()
         return facts.structured(f"two_stage cannot fit the model ({_first(error)})")
     size_in_words = f"{size} parameter" + "s" * (size != 1)
     if size > largest:
-        return facts.structured(
-            f"a client's likelihood reads {size_in_words}, too many for two_stage"
-        )
+        why = f"a client's likelihood reads {size_in_words}, too many for two_stage"
+        return facts.structured(why)
     if not curved:  # as of quantiles (asymmetric Laplace)
         return facts.structured("the likelihood has no curvature, which two_stage's factors need")
     why = f"every unknown has a prior, and a client's likelihood reads only {size_in_words}"

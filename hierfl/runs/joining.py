@@ -191,6 +191,5 @@ def _say(where: Progress, first: int, alone: int, others: int) -> None:
         why = "their log ratios could not be carried over"
         if k_hats:
             why = f"k-hat was {k_hats[-1]:.2f} with their kept factors"
-        warn(
-            f"the {others} other clients were asked again, in {where.round - alone} rounds: {why}",
-        )
+        what = f"the {others} other clients were asked again, in {where.round - alone} rounds"
+        warn(f"{what}: {why}")

@@ -68,19 +68,17 @@ def without(
         CheckpointError: the folder does not hold this fit.
     """
     expect_count(rounds, "rounds", least=0)
-    out = leaving(fit.federation, client)
-    data = fit.federation.data
+    old = fit.federation
+    out = leaving(old, client)
     if folder is not None:
         _check_can_be_rewritten(fit, Path(folder))
-    others = data.select((~out).nonzero()[:, 0])
-    old = fit.federation
-    if is_absent(data):
+    if is_absent(old.data):
         federation = restricted_to(old, out)
     else:
-        how = {"seed": old.seed, "settings": old.settings}
-        federation = federate(fit.method, others, **how)
+        others = old.data.select((~out).nonzero()[:, 0])
+        federation = federate(fit.method, others, seed=old.seed, settings=old.settings)
         federation = replace(federation, cohort=min(old.cohort, others.num_clients))
-    progress = left_by(fit.federation, fit.progress, federation, out, rounds)
+    progress = left_by(old, fit.progress, federation, out, rounds)
     fitted = replace(fit, federation=federation, progress=progress)
     if folder is not None:
         _rewrite(fit, fitted, Path(folder))
@@ -167,11 +165,10 @@ def digest_of(tree: Tree) -> str:
 
 def _unnamed(record: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
     """Return a row of the history without what it says of some clients."""
-    lists = {key: record[key] for key in BY_CLIENT if record.get(key)}
-    others = {
-        k: [entry for entry in v if entry.get("client") not in names] for k, v in lists.items()
-    }
-    return {**record, **others}
+    others = dict(record)
+    for key in filter(record.get, BY_CLIENT):
+        others[key] = [entry for entry in record[key] if entry.get("client") not in names]
+    return others
 
 
 def certificates(history: tuple[dict[str, Any], ...]) -> pd.DataFrame:
@@ -218,9 +215,7 @@ def rewritten(
         what = f"'{folder}/{remaining[0]}' holds files that are not hierfl's, and was not removed"
         raise CheckpointError(f"{what}: what the client had sent is in it; remove it")
     if aside := sorted(path.name for path in folder.glob("*.aside-*")):
-        what = (
-            f"'{folder}/{aside[0]}' was set aside by hierfl, and may hold what the client had sent"
-        )
-        warn(f"{what}: see what it is, and remove it")
+        what = f"'{folder}/{aside[0]}' was set aside by hierfl, and may hold what the client"
+        warn(f"{what} had sent: see what it is, and remove it")
     if len(table := certificates(progress.history)):
         write_private(folder / CERTIFICATE, json.dumps(table.to_dict("records"), indent=1).encode())

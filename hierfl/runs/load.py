@@ -37,11 +37,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # Options whose number takes neither memory nor time before the next round.
-FREE = frozenset(
-    (
-        "batch_size global_steps inner_steps local_steps max_global_size personal_steps steps target_ess"
-    ).split()
-)
+FREE = frozenset("batch_size global_steps inner_steps local_steps".split())
+FREE |= frozenset("max_global_size personal_steps steps target_ess".split())
 # Up to here the numbers of a recipe cannot add up to memory that matters: about a gigabyte.
 SMALL = 10**8
 LARGEST = 1 << 31  # bytes of one tensor while a program with larger numbers is read
@@ -147,9 +144,10 @@ def load(
     same = {"method": who["method"] if method is None else describe(method)}
     state.check_same(newest, who, same)  # before anything runs on the rows
     made = remade(who, handed) if method is None else method
-    there = (
-        saved.read(newest, record) if data is None else saved.SavedData(_rows_in(made, data), None)
-    )
+    if data is None:
+        there = saved.read(newest, record)
+    else:
+        there = saved.SavedData(_rows_in(made, data), None)
     if there.data is not None:
         same |= about_data(there.data)
     state.check_same(newest, who, same)
@@ -173,9 +171,7 @@ def _rows_in(method: Method, data: Any) -> ClientData:
         from hierfl.formulas.formula import rows_of  # it imports pandas
 
         data = rows_of(method.model, data)
-    expect_client_data(data, "data")
-    rows: ClientData = data
-    return rows
+    return expect_client_data(data, "data")
 
 
 def _without_rows(

@@ -60,9 +60,8 @@ class MixedFit:
 
     def __tables__(self) -> Shown:
         note = "fit.summary() shows every site, and whether to trust it; fit.fits has each value's fit."
-        return Shown(
-            f"MixedFit({len(self.fits)} values of discrete sites)", self.probabilities, note
-        )
+        title = f"MixedFit({len(self.fits)} values of discrete sites)"
+        return Shown(title, self.probabilities, note)
 
     def __getattr__(self, name: str) -> Any:
         """Refuse what one fit alone can answer."""
@@ -155,10 +154,8 @@ class MixedFit:
                 "methods.two_stage(pyro.poutine.condition(model, ...), draws=20000).",
                 None,
             )
-        return (
-            f"Trustworthy. So is the fit of each value of probability {NEGLIGIBLE} or more.",
-            True,
-        )
+        words = f"Trustworthy. So is the fit of each value of probability {NEGLIGIBLE} or more."
+        return words, True
 
     def _label(self, k: int) -> str:
         return ", ".join(f"{name} = {self.probabilities[name].iloc[k]}" for name in self.values)

@@ -93,15 +93,12 @@ def simulate(
         with poutine.condition(data=values_of_sites) if values_of_sites else nullcontext():
             values, labels = drawn(program, batch, count=1, seed=seed + 7919 * number)
         response = labels[field][0]
-        drawn_frames = {
-            name: frame.assign(
-                **{formula.declared.parts.response: response[k, : len(frame)].numpy()}
-            )
-            for k, (name, frame) in enumerate(frames.items())
-        }
-        federations.append(
-            Simulated(drawn_frames, {name: value[0] for name, value in values.items()})
-        )
+        drawn_frames = {}
+        for own, (name, frame) in zip(response, frames.items(), strict=True):
+            labeled = {formula.declared.parts.response: own[: len(frame)].numpy()}
+            drawn_frames[name] = frame.assign(**labeled)
+        truth = {name: value[0] for name, value in values.items()}
+        federations.append(Simulated(drawn_frames, truth))
     return federations
 
 
@@ -255,9 +252,8 @@ def precision(
     grouped = table.groupby(["clients", "rows"])
     low, middle, high = (grouped["width"].quantile(q) for q in (0.25, 0.5, 0.75))
     shares = grouped[["covered", "excludes_zero"]].mean()
-    return Precision(
-        pd.DataFrame({"width": middle, "low": low, "high": high}).join(shares), parameter, prob
-    )
+    widths = pd.DataFrame({"width": middle, "low": low, "high": high})
+    return Precision(widths.join(shares), parameter, prob)
 
 
 class _Item(NamedTuple):
@@ -288,7 +284,6 @@ def _place(fit: Fit, parameter: str) -> tuple[str, int]:
         for k, entry in enumerate(entries_of(fit, site.name, shape.shape[1:])):
             names[f"{site.name}[{entry}]" if entry else site.name] = site.name, k
     if parameter not in names:
-        raise NoSuchName(
-            f"there is no parameter '{parameter}': the parameters are {', '.join(names)}"
-        )
+        what = f"there is no parameter '{parameter}'"
+        raise NoSuchName(f"{what}: the parameters are {', '.join(names)}")
     return names[parameter]

@@ -108,9 +108,8 @@ def _moved(
 
         return over_draws(one, batch, how.draws, keyed=program.in_vmap)
 
-    gradient, value = slope(
-        loss, {"shared": state.at.params, "mine": table.at.params if table else {}}
-    )
+    params = {"shared": state.at.params, "mine": table.at.params if table else {}}
+    gradient, value = slope(loss, params)
 
     def keep(own: FedSVIState, of_own: Tree) -> FedSVIState:
         at = step(how.local_optimizer, of_own, own.at, message["rate"])

@@ -117,8 +117,6 @@ PRIVATE = ("clients", "rows")
 # how the numbers were computed: two fits that differ in nothing else are still the same run
 HOW = ("engine", "device")
 
-JSON = Any
-
 
 def about(method: Method, federation: Federation, rounds: int) -> dict[str, Any]:
     """Return what identifies a run, as JSON; `sealed` salts its private hashes for the disk."""
@@ -142,19 +140,14 @@ def about_data(data: ClientData) -> dict[str, Any]:
     return {**described, "rows": hashed.hexdigest()}
 
 
-def sealed(about: Mapping[str, Any]) -> dict[str, JSON]:
-    """Return what identifies a run as it is written to disk: private hashes are salted."""
-    return _sealed(about, secrets.token_hex(16))
-
-
-def _sealed(about: Mapping[str, Any], salt: str | None) -> dict[str, JSON]:
-    run: dict[str, JSON] = json.loads(json.dumps(about))
-    if not salt:
-        return run
-    private = {
-        k: hashlib.sha256(f"{salt}{run[k]}".encode()).hexdigest() for k in PRIVATE if k in run
-    }
-    return {**run, **private, "salt": salt}
+def sealed(about: Mapping[str, Any], salt: str | None = None) -> dict[str, Any]:
+    """Return what identifies a run as it is written to disk: private hashes are salted, unless by ""."""
+    run: dict[str, Any] = json.loads(json.dumps(about))
+    salt = secrets.token_hex(16) if salt is None else salt
+    for key in PRIVATE if salt else ():
+        if key in run:
+            run[key] = hashlib.sha256(f"{salt}{run[key]}".encode()).hexdigest()
+    return {**run, "salt": salt} if salt else run
 
 
 class Difference(NamedTuple):
@@ -172,7 +165,7 @@ class Difference(NamedTuple):
 def compared(record: Mapping[str, Any], about: Mapping[str, Any]) -> Difference:
     """Compare a run on disk with another; private entries are only said to differ."""
     salt = record.get("salt")
-    here = _sealed(about, salt if isinstance(salt, str) else None)
+    here = sealed(about, salt if isinstance(salt, str) else "")
     method = differences(record.get("method"), here.pop("method", record.get("method")))
     differs = {"method": f"method ({'; '.join(method.differs[:3])})"} if method.differs else {}
     for key in sorted(here.keys() - {"salt"}):

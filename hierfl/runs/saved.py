@@ -163,9 +163,8 @@ class SavedData:
             data = rows_absent(schema["names"], schema["counts"], schema, fills)
             return replace(data, client_column=schema["client_column"])
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise state.CheckpointError(
-                f"{SCHEMA} is not from this version of hierfl ({error}): {HAND_IN}"
-            ) from error
+            what = f"{SCHEMA} is not from this version of hierfl ({error})"
+            raise state.CheckpointError(f"{what}: {HAND_IN}") from error
 
 
 def newest_record(paths: list[Path]) -> tuple[Path, Record]:
