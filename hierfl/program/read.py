@@ -54,7 +54,7 @@ from hierfl.program.supports import (
 )
 from hierfl.program.traces import Center, Site, is_deterministic, samples
 from hierfl.program.wrapped import (
-    has_mapped_normals,
+    has_mapped_sites,
     mixes_dtypes,
     sites_to_float,
     with_common_site,
@@ -217,7 +217,7 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
                 refuse_first(faults_of_rows(single, other))
         with untouched_store():
             labels = label_fields(model, pair, two)
-        floats, is_mapped = sites_to_float(pair), has_mapped_normals(pair)
+        floats, is_mapped = sites_to_float(pair), has_mapped_sites(pair)
         if floats or is_mapped:
             model = with_float_labels(model, floats) if floats else model
             model = with_plain_sites(model) if is_mapped else model

@@ -25,6 +25,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.program.few_rows import in_double
 from hierfl.program.handlers import ModuleWeights, untouched_store
 from hierfl.program.sites import COMMON, Model
+from hierfl.program.supports import mapped_of
 from hierfl.program.traces import (
     NAN_MASKED,
     Center,
@@ -171,7 +172,7 @@ def _inside(fn: Any, like: Tensor) -> Tensor:
 
 
 class _Plain(Messenger):
-    """Gives latent sites that are moved and scaled Normals the Normal or log-normal that they are."""
+    """Gives latent sites that are maps of others the Normal or log-normal, or the support, they have."""
 
     def _pyro_sample(self, msg: Site) -> None:
         if is_latent(msg) and (plain := plain_of(msg["fn"])) is not None:
@@ -179,7 +180,7 @@ class _Plain(Messenger):
 
 
 def plain_of(fn: Any) -> Any:
-    """Return a Normal or log-normal that is a moved and scaled Normal, perhaps exponentiated; or None."""
+    """Return a map of a distribution as a Normal or log-normal, or with the support it has; or None."""
     if isinstance(fn, torch.distributions.Independent):
         inner = plain_of(fn.base_dist)
         return None if inner is None else inner.to_event(fn.reinterpreted_batch_ndims)
@@ -195,7 +196,7 @@ def plain_of(fn: Any) -> Any:
     is_log = isinstance(last, ExpTransform)
     moves = moves if is_log else [*moves, last]
     if not (isinstance(base, torch.distributions.Normal) and all(map(_is_affine, moves))):
-        return None
+        return mapped_of(fn)
     loc, scale = base.loc, base.scale
     for move in moves:
         loc, scale = move.loc + move.scale * loc, torch.as_tensor(move.scale).abs() * scale
@@ -208,13 +209,13 @@ def _is_affine(transform: Any) -> bool:
     return isinstance(transform, AffineTransform)
 
 
-def has_mapped_normals(trace: Any) -> bool:
-    """Return whether a latent site is a moved and scaled Normal, written as a transform."""
+def has_mapped_sites(trace: Any) -> bool:
+    """Return whether a latent site is written as a transform of scalars."""
     return any(plain_of(site["fn"]) is not None for _, site in samples(trace) if is_latent(site))
 
 
 def with_plain_sites(model: Model) -> Model:
-    """Return the model with Normals in the place of latent sites that are maps of them."""
+    """Return the model with the supports, or the Normals, that latent sites are maps onto."""
     return _under(model, lambda _: _Plain())
 
 
