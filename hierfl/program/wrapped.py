@@ -216,7 +216,7 @@ def has_mapped_sites(trace: Any) -> bool:
 
 def with_plain_sites(model: Model) -> Model:
     """Return the model with the supports, or the Normals, that latent sites are maps onto."""
-    return _under(model, lambda _: _Plain())
+    return under(model, lambda _: _Plain())
 
 
 def sites_to_float(trace: Any) -> frozenset[str]:
@@ -248,15 +248,15 @@ def _scores(site: Site, value: Tensor) -> bool:
 def with_float_labels(model: Model, sites: Iterable[str]) -> Model:
     """Return the model with the labels of some sites observed as floats."""
     chosen = frozenset(sites)
-    return _under(model, lambda batch: _Floats(chosen, batch.counts.dtype))
+    return under(model, lambda batch: _Floats(chosen, batch.counts.dtype))
 
 
 def with_filled_labels(model: Model) -> Model:
     """Return the model with numbers in the place of observed values that are NaN and masked."""
-    return _under(model, lambda _: _Filled())
+    return under(model, lambda _: _Filled())
 
 
-def _under(model: Model, handler_of: Callable[[ClientBatch], Messenger]) -> Model:
+def under(model: Model, handler_of: Callable[[ClientBatch], Messenger]) -> Model:
     """Return the model under a handler made for each batch."""
 
     @wraps(model, updated=())
