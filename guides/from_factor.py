@@ -211,7 +211,7 @@ def candidate(
     v = torch.cat([at, z[hierarchy.reading.shared].expand(len(at), -1)], 1)
     log_factor = ((factor[1] - 0.5 * (factor[0] @ v[..., None])[..., 0]) * v).sum(-1)
     vector = hierarchy.local_vectors(at, z)
-    prior = hierarchy.log_local(z, vector, row)
+    prior = hierarchy.log_local(hierarchy.sites(z, vector, row), vector)
     return Candidate(vector, log_weight - log_factor - prior, v, prior)
 
 

@@ -78,6 +78,10 @@ class Sampled(NamedTuple):
     effective: float  # the least number of effective states of one of them
     spread: tuple[float, float]  # the largest of squares, and relative error of an sd
     whitening: Whitening  # as adapted
+    size: float  # of a step
+    steps: Tensor  # (n, C, K), states of all chains
+    numbers: Tensor  # (n, C, J), what is judged of them
+    leaps: float  # gradients an iteration
 
 
 class _State(NamedTuple):
@@ -119,10 +123,13 @@ def sampled(
     seed: int,
     jumps: bool,
     judged: Callable[[Tensor], Tensor] = lambda z: z,
+    before: Sampled | None = None,
+    warmed: Callable[[float], None] = lambda leaps: None,
 ) -> Sampled:
     """Return S = `draws` of a density over all chains, which start at `start` (C, K).
 
-    Mixing and errors are those of the numbers `judged` (C, J) of the states (C, K).
+    Mixing and errors are those of the numbers `judged` (C, J) of the states (C, K). Chains `before`
+    go on as they were, with their draws. `warmed` is told how many gradients an iteration takes.
     """
     jumps = jumps and 0 < len(whitening.tril) <= MOST_JUMPING
     g = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
@@ -145,8 +152,11 @@ def sampled(
             whitening = _renewed(torch.cat(seen[len(seen) // 3 :]), whitening)
             state = _evaluated(density, seen[-1], whitening)
             step, seen, moves = _Step(math.exp(step.mean)), [], torch.zeros(len(start))
-    size, moves, accepted = math.exp(step.mean), torch.zeros(len(start)), 0.0
-    steps = []
+    size = math.exp(step.mean) if before is None else before.size
+    leaps = min(MOST_STEPS, max(1.0, LENGTH / size)) + (1 / JUMPS if jumps else 0.0)
+    warmed(leaps)
+    moves, accepted = torch.zeros(len(start)), 0.0
+    steps: list[Tensor] = []
     for i in range(warmup, total):
         working(f"chains, iteration {i} of {total}")
         state, taken, chance = _iterated(density, state, whitening, size, g)
@@ -154,15 +164,20 @@ def sampled(
             state = _jumped(density, state, whitening, g)
         moves, accepted = moves + taken, accepted + chance
         steps.append(whitening.at(state.at))
-    together = torch.stack(steps).flatten(0, 1)
-    numbers = torch.cat([judged(z) for z in together.split(JUDGED)])
-    chains = numbers.unflatten(0, (len(steps), -1)).movedim(0, 1)  # (C, draws of each, J)
-    together = together[torch.linspace(0, len(together) - 1, draws).round().long()]
-    r_hat, effective = mixing_of(chains)
     # a single chain that never moves hardly shows in R-hat
     held = bool((moves < MOVES * len(steps)).any()) or accepted < LEAST_ACCEPTED * len(steps)
+    states = torch.stack(steps)
+    parts = [judged(z) for z in states.flatten(0, 1).split(JUDGED)]
+    numbers = torch.cat(parts).unflatten(0, states.shape[:2])
+    if before is not None:
+        states = torch.cat([before.steps, states])
+        numbers = torch.cat([before.numbers, numbers])
+    together, chains = states.flatten(0, 1), numbers.movedim(0, 1)
+    together = together[torch.linspace(0, len(together) - 1, draws).round().long()]
+    r_hat, effective = mixing_of(chains)
     r_hat = math.inf if held else r_hat
-    return Sampled(together, r_hat, effective, spread_of(chains), whitening)
+    known = (r_hat, effective, spread_of(chains), whitening)
+    return Sampled(together, *known, size, states, numbers, leaps)
 
 
 def mixing_of(chains: Tensor) -> tuple[float, float]:

@@ -33,6 +33,7 @@ from hierfl.program.few_rows import codes_of, of_codes, prototype_of
 from hierfl.program.handlers import NoKeyedDraw, Substitute, untouched_store
 from hierfl.program.joint_sites import check_sizes, joint_sites
 from hierfl.program.labels import Recorded, check_names, checked_labels, label_fields
+from hierfl.program.moving_supports import has_bounds, moving_supports, with_fixed_supports
 from hierfl.program.program import Program, ProgramError, Reads, refuse_first
 from hierfl.program.read_traces import (
     closed_of,
@@ -52,9 +53,9 @@ from hierfl.program.supports import (
     check_support,
     refuse_in_sample,
 )
-from hierfl.program.traces import Center, Site, is_deterministic, samples
+from hierfl.program.traces import Center, Near, Site, is_deterministic, samples
 from hierfl.program.wrapped import (
-    has_mapped_normals,
+    has_mapped_sites,
     mixes_dtypes,
     sites_to_float,
     with_common_site,
@@ -217,12 +218,18 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
                 refuse_first(faults_of_rows(single, other))
         with untouched_store():
             labels = label_fields(model, pair, two)
-        floats, is_mapped = sites_to_float(pair), has_mapped_normals(pair)
+        floats, is_mapped = sites_to_float(pair), has_mapped_sites(pair)
         if floats or is_mapped:
             model = with_float_labels(model, floats) if floats else model
             model = with_plain_sites(model) if is_mapped else model
             pair, _ = _trace(model, two, "model", seed, _Start())
             single, reads = _trace(model, single_batch, "model", seed, _Start())
+        if has_bounds(pair):
+            other, _ = _trace(model, two, "model", seed, Near(1.0, seed))
+            if moving := moving_supports(pair, other):
+                model = with_fixed_supports(model, moving)
+                pair, _ = _trace(model, two, "model", seed, _Start())
+                single, reads = _trace(model, single_batch, "model", seed, _Start())
         check_sizes(model, single, single_batch)
         latents = latents_of(single, pair)
         supports = checked_labels(model, pair, labels, data, two)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import pyro.distributions as dist
 import torch
 import torch.distributions.constraints as constraints
 from pyro.poutine.runtime import apply_stack
@@ -145,6 +146,61 @@ def _faults_of_support(name: str, kind: str, support: Any) -> Iterator[str]:
             "known, in which guides and NUTS move: build it from sites that have one, such as "
             "Normals and their transforms, with pyro.deterministic"
         )
+
+
+class Mapped(dist.TransformedDistribution):  # type: ignore[misc]
+    """A map of scalars whose support is the image of the base's: torch's is all that the map may reach."""
+
+    @property
+    def support(self) -> Constraint:
+        """The interval between the images of the base's ends."""
+        ends = self.base_dist.support
+        while isinstance(ends, constraints.independent):
+            ends = ends.base_constraint
+        low, high = _ends(ends)
+        for transform in self.transforms:
+            rises, at = torch.as_tensor(transform.sign > 0), _ends(transform.domain)
+            to = _ends(transform.codomain)
+            # maps such as a logit are clamped at the ends of their domains
+            first = torch.where(low == at[0], torch.where(rises, *to), transform(low))
+            last = torch.where(high == at[1], torch.where(rises, *to[::-1]), transform(high))
+            low, high = torch.where(rises, first, last), torch.where(rises, last, first)
+        above, below = bool(low.isfinite().all()), bool(high.isfinite().all())
+        image: Constraint = constraints.interval(low, high) if above and below else constraints.real
+        if above != below:
+            image = constraints.greater_than(low) if above else constraints.less_than(high)
+        return image
+
+
+def _ends(support: Constraint) -> tuple[Tensor, Tensor]:
+    """Return the ends of an interval."""
+    low, high = (
+        getattr(support, "lower_bound", -math.inf),
+        getattr(support, "upper_bound", math.inf),
+    )
+    return torch.as_tensor(low), torch.as_tensor(high)
+
+
+def _is_monotone(transform: Transform) -> bool:
+    """Return whether a map is of scalars, and says whether it rises or falls."""
+    try:
+        return not transform.domain.event_dim and transform.bijective and transform.sign is not None
+    except NotImplementedError:
+        return False
+
+
+def mapped_of(fn: dist.TransformedDistribution) -> Mapped | None:
+    """Return a map of scalars with the support that it has; None of what has no ends to map."""
+    base = fn.base_dist
+    while isinstance(base, torch.distributions.Independent | dist.ExpandedDistribution):
+        base = base.base_dist
+    if type(base) is dist.TransformedDistribution:
+        base = mapped_of(base)
+    monotone = all(map(_is_monotone, fn.transforms))
+    if base is None or base.event_shape or base.support.is_discrete or not monotone:
+        return None
+    made = Mapped(base.expand(fn.shape()), list(fn.transforms))
+    return made.to_event(len(fn.event_shape)) if fn.event_shape else made
 
 
 def check_of_pyro(site: Site) -> None:

@@ -65,8 +65,12 @@ def is_enumerable(site: Site) -> bool:
 
 
 def is_deterministic(site: Site) -> bool:
-    """Return whether a site is a `pyro.deterministic`: a computed, named value."""
-    return site["type"] == "sample" and bool(site["infer"].get("_deterministic"))
+    """Return whether a site is a `pyro.deterministic`, a computed, named value, or what a reparam leaves."""
+    if site["type"] != "sample" or site["infer"].get("_deterministic"):
+        return site["type"] == "sample"
+    fn = site["fn"]
+    is_masked = isinstance(fn, dist.MaskedDistribution) and fn._mask is False
+    return is_masked and site["is_observed"] and isinstance(fn.base_dist, dist.Delta)
 
 
 def connected(sets: Mapping[str, set[str]]) -> list[tuple[list[str], set[str]]]:

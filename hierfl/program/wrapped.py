@@ -26,6 +26,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.program.few_rows import in_double
 from hierfl.program.handlers import ModuleWeights, untouched_store
 from hierfl.program.sites import COMMON, Model
+from hierfl.program.supports import mapped_of
 from hierfl.program.traces import (
     NAN_MASKED,
     Center,
@@ -172,7 +173,7 @@ def _inside(fn: Any, like: Tensor) -> Tensor:
 
 
 class _Plain(Messenger):
-    """Gives latent sites that are moved and scaled Normals the Normal or log-normal that they are."""
+    """Gives latent sites that are maps of others the Normal or log-normal, or the support, they have."""
 
     def _pyro_sample(self, msg: Site) -> None:
         if is_latent(msg) and (plain := plain_of(msg["fn"])) is not None:
@@ -180,7 +181,7 @@ class _Plain(Messenger):
 
 
 def plain_of(fn: Any) -> Any:
-    """Return a Normal or log-normal that is a moved and scaled Normal, perhaps exponentiated; or None."""
+    """Return a map of a distribution as a Normal or log-normal, or with the support it has; or None."""
     if isinstance(fn, torch.distributions.Independent):
         inner = plain_of(fn.base_dist)
         return None if inner is None else inner.to_event(fn.reinterpreted_batch_ndims)
@@ -196,7 +197,7 @@ def plain_of(fn: Any) -> Any:
     is_log = isinstance(last, ExpTransform)
     moves = moves if is_log else [*moves, last]
     if not (isinstance(base, torch.distributions.Normal) and all(map(_is_affine, moves))):
-        return None
+        return mapped_of(fn)
     loc, scale = base.loc, base.scale
     for move in moves:
         loc, scale = move.loc + move.scale * loc, torch.as_tensor(move.scale).abs() * scale
@@ -209,14 +210,14 @@ def _is_affine(transform: Any) -> bool:
     return isinstance(transform, AffineTransform)
 
 
-def has_mapped_normals(trace: Any) -> bool:
-    """Return whether a latent site is a moved and scaled Normal, written as a transform."""
+def has_mapped_sites(trace: Any) -> bool:
+    """Return whether a latent site is written as a transform of scalars."""
     return any(plain_of(site["fn"]) is not None for _, site in samples(trace) if is_latent(site))
 
 
 def with_plain_sites(model: Model) -> Model:
-    """Return the model with Normals in the place of latent sites that are maps of them."""
-    return _under(model, lambda _: _Plain())
+    """Return the model with the supports, or the Normals, that latent sites are maps onto."""
+    return under(model, lambda _: _Plain())
 
 
 def sites_to_float(trace: Any) -> frozenset[str]:
@@ -248,15 +249,15 @@ def _scores(site: Site, value: Tensor) -> bool:
 def with_float_labels(model: Model, sites: Iterable[str]) -> Model:
     """Return the model with the labels of some sites observed as floats."""
     chosen = frozenset(sites)
-    return _under(model, lambda batch: _Floats(chosen, batch.counts.dtype))
+    return under(model, lambda batch: _Floats(chosen, batch.counts.dtype))
 
 
 def with_filled_labels(model: Model) -> Model:
     """Return the model with numbers in the place of observed values that are NaN and masked."""
-    return _under(model, lambda _: _Filled())
+    return under(model, lambda _: _Filled())
 
 
-def _under(model: Model, handler_of: Callable[[ClientBatch], Messenger]) -> Model:
+def under(model: Model, handler_of: Callable[[ClientBatch], Messenger]) -> Model:
     """Return the model under a handler made for each batch."""
 
     @wraps(model, updated=())

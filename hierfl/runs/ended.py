@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -109,6 +109,9 @@ def in_words(seconds: float) -> str:
 PATIENCE, GAIN = 5, 0.7
 # rounds before chains that take no time, and seconds of chains that are worth one more
 ROUNDS, A_ROUND = 12, 2.0
+# the least rounds, and steps of a client's factor in each, after which rounds end that have taken so
+# often the counted work of chains, which may mix slowly
+FEW_ROUNDS, STEPS, MANY_TIMES = 3, 20, 3.0
 TIRED = "rounds stopped improving: the clients' factors move in a cycle"
 LOOSE = 2.0  # rows a client, whose own scales no Gaussian factor fits
 # seconds that chains may take: at all, where they look for other modes, and in place of rounds
@@ -209,7 +212,11 @@ class Fallback:
         if why is not None:
             return why
         beyond = where.round - ROUNDS
-        if not done and beyond >= 0 and beyond >= self.chains.seconds / A_ROUND:
+        is_long = beyond >= 0 and beyond >= self.chains.seconds / A_ROUND
+        if where.round >= FEW_ROUNDS:
+            spent = where.round * STEPS * self.chains.factor_seconds
+            is_long = is_long or spent >= MANY_TIMES * self.chains.seconds
+        if not done and is_long:
             return f"{where.round} rounds were not enough, and chains are faster than more rounds"
         if not done or bool(where.server.chained):
             return None
@@ -236,12 +243,11 @@ class Fallback:
         federation, chains = self.federation, self.chains
         if chains.seconds > LONGEST:
             raise NoGain(f"{why}, and chains on all rows would take {in_words(chains.seconds)}")
-        if self.say is not None:
-            usual, most = map(in_words, chains.expected)
-            self.say(f"{why}; chains on all rows take {usual}, or up to {most} if they mix slowly")
+        self._say_seconds(f"{why}; chains on all rows take", *chains.expected)
         state, before = where.server, len(where.history)
         with watched(Watch(self.say)):
-            drawn = chains.run(state, len(state.final.draws))
+            said = partial(self._say_seconds, "chains are adapted and take")
+            drawn = chains.run(state, len(state.final.draws), said)
             where = replace(where, server=chained(self.rounds, state, drawn))
             try:
                 while not federation.server.finished(where.server):
@@ -252,3 +258,8 @@ class Fallback:
             record = {"round": where.round, **federation.server.logged(where.server)}
             where = where.advanced(where.server, where.table, [record])
         return replace(where, ended=f"{chains.count} chains on all clients' rows, since {why}")
+
+    def _say_seconds(self, what: str, usual: float, most: float) -> None:
+        if self.say is not None:
+            longest = f", or up to {in_words(most)} if they mix slowly" if most > usual else ""
+            self.say(f"{what} {in_words(usual)}{longest}")

@@ -238,9 +238,9 @@ class Hierarchy:
         moved, scale = self.reading.effects.at(z)
         return (w - moved) @ torch.linalg.inv_ex(scale).inverse.mT
 
-    def log_local(self, z: Tensor, vectors: Tensor, batch: ClientBatch) -> Tensor:
+    def log_local(self, sites: dict[str, Site], vectors: Tensor) -> Tensor:
         """Return the log prior density of the program's local sites at vectors (C, D), (C,)."""
-        sites, own = self.sites(z, vectors, batch), self.program.latents.local_block
+        own = self.program.latents.local_block
         jacobians = own.unflatten(vectors[:, None])[1]
         densities = [
             scored(sites[s.name], sites[s.name]["fn"].log_prob(sites[s.name]["value"]))

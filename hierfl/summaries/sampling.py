@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from hierfl.core import noise
 from hierfl.core.chains import LEAPS, Sampled, Whitening, sampled
 from hierfl.core.importance_sampling import FLAT, FLAT_SHARE, chosen, normal_points, resampled
 from hierfl.core.proposal import ScalesProposal, fitted
+from hierfl.core.traced import WorkCounter
 from hierfl.core.user_warnings import warn
 from hierfl.core.watch import about_to, working
 from hierfl.summaries.hierarchy import Factors
@@ -35,6 +36,7 @@ from hierfl.summaries.weights import (
 
 # importance sampling: points of a turn by the number of scales, turns, and points a kept draw
 PILOT, TURNS, MORE = ((4, 512), (12, 1024), (10**9, 2048)), 16, 3
+TURNS_OF_ROUNDS = 8  # turns of all rounds, of which each takes as long as the first
 LEAST_PILOT, WORK = 64, 2_000_000  # points of a turn for each scale and one, and points x clients
 MANY_SCALES = 12  # more of them are tempered sooner
 # share of the points that is effective, with which a turn is the last; of many scales of rough draws
@@ -193,7 +195,11 @@ def _adapted(density: Density, start: Start, *, final: bool) -> tuple[ScalesProp
     for turn in range(TURNS):
         working(f"the server samples, turn {turn} of {TURNS}")
         y, log_q = proposal.at(e)
-        log_p = density.at(y)[0].nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        with WorkCounter() if start.is_prior and not turn else nullcontext() as counter:
+            log_p = density.at(y)[0].nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        if counter is not None and size > MANY_SCALES:
+            seconds = TURNS_OF_ROUNDS * counter.seconds(recorded=False)
+            about_to(f"rounds over {size} global scalars are slow", partial(float, seconds))
         log_w = log_p - log_q
         share = effective_share(log_w)
         stuck = 0 if share > 1.1 * best or low else stuck + 1

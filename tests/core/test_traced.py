@@ -1,10 +1,12 @@
 """Recorded gradients: those of the function, once a shape; and their work, counted."""
 
+from functools import partial
+
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from hierfl.core.traced import Gradient
+from hierfl.core.traced import Gradient, WorkCounter
 
 DATA = torch.tensor([0.3, -1.0, 2.0])
 
@@ -77,3 +79,14 @@ def test_work_is_counted_and_grows_with_points_and_without_a_record() -> None:
         assert gradient.seconds(torch.zeros(count, 2), scale) == times[count]
     assert times[100_000] > 5.0 * times[100]
     assert Gradient(branching).seconds(torch.ones(100, 2), scale) > times[100]
+
+
+def test_functions_of_each_scalar_are_no_matrix_operations() -> None:
+    x = torch.ones(100, 100)
+    scalars = []
+    for of in (torch.lgamma, partial(torch.polygamma, 1), torch.exp, lambda v: v @ v):
+        with WorkCounter() as counter:
+            of(x)
+        scalars.append(counter.scalars)
+    assert scalars[:3] == [x.numel()] * 3
+    assert scalars[3] > x.numel()

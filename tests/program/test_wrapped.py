@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +15,7 @@ import pytest
 import torch
 from pyro import poutine
 from torch import Tensor
+from torch.distributions import biject_to
 
 import hierfl
 from hierfl import ClientBatch, ClientData, guides
@@ -39,7 +41,25 @@ OTHERS = (
     dist.LogNormal(0.0, 1.0),
     dist.Normal(0.0, 1.0),
     dist.TransformedDistribution(THREE.to_event(1), [T.OrderedTransform()]),
-    dist.TransformedDistribution(dist.Gamma(1.0, 1.0), [MOVE]),
+    dist.TransformedDistribution(dist.Dirichlet(torch.ones(3)), [T.OrderedTransform()]),
+)
+BETA = dist.Beta(2.0, 3.0)
+STRETCHED = dist.TransformedDistribution(BETA, [T.AffineTransform(-1.0, 4.0)])
+# a map of a distribution, and the least and the largest value
+IMAGES: tuple[tuple[Any, float, float], ...] = (
+    (STRETCHED, -1.0, 3.0),
+    (STRETCHED.expand([2, 3]).to_event(1), -1.0, 3.0),
+    (dist.TransformedDistribution(STRETCHED, [T.ExpTransform()]), math.exp(-1.0), math.exp(3.0)),
+    (dist.TransformedDistribution(dist.Gamma(1.0, 1.0), [MOVE]), -math.inf, 1.0),
+    (
+        dist.TransformedDistribution(
+            dist.Normal(0.0, 1.0), [T.ExpTransform(), T.AffineTransform(2.0, 1.0)]
+        ),
+        2.0,
+        math.inf,
+    ),
+    (dist.TransformedDistribution(BETA.expand([3]).to_event(1), [MOVE]), -1.0, 1.0),
+    (dist.TransformedDistribution(BETA, [T.SigmoidTransform().inv]), -math.inf, math.inf),
 )
 
 
@@ -51,6 +71,17 @@ def test_maps_of_normals_are_normals(name: str) -> None:
         MAPS[name].batch_shape,
         MAPS[name].event_shape,
     )
+
+
+@pytest.mark.parametrize("fn, low, high", IMAGES)
+def test_the_support_of_a_map_is_the_image(fn: Any, low: float, high: float) -> None:
+    plain, value = plain_of(fn), fn.sample()
+    torch.testing.assert_close(plain.log_prob(value), fn.log_prob(value))
+    assert plain.shape() == fn.shape()
+    away = torch.tensor([-60.0, 60.0])
+    ends = torch.stack([biject_to(plain.support)(torch.full(fn.shape(), v)) for v in away])
+    expected = torch.tensor([low, high]).clamp(-60.0, 60.0).view(2, *[1] * len(fn.shape()))
+    torch.testing.assert_close(ends.sort(0).values.clamp(-60.0, 60.0), expected.expand_as(ends))
 
 
 def test_other_distributions_stay() -> None:

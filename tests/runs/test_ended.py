@@ -21,8 +21,9 @@ from hierfl.engine.chunks import ClientError, NotFinite
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import Progress
 from hierfl.methods.stages.joint import Joint
+from hierfl.methods.stages.state import GATHER
 from hierfl.posterior.draws import posterior_draws
-from hierfl.runs.ended import TIRED, Fallback, fallback_of, why_tired
+from hierfl.runs.ended import MANY_TIMES, STEPS, TIRED, Fallback, fallback_of, why_tired
 from hierfl.runs.one_run import _next
 
 N = torch.tensor([47.0, 148, 119, 810, 211, 196, 148, 215, 207, 97, 256, 360])
@@ -224,6 +225,21 @@ def test_rounds_whose_tails_rest_on_few_draws_go_over() -> None:
         server = replace(where.server, final=weighted, k_hat=torch.tensor(0.0))
         why = fallback.why_over(replace(where, server=server))
         assert ("tails rest on few draws" in str(why)) == ends, why
+
+
+def test_rounds_that_took_the_work_of_chains_often_end() -> None:
+    fallback, where = Fallback(by_chains().federation, None), by_chains().progress
+    record: dict[str, Any] = {"stage": GATHER, "moved": 9.0}
+    work = fallback.chains.seconds / (3 * STEPS)
+    for factor, ends in ((1.0, False), (MANY_TIMES + 1.0, True)):
+        fallback.chains.factor_seconds = factor * work
+        why = fallback.why_over(replace(where, round=3, history=(record,) * 3))
+        assert ("3 rounds were not enough" in str(why)) == ends, why
+
+
+def test_the_work_of_a_factor_is_counted() -> None:
+    first, second = (Fallback(by_chains().federation, None).chains for _ in range(2))
+    assert first.factor_seconds == second.factor_seconds > 0.0
 
 
 def test_a_density_that_is_nowhere_finite_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.chains import LEAPS, Sampled, Whitening, leaps_of, sampled
+from hierfl.core.chains import LEAPS, Whitening, leaps_of
+from hierfl.core.traced import WorkCounter
 from hierfl.data.batch import ClientBatch
-from hierfl.methods.stages.joint import LOCATING, Joint, ScalarNodes, Standard, flat
+from hierfl.methods.stages.joint import (
+    LOCATING,
+    Joint,
+    PlainJoint,
+    ScalarNodes,
+    Standard,
+    flat,
+)
+from hierfl.methods.stages.mixing_chains import LEAST, MOST, WARM, Coordinates, Said, until_mixed
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, ServerState
 from hierfl.program.few_rows import double_precision, in_double
@@ -42,14 +51,10 @@ from hierfl.summaries.weights import Points
 
 MOST_SCALARS = 4000  # of all clients together: a whitening matrix of them has to be held
 # chains by rows x predictors, and by scalars, of which one is as many; renewals of the factors
-# before them, steps to a mode, warm-up
+# before them, steps to a mode
 CHAINS, PER_SCALAR = ((2e4, 64), (2e5, 32), (2e6, 16), (math.inf, 8)), 100
-TURNS, CLIMB, WARM = 2, 100, 60
+TURNS, CLIMB = 2, 100
 GRADIENT = 3  # values that the gradient of one costs
-LEAST, MOST = 60, 480  # iterations after it, at first, and at most where R-hat asks for more
-MIXED = 1.05  # split R-hat above which chains run on, twice as long
-STUCK, GAIN = 0.2, 0.8  # an excess of R-hat over 1 that has to fall by this factor for it
-SURE = 0.05  # Monte Carlo error of a scalar's sd, relative to it, above which they run on
 TRIES = 20  # points for each chain, of which it starts at one of the likeliest
 NOWHERE_FINITE = (
     "the joint log density is not finite at any draw of the priors, nor near 0: check the scales of "
@@ -129,34 +134,40 @@ class Chains:
             )
         return once * LEAPS * (WARM + 2 * LEAST)
 
+    @cached_property
+    def factor_seconds(self) -> float:
+        """The counted work of one step of all clients' factors."""
+        size, count = self.surrogate.hierarchy.reading.size, self.whole.clients
+        eye = torch.eye(size, dtype=torch.float64).expand(count, -1, -1)
+        with double_precision(), one_thread(), unchecked(), WorkCounter() as counter:
+            self.whole.expected(eye[:, 0] * 0.0, eye, self.nodes)
+        return counter.seconds(recorded=False)
+
     @property
     def expected(self) -> tuple[float, float]:
         """About how many seconds the chains take: if they mix at once, and if they run on to the end."""
         usual = self.seconds * leaps_of(self.joint.size) / LEAPS
         return usual, usual * (WARM + 2 * MOST) / (WARM + 2 * LEAST)
 
-    def run(self, state: ServerState, count: int) -> Ended:
+    def run(self, state: ServerState, count: int, said: Said = lambda usual, most: None) -> Ended:
         """Return draws, from what a server's state says of the posterior."""
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             standard, start, whitening = self._with_enough_nodes(state.scouts)
-            warm, least, before = WARM, LEAST, math.inf
-            while True:
-                drawn = self._sampled(standard, start, whitening, warm, least, count)
-                excess = drawn.r_hat - 1.0
-                # chains that hold are renewed
-                again = math.isinf(excess) and not math.isinf(before)
-                stuck = least > LEAST and excess >= max(STUCK, GAIN * before) and not again
-                of_squares, sd_error = drawn.spread
-                good = not max(drawn.r_hat, of_squares) > MIXED and sd_error < SURE
-                if good or least >= MOST or stuck:
-                    break
-                before = excess
-                at = torch.linspace(0, len(drawn.draws) - 1, self.count).round().long()
-                start, whitening = drawn.draws[at], drawn.whitening
-                warm, least = WARM // 2, 2 * least
-            t = self.joint.mixing(drawn.draws, standard)
+            how = (standard, self.seed, count, said)
+            joint = self._plain()
+            plain = None if joint is None else Coordinates(joint, *how, jumps=False)
+            first = Coordinates(self.joint, *how)
+            where, drawn = until_mixed(first, plain, start, whitening)
+            t = where.joint.mixing(drawn.draws, standard)
             draws = torch.cat([drawn.draws[:, : self.joint.shared], t], 1)
         return Ended(draws, drawn.r_hat, min(drawn.effective, float(count)))
+
+    def _plain(self) -> PlainJoint | None:
+        """Return the program's own coordinates; None where standardized ones cost as little."""
+        mixing = self.surrogate.hierarchy.mixing
+        if mixing is None or mixing.scattered or self.joint.nodes is not None:
+            return None
+        return PlainJoint(self.surrogate, self.rows, self._none(), self.count)
 
     def _with_enough_nodes(self, scouts: Points) -> tuple[Standard, Tensor, Whitening]:
         """Return what `_located` does, with as many nodes as change nothing there; or without."""
@@ -191,24 +202,6 @@ class Chains:
         z[1::2] = wide[1 : self.count : 2]
         start = torch.cat([z, self._normal(self.count, own)], 1)
         return standard, start, of_z._replace(loc=at, scale=torch.ones(own))
-
-    def _sampled(
-        self,
-        standard: Standard,
-        start: Tensor,
-        whitening: Whitening,
-        warm: int,
-        least: int,
-        count: int,
-    ) -> Sampled:
-        def density(x: Tensor) -> tuple[Tensor, Tensor]:
-            return self.joint.at(x, standard)
-
-        def judged(x: Tensor) -> Tensor:
-            return torch.cat([x[:, : self.joint.shared], self.joint.own_scalars(x, standard)], 1)
-
-        how = {"draws": count, "warmup": warm, "least": least, "seed": self.seed}
-        return sampled(density, start, whitening, **how, jumps=True, judged=judged)
 
     def _none(self) -> Factors:
         size, count = self.surrogate.hierarchy.reading.size, self.rows.clients

@@ -100,23 +100,32 @@ class Joint:
         own: Tensor = self._terms(x, standard)[1][..., : self.hierarchy.reading.own_size]
         return own.flatten(1)
 
-    def _terms(self, x: Tensor, by: Standard) -> tuple[Tensor, Tensor, Tensor]:
-        """Return densities without rows (S,), v (S, N, V) and e (S, N, E) at points x."""
-        e = x[:, self.shared :].reshape(len(x), self.rows.clients, self.own)
+    def from_own(self, z: Tensor, own: Tensor) -> Tensor:
+        """Return points x of a plain joint, at z (S, K) and what `own_scalars` returns, (S, N W)."""
+        own = own.view(len(z), self.rows.clients, -1)
+        return torch.cat([z, torch.vmap(self.hierarchy.local_vectors)(own, z).flatten(1)], 1)
+
+    def own_parts(self, x: Tensor) -> Tensor:
+        """Return the clients' parts of points x, e (S, N, E)."""
+        return x[:, self.shared :].reshape(len(x), self.rows.clients, self.own)
+
+    def _terms(self, x: Tensor, by: Standard) -> tuple[Tensor, Tensor]:
+        """Return densities without rows (S,), and v (S, N, V) at points x."""
+        e = self.own_parts(x)
 
         def one(z: Tensor, e: Tensor) -> Tensor:
             log_z, over, v = self._one(z, e, by)
             return torch.cat([(log_z + over.sum())[None], v.flatten()])
 
         terms = self.surrogate.mapped(one, self.none, x[:, : self.shared], e, narrow=False)
-        return terms[:, 0], terms[:, 1:].view(*e.shape[:2], -1), e
+        return terms[:, 0], terms[:, 1:].view(*e.shape[:2], -1)
 
     def _value(self, x: Tensor, precision: Tensor, shift: Tensor, *line: Tensor) -> Tensor:
         by = Standard(precision, shift, MixingLine(*line))
         if self.nodes is not None:
             return self._summed(x, by, self.nodes)
-        density, v, e = self._terms(x, by)
-        return density + self._log_ratios(v, by).sum(1) - 0.5 * e.square().sum((1, 2))
+        density, v = self._terms(x, by)
+        return density + self._log_ratios(v, by).sum(1)
 
     def _log_ratios(self, v: Tensor, by: Standard) -> Tensor:
         """Return log likelihoods less those of the factors, (S, N), at v (S, N, V)."""
@@ -159,14 +168,14 @@ class Joint:
         flat = self.surrogate.mapped(one, self.none, z, e, narrow=False)
         log_z, over, v = flat.tensor_split([1, 1 + many * clients], 1)
         ratios = self._log_ratios(v.reshape(count * many, clients, -1), by).view(e.shape)
-        return log_z[:, 0], over.reshape(e.shape) + ratios - 0.5 * e.square()
+        return log_z[:, 0], over.reshape(e.shape) + ratios
 
     def mixing(self, x: Tensor, standard: Standard) -> Tensor:
         """Return the clients' mixing parameters at points x, (S, N M)."""
         size = self.hierarchy.mixing_size
         if not size:
             return torch.zeros(len(x), 0)
-        e = x[:, self.shared :].reshape(len(x), self.rows.clients, self.own)[..., :size]
+        e = self.own_parts(x)[..., :size]
 
         def one(z: Tensor, e: Tensor) -> Tensor:
             return self._proposal(z, standard).at(e).flatten()
@@ -182,7 +191,7 @@ class Joint:
         sites, of_w = self._given(z, t, by)
         integral, mean, tril = normal_of(of_w, 1.0)
         w = mean + (tril @ e[:, size:, None])[..., 0]
-        over = integral + h.log_mixing(sites, t)
+        over = integral + h.log_mixing(sites, t) - 0.5 * e.square().sum(1)
         if proposal is not None and t is not None and h.mixing is not None:
             over, w = over - proposal.log_prob(t), h.mixing.whole(w, t)
         v = torch.cat([w, z[h.reading.shared].expand(len(w), -1)], 1)
@@ -205,3 +214,35 @@ class Joint:
             return self.hierarchy.log_mixing(sites, t[:, 0]) + of_w.log_integral()[0]
 
         return laplace_at(density, by.line.at(z))
+
+
+class PlainJoint(Joint):
+    """The log density of z and the clients' unconstrained scalars as the program has them.
+
+    It takes a tenth of the operations, and mixes as well where no factor is near the likelihoods.
+    """
+
+    def __init__(self, surrogate: Surrogate, rows: PackedRows, none: Factors, count: int) -> None:
+        """Read what the density needs of N clients, for `count` points at a time."""
+        super().__init__(surrogate, rows, none, count)
+        self.own = self.hierarchy.reading.own_size
+
+    def mixing(self, x: Tensor, standard: Standard) -> Tensor:
+        """Return the clients' mixing parameters at points x, (S, N M); none is of a scattered site."""
+        mixing = self.hierarchy.mixing
+        own = self.own_parts(x)
+        return (own[..., :0] if mixing is None else own[..., mixing.outside]).flatten(1)
+
+    def _one(self, z: Tensor, e: Tensor, by: Standard) -> tuple[Tensor, Tensor, Tensor]:
+        h, effects = self.hierarchy, self.hierarchy.reading.effects
+        batch = h.batch(self.none.fields, len(e))
+        sites = h.sites(z, e, batch)
+        over, w = h.log_local(sites, e), e
+        if effects is not None:
+            moved, scale = effects.at(z)
+            w = moved + e @ scale.mT
+        v = torch.cat([w, z[h.reading.shared].expand(len(w), -1)], 1)
+        return h.log_global(z, sites, without=()), over, v
+
+    def _log_ratios(self, v: Tensor, by: Standard) -> Tensor:
+        return self.rows.values(v.movedim(0, 1), same=self.same).mT

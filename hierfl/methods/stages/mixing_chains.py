@@ -1,0 +1,132 @@
+"""Chains that run until they mix, in the coordinates in which they mix sooner.
+
+Clients' scalars are standardized by their factors first. Where that does not do, chains run on the
+program's own scalars from the states reached: what is kept are the coordinates that give more
+effective draws by counted work. Further iterations are added to those before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from hierfl.core.chains import Sampled, Whitening, sampled
+from hierfl.methods.stages.joint import Joint, Standard, flat
+
+WARM = 60  # iterations of the warm-up
+LEAST, MOST = 60, 480  # iterations after it, at first, and at most where R-hat asks for more
+RENEWED = (
+    120  # iterations, up to which chains that have not mixed are adapted again, and begin again
+)
+MIXED = 1.05  # split R-hat above which chains run on, twice as long
+STUCK, GAIN = 0.2, 0.8  # an excess of R-hat over 1 that has to fall by this factor for it
+SURE = 0.05  # Monte Carlo error of a scalar's sd, relative to it, above which they run on
+DENSE = 100  # scalars that are whitened by a matrix in the program's own coordinates
+
+# told about how many seconds are left: if the chains mix at once, and if they run on to the end
+Said = Callable[[float, float], None]
+
+
+@dataclass(eq=False)
+class Coordinates:
+    """Where chains run: a density, its standardization, and how they are sampled there."""
+
+    joint: Joint
+    standard: Standard
+    seed: int
+    draws: int
+    said: Said
+    jumps: bool = True
+
+    @cached_property
+    def seconds(self) -> float:
+        """What a gradient takes, by its counted work."""
+        x = torch.zeros(self.joint.count, self.joint.size)
+        return self.joint.gradient.seconds(x, *flat(self.standard))
+
+    def sampled(
+        self,
+        start: Tensor,
+        whitening: Whitening,
+        warmup: int,
+        least: int,
+        before: Sampled | None = None,
+    ) -> Sampled:
+        """Return draws of all chains, after a warm-up or after draws before."""
+        done = 0 if before is None else len(before.steps)
+
+        def density(x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.joint.at(x, self.standard)
+
+        def judged(x: Tensor) -> Tensor:
+            shared = x[:, : self.joint.shared]
+            return torch.cat([shared, self.joint.own_scalars(x, self.standard)], 1)
+
+        def warmed(leaps: float) -> None:
+            each = leaps * self.seconds
+            self.said(each * least, each * max(least, MOST - done))
+
+        return sampled(
+            density,
+            start,
+            whitening,
+            draws=self.draws,
+            warmup=warmup,
+            least=least,
+            seed=self.seed + done,
+            jumps=self.jumps,
+            judged=judged,
+            before=before,
+            warmed=warmed,
+        )
+
+    def worth(self, drawn: Sampled) -> float:
+        """Return how many effective draws a second of counted work gives; 0 where a chain is held."""
+        held = math.isinf(drawn.r_hat)
+        return 0.0 if held else drawn.effective / (len(drawn.steps) * drawn.leaps * self.seconds)
+
+
+def is_mixed(drawn: Sampled) -> bool:
+    """Return whether chains have mixed, and know standard deviations well."""
+    of_squares, sd_error = drawn.spread
+    return not max(drawn.r_hat, of_squares) > MIXED and sd_error < SURE
+
+
+def until_mixed(
+    first: Coordinates, plain: Coordinates | None, start: Tensor, whitening: Whitening
+) -> tuple[Coordinates, Sampled]:
+    """Return draws of chains that have mixed, or do not mix, and the coordinates they ran in."""
+    here, drawn, before = first, first.sampled(start, whitening, WARM, LEAST), math.inf
+    if plain is not None and not is_mixed(drawn):
+        tried = plain.sampled(*_moved(here, drawn, plain), WARM, LEAST)
+        if plain.worth(tried) > here.worth(drawn):
+            here, drawn = plain, tried
+    while not is_mixed(drawn) and (done := len(drawn.steps)) < MOST:
+        excess = drawn.r_hat - 1.0
+        # chains that hold are renewed
+        again = math.isinf(excess) and not math.isinf(before)
+        if done > LEAST and excess >= max(STUCK, GAIN * before) and not again:
+            break
+        before = excess
+        if done < RENEWED or math.isinf(excess):
+            at = torch.linspace(0, len(drawn.draws) - 1, here.joint.count).round().long()
+            drawn = here.sampled(drawn.draws[at], drawn.whitening, WARM // 2, 2 * done)
+        else:
+            drawn = here.sampled(drawn.steps[-1], drawn.whitening, 0, done, drawn)
+    return here, drawn
+
+
+def _moved(here: Coordinates, drawn: Sampled, plain: Coordinates) -> tuple[Tensor, Whitening]:
+    """Return where chains start in the program's own coordinates, and their whitening, by draws."""
+    own = here.joint.own_scalars(drawn.draws, here.standard)
+    x = plain.joint.from_own(drawn.draws[:, : here.joint.shared], own)
+    at = torch.linspace(0, len(x) - 1, plain.joint.count).round().long()
+    size = len(x.mT) if len(x.mT) <= DENSE else plain.joint.shared
+    covariance = x[:, :size].mT.cov() + 1e-9 * torch.eye(size)
+    tril = torch.linalg.cholesky_ex(covariance).L
+    return x[at], Whitening(x.mean(0), tril, x[:, size:].std(0))

@@ -1,0 +1,113 @@
+"""Chains in the program's own coordinates, and draws that later iterations are added to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from hierfl import ClientBatch, ClientData
+from hierfl.core.chains import Whitening, sampled
+from hierfl.core.watch import OutOfTime, Watch, watched
+from hierfl.data.batch import full_batch
+from hierfl.methods.stages.joint import PlainJoint
+from hierfl.methods.stages.two_stage import seen_in
+from hierfl.program.few_rows import double_precision, in_double
+from hierfl.program.handlers import unchecked
+from hierfl.program.read import read_model
+from hierfl.program.terms import log_joint
+from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.packed_rows import packed
+from hierfl.summaries.sampling import Start, bounds_of, sample
+from hierfl.summaries.surrogate import Surrogate, prior_draws
+
+
+def horseshoe(batch: ClientBatch) -> None:
+    tau = pyro.sample("tau", dist.HalfCauchy(1.0))
+    with batch.clients():
+        scale = pyro.sample("scale", dist.HalfCauchy(1.0))
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(z * scale * tau, 1.0), obs=batch.y)
+
+
+def test_the_density_in_the_programs_own_coordinates_is_the_programs() -> None:
+    rng, names = np.random.default_rng(0), ["a", "b", "c"]
+    rows = torch.tensor(rng.normal(size=12))
+    data = ClientData.from_arrays(np.repeat(np.arange(3), 4), names=names, y=rows)
+    program = read_model(horseshoe, data).program
+    seen, batch = seen_in(program), full_batch(data, data.by_name)
+    x = torch.randn(4, 1 + 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with double_precision(), unchecked(), torch.no_grad():
+        none = Factors(torch.zeros(3, 3, 3), torch.zeros(3, 3), {})
+        joint = PlainJoint(Surrogate(seen.hierarchy), packed(seen.score, batch), none, 4)
+        zeros = (
+            none.precision,
+            none.shift,
+            torch.zeros(3, 1),
+            torch.zeros(3, 1, 1),
+            torch.zeros(1),
+        )
+        values = joint.gradient.eager(x, *zeros)[0]
+        latents, double = program.latents, in_double(batch)
+        for point, value in zip(x, values, strict=True):
+            shared, jacobians = latents.global_block.unflatten(point[:1])
+            own, more = latents.local_block.unflatten(point[1:].view(3, 1, 2))
+            of_clients, of_global = log_joint(program.model, {**shared, **own}, double, {})
+            terms = [*jacobians.values(), *more.values(), of_clients, of_global]
+            torch.testing.assert_close(value, torch.stack([v.sum() for v in terms]).sum())
+
+
+def normal(x: Tensor) -> tuple[Tensor, Tensor]:
+    return -0.5 * x.square().sum(1), -x
+
+
+def test_iterations_are_added_to_those_before() -> None:
+    start = torch.randn(16, 2, generator=torch.Generator().manual_seed(0))
+    unit = Whitening(torch.zeros(2), torch.eye(2), torch.ones(0))
+    told: list[float] = []
+    how: dict[str, Any] = {"draws": 400, "least": 30, "seed": 0, "jumps": False}
+    first = sampled(normal, start, unit, warmup=30, warmed=told.append, **how)
+    second = sampled(normal, first.steps[-1], unit, warmup=0, before=first, **how)
+    assert torch.equal(second.steps[:30], first.steps)
+    assert len(second.steps) == len(second.numbers) == 60
+    assert second.size == first.size
+    assert second.effective > first.effective
+    assert told == [first.leaps]
+
+
+def many_scales(batch: ClientBatch) -> None:
+    rates = pyro.sample("rates", dist.Gamma(torch.ones(13), 1.0).to_event(1))
+    with batch.clients():
+        u = pyro.sample("u", dist.Normal(0.0, rates[0]))
+        with batch.data():
+            pyro.sample("y", dist.Normal(u, rates.sum()), obs=batch.y)
+
+
+def test_many_global_scalars_ask_for_a_faster_way_first() -> None:
+    rows = torch.zeros(2)
+    program = read_model(many_scales, ClientData.from_arrays([0, 1], names=["a", "b"], y=rows))
+    hierarchy = seen_in(program.program).hierarchy
+    size = hierarchy.reading.size
+    asked: list[float] = []
+
+    def is_faster(seconds: float) -> bool:
+        asked.append(seconds)
+        return True
+
+    with double_precision(), unchecked(), torch.no_grad():
+        surrogate, draws = Surrogate(hierarchy), prior_draws(hierarchy, 0)
+        equal = torch.full((len(draws),), 1.0 / len(draws)).log()
+        start = Start(draws, equal, bounds_of(surrogate, draws), True)
+        none = Factors(torch.zeros(2, size, size), torch.zeros(2, size), {})
+        with (
+            watched(Watch(has_faster=is_faster)),
+            pytest.raises(OutOfTime, match="13 global scalars"),
+        ):
+            sample(surrogate, none, 100, start, final=False, seed=0)
+    assert asked[0] > 0.0
