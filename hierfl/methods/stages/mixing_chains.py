@@ -129,4 +129,4 @@ def _moved(here: Coordinates, drawn: Sampled, plain: Coordinates) -> tuple[Tenso
     size = len(x.mT) if len(x.mT) <= DENSE else plain.joint.shared
     covariance = x[:, :size].mT.cov() + 1e-9 * torch.eye(size)
     tril = torch.linalg.cholesky_ex(covariance).L
-    return x[at], Whitening(x.mean(0), tril, x[:, size:].std(0))
+    return x[at], Whitening(x.mean(0), tril, x.std(0)[size:])
