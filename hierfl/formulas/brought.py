@@ -67,7 +67,8 @@ def beyond(formula: Formula, columns: Collection[str], transforms: Collection[st
     declared = formula.declared
     if _brings(formula):
         return "it brings a schema or matrices"
-    if others := sorted({*map(str, declared.columns_read)}.difference(columns) - {formula.clients}):
+    read = {*map(str, declared.columns_read), formula.clients}  # whose value is the client's name
+    if others := sorted(read.difference(columns)):
         return f"it reads {others[0]}, which the policy's columns do not list"
     for call in (call for terms in declared.described for call in calls(terms)):
         if (name := str(call.callee)) not in transforms:

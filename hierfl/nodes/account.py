@@ -177,16 +177,17 @@ class Ledger:
         of_run = [e for e in self.entries if e.run == run and e.kind in ("round", END)]
         if any(e.subject == (state,) for e in of_run):
             return
-        rounds = [k for k, e in enumerate(of_run) if e.kind == "round"]
+        rounds = {e.subject for e in of_run if e.kind == "round"}
         if not rounds:
             raise Refused("the node has been through no round of the run: ask after one")
-        count = len({e.subject for e in of_run[rounds[-1] + 1 :]})
+        # of the whole run: a round between them costs the server nothing
+        count = len({e.subject for e in of_run if e.kind == END} - rounds)
         if ends and count < policy.states_a_run:
             self.append(Entry(END, state, run, (state,)))
             return
         raise Forbidden(
-            f"the node has answered under {count} states of the server after the last round of the "
-            "run (states_a_run): begin a new run"
+            f"the node has answered under {count} final states of the run that no round began with "
+            "(states_a_run): begin a new run"
             if ends
             else "it asks under parameters that the node has not received in the run: ask by its fit"
         )

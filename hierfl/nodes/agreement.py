@@ -148,7 +148,7 @@ class Agreement:
         once = sorted(
             (of for of in introductions if of.client not in out), key=lambda of: of.client
         )
-        forms = [json.dumps([asdict(of.form), sorted(of.codes)], sort_keys=True) for of in once]
+        forms = [_form(of) for of in once]
         ((usual, times),) = Counter(forms).most_common(1) or [("", 0)]
         same = [of for of, form in zip(once, forms, strict=True) if form == usual]
         out |= {of.client: _difference(same[0], of) for of in once if of not in same}
@@ -160,6 +160,19 @@ class Agreement:
         }
         names, rows = zip(*((of.client, of.rows) for of in same), strict=True)
         return Agreement(names, rows, same[0].form, codes), out
+
+    def check_own(self, own: Introduction) -> None:
+        """Refuse what a server says was agreed on, if it is not of a client's rows, their form and codes."""
+        if (own.client, own.rows) not in zip(self.names, self.rows, strict=True):
+            raise Refused(
+                f"client '{own.client}' with {own.rows} rows is not among those that agreed: "
+                "introduce it first"
+            )
+        if _form(own) != _form(self):
+            raise Refused("the agreement is of rows of another form than the client has introduced")
+        for name, (low, high) in own.codes.items():
+            if low < self.codes[name][0] or self.codes[name][1] < high:
+                raise Refused(f"the agreement lacks codes of field '{name}' that the client has")
 
     @property
     def digest(self) -> str:
@@ -197,6 +210,11 @@ class Agreement:
             codes=dict(self.codes),
             prototype=prototype,
         )
+
+
+def _form(of: Introduction | Agreement) -> str:
+    """Return what must be the same of the rows of all clients, as text."""
+    return json.dumps([asdict(of.form), sorted(of.codes)], sort_keys=True)
 
 
 def few_made_up(absent: ClientData) -> ClientData:

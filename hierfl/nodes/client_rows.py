@@ -108,8 +108,11 @@ def reply_of(inquiry: Inquiry, rows: list[RowCodes], answer: Callable[[], Any]) 
 
 
 # ------------------------------------------------------------ a formula of a request
-def check_brought(formula: Any, folder: Path, policy: str | Path | None) -> None:
-    """Refuse a formula that came with a request, until the node's owner approves it (`Forbidden`)."""
+def check_brought(formula: Any, folder: Path, policy: str | Path | None, frames: Any) -> None:
+    """Refuse a formula that came with a request, until the node's owner approves it (`Forbidden`).
+
+    Of frames by client no column of clients is read.
+    """
     with log.answering(folder):
         allowed = policy_at(policy, folder)
         if not isinstance(formula, Formula):
@@ -118,6 +121,7 @@ def check_brought(formula: Any, folder: Path, policy: str | Path | None) -> None
             return
         why = "the node's policy lists no columns that formulas may read"
         if allowed.columns is not None:
-            why = beyond(formula, allowed.columns, allowed.transforms or PLAIN)
+            named = {formula.clients} - {*getattr(frames, "columns", ())}
+            why = beyond(formula, allowed.columns | named, allowed.transforms or PLAIN)
         if why:
             asked_first(folder, "formula", as_asked(formula, why))

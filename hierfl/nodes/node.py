@@ -118,11 +118,7 @@ def node(
     allowed = policy_at(policy, root, own=method)
     with log.answering(root, of_owner=True):
         own = Introduction.of(data)
-        if (own.client, own.rows) not in zip(agreement.names, agreement.rows, strict=True):
-            raise ValueError(
-                f"client '{own.client}' with {own.rows} rows is not among those that agreed: "
-                "introduce it first"
-            )
+        agreement.check_own(own)
         allowed.check(method, own.rows)
         rows = replace(data, fields={name: data.fields[name] for name in agreement.form.fields})
         program = agreement.agreed(read(method.model, method.guide, rows, seed=seed))

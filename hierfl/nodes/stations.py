@@ -108,7 +108,7 @@ class Station:
         if self.brought:
             from hierfl.nodes.client_rows import check_brought
 
-            check_brought(self.call.method, self.folder, self.policy)
+            check_brought(self.call.method, self.folder, self.policy, self.rows())
         if kind == "round":
             return answer(self._node(), content)
         if kind == "introduce":

@@ -1,7 +1,8 @@
 """`hierfl.nodes.fit` gives the numbers of `hierfl.fit`, and refuses by name what means nothing over nodes."""
 
+import json
 import unicodedata
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,10 @@ import torch
 import hierfl
 from hierfl import methods
 from hierfl.data.clients import ClientData
-from hierfl.nodes import FitOverNodes, InProcess, in_process, stations
+from hierfl.nodes import FitOverNodes, InProcess, in_process, station, stations
+from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.envelope import read_answer, write_request
+from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import answer as node_answer
 from tests.formulas.frames import patients
 from tests.programs import assert_close, federation, fit, regression
@@ -157,3 +161,36 @@ def test_a_non_centered_program_starts_from_the_same_at_every_node(tmp_path: Pat
     with pytest.warns(UserWarning, match="the rounds ended"):
         found = hierfl.nodes.fit(model, in_process(data, tmp_path), rounds=1)
     assert found.history["clients"].tolist() == [2]
+
+
+AGREEMENTS: dict[str, Any] = {
+    "another field": lambda of: of["form"]["fields"].update(more=["float64"]),
+    "one field too few": lambda of: of["form"]["fields"].pop("x"),
+    "no field": lambda of: of["form"].update(fields={}),
+    "another shape": lambda of: of["form"]["fields"].update(x=["float64", 3]),
+    "no codes": lambda of: of.update(codes={}),
+    "other codes": lambda of: of.update(codes={"more": [0, 1]}),
+    "fewer codes": lambda of: of["codes"].update(ward=[0, 1]),
+    "other rows": lambda of: of.update(rows=[9, 9]),
+}
+
+
+@pytest.mark.parametrize("what", AGREEMENTS)
+def test_an_agreement_without_the_clients_own_rows_is_refused_in_words(
+    what: str, tmp_path: Path
+) -> None:
+    """Not by an error of the node's, whose owner would have to look for it in the log."""
+    ward = torch.tensor([0, 1, 2, 2] * 2)
+    data = hierfl.ClientData.from_arrays(
+        ["a"] * 4 + ["b"] * 4, x=torch.ones(8, 2), y=torch.arange(8.0), ward=ward
+    )
+    parts = [data.select([name]) for name in data.names]
+    method = methods.fedsvi(hierfl.models.regression("gaussian", centered=True))
+    agreed = asdict(Agreement.between([Introduction.of(part) for part in parts]))
+    here = station(method, parts[0], tmp_path)
+    content = {"agreement": agreed, "seed": 0, "method": None}
+    assert here.reply("agree", json.dumps(content).encode())
+    AGREEMENTS[what](agreed)
+    request = write_request("agree", json.dumps(content).encode())
+    with pytest.raises(Refused, match=r"agreement|among those that agreed"):
+        read_answer(request, here.answer(request))

@@ -101,6 +101,23 @@ def test_a_node_takes_few_other_states(tmp_path: Path) -> None:
     assert not shorter.given and "has shape" in str(shorter.withheld)
 
 
+def test_rounds_between_them_allow_no_more_final_states(tmp_path: Path) -> None:
+    around = machines(methods.fedsvi(regression), rows(), tmp_path)
+    for node in around.nodes.values():
+        node.policy.write_text(ALL)
+    fit = fit_nodes(methods.fedsvi(regression), around.agreement, around.ask, rounds=2)
+    answered = 0
+    for k in range(1, 5):
+        of = [under(fit, lambda v, a=k + j: v + a, ends=True) for j in (0.0, 0.25, 0.5)]
+        answered += sum(bool(asking.local_summary(5).given) for asking in of)
+        tree = {"message": tree_map(lambda v, a=k: v + 1e-3 * a, fit.message), "mail": {}}
+        run = next(iter(around.nodes.values())).run
+        for counted in (1, 99):  # an honest round, and one that fails
+            about = {"kind": "round", "run": run, "round": 100 * k, "counted": counted}
+            list(around.ask({n: to_bytes(tree, about) for n in fit.clients}))
+    assert answered == 3
+
+
 def test_a_run_without_a_round_answers_nothing(tmp_path: Path) -> None:
     """Else each new seed would have states of the server's choice, and cost it nothing."""
     first, second = (machines(methods.fedsvi(regression), rows(), tmp_path, seed=k) for k in (0, 1))

@@ -262,11 +262,22 @@ def test_a_formula_of_a_task_waits_for_its_owner(
     assert "waits for the approval" in said("y ~ log(age - 76) + (1 | hospital)")
 
 
+def test_the_column_of_clients_is_read_too(tmp_path: Path) -> None:
+    """Its value is the client's name: of rows that all have one diagnosis that diagnosis."""
+    (tmp_path / "policy.toml").write_text('columns = ["x", "y"]\n')
+    rows = pd.DataFrame({"x": [1.0, 2.0], "y": [0.0, 1.0], "diagnosis": ["rare", "rare"]})
+    for text in ("y ~ x", "y ~ x + (1 | diagnosis)"):
+        asked = hierfl.formula(text, clients="diagnosis")
+        with pytest.raises(Forbidden, match="waits for the approval"):
+            check_brought(asked, tmp_path, None, rows)
+        check_brought(asked, tmp_path, None, {"north": rows.drop(columns="diagnosis")})
+
+
 def test_a_formula_that_nobody_reads_takes_no_space(tmp_path: Path) -> None:
     """Each task brings another one, of the task's own size, and its owner would have them all on disk."""
     long = hierfl.formula(f"y ~ `{'a' * 10**6}` + (1 | h)", clients="h")
     with pytest.raises(Forbidden, match="more than 262,144 characters"):
-        check_brought(long, tmp_path, None)
+        check_brought(long, tmp_path, None, {})
     assert not [*(tmp_path / "previews").glob("*")]
 
 
@@ -275,10 +286,10 @@ def test_a_listed_formula_is_the_one_that_reads_the_same(tmp_path: Path) -> None
     listed = "y ~ `a b` + x + (1 | h)"
     (tmp_path / "policy.toml").write_text(f'formulas = ["{listed}", "no formula ~"]')
     for text in (listed, "y~`a b`+x+(1|h)"):
-        check_brought(hierfl.formula(text, clients="h"), tmp_path, None)
+        check_brought(hierfl.formula(text, clients="h"), tmp_path, None, {})
     for text in ("y ~ `ab` + x + (1 | h)", "y ~ `a  b` + x + (1 | h)", f"{listed}; sigma ~ x"):
         with pytest.raises(Forbidden, match="waits for the approval"):
-            check_brought(hierfl.formula(text, clients="h"), tmp_path, None)
+            check_brought(hierfl.formula(text, clients="h"), tmp_path, None, {})
 
 
 WHOLE: dict[str, Any] = {"family": "bernoulli", "clients": "h", "missing": "drop"}
@@ -301,14 +312,14 @@ def test_a_listed_formula_is_listed_with_all_that_a_request_brings(
     line = "y ~ x + (1 | h); family = bernoulli; missing = drop; priors = b, Intercept"
     policy, own = tmp_path / "policy.toml", {**WHOLE, "priors": {"b": "normal(0, 1)"}}
     policy.write_text(f'formulas = ["{line}"]\n')
-    check_brought(hierfl.formula("y~x+(1|h)", **own), tmp_path, None)
+    check_brought(hierfl.formula("y~x+(1|h)", **own), tmp_path, None, {})
     changed = hierfl.formula("y ~ x + (1 | h)", **{**WHOLE, **OTHERS[what]})
     with pytest.raises(Forbidden, match="waits for the approval"):
-        check_brought(changed, tmp_path, None)
+        check_brought(changed, tmp_path, None, {})
     policy.write_text('columns = ["x", "y", "h"]\n')  # with any family and priors
     is_more = what in ("a schema", "a matrix")
     with pytest.raises(Forbidden, match="waits for") if is_more else nullcontext():
-        check_brought(changed, tmp_path, None)
+        check_brought(changed, tmp_path, None, {})
 
 
 def test_a_task_can_call_two_functions(functions: Any) -> None:
@@ -367,6 +378,7 @@ def test_a_misspelled_variable_of_a_node_stops_it(
         ("HIERFL_MIN_ROWS", "many", "min_rows is 'many': Expected `int`"),
         ("HIERFL_APPROVE", '"', "approve is '\"': Invalid enum"),
         ("HIERFL_METHODS", "fedsvy", "did you mean 'fedsvi'"),
+        ("HIERFL_formulas", "y ~ x", "Cannot overwrite a value"),
     ):
         with monkeypatch.context() as here:
             here.setenv(variable, value)

@@ -195,8 +195,9 @@ def _policy(folder: Path) -> Path | None:
     if not own:
         return None
     path = folder / "environment.toml"
-    keys = {name.removeprefix("HIERFL_").lower(): os.environ[name] for name in own}
-    lines = (f"{json.dumps(key)} = {_value(key, said)}\n" for key, said in keys.items())
+    # in two spellings, a key is there twice, which no reader of TOML takes
+    keys = [(name.removeprefix("HIERFL_").lower(), os.environ[name]) for name in own]
+    lines = (f"{json.dumps(key)} = {_value(key, said)}\n" for key, said in keys)
     path.write_text("".join(lines))
     return path
 
