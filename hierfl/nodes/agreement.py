@@ -56,7 +56,6 @@ class Fields:
     dtype: Literal["torch.float32", "torch.float64"]
 
     def __post_init__(self) -> None:
-        """Refuse shapes that no field has."""
         for name, (dtype, *shape) in (*self.fields.items(), *self.client_fields.items()):
             sizes = [max(1, size) for size in shape if isinstance(size, int)]
             whole = len(sizes) == len(shape) <= 8
@@ -96,17 +95,14 @@ class Introduction:
     moved: tuple[Name, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a name that cannot be printed, and ranges without a code."""
         _check([self.client, *self.moved], self.codes)
 
     @staticmethod
     def of(data: ClientData, moved: Sequence[str] = ()) -> Introduction:
         """Return what a node reports about its one client; refuse rows of several."""
         if data.num_clients != 1:
-            raise ValueError(
-                f"a node has the rows of one client, and these are of {data.num_clients}: start a "
-                "node for each"
-            )
+            what = f"a node has the rows of one client, and these are of {data.num_clients}"
+            raise ValueError(f"{what}: start a node for each")
         form, codes = Fields.of(data), codes_of(data)
         return Introduction(data.names[0], data.num_rows, form, codes, tuple(moved))
 
@@ -121,7 +117,6 @@ class Agreement:
     codes: Ranges
 
     def __post_init__(self) -> None:
-        """Refuse clients in no order, and not as many numbers of rows."""
         _check(self.names, self.codes)
         if len(self.names) != len(self.rows) or [*self.names] != sorted({*self.names}):
             raise ValueError("its names are not sorted, or not as many as its numbers of rows")
@@ -164,10 +159,8 @@ class Agreement:
     def check_own(self, own: Introduction) -> None:
         """Refuse what a server says was agreed on, if it is not of a client's rows, their form and codes."""
         if (own.client, own.rows) not in zip(self.names, self.rows, strict=True):
-            raise Refused(
-                f"client '{own.client}' with {own.rows} rows is not among those that agreed: "
-                "introduce it first"
-            )
+            who = f"client '{own.client}' with {own.rows} rows"
+            raise Refused(f"{who} is not among those that agreed: introduce it first")
         if _form(own) != _form(self):
             raise Refused("the agreement is of rows of another form than the client has introduced")
         for name, (low, high) in own.codes.items():
@@ -213,7 +206,6 @@ class Agreement:
 
 
 def _form(of: Introduction | Agreement) -> str:
-    """Return what must be the same of the rows of all clients, as text."""
     return json.dumps([asdict(of.form), sorted(of.codes)], sort_keys=True)
 
 

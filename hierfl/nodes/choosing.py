@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from hierfl.core.arguments import expect
 from hierfl.engine.settings import Disclose, Settings
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Fills
@@ -34,13 +35,11 @@ class FitCall:
     joins: Any = None  # the FitOverNodes that the clients of the nodes join
 
     def __post_init__(self) -> None:
-        """Refuse arguments of another kind, and a method that discloses more than the server may see."""
         check_method(self.method)
         for name in ("rounds", "seed", "cohort"):
             check_count(name, getattr(self, name))
         discloses = self.method.discloses if isinstance(self.method, Method) else "sums"
-        if self.disclose not in get_args(Disclose):
-            raise ValueError(f"disclose is {self.disclose!r}: it must be 'summaries' or 'sums'")
+        expect(disclose=(self.disclose, get_args(Disclose)))
         if (self.disclose, discloses) == ("sums", "summaries"):
             raise ValueError(
                 f"disclose is 'sums', and method '{self.method.name}' shows the server a summary of "  # type: ignore[union-attr]

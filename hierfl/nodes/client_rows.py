@@ -86,10 +86,8 @@ def only_client(formula: Formula, frames: Any) -> tuple[str, pd.DataFrame]:
     """Return the name and the rows of a node's client; refuse rows of several."""
     first, *others = by_client(frames, formula.clients).items()
     if others:  # a server may have named the column: how many values it has stays here
-        raise Refused(
-            f"a node has the rows of one client, and '{formula.clients}' names several: start a "
-            "node for each"
-        )
+        what = f"a node has the rows of one client, and '{formula.clients}' names several"
+        raise Refused(f"{what}: start a node for each")
     return first
 
 
@@ -109,10 +107,7 @@ def reply_of(inquiry: Inquiry, rows: list[RowCodes], answer: Callable[[], Any]) 
 
 # ------------------------------------------------------------ a formula of a request
 def check_brought(formula: Any, folder: Path, policy: str | Path | None, frames: Any) -> None:
-    """Refuse a formula that came with a request, until the node's owner approves it (`Forbidden`).
-
-    Of frames by client no column of clients is read.
-    """
+    """Refuse a formula that came with a request, until the node's owner approves it (`Forbidden`)."""
     with log.answering(folder):
         allowed = policy_at(policy, folder)
         if not isinstance(formula, Formula):
@@ -121,6 +116,7 @@ def check_brought(formula: Any, folder: Path, policy: str | Path | None, frames:
             return
         why = "the node's policy lists no columns that formulas may read"
         if allowed.columns is not None:
+            # of frames by client no column of clients is read
             named = {formula.clients} - {*getattr(frames, "columns", ())}
             why = beyond(formula, allowed.columns | named, allowed.transforms or PLAIN)
         if why:

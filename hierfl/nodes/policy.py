@@ -66,7 +66,6 @@ class Policy:
     approve: Literal["ask", "always"] = "always"
 
     def __post_init__(self) -> None:
-        """Read each value as the type of its key."""
         for key, kind in _types().items():
             value = getattr(self, key)
             value = value.item() if hasattr(value, "item") else value  # NumPy's
