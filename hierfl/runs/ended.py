@@ -38,6 +38,7 @@ from hierfl.methods.stages.two_stage import seen_in, server_rounds
 from hierfl.posterior.hidden_modes import k_hats_of_rounds, may_hide_modes
 from hierfl.program.recipes import recipe_of
 from hierfl.runs.call import FitArguments
+from hierfl.summaries.expansion import LEAST_ROWS
 
 FEW = 12  # clients whose work is timed
 LONG = 4.0  # seconds of one client that are long enough to be timed once
@@ -213,7 +214,10 @@ class Fallback:
             return why
         beyond = where.round - ROUNDS
         is_long = beyond >= 0 and beyond >= self.chains.seconds / A_ROUND
-        if where.round >= FEW_ROUNDS:
+        # where polynomials stand for many rows, rounds read these only a few times
+        by_rows = int(self.federation.data.counts.max()) < LEAST_ROWS
+        by_rows |= self.federation.client.rowless is None
+        if where.round >= FEW_ROUNDS and by_rows:
             spent = where.round * STEPS * self.chains.factor_seconds
             is_long = is_long or spent >= MANY_TIMES * self.chains.seconds
         if not done and is_long:

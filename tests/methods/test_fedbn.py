@@ -20,7 +20,7 @@ def test_a_client_in_no_round_predicts_by_statistics_of_its_rows() -> None:
         ["new"] * 4, x=data.fields["x"][9:13], y=data.fields["y"][9:13]
     )
     fitted = fit(method, data, rounds=2, cohort=1)
-    absent = [k for k in range(3) if not fitted.progress.table.seen[k]]
+    absent = [k for k in range(3) if not fitted.progress.table.method.seen[k]]
     assert absent
     common = {name.removeprefix("theta."): value for name, value in fitted.message.items()}
     module.train()

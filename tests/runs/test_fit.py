@@ -141,7 +141,7 @@ def path(method: Any, rounds: int) -> list[Tensor]:
     from hierfl.engine.rounds import rounds as run
 
     made = federate(method, federation())
-    steps = [p.server["params"]["loc.at"].clone() for p in run(made, begin(made), rounds)]
+    steps = [p.server.at.params["loc.at"].clone() for p in run(made, begin(made), rounds)]
     return [*steps, fit(method, federation(), rounds=rounds).message["params"]["loc.at"]]
 
 

@@ -34,7 +34,14 @@ from hierfl.methods.stages.joint import (
     Standard,
     flat,
 )
-from hierfl.methods.stages.mixing_chains import LEAST, MOST, WARM, Coordinates, Said, until_mixed
+from hierfl.methods.stages.mixing_chains import (
+    LEAST,
+    MOST,
+    WARM,
+    ChainCoordinates,
+    Said,
+    until_mixed,
+)
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, ServerState
 from hierfl.program.few_rows import double_precision, in_double
@@ -155,8 +162,8 @@ class Chains:
             standard, start, whitening = self._with_enough_nodes(state.scouts)
             how = (standard, self.seed, count, said)
             joint = self._plain()
-            plain = None if joint is None else Coordinates(joint, *how, jumps=False)
-            first = Coordinates(self.joint, *how)
+            plain = None if joint is None else ChainCoordinates(joint, *how, jumps=False)
+            first = ChainCoordinates(self.joint, *how)
             where, drawn = until_mixed(first, plain, start, whitening)
             t = where.joint.mixing(drawn.draws, standard)
             draws = torch.cat([drawn.draws[:, : self.joint.shared], t], 1)

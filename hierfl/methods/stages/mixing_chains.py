@@ -33,7 +33,7 @@ Said = Callable[[float, float], None]
 
 
 @dataclass(eq=False)
-class Coordinates:
+class ChainCoordinates:
     """Where chains run: a density, its standardization, and how they are sampled there."""
 
     joint: Joint
@@ -98,8 +98,8 @@ def is_mixed(drawn: Sampled) -> bool:
 
 
 def until_mixed(
-    first: Coordinates, plain: Coordinates | None, start: Tensor, whitening: Whitening
-) -> tuple[Coordinates, Sampled]:
+    first: ChainCoordinates, plain: ChainCoordinates | None, start: Tensor, whitening: Whitening
+) -> tuple[ChainCoordinates, Sampled]:
     """Return draws of chains that have mixed, or do not mix, and the coordinates they ran in."""
     here, drawn, before = first, first.sampled(start, whitening, WARM, LEAST), math.inf
     if plain is not None and not is_mixed(drawn):
@@ -121,7 +121,9 @@ def until_mixed(
     return here, drawn
 
 
-def _moved(here: Coordinates, drawn: Sampled, plain: Coordinates) -> tuple[Tensor, Whitening]:
+def _moved(
+    here: ChainCoordinates, drawn: Sampled, plain: ChainCoordinates
+) -> tuple[Tensor, Whitening]:
     """Return where chains start in the program's own coordinates, and their whitening, by draws."""
     own = here.joint.own_scalars(drawn.draws, here.standard)
     x = plain.joint.from_own(drawn.draws[:, : here.joint.shared], own)
