@@ -113,6 +113,7 @@ ROUNDS, A_ROUND = 12, 2.0
 # the least rounds, and steps of a client's factor in each, after which rounds end that have taken so
 # often the counted work of chains, which may mix slowly
 FEW_ROUNDS, STEPS, MANY_TIMES = 3, 20, 3.0
+MANY_OTHERS = 4  # scalars that rows read by no linear predictor; with fewer a step is fast
 TIRED = "rounds stopped improving: the clients' factors move in a cycle"
 LOOSE = 2.0  # rows a client, whose own scales no Gaussian factor fits
 # seconds that chains may take: at all, where they look for other modes, and in place of rounds
@@ -217,7 +218,8 @@ class Fallback:
         # where polynomials stand for many rows, rounds read these only a few times
         by_rows = int(self.federation.data.counts.max()) < LEAST_ROWS
         by_rows |= self.federation.client.rowless is None
-        if where.round >= FEW_ROUNDS and by_rows:
+        others = len(seen_in(self.federation.program).score.line.rest)
+        if where.round >= FEW_ROUNDS and by_rows and others >= MANY_OTHERS:
             spent = where.round * STEPS * self.chains.factor_seconds
             is_long = is_long or spent >= MANY_TIMES * self.chains.seconds
         if not done and is_long:

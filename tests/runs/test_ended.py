@@ -23,6 +23,7 @@ from hierfl.engine.rounds import Progress
 from hierfl.methods.stages.joint import Joint
 from hierfl.methods.stages.state import GATHER
 from hierfl.posterior.draws import posterior_draws
+from hierfl.runs import ended
 from hierfl.runs.ended import MANY_TIMES, STEPS, TIRED, Fallback, fallback_of, why_tired
 from hierfl.runs.one_run import _next
 
@@ -227,7 +228,8 @@ def test_rounds_whose_tails_rest_on_few_draws_go_over() -> None:
         assert ("tails rest on few draws" in str(why)) == ends, why
 
 
-def test_rounds_that_took_the_work_of_chains_often_end() -> None:
+def test_rounds_that_took_the_work_of_chains_often_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ended, "MANY_OTHERS", 0)
     fallback, where = Fallback(by_chains().federation, None), by_chains().progress
     record: dict[str, Any] = {"stage": GATHER, "moved": 9.0}
     work = fallback.chains.seconds / (3 * STEPS)
