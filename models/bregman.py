@@ -24,6 +24,7 @@ from torch.distributions.constraints import Constraint
 from torch.func import grad, jacrev
 
 from hierfl.core.arguments import spelled
+from hierfl.program.sites import of_scalars
 
 __all__ = ["BregmanPrior", "bernoulli", "exponential", "gaussian", "poisson"]
 
@@ -213,8 +214,7 @@ def exponential() -> BregmanPrior:
 
 def keep_inside(domain: Constraint, value: Tensor, before: Tensor) -> Tensor:
     """Return values after a step; those outside a domain go halfway back to its bound."""
-    while isinstance(domain, constraints.independent):
-        domain = domain.base_constraint
+    domain = of_scalars(domain)
     bound = getattr(domain, "upper_bound", getattr(domain, "lower_bound", None))
     if bound is None:
         return value

@@ -173,11 +173,16 @@ def sampled(
         states = torch.cat([before.steps, states])
         numbers = torch.cat([before.numbers, numbers])
     together, chains = states.flatten(0, 1), numbers.movedim(0, 1)
-    together = together[torch.linspace(0, len(together) - 1, draws).round().long()]
+    together = thinned(together, draws)
     r_hat, effective = mixing_of(chains)
     r_hat = math.inf if held else r_hat
     known = (r_hat, effective, spread_of(chains), whitening)
     return Sampled(together, *known, size, states, numbers, leaps)
+
+
+def thinned(draws: Tensor, count: int) -> Tensor:
+    """Return so many of some draws, evenly spread over them."""
+    return draws[torch.linspace(0, len(draws) - 1, count).round().long()]
 
 
 def mixing_of(chains: Tensor) -> tuple[float, float]:

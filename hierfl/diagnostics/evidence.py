@@ -208,26 +208,28 @@ def _weighted(
     noise = _noise(fit, seed, shared=not already_weighted(fit))
     if already_weighted(fit):
         inner = min(inner_most, _enough(float(noise.max()), BIAS))
-        weighed = weigh(fit, draws, inner=inner, seed=seed, shared=False)
-        return weighed, weighed.log_own.new_zeros(draws, 1), _own_k_hat(fit)
+        weighted = weigh(fit, draws, inner=inner, seed=seed, shared=False)
+        return weighted, weighted.log_own.new_zeros(draws, 1), _own_k_hat(fit)
     inner = min(inner_most, _enough(float(noise.sum()), NOISE))
-    weighed, _, log_ratio, _ = in_rounds(
+    weighted, _, log_ratio, _ = in_rounds(
         fit, draws, inner=inner, rounds=ROUNDS, enough=draws // 4, seed=seed, tail=TAIL
     )
     if fit.program.latents.global_block.size:
-        return weighed, log_ratio[:, None], 0.0
-    return weighed, weighed.log_own, 0.0  # nothing is shared: other clients' weights are noise
+        return weighted, log_ratio[:, None], 0.0
+    return weighted, weighted.log_own, 0.0  # nothing is shared: other clients' weights are noise
 
 
 def precise(fit: Snapshot, draws: int, inner_most: int, seed: int) -> Weighed:
     """Draw p(y_k | z) with so many local draws that its reciprocal has hardly any bias."""
     inner_most = max(inner_most, MOST)
     inner = min(inner_most, _enough(float(_noise(fit, seed, shared=False).max()), BIAS))
-    weighed = weigh(fit, draws, inner=inner, seed=seed, shared=False)
-    if inner < inner_most and float(weighed.variance.mean(0).max()) > BIAS:  # the pilot saw too few
+    weighted = weigh(fit, draws, inner=inner, seed=seed, shared=False)
+    if (
+        inner < inner_most and float(weighted.variance.mean(0).max()) > BIAS
+    ):  # the pilot saw too few
         inner = inner_most
-        weighed = weigh(fit, draws, inner=inner, seed=seed, shared=False)
-    bias = weighed.variance.mean(0)
+        weighted = weigh(fit, draws, inner=inner, seed=seed, shared=False)
+    bias = weighted.variance.mean(0)
     if inner > 1 and float(bias.max()) > 2.0 * BIAS:
         name = fit.clients[int(bias.argmax())]
         warn(
@@ -235,7 +237,7 @@ def precise(fit: Snapshot, draws: int, inner_most: int, seed: int) -> Weighed:
             f"noisy, and its elpd too low by about {float(bias.max()):.2f} nats: use more, "
             f"inner={4 * inner}"
         )
-    return weighed
+    return weighted
 
 
 def _noise(fit: Snapshot, seed: int, *, shared: bool) -> Tensor:

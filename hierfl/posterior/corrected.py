@@ -120,7 +120,7 @@ def corrected(
         expect_count(value, name)
     count = max(2 * draws, 4000) if proposals is None else proposals
     expect_count(count, "proposals", least=LEAST_PROPOSALS)
-    weighed, weights, log_ratio, guide = in_rounds(
+    weighted, weights, log_ratio, guide = in_rounds(
         fit, count, inner=inner, rounds=rounds, enough=draws, seed=seed
     )
     total = len(log_ratio)
@@ -135,7 +135,7 @@ def corrected(
     order = torch.from_numpy(np.random.default_rng(seed).permutation(draws))
     which = chosen(weights.log, draws)[order]
     return Corrected(
-        draws=weighed.draws.some(which),
+        draws=weighted.draws.some(which),
         k_hat=weights.k_hat,
         k_hat_guide=guide.k_hat,
         k_hat_clients=own_k_hat(fit, seed=seed),
@@ -158,18 +158,18 @@ def in_rounds(
     more: int = 4,
 ) -> tuple[Weighed, Weights, Tensor, Weights]:
     """Weight draws as of the mixture of all rounds' proposals (Veach and Guibas 1995; Owen and Zhou 2000)."""
-    weighed = weigh(fit, count, inner=inner, seed=seed)
+    weighted = weigh(fit, count, inner=inner, seed=seed)
     proposals: list[Split] = []
-    log_ratio = weighed.total
+    log_ratio = weighted.total
     weights = posterior_weights(log_ratio)
-    guide = posterior_weights(weighed.raw)
-    fits = 0 < 2 * weighed.at.shape[1] < count  # enough draws to estimate a covariance
+    guide = posterior_weights(weighted.raw)
+    fits = 0 < 2 * weighted.at.shape[1] < count  # enough draws to estimate a covariance
     while (
         fits
         and len(proposals) + 1 < rounds
         and (weights.effective < min(enough, ENOUGH) or weights.k_hat > tail)
     ):
-        proposals.append(refitted(weighed.at, weights, proposals[-1] if proposals else None))
+        proposals.append(refitted(weighted.at, weights, proposals[-1] if proposals else None))
         points = points_of(proposals[-1], count, seed=seed + len(proposals))
         salt = f"psis {len(proposals)}"
         try:
@@ -181,13 +181,13 @@ def in_rounds(
             )
             proposals.pop()
             break
-        weighed = tree_map(lambda *parts: torch.cat(parts), weighed, further)
-        densities = torch.stack([weighed.log_q, *(log_density(p, weighed.at) for p in proposals)])
+        weighted = tree_map(lambda *parts: torch.cat(parts), weighted, further)
+        densities = torch.stack([weighted.log_q, *(log_density(p, weighted.at) for p in proposals)])
         log_ratio = (
-            weighed.total + weighed.log_q - (densities.logsumexp(0) - math.log(len(densities)))
+            weighted.total + weighted.log_q - (densities.logsumexp(0) - math.log(len(densities)))
         )
         weights = posterior_weights(log_ratio)
-    return weighed, weights, log_ratio, guide
+    return weighted, weights, log_ratio, guide
 
 
 def posterior_weights(total: Tensor) -> Weights:

@@ -7,7 +7,6 @@ real line, and mapped onto the support by the program itself; the site is then a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import pyro
@@ -15,9 +14,9 @@ import pyro.distributions as dist
 from pyro.infer.reparam.reparam import Reparam
 from pyro.poutine.reparam_messenger import ReparamMessenger
 from torch import Tensor, equal
-from torch.distributions import biject_to, constraints
+from torch.distributions import biject_to
 
-from hierfl.program.sites import Model
+from hierfl.program.sites import Model, of_scalars
 from hierfl.program.traces import Site, in_clients, is_latent, samples
 from hierfl.program.wrapped import under
 
@@ -37,9 +36,7 @@ def moving_supports(trace: Any, other: Any) -> frozenset[str]:
 
 
 def _bounds_of(site: Site) -> list[Tensor]:
-    support = site["fn"].support
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
+    support = of_scalars(site["fn"].support)
     return [v for v in vars(support).values() if isinstance(v, Tensor)]
 
 
@@ -66,8 +63,5 @@ class _OnLine(Reparam):
 
 def with_fixed_supports(model: Model, names: Iterable[str]) -> Model:
     """Return the model with sites of moving supports as maps of sites on the real line."""
-    return under(model, partial(_messenger, dict.fromkeys(names, _OnLine())))
-
-
-def _messenger(config: dict[str, Reparam], _: Any) -> Any:
-    return ReparamMessenger(config)
+    config: dict[str, Reparam] = dict.fromkeys(names, _OnLine())
+    return under(model, lambda _: ReparamMessenger(config))

@@ -106,20 +106,13 @@ class LatentSite:
     @property
     def is_real(self) -> bool:
         """Whether its unconstrained values are its values."""
-        return self._support_of_scalars is constraints.real and self.unit is None
+        return of_scalars(self.support) is constraints.real and self.unit is None
 
     @property
     def has_logs(self) -> bool:
         """Whether its unconstrained values are logs of scalars, or log odds."""
-        support = self._support_of_scalars
+        support = of_scalars(self.support)
         return not support.event_dim and support is not constraints.real
-
-    @property
-    def _support_of_scalars(self) -> Constraint:
-        support = self.support
-        while isinstance(support, constraints.independent):
-            support = support.base_constraint
-        return support
 
     @cached_property
     def free_start(self) -> Tensor:
@@ -276,6 +269,13 @@ _LINKS: dict[str, Constraint] = {
     "softplus": dist.constraints.softplus_positive,
     "exp": dist.constraints.positive,
 }
+
+
+def of_scalars(support: Constraint) -> Constraint:
+    """Return the support of the scalars of independent ones, or the support itself."""
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support
 
 
 def scale_constraint(link: ScaleLink) -> Constraint:

@@ -16,6 +16,7 @@ from torch.distributions.constraints import Constraint
 from torch.distributions.transforms import Transform
 
 from hierfl.program.program import ProgramError, refuse_first
+from hierfl.program.sites import of_scalars
 from hierfl.program.traces import (
     Site,
     in_data,
@@ -154,10 +155,7 @@ class Mapped(dist.TransformedDistribution):  # type: ignore[misc]
     @property
     def support(self) -> Constraint:
         """The interval between the images of the base's ends."""
-        ends = self.base_dist.support
-        while isinstance(ends, constraints.independent):
-            ends = ends.base_constraint
-        low, high = _ends(ends)
+        low, high = _ends(of_scalars(self.base_dist.support))
         for transform in self.transforms:
             rises, at = torch.as_tensor(transform.sign > 0), _ends(transform.domain)
             to = _ends(transform.codomain)

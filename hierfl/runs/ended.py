@@ -213,16 +213,7 @@ class Fallback:
         why, done = why_tired(where.history), where.history[-1].get("stage") == DONE
         if why is not None:
             return why
-        beyond = where.round - ROUNDS
-        is_long = beyond >= 0 and beyond >= self.chains.seconds / A_ROUND
-        # where polynomials stand for many rows, rounds read these only a few times
-        by_rows = int(self.federation.data.counts.max()) < LEAST_ROWS
-        by_rows |= self.federation.client.rowless is None
-        others = len(seen_in(self.federation.program).score.line.rest)
-        if where.round >= FEW_ROUNDS and by_rows and others >= MANY_OTHERS:
-            spent = where.round * STEPS * self.chains.factor_seconds
-            is_long = is_long or spent >= MANY_TIMES * self.chains.seconds
-        if not done and is_long:
+        if not done and self._are_long(where.round):
             return f"{where.round} rounds were not enough, and chains are faster than more rounds"
         if not done or bool(where.server.chained):
             return None
@@ -232,6 +223,20 @@ class Fallback:
         elif self._tails_rest_on_few(where.server):
             why = f"the tails rest on few draws (k-hat {k_hat:.2f})"
         return None if why is None or self.chains.seconds > LOOKING else why
+
+    def _are_long(self, rounds: int) -> bool:
+        """Return whether so many rounds have taken more than chains on the rows are worth."""
+        beyond, federation = rounds - ROUNDS, self.federation
+        if beyond >= 0 and beyond >= self.chains.seconds / A_ROUND:
+            return True
+        if rounds < FEW_ROUNDS or len(seen_in(federation.program).score.line.rest) < MANY_OTHERS:
+            return False
+        # where polynomials stand for many rows, rounds read these only a few times
+        by_rows = (
+            federation.client.rowless is None or int(federation.data.counts.max()) < LEAST_ROWS
+        )
+        spent = rounds * STEPS * self.chains.factor_seconds if by_rows else 0.0
+        return spent >= MANY_TIMES * self.chains.seconds
 
     def _tails_rest_on_few(self, state: ServerState) -> bool:
         """Return whether the verdict would ask for more draws: of global scalars, unconstrained."""

@@ -78,9 +78,12 @@ class Descent:
 
     def moved(self, at: DescentState, loss: Callable[[Params], Tensor]) -> DescentState:
         """Return a working state after one step down a loss."""
-        gradient, value = slope(loss, at.w)
+        return self.stepped(at, *slope(loss, at.w))
+
+    def stepped(self, at: DescentState, gradient: Params, loss: Tensor) -> DescentState:
+        """Return a working state after one step along a gradient; `loss` is its last one, ()."""
         w, memory = step(self.optimizer, gradient, Stepped(at.w, at.memory))
-        return DescentState(w, memory, value, at.beside)
+        return DescentState(w, memory, loss, at.beside)
 
     def phase(self, loss: Loss) -> Phase:
         """Return steps down a loss: (w, working state, message, mini-batch) -> ()."""

@@ -39,7 +39,7 @@ from hierfl.methods.parts.averaging import (
     plain_average,
 )
 from hierfl.methods.wrappers.fine_tuned import fine_tuned
-from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
+from hierfl.optimizers import SGD, Optimizer, plain_lr
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
 
@@ -102,8 +102,7 @@ def per_fedavg(
             count = BATCHES[meta]
             batches = (batch,) * 3 if batch_size is None else parts(batch, batch_size, count)
             gradient, value = _meta_gradient(program, work.w, batches, inner_lr, meta, difference)
-            w, memory = step(optimizer, gradient, Stepped(work.w, work.memory))
-            return DescentState(w, memory, value)
+            return descent.stepped(work, gradient, value)
 
         together = None if batch_size is None else BATCHES[meta] * batch_size
         phase = Phase(move, steps, batch_size=together, nested=meta == "full")

@@ -34,7 +34,7 @@ from hierfl.method import Client, Clock, Each, Method, Server, Share, Up
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import Descent, DescentState, OwnParams, personal_client
 from hierfl.methods.posteriors.fedpop import prior_draws
-from hierfl.optimizers import Adam, Optimizer, Stepped, step
+from hierfl.optimizers import Adam, Optimizer
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Model
 
@@ -103,8 +103,7 @@ def fedwba(
                 return value - log_prior(particle, prior, prior_width), value
 
             slope, (_, value) = torch.vmap(grad_and_value(energy, has_aux=True))(w)
-            moved = step(optimizer, {"at": -stein(w, -slope)}, Stepped(work.w, work.memory))
-            return DescentState(*moved, value.mean())
+            return descent.stepped(work, {"at": -stein(w, -slope)}, value.mean())
 
         def finish(
             work: DescentState, message: Tree, own: OwnParams, rows: Tensor

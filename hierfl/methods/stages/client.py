@@ -35,7 +35,6 @@ from hierfl.summaries.units import UnitScore
 from hierfl.summaries.weighing import central_variance, is_sampled
 
 Packed = Callable[[], PackedRows]  # rows of a chunk, packed when they are first needed
-FACTOR = ("precision", "shift")
 # the second factor is about a belief with so many times the sds, by few steps
 WIDE, FEW = 4.0, 3
 
@@ -135,10 +134,10 @@ class RowWork:
             wrong: Tensor = none,
             sent: Mapping[str, Tensor] | None = None,
         ) -> tuple[TwoStageClientState, dict[str, Tree]]:
-            known = {**(sent or {}), "precision": factor.precision, "shift": factor.shift}
-            of_rows = {n: known[n] for n in FACTOR} if sent is None else dict(sent)
-            told = {"factor": of_rows, "raised": factor.raised, "misread": wrong}
-            return state.keeping(known), told
+            made = {"precision": factor.precision, "shift": factor.shift}
+            sums = made if sent is None else dict(sent)
+            told = {"factor": sums, "raised": factor.raised, "misread": wrong}
+            return state.keeping({**sums, **made}), told
 
         if noise is not None and self.hierarchy.noise is not None:
             sums = self._noisy_sums(rows(), batch, message, before)
@@ -208,9 +207,8 @@ class RowWork:
         if not self.hierarchy.reading.own_size:
             return dict(message["params"])
         dtype = torch.get_default_dtype()
-        if isinstance(
-            own.fits, Tensor
-        ):  # rows may have to be read: no polynomial, which would not fit
+        # rows may have to be read: no polynomial, which would not fit
+        if isinstance(own.fits, Tensor):
             own = own._replace(terms=own.terms[:0])
         # a belief about all clients, which row noise needs, is in the message
         parts = {**message, **{n: v for n, v in own._asdict().items() if isinstance(v, Tensor)}}

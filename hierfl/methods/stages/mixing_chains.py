@@ -15,14 +15,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hierfl.core.chains import Sampled, Whitening, sampled
+from hierfl.core.chains import Sampled, Whitening, sampled, thinned
 from hierfl.methods.stages.joint import Joint, Standard, flat
 
 WARM = 60  # iterations of the warm-up
 LEAST, MOST = 60, 480  # iterations after it, at first, and at most where R-hat asks for more
-RENEWED = (
-    120  # iterations, up to which chains that have not mixed are adapted again, and begin again
-)
+# iterations, up to which chains that have not mixed are adapted again, and begin again
+RENEWED = 120
 MIXED = 1.05  # split R-hat above which chains run on, twice as long
 STUCK, GAIN = 0.2, 0.8  # an excess of R-hat over 1 that has to fall by this factor for it
 SURE = 0.05  # Monte Carlo error of a scalar's sd, relative to it, above which they run on
@@ -68,8 +67,8 @@ class ChainCoordinates:
             return torch.cat([shared, self.joint.own_scalars(x, self.standard)], 1)
 
         def warmed(leaps: float) -> None:
-            each = leaps * self.seconds
-            self.said(each * least, each * max(least, MOST - done))
+            iteration = leaps * self.seconds
+            self.said(iteration * least, iteration * max(least, MOST - done))
 
         return sampled(
             density,
@@ -114,8 +113,8 @@ def until_mixed(
             break
         before = excess
         if done < RENEWED or math.isinf(excess):
-            at = torch.linspace(0, len(drawn.draws) - 1, here.joint.count).round().long()
-            drawn = here.sampled(drawn.draws[at], drawn.whitening, WARM // 2, 2 * done)
+            again_from = thinned(drawn.draws, here.joint.count)
+            drawn = here.sampled(again_from, drawn.whitening, WARM // 2, 2 * done)
         else:
             drawn = here.sampled(drawn.steps[-1], drawn.whitening, 0, done, drawn)
     return here, drawn
@@ -127,8 +126,7 @@ def _moved(
     """Return where chains start in the program's own coordinates, and their whitening, by draws."""
     own = here.joint.own_scalars(drawn.draws, here.standard)
     x = plain.joint.from_own(drawn.draws[:, : here.joint.shared], own)
-    at = torch.linspace(0, len(x) - 1, plain.joint.count).round().long()
     size = len(x.mT) if len(x.mT) <= DENSE else plain.joint.shared
     covariance = x[:, :size].mT.cov() + 1e-9 * torch.eye(size)
     tril = torch.linalg.cholesky_ex(covariance).L
-    return x[at], Whitening(x.mean(0), tril, x.std(0)[size:])
+    return thinned(x, plain.joint.count), Whitening(x.mean(0), tril, x.std(0)[size:])
