@@ -19,6 +19,7 @@ from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.methods import two_stage
 from hierfl.methods.stages import expanded
+from hierfl.methods.stages.state import TwoStageClientState
 from hierfl.program.few_rows import double_precision
 from hierfl.summaries import expansion
 from hierfl.summaries.packed_rows import PackedRows
@@ -211,7 +212,7 @@ def test_a_fit_goes_through_all_rows_at_most_20_times_however_many(
 def test_draws_read_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     found = fit(two_stage(slopes), hospitals((1000, 1500)))
     client = found.federation.client
-    assert client.rowless is not None
+    assert client.rowless is TwoStageClientState.without_rows
     whole = replace(
         found, federation=replace(found.federation, client=replace(client, rowless=None))
     )
