@@ -195,9 +195,10 @@ def _adapted(density: Density, start: Start, *, final: bool) -> tuple[ScalesProp
     for turn in range(TURNS):
         working(f"the server samples, turn {turn} of {TURNS}")
         y, log_q = proposal.at(e)
-        with WorkCounter() if start.is_prior and not turn else nullcontext() as counter:
+        counts = start.is_prior and not turn and size > MANY_SCALES
+        with WorkCounter() if counts else nullcontext() as counter:
             log_p = density.at(y)[0].nan_to_num(nan=-torch.inf, neginf=-torch.inf)
-        if counter is not None and size > MANY_SCALES:
+        if counter is not None:
             seconds = TURNS_OF_ROUNDS * counter.seconds(recorded=False)
             about_to(f"rounds over {size} global scalars are slow", partial(float, seconds))
         log_w = log_p - log_q
