@@ -87,7 +87,9 @@ def local_draws(fit: Snapshot, seed: int) -> LocalDraws | None:
     log = joined.pop("log")  # (N, P, M)
     flat = log.flatten(0, 1).double()
     effective = 1.0 / flat.softmax(1).square().sum(1)
-    k_hats, effective = (v.view(log.shape[:2]).mean(1) for v in (k_hats_of(flat.mT), effective))
+    # where no candidate is possible, a weight is no number
+    k_hats = torch.where(flat.isnan().any(1), torch.inf, k_hats_of(flat.mT))
+    k_hats, effective = (v.view(log.shape[:2]).mean(1) for v in (k_hats, effective))
     index = pd.Index(fit.clients, name="client")
     by_client = pd.Series(k_hats.numpy(), index, name="k_hat")
     return LocalDraws(by_client, _scalars(fit, joined, effective))

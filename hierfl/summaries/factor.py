@@ -46,11 +46,11 @@ WIDE = 1e4  # an expected curvature beyond so many times the precision: q is far
 LARGEST = 1e30  # derivatives beyond it are none
 # factors that move the whole way, of the first ones; the least share of a later one
 WHOLE, LEAST_SHARE = 6.0, 0.3
+NEVER = 1e6  # squared sds of the belief that no two q are apart, but for numbers that overflow
 GRID, LEAST = 2.0**-32, 2.0**-5  # of rounding, and the least unit relative to the largest
 NOTHING = 1e-100  # the unit of a factor that is 0; its square has to be a number
-FAR = (
-    16.0  # squared sds of the belief beyond which a q of the round before is compared with its mean
-)
+# squared sds of the belief beyond which a q of the round before is compared with its mean
+FAR = 16.0
 
 
 class Factor(NamedTuple):
@@ -100,12 +100,19 @@ def factor_of(
     return Factor(*(_where(seen, a, b) for a, b in zip(later, first, strict=True)))
 
 
-def damped(now: Factor, before: Factor, turns: Tensor) -> Factor:
+def damped(
+    now: Factor, before: Factor, turns: Tensor, belief: tuple[Tensor, Tensor] | None = None
+) -> Factor:
     """Return factors that have moved a part of the way, from those after `turns` (C,) others.
 
     Clients with few rows and skewed likelihoods can answer each other in a cycle of whole steps.
+    Nothing is kept of factors that a `belief`, m and C, shows to have been of numbers that overflow.
     """
     share = (WHOLE / turns.to(now.shift).clamp(min=1.0)).clamp(LEAST_SHARE, 1.0)
+    if belief is not None and bool((share < 1.0).any()):
+        prior = _symmetric(torch.linalg.inv_ex(belief[1]).inverse)
+        apart = q_of((belief[0], prior), before)[0] - q_of((belief[0], prior), now)[0]
+        share = torch.where((apart * (apart @ prior)).sum(1) < NEVER, share, 1.0)
     return Factor(
         torch.lerp(before.precision, now.precision, share[:, None, None]),
         torch.lerp(before.shift, now.shift, share[:, None]),

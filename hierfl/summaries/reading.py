@@ -271,6 +271,15 @@ def seen_line(reading: Reading) -> Line:
             return none
 
 
+def _entries_of_sites(reading: Reading) -> list[Tensor]:
+    """Return the positions in v of each site's entries."""
+    latents = reading.program.latents
+    sizes = torch.tensor([s.size for s in latents.global_block.sites])
+    number = torch.arange(len(sizes)).repeat_interleave(sizes)[reading.shared]
+    shared = [reading.own_size + (number == k).nonzero()[:, 0] for k in range(len(sizes))]
+    return [*torch.arange(reading.own_size).split(latents.local_block.sizes), *shared]
+
+
 def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | None:
     start, sizes = start_of(reading).double(), [reading.own_size, len(reading.shared)]
     points = []
@@ -293,6 +302,10 @@ def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | N
             other[j] += 0.7 * near
             before, two = (scores(reading.terms(at, batch), eta) for at in (v, other))
             constant[j] &= nearly_equal(before, two)
+    seen = (slopes != 0.0).any(0).any(0)
+    for entries in _entries_of_sites(reading):  # other rows pick entries that these do not
+        if bool((seen & ~constant)[entries].any()):
+            constant[entries] &= seen[entries]
     line = Line(reading, constant.nonzero()[:, 0])
     for v in points if len(line.inside) else ():
         if not is_linear(partial(line.terms, rest=v[line.rest], batch=batch), v[line.inside]):

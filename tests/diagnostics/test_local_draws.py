@@ -72,6 +72,18 @@ def test_a_client_with_a_wrong_factor_is_named(fitted: hierfl.Fit) -> None:
     assert "'level' of c2" in check.answer
 
 
+def test_a_client_whose_draws_are_impossible_is_named(fitted: hierfl.Fit) -> None:
+    """All candidates lie where the rows have no density, and a weight is no number."""
+    table = fitted.progress.table
+    shift = table.shift.clone()
+    shift[fitted.clients.index("c2")] = 1e12
+    away = {"shift": shift} | ({"wide_shift": shift} if len(table.wide_shift) else {})
+    progress = replace(fitted.progress, table=table._replace(**away))
+    judged = local_draws(replace(fitted, progress=progress), seed=0)
+    assert judged is not None
+    assert [name for name, k_hat in judged.k_hats.items() if k_hat == torch.inf] == ["c2"]
+
+
 def test_a_factor_that_is_too_wide_costs_candidates_alone(fitted: hierfl.Fit) -> None:
     judged = local_draws(with_precision(fitted, "c2", 0.5), seed=0)
     assert judged is not None and judged.off() == ""

@@ -119,3 +119,13 @@ def test_factors_are_damped_where_they_go_on() -> None:
         now = new.shift
     assert share[: int(WHOLE) + 1] == pytest.approx([1.0] * (int(WHOLE) + 1))
     assert share[-1] == pytest.approx(LEAST_SHARE) and abs(float(now)) < 1e-3
+
+
+def test_nothing_is_kept_of_factors_that_overflowed() -> None:
+    """A shift without curvature, as of rows at e^700, would stay in each later factor."""
+    belief = torch.tensor([1.0]), torch.tensor([[0.5]])
+    now = Factor(torch.tensor([[[2.0]], [[2.0]]]), torch.tensor([[3.0], [3.0]]), torch.zeros(2))
+    before = Factor(torch.tensor([[[0.0]], [[2.0]]]), torch.tensor([[1e18], [5.0]]), torch.zeros(2))
+    new = damped(now, before, torch.full((2,), 40.0), belief)
+    assert new.shift.tolist() == [[3.0], pytest.approx([3.0 * LEAST_SHARE + 5 * (1 - LEAST_SHARE)])]
+    assert new.precision.flatten().tolist() == [2.0, 2.0]

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 
 import hierfl
-from hierfl import ClientData, full_batch, methods
+from hierfl import ClientBatch, ClientData, full_batch, methods
 from hierfl.program import read as reading_room
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.program import Program, ProgramError
@@ -58,3 +59,26 @@ def test_what_is_read_wrongly_is_found_wrong(monkeypatch: pytest.MonkeyPatch) ->
         ProgramError, match=r"two_stage would be wrong: take hierfl\.methods\.fedsvi"
     ):
         hierfl.fit(methods.two_stage(years, draws=100), data, progress=False)
+
+
+def table(batch: ClientBatch) -> None:
+    scale = pyro.sample("scale", dist.Exponential(1.0))
+    with pyro.plate_stack("cells", (3, 3)):
+        z = pyro.sample("z", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        own = pyro.sample("own", dist.Normal(0.0, 1.0))
+        with batch.data():
+            loc = own + scale * z[batch.one, batch.other]
+            pyro.sample("y", dist.Normal(loc, 0.7), obs=batch.y)
+
+
+def test_entries_that_few_rows_do_not_pick_are_as_those_they_pick() -> None:
+    """By their slope of 0 at any scale they would be taken for linear, and the others for not."""
+    g = torch.Generator().manual_seed(0)
+    one, other = (torch.randint(3, (48,), generator=g) for _ in range(2))
+    y = torch.randn(48, generator=g)
+    client = torch.arange(4).repeat_interleave(12)
+    data = ClientData.from_arrays(client, one=one, other=other, y=y)
+    program = program_of(table, data)
+    assert seen_line(read_likelihood(program)).inside.tolist() == [0]
+    assert flags(program, data) == [0.0] * 4

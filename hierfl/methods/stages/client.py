@@ -155,7 +155,8 @@ class RowWork:
         if spread is None:
             belief = _belief(message)
             new, own = self.polynomials.factors(rows, batch, belief, before, own)
-            return result(own, rounded(damped(new, before, own.seen), belief[1]), wrong)
+            new = damped(new, before, own.seen, belief)
+            return result(own, rounded(new, belief[1]), wrong)
         own_sums = sums_of(rows(), spread)
         factor = rounded(Factor(own_sums.precision, own_sums.shift, none))
         sent = {"precision": factor.precision, "shift": factor.shift}
