@@ -209,10 +209,10 @@ def test_the_size_of_memory_is_beside_what_the_node_has_loaded() -> None:
 
 def test_a_formula_of_a_giant_design_is_too_much(tmp_path: Path) -> None:
     (tmp_path / "n").mkdir()
-    (tmp_path / "n" / "policy.toml").write_text(f"memory_a_request = {1 << 22}\n")
+    (tmp_path / "n" / "policy.toml").write_text(f"memory_a_request = {1 << 27}\n")
     text = "y ~ poly(age, 6):poly(thalach, 6) + (1 | hospital)"
     model = hierfl.formula(text, family="bernoulli", clients="hospital")
-    many = pd.concat([frames()["va"]] * 60, ignore_index=True)
+    many = pd.concat([frames()["va"]] * 1500, ignore_index=True)  # more than this process has free
     nodes = {"n": station(model, {"va": many}, tmp_path / "n")}
     with memory(tmp_path) as way, pytest.raises(TooFewNodes, match=r"(?s)schema.*memory_a_request"):
         hierfl.nodes.fit(model, way.reached(nodes))
