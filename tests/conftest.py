@@ -11,12 +11,14 @@ import torch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip slow tests unless HIERFL_SLOW is set, as `make test-slow` sets it."""
+    """Skip slow tests, or the cells that a mark names, unless HIERFL_SLOW is set, as `make test-slow` sets it."""
     if os.environ.get("HIERFL_SLOW"):
         return
     for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="takes minutes: run by make test-slow"))
+        for mark in item.iter_markers("slow"):
+            cells = mark.args  # none: all
+            if not cells or (isinstance(item, pytest.Function) and item.callspec.id in cells):
+                item.add_marker(pytest.mark.skip(reason="slow: run by make test-slow"))
 
 
 def pytest_collection_finish() -> None:

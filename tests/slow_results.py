@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "tests" / "SLOW.md"
 HEAD = """# Slow tests
 
-`make test-slow` runs the tests that take minutes, and writes their results here. CI runs them weekly.
+`make test-slow` runs the tests that take more than 2 s each, and writes their results here. CI runs them weekly.
 
 | test | result | seconds | date | commit |
 |---|---|---|---|---|

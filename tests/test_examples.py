@@ -41,6 +41,13 @@ def test_every_example_is_listed() -> None:
     assert sorted(EXAMPLES) == sorted(there)
 
 
+@pytest.mark.slow(
+    "over_https.py",
+    "own_model.py",
+    "own_prior.py",
+    "recipes/group_level_predictor.py",
+    "recipes/horseshoe.py",
+)
 @pytest.mark.filterwarnings("default")  # as a user's interpreter has it
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_runs(

@@ -106,6 +106,21 @@ def with_little_work(patch: pytest.MonkeyPatch) -> None:
 
 
 # ------------------------------------------------------------------ code
+@pytest.mark.slow(
+    "docs/cheatsheet.md",
+    "docs/describe.md",
+    "docs/diagnostics.md",
+    "docs/differential_privacy.md",
+    "docs/effects.md",
+    "docs/formula_terms.md",
+    "docs/from_bambi.md",
+    "docs/from_datashield.md",
+    "docs/from_pyro.md",
+    "docs/living.md",
+    "docs/methods.md",
+    "docs/nodes.md",
+    "docs/runs.md",
+)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # fits of few rounds are warned of, rightly
 @pytest.mark.parametrize(
     "page",

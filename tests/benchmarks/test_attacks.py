@@ -58,6 +58,7 @@ def test_crafted_folders() -> None:
     assert counts["refused"] > 12
 
 
+@pytest.mark.slow
 def test_flipped_bytes() -> None:
     counts = flips.attack(12, seed=1)
     assert counts["tried"] == 12 and not any(counts[kind] for kind in BAD), counts

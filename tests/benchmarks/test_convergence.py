@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pytest
 from scipy.stats import halfnorm, norm
 
 from benchmarks.convergence import one, page
@@ -46,6 +47,7 @@ def test_every_problem_is_drawn_from_its_seed() -> None:
         )
 
 
+@pytest.mark.slow
 def test_the_table_counts_right_and_wrong_answers() -> None:
     record = one(8, 0)  # the spread of a Gaussian hierarchy, by fedlaplace
     assert {"answer", "narrowest", "widest", "shift"} <= set(record)

@@ -17,6 +17,7 @@ def test_the_row_of_a_client_with_one_row_is_read_exactly(name: str) -> None:
     assert nearest_reading(METHODS[name](), federation(1, seed=0)) < 1e-10
 
 
+@pytest.mark.slow("fedsvi(conditional)")
 @pytest.mark.parametrize("name", ["fedabml", "fedsvi(conditional)"])
 def test_noise_of_the_guide_hides_the_row_only_in_part(name: str) -> None:
     assert 1e-10 < nearest_reading(METHODS[name](), federation(1, seed=0)) < 0.1

@@ -64,6 +64,7 @@ def test_errors_of_a_summary() -> None:
 
 
 # ---------------------------------------------------------------------------------- bad starts
+@pytest.mark.slow
 def test_bad_starts_are_far_differ_and_reach_methods_that_take_one() -> None:
     problem = ALL["eight_schools_centered"]
     one, other = (bad_starts.options("fedlaplace", problem, n)["start"] for n in (0, 1))

@@ -52,6 +52,7 @@ def test_the_module_runs_as_the_command_does_without_torch() -> None:
     assert done.stdout.split() == ["hierfl", version("hierfl"), "False"]
 
 
+@pytest.mark.slow
 def test_openmp_reads_the_spin_count_that_a_command_sets() -> None:
     """It is read when torch is first imported, so that no later moment will do."""
     command = [sys.executable, "-m", "hierfl.cli", "methods"]

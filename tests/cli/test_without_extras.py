@@ -95,6 +95,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return printed
 
 
+@pytest.mark.slow("demo --out demo --quick-")
 @pytest.mark.parametrize(("call", "extra"), [*COMMANDS.items(), *CALLS.items()])
 def test_what_needs_no_extra_runs_and_the_other_says_how_to_install_it(
     call: str, extra: str, endings: dict[str, str]

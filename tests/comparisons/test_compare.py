@@ -122,6 +122,7 @@ def test_a_damaged_cell_is_named(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------- tuning
+@pytest.mark.slow
 def test_a_search_that_is_resumed_chooses_as_one_that_was_not(tmp_path: Path) -> None:
     own = study(tuning={"rounds": 2, "lr": [0.3, 0.1, 0.01, 0.001]})
     entry = own.methods[0]
@@ -148,6 +149,7 @@ def test_nothing_is_tuned_without_rounds(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------- the command line
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_processes")
 def test_the_three_commands(tmp_path: Path) -> None:
     file, out = tmp_path / "tiny.toml", tmp_path / "out"

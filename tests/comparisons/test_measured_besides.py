@@ -121,6 +121,7 @@ def lines(methods: Found, **changes: Any) -> Study:
     return Study.model_validate({**LINES, **changes, "methods": methods})
 
 
+@pytest.mark.slow
 def test_fedavg_ends_at_the_fixed_point_of_its_ten_steps() -> None:
     """In closed form, oracle O4: its distance from least squares on all rows is its bias."""
     own = lines({"fedavg": {}})
@@ -142,6 +143,7 @@ def test_fedavg_ends_at_the_fixed_point_of_its_ten_steps() -> None:
         assert curve[0] > 5.0 * curve[-1] and curve[-1] == pytest.approx(away[0])
 
 
+@pytest.mark.slow
 def test_widths_are_beside_those_of_the_exact_posterior(tmp_path: Path) -> None:
     rows = of_study(lines({"fedavg": {}}), 0).train
     x, y = rows.fields["x"].double(), rows.fields["y"].double()
@@ -210,6 +212,7 @@ def test_the_first_clients_of_a_data_set_are_taken() -> None:
         study(data={"clients": 2})
 
 
+@pytest.mark.slow
 def test_fedmaps_priors_are_chosen_by_name() -> None:
     def weights(**settings: Any) -> torch.Tensor:
         own = study(methods=[{"name": "fedmap", "settings": settings}], net={"hidden": [5]})
@@ -243,6 +246,7 @@ def test_of_fedvi_without_own_heads_all_clients_are_served_the_same() -> None:
 
 
 # ------------------------------------------------------------------------------------------ figures
+@pytest.mark.slow
 def test_all_that_is_measured_is_drawn(
     strangers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

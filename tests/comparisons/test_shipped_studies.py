@@ -106,6 +106,7 @@ def test_variants_without_data_are_left_out(
     assert alone.exit_code == 1 and "HIERFL_DATA" in alone.output
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_table_its_figures_and_what_to_see(tmp_path: Path) -> None:
     """The toy regression in three rounds, of two methods."""
     text = read_study.find("toy-linear-regression").read_text()

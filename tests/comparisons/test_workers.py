@@ -22,6 +22,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_parent() -> None:
     """A parent that is killed cannot end its workers itself; they must not be left behind."""
     command = [sys.executable, "-c", CODE]

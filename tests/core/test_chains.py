@@ -52,6 +52,7 @@ def test_moments_of_a_correlated_gaussian_far_away() -> None:
     assert torch.allclose(found.draws.T.cov(), COVARIANCE, rtol=0.1)
 
 
+@pytest.mark.slow("1000")
 @pytest.mark.parametrize("size", [2, 30, 1000])
 def test_trajectories_are_as_long_as_is_said(size: int) -> None:
     gradients = 0
@@ -115,6 +116,7 @@ def test_r_hat_sees_chains_stuck_in_two_places() -> None:
     assert mixing_of(drift)[0] > MIXED_WELL
 
 
+@pytest.mark.slow
 def test_the_tail_of_a_scale_is_reached() -> None:
     """A scale of few clients, a Student t number that is positive, is sampled by its log."""
 
@@ -200,6 +202,7 @@ def test_the_effective_number_counts_what_states_repeat() -> None:
     assert mixing_of(torch.cat([fresh, kept], -1))[1] < 400
 
 
+@pytest.mark.slow
 def test_errors_of_sds_are_those_that_chains_have() -> None:
     """Of 1,000 sets of 4 chains: independent draws, and such that each is drawn five times."""
     g = torch.Generator().manual_seed(0)

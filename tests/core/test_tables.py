@@ -65,6 +65,7 @@ def results() -> dict[str, Any]:
         }
 
 
+@pytest.mark.slow
 def test_no_result_is_long_or_a_dump_of_tensors(results: dict[str, Any]) -> None:
     for name, result in results.items():
         for text in (repr(result), str(result)):

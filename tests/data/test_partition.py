@@ -75,6 +75,7 @@ def test_rows_of_classes_without_a_client_are_left_out() -> None:
     assert data.num_rows == int((ids >= 0).sum())
 
 
+@pytest.mark.slow("dirichlet")
 @pytest.mark.parametrize("of", [partition.dirichlet, partition.class_mixes])
 def test_clients_are_more_alike_with_a_larger_alpha(of: Callable[..., Tensor]) -> None:
     labels = np.tile(LABELS, 4)

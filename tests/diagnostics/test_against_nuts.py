@@ -18,6 +18,7 @@ from tests.posterior.test_corrected import planted
 from tests.programs import exact, federation, fit, means, slopes, three
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:NUTS itself has not converged")
 def test_an_exact_fit_agrees_with_nuts() -> None:
     fitted = fit(

@@ -155,6 +155,7 @@ def test_numbers_are_those_of_arviz_at_draws_of_the_exact_posterior() -> None:
             assert value == pytest.approx(known.loc[name, column], abs=0.15), column
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gaussian", "binary"])
 def test_without_rows_the_server_tells_what_the_rows_tell(kind: str, tmp_path: Path) -> None:
     data = federation(COUNTS) if kind == "gaussian" else people((9, 12, 6, 8))
@@ -169,6 +170,7 @@ def test_without_rows_the_server_tells_what_the_rows_tell(kind: str, tmp_path: P
     assert float(apart.max()) < 0.1
 
 
+@pytest.mark.slow
 def test_over_nodes_clients_are_compared_alone(tmp_path: Path) -> None:
     here, over = {}, {}
     for name, model in (("level", level), ("slopes", slopes)):

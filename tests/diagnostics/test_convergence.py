@@ -120,6 +120,7 @@ def test_a_history_only_advises() -> None:
     assert not level.converged and "A closer guide" in level.verdict
 
 
+@pytest.mark.slow
 def test_a_long_run_has_converged_and_a_short_one_has_not() -> None:
     """From the same start, the short run's gradient is far above its noise, the long run's is not.
 
@@ -140,6 +141,7 @@ def test_a_long_run_has_converged_and_a_short_one_has_not() -> None:
     assert short.gradient["ratio"].max() > 10.0 and not short.gradient["still"].all()
 
 
+@pytest.mark.slow
 def test_a_level_elbo_does_not_pass_a_guide_that_is_too_narrow() -> None:
     """After 100 rounds the ELBO is level, and the sds are half of the posterior's."""
     g = torch.Generator().manual_seed(0)
@@ -220,6 +222,7 @@ KINDS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow("bfi", "pvi")
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_method_is_refused_for_its_few_rounds(kind: str) -> None:
     found = convergence(KINDS[kind](federation((5, 3, 7))), draws=16, proposals=400)

@@ -48,6 +48,7 @@ def without(data: ClientData, row: int) -> ClientData:
 
 
 # -------------------------------------------------------------------------------------- closed form
+@pytest.mark.slow("1")
 @pytest.mark.filterwarnings("ignore:.* have a k-hat above")
 @pytest.mark.parametrize("inner", [1, 4])
 def test_leaving_a_client_out_gives_the_ratio_of_evidences(inner: int) -> None:
@@ -154,6 +155,7 @@ def test_noise_that_no_number_of_local_draws_removes_is_said() -> None:
         loo(fitted, "client", correct=None, draws=200)
 
 
+@pytest.mark.slow
 def test_points_that_the_method_has_weighted_are_taken_for_the_posterior() -> None:
     data = federation(COUNTS)
     fitted = fit(fedlaplace(slopes, draws=1024, weighting_rounds=1, radius=10.0), data, rounds=8)
@@ -217,6 +219,7 @@ def test_params_that_are_learned_leave_no_client_out() -> None:
 
 
 # --------------------------------------------------------------------------------------- comparison
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* have a k-hat above")
 def test_the_better_model_comes_first() -> None:
     data, g = federation((20, 20, 20)), torch.Generator().manual_seed(1)
@@ -268,6 +271,7 @@ def test_invalid_arguments_are_refused() -> None:
             loo(unlabeled, by, draws=100)
 
 
+@pytest.mark.slow
 def test_an_outlying_client_raises_a_warning() -> None:
     data = federation((10, 10, 10, 10))
     y = data.fields["y"].clone()

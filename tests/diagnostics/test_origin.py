@@ -160,6 +160,7 @@ def test_the_clients_intercepts_are_about_the_common_one(text: str) -> None:
     assert "Intercept_centered" not in str(found)
 
 
+@pytest.mark.slow("e ~ x + offset(s) + (1 | h)-1.0-1000.0")
 @pytest.mark.parametrize(
     ("text", "unit", "shift"),
     sampled([(text, *by) for text in MOVED for by in ((1.0, 1000.0), (1000.0, 0.0))], QUICK),
@@ -180,6 +181,7 @@ def test_shifts_and_units_of_a_column_change_no_verdict_note_or_shrinkage(
     assert (np.abs(column(other, "x", "mean") * unit - means) < 0.15 * sds).all()
 
 
+@pytest.mark.slow
 def test_slopes_of_each_client_take_no_more_rounds_far_from_0() -> None:
     """The prior of an intercept 100 sds from the rows and of a slope has a correlation of nearly 1.
 
@@ -214,6 +216,7 @@ def test_own_intercepts_are_where_covariates_of_clients_are_0_too() -> None:
     assert np.ptp(own) < 6.0 * spread  # w times its slope alone differs by 30 slopes
 
 
+@pytest.mark.slow
 def test_thresholds_are_where_predictors_are_0() -> None:
     """As brms and `ordinal::clmm` have them: logit P(o <= k) = threshold - 0.04 x, and clients about 0."""
     found = summarized("o ~ x + (1 | h)")
@@ -226,6 +229,7 @@ def test_thresholds_are_where_predictors_are_0() -> None:
     assert "thresholds_centered" not in str(found)
 
 
+@pytest.mark.slow
 def test_clients_whose_rows_say_little_are_named_wherever_x_lies() -> None:
     few = pd.concat([rows(), rows().head(2).assign(h="new", b=[0, 1])])
     notes = []
@@ -258,6 +262,7 @@ def test_other_answers_have_the_same_origin(tmp_path: Path) -> None:
     np.testing.assert_allclose(again["Intercept"].values, posterior["Intercept"].values, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_fit_over_nodes_has_the_same_origin(tmp_path: Path) -> None:
     parts = {name: part.drop(columns="h") for name, part in rows().groupby("h")}
     formula = hierfl.formula("g ~ x + (1 | h)", clients="h")

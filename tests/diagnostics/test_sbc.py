@@ -76,6 +76,7 @@ def test_an_exact_guide_is_calibrated_and_a_narrow_one_is_not() -> None:
     assert bool(((frame[""] >= frame.low) & (frame[""] <= frame.high)).all())
 
 
+@pytest.mark.slow
 def test_fits_that_have_not_converged_are_said_to_be_so() -> None:
     """After 20 steps the ranks say little of the guide; in 150 the ELBO no longer rises."""
     data, options = (

@@ -85,6 +85,7 @@ def test_a_client_left_out_is_the_closed_form_where_k_hat_is_low() -> None:
     assert told >= 1
 
 
+@pytest.mark.slow
 def test_factors_and_log_ratios_give_what_a_grid_gives() -> None:
     """A likelihood that is not Gaussian: the prior of `binary`, at powers of it."""
     from tests.summaries.programs import binary_rows, grid, moments, posterior_on
@@ -112,6 +113,7 @@ def test_a_fit_over_nodes_says_the_same(tmp_path: Path) -> None:
     np.testing.assert_allclose(there.loc[here.index, "per_percent"], here["per_percent"], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_local_sites_that_are_not_normal_leave_the_prior_alone() -> None:
     made = fit(hierfl.methods.two_stage(student, draws=100), people((3, 2)))
     assert set(diagnostics.sensitivity(made).table.index.unique("part")) == {PRIOR}

@@ -211,6 +211,7 @@ VERDICTS: dict[str, tuple[Callable[[], hierfl.Fit], bool | None, str]] = {
 }
 
 
+@pytest.mark.slow("weights by Laplace's integrals, which are not exact")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", VERDICTS)
 def test_the_verdict_names_the_reason_and_the_fix(
@@ -239,6 +240,7 @@ def test_draws_that_are_not_finite_are_not_trusted() -> None:
     assert found.trustworthy is False and "not finite" in found.verdict
 
 
+@pytest.mark.slow
 def test_without_rows_the_global_sites_are_left(tmp_path: Any) -> None:
     for guide, rows in ((guides.conditional, 4), (guides.mean_field, 12)):
         method: Method = methods.fedsvi(regression, guide=guide)

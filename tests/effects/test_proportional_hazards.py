@@ -90,6 +90,7 @@ def fitted(frame: pd.DataFrame) -> hierfl.Fit:
     return hierfl.fit(hierfl.formula(text, "weibull", clients="site"), frame)
 
 
+@pytest.mark.slow
 def test_a_fit_says_which_effect_changes() -> None:
     found = hierfl.proportional_hazards(fitted(made(300, -1.6)))
     assert "The effect of x" in repr(found) and "changes with time" in repr(found)
@@ -108,6 +109,7 @@ def test_a_fit_says_which_effect_changes() -> None:
         found.plot("age")
 
 
+@pytest.mark.slow
 def test_a_fit_of_proportional_hazards_is_not_doubted() -> None:
     fit = fitted(made(300, 0.0))
     found = hierfl.proportional_hazards(fit, transform="rank")

@@ -43,6 +43,7 @@ def apart(a: Any, b: Any) -> float:
     return max((float((u - v).abs().max()) for u, v in pairs if u.numel()), default=0.0)
 
 
+@pytest.mark.slow
 def test_priors_made_outside_the_program_are_compiled_too(not_lowered: None) -> None:
     """They check their values, which a trace does not have."""
     level, spread = dist.Normal(torch.zeros(4), 1.0).to_event(1), dist.LogNormal(0.0, 1.0)

@@ -92,6 +92,7 @@ def test_particles_are_pooled_too(family: str) -> None:
 ONE_BY_ONE = METHODS if os.environ.get("HIERFL_SLOW") else sorted(QUICK)[::6]
 
 
+@pytest.mark.slow("pvi renyi")
 @pytest.mark.parametrize("name", one_of_each(METHODS))
 def test_every_method_in_every_way(name: str) -> None:
     """In chunks of clients in another order; and of some methods one client after another."""

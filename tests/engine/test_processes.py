@@ -109,6 +109,7 @@ def test_an_error_in_a_copy_comes_out_here(item: int, error: type[Exception], sa
         list(work([0, item]))
 
 
+@pytest.mark.slow
 def test_a_copy_compiles_what_is_new(
     two_cores: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +319,7 @@ def test_every_core_has_as_many_chunks(two_cores: None) -> None:
     assert [len(part) for part in compiled.parts(torch.arange(16), {})] == [4, 4, 4, 4]
 
 
+@pytest.mark.slow
 def test_short_chunks_are_filled_and_one_shape_is_compiled(
     two_cores: None, not_lowered: None
 ) -> None:

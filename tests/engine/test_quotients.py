@@ -189,6 +189,7 @@ def test_a_scale_that_is_no_exponential_of_an_input_keeps_its_noise() -> None:
     torch.testing.assert_close(graph(*s.values()), step(s), rtol=1e-5, atol=3e-6)
 
 
+@pytest.mark.slow
 def test_a_compiled_step_of_a_draw_and_a_kl_agrees_with_the_eager_one() -> None:
     """Inductor lowers what the passes make; a step writes its results over its inputs."""
     s = state()

@@ -175,6 +175,7 @@ def test_inductor_reads_values_before_it_overwrites(step: Callable[[Tensor, Tens
         assert [value.data_ptr() for value in found] == places
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "off"),
     [(torch.float32, 2e-5), pytest.param(torch.float64, 1e-12, marks=pytest.mark.slow)],

@@ -73,6 +73,7 @@ def peak_of_a_round(n: int, family: Any) -> tuple[int, int]:
     return tensors.peak, objects
 
 
+@pytest.mark.slow("conditional")
 @pytest.mark.parametrize("family", [guides.structured, guides.mean_field, guides.conditional])
 def test_memory_of_a_round_does_not_grow_with_the_federation(family: Any) -> None:
     """1,000 or 10,000 clients with 20 rows each, 100 of them in a round."""

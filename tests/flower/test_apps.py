@@ -96,6 +96,7 @@ def test_a_run_on_flower_is_a_run_here(tmp_path: Path) -> None:
     assert done[0].history["clients"].tolist() == [4, 4, 4]
 
 
+@pytest.mark.slow
 def test_a_new_process_at_each_message_changes_nothing(tmp_path: Path) -> None:
     """As by Flower's default isolation: what the node has agreed on, and its state, are in its folder."""
     done: list[FitOverNodes] = []
@@ -176,6 +177,7 @@ def test_a_method_that_discloses_more_is_refused() -> None:
         )
 
 
+@pytest.mark.slow
 def test_nodes_with_policies_are_asked_over_flower(tmp_path: Path) -> None:
     found: list[Any] = []
 

@@ -140,6 +140,7 @@ def _until(done: Callable[[], object]) -> None:
     raise TimeoutError
 
 
+@pytest.mark.slow
 def test_a_superlink_hands_its_run_to_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

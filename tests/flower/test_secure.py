@@ -98,6 +98,7 @@ def ways() -> dict[str, Method]:
     }
 
 
+@pytest.mark.slow("fedsvi", "scaffold")
 @pytest.mark.parametrize(
     "name", ["apfl", "fedsvi", "scaffold", pytest.param("pvi", marks=pytest.mark.slow)]
 )

@@ -104,6 +104,7 @@ def test_units_change_nothing_but_units() -> None:
     assert float(given.scale) == 3.0  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_coefficients_reach_the_center_where_no_intercept_does() -> None:
     """With rstanarm's prior sigma took up the mean: 1000 is 190 sds of Normal(0, 5.3)."""
     frame = BASE.assign(y=BASE.y + 1000.0, one=1.0)
@@ -277,6 +278,7 @@ def test_a_long_tail_is_not_far_out() -> None:
     assert said(lambda: formula.data(frame)) == []
 
 
+@pytest.mark.slow
 def test_over_nodes_each_node_warns_of_its_own(tmp_path: Path) -> None:
     formula = hierfl.formula("y ~ bmi + (1 | h)", clients="h")
     # of 200 rows the value has less than 99% of the squares, so that its node takes part

@@ -222,6 +222,7 @@ def test_a_covariate_of_0_and_1_is_warned_of() -> None:
         made("y ~ mi(died) * sex; died | mi() ~ age", frame=frame)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:k-hat")  # of few rows
 @pytest.mark.filterwarnings("ignore:.*of 48 rows have a k-hat above")  # of 200 draws, by chance
 def test_answers_of_a_fit() -> None:

@@ -68,6 +68,7 @@ def test_numbers_are_levels_in_their_order() -> None:
     np.testing.assert_allclose(x, wanted)
 
 
+@pytest.mark.slow
 def test_a_fit_finds_the_steps() -> None:
     rng = np.random.default_rng(0)
     x = rng.integers(0, 4, 600)

@@ -140,6 +140,7 @@ def test_answers_have_the_programs_mean(text: str, family: str, priors: dict[str
         np.testing.assert_allclose(made_up[0], wanted[:, place].mean(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_new_client_has_deviations_of_its_own_in_each_part() -> None:
     found = drawn("time ~ dose + (1 | site); shape ~ (1 | site)", "gamma", draws=1500)
     (eta,), (own,) = found.layout.groups, found.with_terms["shape"].layout.groups

@@ -59,6 +59,7 @@ def rich(batch: ClientBatch) -> None:
 
 
 # vmap over the transform of a simplex or of a correlation gives this warning
+@pytest.mark.slow("conditional")
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_handles_every_kind_of_site(family: str) -> None:
@@ -137,6 +138,7 @@ def test_shapes_of_params(family: Family, sizes: dict[str, tuple[int, ...]]) -> 
         assert "_local.lower" not in found
 
 
+@pytest.mark.slow("conditional")
 @pytest.mark.parametrize("family", ["structured", "conditional", "amortized"])
 def test_families_take_any_posterior_of_the_global_sites(family: str) -> None:
     batch = full_batch(federation(), torch.tensor([0]))
@@ -181,6 +183,7 @@ def _options(family: str) -> set[str]:
     return set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
+@pytest.mark.slow
 def test_delta_converges_to_the_map() -> None:
     data = federation((6, 4, 5))
     options = {

@@ -152,6 +152,7 @@ def test_linear_predictors_of_real_programs_are_found() -> None:
         assert seen_linear(hierfl.read(model, guides.conditional, data)).sites
 
 
+@pytest.mark.slow
 def test_a_likelihood_derived_from_one_with_a_predictor_is_found() -> None:
     """hierfl's own logistic regression observes a Bernoulli of its own, which takes labels of any dtype."""
     made, program = (

@@ -46,6 +46,7 @@ def loss(program: Program, params: dict[str, Tensor], batch: ClientBatch) -> Ten
     return terms.nll.sum() + terms.local_kl.sum() + terms.global_kl
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(MODELS, ["Bernoulli"]))
 def test_gradients_through_the_mode(name: str) -> None:
     """Gradients of the whole ELBO, with the noise held fixed, against central differences."""
@@ -120,6 +121,7 @@ def test_the_guide_has_the_mode_as_its_mean_and_the_curvature_there(name: str) -
         assert float(hessian[k, 0, :, (k + 1) % 3, 0, :].abs().max()) == 0.0
 
 
+@pytest.mark.slow("Bernoulli-30.0-15")
 @pytest.mark.parametrize(
     ("name", "size", "newton_steps"),
     [("Bernoulli", 5.0, 5), ("Bernoulli", 30.0, 15), ("Poisson", 3.0, 5)],

@@ -134,6 +134,7 @@ def structured(case: str) -> tuple[Program, Params, ClientBatch, float, int]:
     return optimum(case, guides.structured)
 
 
+@pytest.mark.slow("slopes")
 @pytest.mark.parametrize("case", CASES)
 def test_the_structured_guide_is_exact(case: str) -> None:
     program, params, batch, elbo, d = structured(case)

@@ -13,6 +13,7 @@ from tests.programs import fit
 EXACT: dict[str, Any] = {"optimizer": SGD(0.3), "steps": 20, "unit": "step", "batch_size": None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "rounds"), [(2.0, 30), (1.0, 55)])
 def test_fixed_points_do_not_depend_on_alpha_and_are_stationary(alpha: float, rounds: int) -> None:
     sigma, lam = 10.0, 1.0

@@ -13,6 +13,7 @@ from tests.methods.test_pvi import MEAN, PRECISION, close, e1, gaussian, line
 from tests.programs import federation, fit, slopes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [(5, 3, 7, 1), (1,) * 5])
 def test_damped_rounds_reach_the_pooled_posterior(counts: tuple[int, ...]) -> None:
     data = federation(counts)
@@ -22,6 +23,7 @@ def test_damped_rounds_reach_the_pooled_posterior(counts: tuple[int, ...]) -> No
     close(loc, torch.linalg.solve(torch.eye(2) + x.T @ x, x.T @ y), 1e-4)
 
 
+@pytest.mark.slow
 def test_diagonal_factors_tell_moments_from_reverse_kl() -> None:
     """EP's fixed point on E1 is sqrt(60) twice, VI's is 8, and the true marginal precision 7.5."""
     kept = {"factors": "diagonal", "damping": 0.5}
@@ -32,6 +34,7 @@ def test_diagonal_factors_tell_moments_from_reverse_kl() -> None:
     close(other, 8.0 * torch.eye(2), 1e-5)
 
 
+@pytest.mark.slow
 def test_sep_keeps_the_prior_and_no_state() -> None:
     kept = fit(fedep(line, shared_factor=True), e1(), rounds=30)
     loc, precision = gaussian(kept)
@@ -63,6 +66,7 @@ def test_one_client_has_the_moments_of_its_posterior() -> None:
     assert abs(float(other) - mean) + abs(float(1.0 / its) - variance) > 0.05
 
 
+@pytest.mark.slow
 def test_with_too_few_points_a_client_sends_its_laplace_approximation() -> None:
     """One point of four bears nearly all weight; a covariance of one point would be 0."""
     method = fedep(slopes, damping=1.0, draws=2)

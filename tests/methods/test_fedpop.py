@@ -131,6 +131,7 @@ def test_fishers_identity() -> None:
     assert moved == pytest.approx(1.0833333, abs=0.02)
 
 
+@pytest.mark.slow
 def test_the_fixed_point_is_the_mode_of_the_marginal_posterior() -> None:
     """Without noise z is at its conditional mean, whose plug-in gradient is, for Gaussians, that of the evidence."""
     method = fedpop(
@@ -142,6 +143,7 @@ def test_the_fixed_point_is_the_mode_of_the_marginal_posterior() -> None:
     assert z.tolist() == pytest.approx([1.615385, 0.923077, 3.461538], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_predictions_are_of_the_kept_draws() -> None:
     method = fedpop(
         means, step_size=0.05, steps=30, burn_in=10, kept_draws=200, server_optimizer=SGD(0.05)

@@ -23,6 +23,7 @@ WHOLE: dict[str, Any] = {"split": False, **EVERY_ROW}
 # that is n_k
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plate", [False, True])
 def test_exact_reconstruction_reaches_the_joint_optimum(plate: bool) -> None:
     head = None if plate else "v"
@@ -46,6 +47,7 @@ def test_a_query_step_is_a_gradient_step_on_the_profile_likelihood() -> None:
     assert torch.allclose(after, 1.7 - 0.3 * gradient, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_few_steps_of_reconstruction_have_a_fixed_point_of_their_own() -> None:
     """.430653 for 10 steps of size .1 from 0, which is not FedRep's: the head starts again each round."""
     method = fedrecon(

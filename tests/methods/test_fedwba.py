@@ -1,5 +1,6 @@
 """FedWBA: Stein's direction, the barycenter, FedAvg with one particle, and a planted mixture."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -47,6 +48,7 @@ def test_the_barycenter_of_shifted_clouds() -> None:
     close(barycenter(start, lines).sort(0).values, lines.sort(1).values.mean(0), 1e-5)
 
 
+@pytest.mark.slow
 def test_particles_have_the_posterior_s_mean_and_spread() -> None:
     """One client of 4 rows: precision 4 + 1 / width^2 about prior particles at 0."""
     module = torch.nn.Linear(1, 1, bias=False)

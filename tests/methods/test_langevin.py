@@ -58,6 +58,7 @@ def test_rounding_has_no_bias() -> None:
     close(drawn[:, 2].abs().max(), 0.0)
 
 
+@pytest.mark.slow
 def test_cohorts_and_memory_reach_the_same_posterior() -> None:
     method = qlsd(wide, step_size=0.05, memory=0.1, draws=40, burn_in=0.5)
     points = fit(method, three_rows(), rounds=160, cohort=2).message["points"]
@@ -88,6 +89,7 @@ def test_the_noise_of_a_cohort_is_that_of_all() -> None:
     assert abs(float(points.var(0).mean() * 20 / 19 - 0.3125)) < 0.03
 
 
+@pytest.mark.slow
 def test_where_clients_differ_local_steps_move_its_middle() -> None:
     """Clients of 1 and 3 rows: curvatures N (n + 1 / N) = 3 and 7, optima 6 / 3 and -18 / 7.
 

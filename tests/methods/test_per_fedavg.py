@@ -43,6 +43,7 @@ def test_fixed_points(meta: Any, published: tuple[float, float]) -> None:
     assert torch.allclose(theta(away), best, atol=0.01)
 
 
+@pytest.mark.slow
 def test_five_steps_a_round_find_another_point() -> None:
     found = fit(per_fedavg(at(fixed("full")), meta="full", steps=5, **FULL), clients(), rounds=60)
     assert theta(found).tolist() == pytest.approx((0.454130, 0.647122), abs=1e-5)

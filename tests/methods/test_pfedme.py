@@ -28,6 +28,7 @@ def quadratic(start: Tensor, alpha: float, eta: float, inner_steps: int, steps: 
     return pfedme(at(start, personal=True), prox=LAM, **pace)
 
 
+@pytest.mark.slow("35-0.3-20-0.05-published2")
 @pytest.mark.parametrize(
     ("k", "alpha", "steps", "eta", "published"),
     [

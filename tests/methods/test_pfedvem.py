@@ -51,6 +51,7 @@ def test_the_spread_is_the_most_likely_one() -> None:
     close(softplus(work.spread).flatten() ** 2, [1.15], 1e-5)
 
 
+@pytest.mark.slow
 def test_the_fixed_point_of_variational_em() -> None:
     """Clients that see each of 8 weights 4 times: q, rho^2 and w are each other's optima."""
     generator, rows, d = torch.Generator().manual_seed(0), 4, 8

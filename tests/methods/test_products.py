@@ -4,6 +4,7 @@ from typing import Any
 
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 from torch import Tensor
 
@@ -54,6 +55,7 @@ def gaussian(fitted: Fit, site: str = "w") -> tuple[Tensor, Tensor]:
     return params[f"{site}.loc"], scale**-2
 
 
+@pytest.mark.slow
 def test_fedivon_is_exact_where_clients_converge() -> None:
     """Independent Gaussian unknowns: one round of Newton's steps finds each client's own mode.
 
@@ -94,6 +96,7 @@ def test_one_round_of_fola_by_hand() -> None:
     close(precision, sum(precisions), 1e-8)
 
 
+@pytest.mark.slow
 def test_fola_s_precision_is_that_of_the_posterior() -> None:
     """Where the model is right, squared gradients of 800 rows are near the Fisher information."""
     g = torch.Generator().manual_seed(0)

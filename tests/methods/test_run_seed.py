@@ -88,6 +88,7 @@ def test_a_resumed_and_a_loaded_run_draw_by_the_seed_of_the_first(tmp_path: Path
     assert new.program.seed == 5
 
 
+@pytest.mark.slow("fedep", "fedlaplace", "pvi")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "two_stage"])
 def test_every_method_that_draws_does_so_by_the_seed_of_fit(name: str) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 
 import hierfl
@@ -72,6 +73,7 @@ def test_the_chains_density_is_summed_over_each_persons_scalar() -> None:
         np.testing.assert_allclose(values - values[0], expected - expected[0], rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 def test_slopes_are_those_of_a_grid() -> None:
     data = responses()
     fit = hierfl.fit(slopes, data, seed=0)

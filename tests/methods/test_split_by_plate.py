@@ -45,6 +45,7 @@ METHODS: dict[str, Make] = {
 }
 
 
+@pytest.mark.slow("fedrecon")
 @pytest.mark.parametrize("name", sampled([name for name in METHODS if name != "apfl"], 2))
 def test_a_regression_split_by_plate_is_remade_and_fits(name: str, tmp_path: Path) -> None:
     """Levels of -2, 0 and 2 about a common slope; the run is loaded from its folder."""

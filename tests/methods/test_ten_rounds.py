@@ -73,6 +73,7 @@ def test_the_marginal_is_exact_for_gaussian_rows() -> None:
     close(total - posterior, known.log_evidence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(["means", "slopes"], 2))
 def test_one_newton_step_is_exact(name: str) -> None:
     model, data = {"means": (means, three()), "slopes": (slopes, federation())}[name]
@@ -87,6 +88,7 @@ def test_one_newton_step_is_exact(name: str) -> None:
     close(after_one.progress.server.ascent.precision, torch.linalg.inv(known.cov))
 
 
+@pytest.mark.slow
 def test_everything_that_is_sent() -> None:
     """The update holds sums over clients and averages over points, and with weights one number per
     point.

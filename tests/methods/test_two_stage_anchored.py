@@ -226,6 +226,7 @@ def test_a_covariance_from_one_row_a_client_is_that_of_nuts(done: hierfl.Fit) ->
     assert done.summary().trustworthy is True
 
 
+@pytest.mark.slow
 def test_three_rows_a_client_need_no_small_steps() -> None:
     fitted = hierfl.fit(covariance, grouped(JAWS[:, :2], 3), seed=0)
     assert not fitted.progress.server.was_anchored
@@ -293,6 +294,7 @@ def test_lognormal_scales_of_single_rows_are_those_of_quadrature() -> None:
     assert fitted.summary().trustworthy is True
 
 
+@pytest.mark.slow("labeled_eyes-12")
 @pytest.mark.parametrize(("program", "rows"), [(eyes, 48), (labeled_eyes, 48), (labeled_eyes, 12)])
 def test_eyes_by_rounds_is_to_be_checked_and_an_entry_is_named(program: Program, rows: int) -> None:
     """A second mode, of one component for all, is missed: sds are 0.46 to 0.78 of NUTS's."""

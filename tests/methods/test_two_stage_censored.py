@@ -58,6 +58,7 @@ def grid(family: str, data: ClientData) -> dict[str, tuple[float, float]]:
     return moments
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* conflicts with all others")
 @pytest.mark.parametrize("family", sampled(["weibull", "lognormal"], 2))
 def test_censored_pairs_are_right_in_few_rounds(family: str) -> None:

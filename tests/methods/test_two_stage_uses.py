@@ -141,6 +141,7 @@ def test_a_client_that_fails_when_draws_are_weighted_is_not_waited_for() -> None
     assert run.server.finished(run.server.update(waiting, later, Clock(3, 60, 1))), "all answered"
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_while_weighing_is_not_done() -> None:
     """Draws that only some clients have weighted are no posterior, and are said to be none."""
     method, data = two_stage(programs.binary, draws=200), people((5, 3, 7))

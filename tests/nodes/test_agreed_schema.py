@@ -50,6 +50,7 @@ def asked_of(
     return send
 
 
+@pytest.mark.slow
 def test_nodes_agree_on_the_schema_of_frames_that_are_together(tmp_path: Path) -> None:
     parts = frames()
     found = agreed_over(made(), asked_of(parts, tmp_path))[0].agreed
@@ -69,6 +70,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:k-hat", "ignore:the rounds ended")  # of two rounds
 @pytest.mark.parametrize("text", sampled(OTHERS, 2))
 def test_other_responses_over_nodes(tmp_path: Path, text: str) -> None:
@@ -93,6 +95,7 @@ def test_a_fit_over_nodes_is_the_fit_of_the_frames(tmp_path: Path) -> None:
     assert_close(over.message, here.message)
 
 
+@pytest.mark.slow
 def test_columns_above_the_clients_over_nodes(tmp_path: Path) -> None:
     """Nodes and server start from the prior of the same made-up client, whatever the fields of their own."""
     text = "y ~ beds + (1 | site)"

@@ -80,6 +80,7 @@ def test_other_wrong_arguments_are_named(tmp_path: Path) -> None:
         here(regression, around)
 
 
+@pytest.mark.slow
 def test_fitting_again_begins_again(tmp_path: Path) -> None:
     """The same model, another one between, and after a run that was interrupted: each is a run of its own."""
     whole = {str(site): part for site, part in patients(rows=40).groupby("site")}
@@ -106,6 +107,7 @@ def test_rows_that_count_several_times(tmp_path: Path) -> None:
     assert fit.history["clients"].tolist() == [2]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_begins_again_or_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +155,7 @@ def test_a_folder_is_found_by_its_name_however_its_letters_are_composed(
             hierfl.nodes.fit(method, in_process(data, tmp_path), rounds=1)
 
 
+@pytest.mark.slow
 def test_a_non_centered_program_starts_from_the_same_at_every_node(tmp_path: Path) -> None:
     """Its effects are read off perturbed copies of a node's rows, which differ by rounding."""
     data = hierfl.datasets.heart_disease().select(("cleveland", "hungarian"))

@@ -15,6 +15,7 @@ from tests.sampled import sampled
 TEXTS = ["y ~ mi(dose) * sex + (1 + mi(dose) | site)", "dose | mi() ~ beds + (1 | site)"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:k-hat", "ignore:the rounds ended")  # of two rounds
 @pytest.mark.parametrize("family", sampled(["gaussian", "bernoulli"], ["bernoulli"]))
 def test_the_fit_and_what_it_imputes_are_those_of_one_machine(tmp_path: Path, family: str) -> None:

@@ -121,6 +121,7 @@ def test_a_node_says_what_is_wrong_with_its_rows(fault: str, tmp_path: Path) -> 
     assert str(SECRET)[:5] not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "transport",
@@ -139,6 +140,7 @@ def _own(parts: Frames) -> Any:
     return [(name, {name: part}) for name, part in parts.items()]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_level_that_an_agreed_schema_lacks(tmp_path: Path) -> None:
     agreed = formula().on(frames())
@@ -172,6 +174,7 @@ UNLIKE: Mapping[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("fault", UNLIKE)
 def test_a_client_that_differs_from_the_others_is_named_by_how(fault: str, tmp_path: Path) -> None:
@@ -209,6 +212,7 @@ def test_a_method_that_begins_again_names_whom_it_left_out(tmp_path: Path) -> No
     assert "west" in fit.summary().verdict.split("\n")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_client_that_joins_later_is_no_longer_named(tmp_path: Path) -> None:
     parts, _ = without_west("missing")
@@ -218,6 +222,7 @@ def test_a_client_that_joins_later_is_no_longer_named(tmp_path: Path) -> None:
     assert "west" in joined.clients and "took no part" not in joined.summary().verdict
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("fault", ["missing", "no rows"])
 def test_a_client_that_cannot_join_is_named_by_the_reason(fault: str, tmp_path: Path) -> None:

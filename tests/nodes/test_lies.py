@@ -84,6 +84,7 @@ def test_a_run_ends_without_the_liar_and_names_it(
     assert lying_nodes.same(ended, silent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", ["values of 1e14", "another shape"])
 def test_a_lie_about_weights_alone(lie: str, kept: dict[str, Any], tmp_path: Path) -> None:
     if lying_nodes.LATE not in kept:

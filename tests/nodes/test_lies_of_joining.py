@@ -122,6 +122,7 @@ def lies(kind: str, honest: bytes) -> Iterator[tuple[str, bytes, bool]]:
             yield f"{path} {lie}", json.dumps(said).encode(), said == told or is_word
 
 
+@pytest.mark.slow("bernoulli-introduce", "gaussian-factor")
 @pytest.mark.parametrize(("family", "kind"), CASES)
 def test_a_lie_of_one_that_joins_is_not_silent_and_ends_nothing(
     family: str, kind: str, joining: Callable[[str], Joining]
@@ -141,6 +142,7 @@ def test_a_lie_of_one_that_joins_is_not_silent_and_ends_nothing(
     assert heard == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "kind"), CASES[-2:])
 def test_the_others_join_as_if_the_liar_were_not_there(
     family: str, kind: str, joining: Callable[[str], Joining]

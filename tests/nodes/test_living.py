@@ -67,6 +67,7 @@ def test_a_hospital_withdraws(tmp_path: Path, tmp_path_factory: pytest.TempPathF
     is_on_grid(here, others(people(COUNTS), "c2"))
 
 
+@pytest.mark.slow
 def test_what_a_transport_keeps_of_a_hospital_is_gone_too(tmp_path: Path) -> None:
     data, mail = people(COUNTS), tmp_path / "way"
     method = two_stage(programs.binary, draws=400)
@@ -104,6 +105,7 @@ def test_the_others_are_asked_about_their_clients_as_before(
     assert float(own["mean"]) == pytest.approx(float(expected.mean()), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_clients_of_partial_cohorts_go_on_from_their_own_rounds(tmp_path: Path) -> None:
     fitted = over(tmp_path, cohort=4)
     answering(tmp_path, fitted.clients)
@@ -119,6 +121,7 @@ def test_a_folder_of_another_run_is_refused(
         fitted.without("c2", folder=tmp_path / "elsewhere")
 
 
+@pytest.mark.slow
 def test_a_hospital_joins_and_no_other_is_asked(tmp_path: Path) -> None:
     data = people(COUNTS)
     method, server = two_stage(programs.binary, draws=4000), tmp_path / "server"
@@ -143,6 +146,7 @@ def test_a_hospital_joins_and_no_other_is_asked(tmp_path: Path) -> None:
     assert list(left.given) == ["c0", "c1", "c2", "c3", "c5"]
 
 
+@pytest.mark.slow
 def test_a_hospital_joins_a_formula_with_its_schema(tmp_path: Path) -> None:
     frames = patients()
     whole = hierfl.formula("ill ~ scale(age) + (1 | site)", "bernoulli", clients="site").on(frames)

@@ -181,6 +181,7 @@ def by_region(batch: Any) -> None:
             pyro.sample("y", dist.Normal(level + effect[batch.region], 1.0), obs=batch.y)
 
 
+@pytest.mark.slow("below 0")
 @pytest.mark.parametrize(
     ("codes", "model"),
     [

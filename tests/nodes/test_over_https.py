@@ -146,6 +146,7 @@ def test_bodies_that_come_together_are_no_longer_than_one(
             assert time.monotonic() < until
 
 
+@pytest.mark.slow
 def test_a_slow_body_keeps_nobody_waiting_and_is_cut_off(
     folder: Path, client: httpx.Client, tmp_path: Path
 ) -> None:

@@ -289,6 +289,7 @@ def test_a_preview_says_what_crosses_and_what_the_model_is(tmp_path: Path) -> No
     assert lines[at + 1 + len(shown)].startswith("What the server sends")
 
 
+@pytest.mark.slow("pvi")
 @pytest.mark.parametrize("name", ["fedmap", "fedfomo", "pvi"])
 def test_every_kind_of_method_has_a_preview(name: str, tmp_path: Path) -> None:
     around = machines(EACH[name](), rows().select(["east", "west"]), tmp_path)

@@ -69,6 +69,7 @@ ANSWERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow("prior")
 @pytest.mark.parametrize("name", ANSWERS)
 def test_the_answers_are_those_of_a_fit(name: str) -> None:
     over, here = (ANSWERS[name](one) for one in pair()[:2])

@@ -63,6 +63,7 @@ def way(request: Any, tmp_path: Path) -> Iterator[Way]:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "transport"),
     [
@@ -100,6 +101,7 @@ def test_hostile_requests_are_answered_by_a_fixed_text(way: Way, tmp_path: Path)
     assert not RAN.exists()
 
 
+@pytest.mark.slow("https")
 def test_hostile_answers_are_refused(some_way: Way, tmp_path: Path) -> None:
     nodes = some_way.reached(lying(plain_stations(tmp_path)))
     assert_refused(hierfl.nodes.fit(plain(), nodes, rounds=len(HOSTILE)))

@@ -63,11 +63,13 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fit:
     return fitted
 
 
+@pytest.mark.slow
 def test_client_states_in_a_file_change_no_answer(inside: Fit, outside: Fit) -> None:
     for name, ask in ASKED.items():
         assert torch.equal(ask(inside), ask(outside)), name
 
 
+@pytest.mark.slow
 def test_engines_and_chunks_change_no_answer(inside: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     one_by_one = replace(
         inside, federation=replace(inside.federation, settings=Settings(engine="sequential"))

@@ -208,6 +208,7 @@ SPREAD: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow("conditional")
 @pytest.mark.parametrize("family", SPREAD)
 def test_every_guide_with_a_density_gives_the_same_evidence(family: str) -> None:
     data, pace = federation(), hierfl.optimizers.Adam(0.02 if family == "flow" else 0.1)

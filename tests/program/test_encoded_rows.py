@@ -48,6 +48,7 @@ def guide(batch: ClientBatch) -> None:
             pyro.sample("code", dist.Normal(slope * (batch.y - own), scale))
 
 
+@pytest.mark.slow("None-120")
 @pytest.mark.parametrize(("batch_size", "rounds"), [(None, 120), (10, 80)])
 def test_a_linear_encoder_is_exact(batch_size: int | None, rounds: int) -> None:
     data = clients((30, 20, 12))
@@ -99,6 +100,7 @@ def autoencoder() -> tuple[Any, Any]:
     return styled, encoding
 
 
+@pytest.mark.slow
 def test_an_autoencoder_learns_and_engines_agree() -> None:
     g = torch.Generator().manual_seed(1)
     x = (torch.rand(60, 6, generator=g) < torch.rand(6, generator=g)).float()

@@ -571,6 +571,7 @@ def rows_as_steps(batch: ClientBatch) -> None:
             pyro.sample(f"y_{t}", dist.Normal(state, 1.0), obs=batch.y[:, t : t + 1])
 
 
+@pytest.mark.slow("all_pairs-needs a table of .* 1,048,576 is the limit")
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -75,6 +75,7 @@ def test_it_is_a_term_of_the_likelihood_not_of_the_prior() -> None:
         assert torch.allclose(a, b)
 
 
+@pytest.mark.slow
 def test_methods_of_point_estimates_learn_from_a_factor() -> None:
     """fedavg's loss is the likelihood alone."""
 

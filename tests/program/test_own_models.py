@@ -72,6 +72,7 @@ def gathered(observe: Observe, data: ClientData) -> hierfl.Fit:
     return hierfl.fit(method, data, seed=0, progress=False)
 
 
+@pytest.mark.slow("masked", "nan_masked")
 @pytest.mark.filterwarnings("ignore:do not trust the posterior")
 @pytest.mark.parametrize("observe", [masked, in_handler, nan_masked])
 def test_rows_whose_response_is_nan_and_masked_are_as_if_they_were_not_there(
@@ -261,6 +262,7 @@ def test_what_holds_functions_is_not_pickled_and_says_what_to_do() -> None:
     assert pickle.loads(pickle.dumps(data)).num_rows == 72
 
 
+@pytest.mark.slow
 def test_a_fit_with_a_learned_param_says_that_it_is_a_point() -> None:
     def model(batch: ClientBatch) -> None:
         mu = pyro.param("mu", torch.tensor(0.0))

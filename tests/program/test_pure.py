@@ -256,6 +256,7 @@ def test_nuts_refuses_what_has_no_prior() -> None:
         nuts(model, federation(), draws=2, warmup=30)
 
 
+@pytest.mark.slow
 def test_the_comparison_with_nuts_holds_a_registered_module_at_its_fitted_weights() -> None:
     """Given the bias, the posterior of a mean is known; of the untrained bias it is another one."""
     module = nn.Linear(1, 1)

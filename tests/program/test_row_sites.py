@@ -363,6 +363,7 @@ def test_gamma_rates_make_negative_binomial_counts() -> None:
 
 
 # ------------------------------------------------------------ methods, predictions, over draws
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the rounds ended while gathering:UserWarning")
 def test_clients_weight_fewer_draws_where_each_takes_integrals(
     monkeypatch: pytest.MonkeyPatch,

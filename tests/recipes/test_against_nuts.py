@@ -59,6 +59,7 @@ def test_the_references_are_long_enough() -> None:
         assert max(site["r_hat"] for site in sites.values()) < 1.02, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_fit_agrees_with_nuts(name: str) -> None:
     if name in ON_FILES and not Path(os.environ.get("HIERFL_DATA", "nowhere")).is_dir():

@@ -92,6 +92,7 @@ def laid_out(page: Path, width: int, dark: bool) -> dict[str, Any]:
     return measured
 
 
+@pytest.mark.slow("1280")
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_the_page_fits_every_width_and_shows_all_pictures(page: Path, width: int) -> None:
     measured = laid_out(page, width, False)

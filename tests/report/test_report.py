@@ -163,6 +163,7 @@ def test_the_numbers_on_the_page_are_those_of_the_fit(written: tuple[Report, Pag
     assert f"{f.federation.data.num_rows} training rows" in page.text
 
 
+@pytest.mark.slow
 def test_the_same_fit_gives_the_same_page_but_for_the_date(
     written: tuple[Report, Page], tmp_path: Path
 ) -> None:
@@ -207,6 +208,7 @@ OTHERS: dict[str, Callable[[ClientData], Fit]] = {
 }
 
 
+@pytest.mark.slow
 def test_a_formula_is_reported_by_its_names(tmp_path: Path, few_proposals: None) -> None:
     source = np.random.default_rng(0)
     frame = pd.DataFrame({"hospital": np.repeat(["va", "north", "east"], 60)})
@@ -265,6 +267,7 @@ def test_a_sound_fit_has_no_warnings(tmp_path: Path) -> None:
     assert sum(check.verdict == "good" for check in report.checks) >= 8
 
 
+@pytest.mark.slow
 def test_a_method_that_stops_automatically_has_no_warning_of_its_run(tmp_path: Path) -> None:
     """Its own weights answer whether it has converged; no number of rounds is too few for that."""
     data = labeled((30, 25, 20))

@@ -328,6 +328,7 @@ FITS: dict[str, Callable[[], Fit]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the rounds ended")
 def test_the_summary_and_the_report_warn_of_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each warning without further rows is a reason of the verdict, and each reason a warning."""

@@ -52,6 +52,7 @@ def seeded() -> None:
     torch.manual_seed(0)  # the layers of the methods start from torch's generator
 
 
+@pytest.mark.slow("conditional-2")
 @pytest.mark.parametrize(
     ("name", "cohort"), [*((name, 2) for name in METHODS), ("structured", None)]
 )

@@ -118,6 +118,7 @@ SKIP = hierfl.Settings(on_client_error="skip")
 SUMS_AND_SKIP = hierfl.Settings(disclose="sums", on_client_error="skip")
 
 
+@pytest.mark.slow("a long v of a Gaussian likelihood")
 @pytest.mark.parametrize("row", ROWS)
 def test_each_row_of_the_table(row: str) -> None:
     make, name, guide, why = ROWS[row]
@@ -166,6 +167,7 @@ def test_sums_of_many_numbers_leave_fedlaplace_out(monkeypatch: pytest.MonkeyPat
     assert found.method.name == "fedsvi" and "2 x 2 unknowns" in found.why
 
 
+@pytest.mark.slow
 def test_disclose_refuses_summaries_and_names_another_method() -> None:
     data = federation()
     for method, other in (
@@ -232,6 +234,7 @@ def test_rounds_that_are_named_are_kept(quick: list[int]) -> None:
     assert quick == [3] and found.progress.round == 3 and found.chosen is not None
 
 
+@pytest.mark.slow("8")
 @pytest.mark.parametrize("kill", [3, 8])  # in the first attempt, and in the second
 def test_a_killed_run_chooses_the_same_and_goes_on(
     quick: list[int], kill: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -274,6 +277,7 @@ def test_a_chosen_fit_is_saved_and_loaded(quick: list[int], tmp_path: Path) -> N
     assert f"Chosen: {found.chosen}." in again.summary(draws=50).remarks
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:k-hat")  # 12 rounds make a poor guide
 def test_the_posterior_is_corrected_where_weights_allow(quick: list[int]) -> None:
     found = fit(students, federation())
@@ -310,6 +314,7 @@ def test_a_method_that_stops_itself_is_chosen_and_run(capsys: pytest.CaptureFixt
     same(found, named)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the rounds ended")
 def test_a_model_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By `fit` of a model, of a formula and of a method; over nodes by each party."""

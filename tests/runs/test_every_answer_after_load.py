@@ -234,6 +234,7 @@ def of_method(name: str) -> Asked:
     return Asked(fitted, arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sampled(METHODS, QUICK))
 def test_every_answer_of_every_method(name: str, tmp_path: Path) -> None:
@@ -312,6 +313,7 @@ HISTORIES: dict[str, Callable[[Any, pd.DataFrame], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("kind", "history"),

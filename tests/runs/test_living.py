@@ -200,6 +200,7 @@ def with_other_ratios(server: Any) -> Any:
     return replace(server, each=3.0 * torch.randn(server.each.shape, generator=g).double())
 
 
+@pytest.mark.slow
 def test_log_ratios_that_no_quadratic_holds_ask_for_another_round() -> None:
     fitted = binary()
     server = with_other_ratios(fitted.progress.server)

@@ -105,6 +105,7 @@ def line(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(own + slope * batch.x, sigma), obs=batch.y)
 
 
+@pytest.mark.slow
 def test_evidence_without_rows_is_the_same(rows: ClientData, tmp_path: Path) -> None:
     by_hand = log_evidence_by_hand(0) - np.log(PRIOR[0])
     hierfl.fit(line, rows, seed=0).save(tmp_path / "fit")
@@ -126,6 +127,7 @@ def test_more_than_64_values_are_refused_with_their_number(rows: ClientData) -> 
         hierfl.fit(many, rows, seed=0)
 
 
+@pytest.mark.slow
 def test_a_program_with_no_other_unknown_has_probabilities(rows: ClientData) -> None:
     def either(batch: ClientBatch) -> None:
         which = pyro.sample("which", dist.Bernoulli(0.5))

@@ -94,6 +94,7 @@ def test_new_clients_do_not_depend_on_each_other() -> None:
     assert_close(tree_map(lambda v: v[1:], table), one.progress.table, 1e-12)
 
 
+@pytest.mark.slow("slopes")
 @pytest.mark.parametrize("case", ["means", "slopes"])
 def test_the_conditional_guide_is_exact_without_steps(case: str) -> None:
     """For any q(g) = Normal(m, C): b | y = Normal(V (x'y / v + L^-1 m), V + V L^-1 C L^-1 V)."""

@@ -87,6 +87,7 @@ def test_widths_are_those_of_theory() -> None:
     assert (found.table["excludes_zero"] == 1.0).loc[60].all()
 
 
+@pytest.mark.slow
 def test_precision_is_the_same_by_one_process_and_by_two() -> None:
     how: dict[str, Any] = {"clients": (4,), "rows": (6,), "replications": 2, "progress": False}
     one, two = (precision(pilot(), {}, "sigma", workers=w, **how).table for w in (1, 2))

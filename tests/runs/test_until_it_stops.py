@@ -48,6 +48,7 @@ def whole_run() -> hierfl.Fit:
     return fit(fedlaplace(means, **SMALL), three())
 
 
+@pytest.mark.slow
 def test_it_is_the_run_of_the_most_rounds() -> None:
     whole = whole_run()
     assert whole.federation.server.finished(whole.progress.server)

@@ -29,6 +29,7 @@ def fitted() -> hierfl.Fit:
     return hierfl.fit(made, rows(), seed=3)
 
 
+@pytest.mark.slow
 def test_it_is_the_fit_of_the_new_formula_with_the_schema_of_the_old() -> None:
     found = fitted().update("~ . + age", rows())
     formula: Any = found.method.model

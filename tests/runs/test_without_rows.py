@@ -74,6 +74,7 @@ def equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
 
 
+@pytest.mark.slow("conditional")
 @pytest.mark.filterwarnings("ignore:.*at .* of the points clients find no mode")  # two rounds
 @pytest.mark.filterwarnings("ignore:the model learns .* without a prior")
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hierfl.summaries.reading import read_likelihood, seen_line
 from tests.programs import federation
 
 
+@pytest.mark.slow("False")
 @pytest.mark.parametrize("centered", [True, False])
 def test_the_predictors_of_hierfls_own_logistic_regression_are_found(centered: bool) -> None:
     model = models.regression(

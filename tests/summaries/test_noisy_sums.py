@@ -86,6 +86,7 @@ def test_the_density_of_a_noisy_sum_of_squares(degrees: float, value: float, sd:
     assert float(log_of_sum(*given)) == pytest.approx(math.log(exact), abs=0.01)
 
 
+@pytest.mark.slow
 def test_hardly_any_noise_gives_the_posterior_of_exact_sums() -> None:
     data, _ = simulated(11)
     exact, found = drawn(fit(two_stage(model, draws=400), data)), None
@@ -134,6 +135,7 @@ def test_one_row_moves_the_sums_by_sqrt_8_at_most(field: str, at: float) -> None
     assert torch.equal(before["num_rows"], after["num_rows"])
 
 
+@pytest.mark.slow
 def test_noise_is_of_the_secret_alone_and_another_client_has_other_noise() -> None:
     data, _ = simulated(2, clients=3)
     one, again, other = (sums(data, epsilon=1.0, secret=s) for s in (1, 1, 2))

@@ -196,6 +196,7 @@ def test_the_posterior_is_that_of_a_grid() -> None:
         assert abs(found.std() / sd - 1.0) < 0.06, k
 
 
+@pytest.mark.slow("tailed")
 @pytest.mark.parametrize("model", sampled(ALL, 2), ids=lambda model: str(model.__name__))
 def test_it_takes_one_round_of_sums(model: Any) -> None:
     data = people((5, 3, 7, 4))
@@ -207,6 +208,7 @@ def test_it_takes_one_round_of_sums(model: Any) -> None:
     assert "one exact round" in str(found.chosen)
 
 
+@pytest.mark.slow
 def test_order_of_clients_and_partial_cohorts_do_not_matter() -> None:
     data = people(COUNTS)
     whole, by_two = fitted(alone, data), fitted(alone, data, cohort=2, seed=3)
@@ -216,6 +218,7 @@ def test_order_of_clients_and_partial_cohorts_do_not_matter() -> None:
     assert abs(one.mean() - two.mean()) < 0.08 * one.std()
 
 
+@pytest.mark.slow
 def test_a_client_leaves_and_joins_by_its_sums_alone() -> None:
     data = people(COUNTS)
     everybody = fitted(alone, data)

@@ -93,6 +93,7 @@ def with_unused(batch: ClientBatch) -> None:
     by_region(batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "again"),
     [
