@@ -20,6 +20,7 @@ import argparse
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -79,7 +80,7 @@ def moments(
         warnings.simplefilter("ignore")  # of k-hat: draws with noise are not weighed
         method = two_stage(model or hierarchy(centered=True), draws=2000, row_noise=how)
         fitted = hierfl.fit(method, data, progress=False)
-        found = fitted.posterior(2000, seed=0, correct=None).posterior
+        found = fitted.posterior(2000, seed=0, correct=None)["posterior"]
     each = [found[name].to_numpy().reshape(2000, -1) for name in names]
     together = np.concatenate(each, 1)
     return together.mean(0), together.std(0)
@@ -113,7 +114,7 @@ def table_of_sums() -> Titled:
     data, lines = heart_rates(), []
     names = ("intercept_loc", "slope", "intercept")
     mean, sd = moments(data, None, gaussian(SCALE), names)
-    bounds = {"delta": DELTA, "max_row_norm": LONGEST}
+    bounds: dict[str, Any] = {"delta": DELTA, "max_row_norm": LONGEST}
     for epsilon in BUDGETS:
         averages = []
         for model, more in (
@@ -122,7 +123,7 @@ def table_of_sums() -> Titled:
         ):
             runs = []
             for secret in range(NOISES):
-                how = RowNoise(epsilon=epsilon, secret=secret, **bounds, **more)
+                how = RowNoise(epsilon=epsilon, secret=secret, **(bounds | more))
                 noisy, wide = moments(data, how, model, names)
                 off = np.sqrt((((noisy - mean) / wide) ** 2).mean())
                 runs.append(((wide / sd).mean(), off))

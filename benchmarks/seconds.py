@@ -35,6 +35,7 @@ from benchmarks.pooled_nuts import ROOT, USER, has_numpyro, in_own_process, pyth
 from benchmarks.rounds import best_of
 from benchmarks.rounds_models import ALL
 from benchmarks.zoo.__main__ import apart, kept_answers, moments_of
+from benchmarks.zoo.reading import program_of
 
 # CPU seconds asked of each problem
 ASKED = {
@@ -107,10 +108,10 @@ def hard(name: str) -> dict[str, Any]:
 
 def _apart(name: str, fit: hierfl.Fit) -> str:
     """Return how far a fit is from NUTS's kept answer, as two cells of the table."""
-    nuts = kept_answers().get(HARD[name].answer or "")
-    if nuts is None:
+    answer = HARD[name].answer
+    if answer not in (kept := kept_answers()):
         return " | "
-    worst = apart(moments_of(fit), nuts["sites"])
+    worst = apart(moments_of(fit, getattr(program_of(answer), "LOGS", ())), kept[answer]["sites"])
     return f"{worst.mean:.2f} ({worst.mean_site}) | {worst.ratio:.2f} ({worst.ratio_site})"
 
 
@@ -157,7 +158,9 @@ def by_nuts(name: str) -> float | None:
             files = [Path(folder) / of for of in ("program.py", "rows.npz", "out.npz")]
             batch = hierfl.full_batch(made.data(frame))
             files[0].write_text(made.program())
-            rows = {n: v.numpy() for n, v in {**batch.fields, **batch.client_fields}.items()}
+            rows: dict[str, Any] = {
+                n: v.numpy() for n, v in {**batch.fields, **batch.client_fields}.items()
+            }
             np.savez(files[1], present=batch.mask().numpy(), **rows)
             call = [python(), "-m", "benchmarks.formula_sampler", *map(str, files)]
             subprocess.run([*call, *USER], cwd=ROOT, check=True, capture_output=True)

@@ -76,7 +76,7 @@ class Cost:
             began, answers = time.perf_counter(), list(send(kind, contents))
             seconds = time.perf_counter() - began
             asked = sum(map(self.written, contents.values()))
-            answered = sum(self.written(one) for _, one in answers if isinstance(one, bytes))
+            answered = sum(self.written(of.content) for of in answers if of.content is not None)
             if kind == "round":
                 self.rounds += 1
                 self.seconds += seconds

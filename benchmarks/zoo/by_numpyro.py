@@ -91,7 +91,7 @@ def stand_ins() -> dict[str, Any]:
         method = functions.get(name) or getattr(jnp, name)
         setattr(core.ShapedArray, name, core.aval_method(method))
         setattr(type(jnp.zeros(())), name, method)
-    modules = {"torch": torch, "pyro": pyro, "pyro.distributions": families}
+    modules: dict[str, Any] = {"torch": torch, "pyro": pyro, "pyro.distributions": families}
     modules |= {"pyro.distributions.transforms": dist.transforms, "pyro.infer": infer}
     return {**modules, "pyro.infer.reparam": reparam}
 
