@@ -27,7 +27,7 @@ from hierfl.program.handlers import Substitute, unchecked, untouched_store
 from hierfl.program.labels import check_labels
 from hierfl.program.program import ParamSpec, Program
 from hierfl.program.sites import COMMON
-from hierfl.program.without_rows import WithoutRows
+from hierfl.program.without_rows import WithoutRows, of_all_sites
 
 
 class Snapshot(Protocol):
@@ -188,7 +188,8 @@ def model_trace(fit: Snapshot) -> Trace:
     program, batch = fit.program, fit.program.prototype
     params = fit.federation.client.params(fit.message, fit.federation.client.own)
     with untouched_store(), torch.no_grad(), unchecked():
-        conditioned = poutine.condition(program.model, data=program.draw(params, batch))
+        values = of_all_sites(program.draw(params, batch), program.latents, program.model)
+        conditioned = poutine.condition(program.model, data=values)
         with Substitute(params, batch):
             return poutine.trace(conditioned).get_trace(batch)
 

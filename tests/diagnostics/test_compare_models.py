@@ -192,7 +192,7 @@ def test_sums_without_squares_are_refused(tmp_path: Path) -> None:
     """Of a fixed noise scale clients send no sum of squares, on which elpd rests."""
     method = hierfl.methods.two_stage(slopes)
     over = hierfl.nodes.fit(method, in_process(federation(COUNTS), tmp_path))
-    with pytest.raises(ValueError, match="the noise scale is fixed"):
+    with pytest.raises(hierfl.RowsNotSaved, match="the noise scale is fixed"):
         loo(over, "client")
 
 

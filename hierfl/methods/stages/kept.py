@@ -19,6 +19,7 @@ from torch import Tensor
 from hierfl.core.gaussians import LOG_2_PI
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.trees import copied, tree_map
+from hierfl.data.absent import RowsNotSaved
 from hierfl.data.clients import ClientData
 from hierfl.method import Clock, Method
 from hierfl.methods.stages.server import Rounds
@@ -37,6 +38,8 @@ from hierfl.summaries.conditional import terms_of_clients
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.sampling import one_thread
 from hierfl.summaries.weights import Points
+
+IN_PLACE = "in one process pass the rows, hierfl.load(folder, data=...)"
 
 
 class AnotherRound(ValueError):
@@ -133,15 +136,13 @@ class Kept:
         if spread is None:
             return torch.zeros(data.num_clients)
         if self.rounds.work.surrogate.hierarchy.noise is not None:
-            raise ValueError(
-                "the clients' sums have noise, so that models cannot be compared by them: leave "
-                "row_noise out, or compare where the rows are"
-            )
+            what = "the clients' sums have noise, so that models cannot be compared by them"
+            raise RowsNotSaved(f"{what}: leave row_noise out, or {IN_PLACE}")
         if not len(spread.line.rest):
-            raise ValueError(
-                "the noise scale is fixed, so that clients have not sent what a model leaves of "
-                "their sums of squares: give it a prior, pyro.sample, or compare where the rows are"
+            what = (
+                "the noise scale is fixed, so clients have not sent their residual sums of squares"
             )
+            raise RowsNotSaved(f"{what}: give it a prior, pyro.sample, or {IN_PLACE}")
         with double_precision(), torch.no_grad(), unchecked():
             return -data.counts * (0.5 * LOG_2_PI + spread.first.log())
 
