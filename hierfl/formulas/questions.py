@@ -98,7 +98,7 @@ class Question:
     """
 
     kind: Kind
-    least: Annotated[int, Meta(ge=1)] = 1
+    least: Annotated[int, Meta(ge=1, lt=1 << 26)] = 1
     known: tuple[str, ...] = ()
     by: tuple[str, ...] = ()
     levels: tuple[str, ...] = ()

@@ -6,13 +6,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from hierfl.core.typed_json import read_as
+from msgspec import Meta
+
+from hierfl.core.typed_json import Count, Number, read_as
 from hierfl.formulas.columns import Column
 from hierfl.formulas.transforms import Constants
 
 OFFSET = "offset()"  # in a design: the sum of the offsets, which is not a column
+Size = Annotated[float, Meta(ge=0.0, le=1e15)]
 Level = Literal["above", "within", "crossed"]
 
 
@@ -31,17 +34,17 @@ class Grouping:
 
     level: Level
     levels: tuple[str, ...] = ()
-    most: int = 0
-    basis: tuple[tuple[float, ...], ...] = ()
-    weights: tuple[float, ...] = ()
+    most: Annotated[int, Meta(ge=0, lt=1 << 26)] = 0
+    basis: tuple[tuple[Number, ...], ...] = ()
+    weights: tuple[Number, ...] = ()
 
 
 @dataclass(frozen=True)
 class Margin:
     """Mean and sd of the response or a design column."""
 
-    mean: float
-    sd: float
+    mean: Number
+    sd: Size
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,8 @@ class Schema:
     """
 
     clients: str
-    rows: int
-    min_count: int
+    rows: Count
+    min_count: Annotated[int, Meta(ge=1, lt=1 << 26)]
     columns: Mapping[str, Column]
     formula: str = ""
     transforms: Mapping[str, Constants] = field(default_factory=dict)

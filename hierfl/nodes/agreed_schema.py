@@ -28,7 +28,7 @@ from hierfl.nodes.client_rows import answer, reply_of
 from hierfl.nodes.gate import Inquiry, Reply, register
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.policy import Forbidden, Policy
-from hierfl.nodes.row_sets import kept_in, rows_of_formula
+from hierfl.nodes.row_sets import kept_in, rows_of_formula, rows_of_frame
 
 LEAST_COUNT = 5  # rows of a level or group that a server asks for
 MOST = 1 << 24  # bytes of an answer, which has a few numbers a column
@@ -121,8 +121,12 @@ def _subject(inquiry: Inquiry) -> Subject:
     place = json.dumps([question.kind, question.by, question.text, question.at is None, of])
     columns = "" if question.schema is None else _hash(question.schema, "columns")
     basis = _hash(question.schema, *BASIS) if question.kind == "design" else ""
+    if question.kind == "outside":  # of all rows, so that another formula asks nothing new
+        names = [name for name in question.by if name in rows.frame]
+        own = rows_of_frame(rows.frame, names, inquiry.ledger.key).row_set
+        return Subject(digest(json.dumps(sorted(own.columns.items())).encode()), place)
     about = _about(rows.formula, {rows.client: rows.frame}, inquiry.ledger.key)
-    least = "" if question.kind in ("rows", "outside") else str(question.min_count)
+    least = "" if question.kind == "rows" else str(question.min_count)
     return Subject(about, place, columns, least, basis)
 
 

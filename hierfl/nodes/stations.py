@@ -7,6 +7,7 @@ do not: it is imported where it is asked for.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -82,8 +83,15 @@ class Station:
 
     @property
     def allowed(self) -> Policy:
-        """The node's policy, as it is now."""
+        """The node's policy, as it is now; Refused in another folder than at first: a drive may be gone."""
+        private_folder(self.folder)
+        if not os.path.samestat(self._first, self.folder.stat()):
+            raise Refused("the node's folder has been moved or replaced: its owner starts it again")
         return policy_at(self.policy, self.folder)
+
+    @cached_property
+    def _first(self) -> os.stat_result:
+        return self.folder.stat()
 
     @cached_property
     def _work(self) -> Supervised:

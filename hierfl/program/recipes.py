@@ -30,6 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 JSON = Any
 
+MOST = 1 << 31  # of a count in a recipe
 # The keys of each kind of description; "code" may stand beside all but the values.
 FORMS = [{"made_by", "with"}, {"family", "with"}, {"tensor", "dtype"}]
 FORMS += [{key} for key in ("named", "marked", "opaque", "mapping", "sequence")]
@@ -207,8 +208,12 @@ def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> 
     name, given = _checked(description, form, str), _checked(description, "with", dict)
     factory = _factory(name, form, place)
     of_method = name.startswith(("hierfl.methods.", "hierfl.Method"))
-    options = {}
+    options, takes = {}, getattr(inspect.unwrap(factory), "__annotations__", {})
     for key, value in given.items():
+        if takes.get(key) in ("int", "int | None"):
+            is_count = isinstance(value, int) and ("seed" in key or value < MOST)
+            why = f"{_short(key)} is {_short(value)}, not an integer below {MOST:,}: {HAND_IN}"
+            _require(is_count or value is None, why)
         if of_method and key in handed:
             options[key] = handed.pop(key)
             _check_same(value, options[key], key, f"the {key} that was passed")

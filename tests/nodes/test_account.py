@@ -240,3 +240,20 @@ def test_a_question_is_answered_once(tmp_path: Path) -> None:
     assert outside("f", "m") == outside("f", "m")
     with pytest.raises(Refused, match="a node answers once"):
         outside("f")
+
+
+def test_other_formulas_ask_about_no_other_levels(tmp_path: Path) -> None:
+    """One bit for each formula of the same columns would find the largest value in ten questions."""
+    (name, frame), *_ = patients(rows=60).groupby("site")
+    frame = frame.assign(z=range(len(frame)), gap=[None, *[1.0] * (len(frame) - 1)])
+
+    def outside(text: str, *levels: str, missing: Any = "refuse") -> bytes:
+        formula = hierfl.formula(text, clients="site", missing=missing)
+        content = Question("outside", by=("sex",), levels=levels).json().encode()
+        return answer_schema(formula, {str(name): frame}, tmp_path, content)
+
+    first = outside("y ~ sex + (1 | site)", "f", "m")
+    assert outside("y ~ sex + z + (1 | site)", "f", "m") == first
+    for text in ("y ~ sex + z + (1 | site)", "y ~ sex + gap + (1 | site)", "z ~ sex + (1 | site)"):
+        with pytest.raises(Refused, match="a node answers once"):
+            outside(text, "f", missing="drop")

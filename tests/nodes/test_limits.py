@@ -1,5 +1,6 @@
 """What a request may cost a node: local steps of a round, and bytes that are read."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import hierfl
 from hierfl import ClientData, guides, methods
 from hierfl.cli import app
 from hierfl.cli.node_folder import station_at
+from hierfl.formulas.questions import Question
 from hierfl.nodes.account import digest
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.envelope import read_line, write_request
@@ -69,6 +71,20 @@ def test_a_long_request_is_not_read(tmp_path: Path) -> None:
     with (mail / "0001-round-1.request.hfl").open("wb") as file:
         file.truncate(3 << 30)  # of nothing: it takes no place on the disk
     assert list(answer_waiting(station, mail)) == []
+
+
+def test_a_running_node_notices_that_its_folder_is_gone(tmp_path: Path) -> None:
+    """In an empty folder its budget would begin again, under the default policy."""
+    station, folder = own(tmp_path / "north"), tmp_path / "north"
+    request = write_request("schema", Question("rows").json().encode())
+    first = station.answer(request)
+    assert not read_line(first)[0]["wrong"]
+    folder.rename(tmp_path / "elsewhere")
+    for _ in range(2):  # what the first refusal leaves in its place is no folder of the node
+        assert "moved or replaced" in str(read_line(station.answer(request))[0]["wrong"])
+    shutil.rmtree(folder)
+    folder.symlink_to(tmp_path / "elsewhere")  # it is the same folder
+    assert station.answer(request) == first
 
 
 def test_only_the_request_that_was_shown_is_answered(tmp_path: Path) -> None:
