@@ -6,12 +6,13 @@ import html
 import math
 import numbers
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import Tensor
 
 FIRST, LAST = 30, 8  # rows that are printed of a longer table
 WIDTH = 110  # of a line of words
@@ -143,3 +144,16 @@ def shapes(fields: Iterable[tuple[str, Any]]) -> str:
     'x: (3, 2), y: (3,)'
     """
     return ", ".join(f"{name}: {tuple(value.shape)}" for name, value in fields)
+
+
+def table_of_rows(values: Mapping[str, Tensor | None]) -> pd.DataFrame:
+    """Return values by row as a table with a line a row; several columns where a row has several."""
+    import pandas as pd
+
+    columns: dict[str, Tensor] = {}
+    for name, value in values.items():
+        if value is not None and value.dim() > 1:
+            columns |= {f"{name}[{k}]": v for k, v in enumerate(value.flatten(1).unbind(1))}
+        elif value is not None:
+            columns[name] = value
+    return pd.DataFrame({name: value.numpy() for name, value in columns.items()})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import chain, combinations
@@ -61,14 +61,10 @@ def moved_values(frame: Any, declared: Declaration, least: int) -> dict[str, Flo
 
 
 class FittedRows(NamedTuple):
-    """A client's rows as its node fits them, {client: frame}, and the columns of which some values are `moved`.
-
-    `in_order` has them in the same order whatever that of the client's own rows is.
-    """
+    """A client's rows as its node fits them, {client: frame}, and the columns of which some values are `moved`."""
 
     frames: Mapping[str, pd.DataFrame]
     moved: tuple[str, ...]
-    in_order: Mapping[str, pd.DataFrame]
 
 
 def fitted_rows(formula: Any, frames: Any) -> FittedRows:
@@ -80,11 +76,7 @@ def fitted_rows(formula: Any, frames: Any) -> FittedRows:
     made = {name: numbers(frame[name]).copy() for name in moved}
     for name, values in moved.items():
         made[name][there] = values
-    texts = (of if of.dtype.kind in "biuf" else of.astype(str) for _, of in frame.items())
-    codes = (codes_of_values(of.to_numpy(), b"") for of in texts)
-    order = np.argsort(reduce(joined, codes), kind="stable")
-    fitted = frame.assign(**made)
-    return FittedRows({client: fitted}, tuple(sorted(moved)), {client: fitted.iloc[order]})
+    return FittedRows({client: frame.assign(**made)}, tuple(sorted(moved)))
 
 
 def told_columns(
@@ -96,7 +88,7 @@ def told_columns(
     lacks is filled; of `formula` no more is agreed on than the `schema`.
     """
     declared, of = formula.declared, replace(formula, schema=schema)
-    frame = fitted_rows(of, {client: frame}).in_order[client]
+    frame = fitted_rows(of, {client: frame}).frames[client]
     frame = own_rows(declared, frame, client, schema.min_count)
     for poly in (of for of in declared.calls if str(of) == call):
         values = argument_of(poly, schema, frame, client)
@@ -110,11 +102,41 @@ def told_columns(
     return np.hstack([ready[numeric], *(d.evaluate(ready, client)[0] for d in designs)])
 
 
-def check_together(columns: Floats, earlier: Iterable[bytes], least: int) -> None:
-    """Refuse columns, (n, p), that with `earlier` ones of the rows tell of few of these (`Implausible`)."""
-    every = [np.frombuffer(of) for of in earlier]
-    others = [of.reshape(-1, len(columns)).T for of in every if of.size % len(columns) == 0]
-    if others and tells_of_few(np.hstack([columns, *others]), least):
+def kept_columns(
+    formula: Any, frame: pd.DataFrame, columns: Floats, key: bytes
+) -> tuple[tuple[str, ...], bytes]:
+    """Return what columns, (n, p), were made of, by name; and its codes, by which rows are sorted, and the columns."""
+    declared = formula.declared
+    names = tuple(sorted({*declared.rows_of, *declared.columns_read} & {*frame}))
+    order, codes = _in_order(frame, names, key)
+    return names, codes + columns[order].T.tobytes()
+
+
+def _in_order(frame: pd.DataFrame, names: Iterable[str], key: bytes) -> tuple[Any, bytes]:
+    """Return an order of rows, (n,), that only some columns determine, and the codes of these in it."""
+    codes = reduce(joined, (codes_of_values(frame[name].to_numpy(), key) for name in names))
+    order = np.argsort(codes, kind="stable")
+    return order, codes[order].tobytes()
+
+
+def check_together(
+    columns: Floats,
+    frame: pd.DataFrame,
+    earlier: Iterable[tuple[Sequence[str], bytes]],
+    key: bytes,
+    least: int,
+) -> None:
+    """Refuse columns, (n, p), that with `earlier` ones of the rows tell of few of these (`Implausible`).
+
+    Those are `kept_columns`. A frame may have the rows in another order than before, and beside other columns.
+    """
+    every = [columns]
+    for names, content in earlier:
+        order, codes = _in_order(frame, names, key) if {*names} <= {*frame} else ([], b"-")
+        if content.startswith(codes):
+            of = np.frombuffer(content, offset=len(codes)).reshape(-1, len(columns))
+            every.append(of.T[np.argsort(order)])
+    if len(every) > 1 and tells_of_few(np.hstack(every), least):
         raise Implausible(
             f"with earlier answers about these rows, its columns would tell of fewer than {least} of "
             f"them: leave terms out, or wait until {least} rows have changed (min_count)"

@@ -161,10 +161,9 @@ def variable_answer(
 ) -> VariableAnswer:
     """Return a client's answer for one column of some rows."""
     check_column(frame, name, client)
-    series, lost = frame[name], missing_in(frame[name])
-    missing, there = rounded_count(int(lost.sum()), least), ~lost
-    if 0 < (there & ~complete).sum() < least:
-        there = there & complete  # the two sums would differ by a few rows alone
+    series, every = frame[name], np.ones(len(frame), dtype=bool)
+    missing = rounded_count(int(missing_in(series).sum()), least)
+    there = rows_with(frame, [name], every, complete, least)
     if there.sum() < max(least, 1) or 0 < (there & complete).sum() < least:
         return VariableAnswer(missing)
     kind = pd.api.types.infer_dtype(series[there])
@@ -174,6 +173,15 @@ def variable_answer(
         answer = numbers_answer(numbers(series)[there], name, client, least)
         return VariableAnswer(missing, numbers=answer)
     return VariableAnswer(missing, levels=levels_answer(series[there], name, client, least))
+
+
+def rows_with(
+    frame: pd.DataFrame, columns: Sequence[str], of: Mask, complete: Mask, least: int
+) -> Mask:
+    """Return which rows `of` some have values of columns: without those that others lack, where these are few."""
+    there = of & ~np.logical_or.reduce([missing_in(frame[name]) for name in columns])
+    # the two sums would differ by a few rows alone
+    return there & complete if 0 < (there & ~complete).sum() < least else there
 
 
 def _refuse_name(reserved: str, names: Any, column: str, client: str) -> None:

@@ -15,11 +15,12 @@ from typing import Any
 
 from hierfl.core.disk import private_folder, replace_private
 from hierfl.formulas.agree import agreed
+from hierfl.formulas.columns import complete
 from hierfl.formulas.constants import STATEFUL, Implausible
 from hierfl.formulas.credible import Heard
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.odd_answers import odd_answers
-from hierfl.formulas.own_rows import check_design, check_together, told_columns
+from hierfl.formulas.own_rows import check_design, check_together, kept_columns, told_columns
 from hierfl.formulas.questions import Question, answer_of_json, own_answer
 from hierfl.formulas.schema import Schema
 from hierfl.nodes.account import ROWS, Entry, Ledger, Subject, digest
@@ -93,25 +94,29 @@ def _replies(inquiry: Inquiry) -> Iterator[Reply]:
         needs = STATEFUL[question.text.partition("(")[0]].needs if question.at else ""
         if question.kind == "design" or needs == "powers":
             columns = told_columns(formula, *of, question.schema, question.text)
-            _check_together(inquiry.ledger, columns, inquiry.policy.min_count)
+            _check_together(inquiry.ledger, formula, *of, columns, inquiry.policy.min_count)
         return made
 
     of_numbers = question.kind in ("columns", "call", "design")
     groups = None if of_numbers else [name for name in question.by if name in rows.frame]
-    frames = {rows.client: rows.frame}
-    behind = rows_of_formula(rows.formula, frames, key, question.min_count, groups)
+    of = rows.formula, {rows.client: rows.frame}, key
+    behind = rows_of_formula(*of, question.min_count, groups)
     yield reply_of(inquiry, [behind], answer)
 
 
-def _check_together(ledger: Ledger, columns: Any, least: int) -> None:
+def _check_together(
+    ledger: Ledger, formula: Formula, frame: Any, client: str, columns: Any, least: int
+) -> None:
     """Refuse columns, (n, p), that with earlier ones of the rows tell of few of these (`Implausible`)."""
-    earlier = [entry.request for entry in ledger.entries if entry.kind == DESIGN]
-    content = columns.T.tobytes()
+    earlier = {entry.request: entry.subject for entry in ledger.entries if entry.kind == DESIGN}
+    rows = complete(frame, formula.declared.rows_of, client, formula.declared.missing)
+    names, content = kept_columns(formula, rows, columns, ledger.key)
     if (name := digest(content)) not in earlier:  # else it was looked at beside all others
-        check_together(columns, (kept_in(ledger.folder, of) for of in earlier), least)
+        kept = ((of, kept_in(ledger.folder, request)) for request, of in earlier.items())
+        check_together(columns, rows, kept, ledger.key, least)
         private_folder(ledger.folder / ROWS)
         replace_private(ledger.folder / ROWS / name, content)
-        ledger.append(Entry(DESIGN, name))
+        ledger.append(Entry(DESIGN, name, subject=names))
 
 
 def _subject(inquiry: Inquiry) -> Subject:
@@ -122,9 +127,8 @@ def _subject(inquiry: Inquiry) -> Subject:
     columns = "" if question.schema is None else _hash(question.schema, "columns")
     basis = _hash(question.schema, *BASIS) if question.kind == "design" else ""
     if question.kind == "outside":  # of all rows, so that another formula asks nothing new
-        names = [name for name in question.by if name in rows.frame]
-        own = rows_of_frame(rows.frame, names, inquiry.ledger.key).row_set
-        return Subject(digest(json.dumps(sorted(own.columns.items())).encode()), place)
+        own = rows_of_frame(rows.frame, [*{*question.by} & {*rows.frame}], inquiry.ledger.key)
+        return Subject(digest(json.dumps(sorted(own.row_set.columns.items())).encode()), place)
     about = _about(rows.formula, {rows.client: rows.frame}, inquiry.ledger.key)
     least = "" if question.kind == "rows" else str(question.min_count)
     return Subject(about, place, columns, least, basis)
@@ -241,14 +245,12 @@ def check_answered(root: Path, formula: Formula, frames: Any) -> None:
         raise Refused("the schema is not the one that the node has answered questions about")
 
 
-def check_fitted(root: Path, formula: Formula, rows: Mapping[str, Any], policy: Policy) -> None:
-    """Refuse a design of few rows, unless its schema was agreed on beforehand, and names levels of single rows."""
-    ((client, frame),) = rows.items()
+def check_fitted(root: Path, formula: Formula, rows: Any, fitted: Any, policy: Policy) -> None:
+    """Refuse a design of few `rows`, as they are `fitted`, unless its schema names levels of single rows."""
+    ((client, frame),), least = rows.items(), policy.min_count
     try:
         if formula.agreed.min_count > 1:
-            disclosed = check_design(
-                formula, frame, client, policy.min_count, policy.min_joint_count
-            )
-            _check_together(Ledger.at(root), disclosed.matrix, policy.min_count)
+            disclosed = check_design(formula, fitted[client], client, least, policy.min_joint_count)
+            _check_together(Ledger.at(root), formula, frame, client, disclosed.matrix, least)
     except Implausible as error:
         raise Forbidden(str(error)) from error

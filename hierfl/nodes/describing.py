@@ -7,7 +7,7 @@ difference of two answers would reveal the rows in which they differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -17,13 +17,14 @@ import pandas as pd
 from msgspec import Meta
 
 from hierfl.core.typed_json import written
-from hierfl.formulas.columns import complete, incomplete, missing_in
+from hierfl.formulas.columns import complete, incomplete
 from hierfl.formulas.odd_answers import FAR, far_from_most, unlike_most
 from hierfl.formulas.table_answers import (
     LevelsAnswer,
     NumbersAnswer,
     TableAnswer,
     rows_by_group,
+    rows_with,
     table_answer,
     table_from_json,
 )
@@ -104,7 +105,7 @@ def _description(
     if question.kind == "table":
         table = table_answer(frame, question.columns, by, client, least, whole)
         described = [
-            (column, _there(frame, [column], group, whole, least))
+            (column, rows_with(frame, [column], group, whole, least))
             for name, group in rows_by_group(frame, by, client)
             for column, answer in table.groups.get(name, {}).items()
             if answer.found is not None
@@ -114,17 +115,11 @@ def _description(
     columns = [declared.parts.response, *declared.parts.additions.values()]
     complete(frame, dict.fromkeys([*columns, *labels]), client, declared.missing)
     every = np.ones(len(frame), dtype=bool)
-    frame = frame[_there(frame, [*columns, *labels], every, whole, least)]
+    frame = frame[rows_with(frame, [*columns, *labels], every, whole, least)]
     times = survival_answer(frame, declared, by, client, least)
     code = rows_of_frame(frame, columns, key, labels)
     groups = rows_by_group(frame, by, client)
     return times, [code.where(group) for name, group in groups if name in times.groups]
-
-
-def _there(frame: pd.DataFrame, columns: Sequence[str], of: Any, whole: Any, least: int) -> Any:
-    """Return which rows `of` some have values of columns: without those that others lack, where these are few."""
-    there = of & ~np.logical_or.reduce([missing_in(frame[name]) for name in columns])
-    return there & whole if 0 < (there & ~whole).sum() < least else there
 
 
 register(

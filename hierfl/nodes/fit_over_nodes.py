@@ -11,12 +11,12 @@ import pandas as pd
 from torch import Tensor
 
 from hierfl.core.arguments import NoSuchName
-from hierfl.core.tables import printed
+from hierfl.core.tables import printed, table_of_rows
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.summary import Summary
 from hierfl.nodes import answers, living
 from hierfl.nodes.answers import FromNodes, ask_nodes, brief_over
-from hierfl.nodes.local_fit import table_of_rows, table_of_sites
+from hierfl.nodes.local_fit import table_of_sites
 from hierfl.nodes.messages import Ask
 from hierfl.posterior.arviz_groups import EXPAND
 from hierfl.posterior.draws import Draws, posterior_draws

@@ -14,6 +14,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from hierfl.core.disk import private_folder, write_private
+from hierfl.core.tables import table_of_rows
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.clients import ClientData
 from hierfl.effects.imputed import COLUMNS, NothingMissing
@@ -153,17 +154,6 @@ def _new_rows(node: Node, fields: Mapping[str, Tensor]) -> ClientData:
         levels={name: v for name, v in own.levels.items() if name.partition("[")[0] in names},
         frame_rows=None,
     )
-
-
-def table_of_rows(values: Mapping[str, Tensor | None]) -> pd.DataFrame:
-    """Return values by row as a table with a line a row; several columns where a row has several."""
-    columns: dict[str, Tensor] = {}
-    for name, value in values.items():
-        if value is not None and value.dim() > 1:
-            columns |= {f"{name}[{k}]": v for k, v in enumerate(value.flatten(1).unbind(1))}
-        elif value is not None:
-            columns[name] = value
-    return pd.DataFrame({name: value.numpy() for name, value in columns.items()})
 
 
 def _write(node: Node, question: StateRequest, ending: str, content: bytes) -> None:

@@ -164,9 +164,10 @@ class Station:
 
         if self.call.lacks_schema:
             formula = with_schema(formula, self._agreed_on(SCHEMA))
-        rows, moved, in_order = fitted_rows(formula, dict([only_client(formula, rows)]))
+        own = dict([only_client(formula, rows)])
+        rows, moved = fitted_rows(formula, own)
         with log.answering(self.folder):
-            check_fitted(self.folder, formula, in_order, self.allowed)
+            check_fitted(self.folder, formula, own, rows, self.allowed)
         return OwnRows(replace(self.call, method=formula), formula.data(rows), rows, moved)
 
     def _agreed_on(self, name: str) -> bytes:
