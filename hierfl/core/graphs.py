@@ -127,7 +127,27 @@ class _Recorder(TorchFunctionMode):
             self.kept.append(tensor)
 
 
-def graph_of(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[..., Tensor] | None:
+class Recording(NamedTuple):
+    """What a pure function does."""
+
+    operations: list[Operation]
+    end: int  # the number of what it returns
+
+    def values(self, *inputs: Tensor) -> dict[int | None, Any]:
+        """Return the tensors of the graph at other inputs, by number."""
+        return repeated(self.operations, inputs)
+
+    def until(self, *ends: int) -> list[Operation]:
+        """Return the operations that some tensors need."""
+        operations, needed = list[Operation](), set(ends)
+        for of in reversed(self.operations):
+            if needed.intersection(of.found):
+                operations.insert(0, of)
+                needed.update(v.number for v in of.leaves if isinstance(v, Value))
+        return operations
+
+
+def recorded(function: Callable[..., Tensor], *inputs: Tensor) -> Recording | None:
     """Return what a pure function does with such inputs; None where values decide it."""
     recorder = _Recorder(inputs)
     try:
@@ -136,15 +156,15 @@ def graph_of(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[..., 
     except (NoGraph, RuntimeError, TypeError, ValueError):
         return None
     end = recorder.numbers.get(id(result))
-    if end is None:
-        return None
-    operations = list[Operation]()
-    needed = {end}
-    for of in reversed(recorder.operations):
-        if needed.intersection(of.found):
-            operations.insert(0, of)
-            needed.update(v.number for v in of.leaves if isinstance(v, Value))
+    return None if end is None else Recording(recorder.operations, end)
 
+
+def graph_of(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[..., Tensor] | None:
+    """Return a pure function's own operations as a function; None where values decide it."""
+    seen = recorded(function, *inputs)
+    if seen is None:
+        return None
+    end, operations = seen.end, seen.until(seen.end)
     return lambda *inputs: repeated(operations, inputs)[end]
 
 

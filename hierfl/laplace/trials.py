@@ -131,10 +131,10 @@ def is_linear(terms: Terms, w: Tensor) -> bool:
     return bool(expected.isfinite().all()) and nearly_equal(at_linear, expected)
 
 
-def nearness(terms: Callable[[float], Iterable[Mapping[str, Site]]]) -> float:
+def nearness(read: Callable[[float], Iterable[Tensor]]) -> float:
     """Return the share of the distance of all points at which no predictor is too large to compute with."""
     for share in NEARER:
-        if all(float(predictors(at).abs().max()) <= LARGEST for at in terms(share)):
+        if all(float(eta.abs().max()) <= LARGEST for eta in read(share)):
             return share
     return 1.0
 

@@ -6,11 +6,13 @@ only through a linear predictor, with starting values z0,
     base_i(z) + design_i(z) . e = rest_i + design_i(z0) . (t(z) + T(z) e),
 
 and rest_i is the same for all z that differ in some entries only, then the factor is taken in the
-effect w = t(z) + T(z) e, measured in units of z0: w = e at z = z0.
+effect w = t(z) + T(z) e, measured in units of z0: w = e at z = z0. Where rows have
+no link function, what is linear in e is read off the recorded operations of the likelihood.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -18,15 +20,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hierfl.core import graphs
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.links import all_linked, predictors, scores
+from hierfl.laplace.links import all_linked, log_likelihoods, predictors
 from hierfl.laplace.trials import (
     FAILS,
     is_linear,
+    line_of,
     moved_rows,
     nearly_equal,
     nearness,
-    predictors_of,
     repeated,
     terms_at,
     trial,
@@ -39,13 +42,14 @@ from hierfl.program.traces import Site
 TRIES = 3  # random points
 FAR = 0.7  # how far one number is moved to see what it changes
 
+Read = Callable[[Tensor, Tensor], Tensor]  # z (K,), e (D,) -> predictors, linear in e (n,)
+
 
 @dataclass(frozen=True, eq=False)
 class Effects:
     """The map from the local sites to the effects that the likelihood reads."""
 
-    program: Program
-    batch: ClientBatch  # made-up rows whose predictors determine t and T
+    read: Read  # of made-up rows whose predictors determine t and T
     inside: Tensor  # (A,) int64, positions in z of the parameters that t and T depend on
     origin: Tensor  # (K,) z0
     base: Tensor  # (n,) predictors at z0 and e = 0
@@ -58,7 +62,7 @@ class Effects:
         place = torch.eye(len(self.origin), dtype=torch.float64)[self.inside]
         moved = self.origin.double().index_fill(0, self.inside, 0.0)
         moved = moved + z.double()[self.inside] @ place
-        base, design = predicted(self.program, moved, self.batch)
+        base, design = predicted(self.read, moved, len(self.unseen))
         inverse = self.inverse.double()
         shift, scale = (
             inverse @ (base - self.base.double()),
@@ -67,11 +71,9 @@ class Effects:
         return shift.to(z.dtype), scale.to(z.dtype)
 
 
-def predicted(program: Program, z: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
-    """Return the predictors at z and e = 0, (n,), and their derivatives in e, (n, D)."""
-    size = program.latents.local_block.size
-    read = predictors_of(lambda e: _terms(program, z, e, batch), size, z.dtype)
-    return read.base, read.design
+def predicted(read: Read, z: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the predictors at z and e = 0, (n,), and their derivatives in e, (n, D); size is D."""
+    return line_of(partial(read, z), size, z.dtype)
 
 
 class SeenEffects(NamedTuple):
@@ -100,38 +102,84 @@ def _tried(
     origin = block.start.double()
     away = [torch.randn(block.size, generator=g) for _ in range(TRIES)]
     draws = [torch.randn(size, generator=g) for _ in away]
-    if not all_linked(_terms(program, origin, 0.0 * draws[0], batch)):
-        return SeenEffects()
     pairs = list(zip(away, draws, strict=True))
-    near = nearness(lambda s: (_terms(program, origin + s * z, s * e, batch) for z, e in pairs))
-    points, draws = [origin + 0.5 * near * z for z in away], [near * e for e in draws]
-    if not all(
-        is_linear(partial(_terms, program, z, batch=batch), e)
-        for z, e in zip(points, draws, strict=True)
+    is_linked = all_linked(_terms(program, origin, 0.0 * draws[0], batch))
+    eta = partial(_linked, program, batch) if is_linked else _linear_parts(program, batch, pairs)
+    if eta is None:
+        return SeenEffects()
+    near = nearness(lambda s: (eta(origin + s * z, s * e) for z, e in pairs))
+    points = [(origin + 0.5 * near * z, near * e) for z, e in pairs]
+    if is_linked and not all(
+        is_linear(partial(_terms, program, z, batch=batch), e) for z, e in points
     ):
         return SeenEffects()
-    base, design = predicted(program, origin, batch)
+    base, design = predicted(eta, origin, size)
     inverse = torch.linalg.pinv(design)
     across = torch.eye(len(base)) - design @ inverse  # 0 along the columns of the design
     scales = {
         j
         for j in read
-        if any(
-            _scales(program, (z, _stepped(z, j, near)), (e, 0.0 * e), batch)
-            for z, e in zip(points, draws, strict=True)
-        )
+        if any(_scales(eta, (z, _stepped(z, j, near)), (e, 0.0 * e)) for z, e in points)
     }
+    if not is_linked and not scales:  # shifts leave a Gaussian factor
+        return SeenEffects()
     inside = [
         j
         for j in read
-        if all(_is_absorbed(program, (z, _stepped(z, j, near)), batch, across) for z in points)
+        if all(_is_absorbed(eta, (z, _stepped(z, j, near)), size, across) for z, _ in points)
     ]
     if not inside or not scales <= set(inside):
-        return SeenEffects(is_scaled=bool(scales))
+        return SeenEffects(is_scaled=is_linked and bool(scales))
     unseen = torch.eye(size, dtype=base.dtype) - inverse @ design
-    effects = Effects(program, batch, torch.tensor(inside), origin, base, inverse, unseen)
-    right = all(_is_right(effects, z, e) for z, e in zip(points, draws, strict=True))
-    return SeenEffects(effects if right else None, bool(scales) and not right)
+    effects = Effects(eta, torch.tensor(inside), origin, base, inverse, unseen)
+    right = all(_is_right(effects, program, batch, z, e) for z, e in points)
+    return SeenEffects(effects if right else None, is_linked and bool(scales) and not right)
+
+
+def _linked(program: Program, batch: ClientBatch, z: Tensor, e: Tensor) -> Tensor:
+    return predictors(_terms(program, z, e, batch))
+
+
+def _linear_parts(
+    program: Program, batch: ClientBatch, pairs: list[tuple[Tensor, Tensor]]
+) -> Read | None:
+    """Return the last values that a likelihood computes linearly in e; None where it has none."""
+
+    def densities(z: Tensor, e: Tensor) -> Tensor:
+        return log_likelihoods(_terms(program, z, e, batch))
+
+    origin = program.latents.global_block.start.double()
+    recording = graphs.recorded(densities, origin, 0.0 * pairs[0][1])
+    if recording is None:
+        return None
+    moving, bent = set[int](), set[int]()
+    for away, e in pairs:
+        at = origin + 0.5 * away
+        zero, *others = (recording.values(at, s * e) for s in (0.0, 1.0, -2.0))
+        for n, value in zero.items():
+            one, two = (of[n] for of in others)
+            if n is not None and not (torch.equal(value, one) and torch.equal(value, two)):
+                moving.add(n)
+                if not _is_line(value, one, two):
+                    bent.add(n)
+    reads = (
+        {v.number for v in of.leaves if isinstance(v, graphs.Value)}
+        for of in recording.operations
+        if bent.intersection(of.found)
+    )
+    ends = {recording.end}.union(*reads) & (moving - bent)
+    operations = recording.until(*ends)
+
+    def read(z: Tensor, e: Tensor) -> Tensor:
+        values = graphs.repeated(operations, (z, e))
+        return torch.cat([values[end].flatten() for end in sorted(ends)])
+
+    return read if ends else None
+
+
+def _is_line(zero: Tensor, one: Tensor, two: Tensor) -> bool:
+    """Return whether values at 0, e and -2 e lie on a line."""
+    return zero.is_floating_point() and nearly_equal(two - zero, -2.0 * (one - zero))
 
 
 def _made_up(program: Program, g: torch.Generator) -> ClientBatch:
@@ -158,27 +206,24 @@ def _stepped(z: Tensor, j: int, near: float = 1.0) -> Tensor:
 Pair = tuple[Tensor, Tensor]
 
 
-def _scales(program: Program, z: Pair, e: Pair, batch: ClientBatch) -> bool:
+def _scales(eta: Read, z: Pair, e: Pair) -> bool:
     """Return whether predictors at two e are differently far apart at two z."""
-    scale, other = (
-        torch.stack([predictors(_terms(program, at, w, batch)) for w in e]).diff(dim=0) for at in z
-    )
+    scale, other = (torch.stack([eta(at, w) for w in e]).diff(dim=0) for at in z)
     return not nearly_equal(scale, other)
 
 
-def _is_absorbed(program: Program, z: Pair, batch: ClientBatch, across: Tensor) -> bool:
+def _is_absorbed(eta: Read, z: Pair, size: int, across: Tensor) -> bool:
     """Return whether two z move predictors apart along the columns of the design alone."""
-    (base, design), (new_base, new_design) = (predicted(program, at, batch) for at in z)
+    (base, design), (new_base, new_design) = (predicted(eta, at, size) for at in z)
     moved = torch.cat([(new_base - base)[:, None], new_design - design], 1)
     # what moves nothing is not absorbed: no made-up row has its code
     return not nearly_equal(moved, 0.0 * moved) and nearly_equal(across @ moved, 0.0 * moved)
 
 
-def _is_right(effects: Effects, z: Tensor, e: Tensor) -> bool:
+def _is_right(effects: Effects, program: Program, batch: ClientBatch, z: Tensor, e: Tensor) -> bool:
     """Return whether the likelihood at (z, e) equals that at the effects and z0."""
-    program, batch = effects.program, effects.batch
     shift, scale = effects.at(z)
     there = z.clone()
     there[effects.inside] = effects.origin[effects.inside]
-    terms = [_terms(program, z, e, batch), _terms(program, there, shift + scale @ e, batch)]
-    return nearly_equal(*(scores(of, predictors(of)).sum() for of in terms))
+    pairs = ((z, e), (there, shift + scale @ e))
+    return nearly_equal(*(log_likelihoods(_terms(program, *at, batch)).sum() for at in pairs))

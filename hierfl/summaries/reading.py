@@ -288,7 +288,9 @@ def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | N
         points.append(torch.cat([far * w, 0.5 * u]))
     if not all_linked(reading.terms(start, batch)):
         return None
-    near = nearness(lambda share: (reading.terms(start + share * v, batch) for v in points))
+    near = nearness(
+        lambda share: (predictors(reading.terms(start + share * v, batch)) for v in points)
+    )
     points = [start + near * away for away in points]
     slopes = torch.stack(
         [jacobian(lambda v: predictors(reading.terms(v, batch)), v) for v in points]

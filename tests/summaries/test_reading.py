@@ -198,3 +198,30 @@ def test_a_likelihood_reads_the_site_of_a_branch_that_no_row_of_the_prototype_ta
     data = ClientData.from_arrays([0] * 9 + [1] * 9, y=torch.arange(18.0) % 9 + 1.0)
     reading = read_likelihood(read(model, guides.delta, data))
     assert sorted(read_sites(reading)) == ["size", "zero"]
+
+
+def mixed_counts(*, apart: bool) -> Any:
+    def model(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        tau = pyro.sample("tau", dist.LogNormal(0.0, 1.0))
+        with batch.clients():
+            e = pyro.sample("e", dist.Normal(0.0, 1.0))
+            rate = mu + tau * e
+            with batch.data():
+                counted = dist.Poisson(rate.exp()).log_prob(batch.visits)
+                other = dist.Geometric(logits=tau if apart else rate).log_prob(batch.visits)
+                pyro.factor("rows", torch.logaddexp(counted, other - 1.0))
+
+    return model
+
+
+def test_a_likelihood_of_no_link_has_effects_unless_a_scale_enters_elsewhere() -> None:
+    """Rows read mu + tau e alone, in units of its start; with tau apart nothing is absorbed."""
+    reading = read_likelihood(program_of(mixed_counts(apart=False)))
+    assert reading.effects is not None and not len(reading.shared)
+    shift, scale = reading.effects.at(torch.tensor([0.7, -0.4]))
+    mu, log_tau = reading.origin
+    assert torch.allclose(shift, (0.7 - mu) / log_tau.exp())
+    assert torch.allclose(scale, (-0.4 - log_tau).exp())
+    elsewhere = read_likelihood(program_of(mixed_counts(apart=True)))
+    assert elsewhere.effects is None and elsewhere.shared.tolist() == [0, 1]
