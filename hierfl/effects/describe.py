@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,14 @@ from hierfl.effects.pooled_rows import (
     as_levels,
     counted,
     form_of,
+    order_of_groups,
     pooled_levels,
     pooled_numbers,
 )
-from hierfl.formulas.columns import by_client, incomplete, ordered
+from hierfl.formulas.columns import by_client, incomplete
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.table_answers import (
     FEW,
-    MISSING,
     NumbersAnswer,
     TableAnswer,
     VariableAnswer,
@@ -105,6 +105,7 @@ def describe(
     """
     over, least = least_of(rows, least_count)
     left_out: Mapping[str, str] = {}
+    frames: Collection[pd.DataFrame] = ()
     if over:
         expect_kind(formula, Formula, "formula", "give the one whose columns nodes describe")
         described = _wanted(columns, formula.declared.columns_read, by)
@@ -112,10 +113,10 @@ def describe(
         answers, left_out = rows.ask_about_rows(formula, "table", described, grouping, least)
         is_client = by == formula.clients
     else:
-        answers, described, is_client = _here(rows, formula, by, columns, least)
+        frames, answers, described, is_client = _here(rows, formula, by, columns, least)
     if is_client:
         answers = {client: _renamed(table, client) for client, table in answers.items()}
-    return _made(answers, described, by, least, left_out)
+    return _made(answers, described, by, least, left_out, frames)
 
 
 def least_of(rows: Any, count: int | None) -> tuple[bool, int]:
@@ -128,8 +129,8 @@ def least_of(rows: Any, count: int | None) -> tuple[bool, int]:
 
 def _here(
     rows: Any, formula: Formula | None, by: str | None, columns: Sequence[str] | None, least: int
-) -> tuple[dict[str, TableAnswer], list[str], bool]:
-    """Return the answers of frames' clients, their columns, and whether groups are the clients."""
+) -> tuple[Collection[pd.DataFrame], dict[str, TableAnswer], list[str], bool]:
+    """Return frames, their clients' answers, their columns, and whether groups are the clients."""
     if formula is None and isinstance(rows, pd.DataFrame):
         if not len(rows):
             raise ValueError("the frame has no rows: give at least one")
@@ -149,7 +150,7 @@ def _here(
         if formula is not None and least > 1:
             whole = ~incomplete(frame, formula.declared.rows_of, client, "drop")
         answers[client] = table_answer(frame, described, grouping, client, least, whole)
-    return answers, described, is_client
+    return frames.values(), answers, described, is_client
 
 
 def _wanted(columns: Sequence[str] | None, read: Iterable[Any], by: str | None) -> list[str]:
@@ -179,11 +180,13 @@ def _made(
     by: str | None,
     least: int,
     left_out: Mapping[str, str],
+    frames: Collection[pd.DataFrame],
 ) -> Description:
     """Return the table of clients' answers, of each group and of all."""
     seen = dict.fromkeys(name for table in answers.values() for name in table.rows)
-    groups = tuple(seen) if by is None or not seen.keys().isdisjoint(answers) else ordered(seen)
-    groups = tuple(sorted(groups, key=lambda name: name == MISSING))
+    groups = tuple(seen)
+    if by is not None and seen.keys().isdisjoint(answers):
+        groups = order_of_groups(seen, frames, by)
     if not groups:
         raise ValueError(f"no client has a group of {least} rows or more: nothing may leave")
     alone = [(name, (name,)) for name in groups if by is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, Unpack
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hierfl.core.arguments import did_you_mean, expect_kind, spelled
 from hierfl.core.process import one_at_a_time
+from hierfl.data.absent import HAND_IN, NOT_SAVED, RowsNotSaved
 from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
 from hierfl.effects.estimates import Estimates, labeled, share_above
 from hierfl.formulas.expressions import Expression, Literal
@@ -56,8 +57,11 @@ def hypotheses(
         TypeError: the fit is of another model; or a hypothesis is no text.
         ValueError: a hypothesis cannot be read to its end, or names what is no parameter; or a
             difference is not finite.
+        RowsNotSaved: a client's own coefficient depends on rows that were not saved.
     """
     draws = drawn(fit, "hypotheses", **drawing)
+    terms = (term for layout in draws.formula.layouts for term in layout.at("clients"))
+    hidden = {term.site for term in terms} - {*draws.own}
     several = isinstance(hypothesis, Iterable) and not isinstance(hypothesis, str)
     texts: list[Any] = list(hypothesis) if several else [hypothesis]
     values = parameters(draws)
@@ -66,7 +70,7 @@ def hypotheses(
         expect_kind(text, str, "a hypothesis", "give a text, such as 'sex[male] = 0'")
         with pointing(text):
             first, sign, second = Reader(text, "hypothesis").comparison(*SIGNS)
-            before, after = (_value(side, values, draws.count) for side in (first, second))
+            before, after = (_value(side, values, hidden, draws.count) for side in (first, second))
         differences.append(before - after)
         if not differences[-1].isfinite().all():
             raise ValueError(f"the hypothesis '{text}' is not finite at some draws")
@@ -98,7 +102,9 @@ def parameters(draws: CoefficientDraws) -> dict[str, Tensor]:
     return values
 
 
-def _value(expression: Expression, values: Mapping[str, Tensor], count: int) -> Tensor:
+def _value(
+    expression: Expression, values: Mapping[str, Tensor], hidden: Collection[str], count: int
+) -> Tensor:
     """Return one side at each draw, (S,): sums of products of powers of parameters, numbers, functions."""
     name, number, function = expression.label, expression.value, FUNCTIONS.get(expression.callee)
     if name in values and function is None:
@@ -106,9 +112,11 @@ def _value(expression: Expression, values: Mapping[str, Tensor], count: int) -> 
     if isinstance(expression, Literal) and isinstance(number, int | float) and number is not True:
         return torch.full((count,), float(number), dtype=torch.float64)
     if function is not None and len(expression.args) == 1:
-        return function(_value(expression.args[0], values, count))
+        return function(_value(expression.args[0], values, hidden, count))
+    if name.partition("[")[0] in hidden:
+        raise RowsNotSaved(f"{NOT_SAVED} ('{name}' depends on them): {HAND_IN}")
     check(expression.sign in ARITHMETIC, expression, _unknown(name, values))
-    operands = [_value(argument, values, count) for argument in expression.args]
+    operands = [_value(argument, values, hidden, count) for argument in expression.args]
     result: Tensor = -operands[0] if expression.is_minus else ARITHMETIC[expression.sign](*operands)
     return result
 

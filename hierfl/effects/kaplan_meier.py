@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,8 @@ from hierfl.core.arguments import expect_kind, spelled
 from hierfl.core.intervals import PROB, check_prob, percent
 from hierfl.core.tables import Shown, printed
 from hierfl.effects.describe import least_of, what_is_left_out
-from hierfl.formulas.columns import by_client, complete, ordered
+from hierfl.effects.pooled_rows import order_of_groups
+from hierfl.formulas.columns import by_client, complete
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.time_answers import (
     LogrankSums,
@@ -121,16 +122,17 @@ def kaplan_meier(
     declared, is_client = formula.declared, by == formula.clients
     grouping = None if is_client else by
     left_out: Mapping[str, str] = {}
+    frames: Mapping[str, pd.DataFrame] = {} if over else by_client(rows, formula.clients)
     if over:
         answers, left_out = rows.ask_about_rows(formula, "times", (), grouping, least)
     else:
         answers = {}
         read = [declared.parts.response, *declared.parts.additions.values()]
         kinds: dict[str, Any] = dict.fromkeys([*read, grouping] if grouping else read)
-        for client, frame in by_client(rows, formula.clients).items():
+        for client, frame in frames.items():
             whole = complete(frame, kinds, client, declared.missing)
             answers[client] = survival_answer(whole, declared, grouping, client, least)
-    return _made(answers, formula, by, least, prob, left_out)
+    return _made(answers, formula, by, least, prob, left_out, frames.values())
 
 
 def _made(
@@ -140,6 +142,7 @@ def _made(
     least: int,
     prob: float,
     left_out: Mapping[str, str],
+    frames: Iterable[pd.DataFrame],
 ) -> KaplanMeier:
     """Return the curves of clients' answers."""
     times_of: dict[str, list[TimesAnswer]] = {}
@@ -148,7 +151,9 @@ def _made(
             times_of.setdefault(client if by == formula.clients else group, []).append(times)
     if not times_of:
         raise ValueError(f"no client has {least} rows with {least} events: nothing may leave")
-    names = tuple(times_of) if by in (None, formula.clients) else ordered(times_of)
+    names = tuple(times_of)
+    if by not in (None, formula.clients):
+        names = order_of_groups(times_of, frames, by)
     frames, lines = [], []
     for group in names:
         curve = _exact(times_of[group]) if least == 1 else _life_table(times_of[group])

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hierfl.formulas.columns import ordered, refuse_similar
-from hierfl.formulas.levels import MANY_LEVELS, are_days, is_identifier, merged
-from hierfl.formulas.table_answers import OTHERS, LevelsAnswer, NumbersAnswer
+from hierfl.formulas.columns import level_name, ordered, refuse_similar
+from hierfl.formulas.levels import (
+    MANY_LEVELS,
+    are_days,
+    are_named_ids,
+    is_identifier,
+    merged,
+)
+from hierfl.formulas.table_answers import MISSING, OTHERS, LevelsAnswer, NumbersAnswer
 
 DIFFERENT = "(different values)"  # in place of the levels of IDs and dates
 QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
@@ -29,18 +35,17 @@ class Form(NamedTuple):
 def form_of(column: str, answers: Sequence[ColumnAnswer], least: int) -> Form:
     """Return the form that a column has in all groups.
 
-    Numbers that are 0 and 1 are levels. A category of as many levels as rows is an ID or a date, and so
-    are numbers that count the rows, and dates such as 20240131.
+    Numbers that are all 0 or 1 are levels. A category of as many levels as rows is an ID or a date, and
+    so are whole numbers that count the rows or are called an ID, and dates such as 20240131.
     """
     are_levels = {isinstance(answer, LevelsAnswer) for answer in answers}
     if len(are_levels) > 1:
         what = f"column '{column}' holds numbers at one client and names at another"
         raise ValueError(f"{what}: make it the same everywhere, or leave it out by columns=")
-    if True not in are_levels and not _are_binary(answers):
-        values = np.array(
-            [end for of in answers if isinstance(of, NumbersAnswer) for end in of.ends]
-        )
-        is_id = least == 1 and (_are_row_numbers(answers) or are_days(values))
+    if True not in are_levels and not _are_binary(answers, least):
+        values = np.sort(np.concatenate([[], *map(values_of, answers if least == 1 else ())]))
+        counts_up = len(values) >= MANY_LEVELS and bool((np.diff(values) == 1.0).all())
+        is_id = counts_up or are_named_ids(column, values) or are_days(values)
         return Form("counted" if is_id else "numbers")
     levels = [as_levels(answer) for answer in answers]
     seen = {level for answer in levels for level in answer.counts}
@@ -53,11 +58,20 @@ def form_of(column: str, answers: Sequence[ColumnAnswer], least: int) -> Form:
     return Form("levels", tuple(dict.fromkeys((*order, *ordered(seen)))))
 
 
-def _are_binary(answers: Sequence[ColumnAnswer]) -> bool:
-    """Return whether numbers are all 0 or 1, and both occur."""
+def order_of_groups(names: Iterable[str], frames: Iterable[Any], by: str) -> tuple[str, ...]:
+    """Return groups in the order of a pandas category, of the `frames` that have one, else in their own."""
+    known, columns = {*names}, [frame[by] for frame in frames]
+    orders = {tuple(map(level_name, of.cat.categories)) for of in columns if hasattr(of, "cat")}
+    every = (*(merged(orders) or ()), *ordered(known - {MISSING}), MISSING)
+    return tuple(name for name in dict.fromkeys(every) if name in known)
+
+
+def _are_binary(answers: Sequence[ColumnAnswer], least: int) -> bool:
+    """Return whether numbers are all 0 or 1; both occur, where a client may have hidden other values."""
     ones = [None if isinstance(answer, LevelsAnswer) else answer.ones for answer in answers]
-    total = sum(count or 0 for count in ones)
-    return None not in ones and 0 < total < sum(answer.rows for answer in answers)
+    if not ones or None in ones:
+        return False
+    return least == 1 or 0 < sum(count or 0 for count in ones) < sum(of.rows for of in answers)
 
 
 def as_levels(answer: ColumnAnswer) -> LevelsAnswer:
@@ -66,12 +80,6 @@ def as_levels(answer: ColumnAnswer) -> LevelsAnswer:
         return answer
     ones = answer.ones or 0
     return LevelsAnswer(answer.rows, {"0": answer.rows - ones, "1": ones})
-
-
-def _are_row_numbers(answers: Sequence[ColumnAnswer]) -> bool:
-    """Return whether numbers, all of them known, count rows from one to the next."""
-    values = np.sort(np.concatenate([[], *(values_of(answer) for answer in answers)]))
-    return len(values) >= MANY_LEVELS and bool((np.diff(values) == 1.0).all())
 
 
 def values_of(answer: ColumnAnswer) -> Floats:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from hierfl.core.arguments import expect, expect_count, spelled
+from hierfl.core.user_warnings import warn
 from hierfl.formulas.answers import OfDesign
 from hierfl.formulas.columns import (
     CENSORED,
@@ -20,7 +22,7 @@ from hierfl.formulas.columns import (
 )
 from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.design import Design, every_design_of
+from hierfl.formulas.design import Design, designs_of, every_design_of
 from hierfl.formulas.expressions import column_of
 from hierfl.formulas.imputed import check_known, with_known
 from hierfl.formulas.levels import (
@@ -203,6 +205,7 @@ def agree_on_formula(
             schema = replace(schema, transforms={**schema.transforms, text: constants})
     answers = [*ask(Question("design", schema=schema)).values()]
     margins = _margins(declared, schema, answers)
+    _warn_of_own_columns(declared, schema, answers)
     responses = [answer.response for answer in answers if answer.response is not None]
     response = Margin(*moments(responses)) if responses else None
     every = margins if response is None else {**margins, declared.parts.response: response}
@@ -237,6 +240,26 @@ def _margins(
             raise ValueError(f"the term '{name}' has {what}: {fix}")
         margins[name] = Margin(mean, sd)
     return margins
+
+
+def _warn_of_own_columns(
+    declared: Declaration, schema: Schema, answers: Sequence[OfDesign]
+) -> None:
+    """Warn of slopes by client, or by groups within, of columns that have one value at each client."""
+    for own in (declared, *declared.of_parameters.values()):
+        for group, design in zip(own.parts.groups, designs_of(own, schema)[1:], strict=True):
+            at = schema.groups.get(group.name)
+            names = [n for n in design.columns if all(map(partial(_is_constant, n), answers))]
+            if names and design.has_intercept and (at is None or at.level == "within"):
+                what = (
+                    f"'{names[0]}' has one value in all rows of each client, and in '{group.text}'"
+                )
+                fix = "leave it out of the bar, and have it among the common terms"
+                warn(f"{what} its slope cannot be told from the intercept: {fix}")
+
+
+def _is_constant(name: str, answer: OfDesign) -> bool:
+    return name in answer.constant and answer.columns[name].count > 0
 
 
 def _keeps_prior(

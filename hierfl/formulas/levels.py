@@ -231,7 +231,7 @@ def refuse_identifier(name: str, answers: Collection[OfColumn], least: int) -> N
 
 
 def warn_of_identifiers(columns: Mapping[str, Floats], clients: int) -> None:
-    """Warn of numbers that name rows: all whole and different, and called an ID, counted up, or dates.
+    """Warn of whole numbers that name rows: called an ID, counted up, or dates.
 
     A population count is none of these. Years count up at one client, but not over several.
     """
@@ -239,9 +239,8 @@ def warn_of_identifiers(columns: Mapping[str, Floats], clients: int) -> None:
         values = np.sort(rows[np.isfinite(rows)])
         if len(values) < SOME or (values % 1.0).any():
             continue
-        differ, kind = bool((np.diff(values) > 0.0).all()), ""
-        counts_up = clients > 1 and bool((np.diff(values) == 1.0).all())
-        if differ and (counts_up or NAME.fullmatch(name)):
+        counts_up, kind = clients > 1 and bool((np.diff(values) == 1.0).all()), ""
+        if counts_up or are_named_ids(name, values):
             kind, fix = "like an ID", "take it out"
         elif are_days(values):
             kind, fix = "which are dates such as 20240131", "make them days since a day"
@@ -249,6 +248,15 @@ def warn_of_identifiers(columns: Mapping[str, Floats], clients: int) -> None:
             many = f"{len(np.unique(values))} different whole numbers in {len(values)} rows"
             what = f"column '{name}' has {many}, {kind}, and is read as a number"
             warn(f"{what} with one slope: {fix}")
+
+
+def are_named_ids(name: str, values: Floats) -> bool:
+    """Return whether a column of numbers is called an ID, and they are whole and not a few."""
+    return (
+        NAME.fullmatch(name) is not None
+        and not (values % 1.0).any()
+        and len(np.unique(values)) >= SOME
+    )
 
 
 def are_days(values: Floats) -> bool:

@@ -16,7 +16,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hierfl.core.typed_json import Count, CountOrFew, Number, made_of
-from hierfl.formulas.columns import check_column, kind_of, level_name, missing_in, named, numbers
+from hierfl.formulas.columns import (
+    check_column,
+    column_of,
+    kind_of,
+    level_name,
+    missing_in,
+    named,
+    numbers,
+)
 from hierfl.formulas.disclosure import coarse, singled_out
 
 FEW = -1  # some rows, but fewer than `least`
@@ -188,7 +196,7 @@ def _refuse_name(reserved: str, names: Any, column: str, client: str) -> None:
     """Refuse a value that has the name of what a table adds."""
     if reserved in names:
         what = f"the value '{reserved}', which is what the table calls other rows"
-        raise ValueError(f"column '{column}' of client '{client}' has {what}: rename it")
+        raise ValueError(f"{column_of(column, client)} has {what}: rename it")
 
 
 def levels_answer(series: Any, name: str, client: str, least: int) -> LevelsAnswer:
@@ -210,7 +218,7 @@ def levels_answer(series: Any, name: str, client: str, least: int) -> LevelsAnsw
 def numbers_answer(values: Floats, name: str, client: str, least: int) -> NumbersAnswer | None:
     """Return mean, sd and cumulative counts of values; None where few differ from all others."""
     if not np.isfinite(values).all():
-        raise ValueError(f"column '{name}' of client '{client}' is infinite: fix the value")
+        raise ValueError(f"{column_of(name, client)} is infinite: fix the value")
     if len(singled_out(values, least, by_value=False)):
         return None  # they could be solved for
     own = coarse(values, least)

@@ -301,6 +301,8 @@ def _check_function(call: Call) -> None:
     name = call.callee
     is_known = name in (*CALLABLE, "I", "offset") or name.removeprefix("np.") in FUNCTIONS
     fix = "make a column of it, write a column's name in backticks, or use one of "
+    if name.rpartition(".")[2].lower() in ("factor", "category", "categorical"):
+        fix = "numbers are categories in C(column), strings are without it. There are "
     check(is_known, call, f"there is no function '{name}': {fix}{', '.join(CALLABLE)}")
     check(call.args, call, f"{name}() has no argument: write {name}(column)")
     first, *others = call.args

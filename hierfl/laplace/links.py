@@ -201,6 +201,12 @@ def all_linked(terms: Mapping[str, Site]) -> bool:
     return all(in_clients(site) and link_of(site) for site in terms.values())
 
 
+def are_quadratic(terms: Mapping[str, Site]) -> bool:
+    """Return whether every row's log likelihood is a quadratic function of its predictor."""
+    gaussian = (LINKS[dist.Normal], LINKS[dist.LogNormal])
+    return all(link_of(site) in gaussian for site in terms.values())
+
+
 def predictors(terms: Mapping[str, Site]) -> Tensor:
     """Return the predictors of all rows, site after site, (n,)."""
     values = []

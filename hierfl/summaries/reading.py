@@ -24,7 +24,7 @@ from torch.autograd.functional import jacobian
 
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.links import all_linked, predictors, scores
+from hierfl.laplace.links import all_linked, are_quadratic, predictors, scores
 from hierfl.laplace.trials import (
     FAILS,
     SIZES,
@@ -45,7 +45,9 @@ from hierfl.summaries.effects import Effects, seen_effects
 AWAY = 0.5  # how far they lie from the starting values, in unconstrained numbers
 # likewise where curvature is looked for: of a column in units of 100 all other points lie far out
 NEARER = (AWAY, 0.05, 0.005)
-ALONG_ROW, ALONE = 13, 9  # Gauss-Hermite nodes of a predictor, and of an s of one; odd: with 0
+# Gauss-Hermite nodes of a predictor, of one in which log likelihoods are quadratic, for which these
+# are exact, and of an s of one; odd: with 0
+ALONG_ROW, QUADRATIC, ALONE = 13, 3, 9
 FEW, MANY = 16, 64  # quasi-random points of s, beside linear predictors and without any
 EXACT = 1e-8  # relative differences that are rounding, in double precision
 ROUNDING = 1e-12  # slopes, relative to the largest
@@ -207,6 +209,7 @@ class Line:
 
     reading: Reading
     inside: Tensor  # (L,) int64, positions in v of those entries
+    is_quadratic: bool = False  # so are all rows' log likelihoods in their predictors
 
     def __post_init__(self) -> None:
         """Build cached tensors outside torch.func transforms."""
@@ -242,7 +245,8 @@ def nodes_of(line: Line) -> QuadratureNodes:
         rest_weights[half] = 0.0  # only there to be the middle
     else:
         s, rest_weights = torch.zeros(1, 0), torch.ones(1)
-    return QuadratureNodes(s, rest_weights, *gauss_hermite(ALONG_ROW, dtype))
+    along = gauss_hermite(QUADRATIC if line.is_quadratic else ALONG_ROW, dtype)
+    return QuadratureNodes(s, rest_weights, *along)
 
 
 def node_at_mean(line: Line) -> QuadratureNodes:
@@ -286,7 +290,8 @@ def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | N
     for far in SIZES * TESTS:
         w, u = torch.randn(reading.size, generator=g).split(sizes)
         points.append(torch.cat([far * w, 0.5 * u]))
-    if not all_linked(reading.terms(start, batch)):
+    terms = reading.terms(start, batch)
+    if not all_linked(terms):
         return None
     near = nearness(
         lambda share: (predictors(reading.terms(start + share * v, batch)) for v in points)
@@ -308,7 +313,7 @@ def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | N
     for entries in _entries_of_sites(reading):  # other rows pick entries that these do not
         if bool((seen & ~constant)[entries].any()):
             constant[entries] &= seen[entries]
-    line = Line(reading, constant.nonzero()[:, 0])
+    line = Line(reading, constant.nonzero()[:, 0], are_quadratic(terms))
     for v in points if len(line.inside) else ():
         if not is_linear(partial(line.terms, rest=v[line.rest], batch=batch), v[line.inside]):
             return None

@@ -258,6 +258,23 @@ def test_ids_and_dates_are_named_and_counted() -> None:
     assert "age, mean (sd)" in found.table.index
 
 
+def test_numbers_called_an_id_are_counted_and_zeros_alone_are_a_level() -> None:
+    codes = np.random.default_rng(0).permutation(90_000)[:20]
+    found = hierfl.describe(pd.DataFrame({"patient_id": np.repeat(codes, 2), "died": [0] * 40}))
+    assert found.table.loc["patient_id, different values", "all"] == "20"
+    assert found.table.loc["died: 1, n (%)", "all"] == "0 (0%)"
+    income = hierfl.describe(pd.DataFrame({"income": codes}))
+    assert "income, mean (sd)" in income.table.index
+
+
+def test_groups_are_in_the_order_of_their_category() -> None:
+    stages = pd.CategoricalDtype(["low", "mid", "none", "high"], ordered=True)
+    high = pd.DataFrame({"stage": pd.Series(["high", "low", None], dtype=stages), "x": 1.0})
+    mid = pd.DataFrame({"stage": pd.Series(["mid", "mid"], dtype=stages), "x": 2.0})
+    found = hierfl.describe({"a": high, "b": mid}, by="stage")
+    assert [*found.table] == ["low", "mid", "high", "(missing)", "all"]
+
+
 HALF: Any = 2.5
 WRONG: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
     "least_count is 0: it must be": (ValueError, lambda: hierfl.describe(patients(), least_count=0)),
@@ -278,7 +295,7 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
             by="x",
         ),
     ),
-    r"column 'x' of client '' has the value '\(others\)', .*: rename it": (
+    r"column 'x' has the value '\(others\)', .*: rename it": (
         ValueError, lambda: hierfl.describe(pd.DataFrame({"x": ["(others)", "u", "u"]}), least_count=2)
     ),
     "nothing may leave": (ValueError, lambda: hierfl.describe(patients(9), least_count=50)),

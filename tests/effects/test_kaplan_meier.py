@@ -48,6 +48,12 @@ def test_curves_and_the_pooled_test_are_those_of_scipy() -> None:
     assert abs(pooled["p"] - test.pvalue) < 1e-9
 
 
+def test_curves_are_in_the_order_of_a_category() -> None:
+    frame = made()
+    frame["arm"] = pd.Categorical(frame["arm"], ["old", "new"])
+    assert [*hierfl.kaplan_meier(frame, formula(), by="arm").groups["group"]] == ["old", "new"]
+
+
 def test_the_test_by_client_is_that_of_strata() -> None:
     """O - E and variances of each site alone, from scipy's z and its definition, added up."""
     frame, excess, variance = made(), 0.0, 0.0

@@ -32,6 +32,17 @@ def test_numbers_behind_a_bar_are_no_groups() -> None:
     assert on("y ~ (1 | k)", frame=BASE.assign(k=np.tile([1.0, 2.0], 30))).layout.groups
 
 
+def test_a_slope_of_a_column_of_the_client_is_warned_of() -> None:
+    frame = BASE.assign(beds=BASE.h.map({"a": 10.0, "b": 20.0, "c": 35.0}))
+    for text in ("beds | h", "scale(beds) || h", "beds | h:u"):
+        with pytest.warns(UserWarning, match="beds.* has one value in all rows of each client"):
+            on(f"y ~ x + beds + ({text})", frame=frame)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for text in ("beds | u", "x:beds | h", "0 + beds | h"):
+            on(f"y ~ x + beds + ({text})", frame=frame)
+
+
 def test_a_row_without_trials_is_refused_by_its_number() -> None:
     frame = BASE.assign(y=0, n=np.where(np.arange(60) == 23, 0, 5))
     with warnings.catch_warnings():

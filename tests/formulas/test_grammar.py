@@ -152,6 +152,7 @@ REFUSED = [
     ("y ~ C(u, 'r')", 9, "C(column)"),
     ("y ~ C(x > 0)", 8, "make a column of it"),
     ("y ~ z + scale()", 8, "scale() has no argument"),
+    ("y ~ as.factor(age)", 4, "no function 'as.factor': numbers are categories in C(column)"),
     ("y ~ foo(age)", 4, "no function 'foo'"),
     ("y ~ np(x)", 4, "no function 'np'"),
     ("y ~ x + np.linalg.inv(x)", 8, "np.linalg.inv"),

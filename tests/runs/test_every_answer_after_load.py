@@ -298,7 +298,8 @@ def of_frame(kind: str) -> Asked:
         model = hierfl.formula(FORMULAS[kind], kind, clients="h")
         fitted = hierfl.fit(model, rows, seed=0, progress=False)
     arguments |= {"rows": rows.head(12), "data": rows.assign(h="z"), "model": model}
-    return Asked(fitted, arguments | {"hypothesis": "mu > 0" if kind == "program" else "x > 0"})
+    hypotheses = {"program": "mu > 0", "poisson": "h[a, x] > x"}
+    return Asked(fitted, arguments | {"hypothesis": hypotheses.get(kind, "h[a] > h[b]")})
 
 
 def joined(fitted: Any, rows: pd.DataFrame) -> Any:
@@ -330,6 +331,13 @@ def test_every_answer_of_a_fit_to_frames(kind: str, history: str, tmp_path: Path
         bare.effects("x")
         bare.comparisons("x")
         bare.hypotheses("x > 0")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rows_without_labels_are_predicted_as_before(tmp_path: Path) -> None:
+    asked, unlabeled = of_frame("gaussian"), frame().drop(columns="y")
+    bare = saved_and_loaded(asked, tmp_path, "bare")
+    assert torch.equal(bare.predict(unlabeled).mean, asked.fitted.predict(unlabeled).mean)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,21 @@ from tests.summaries.programs import (
     program_of,
     rows_of_client,
 )
+
+
+def test_three_nodes_of_a_predictor_are_exact_where_rows_are_gaussian() -> None:
+    line = seen_line(read_likelihood(program_of(programs.noisy)))
+    assert len(nodes_of(line).row) == 3
+    assert len(nodes_of(seen_line(read_likelihood(program_of(programs.tails)))).row) == 13
+    rows, size = packed_rows(line, in_double(rows_of_client(people(), 0))), line.reading.size
+    mean, precision = torch.full((1, size), 0.2), torch.eye(size)[None]
+    with torch.no_grad(), pyro.validation_enabled(False):
+        few, many = (
+            rows.expected(mean, precision, nodes_of(replace(line, is_quadratic=exact)))
+            for exact in (True, False)
+        )
+    for one, other in zip(few, many, strict=True):
+        assert torch.allclose(one, other, rtol=1e-10, atol=0.0)
 
 
 @pytest.mark.parametrize(
