@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
 from hierfl.program.carried import carried
+from hierfl.program.mixture import Mixture
 from hierfl.program.traces import Site, in_clients, in_data, middle
 
 # whether sites of rows are at the middles of their distributions, where rows in other orders are compared
@@ -144,11 +145,30 @@ def draw(fn: Any, source: KeyedNoise) -> Tensor:
         like = fn.rate if isinstance(fn, torch_dist.Exponential) else fn.loc
         inverse: Any = fn.icdf
         return inverse(source.drawn(noise.uniforms, like, shape))
-    if not source.reparameterized and (gammas := _by_gammas(fn, source, shape)) is not None:
-        return gammas
+    if not source.reparameterized:
+        of = _of_mixture if isinstance(fn, torch_dist.MixtureSameFamily | Mixture) else _by_gammas
+        if (drawn := of(fn, source, shape)) is not None:
+            return drawn
     raise NoKeyedDraw(
         type(fn.base_dist if isinstance(fn, dist.ExpandedDistribution) else fn).__name__
     )
+
+
+def _of_mixture(fn: Any, source: KeyedNoise, shape: torch.Size) -> Tensor:
+    """Return a draw of each component, (*batch, K, *event), at a component drawn by its probability."""
+    at = len(fn.batch_shape)
+    if isinstance(fn, Mixture):
+        first = len(fn.over)
+        probs, parts = fn.probs, fn.fn.expand((*fn.sizes, *fn.batch_shape))
+        source.axis += first
+        values = draw(parts, source).flatten(0, first - 1).movedim(0, at)
+        source.axis -= first
+    else:
+        probs, values = fn.mixture_distribution.probs, draw(fn.component_distribution, source)
+    uniform = source.drawn(noise.uniforms, probs, (*fn.batch_shape, 1))
+    below = probs.cumsum(-1)[..., :-1] < uniform  # the last sum may be rounded to less than 1
+    index = below.sum(-1, keepdim=True)[(..., *[None] * fn.event_dim)]
+    return values.gather(at, index.expand(*shape[:at], 1, *shape[at:])).squeeze(at)
 
 
 def _by_gammas(fn: Any, source: KeyedNoise, shape: torch.Size) -> Tensor | None:

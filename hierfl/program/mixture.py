@@ -38,7 +38,7 @@ class Mixture(TorchDistribution):
     @property
     def total_count(self) -> Tensor:
         """The number of trials, of Binomials, (*plates)."""
-        trials: Tensor = self.fn.total_count.expand(*self._sizes, *self.batch_shape)
+        trials: Tensor = self.fn.total_count.expand(*self.sizes, *self.batch_shape)
         return trials.amax(self.over)
 
     @property
@@ -60,10 +60,8 @@ class Mixture(TorchDistribution):
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """Draw a component of each entry, and its value."""
         shape = torch.Size(sample_shape)
-        weights = self.log_weights.exp().expand(*self._sizes, *self.batch_shape)
-        flat = weights.flatten(0, len(self.over) - 1).movedim(0, -1)
-        label = torch.distributions.Categorical(flat).sample(shape)
-        values = self.fn.expand((*self._sizes, *self.batch_shape)).sample(shape)
+        label = torch.distributions.Categorical(self.probs).sample(shape)
+        values = self.fn.expand((*self.sizes, *self.batch_shape)).sample(shape)
         values = values.flatten(len(shape), len(shape) + len(self.over) - 1)
         index = label.unsqueeze(len(shape))[(..., *[None] * self.event_dim)]
         index = index.expand(*shape, 1, *self.batch_shape, *self.event_shape)
@@ -81,7 +79,14 @@ class Mixture(TorchDistribution):
         return self._average(self.fn.variance) + self._average((mean - self.mean) ** 2)
 
     @property
-    def _sizes(self) -> tuple[int, ...]:
+    def probs(self) -> Tensor:
+        """The components' probabilities, (*plates, K), whatever their number of dimensions."""
+        weights = self.log_weights.exp().expand(*self.sizes, *self.batch_shape)
+        return weights.flatten(0, len(self.over) - 1).movedim(0, -1)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of the leading dimensions."""
         shape = torch.broadcast_shapes(self.fn.batch_shape, self.log_weights.shape)
         return tuple(shape[: len(self.over)])
 

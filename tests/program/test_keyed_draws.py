@@ -19,6 +19,7 @@ import hierfl
 from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import KeyedNoise, NoKeyedDraw, draw, seeded
+from hierfl.program.mixture import Mixture
 from hierfl.program.program import ProgramError
 from tests.programs import federation, fit, read
 
@@ -58,7 +59,12 @@ def test_law(name: str, dtype: torch.dtype) -> None:
     assert bool(fn.support.check(value).all())
 
 
-OF_GAMMAS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+def mixture_cdf(value: Any) -> Any:
+    return 0.3 * stats.norm(0.0, 1.0).cdf(value) + 0.7 * stats.norm(3.0, 1.0).cdf(value)
+
+
+SHARES, MEANS = torch.tensor([0.3, 0.7]), torch.tensor([0.0, 3.0])
+WITHOUT_A_GRADIENT: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "Gamma": (dist.Gamma(2.0, 3.0), stats.gamma(2.0, scale=1 / 3).cdf),
     "Gamma below 1": (dist.Gamma(0.3, 1.0), stats.gamma(0.3).cdf),
     "InverseGamma": (dist.InverseGamma(3.0, 2.0), stats.invgamma(3.0, scale=2.0).cdf),
@@ -66,6 +72,14 @@ OF_GAMMAS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "Beta": (dist.Beta(2.0, 0.7), stats.beta(2.0, 0.7).cdf),
     "StudentT": (dist.StudentT(3.0, 1.0, 2.0), stats.t(3.0, 1.0, 2.0).cdf),
     "masked": (dist.Gamma(1.0, 1.0).mask(False), stats.expon.cdf),
+    "mixture": (
+        dist.MixtureSameFamily(dist.Categorical(SHARES), dist.Normal(MEANS, 1.0)),
+        mixture_cdf,
+    ),
+    "mixture of kinds": (
+        Mixture(dist.Normal(MEANS[:, None], 1.0), SHARES.log()[:, None], 1),
+        mixture_cdf,
+    ),
 }
 
 
@@ -78,9 +92,9 @@ def test_shares_of_small_concentrations_are_not_equal() -> None:
 
 
 @pytest.mark.usefixtures("global_generator_untouched")
-@pytest.mark.parametrize("name", OF_GAMMAS)
-def test_law_of_functions_of_gammas_without_a_gradient(name: str) -> None:
-    fn, cdf = OF_GAMMAS[name]
+@pytest.mark.parametrize("name", WITHOUT_A_GRADIENT)
+def test_law_without_a_gradient(name: str) -> None:
+    fn, cdf = WITHOUT_A_GRADIENT[name]
     value = draw(fn.expand([SIZE]), KeyedNoise(KEY, axis=0, reparameterized=False))
     assert value.shape == (SIZE,)
     assert stats.kstest(value.double().numpy(), cdf).pvalue > 1e-3
@@ -140,6 +154,14 @@ STACKED: dict[str, Made] = {
     "masked": lambda c: dist.Normal(0.0, 1.0).expand([3, c, 1]).mask(torch.ones(c, 1).bool()),
     "of gammas": lambda c: dist.StudentT(3.0, torch.zeros(3, c, 1, 2), 1.0).to_event(1),
     "shares": lambda c: dist.Dirichlet(torch.ones(3, c, 1, 4)),
+    "mixture": lambda c: dist.MixtureSameFamily(
+        dist.Categorical(torch.ones(3)), dist.Normal(torch.zeros(3, c, 1, 3, 2), 1.0).to_event(1)
+    ),
+    "mixture of kinds": lambda c: Mixture(
+        dist.Normal(torch.zeros(2, 2, 3, c, 1, 2), 1.0).to_event(1),
+        torch.zeros(2, 2, 1, 1, 1) - 1.386294,
+        3,
+    ),
     "to a simplex": lambda c: dist.TransformedDistribution(
         dist.Normal(torch.zeros(3, c, 1, 4), 1.0).to_event(1),
         [torch.distributions.StickBreakingTransform()],
