@@ -252,7 +252,8 @@ class Server:
             None: it is too early, or unjudged. The history and a warning name those in conflict.
         wrong: (message, update of a client, its number of rows) -> what no honest client sends, by
             which a client at a node is left out of the round; or None.
-        grows: names in the state of tensors whose first dimension may change during a run.
+        grows: names in the state, or in the last message, of tensors whose first dimension may change
+            during a run.
         weighted: state after the last round -> the draws of its posterior, by which it is judged;
             None: they have no weights.
         usual_rounds: that a method which stops itself mostly takes, to be told before the first.

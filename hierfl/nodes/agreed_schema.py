@@ -38,7 +38,6 @@ LATE = "; what all have agreed on before, such as means, counts its rows"
 BASIS = ("clients", "formula", "min_count", "columns", "transforms", "groups")  # of a design
 
 
-# ------------------------------------------------------------ a node
 # kind of question -> its fields
 FIELDS = {
     "rows": (),
@@ -169,7 +168,6 @@ register(
 answer_schema = partial(answer, ASKS)
 
 
-# ------------------------------------------------------------ the server
 UNANSWERED = "it did not answer all questions"
 
 

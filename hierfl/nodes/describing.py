@@ -56,7 +56,6 @@ class DescriptionRequest:
         return written(self).encode()
 
 
-# ------------------------------------------------------------ a node
 def _disclosure(inquiry: Inquiry) -> Iterator[Refused]:
     """Yield why a question may not be answered: by the policy, or columns that the formula does not read."""
     question, policy = inquiry.request, inquiry.policy
@@ -137,7 +136,6 @@ register(
 answer_description = partial(answer, ASKS)
 
 
-# ------------------------------------------------------------ the server
 def answers_by_client(
     answers: Mapping[Any, bytes], question: DescriptionRequest
 ) -> tuple[dict[str, Any], dict[Any, str]]:

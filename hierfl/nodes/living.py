@@ -86,7 +86,6 @@ def forget(ask: Any, client: str) -> None:
         of(client)
 
 
-# ------------------------------------------------------------ on disk
 def save(fit: Fitted, folder: str | Path) -> None:
     """Write what the server has to a folder, for `hierfl.nodes.load(folder, nodes)`.
 

@@ -234,7 +234,7 @@ def last_counted(federation: Any, history: Sequence[Mapping[str, Any]]) -> dict[
     """Return the last round in which each client was counted, without clients that never were."""
     data, counted = federation.data, dict[str, int]()
     for record in history:
-        if COUNTED in record:  # a client has left: no round was run
+        if COUNTED in record:  # it is known, as where a client has left and no round was run
             counted = {of["client"]: int(of["round"]) for of in record[COUNTED]}
             continue
         ids = noise.cohort(federation.seed, record["round"], data.num_clients, federation.cohort)

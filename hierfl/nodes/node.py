@@ -153,7 +153,6 @@ def _check_run(inquiry: Inquiry, tensors: set[str]) -> Iterator[Refused]:
     check_numbers(tree)
 
 
-# ------------------------------------------------------------ a round
 def _check_round(inquiry: Inquiry) -> Iterator[Refused]:
     yield from _check_run(inquiry, {"message", "mail"})
     if not inquiry.request.counted < inquiry.request.round:
@@ -244,7 +243,6 @@ def _one_round(
     return up, tree_map(lambda v: v[0], after)
 
 
-# ------------------------------------------------------------ after the rounds
 def _check_state(inquiry: Inquiry) -> Iterator[Refused]:
     """Refuse a question under parameters that the node has not received in the run, and too many questions."""
     node, ledger, tree = inquiry.source, inquiry.ledger, inquiry.tree

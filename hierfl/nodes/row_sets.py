@@ -85,7 +85,6 @@ def rows_of_data(data: ClientData, fields: Sequence[str], key: bytes) -> RowCode
     return RowCodes(codes)
 
 
-# ------------------------------------------------------------ the check
 def check_rows(ledger: Ledger, every: Sequence[RowCodes], least: int) -> tuple[RowSet, ...]:
     """Keep the codes of the rows behind an answer; return those behind no earlier one, for its entry.
 

@@ -36,6 +36,7 @@ from hierfl.nodes.agreement import Agreement, few_made_up
 from hierfl.nodes.choosing import ReadAlone
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import (
+    COUNTED,
     Answer,
     Ask,
     Refused,
@@ -239,8 +240,15 @@ class Nodes:
         warn(f"{who}: {updates.WHY}")
         record["clients"] -= 1
         record["left_out"] = [*record["left_out"], {"client": name, "reason": updates.WHY}]
-        self.counted.clear()
-        self.counted.update(last_counted(self.federation, history))
+        earlier = last_counted(self.federation, history[:-1])
+        self.counted.pop(name)
+        self.counted.update({name: earlier[name]} if name in earlier else {})
+
+    def keep_counted(self, history: Sequence[dict[str, Any]]) -> None:
+        """Write into the last record who was counted when, where the seed of cohorts is not kept."""
+        if self.federation.server.cohort_seed is not None:
+            rounds = self.counted.items()
+            history[-1][COUNTED] = [{"client": name, "round": at} for name, at in rounds]
 
 
 @one_at_a_time
@@ -280,6 +288,7 @@ def fit_nodes(
         with closing(run_rounds(guarded, where, planned, nodes.work)) as rounds_left:
             for where in rounds_left:
                 nodes.name_left_out(where.history)
+                nodes.keep_counted(where.history)
                 where.history[-1].update(with_absent(where.history[-1], absent or {}))
                 if folder is not None:
                     state.save(folder, where, who)

@@ -157,6 +157,7 @@ def clustered_fl(
             final=final,
             logged=lambda state: {"clusters": float(len(state.cluster.unique()))},
             mail=lambda state: state.theta,
+            grows=frozenset({"theta"}),  # of which the last message has one for each cluster
             wrong=lambda message, up, rows: (
                 "its number of rows is not the one that it began with"
                 if float(up["away"].value["rows"]) != rows
