@@ -12,12 +12,14 @@ import torch
 from hierfl import methods
 from hierfl.method import Method
 from hierfl.nodes import local_fit
+from hierfl.nodes.client_state import kept
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.nodes.messages import Refused, from_bytes, to_bytes
+from hierfl.nodes.messages import Refused, from_bytes, last_counted, to_bytes
 from hierfl.nodes.node import answer
 from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD
 from hierfl.runs.result import Fit
+from tests.methods.cases import METHODS
 from tests.methods.cases import shared as _shared
 from tests.methods.test_batch_normed import regression as normed_network
 from tests.nodes.one_process import Machines, machines
@@ -77,6 +79,15 @@ def test_answers_are_those_of_the_vectorized_engine(name: str, tmp_path: Path) -
         pd.testing.assert_frame_equal(
             scores, expected_rows.scores().astype(float), rtol=0.0, atol=1e-9
         )
+
+
+@pytest.mark.filterwarnings("ignore")  # of so few clients
+def test_a_secret_cohort_is_asked_for_the_states_of_its_rounds(tmp_path: Path) -> None:
+    """Each round's cohort is drawn by a seed that is not kept."""
+    over, _, around = pair(METHODS["differentially_private"](), tmp_path)
+    rounds = {name: kept(node).round for name, node in around.nodes.items()}
+    counted = {name: at for name, at in rounds.items() if at >= 0}
+    assert last_counted(over.federation, over.progress.history) == counted
 
 
 def test_answers_take_no_more_of_the_disk_than_they_may(
