@@ -113,10 +113,10 @@ def kept_columns(
 
 
 def _in_order(frame: pd.DataFrame, names: Iterable[str], key: bytes) -> tuple[Any, bytes]:
-    """Return an order of rows, (n,), that only some columns determine, and the codes of these in it."""
+    """Return an order of rows, (n,), that only some columns determine; n, and the codes of these in it."""
     codes = reduce(joined, (codes_of_values(frame[name].to_numpy(), key) for name in names))
     order = np.argsort(codes, kind="stable")
-    return order, codes[order].tobytes()
+    return order, len(order).to_bytes(8, "little") + codes[order].tobytes()
 
 
 def check_together(
@@ -132,7 +132,9 @@ def check_together(
     """
     every = [columns]
     for names, content in earlier:
-        order, codes = _in_order(frame, names, key) if {*names} <= {*frame} else ([], b"-")
+        if not {*names} <= {*frame}:
+            continue  # of rows that had other columns
+        order, codes = _in_order(frame, names, key)
         if content.startswith(codes):
             of = np.frombuffer(content, offset=len(codes)).reshape(-1, len(columns))
             every.append(of.T[np.argsort(order)])

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ import pytest
 import hierfl
 from hierfl.cli.officer_page import entries
 from hierfl.data.arrays import RowsFault
+from hierfl.data.row_differences import codes_of_values
 from hierfl.formulas.constants import STATEFUL, Implausible, Stateful
 from hierfl.formulas.disclosure import coarse, isolated, singled_out, tells_of_few
-from hierfl.formulas.own_rows import check_design
+from hierfl.formulas.own_rows import check_design, check_together, kept_columns
 from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.time_answers import Observed, client_logrank
@@ -519,7 +521,9 @@ def test_powers_are_looked_at_beside_curves_of_other_formulas(tmp_path: Path) ->
         transcript(formula(f"y ~ {term}"), of, tmp_path)
     ledger = Ledger.at(tmp_path / "north")
     names = [entry.request for entry in ledger.entries if entry.kind == DESIGN]
-    told = [np.frombuffer(kept_in(ledger.folder, n)).reshape(-1, N).T[:, 1:] for n in names]
+    told = [
+        np.frombuffer(kept_in(ledger.folder, n), offset=8).reshape(-1, N).T[:, 1:] for n in names
+    ]
     assert told[0].shape == (N, 6) and not tells_of_few(np.hstack(told), 5)
     assert 3 < len(told) < 1 + len(terms)
 
@@ -660,3 +664,14 @@ def test_log_rank_sums_of_ranges_test_as_those_of_times_do() -> None:
         assert whole is not None and by_range is not None
         z.append([s.excess[0] / s.covariance[0][0] ** 0.5 for s in (whole, by_range)])
     assert np.corrcoef(np.array(z).T)[0, 1] > 0.97 and 0.8 < np.std(z, axis=0)[1] < 1.2
+
+
+def test_designs_of_other_rows_or_columns_are_not_compared() -> None:
+    """The codes of the rows that are left may be those with which the earlier ones begin."""
+    formula = SimpleNamespace(declared=SimpleNamespace(rows_of={"x": "number"}, columns_read=()))
+    frame, key, columns = pd.DataFrame({"x": np.arange(40.0)}), b"k" * 32, np.ones((40, 2))
+    earlier = kept_columns(formula, frame, columns, key)
+    order = np.argsort(codes_of_values(frame["x"].to_numpy(), key), kind="stable")
+    fewer = frame.iloc[np.sort(order[:-1])].reset_index(drop=True)
+    check_together(columns[:-1], fewer, [earlier], key, 5)
+    check_together(columns, frame, [(("gone",), b"-" * 9)], key, 5)
