@@ -39,11 +39,8 @@ def steps(name: str, path: Path) -> dict[str, float]:
     import hierfl
 
     torch.set_num_threads(1)
-    _ = (
-        hierfl.fit,
-        hierfl.formula,
-        hierfl.diagnostics.loo,
-    )  # are imported when they are first asked for
+    # names are imported when they are first asked for
+    _ = hierfl.fit, hierfl.formula, hierfl.diagnostics.loo
     done("imports")
     from benchmarks.formula_problems import PROBLEMS
 

@@ -224,9 +224,8 @@ def precise(fit: Snapshot, draws: int, inner_most: int, seed: int) -> Weighed:
     inner_most = max(inner_most, MOST)
     inner = min(inner_most, _enough(float(_noise(fit, seed, shared=False).max()), BIAS))
     weighted = weigh(fit, draws, inner=inner, seed=seed, shared=False)
-    if (
-        inner < inner_most and float(weighted.variance.mean(0).max()) > BIAS
-    ):  # the pilot saw too few
+    # the pilot may have seen too few
+    if inner < inner_most and float(weighted.variance.mean(0).max()) > BIAS:
         inner = inner_most
         weighted = weigh(fit, draws, inner=inner, seed=seed, shared=False)
     bias = weighted.variance.mean(0)

@@ -142,7 +142,7 @@ def _made(
     least: int,
     prob: float,
     left_out: Mapping[str, str],
-    frames: Iterable[pd.DataFrame],
+    rows: Iterable[pd.DataFrame],
 ) -> KaplanMeier:
     """Return the curves of clients' answers."""
     times_of: dict[str, list[TimesAnswer]] = {}
@@ -153,7 +153,7 @@ def _made(
         raise ValueError(f"no client has {least} rows with {least} events: nothing may leave")
     names = tuple(times_of)
     if by not in (None, formula.clients):
-        names = order_of_groups(times_of, frames, by)
+        names = order_of_groups(times_of, rows, by)
     frames, lines = [], []
     for group in names:
         curve = _exact(times_of[group]) if least == 1 else _life_table(times_of[group])
