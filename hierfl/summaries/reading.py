@@ -46,8 +46,8 @@ AWAY = 0.5  # how far they lie from the starting values, in unconstrained number
 # likewise where curvature is looked for: of a column in units of 100 all other points lie far out
 NEARER = (AWAY, 0.05, 0.005)
 # Gauss-Hermite nodes of a predictor, of one in which log likelihoods are quadratic, for which these
-# are exact, and of an s of one; odd: with 0
-ALONG_ROW, QUADRATIC, ALONE = 13, 3, 9
+# are exact, and of an s of one
+ALONG_ROW, QUADRATIC, ALONE = 13, 2, 9
 FEW, MANY = 16, 64  # quasi-random points of s, beside linear predictors and without any
 EXACT = 1e-8  # relative differences that are rounding, in double precision
 ROUNDING = 1e-12  # slopes, relative to the largest
@@ -195,7 +195,7 @@ def start_of(reading: Reading) -> Tensor:
 
 # ------------------------------------------------------------------------------ linear predictors
 class QuadratureNodes(NamedTuple):
-    """Standard normal points and their weights; the middle one of each kind is 0."""
+    """Standard normal points and their weights."""
 
     rest: Tensor  # (J, S) of s
     rest_weights: Tensor  # (J,)
@@ -238,11 +238,8 @@ def nodes_of(line: Line) -> QuadratureNodes:
         s, rest_weights = gauss_hermite(ALONE, dtype)
         s = s[:, None]
     elif size:
-        points = normal_points(FEW if len(line.inside) else MANY, size)
-        half = len(points) // 2
-        s = torch.cat([points[:half], torch.zeros(1, size), points[half:]])
-        rest_weights = torch.full((len(s),), 1.0 / len(points))
-        rest_weights[half] = 0.0  # only there to be the middle
+        s = normal_points(FEW if len(line.inside) else MANY, size)
+        rest_weights = torch.full((len(s),), 1.0 / len(s))
     else:
         s, rest_weights = torch.zeros(1, 0), torch.ones(1)
     along = gauss_hermite(QUADRATIC if line.is_quadratic else ALONG_ROW, dtype)

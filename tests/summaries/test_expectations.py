@@ -31,9 +31,9 @@ from tests.summaries.programs import (
 )
 
 
-def test_three_nodes_of_a_predictor_are_exact_where_rows_are_gaussian() -> None:
+def test_two_nodes_of_a_predictor_are_exact_where_rows_are_gaussian() -> None:
     line = seen_line(read_likelihood(program_of(programs.noisy)))
-    assert len(nodes_of(line).row) == 3
+    assert len(nodes_of(line).row) == 2
     assert len(nodes_of(seen_line(read_likelihood(program_of(programs.tails)))).row) == 13
     rows, size = packed_rows(line, in_double(rows_of_client(people(), 0))), line.reading.size
     mean, precision = torch.full((1, size), 0.2), torch.eye(size)[None]
