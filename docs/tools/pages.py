@@ -106,7 +106,7 @@ Source: {linked(about.source) or "hierfl's baseline"}.
 
 {plain_text(name)}
 
-## What crosses
+## What it sends
 
 | | |
 |---|---|
@@ -114,7 +114,7 @@ Source: {linked(about.source) or "hierfl's baseline"}.
 | a client sends | {escaped(about.up)} |
 | a client keeps | {escaped(about.kept)} |
 
-An asterisk marks what is weighted by the number of rows. What this discloses: [what crosses](../../crossing.md).
+An asterisk marks what is weighted by the number of rows. See [what each method sends](../../crossing.md).
 
 ## What it reduces to
 
