@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Your own prior: a horseshoe over hospitals
 #
-# Which of 13 columns matter to heart disease? A regularized horseshoe
-# ([Piironen and Vehtari 2017](https://doi.org/10.1214/17-EJS1337SI)) lets a few slopes be large and shrinks all others to zero. No part of it
-# is built into hierfl: it is a Pyro program.
+# Which of 13 columns matter for heart disease? A regularized horseshoe
+# ([Piironen and Vehtari 2017](https://doi.org/10.1214/17-EJS1337SI)) lets a few slopes be large and shrinks all others to zero. hierfl has no
+# horseshoe built in: this is a Pyro program.
 #
 # $$\text{slope}_j \sim \mathrm{Normal}(0, \tau \lambda_j), \qquad
 # \lambda_j^2 = \frac{c^2 \kappa_j^2}{c^2 + \tau^2 \kappa_j^2}, \qquad \kappa_j \sim \mathrm{HalfCauchy}(1)$$

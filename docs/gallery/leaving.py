@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A hospital that leaves
 #
-# Patients of one hospital withdraw their consent. `two_stage` keeps each hospital's factor apart, so that the posterior without it is computed
-# from what the server has, without a round where that suffices ([more](../living.md)). How much does the answer change, and could one have told before?
+# The patients of one hospital withdraw their consent. `two_stage` stores each hospital's factor separately, so the server can often compute the
+# posterior without it, and needs no further round ([more](../living.md)). How much does the answer change, and could we have known in advance?
 
 # %%
 import matplotlib.pyplot as plt
@@ -27,7 +27,7 @@ left_out = diagnostics.loo(everyone, "client")
 print(left_out)
 
 # %% [markdown]
-# `loo` estimates from the first fit alone how well each hospital is predicted by the others. Now the coefficients, before and after.
+# From the first fit alone, `loo` estimates how well the others predict each hospital. Here are the coefficients, before and after.
 
 
 # %%

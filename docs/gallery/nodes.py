@@ -27,9 +27,9 @@ over_nodes = hierfl.nodes.fit(model, nodes, seed=0)
 print(over_nodes.history[["round", "clients", "bytes_down", "bytes_up"]])
 
 # %% [markdown]
-# ## What crossed
+# ## What was sent
 #
-# The server has no row. In the last round it sends the draws that the hospitals weight, and each answers with a number a draw.
+# The server has no rows. In the last round, it sends the draws for the hospitals to weight, and each answers with one number per draw.
 
 # %%
 history = over_nodes.history

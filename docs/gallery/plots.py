@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Every plot, at the width of a journal column
 #
-# Each function of `hierfl.plots` draws on the Matplotlib axes that it is given and returns them, so that a paper's figure is yours to lay out. All
-# pictures on this page are 3.5 inches wide. Colors are those of [Okabe and Ito](https://jfly.uni-koeln.de/color/), which all kinds of color
-# vision tell apart.
+# Each function in `hierfl.plots` draws on the Matplotlib axes that you pass and returns them, so you lay out a paper's figure yourself. All pictures
+# on this page are 3.5 inches wide. Colors are those of [Okabe and Ito](https://jfly.uni-koeln.de/color/), which people with any color vision can
+# distinguish.
 
 # %%
 import tempfile
@@ -151,7 +151,7 @@ plt.show()
 # %% [markdown]
 # ## Formulas
 #
-# Effects, ranks of clients and [survival curves](survival.py) draw themselves on the `ax=` that they are given.
+# Effects, ranks of clients and [survival curves](survival.py) draw themselves on the `ax=` that you pass.
 
 # %%
 frame = hierfl.datasets.heart_disease("nan").frame("hospital")
@@ -168,7 +168,7 @@ plt.show()
 # %% [markdown]
 # ## Runs
 #
-# `convergence` draws the median of three seeds and their range, `k_hats` each client's Pareto k-hat, `messages` what left each node.
+# `convergence` draws the median of three seeds and their range; `k_hats`, each client's Pareto k-hat; `messages`, what left each node.
 
 # %%
 ax = plots.convergence(
@@ -200,7 +200,7 @@ plt.show()
 # %% [markdown]
 # ## Sensitivity
 #
-# `sensitivity` draws by how many posterior sds each parameter moves without one hospital, "?" where weights cannot tell.
+# `sensitivity` shows by how many posterior sds each parameter moves without one hospital, or "?" if the weights cannot tell.
 
 # %%
 plots.sensitivity(column(2.2), diagnostics.sensitivity(mixed))
@@ -231,5 +231,5 @@ plots.rank_ecdf(column(), ranks, "mu")
 plt.show()
 
 # %% [markdown]
-# It shows what a mean-field guide does: it treats `mu` as independent of the schools' own means, so that its draws are too narrow, and true values
-# lie too often at the ends.
+# The mean-field guide treats `mu` as independent of the schools' own means, so its draws are too narrow, and true values lie too often at the
+# ends.

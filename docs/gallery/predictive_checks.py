@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Posterior predictive checks in ArviZ
 #
-# `fit.posterior()` is ArviZ's InferenceData (DataTree with ArviZ 1), so that its plots and tables work as they are. Does a Normal model of log
-# radon make data like those that were measured?
+# `fit.posterior()` is ArviZ's InferenceData (DataTree with ArviZ 1), so ArviZ's plots and tables work on it. Does a Normal model of log radon
+# produce data like those that were measured?
 
 # %%
 import arviz as az
@@ -22,7 +22,7 @@ print("draws of every home's log radon:", tuple(replicated.shape))
 # %% [markdown]
 # ## Densities
 #
-# Thin lines are data sets that the posterior makes, the thick one is what was measured.
+# Thin lines are data sets drawn from the posterior; the thick line is what was measured.
 
 # %%
 from scipy.stats import gaussian_kde
@@ -57,7 +57,7 @@ for ax in (left_ax, right):
 plt.show()
 
 # %% [markdown]
-# The left tail is heavier than the model's: homes without measurable radon were recorded as a smallest value.
+# The left tail is heavier than the model's: homes without measurable radon were recorded at the smallest value.
 #
 # ## The posterior in ArviZ
 

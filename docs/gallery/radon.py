@@ -1,7 +1,7 @@
 # %% [markdown]
-# # A predictor of the group: radon and uranium
+# # A group-level predictor: radon and uranium
 #
-# Radon was measured in 919 homes of 85 counties of Minnesota. Uranium in the soil is known by county, and a home's floor by home:
+# Radon was measured in 919 homes in 85 counties of Minnesota. Uranium in the soil is known for each county, and the floor for each home:
 #
 # $$\text{level}_j \sim \mathrm{Normal}(\mu + \beta\, \text{uranium}_j,\; \tau), \qquad
 # y_{ij} \sim \mathrm{Normal}(\text{level}_j + \gamma\, \text{floor}_{ij},\; \sigma)$$
@@ -41,8 +41,8 @@ for name in ("uranium", "ground_floor", "tau", "sigma"):
     print(f"{name:13s} {middle:5.2f} (90% interval {low:.2f} to {high:.2f})")
 
 # %% [markdown]
-# Counties with more uranium have more radon. A county with few homes, such as most of these, stays near the line; the line is where a
-# county without any home would be expected.
+# Counties with more uranium have more radon. A county with few homes, as most of these are, stays near the line. The line is where a county
+# without any home would be expected.
 
 # %%
 x = radon.client_fields["log_uranium"].numpy()

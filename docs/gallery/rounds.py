@@ -1,8 +1,8 @@
 # %% [markdown]
 # # How many rounds until the posterior is right?
 #
-# Each round of a federation costs hours where people approve messages. Two methods fit radon in 20 counties; after every few rounds the
-# posterior mean of the counties' spread is compared with that of `two_stage`, which is exact after its one round here.
+# If people approve messages, each round of a federation costs hours. Two methods fit radon in 20 counties. After every few rounds, the posterior
+# mean of the counties' spread is compared with that of `two_stage`, which is exact here after one round.
 
 # %%
 import matplotlib.pyplot as plt
@@ -73,5 +73,5 @@ ax.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Below the dashed line, a tenth of a posterior standard deviation, an error hardly matters. [Results](../results.md) has these numbers for
+# An error below the dashed line, a tenth of a posterior standard deviation, hardly matters. [Results](../results.md) has these numbers for
 # real problems and all methods.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Shrinkage: what 85 counties borrow
 #
-# A county with two homes has no good estimate of its own. A hierarchical model pulls it toward the mean of all counties,
-# and the more so the fewer homes it has.
+# A county with two homes has no good estimate of its own. A hierarchical model pulls it toward the mean of all counties:
+# the fewer homes, the stronger the pull.
 
 # %%
 import matplotlib.pyplot as plt
@@ -35,8 +35,8 @@ ax.legend(frameon=False, loc="upper left")
 plt.show()
 
 # %% [markdown]
-# A point on the dashed diagonal borrows nothing, and one on the dotted line everything. Large points, counties with many homes, stay near the
-# diagonal. Points above and below them that moved a long way are counties of one to five homes.
+# A point on the dashed diagonal borrows nothing, and one on the dotted line borrows everything. Large points (counties with many homes) stay
+# near the diagonal. The points that moved a long way are counties with one to five homes.
 
 # %%
 three, many = homes <= 3, homes >= 20

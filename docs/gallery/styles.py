@@ -1,10 +1,10 @@
 # %% [markdown]
 # # An autoencoder with a style for each client
 #
-# Six shops photograph clothes, each in a light of its own. A variational autoencoder has a code for each picture, which never leaves its shop,
-# and a style for each shop, a [local site](../from_pyro.md): the logarithm of the power that its light raises a picture to. Encoder and
-# decoder are shared. The pictures are 1,200 of Fashion-MNIST (Zalando Research, MIT license), at half their resolution, in
-# [fashion_mnist_14.npz](fashion_mnist_14.npz).
+# Six shops photograph clothes, each in its own light. A variational autoencoder has a code for each picture, which never leaves its shop, and a
+# style for each shop, a [local site](../from_pyro.md): the logarithm of the power to which its light raises a picture. Encoder and decoder are
+# shared. The 1,200 pictures are from Fashion-MNIST (Zalando Research, MIT license), at half their resolution
+# ([fashion_mnist_14.npz](fashion_mnist_14.npz)).
 
 # %%
 from pathlib import Path
@@ -30,7 +30,7 @@ names = tuple(f"shop {k}" for k in range(1, 7))
 data = hierfl.ClientData.from_arrays(shop, names=names, x=x)
 
 # %% [markdown]
-# The program and its guide are written as in Pyro. The guide encodes each row, once the shop's light is taken out of it.
+# The program and its guide are written as in Pyro. The guide removes the shop's light from each row, then encodes it.
 
 # %%
 torch.manual_seed(0)
@@ -83,8 +83,8 @@ method = methods.fedsvi(
 fit = hierfl.fit(method, data, rounds=600, seed=0, progress=False)
 
 # %% [markdown]
-# With all pictures in one place the same autoencoder reaches the same ELBO (here in nats for each picture). The styles are in the order of the
-# shops' light; those of dark shops are drawn in, since a code can make clothes dark too.
+# With all pictures in one place, the same autoencoder reaches the same ELBO (here in nats per picture). The styles are in the order of the
+# shops' light; those of dark shops are shrunk, because a code can make clothes dark too.
 
 # %%
 pooled = hierfl.fit_pooled(method, data, rounds=600, seed=0)
@@ -96,7 +96,7 @@ print("style, mean", [round(v, 2) for v in own.mean(0).tolist()])
 print("style, sd", [round(v, 3) for v in own.std(0).tolist()])
 
 # %% [markdown]
-# Two pictures of each shop, above what the decoder makes of their codes in the shop's light.
+# Two pictures from each shop, each above its reconstruction: the decoded code in the shop's light.
 
 # %%
 style = own.mean(0)
@@ -132,7 +132,7 @@ for k, column in enumerate(axes.T):
 plt.show()
 
 # %% [markdown]
-# Three codes in the style of every shop.
+# Here are three codes in the style of every shop.
 
 # %%
 figure, axes = plt.subplots(3, 6, figsize=(7.2, 3.8), layout="constrained")

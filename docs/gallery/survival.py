@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Survival by hospital
 #
-# 240 simulated patients of eight hospitals, two arms, censored at 36 months. The formula gives each hospital a frailty of its own.
+# Eight hospitals have 240 simulated patients in two arms, censored at 36 months. The formula gives each hospital its own frailty.
 
 # %%
 import matplotlib.pyplot as plt
@@ -39,10 +39,10 @@ ax.set(xlabel="months", ylabel="share alive, old arm", xlim=(0, 36))
 plt.show()
 
 # %% [markdown]
-# The dashed line is a hospital that was not in the trial: its band holds the spread between hospitals too.
+# The dashed line is a hospital that was not in the trial: its band also includes the spread between hospitals.
 
 # %%
 print(fit.comparisons("arm", comparison="ratio", scale="link"))
 
 # %% [markdown]
-# The ratio is one of mean times, old to new: the rows were drawn with $e^{-0.5} = 0.61$.
+# This is the ratio of mean times, old to new. The rows were drawn with $e^{-0.5} = 0.61$.

@@ -1,7 +1,7 @@
 # %% [markdown]
-# # Two clients that see one direction each
+# # Two clients that each measure one direction
 #
-# Linear regression with two weights. The rows of each client leave one direction of the weights open. Together they determine both.
+# In a linear regression with two weights, each client's rows leave one direction undetermined. Together they determine both.
 
 # %%
 import matplotlib.pyplot as plt
@@ -80,4 +80,4 @@ ax.legend(frameon=False, fontsize=8)
 plt.show()
 
 # %% [markdown]
-# Dotted ellipses are what a client knows alone: long in the direction that its rows do not show. The solid ones are narrow in both.
+# Dotted ellipses are what a client knows alone: long in the direction that its rows do not determine. Solid ellipses are narrow in both.

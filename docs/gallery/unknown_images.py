@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Does it know what it does not know?
 #
-# Sixteen clients have two kinds of handwritten digits each, 0 to 7. Nobody has an 8 or a 9. A posterior should be sure of a client's own digits
-# and unsure of those ([FedABML](../reference/methods/fedabml.md), Fig. 5). The digits come with scikit-learn
+# Sixteen clients each have two kinds of handwritten digits, from 0 to 7. Nobody has an 8 or a 9. A posterior should be certain about a client's
+# own digits and uncertain about those ([FedABML](../reference/methods/fedabml.md), Fig. 5). The digits come with scikit-learn
 # (`pip install 'hierfl[data]'`).
 
 # %%
@@ -39,7 +39,7 @@ fit = hierfl.fit(method, train, rounds=40, seed=0, settings=eager)
 print(fit.predict(test, draws=20).scores().mean().round(3))
 
 # %% [markdown]
-# Every client is also asked about 8s and 9s.
+# Every client also predicts 8s and 9s.
 
 # %%
 strangers = x[~trained][:200]
