@@ -251,7 +251,7 @@ class Study(StudyTable):
         name, seen = self.data.name, self.evaluation
         real = name in REGRESSION
         if real != (seen.metric == "explained"):
-            kind = "real labels: take 'explained'" if real else "classes: take another one"
+            kind = "real labels: use 'explained'" if real else "classes: use another one"
             yield f"evaluation.metric is '{seen.metric}', and '{name}' has {kind}"
         for entry in self.methods:
             if real and entry.name.split("+")[0] in CLASSIFIERS:

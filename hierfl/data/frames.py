@@ -143,7 +143,7 @@ class FrameReader:
             return series.to_numpy()
         missing = series.isna().to_numpy(dtype=bool)
         if missing.any():
-            what = f"column '{column}' misses {int(missing.sum())} of {len(missing)} values, the first in row"
+            what = f"column '{column}' is missing {int(missing.sum())} of {len(missing)} values, the first in row"
             fix = "drop these rows, or give them a level of their own, "
             fix += f"frame['{column}'].fillna('missing')"
             raise ValueError(f"{what} {int(missing.argmax())}: {fix}")
@@ -199,7 +199,7 @@ def _labels_of(series: Any, column: Any) -> tuple[str, ...] | None:
     similar = (repeated, repeated) if times > 1 else look_alike(labels)
     if similar:
         what = f"levels {similar[0]!r} and {similar[1]!r} of column '{column}' differ only in case"
-        raise ValueError(f"{what}, spaces or Unicode form: make them one")
+        raise ValueError(f"{what}, spaces or Unicode form: make them the same")
     return labels
 
 

@@ -170,7 +170,7 @@ def rows_kept(keep: Any, num_rows: int) -> Tensor:
     """Return a mask of rows, (n,) bool, that keeps one at least."""
     mask = torch.as_tensor(keep)
     if mask.dtype != torch.bool:
-        what = f"keep holds {str(mask.dtype).removeprefix('torch.')}, no booleans"
+        what = f"keep holds {str(mask.dtype).removeprefix('torch.')}, not booleans"
         raise TypeError(f"{what}: give a condition on each row, such as x > 0")
     if mask.shape != (num_rows,):
         what = f"keep has shape {tuple(mask.shape)}, but there are {num_rows} rows"

@@ -104,19 +104,19 @@ def _posterior(evidence: Evidence) -> Iterator[Check]:
     fix = (
         "Give the model a prior there, and use a guide that has spread (guides.structured)"
         if evidence.spread
-        else "For intervals fit methods.fedsvi(model)"
+        else "For intervals, fit methods.fedsvi(model)"
     )
     yield answered(
         UNCERTAINTY,
         bool(evidence.points),
-        f"Point estimates, whose uncertainty no interval includes: {listed(evidence.points)}. {fix}."
+        f"Intervals do not include the uncertainty of point estimates: {listed(evidence.points)}. {fix}."
         if evidence.points
         else "Yes: no parameter of the model is a point estimate.",
         "fatal",
     )
     if evidence.orderless:
         yield Check(
-            "Is there an order of the components?",
+            "Do the components have an order?",
             "warning",
             f"The posterior stays the same when components of {listed(evidence.orderless)} are "
             "exchanged, and these draws follow one order: they are right at most within it. Give "
@@ -173,7 +173,7 @@ def _row_sites(fit: Snapshot, structure: Structure) -> Iterator[Check]:
     yield answered(
         question,
         error > ROW_ERROR,
-        f"At posterior draws the integral of a row is off by {number(error, 2)} nats at most"
+        f"At posterior draws, the integral of a row is off by at most {number(error, 2)} nats"
         + (
             f", more than {ROW_ERROR}: the sites of a row are far from Normal given the row. Use "
             "at most two per row, or a distribution with lighter tails."
@@ -204,7 +204,7 @@ def _guides_of_clients(evidence: Evidence) -> Iterator[Check]:
     faults = []
     if bad:
         faults.append(
-            f"The Pareto k-hat is not below {K_HAT} for {len(bad)} of {len(k_hats)} clients: {listed(bad)}."
+            f"The Pareto k-hat is {K_HAT} or more for {len(bad)} of {len(k_hats)} clients: {listed(bad)}."
         )
     if off:
         faults.append(

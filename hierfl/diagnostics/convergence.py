@@ -224,7 +224,7 @@ def _of_chains(
     if r_hat <= R_HAT and effective >= LEAST_EFFECTIVE:
         return "good", f"Good: by {facts}."
     return "not good", (
-        f"Not good: by {facts}, too few or not mixed. Tighten the priors, or use fedsvi with "
+        f"Not good: by {facts}: too few, or the chains have not mixed. Tighten the priors, or use fedsvi with "
         "guides.structured."
     )
 
@@ -283,7 +283,7 @@ def _fix(course: Course, *, weights: bool = False) -> str:
     if course.state in ("rising", "falling", "not finite", "hidden", "steep", "moving"):
         return f"; {course.words}. {course.fix.removesuffix('.')}{correct}"
     if course.state == "level":
-        return f"; {course.words}, so that more rounds will not help. {CLOSER}{correct}"
+        return f"; {course.words}, so more rounds will not help. {CLOSER}{correct}"
     return f". {f'{course.fix} ' if course.fix else ''}{CLOSER}{correct}"
 
 

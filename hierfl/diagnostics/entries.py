@@ -104,7 +104,7 @@ class Entries:
         poor = is_uncertain(self.quality, self.end_limit)
         if rest_on_few or hidden:
             why = (
-                f"and from {DOUBT} on tails rest on few draws" if rest_on_few else OF_SEVERAL_MODES
+                f"and from {DOUBT} on, tails rest on few draws" if rest_on_few else OF_SEVERAL_MODES
             )
             words = (
                 f"Check the tails: k-hat is {k_hat:.2f}, {why}. At worst, {self._errors()}. A "
@@ -196,7 +196,7 @@ def checks_of_draws(fit: Snapshot) -> Iterator[Check]:
         yield Check(
             TAILS,
             "warning",
-            f"Check the tails: k-hat is {own.k_hat:.2f}, and from {DOUBT} on tails rest on few draws. "
+            f"Check the tails: k-hat is {own.k_hat:.2f}, and from {DOUBT} on, tails rest on few draws. "
             "Allow more points, or compare with NUTS, diagnostics.against_nuts(fit).",
             "doubt",
         )

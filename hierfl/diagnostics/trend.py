@@ -57,11 +57,11 @@ def course_of(fit: Snapshot, *, draws: int, seed: int) -> Course:
         words = (
             f"the history of '{fit.method.name}' has neither an ELBO nor a loss (it has {columns})"
         )
-        fix = "" if fit.federation.server.stops_itself else "Take more rounds."
+        fix = "" if fit.federation.server.stops_itself else "Run more rounds."
         return Course("unknown", words, fix)
     if len(history) < LEAST_ROUNDS:
         words = f"the run has {len(history)} rounds, and a trend needs at least {LEAST_ROUNDS}"
-        return Course("unknown", words, "Take more rounds.")
+        return Course("unknown", words, "Run more rounds.")
     series = history[name].to_numpy(dtype=np.float64)
     series = series if name == "elbo" else -series
     gradient = (
@@ -114,9 +114,9 @@ def _fix(state: State, *, rates: bool) -> str:
     fixes: dict[State, str] = {
         "not finite": lower,
         "falling": lower,
-        "rising": "Take more rounds.",
+        "rising": "Run more rounds.",
         "hidden": "Use more draws (`draws`) or more rounds.",
-        "steep": "Use a larger step size, or more rounds." if rates else "Take more rounds.",
+        "steep": "Use a larger step size, or more rounds." if rates else "Run more rounds.",
         "moving": "More rounds will move it further.",
     }
     return fixes.get(state, "")

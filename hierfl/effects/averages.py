@@ -69,7 +69,7 @@ def averages(
     if not draws.clients:
         raise ValueError("clients' rows are at their nodes: use a typical row, newdata='mean'")
     if draws.family.kind == "angle" and scale == "response":
-        raise ValueError("angles have no average: take scale='link', or fit.effects")
+        raise ValueError("angles have no average: use scale='link', or fit.effects")
     sums: dict[str, Tensor] = {}
     weights: dict[str, float] = {}
     levels: tuple[str, ...] = ("",)
@@ -132,13 +132,13 @@ def _of_fit(
 def _lacks(formula: Formula, settings: Sequence[Intervention], by: str | None) -> Iterator[str]:
     """Yield what a fit does not keep of its rows, and settings or groups need."""
     if by not in (None, formula.clients):
-        yield f"by is '{by}', and the fit keeps no columns apart from '{formula.clients}'"
+        yield f"by is '{by}', and the fit stores no column except '{formula.clients}'"
     for setting in settings:
         if setting.step is not None:
-            yield f"the fit keeps no rows of '{setting.variable}' that could be moved"
+            yield f"the fit stores no rows of '{setting.variable}' that could be shifted"
     variables = {s.variable for s in settings} - {None}
     if variables and formula.parameters:
-        yield "the fit keeps no single columns where parameters or covariates have formulas"
+        yield "the fit stores no single columns if parameters or covariates have formulas"
     for terms, columns_of_term, _ in _designs(formula):
         for product in terms.products:
             is_read = variables & product.columns

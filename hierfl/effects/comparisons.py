@@ -135,7 +135,7 @@ def _slope(
 ) -> Contrast:
     """Return a step to either side of where a slope is taken."""
     if values is not None:
-        raise ValueError("values are of differences and ratios: a slope is taken where at= says")
+        raise ValueError("values= is for differences and ratios: at= says where a slope is taken")
     (column,) = chosen(draws.formula, [variable]).values()
     if column.kind == "category":
         raise ValueError(f"'{variable}' is a category, which has no slope: compare its levels")
@@ -181,8 +181,8 @@ def respond(
 ) -> Responses:
     """Return the response under each setting, on a typical row of some clients or averaged over rows."""
     if by is not None if is_typical(newdata) else at or client is not None:
-        what = "at and client are of a typical row, and by is of averages over rows or frames"
-        raise ValueError(f"{what}: leave out what is of the other")
+        what = "at and client are for a typical row, and by is for averages over rows or frames"
+        raise ValueError(f"{what}: leave out those of one kind")
     if not is_typical(newdata):
         return averages(draws, newdata, settings, by, scale)
     variable = str(settings[0].variable)
@@ -219,7 +219,7 @@ def _check_ratio(draws: CoefficientDraws, scale: Scale) -> None:
     elif scale == "response" and family.kind == "real" and family.link != "log":
         reason = f"responses of {family.name} may be negative"
     if reason:
-        fix = "take comparison='difference', or the other scale"
+        fix = "use comparison='difference', or the other scale"
         raise ValueError(f"comparison is 'ratio', and {reason}: {fix}")
 
 
@@ -272,7 +272,7 @@ def predictions(
     draws = drawn(fit, "predictions", **drawing)
     settings, dims, what = [Intervention()], dict[str, Any](), "rows as they are"
     if variable is None and values is not None:
-        raise ValueError("values is given without variable: name the column that they are of")
+        raise ValueError("values needs variable: name the column of these values")
     if variable is not None:
         (column,) = chosen(draws.formula, [variable]).values()
         grid = few(column) if values is None else several(variable, column, values, least=1)

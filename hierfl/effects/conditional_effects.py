@@ -285,7 +285,7 @@ def survival(
     """
     draws = drawn(fit, "survival", client=client, **drawing)
     if draws.family.kind != "time":
-        raise ValueError(f"the response is {draws.family.name}, no time: fit a family of times")
+        raise ValueError(f"the response is {draws.family.name}, not a time: fit a family of times")
     when = _checked(draws, times)
     levels = {} if by is None else {by: few(chosen(draws.formula, [by], at)[by])}
     rows = typical(draws.formula, at, levels)

@@ -112,7 +112,7 @@ def on_scale(
     """Return predictors or mean responses of rows, (S, n, L), and their L levels, ("",) of a number."""
     value = predictor(draws, rows, who)
     if scale == "link" and draws.layout.steps:
-        raise ValueError("a row has a predictor for each threshold of cs(): take scale='response'")
+        raise ValueError("a row has a predictor for each threshold of cs(): use scale='response'")
     if scale == "response":
         value = mean_response(draws, value, parameters_at(draws, rows, who))
     if value.dim() == 2:

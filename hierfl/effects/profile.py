@@ -224,7 +224,7 @@ def own_effects(draws: CoefficientDraws, column: str) -> Tensor:
     if not terms:
         raise ValueError(f"the formula has no groups by client: add (1 | {draws.formula.clients})")
     if draws.outputs > 1:
-        what = f"a response of {draws.family.name} has {draws.outputs} effects a client"
+        what = f"a response of {draws.family.name} has {draws.outputs} effects per client"
         raise ValueError(f"{what}: profile one level as a bernoulli response")
     columns = [name for term in terms for name in term.columns]
     if column != "Intercept" and column not in columns:

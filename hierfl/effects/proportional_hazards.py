@@ -159,7 +159,7 @@ def _of_client(draws: CoefficientDraws, client: int, factor: Tensor) -> tuple[An
     censored, entry = (rows.fields.get(name, zeros).numpy() for name in ("cens", "entry"))
     if (censored < 0.0).any() or (censored > 1.0).any():
         raise ValueError(
-            "times are censored on the left or in intervals: the check is for the right"
+            "times are left- or interval-censored: the check is for right-censored times"
         )
     blocks = in_turn(rows, draws.count)
     eta = torch.cat([(factor * predictor(draws, some, client)).mean(0) for some in blocks])

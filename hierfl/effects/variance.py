@@ -167,7 +167,7 @@ def icc(
 
 def _why_not(draws: CoefficientDraws) -> Iterator[str]:
     """Yield why there is no intraclass correlation, each with what to do."""
-    family, others = draws.family, "take fit.r2(), or the standard deviations in fit.summary()"
+    family, others = draws.family, "use fit.r2(), or the standard deviations in fit.summary()"
     if not draws.layout.groups:
         yield f"the formula has no groups: add some, such as (1 | {draws.formula.clients})"
     for name in draws.with_terms:

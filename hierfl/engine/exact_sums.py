@@ -43,7 +43,7 @@ def check_sums(method: str, up: Up) -> None:
             kind = "individually" if type(share).__name__ == "Each" else "with a log weight"
             raise ValueError(
                 f"{method} sends {name} {kind}, and secure aggregation gives the server sums "
-                "alone: take a method of plain sums, or run it without secure aggregation"
+                "alone: use a method of plain sums, or run it without secure aggregation"
             )
         if has_rounded(share.value):
             raise ValueError(

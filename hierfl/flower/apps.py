@@ -96,7 +96,7 @@ def apps(
     if secure and isinstance(method, Method) and method.discloses == "summaries":
         raise ValueError(
             f"secure is True, and method '{method.name}' needs a summary of each client by "
-            "itself: take a method that discloses sums, or secure=False"
+            "itself: use a method that discloses sums, or secure=False"
         )
     disclose = "sums" if secure else disclose
     folder, policy = folder_for_node or _folder_of, policy_for_node or _policy_of

@@ -49,10 +49,10 @@ def write_project(name: str, parent: Path, *, nodes: int = 4) -> dict[Path, str]
 def _check_name(name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ValueError(
-            f"'{name}' cannot be the name of a package: take lower-case letters, digits and "
+            f"'{name}' cannot be the name of a package: use lower-case letters, digits and "
             "underscores"
         )
     if len(name) > LONGEST:
-        raise ValueError(f"'{name}' is too long for Flower: take {LONGEST} letters at most")
+        raise ValueError(f"'{name}' is too long for Flower: use {LONGEST} letters at most")
     if find_spec(name) is not None:
         raise ValueError(f"'{name}' is the name of an installed package: choose another")

@@ -118,8 +118,8 @@ def of_groups(
         values = numbers(frame[name]) if frame[name].dtype.kind == "f" else np.zeros(0)
         if (decimals := values[values % 1.0 != 0.0]).size:
             fix = f"where groups belong: write ({name} | {clients}), or make it a category"
-            what = f"holds the number {decimals[0]:.6g}, but stands after a bar"
-            public = "holds a number with decimals, but stands after a bar"
+            what = f"holds the number {decimals[0]:.6g}, but is after a bar"
+            public = "holds a number with decimals, but is after a bar"
             raise column_fault(f"{what}, {fix}", public, name, client)
     names = group_names(frame, own, client)
 

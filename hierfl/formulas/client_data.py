@@ -165,9 +165,9 @@ def _with_labels(
             filler = own.iloc[int(has_label[client].argmax())]
     lost_rows = len(frames) and sum(map(len, frames.values())) - sum(map(len, whole.values()))
     if not whole:
-        raise ValueError("every row misses a value of a predictor: there is nothing to predict")
+        raise ValueError("every row lacks a value of a predictor: there is nothing to predict")
     if lost_rows:
-        what = f"{lost_rows} rows miss a value of a predictor, and are not predicted"
+        what = f"{lost_rows} rows lack a value of a predictor, and are not predicted"
         warn(f"{what}: their answers are NaN")
     if filler is not None:
         for client, own in whole.items():
@@ -249,7 +249,7 @@ def _groups_of(term: GroupTerm, frame: pd.DataFrame, client: str) -> NDArray[np.
     if (codes < 0).any():
         row = int((codes < 0).argmax())
         what = f"the group '{names[row]}' of '{term.group.name}' in row {row}"
-        fix = f"fit with it, levels={{'{term.group.name}': [...]}} of hierfl.schema"
+        fix = f"fit with it: hierfl.schema(..., levels={{'{term.group.name}': [...]}})"
         what = f"client '{client}' has {what}, not one of {', '.join(term.levels)}"
         raise ValueError(f"{what}: correct it, or {fix}")
     return codes
@@ -316,7 +316,7 @@ def labels_of(
     except ValueError as error:
         raise RowsFault(
             f"column '{declared.parts.response}' of client '{client}': {error}",
-            f"column '{declared.parts.response}' has a value that its family does not have",
+            f"column '{declared.parts.response}' has a value that its family does not allow",
         ) from error
     return fields
 

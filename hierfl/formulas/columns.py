@@ -202,10 +202,10 @@ def refuse_similar(names: Collection[str], where: str) -> None:
     if similar := look_alike(listed):
         public = f"two values of {where} differ only in case, spaces or Unicode form"
         what = f"values {similar[0]!r} and {similar[1]!r} of {where} differ only in case, spaces"
-        raise RowsFault(f"{what} or Unicode form: make them one", public)
+        raise RowsFault(f"{what} or Unicode form: make them the same", public)
     if {"True", "False"} & {*names} and {"0", "1"} & {*names}:
         public = f"{where} holds True or False here and 1 or 0 there"
-        raise RowsFault(f"{public}: make them one", public)
+        raise RowsFault(f"{public}: make them the same", public)
 
 
 def _refuse_one_name(values: Iterable[Any], where: str) -> None:
@@ -215,7 +215,7 @@ def _refuse_one_name(values: Iterable[Any], where: str) -> None:
         name = level_name(value)
         if first.setdefault(name, value) != value:
             what = f"values {first[name]!r} and {value!r} of {where} are both '{name}'"
-            raise ValueError(f"{what}: make them one, or rename one")
+            raise ValueError(f"{what}: make them the same, or rename one")
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
@@ -248,8 +248,8 @@ def complete(
     """Return a client's rows without those that miss a value; "refuse" refuses them."""
     gone = incomplete(frame, columns, client, missing)
     if gone.all():
-        what = f"every row of client '{client}' misses a value: leave the client out, or fill them"
-        raise RowsFault(what, "every row misses a value of the formula's columns")
+        what = f"every row of client '{client}' lacks a value: leave the client out, or fill them"
+        raise RowsFault(what, "every row lacks a value of the formula's columns")
     return frame[~gone] if gone.any() else frame
 
 
@@ -275,7 +275,7 @@ def incomplete(
         if lost.any() and missing == "refuse":
             many = f"{int(lost.sum())} of {len(lost)} values, the first in row {int(lost.argmax())}"
             fix = "fill them, or leave their rows out with formula(..., missing='drop')"
-            raise column_fault(f"misses {many}: {fix}", "has missing values", name, client)
+            raise column_fault(f"is missing {many}: {fix}", "has missing values", name, client)
         if np.any(infinite):
             detail = f"is infinite in row {int(np.argmax(infinite))}: fix the value"
             raise column_fault(detail, "has an infinite value", name, client)
@@ -301,7 +301,7 @@ def coded(series: Any, name: str, client: str, column: Column) -> NDArray[np.int
     codes[codes < 0] = index_in(column.levels, [column.rare])[0]
     if (codes < 0).any():
         row, levels = int((codes < 0).argmax()), ", ".join(column.levels)
-        fix = f"correct it, or fit with it, levels={{'{name}': [...]}} of hierfl.schema"
+        fix = f"correct it, or fit with it: hierfl.schema(..., levels={{'{name}': [...]}})"
         what = f"has the value '{names[row]}' in row {row}, not one of {levels}: {fix}"
         raise column_fault(what, "has a value that is not an agreed level", name, client)
     return codes
@@ -315,7 +315,7 @@ def prepared(frame: pd.DataFrame, columns: Mapping[str, Column], client: str) ->
         unit = str(frame.attrs.get("units", {}).get(name, ""))
         if unit and column.unit and unit != column.unit:
             what = f"is in {unit}, and clients have agreed on {column.unit}: convert it"
-            public = "is in another unit than clients have agreed on"
+            public = "is not in the unit that clients have agreed on"
             raise column_fault(what, public, name, client)
         if column.kind == "category":
             codes, levels = coded(series, name, client, column), list(column.levels)

@@ -208,5 +208,5 @@ def with_bounds(declared: Declaration) -> Declaration:
         return declared
     if of_times := {"cens", "event", "upper", "entry"} & additions.keys():
         fix = "write entry(start) for those that entered late"
-        raise ValueError(f"the response has trunc() and {min(of_times)}(): of times {fix}")
+        raise ValueError(f"the response has trunc() and {min(of_times)}(): for times, {fix}")
     return replace(declared, family=families.truncated(declared.family, *bounds))

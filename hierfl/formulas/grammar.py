@@ -47,14 +47,14 @@ TOKENS = re.compile(
 FIXES = {
     "^": "write I(x ** 2) for a power, (a + b) ** 2 for products",
     "~": "write a list, one formula each, as ['y ~ x', 'sigma ~ x']",
-    "`": "close the backquote, and put at least one letter inside",
+    "`": "close the backtick, and put at least one letter inside",
     **dict.fromkeys("\"'", "close the quote"),
     ")": "remove the unmatched parenthesis",
 }
 WRITE = "write 'response ~ terms'"
 FIX = (
-    "write a sum of columns, products a * b, and functions of columns; a name with other characters "
-    "than letters, digits and _ stands in backquotes, as `age (years)`"
+    "write a sum of columns, products a * b, and functions of columns; put a name with characters "
+    "other than letters, digits and _ in backticks, as in `age (years)`"
 )
 ONE_SIGN = "write one sign of =, > and <, as in 'sex[male] > 0'"
 FIXES_OF_HYPOTHESES = {**FIXES, "^": "write ** for a power", "~": ONE_SIGN}

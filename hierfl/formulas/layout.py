@@ -151,7 +151,7 @@ def _group_terms(
             fault = "has an offset: put it among the common terms"
         elif lost := [term.name for term in terms.terms if term.monotone or term.by_step]:
             fix = "among the common terms only: use C(x), or x as a number"
-            fault = f"has '{lost[0]}', which may stand {fix}"
+            fault = f"has '{lost[0]}', which may appear {fix}"
         elif not columns:
             fault = f"has no columns: write (1 | {group.name})"
         if fault:

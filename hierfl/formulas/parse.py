@@ -210,7 +210,7 @@ def _right(right: Expression) -> tuple[TermSum, tuple[Group, ...]]:
     common, curves = list[tuple[str, Expression]](), list[tuple[Call, str]]()
     groups: dict[tuple[str, TermSum], Group] = {}
     if right.sign in BARS and not right.wrapped:
-        fix = f"write ({right}), with all terms that vary by group inside of them"
+        fix = f"write ({right}), with all terms that vary by group inside them"
         raise Misplaced(right, f"a bar without parentheses: {fix}")
     for sign, term in summands(right):
         if curve := _factor_smooth(term):

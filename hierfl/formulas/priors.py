@@ -128,7 +128,7 @@ def _of_steps(term: DesignTerm, step: float, schema: Schema, layout: Layout) -> 
     size = len(term.steps)
     if size < 2:
         what = f"'{term.name}' has {size + 1} levels, which need no order"
-        raise ValueError(f"{what}: take C(x)")
+        raise ValueError(f"{what}: use C(x)")
     sd = math.sqrt(((size + 1) ** 2 - 1) / 12.0)  # of the levels' numbers, if all are as frequent
     priors: SitePriors = {}
     b, simplex = (f"{kind}_{term.name}" for kind in ("b", "simplex"))

@@ -71,7 +71,7 @@ def updated(old: str, new: str) -> str:
             if (sign, term) == ("+", DOT):
                 terms += summands(first.right)
                 continue
-            what = "the update has a dot inside of a term: write it as a term of its own"
+            what = "the update has a dot inside a term: write it as a term of its own"
             check(DOT not in within(term), term, what)
             is_there = ("+", term) in terms
             what = f"the formula '{old}' has no term '({term})' to remove: leave it out"

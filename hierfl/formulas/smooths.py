@@ -182,7 +182,7 @@ def write_smooth(
 ) -> None:
     """Write the scales of a common smooth, and its coefficients."""
     assert term.smooth is not None
-    check_one(term.name, outputs, "take bs(x, df=5)")
+    check_one(term.name, outputs, "use bs(x, df=5)")
     levels, sites = term.smooth.levels, sites_of(term)
     for site in sites.values():
         shape = [len(levels)] if levels else []
@@ -234,7 +234,7 @@ def lengths_of(group: Any) -> dict[str, DesignTerm]:
 
 def write_spread(out: ProgramWriter, group: Any, priors: Mapping[str, Prior], outputs: int) -> str:
     """Write the length scales of a group; return the standard deviation of each column, as code."""
-    check_one(group.group.text, outputs, "take bs(x, df=5)")
+    check_one(group.group.text, outputs, "use bs(x, df=5)")
     scale, shapes = f"{out.named(group.sd)}[{list(group.places)}]", {}
     for site, term in lengths_of(group).items():
         assert term.smooth is not None

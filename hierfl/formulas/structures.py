@@ -138,7 +138,7 @@ def write_structure(
     out: ProgramWriter, group: GroupTerm, schema: Schema, priors: Mapping[str, Prior], outputs: int
 ) -> None:
     """Write the values of groups with a structure, whose sd stands above."""
-    check_one(group.group.text, outputs, f"take (1 | {group.group.name})")
+    check_one(group.group.text, outputs, f"use (1 | {group.group.name})")
     agreed, scale = schema.groups[group.group.name], out.scales[group.site]
     if agreed.weights:
         rho = f"rho_{group.site}"

@@ -139,7 +139,7 @@ def value_of(
 ALONE = ("cs", "bs", *SMOOTHS)  # which no product may hold
 Sum = dict[frozenset[Factor], Product]
 INTERCEPT: frozenset[Factor] = frozenset()
-OUTSIDE = "put 0 at the start of the terms, outside of parentheses, to leave the intercept out"
+OUTSIDE = "put 0 at the start of the terms, outside parentheses, to leave the intercept out"
 
 
 def terms_of(expressions: Iterable[tuple[str, Expression]]) -> TermSum:
@@ -176,7 +176,7 @@ def _add(total: Sum, sign: str, expression: Expression, *, top: bool) -> None:
             check(total.pop(key, None), expression, f"{what}: {fix}")
         else:
             is_new = total.setdefault(key, product) is product
-            what = "an offset stands twice, and counts once: remove one"
+            what = "an offset appears twice, and counts once: remove one"
             check(is_new or not product.is_offset, expression, what)
 
 
@@ -186,7 +186,7 @@ def _products(expression: Expression, *, inside: bool = False) -> Sum:
         _check_call(expression)
     if isinstance(expression, Name | Call):
         return _once([(expression,)])
-    what = "a bar stands inside of other parentheses: take it out"
+    what = "a bar is inside other parentheses: move it out of them"
     check(expression.sign not in BARS, expression, what)
     if expression.sign in SUMS and expression.wrapped:
         total: Sum = {}
@@ -238,7 +238,7 @@ def _joined(main: Sum, several: Iterable[tuple[Factor, ...]]) -> Sum:
         check(len(callees) < 2 or "offset" not in callees, product, what)
         if len(callees) > 1:
             _check_not_alone(*product.factors)
-        fix = "take C(x) or x as a number for one of them"
+        fix = "use C(x) or x as a number for one of them"
         check(callees.count("mo") < 2, product, f"a product of two monotonic effects: {fix}")
     return main | (crossed | main)
 
@@ -276,8 +276,8 @@ def _check_not_alone(*factors: Expression, also: Sequence[str] = ()) -> None:
     """Refuse what must be a term of its own in a product or a function."""
     for call in factors:
         fix = f"; {call.callee}(x, by=z) varies with z" if call.callee in SMOOTHS else ""
-        fix = "; poly(x, 2) may stand in products" if call.callee == "bs" else fix
-        what = f"'{call}' stands in a product or a function: let it be a term of its own{fix}"
+        fix = "; poly(x, 2) may appear in products" if call.callee == "bs" else fix
+        what = f"'{call}' is in a product or a function: make it a term of its own{fix}"
         check(call.callee not in (*ALONE, *also), call, what)
 
 
@@ -288,7 +288,7 @@ def _check_call(call: Call) -> None:
         check(part.sign not in (*BARS, ":"), part, what)
     for inner in calls_within(call):
         if inner is not call:
-            what = f"'{inner}' stands in '{call}': add it as a term"
+            what = f"'{inner}' is inside '{call}': add it as a term"
             check(inner.callee != "offset", inner, what)
         _check_function(inner)
         _check_options(inner)
@@ -329,7 +329,7 @@ def _check_options(call: Call) -> None:
     is_once = len({option for option, _ in written}) == len(written)
     usage = ", ".join(["column", *(f"{option}=..." for option in options)])
     is_right = is_once and len(call.args) <= 1 + min(len(options), 1)
-    check(is_right, call.args[-1], f"an argument too many: write {name}({usage})")
+    check(is_right, call.args[-1], f"one argument too many: write {name}({usage})")
     for option, expression in written:
         if option != "by":
             check(expression.is_constant, expression, "options must be numbers: write them out")
@@ -341,5 +341,5 @@ def _check_options(call: Call) -> None:
         check(is_right, call, f"bs() has df {sizes['df']}: {fix}")
     if name == "gp":
         k = enough_sines(sizes["k"], sizes["c"])
-        what = f"too few sines for a range of length scales: take k={k} or more"
+        what = f"too few sines for a range of length scales: use k={k} or more"
         check(k <= sizes["k"], call, what)

@@ -85,7 +85,7 @@ def observed_times(frame: pd.DataFrame, declared: Declaration, client: str, leas
         fix = "times may be censored on the right alone, event(status) or cens(status)"
         raise ValueError(f"'{response}' has {what}: {fix}")
     if "weights" in additions and least > 1:
-        fix = "leave them out of the formula, or take least_count=1 where the rows are"
+        fix = "leave them out of the formula, or use least_count=1 where the rows are"
         what = f"has weights({additions['weights']}), which could be solved for"
         raise ValueError(f"'{response}' {what}: {fix}")
 

@@ -70,7 +70,7 @@ def warn_far(text: str, values: Values, low: float, high: float) -> None:
     far = np.maximum(low - values, values - high) > FAR * (high - low)
     if far.any():
         warn(
-            f"'{text}' is far outside of its knots from {low:.4g} to {high:.4g} in row "
+            f"'{text}' is far outside its knots from {low:.4g} to {high:.4g} in row "
             f"{int(far.argmax())}: the spline means little there",
             BeyondKnots,
         )

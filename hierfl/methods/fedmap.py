@@ -184,7 +184,7 @@ class Bilevel:
         several = self.by_fit and clock.clients > 1 and not first
         if several and float(means["effective_clients"]) < 1.5:
             warn(
-                "fedmap: nearly all weight lies on one client, the others hardly count: take weights='rows'",
+                "fedmap: nearly all weight lies on one client, the others hardly count: use weights='rows'",
             )
         averaged = {name: gamma[name] + away for name, away in moments.get("away", {}).items()}
         if first:

@@ -269,9 +269,9 @@ def _key(folder: Path, entries: list[Entry]) -> bytes:
 def broken(why: str) -> BrokenLedger:
     """Return the error of a ledger that does not add up, with the remedy."""
     return BrokenLedger(
-        f"the node's account of what it has answered does not add up ({why}): its owner puts the "
-        "node's folder back as it was, from the newest backup; or forgets what the node has "
-        "answered and spent, hierfl node reset-account FOLDER"
+        f"the node's account of what it has answered does not add up ({why}): its owner restores "
+        "the node's folder from the newest backup, or makes it forget what it has answered and "
+        "spent, hierfl node reset-account FOLDER"
     )
 
 

@@ -43,11 +43,11 @@ class FitCall:
         if (self.disclose, discloses) == ("sums", "summaries"):
             raise ValueError(
                 f"disclose is 'sums', and method '{self.method.name}' shows the server a summary of "  # type: ignore[union-attr]
-                "each client: take another, or hand in the model, for which one is chosen"
+                "each client: use another, or hand in the model, for which one is chosen"
             )
         if self.resume and self.checkpoint is None:
             raise ValueError(
-                "resume is True, and there is no checkpoint to go on from: name its folder"
+                "resume is True, and there is no checkpoint to continue from: name its folder"
             )
 
     @property

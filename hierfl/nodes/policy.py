@@ -127,7 +127,7 @@ class Policy:
             why = f"the mini-batches of a round hold {least} rows, and {allowed}"
         elif self.budget is not None and client.row_noise is None:
             why = (
-                "the rows have a budget of epsilon, and the method adds no noise to rows: take "
+                "the rows have a budget of epsilon, and the method adds no noise to rows: use "
                 "two_stage(model, row_noise=...)"
             )
         if why:

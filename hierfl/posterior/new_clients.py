@@ -62,7 +62,7 @@ def predict_from_prior(
     rows = rows if read is None else read(rows)  # frames of a formula
     if fit.federation.client.settle is not None:
         raise ValueError(
-            f"'{fit.method.name}' predicts a client's rows by statistics of rows that it has: "
+            f"'{fit.method.name}' predicts a client's rows from statistics of its own rows: "
             "give it some, fit.personalize(rows, rounds=0).predict(rows)"
         )
     check_rows(fit, rows, fit.program.reads.model)

@@ -158,7 +158,7 @@ def _faults_of_names(site: Site, batch: ClientBatch) -> Iterator[str]:
         if getattr(frame, "full_size", None) not in (None, frame.size):
             yield (
                 f"the plate '{frame.name}' takes a subsample: open batch.data(), and let the method "
-                "take mini-batches of rows, hierfl.methods.fedsvi(model, batch_size=...)"
+                "use mini-batches of rows, hierfl.methods.fedsvi(model, batch_size=...)"
             )
         if ours != frame.size or (frame.name == CLIENTS and not frame.vectorized):
             yield _not_ours(frame.name, frame.size)

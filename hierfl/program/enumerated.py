@@ -267,8 +267,8 @@ def _scales(trace: Any, labels: Sequence[str], names: Sequence[str]) -> tuple[bo
         return False, not all(is_one.values())
     if not all(torch.equal(scale, scales[labels[0]]) for scale in scales.values()):
         raise ProgramError(
-            f"site '{labels[0]}' is discrete, and is scaled by poutine.scale otherwise than what "
-            "depends on it: put all of them into one poutine.scale, or leave the discrete sites out"
+            f"site '{labels[0]}' is discrete, and has another poutine.scale than the sites that "
+            "depend on it: put all of them into one poutine.scale, or leave the discrete sites out"
         )
     return True, False
 

@@ -127,7 +127,7 @@ def faults_of_rows(trace: Any, other: Any) -> Iterator[str]:
             how = "for some rows only" if None in (here, there) else f"as {here} and as {there}"
             yield (
                 f"site '{name}' is sampled {how}, since the model takes the number of its groups from "
-                "the rows of a batch: take it from all rows before, outside of the model, groups = "
+                "the rows of a batch: compute it from all rows, outside the model, groups = "
                 "int(data.fields[name].max()) + 1"
             )
 

@@ -136,7 +136,7 @@ def load(
             continue
         if unknown:
             doubt = "; ".join(unknown[:3])
-            warn(f"whether '{path}' is of this run is not certain: {doubt}")
+            warn(f"it is not certain that '{path}' belongs to this run: {doubt}")
         if reasons:
             damaged = "; ".join(reasons)
             warn(f"skipped damaged checkpoints of '{folder}': {damaged}")

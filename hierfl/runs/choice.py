@@ -100,7 +100,7 @@ def too_much(method: Method, data: ClientData) -> ValueError:
     """Return the error of a method that shows summaries where only sums may cross; it names another."""
     other = choose(method.model, data, settings=Settings(disclose="sums")).method.name
     what = f"disclose is 'sums', and method '{method.name}' shows the server a summary"
-    return ValueError(f"{what} of each client: take hierfl.methods.{other}(model)")
+    return ValueError(f"{what} of each client: use hierfl.methods.{other}(model)")
 
 
 def too_large(facts: _ModelFacts) -> ProgramError:
@@ -199,7 +199,7 @@ class _SlowDraws(Exception):
 
 def _of_sums(facts: _ModelFacts, *, everyone: bool) -> Choice:
     """Return fedlaplace where it takes the model and is fast, else fedsvi."""
-    only = "only sums may cross, and"
+    only = "the server may see only sums, and"
     if not facts.shared:
         return facts.structured(f"{only} no site is global, so there is nothing to send")
     if not everyone:
@@ -216,7 +216,7 @@ def _of_sums(facts: _ModelFacts, *, everyone: bool) -> Choice:
     except FAILS as error:
         facts.caught.clear()
         return facts.structured(f"{only} fedlaplace cannot fit the model ({_first(error)})")
-    return facts.chosen(method, "every unknown has a prior, and only sums may cross", program)
+    return facts.chosen(method, f"{only} every unknown has a prior", program)
 
 
 def _first(error: Exception) -> str:

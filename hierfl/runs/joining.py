@@ -71,7 +71,7 @@ def personalized(
         fitted = set(fit.federation.data.names)
         if new := [name for name in data.names if name not in fitted]:
             what = f"client '{new[0]}' is new, and has no state to continue from"
-            raise ValueError(f"{what}: take from_scratch=True")
+            raise ValueError(f"{what}: use from_scratch=True")
         start = subset(fit.progress.table, fit.federation.data.index(data.names))
     table = adapt(federation, fit.progress.server, rounds, start)
     # weights of these clients alone would leave the fitted ones out of the posterior
@@ -190,6 +190,6 @@ def _say(where: Progress, first: int, alone: int, others: int) -> None:
         k_hats = [record["k_hat"] for record in where.history[first:alone] if "k_hat" in record]
         why = "their log ratios could not be carried over"
         if k_hats:
-            why = f"k-hat was {k_hats[-1]:.2f} with their kept factors"
+            why = f"k-hat was {k_hats[-1]:.2f} with their stored factors"
         what = f"the {others} other clients were asked again, in {where.round - alone} rounds"
         warn(f"{what}: {why}")

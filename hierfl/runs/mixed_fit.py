@@ -172,7 +172,7 @@ def mixed_fit(model: Model, labels: GlobalLabels, fit_one: Callable[[Model, str]
         raise ProgramError(
             f"the discrete sites of all clients, {', '.join(labels.sites)}, have {count:,} joint "
             f"values, and {MOST} is the limit, since each takes a fit: sample them inside "
-            "batch.clients(), or let only sites outside of it depend on them"
+            "batch.clients(), or let only sites outside it depend on them"
         )
     points = [dict(zip(labels.sites, point, strict=True)) for point in product(*labels.each())]
     fits = tuple(

@@ -46,7 +46,7 @@ def update(
     made = _with_schema(new, old, data)
     rows = made.data(data)
     if is_fewer := federation.data.num_rows - rows.num_rows:
-        what = f"{is_fewer} rows miss a value of the new terms and are left out"
+        what = f"{is_fewer} rows lack a value of the new terms and are left out"
         warn(f"{what}: fits of other rows are not compared by their scores")
     how: dict[str, Any] = {"seed": federation.seed, "settings": federation.settings}
     if federation.cohort < federation.data.num_clients:

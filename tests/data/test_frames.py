@@ -160,11 +160,11 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "levels for numbers": (lambda: read(F, "who", y="y", levels={"y": ("f",)}), "column 'y' holds no strings"),
     "missing string": (
         lambda: read(F.assign(sex=[None, *"fmmf"]), "who", sex="sex"),
-        "column 'sex' misses 1 of 5 values, the first in row 0: drop these rows, or give them a level of their own"
+        "column 'sex' is missing 1 of 5 values, the first in row 0: drop these rows, or give them a level of their own"
     ),
     "missing category": (
         lambda: read(F.assign(size=F["size"].cat.remove_categories("m")), "who", s="size"),
-        "column 'size' misses 1 of 5 values"
+        "column 'size' is missing 1 of 5 values"
     ),
     "case alone": (
         lambda: read(F.assign(sex=[*"fmmf", "M"]), "who", sex="sex"),

@@ -117,9 +117,9 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     # selections
     "a mask of numbers": (
-        half(where=torch.tensor([1.0, 0.0, 1.0])), "keep holds float32, no booleans: give a condition"
+        half(where=torch.tensor([1.0, 0.0, 1.0])), "keep holds float32, not booleans: give a condition"
     ),
-    "a mask of positions": (half(where=torch.tensor([0, 1, 2])), "keep holds int64, no booleans"),
+    "a mask of positions": (half(where=torch.tensor([0, 1, 2])), "keep holds int64, not booleans"),
     "no row kept": (half(where=torch.zeros(3, dtype=torch.bool)), "no row is kept: a federation needs"),
     "no client chosen": (half(select=[]), "no clients were chosen: give at least one"),
     "letters of a name": (half(select="01"), "the clients are given as '01': give a list, ['01']"),

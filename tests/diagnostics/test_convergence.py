@@ -115,7 +115,7 @@ def test_a_history_only_advises() -> None:
     assert good.converged and "But the ELBO gets worse" in good.verdict
     bad = convergence(with_history(planted(wide=2.7), "elbo", rising), draws=0)
     assert not bad.converged and "the ELBO still improves" in bad.verdict
-    assert "Take more rounds" in bad.verdict and "correct='psis'" in bad.verdict
+    assert "Run more rounds" in bad.verdict and "correct='psis'" in bad.verdict
     level = convergence(with_history(planted(wide=2.7), "elbo", LEVEL), draws=0)
     assert not level.converged and "A closer guide" in level.verdict
 

@@ -133,7 +133,7 @@ def test_every_method_is_summarized(name: str, monkeypatch: pytest.MonkeyPatch) 
 def test_point_estimates_have_no_sd_and_the_verdict_says_so() -> None:
     found = fit(methods.fedsvi(regression, guide=guides.delta), federation(), rounds=2).summary()
     assert found.frame[["sd", "low", "high", "shrinkage"]].isna().all(axis=None)
-    assert found.trustworthy is False and "Point estimates" in found.verdict
+    assert found.trustworthy is False and "point estimates" in found.verdict
     assert any("'slope'" in remark for remark in found.remarks)
 
 
@@ -205,7 +205,7 @@ VERDICTS: dict[str, tuple[Callable[[], hierfl.Fit], bool | None, str]] = {
     "a learned scale": (
         lambda: fit(METHODS["pfedbayes"](), federation(), rounds=1),
         False,
-        "Point estimates, whose uncertainty no interval includes: .* Give the model a prior there",
+        "Intervals do not include the uncertainty of point estimates: .* Give the model a prior there",
     ),
     "not judged": (spread_fit, None, "is not known.* Fit for more rounds"),
 }

@@ -157,19 +157,19 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (comparisons, {"variable": "sex", "comparison": "slope"}, "'sex' is a category, which has no slope"),
     (
         comparisons, {"variable": "age", "comparison": "slope", "newdata": "rows"},
-        "keeps no rows of 'age' that could be moved"
+        "stores no rows of 'age' that could be shifted"
     ),
-    (comparisons, {"variable": "age", "comparison": "slope", "by": "arm"}, "by is of averages over rows"),
+    (comparisons, {"variable": "age", "comparison": "slope", "by": "arm"}, "by is for averages over rows"),
     (
         comparisons, {"variable": "age", "comparison": "slope", "newdata": "all"},
         "newdata is 'all': it must be one of 'rows'"
     ),
-    (comparisons, {"variable": "age", "comparison": "slope", "values": 10}, "a slope is taken where at= says"),
+    (comparisons, {"variable": "age", "comparison": "slope", "values": 10}, "at= says where a slope is taken"),
     (comparisons, {"variable": "sex", "values": 2}, "values is 2: a step is a finite number"),
     (comparisons, {"variable": "age", "values": 0}, "values is 0: a step is a finite number"),
-    (comparisons, {"variable": "arm", "newdata": "rows", "client": "east"}, "at and client are of"),
+    (comparisons, {"variable": "arm", "newdata": "rows", "client": "east"}, "at and client are for"),
     (comparisons, {"variable": "arm", "newdata": "rows", "by": "sex"}, "by is 'sex', and the fit"),
-    (predictions, {"values": ["f"]}, "values is given without variable"),
+    (predictions, {"values": ["f"]}, "values needs variable"),
     (predictions, {"variable": "arm", "by": "arm"}, "by is 'arm', which is set in all rows"),
     (predictions, {"prob": 95}, "prob is 95: give the probability"),
 ]  # fmt: skip
@@ -206,7 +206,7 @@ UNREAD = {
     "age age = 0": "cannot be read from 'age' on",
     "(age = 0": "cannot be read from '=' on",
     "age + = 0": "cannot be read from '=' on",
-    "`age = 0": "close the backquote",
+    "`age = 0": "close the backtick",
     "age if age else 1 = 0": "cannot be read",
     "True = 0": "'True' is not a parameter",
     "age) + (age = 0": "cannot be read",

@@ -150,5 +150,5 @@ def test_what_has_no_profile_is_refused_by_name() -> None:
         profile(drawn("y ~ age + (1 + age | site)", draws=2), "dose")
     with pytest.raises(ValueError, match="no standardized ratio"):
         profile(drawn("y ~ age + (1 | site)")).plot_funnel()
-    with pytest.raises(ValueError, match="categorical has 2 effects a client"):
+    with pytest.raises(ValueError, match="categorical has 2 effects per client"):
         profile(drawn("grade ~ dose + (1 | site)", "categorical", draws=2))

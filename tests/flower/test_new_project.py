@@ -108,7 +108,7 @@ def test_a_written_project_runs_in_simulation(
     edited(project, "app.py", "nodes=4,", 'nodes=4, rounds=2, disclose="sums",')
     simulated(project, monkeypatch, tmp_path)
     printed = capsys.readouterr().out
-    assert printed.startswith("fedsvi, since only sums may cross")
+    assert printed.startswith("fedsvi, since the server may see only sums")
     assert "slope_scale: mean" in printed and "Answers of 0 of 4 nodes" in printed
     assert len(list((tmp_path / NAME).glob("7-*/left.jsonl"))) == 4
 

@@ -156,7 +156,7 @@ def test_the_schema_has_the_means_of_known_values_alone() -> None:
     refused(lambda: made(f"y ~ mi(dose) * sex; {DOSE}", frame=words), "'dose'", "holds words")
     refused(
         lambda: made(f"y ~ mi(dose) + age; {DOSE}", frame=lacking(("dose", "age"))),
-        "'age'", "misses 2 of 6 values", "missing='drop'",
+        "'age'", "is missing 2 of 6 values", "missing='drop'",
     )  # fmt: skip
 
 

@@ -199,7 +199,7 @@ def test_words_for_what_is_missing_are_levels(missing: str) -> None:
     if missing == "drop":
         assert on("y ~ u", frame=frame, missing=missing).agreed.rows == 59
     else:
-        refused(lambda: on("y ~ u", frame=frame), "'u'", "misses 1 of")
+        refused(lambda: on("y ~ u", frame=frame), "'u'", "is missing 1 of")
     read = hierfl.ClientData.from_frame(BASE.assign(u=np.resize(words, 60)), "h", u="u")
     assert read.levels["u"] == words
 

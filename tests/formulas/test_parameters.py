@@ -186,7 +186,7 @@ def test_r2_has_the_noise_of_each_row() -> None:
     np.testing.assert_allclose(r2(found).frame["mean"]["conditional"], wanted, rtol=1e-5)
     with pytest.raises(ValueError, match="sigma of gaussian has terms, so that no variance"):
         icc(drawn("y ~ dose + (1 | site); sigma ~ dose", draws=2))
-    with pytest.raises(ValueError, match="keeps no single columns where parameters"):
+    with pytest.raises(ValueError, match="stores no single columns if parameters"):
         comparisons(found, "dose", "rows")
 
 

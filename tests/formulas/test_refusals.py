@@ -58,7 +58,7 @@ FORMULAS: dict[str, dict[str, str]] = {
         "y ~ mixed": "numbers, strings or categories|holds",
         "y ~ spaced": "differ only in case, spaces",
         "y ~ mo(age)": "'age' has 192 different values, such as .* as categories: .*cut it",
-        "y ~ age + (mo(grade) | site)": "may stand among the common terms only",
+        "y ~ age + (mo(grade) | site)": "may appear among the common terms only",
         "y ~ mo(sex)": "have no order",
         "y ~ mo(died)": "has 2 levels, which need no order",
         "y ~ mo(log(age))": "reads no single column",
@@ -90,7 +90,7 @@ FORMULAS: dict[str, dict[str, str]] = {
     },
     "cumulative": {"grade ~ cs(dose)": "use family='sratio' or 'acat'"},
     "sratio": {
-        "grade ~ cs(dose) * age": "stands in a product",
+        "grade ~ cs(dose) * age": "is in a product",
         "grade ~ cs(log(dose))": "reads no single column",
         "grade ~ age + (cs(dose) | site)": "among the common terms only",
         "ill ~ cs(dose)": "for several thresholds, and there is only one",
@@ -233,12 +233,12 @@ def at(column: str, value: Any) -> Change:
 
 TEXT = "y | weights(w) ~ age + sex + beds + (1 | region) + (1 | year) + (1 | site/ward)"
 FRAMES: list[tuple[Change, str]] = [
-    (at("age", np.nan), "'age' of client 's1' misses 1 of 24 values, the first in row 6"),
+    (at("age", np.nan), "'age' of client 's1' is missing 1 of 24 values, the first in row 6"),
     (at("age", np.inf), "'age' of client 's1' is infinite in row 6"),
     (at("age", "old"), "'age' of client 's1' holds 'old'"),
-    (at("sex", None), "'sex' of client 's1' misses 1 of"),
+    (at("sex", None), "'sex' of client 's1' is missing 1 of"),
     (at("sex", "q"), "'sex' of client 's1' has the value 'q' in row 6"),
-    (at("y", np.nan), "'y' of client 's1' misses 1 of"),
+    (at("y", np.nan), "'y' of client 's1' is missing 1 of"),
     (at("w", -1.0), "weight in row 6 of client 's1' is -1"),
     (at("region", "moon"), "'s1' lies in the groups"),
     (lambda f: f.assign(region="moon"), "'moon' of 'region' in row 0"),

@@ -156,7 +156,7 @@ def test_a_dot_is_what_was_there(text: str) -> None:
 
 
 REFUSED: dict[str, Callable[[], Any]] = {
-    "a dot inside of a term": lambda: made().update("~ . * dose"),
+    "a dot inside a term": lambda: made().update("~ . * dose"),
     "the formula has no '~'": lambda: made().update("dose"),
     "has no term '.1 . site.' to remove": lambda: made().update("~ . - (1 | site)"),
     "removes 'dose', which it does not have": lambda: (

@@ -371,7 +371,7 @@ def test_what_would_be_wrong_is_refused() -> None:
     with pytest.raises(ProgramError, match=r"guides.conditional evaluates the likelihood"):
         fit(batch_normed(steps), data, rounds=1)
     fitted = fit(batch_normed(method), data, rounds=1)
-    with pytest.raises(ValueError, match="by statistics of rows that it has: give it some"):
+    with pytest.raises(ValueError, match="from statistics of its own rows: give it some"):
         hierfl.predict_from_prior(fitted, data)
     with pytest.raises(ProgramError, match="batch norm"):
         hierfl.fit(models.network(mlp()), data)

@@ -241,7 +241,7 @@ def test_omega_is_never_nan(omega: Any, quiet: None) -> None:
 def test_a_warning_when_one_client_has_all_weight(recwarn: pytest.WarningsRecorder) -> None:
     model = learned_prior_network(nn.Linear(2, 1), likelihood=normal(0.05))
     method = fedmap(model, optimizer=SGD(1e-4), steps=1, weights="likelihood")
-    with pytest.warns(UserWarning, match="the others hardly count: take weights='rows'"):
+    with pytest.warns(UserWarning, match="the others hardly count: use weights='rows'"):
         fit(method, federation((50, 3)), rounds=1)
 
 

@@ -106,7 +106,7 @@ REFUSED: list[Wrong] = [
     ("fedrep fits params only, and this model has latent sites",
      lambda: fedrep(regression, head="loc")),
     ("fedbabu has nothing to learn together", lambda: methods.fedbabu(shared(), head="all")),
-    ("the head is empty: take tune='all'",
+    ("the head is empty: use tune='all'",
      lambda: methods.fedbabu(shared(), head="none", tune="head")),
     ("fedbabu needs a head", lambda: methods.fedbabu(shared())),
     ("fedrecon has nothing to learn together", lambda: methods.fedrecon(shared(), head="all")),
@@ -134,7 +134,7 @@ REFUSED: list[Wrong] = [
     (f"by_rows {AVERAGES}", lambda: by_rows(ifca(shared(), clusters=2))),
     (f"robust {AVERAGES}", lambda: robust(ifca(shared(), clusters=2, optimizer=SGD(0.01)))),
     # ---------------------------------------------------------------------- hierarchies
-    (r"has no start at the prior: take the guide delta, or mean_field",
+    (r"has no start at the prior: use the guide delta, or mean_field",
      lambda: methods.fedabml(personal(prior_scale="learned"), guides.low_rank(rank=1))),
     ("fedabml needs local sites", lambda: methods.fedabml(shared())),
     ("leave meta at 'envelope'",

@@ -213,7 +213,7 @@ def test_many_unknowns_are_said_to_be_slow_before_the_first_round() -> None:
     data = ClientData.from_arrays(torch.tensor([0, 0, 0, 1, 1, 1]), x=x, y=ill)
     model = hierfl.models.regression("bernoulli", prior_scale=dist.HalfNormal(0.5), centered=True)
     program = hierfl.read(model, guides.conditional, data)
-    with pytest.warns(UserWarning, match=r"28 local parameters twice in 56 .* Take"):
+    with pytest.warns(UserWarning, match=r"28 local parameters twice in 56 .* Use"):
         fedlaplace(model).server(program)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -170,7 +170,7 @@ UNLIKE: Mapping[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
         "what column 'sex' holds is 'True or False', and 'names' at most others",
     ),
     "no rows": (lambda f: f.head(0), "client 'west' has no rows"),
-    "all missing": (lambda f: f.assign(age=np.nan), "every row misses a value"),
+    "all missing": (lambda f: f.assign(age=np.nan), "every row lacks a value"),
 }
 
 

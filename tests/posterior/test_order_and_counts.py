@@ -64,7 +64,7 @@ def test_rows_that_lack_a_value_are_nan_and_said() -> None:
     gaps = FRAME.copy()
     gaps.loc["p0", "x"] = np.nan
     gaps.loc[["p3", "p7"], "y"] = np.nan
-    with pytest.warns(UserWarning, match="1 rows miss a value of a predictor"):
+    with pytest.warns(UserWarning, match="1 rows lack a value of a predictor"):
         found = fitted().predict(gaps, draws=20)
     whole = fitted().predict(FRAME, draws=20)
     assert found.mean.isnan().nonzero().flatten().tolist() == [0]
@@ -74,7 +74,7 @@ def test_rows_that_lack_a_value_are_nan_and_said() -> None:
     assert found.scores()["rows"].sum() == 33
     known = fitted().posterior_predictive(draws=2, rows=gaps.iloc[1:])["observed_data"]["y"]
     assert np.isnan(known.values).sum() == 2
-    with pytest.raises(ValueError, match=r"misses \d+ of \d+ values"):
+    with pytest.raises(ValueError, match=r"is missing \d+ of \d+ values"):
         fitted("refuse").predict(gaps)
     none = fitted().predict(gaps.iloc[1:].assign(y=np.nan), draws=2)
     assert none.label is None

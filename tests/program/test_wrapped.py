@@ -225,5 +225,5 @@ def sized(batch: ClientBatch) -> None:
 def test_sites_that_some_rows_lack_are_refused_by_name(
     model: Callable[[ClientBatch], None], how: str
 ) -> None:
-    with pytest.raises(ProgramError, match=rf"site '\w+' is sampled {how}.*outside of the model"):
+    with pytest.raises(ProgramError, match=rf"site '\w+' is sampled {how}.*outside the model"):
         read(model, guides.delta, data())

@@ -86,7 +86,7 @@ def test_point_estimates_raise_a_warning() -> None:
     model = network(net, likelihood=lambda out: dist.Normal(out[..., 0], 1.0))
     learned = fit(methods.fedavg(model), federation((30, 30, 30)), rounds=2)
     said = answer("Does every parameter have an uncertainty?", measured(learned))
-    assert "no interval includes: theta.weight and theta.bias. For intervals fit" in said
+    assert "of point estimates: theta.weight and theta.bias. For intervals, fit" in said
     bayesian = bayesian_network(
         net, likelihood=lambda out: dist.Normal(out[..., 0], 1.0), prior_loc=dist.Normal(0.0, 1.0)
     )

@@ -60,7 +60,7 @@ def test_other_rows_are_refused_and_fewer_are_said() -> None:
         with pytest.raises(ValueError, match="other rows than the fit's"):
             fitted().update("~ . + age", other)
     with_gaps = rows().assign(age=rows()["age"].where(rows()["age"] > -1.5))
-    with pytest.warns(UserWarning, match="rows miss a value of the new terms and are left out"):
+    with pytest.warns(UserWarning, match="rows lack a value of the new terms and are left out"):
         found = fitted().update("~ . + age", with_gaps, missing="drop")
     assert found.federation.data.num_rows == with_gaps["age"].notna().sum()
 

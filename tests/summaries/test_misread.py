@@ -56,7 +56,7 @@ def test_what_is_read_wrongly_is_found_wrong(monkeypatch: pytest.MonkeyPatch) ->
     assert flags(program_of(years, data), data) == [0.0] * 4
     monkeypatch.setattr(reading_room, "codes_of", lambda data: {})
     with pytest.raises(
-        ProgramError, match=r"two_stage would be wrong: take hierfl\.methods\.fedsvi"
+        ProgramError, match=r"two_stage would be wrong: use hierfl\.methods\.fedsvi"
     ):
         hierfl.fit(methods.two_stage(years, draws=100), data, progress=False)
 

@@ -175,7 +175,7 @@ def common_params(program: Program, name: str) -> Params:
     if own or program.latents.sites:
         raise ProgramError(
             f"{name} fits global params only, and this model has latent sites or local params: "
-            f"take models.network, or fedsvi"
+            f"use models.network, or fedsvi"
         )
     return above
 

@@ -34,7 +34,7 @@ def at_prior(program: Program, theta: Params) -> Params:
     if not starts.keys() <= params.keys():
         missing = min(starts.keys() - params.keys())
         raise ProgramError(
-            f"param '{missing}' has no start at the prior: take the guide delta, or mean_field"
+            f"param '{missing}' has no start at the prior: use the guide delta, or mean_field"
         )
     return {name: params[name] for name in starts}
 
@@ -77,7 +77,7 @@ def scale_params(program: Program) -> dict[str, str]:
             scales[site] = param
         elif not torch.equal(before[site].stddev, priors[site].stddev):
             raise ProgramError(
-                f"the prior's scale of site '{site}' is neither known nor a global param, elementwise: take "
+                f"the prior's scale of site '{site}' is neither known nor a global param, elementwise: use "
                 f"bayesian_network(module, prior_scale='learned'), or server='average'"
             )
     return scales
@@ -201,6 +201,6 @@ def moments_and_scales(program: Program, method: str) -> PriorMoments:
     if fixed:
         raise ProgramError(
             f"{method} learns the variance over clients, and the scale above '{fixed[0]}' is known: "
-            'take bayesian_network(module, prior_scale="learned")'
+            'use bayesian_network(module, prior_scale="learned")'
         )
     return moments

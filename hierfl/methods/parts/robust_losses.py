@@ -39,13 +39,13 @@ def with_loss(program: Program, loss: Loss, power: float) -> Program:
     if inside:
         raise ProgramError(
             f"loss={loss!r} is of models whose sites are all global, and '{inside[0]}' is local: "
-            "its marginal likelihood is not a product over rows; take loss='likelihood'"
+            "its marginal likelihood is not a product over rows; use loss='likelihood'"
         )
     whole = [*program.joint, *program.factors]
     if whole:
         raise ProgramError(
             f"loss={loss!r} needs a distribution of each row, and '{whole[0]}' is none: observe "
-            "rows in batch.data(), or take loss='likelihood'"
+            "rows in batch.data(), or use loss='likelihood'"
         )
 
     @wraps(program.model)
@@ -93,7 +93,7 @@ def score(fn: Any, value: Tensor, loss: Loss, power: float) -> Tensor:
     if loss == "cross_entropy":
         if not isinstance(_base(fn), CLASSES):
             raise ProgramError(
-                f"loss='cross_entropy' is of classes, and the likelihood is {_name(fn)}: take loss='beta' or 'gamma'"
+                f"loss='cross_entropy' is of classes, and the likelihood is {_name(fn)}: use loss='beta' or 'gamma'"
             )
         return torch.expm1(power * log_p) / power
     whole = log_integral(fn, power)
@@ -122,7 +122,7 @@ def log_integral(fn: Any, power: float) -> Tensor:
     else:
         raise ProgramError(
             f"loss='beta' and 'gamma' need the integral of a power of the likelihood, known here "
-            f"for Normal, Bernoulli and Categorical labels, and this one is {_name(fn)}: take loss='likelihood'"
+            f"for Normal, Bernoulli and Categorical labels, and this one is {_name(fn)}: use loss='likelihood'"
         )
     return log_sum.expand(fn.batch_shape)
 

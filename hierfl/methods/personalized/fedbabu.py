@@ -107,7 +107,7 @@ def fedbabu(
         )
         first = {**split.body, **split.head} if tune == "all" else split.head
         if not first:
-            raise ProgramError("tune is 'head', and the head is empty: take tune='all'")
+            raise ProgramError("tune is 'head', and the head is empty: use tune='all'")
         how = tune_optimizer or optimizer
         taken = Phase(tuning(program, plain, how), tune_steps, unit, batch_size)
         return tuned(plain, first, how, taken)

@@ -45,10 +45,10 @@ from hierfl.program.sites import Model
     source="Singhal et al. 2021, arXiv:2102.03448",
     common="a body",
     own="a head, reconstructed each time",
-    kept="its last head, for predictions alone",
+    kept="its last head, only for predictions",
     new="makes a head from its rows",
     down="the body",
-    up="`theta`, `loss`, with the number of rows that its steps on the body went through as weight",
+    up="`theta`, `loss`, weighted by the number of rows that its steps on the body used",
 )
 def fedrecon(
     model: Model,

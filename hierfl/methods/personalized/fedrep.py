@@ -98,7 +98,7 @@ def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyA
     above, mine = program.start()
     if program.latents.sites:
         raise ProgramError(
-            f"{method} fits params only, and this model has latent sites: take models.network, or fedsvi"
+            f"{method} fits params only, and this model has latent sites: use models.network, or fedsvi"
         )
     if mine and head is not None:
         raise ProgramError(
@@ -130,7 +130,7 @@ def check_has_body(split: BodyAndHead, method: str) -> None:
     if not split.body:
         raise ProgramError(
             f"{method} has nothing to learn together, as every param is in the head: choose a "
-            "smaller head, or take local_only"
+            "smaller head, or use local_only"
         )
 
 

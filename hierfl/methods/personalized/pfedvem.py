@@ -43,13 +43,13 @@ LEAST = 1e-3  # the smallest rho_k
 
 
 @About(
-    infers="each client's posterior about common weights, clients weighted by confidence",
+    infers="each client's posterior around common weights, clients weighted by confidence",
     source="Zhu et al. 2023, arXiv:2305.12557",
     common="weights; a prior mean",
     own="weights",
     guide="mean field",
     kept="its posterior and its spread",
-    new="its own posterior, about the common weights",
+    new="its own posterior, around the common weights",
     up="`head`: the mean of its posterior, by its confidence; `base`*: other weights; `loss`; `rho`: its spread",
 )
 def pfedvem(
@@ -119,7 +119,7 @@ class ConfidenceWeighting:
         if SPREAD not in mine:
             raise ProgramError(
                 f"pfedvem fits a scale for each client, a local param '{SPREAD}', and the model "
-                'has none: take bayesian_network(module, prior_scale="client")'
+                'has none: use bayesian_network(module, prior_scale="client")'
             )
         means = mean_params(program)
         links = {spec.name: transform_to(spec.constraint) for spec in program.params}

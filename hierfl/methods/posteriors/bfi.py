@@ -166,7 +166,7 @@ def _server(program: Program, steps: int, max_global_size: int) -> Server:
         if not smallest > 0.0:
             raise ValueError(
                 "the product of the centers' Gaussians is not a distribution: its precision has an "
-                f"eigenvalue {smallest:.3g}; take fedlaplace, or a prior that curves more"
+                f"eigenvalue {smallest:.3g}; use fedlaplace, or a prior that curves more"
             )
         return BFIServerState(z, precision, torch.ones(()))
 

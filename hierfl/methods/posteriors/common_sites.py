@@ -89,7 +89,7 @@ def common_sites(program: Program, method: str, *, independent: bool = False) ->
     if program.latents.local_block.sites:
         name = program.latents.local_block.sites[0].name
         raise ProgramError(
-            f"{method} infers global sites only, and '{name}' is local: take fedsvi or fedpop"
+            f"{method} infers global sites only, and '{name}' is local: use fedsvi or fedpop"
         )
     foreign = [
         spec.name
@@ -127,11 +127,11 @@ def _check_independent(sites: CommonSites, method: str) -> None:
             if not torch.allclose(-mixed[name] * signs[name], value, rtol=1e-4, atol=1e-6):
                 raise ProgramError(
                     f"the prior of site '{name}' depends on other sites, and {method} takes "
-                    "independent ones: give it known numbers, or take pvi"
+                    "independent ones: give it known numbers, or use pvi"
                 )
         if not bool((value > 0.0).all()):
             raise ProgramError(
-                f"the log prior of site '{name}' does not curve down: give it a Normal prior, or take pvi"
+                f"the log prior of site '{name}' does not curve down: give it a Normal prior, or use pvi"
             )
 
 

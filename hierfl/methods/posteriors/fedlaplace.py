@@ -84,7 +84,7 @@ FORMS = ({"loc"}, {"loc", "first"}, SETTLING, SETTLING | {"right", "left", "poin
     up=(
         "averaged over a few points: `log_marginal`, one scalar; `gradient`, (K,); "
         "`hessian`, (K, K); `lost`, one scalar. Later rounds: one scalar at each of 512 "
-        "points, or more where they do not suffice"
+        "points, or more if these do not suffice"
     ),
 )
 def fedlaplace(
@@ -267,7 +267,7 @@ def _warn_of_many(program: Program, points: int) -> None:
     if size * inside > SLOW:
         warn(
             f"fedlaplace takes minutes here: clients differentiate {inside} local parameters twice "
-            f"in {size} global ones, at {points} points a round. Take two_stage(model), which "
+            f"in {size} global ones, at {points} points per round. Use two_stage(model), which "
             "sends no Hessian of the global parameters",
         )
 

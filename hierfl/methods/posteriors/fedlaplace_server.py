@@ -323,7 +323,7 @@ def _warn_of_lost(stage: int, lost: float) -> None:
         warn(
             f"{STAGES[stage]}: at {lost:.1%} of the points clients find no mode of their local "
             "sites. Do not trust the posterior near those points: give the local sites priors that "
-            "curve more, or take fedsvi with guides.structured",
+            "curve more, or use fedsvi with guides.structured",
         )
 
 
@@ -334,7 +334,7 @@ def _warn(state: LaplaceState, remaining: int) -> None:
             f"k-hat is {float(state.k_hat):.2f}, above {K_HAT}: the Gaussian over the global "
             "sites misses a part of the posterior, and weights cannot correct for it "
             f"({float(state.effective):.0f} effective points). Do not trust tails and spreads: "
-            "allow more rounds, or take fedsvi with guides.conditional(shared=guides.spline_flow)",
+            "allow more rounds, or use fedsvi with guides.conditional(shared=guides.spline_flow)",
         )
     if not state.is_done and remaining == 0:
         warn(

@@ -150,7 +150,7 @@ def fedpop(
     if metropolis and (batch_size is not None or steps < 2 or not temperature):
         raise ValueError(
             f"metropolis is True with batch_size {batch_size}, steps {steps} and temperature "
-            f"{temperature}: take all rows (None), 2 or more steps, and a temperature above 0"
+            f"{temperature}: use all rows (None), 2 or more steps, and a temperature above 0"
         )
 
     chain = Chain(step_size, steps, burn_in, batch_size, kept_draws, temperature, metropolis)
@@ -320,5 +320,5 @@ def prior_draws(program: Program, theta: Params, numbers: Tensor) -> Tensor:
         except NoKeyedDraw as error:
             raise ProgramError(
                 f"a chain starts at a draw of the prior, and {error} cannot be drawn by a key: "
-                "take another prior, such as a LogNormal for a Gamma"
+                "use another prior, such as a LogNormal for a Gamma"
             ) from error

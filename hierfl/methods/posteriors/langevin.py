@@ -130,7 +130,7 @@ class QLSDServerState(NamedTuple):
     kept="its memory, a vector",
     new="the global posterior",
     down="the chain's state",
-    up="`gradient`: what its gradient differs from its memory by, in 8 bits; `loss`",
+    up="`gradient`: the difference between its gradient and its memory, in 8 bits; `loss`",
 )
 def qlsd(
     model: Model,

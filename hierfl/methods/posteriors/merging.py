@@ -80,11 +80,11 @@ def averaged_by(program: Program, merge: Merge) -> Averaged | None:
     if foreign or not (points or "_shared.loc" in scales):
         raise ProgramError(
             f"merge={merge!r} averages Gaussians, and the guide's posterior of the global sites is "
-            "another: take guides.mean_field, structured, conditional or delta, or merge='gradient'"
+            "another: use guides.mean_field, structured, conditional or delta, or merge='gradient'"
         )
     if dense and merge == "wasserstein":
         raise ProgramError(
-            "merge='wasserstein' of Gaussians with correlations is not a mean over clients: take "
+            "merge='wasserstein' of Gaussians with correlations is not a mean over clients: use "
             "merge='natural', or a guide without them, structured(shared=diagonal_normal)"
         )
     links = {name: transform_to(specs[name].constraint) for name in scales.values()}

@@ -97,7 +97,7 @@ def wrong_update(message: Tree, up: Mapping[str, Any], rows: int) -> str | None:
     if misread:
         return (
             "it says that its rows' likelihood depends on the sites in another way than was read "
-            "off the program: take hierfl.methods.fedsvi(model, hierfl.guides.structured)"
+            "off the program: use hierfl.methods.fedsvi(model, hierfl.guides.structured)"
         )
     return None
 
@@ -111,7 +111,7 @@ def check_read(share: Tensor) -> None:
     if bool(share > 0.0):
         raise Misread(
             "the likelihood of some client's rows depends on the sites in another way than the "
-            "program showed on a few rows, so that two_stage would be wrong: take "
+            "program showed on a few rows, so that two_stage would be wrong: use "
             "hierfl.methods.fedsvi(model, hierfl.guides.structured)"
         )
 
@@ -124,14 +124,14 @@ def warn_of(state: ServerState, clock: Clock) -> None:
             f"k-hat is {k_hat:.2f}, above {K_HAT}: the clients' Gaussian factors miss a part of "
             f"the posterior, and weights cannot correct for it ({float(state.effective):.0f} "
             f"effective draws; largest k-hat of one client {float(state.k_hat_client):.2f}). "
-            "Do not trust tails and spreads: give local sites tighter priors, or take fedsvi "
+            "Do not trust tails and spreads: give local sites tighter priors, or use fedsvi "
             "with guides.structured",
         )
     if state.is_done and error > UNSURE:
         warn(
             f"the weights are uncertain by a factor of {math.exp(error):.1f}: some clients' "
             "likelihoods are so far from Gaussian that their integrals are inaccurate. Do not "
-            "trust tails and spreads: give local sites tighter priors, or take fedsvi with "
+            "trust tails and spreads: give local sites tighter priors, or use fedsvi with "
             "guides.structured",
         )
     lost, unweighted_clients = (int((~of).sum()) for of in (state.seen, state.weighted))
@@ -145,7 +145,7 @@ def warn_of(state: ServerState, clock: Clock) -> None:
         missing = unweighted_clients if state.weights else lost
         fix = "allow more rounds"
         if clock.rounds >= MOST_ROUNDS and not missing:
-            fix = "more do not help: take fedsvi with guides.structured"
+            fix = "more do not help: use fedsvi with guides.structured"
         warn(
             f"the rounds ended while {STAGES[int(state.stage)]} ({missing} clients have not answered yet): "
             f"the posterior is not final; {fix}",

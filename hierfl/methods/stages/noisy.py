@@ -93,7 +93,7 @@ def sampled_of_noisy(work: Weighting, state: ServerState, clock: Clock) -> Serve
         warn(
             f"the noise hides the clients' covariates: the mean square of one is known to "
             f"{error:.0%}, so that intervals of coefficients may be too narrow. Raise epsilon, lower "
-            "max_row_norm, leave covariates out, or take clients with more rows",
+            "max_row_norm, leave covariates out, or use clients with more rows",
         )
     design = {"design": designs.drawn(None), "between": designs.between}
     state = _believing(state, {name: noise.whole(v[None])[0] for name, v in design.items()})

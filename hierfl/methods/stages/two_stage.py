@@ -143,23 +143,23 @@ def with_noise(hierarchy: Hierarchy, score: UnitScore, how: RowNoise) -> Hierarc
     own="any sites",
     guide="weighted draws of the exact posterior",
     kept=(
-        "two factors of its own, where its scalars that are not Normal lie, and of 500 or more "
-        "different rows the derivatives of its log likelihood up to the fourth"
+        "two factors of its own; the location of its scalars that are not Normal; with 500 or more "
+        "different rows, the derivatives of its log likelihood up to the fourth"
     ),
     discloses="summaries",
     new="one round: its own factor",
     down=(
-        "`loc` and `covariance` of what any client's v may be, v the D + U scalars that a "
-        "likelihood reads. Where local sites are not Normal also `few` draws of the global "
-        "sites; in weighting rounds S of them. To noisy sums of a Gaussian likelihood also what "
-        "any client's X'X may be"
+        "`loc` and `covariance` of the values that any client's v may have, v being the D + U "
+        "scalars that a likelihood reads. If local sites are not Normal, also `few` draws of the "
+        "global sites; in weighting rounds, S of them. For noisy sums of a Gaussian likelihood, "
+        "also the values that any client's X'X may have"
     ),
     up=(
         "`factor`, seen individually: Lambda, (D + U, D + U), eta, (D + U,), and the client "
         "fields that the prior of its local sites reads; `raised` and `misread`, one scalar "
-        "each; for a Gaussian likelihood also its number of rows and its sum of squares (with "
-        "row noise, all with noise but the number). In weighting rounds one scalar a draw, seen "
-        "individually, and one more with D of 3 or more, or not Normal"
+        "each; for a Gaussian likelihood, also its number of rows and its sum of squares (with "
+        "row noise, all are noisy except the number). In weighting rounds, one scalar per draw, "
+        "seen individually, and one more if D is 3 or more, or a local site is not Normal"
     ),
 )
 def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = None) -> Method:

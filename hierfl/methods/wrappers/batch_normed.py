@@ -106,13 +106,13 @@ def _check(method: Method, program: Program) -> None:
     if "by rows" in method.traits:  # which it is not among rows of one mini-batch
         raise ProgramError(
             f"{method.name} needs a likelihood that is a product over rows, and batch norm makes "
-            "rows of a mini-batch depend on each other: use nn.GroupNorm or nn.LayerNorm, or take fedsvi"
+            "rows of a mini-batch depend on each other: use nn.GroupNorm or nn.LayerNorm, or use fedsvi"
         )
     guide = getattr(method.guide, "__name__", "")
     if guide in BY_LIKELIHOOD:
         raise ProgramError(
             f"guides.{guide} evaluates the likelihood, which batch norm changes from learning to "
-            "predicting: take guides.mean_field, or nn.GroupNorm"
+            "predicting: use guides.mean_field, or nn.GroupNorm"
         )
 
 
@@ -195,7 +195,7 @@ def _middle(program: Program, params: Params, batch: ClientBatch) -> Values:
     own="batch norm",
     kept="its batch normalization: weights and statistics",
     new="statistics of its rows",
-    down="the weights, batch normalization apart",
+    down="the weights, except batch normalization",
     up="`theta`*: the same weights after training; `loss`*",
 )
 def fedbn(

@@ -99,7 +99,7 @@ def _tuned_params(program: Program, name: str, *, mirror: bool) -> Params:
     if program.latents.sites:
         raise ProgramError(
             f"fine_tuned has nothing to tune: the clients of '{name}' have latent sites, but no "
-            "params of their own; take a method with the guide delta"
+            "params of their own; use a method with the guide delta"
         )
     return above
 

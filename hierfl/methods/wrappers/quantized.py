@@ -38,7 +38,7 @@ from hierfl.program.program import Params, Program, ProgramError
 
 @Wrapper(
     call="(method, bits=8)",
-    adds="updates cross in 8 or 16 bits a scalar, and rounding errors are sent later",
+    adds="updates are sent in 8 or 16 bits per scalar, and rounding errors are sent later",
 )
 def quantized(method: Method, *, bits: Literal[8, 16] = 8, feedback: bool = True) -> Method:
     """Return the method with its clients' updates sent as integers of few bits.

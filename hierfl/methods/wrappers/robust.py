@@ -142,7 +142,7 @@ def _nearest(values: Tree, wrong: int) -> Tensor:
     if count < 2 * wrong + 3:
         raise ProgramError(
             f"Krum with {wrong} wrong clients needs {2 * wrong + 3} in a round, and there are "
-            f"{count}: take a larger cohort, a smaller `tolerated`, or rule='median'"
+            f"{count}: use a larger cohort, a smaller `tolerated`, or rule='median'"
         )
     distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
     near = distances.sort(1).values[:, 1 : count - wrong - 1]  # the first is the client itself
