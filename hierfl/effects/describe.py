@@ -293,8 +293,8 @@ def _note(
     if least > 1:
         lines.append(
             f"Counts are to the nearest {least}; medians and quartiles are interpolated, and .frame has "
-            "their bounds. Levels and groups with fewer rows are not named. 'Of N' stands where some "
-            "clients are left out, since too few of their rows differ."
+            "their bounds. Levels and groups with fewer rows are not named. 'Of N' marks cells that leave "
+            "out clients in which too few rows differ."
         )
     if ids:
         lines.append(f"Counted and not listed, as IDs and dates are: {', '.join(ids)}.")
@@ -304,5 +304,5 @@ def _note(
 def what_is_left_out(answers: Mapping[str, Any], left_out: Mapping[str, str]) -> Iterator[str]:
     """Yield at which clients groups are too small, and who is left out, why."""
     if some := [client for client, answer in answers.items() if answer.left]:
-        yield f"Groups of too few rows or events are left out at {', '.join(some)}."
-    yield from (f"Client '{client}' is not in it: {why}" for client, why in left_out.items())
+        yield f"Groups with too few rows or events are left out at {', '.join(some)}."
+    yield from (f"Client '{client}' is not included: {why}" for client, why in left_out.items())

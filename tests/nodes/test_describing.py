@@ -77,7 +77,7 @@ def test_nothing_leaves_unless_the_policy_allows_descriptions(tmp_path: Path) ->
     with pytest.warns(UserWarning, match="'[ac]' is left out: the node's policy lets no"):
         found = hierfl.describe(in_process(frames(), tmp_path), formula(), by="site")
     assert set(found.left_out) == {"a", "c"} and list(found.table.columns) == ["b", "all"]
-    assert "Client 'a' is not in it" in found.note
+    assert "Client 'a' is not included" in found.note
 
 
 def ask(folder: Path, question: DescriptionRequest, rows: Any = None) -> Any:
