@@ -109,7 +109,7 @@ def _faults_of_names(names: Sequence[str]) -> Iterator[str]:
         yield f"{what}: leave its rows out, or rename it"
     for name in () if joined.isprintable() else names:
         if any(unicodedata.category(c) in ("Cc", "Cs") for c in name):
-            what = f"client {name!r} has a control character or half a character in its name"
+            what = f"client {name!r} has a control character or an incomplete character in its name"
             yield f"{what}: rename it"
     if similar := look_alike(names):
         what = f"clients {similar[0]!r} and {similar[1]!r} differ only in case, spaces"

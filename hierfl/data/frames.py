@@ -124,7 +124,7 @@ class FrameReader:
         read = [as_tensor(self._column(*of), of[1]) for of in zip(columns, keys, strict=True)]
         for column, key in zip(columns, keys, strict=True):
             if (many := len(self.levels.get(key, ()))) > 2:
-                what = f"column '{column}' of field '{name}' has {many} levels, and their codes are not amounts"
+                what = f"column '{column}' of field '{name}' has {many} levels, and their codes are not quantities"
                 fix = "read it as a field of its own, or as 0/1 columns (pandas.get_dummies)"
                 raise ValueError(f"{what}: {fix}")
         self.features[name] = tuple(map(str, columns))

@@ -99,7 +99,7 @@ def _by_name(clients: Any) -> dict[str, Mapping[str, Array]]:
         isinstance(own, Mapping) and own for own in clients.values()
     )
     if not are_fields or not clients:
-        fix = "give {name: {field: values}}, of at least one, or a list of such fields"
+        fix = "give {name: {field: values}} with at least one client, or a list of such fields"
         what = f"clients is a {type(clients).__name__}: {fix}"
         raise TypeError(f"{what} (for a table, ClientData.from_frame)")
     return dict(clients)

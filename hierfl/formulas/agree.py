@@ -254,7 +254,7 @@ def _warn_of_own_columns(
                 what = (
                     f"'{names[0]}' has one value in all rows of each client, and in '{group.text}'"
                 )
-                fix = "leave it out of the bar, and have it among the common terms"
+                fix = "leave it out of the bar, and add it to the common terms"
                 warn(f"{what} its slope cannot be told from the intercept: {fix}")
 
 

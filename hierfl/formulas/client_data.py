@@ -263,7 +263,7 @@ def _one_group(
     first = names[counts.cumsum() - counts]
     if (lies := names != np.repeat(first, counts)).any():
         pair = ", ".join(sorted([first[0], names[lies.argmax()]]))
-        what = f"client '{client}' lies in the groups {pair} of '{term.group.name}', not in one"
+        what = f"client '{client}' is in the groups {pair} of '{term.group.name}', and not in one"
         fix = "correct the rows, or give those of another group a client of their own"
         raise ValueError(f"{what}: {fix}")
     return _groups_of(term, frame, client)[counts.cumsum() - counts]

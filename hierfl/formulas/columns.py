@@ -157,7 +157,7 @@ def kind_of(series: Any, name: str, client: str) -> Kind:
     if others and all(isinstance(v, date) for v in values):
         public = what = "holds dates"
     elif others:
-        public, what = "holds neither numbers nor strings alone", f"holds {(words or others)[0]!r}"
+        public, what = "is neither all numbers nor all strings", f"holds {(words or others)[0]!r}"
     fix = "make it numbers, such as days since a day, or a category if it holds names, or leave it out"
     if digits is not None or all(isinstance(v, numbers_of.Number) for v in others):
         fix = (

@@ -185,7 +185,7 @@ def with_rare(
         return replace(column, levels=(*others, OTHER), rare=OTHER)
     why = f"values that are not among the levels {', '.join(column.levels)}"
     if least > 1:
-        why = f"values without {least} rows at any client" + "; and they are ordered" * is_ordinal
+        why = f"values that no client has in {least} rows" + "; and they are ordered" * is_ordinal
     how = f"agree on all beforehand, schema(..., levels={{'{name}': [...]}})"
     how += "" if is_ordinal else ", or merge them, rare='merge'"
     if not column.levels:

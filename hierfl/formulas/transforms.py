@@ -71,7 +71,7 @@ def warn_far(text: str, values: Values, low: float, high: float) -> None:
     if far.any():
         warn(
             f"'{text}' is far outside its knots from {low:.4g} to {high:.4g} in row "
-            f"{int(far.argmax())}: the spline means little there",
+            f"{int(far.argmax())}: the spline is unreliable there",
             BeyondKnots,
         )
 

@@ -110,10 +110,10 @@ def too_large(facts: _ModelFacts) -> ProgramError:
     where = "a client's own" if largest.is_local else "for all clients"
     return ProgramError(
         f"the formula has {facts.shared:,} global parameters and {facts.own:,} of each client, of which "
-        f"'{largest.name}' has {largest.size:,} {where}: hierfl.fit takes {MANY:,} in all. The posterior "
+        f"'{largest.name}' has {largest.size:,} {where}: hierfl.fit accepts {MANY:,} in all. The posterior "
         f"is exact if a client's rows read up to {MOST_OF_GAUSSIAN} of them and the response is normal, "
         f"and fast up to {MOST_READ} otherwise. Make the groups with most levels the clients, or "
-        "leave out a term; for means without covariances name a method: formula = formula.on(frame), "
+        "leave out a term; for means without covariances, name a method: formula = formula.on(frame), "
         "hierfl.fit(hierfl.methods.fedsvi(formula, hierfl.guides.mean_field), frame, rounds=2000)"
     )
 

@@ -213,7 +213,7 @@ def _set_aside(path: Path) -> None:
         other = path.with_name(f"{path.name}.aside-{k}")
         if not other.exists():
             os.rename(path, other)
-            what = f"'{path}' was not written by this run as it stands, and is now '{other.name}'"
+            what = f"'{path}' is not as this run wrote it, and was renamed to '{other.name}'"
             warn(f"{what}: remove it if nobody needs it")
             return
 

@@ -183,7 +183,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "codes as amounts": (
         lambda: read(F, "who", x=["y", "size"]),
-        "column 'size' of field 'x' has 4 levels, and their codes are not amounts: read it"
+        "column 'size' of field 'x' has 4 levels, and their codes are not quantities: read it"
     ),
     "not constant": (
         lambda: read(F, "who", sex="sex", client_fields={"own": "y"}),

@@ -46,7 +46,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "1 and True": (rows([1, True, 0]), "client_id holds 1 and True"),
     "NUL": (rows(["a", "a\0", "b"]), r"client 'a\x00' has a control character"),
     "a line": (rows(["a\nb", "a", "b"]), r"client 'a\nb' has a control character"),
-    "half a pair": (rows(["\ud800", "a", "b"]), "half a character in its name: rename it"),
+    "half a pair": (rows(["\ud800", "a", "b"]), "an incomplete character in its name: rename it"),
     "a space": (rows(["a", "a ", "b"]), "clients 'a' and 'a ' differ only in case, spaces or Unicode form: make"),
     "two spaces": (rows(["a b", "a  b", "b"]), "clients 'a  b' and 'a b' differ only in case, spaces"),
     "two forms": (

@@ -240,7 +240,7 @@ FRAMES: list[tuple[Change, str]] = [
     (at("sex", "q"), "'sex' of client 's1' has the value 'q' in row 6"),
     (at("y", np.nan), "'y' of client 's1' is missing 1 of"),
     (at("w", -1.0), "weight in row 6 of client 's1' is -1"),
-    (at("region", "moon"), "'s1' lies in the groups"),
+    (at("region", "moon"), "'s1' is in the groups"),
     (lambda f: f.assign(region="moon"), "'moon' of 'region' in row 0"),
     (at("year", 1999), "'1999' of 'year' in row 6"),
     (at("ward", "w9"), "4 groups of 'site:ward'.*at most 3"),

@@ -175,7 +175,7 @@ def test_descriptions_are_logged_and_hold_no_row(tmp_path: Path) -> None:
 def test_an_error_about_rows_holds_no_value(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(LETS)
     rows = {"a": frames()["a"].assign(age=["secret 17"] * 3 + [1.0] * (len(frames()["a"]) - 3))}
-    words = "column 'age' holds neither numbers nor strings alone"
+    words = "column 'age' is neither all numbers nor all strings"
     with pytest.raises(Exception, match=words) as error:
         ask(tmp_path, TABLE, rows)
     assert "secret" not in str(error.value) and "17" not in str(error.value)

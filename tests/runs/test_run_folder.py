@@ -106,7 +106,7 @@ def test_the_users_own_files_stay(tmp_path: Path) -> None:
         "round-00000002",
         "round-00000003",
     ]
-    assert "was not written by this run" in str(said[0].message)
+    assert "is not as this run wrote it" in str(said[0].message)
     fitted.save(tmp_path, with_data=True)
     moved = {"round-00000002/notes.txt": "round-00000002.aside-1/notes.txt"}
     moved["round-00000003/notes.txt"] = "round-00000003.aside-1/notes.txt"
