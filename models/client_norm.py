@@ -135,7 +135,7 @@ def tensors_of_norms(module: nn.Module, x: Tensor, mask: Tensor | None) -> dict[
     if by is None:
         raise ProgramError(
             f"layer '{next(iter(layers))}' is batch norm, which normalizes by statistics of other "
-            "rows: wrap the method, hierfl.methods.batch_normed(method), take hierfl.methods.fedbn, "
+            "rows: wrap the method, hierfl.methods.batch_normed(method), use hierfl.methods.fedbn, "
             "or use nn.GroupNorm or nn.LayerNorm"
         )
     for norm in layers.values():

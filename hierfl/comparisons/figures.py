@@ -170,7 +170,7 @@ def classes(study: Study, rows_by_class: pd.DataFrame) -> Figure:
 
 
 def entropies(study: Study, drawn_rows: pd.DataFrame, scores: pd.DataFrame) -> Figure:
-    """Draw densities of entropy: a row a method, a column a foreign set, thin for one client."""
+    """Draw densities of entropy: a row per method, a column per foreign set, thin for one client."""
     sets = [str(name) for name in drawn_rows["rows"].unique() if name != "own"]
     labels = [label for label in _labels(study) if (drawn_rows["method"] == label).any()]
     size = (3.4 * len(sets) + 0.8, 1.9 * len(labels) + 0.7)

@@ -147,7 +147,7 @@ def shapes(fields: Iterable[tuple[str, Any]]) -> str:
 
 
 def table_of_rows(values: Mapping[str, Tensor | None]) -> pd.DataFrame:
-    """Return values by row as a table with a line a row; several columns where a row has several."""
+    """Return values by row as a table with a line per row; several columns where a row has several."""
     import pandas as pd
 
     columns: dict[str, Tensor] = {}

@@ -151,7 +151,7 @@ class ClientBatch:
         """Return the sum of x over the rows of each client, without padded rows.
 
         Args:
-            x: one entry a row, (C, B, ...) as fields are.
+            x: one entry per row, (C, B, ...) as fields are.
             dim: dimension of the rows; the clients' is the one before it. With plates left of the
                 clients, (..., C, B), it is -1.
 

@@ -41,7 +41,7 @@ class Audit:
     """Everything that crosses in a run.
 
     Args:
-        table: one row a tensor: "direction" ("down", to every client of the round; "mail", to this
+        table: one row per tensor: "direction" ("down", to every client of the round; "mail", to this
             client alone; "up"), "name", "shape", "numbers", "bytes", "rounds" (the first and the
             last one, from 0), "server sees" ("a sum" over the round's clients, or "by itself"; ""
             of what the server sends), and "depends on": "its rows" where it is another tensor for

@@ -155,7 +155,7 @@ def client_rates(prediction: Prediction, replicates: Tensor, *, prob: float = 0.
         prob: of the interval.
 
     Returns:
-        One row a client: rows, observed, expected, low, high, covered.
+        One row per client: rows, observed, expected, low, high, covered.
 
     Raises:
         ValueError: the rows have no labels, labels are classes (which have no mean), or

@@ -27,7 +27,7 @@ HIGHER_IS_BETTER |= {"brier": False, "rmse": False, "crps": False, "ece": False}
 def client_scores(
     prediction: Prediction, *, replicates: Tensor | None = None, bins: int = 8, prob: float = 0.9
 ) -> pd.DataFrame:
-    """Add calibration and sharpness to `Prediction.scores()`, one row a client.
+    """Add calibration and sharpness to `Prediction.scores()`, one row per client.
 
     Binary and categorical sites get `ece` and `ece_by_chance` (see `calibration_error`; for
     classes, of the predicted class), and `sharpness`, the Brier score that these predictions would

@@ -121,7 +121,7 @@ def loss_deviations(prediction: Prediction) -> pd.DataFrame:
         prediction: of labeled rows; binary or categorical, else a ValueError.
 
     Returns:
-        One row a client, one column a class that occurs.
+        One row per client, one column per class that occurs.
     """
     expect_prediction(prediction, "prediction")
     prediction = prediction.by_client()

@@ -64,7 +64,7 @@ class Convergence:
             left, NaN for point estimates; `still`, whether it is below 3. Empty without a trend.
         k_hat: Pareto shape of the weights, also of those of the method itself; NaN without any.
         effective: effective number of weighted draws; NaN without weights.
-        scalars: one row a scalar of a site: site, client, index, shift (signed), shift_error, ratio
+        scalars: one row per scalar of a site: site, client, index, shift (signed), shift_error, ratio
             and ratio_error (relative). Empty where nothing was weighted.
     """
 
@@ -88,7 +88,7 @@ class Convergence:
 
     @property
     def sites(self) -> pd.DataFrame:
-        """The guide beside its weighted draws, one row a site; empty where nothing was weighted.
+        """The guide beside its weighted draws, one row per site; empty where nothing was weighted.
 
         `scalars` are counted; `shift` is the largest difference of means, in weighted standard
         deviations; `ratio_min` and `ratio_max` the range of the guide's standard deviation over the

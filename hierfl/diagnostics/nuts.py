@@ -159,11 +159,11 @@ class AgainstNuts:
     """Standardized differences between a fit and pooled NUTS.
 
     Args:
-        table: one row a site: how many `scalars` it has; `mean_off` and `mean_off_median`, the
+        table: one row per site: how many `scalars` it has; `mean_off` and `mean_off_median`, the
             largest and the median absolute difference of means in NUTS standard deviations;
             `sd_ratio_min` and `sd_ratio_max`, the range of the fit's standard deviation over NUTS';
             `r_hat`, the largest of NUTS.
-        entries: one row a scalar: site, client, index, mean, sd, nuts_mean, nuts_sd, difference
+        entries: one row per scalar: site, client, index, mean, sd, nuts_mean, nuts_sd, difference
             (signed, in NUTS standard deviations), sd_ratio.
         reference: the NUTS draws, to compare another fit with.
     """

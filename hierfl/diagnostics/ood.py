@@ -88,7 +88,7 @@ class OutOfDistribution:
     """How well own rows are separated from foreign rows.
 
     Args:
-        clients: one row a client: rows, foreign_rows, entropy and foreign_entropy (means, nats),
+        clients: one row per client: rows, foreign_rows, entropy and foreign_entropy (means, nats),
             auroc and fpr95 of the entropy, and where there are classes of the mutual information
             (mi_auroc, mi_fpr95).
         overall: the same for all rows together.

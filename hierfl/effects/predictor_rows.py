@@ -88,7 +88,7 @@ def predictors(formula: Formula) -> dict[str, Column]:
 
 
 def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any]]) -> DesignRows:
-    """Return rows at typical values (means, reference levels), or at those of `at`; `grid` has n values a column."""
+    """Return rows at typical values (means, reference levels), or at those of `at`; `grid` has n values per column."""
     columns = predictors(formula)
     count = len(next(iter(grid.values()))) if grid else 1
     groups = [term for layout in formula.layouts for term in layout.groups]

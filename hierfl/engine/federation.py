@@ -259,7 +259,7 @@ def _check_factors(program: Program, client: Client, most: int) -> None:
             what, fix = "half of its rows do", "set split=False, or use"
         if what:
             raise ValueError(
-                f"factor '{whole[0]}' has one value a client, computed from its rows, and {what} "
+                f"factor '{whole[0]}' has one value per client, computed from its rows, and {what} "
                 f"not give it: {fix} a factor inside batch.data()"
             )
 

@@ -32,7 +32,7 @@ from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.nodes.row_sets import kept_in, rows_of_formula, rows_of_frame
 
 LEAST_COUNT = 5  # rows of a level or group that a server asks for
-MOST = 1 << 24  # bytes of an answer, which has a few numbers a column
+MOST = 1 << 24  # bytes of an answer, which has a few numbers per column
 ASKS, DESIGN = "schema", "design"
 LATE = "; what all have agreed on before, such as means, counts its rows"
 BASIS = ("clients", "formula", "min_count", "columns", "transforms", "groups")  # of a design

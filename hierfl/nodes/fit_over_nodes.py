@@ -183,7 +183,7 @@ class FitOverNodes(Fit):
         draws: int = 200,
         seed: int = 0,
     ) -> FromNodes[pd.DataFrame]:
-        """Let each node score its predictions of labeled rows, as `Prediction.scores` does: one line a client.
+        """Let each node score its predictions of labeled rows, as `Prediction.scores` does: one line per client.
 
         A node sends it where its policy has "scores" in `may_leave`; arguments and errors are those of `predict`.
         """

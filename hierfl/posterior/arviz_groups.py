@@ -67,7 +67,7 @@ class Groups:
                 self.put(group, f"{name}_{statistic}", value[..., i], [*lead, f"{name}_layer"])
 
     def rows(self, group: str, values: Mapping[str, Tensor], data: ClientData) -> None:
-        """Add values with one entry a row, (..., n, *event), or a client, (..., N, *event)."""
+        """Add values with one entry per row, (..., n, *event), or per client, (..., N, *event)."""
         order, labels = rows_in_order(data)
         owners = [data.names[k] for k in data.row_client[order].tolist()]
         self.coords.update({ROW: labels, "row_client": (ROW, owners), CLIENT: list(data.names)})

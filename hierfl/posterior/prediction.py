@@ -87,7 +87,7 @@ class Prediction:
         )
 
     def frame(self) -> pd.DataFrame:
-        """Return one row a row: client, mean (of each class), sd, label and log score.
+        """Return one line per row: client, mean (of each class), sd, label and log score.
 
         Its index is that of the frame that the rows were given in.
         """

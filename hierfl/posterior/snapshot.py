@@ -59,7 +59,7 @@ class Snapshot(Protocol):
 
     @property
     def history(self) -> pd.DataFrame:
-        """One row a round, as `Fit.history`."""
+        """One row per round, as `Fit.history`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class Restricted:
 
     @property
     def history(self) -> pd.DataFrame:
-        """One row a round, as `Fit.history`."""
+        """One row per round, as `Fit.history`."""
         return pd.DataFrame(list(self.progress.history))
 
 

@@ -211,7 +211,7 @@ def _wrong_shape(
         )
     if observed and plates == [CLIENTS] and shape == (clients, batch.num_rows):
         return (
-            f"site '{name}' has batch shape {shape}, one value a row, outside the data plate: put "
+            f"site '{name}' has batch shape {shape}, one value per row, outside the data plate: put "
             "it inside `with batch.data():`"
         )
     return (

@@ -214,7 +214,7 @@ def _faults_of_steps(trace: Any) -> Iterator[str]:
                 yield (
                     f"site '{name}' observes {shape[-1] if shape else 'no'} rows of a client outside "
                     "batch.data(): rows are not steps of a chain, since clients differ in their "
-                    "numbers of them. Give the steps as columns of a field, one row a client, and "
+                    "numbers of them. Give the steps as columns of a field, one row per client, and "
                     "observe batch.y[..., step] inside batch.data()"
                 )
 

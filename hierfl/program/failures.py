@@ -51,7 +51,7 @@ _KNOWN = (
     ),
     (
         r"scalar type|same dtype|dtype|expected .* to have type|result type",
-        "numbers of different types meet: give constants and fields the type of batch.counts, "
+        "numbers of different types are mixed: give constants and fields the type of batch.counts, "
         ".to(batch.counts.dtype)",
     ),
     (
@@ -79,7 +79,7 @@ _KNOWN = (
     ),
     (
         r"Multiple sample sites named '(clients|data)'",
-        "pyro.plate('{0}', ...) stands beside batch.{0}(): open `with batch.{0}():` alone",
+        "pyro.plate('{0}', ...) is next to batch.{0}(): open only `with batch.{0}():`",
     ),
     (
         r"Multiple (?:sample|param) sites named '(\S+)'",
@@ -137,7 +137,7 @@ def why_it_fails(
             f"; for clients and rows open batch.clients() and batch.data() in place of pyro.plate, "
             f"and give a plate inside them, such as '{name}' of {size}, dim=-3"
         )
-    if reason is None or _SHAPES in reason or "types meet" in reason or "layer's inputs" in reason:
+    if reason is None or _SHAPES in reason or "are mixed" in reason or "layer's inputs" in reason:
         shown = f" ({_fields(batch)})"
     if reason is None:
         reason = f"{_first_line(cause)}: fix what it names"

@@ -48,7 +48,7 @@ def joint_sites(
             f"site '{name}' is observed inside batch.clients() but outside batch.data(), and reads "
             "the client's rows, so that padded rows would count as data: open batch.data() around "
             "it, or leave them out by batch.joint_normal, batch.sum, batch.mean or batch.mask() "
-            "(one value a client belongs in client_fields=)"
+            "(one value per client belongs in client_fields=)"
         )
     return by_rows
 
@@ -68,7 +68,7 @@ def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
     for name, shape in latent.items():
         if fewer[name]["fn"].event_shape != shape:
             raise ProgramError(
-                f"site '{name}' is latent and has one value a row (event shape {tuple(shape)} for "
+                f"site '{name}' is latent and has one value per row (event shape {tuple(shape)} for "
                 f"{batch.num_rows} rows), while clients differ in their rows: sum it out, by "
                 f"batch.joint_normal where it is Gaussian"
             )

@@ -79,7 +79,7 @@ class Program:
         closed: sites whose KL may be taken in closed form.
         derived: `pyro.deterministic` site -> plates left of the clients; None for a global site.
         labels: observed site -> the field that it observes, as it is or transformed.
-        factors: `pyro.factor` of the likelihood -> whether it has a value a row, else a client.
+        factors: `pyro.factor` of the likelihood -> whether it has a value per row, else per client.
         supports: label field -> (its site, the values it can take).
         reads: the fields that model and guide read.
         num_clients: N.
@@ -241,7 +241,7 @@ class Program:
 
     @property
     def sites_of_rows(self) -> tuple[str, ...]:
-        """The observed sites that have one value a row, and a density of each."""
+        """The observed sites that have one value per row, and a density of each."""
         return tuple(
             site
             for site, label in self.labels.items()
@@ -250,11 +250,11 @@ class Program:
 
     @property
     def terms_of_rows(self) -> tuple[str, ...]:
-        """The likelihood terms that have one value a row: observed sites and factors."""
+        """The likelihood terms that have one value per row: observed sites and factors."""
         return (*self.sites_of_rows, *(name for name, of_rows in self.factors.items() if of_rows))
 
     def observed_site(self, name: str | None) -> str:
-        """Return the name of an observed site with a value a row; None stands for the only one."""
+        """Return the name of an observed site with a value per row; None stands for the only one."""
         if name is not None and not isinstance(name, str):
             raise TypeError(f"site is {shown(name)}: it must be the name of an observed site")
         of_rows = self.sites_of_rows

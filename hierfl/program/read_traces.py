@@ -202,7 +202,7 @@ def _param(site: Site, pair: Site) -> ParamSpec:
         if local:
             where = "inside"
             fix = (
-                "give it one entry a client, (num_clients, 1, ...), or declare one for all of them "
+                "give it one entry per client, (num_clients, 1, ...), or declare one for all of them "
                 "before batch.clients() (of LocScaleReparam and AutoReparam: LocScaleReparam(0.0))"
             )
         raise ProgramError(

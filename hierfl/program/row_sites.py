@@ -2,7 +2,7 @@
 
     p(y | z) = int p(e | z) p(y | e, z) de,    z the sites of clients and of all, e those of one row
 
-Up to two numbers a row are integrated by adaptive Gauss-Hermite quadrature: nodes stand at the row's
+Up to two numbers per row are integrated by adaptive Gauss-Hermite quadrature: nodes stand at the row's
 mode and width, which carry no gradient, since the integral does not depend on them. More are
 integrated by Laplace's approximation, whose mode moves with z. An observed site that depends on e
 keeps its name, and has its distribution given the sites observed before it.

@@ -206,7 +206,7 @@ def check_of_pyro(site: Site) -> None:
     if not callable(site["fn"]):
         fix = "import pyro.distributions in the place of torch.distributions"
         what = f"site '{site['name']}' ({kind_of(site['fn'])})"
-        raise ProgramError(f"{what} is no distribution of Pyro: {fix}")
+        raise ProgramError(f"{what} is not a Pyro distribution: {fix}")
 
 
 def check_density(name: str, site: Site) -> None:

@@ -45,7 +45,7 @@ def in_clients(site: Site) -> bool:
 
 
 def in_data(site: Site) -> bool:
-    """Return whether a site is inside the data plate, and so has one value a row."""
+    """Return whether a site is inside the data plate, and so has one value per row."""
     return DATA in map(NAME, site["cond_indep_stack"])
 
 

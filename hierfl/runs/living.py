@@ -172,7 +172,7 @@ def _unnamed(record: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
 
 
 def certificates(history: tuple[dict[str, Any], ...]) -> pd.DataFrame:
-    """Return what was removed when clients left, one row a client."""
+    """Return what was removed when clients left, one row per client."""
     rows = [{**entry, "round": row["round"]} for row in history for entry in row.get(LEFT) or ()]
     columns = ["client", "rows", "when", "before", "after", "kept", "round"]
     return pd.DataFrame(rows, columns=columns)

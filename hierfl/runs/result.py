@@ -88,7 +88,7 @@ class Fit:
 
     @property
     def history(self) -> pd.DataFrame:
-        """One row a round: clients, what the method logs, bytes down and up, seconds, score.
+        """One row per round: clients, what the method logs, bytes down and up, seconds, score.
 
         With `on_client_error="skip"`, `left_out` lists the clients that were left out, with the
         reason. `far_out` lists updates far larger than the others': client, share, norm in medians.
@@ -247,7 +247,7 @@ class Fit:
 
     @property
     def certificates(self) -> pd.DataFrame:
-        """What was removed when clients left, with hashes before and after: one row a client."""
+        """What was removed when clients left, with hashes before and after: one row per client."""
         from hierfl.runs.living import certificates
 
         return certificates(self.progress.history)

@@ -52,7 +52,7 @@ class Surrogate:
 
     @property
     def work(self) -> int:
-        """How many clients of few local numbers a draw costs as much as."""
+        """How many clients of few local numbers per draw costs as much as."""
         return math.ceil(self.clients * max(1.0, self.hierarchy.normal_size / LARGE) ** 3)
 
     def parts(self, draw: Tensor, count: int) -> tuple[Tensor, Tensor | None]:

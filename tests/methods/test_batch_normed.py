@@ -329,7 +329,7 @@ def test_wrappers_of_the_server_may_be_inside_or_around(wrapper: Any) -> None:
 @pytest.mark.parametrize("name", sampled(NAMES, 3))
 def test_without_it_every_method_refuses_batch_norm_by_name(name: str) -> None:
     advice = (
-        r"layer '1' is batch norm, .*: wrap the method, hierfl.methods.batch_normed\(method\), take "
+        r"layer '1' is batch norm, .*: wrap the method, hierfl.methods.batch_normed\(method\), use "
         r"hierfl.methods.fedbn"
     )
     with pytest.raises(ProgramError, match=advice):

@@ -202,7 +202,9 @@ def test_a_mixture_of_kinds_of_clients() -> None:
 
 
 def test_a_factor_of_all_rows_takes_no_mini_batches() -> None:
-    with pytest.raises(ValueError, match=r"factor .kind. has one value a client.*batch_size=None"):
+    with pytest.raises(
+        ValueError, match=r"factor .kind. has one value per client.*batch_size=None"
+    ):
         fit(hierfl.methods.fedsvi(mixed, batch_size=2), federation(), rounds=1)
 
 

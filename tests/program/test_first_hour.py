@@ -190,7 +190,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no data plate": (
         run(without_data_plate),
-        r"site 'y' has batch shape \(2, 5\), one value a row, outside the data plate: put",
+        r"site 'y' has batch shape \(2, 5\), one value per row, outside the data plate: put",
     ),
     "no obs": (
         run(without_observation),
@@ -208,7 +208,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "one name twice": (run(one_name_twice), LINE + "two sites are named 'w': rename"),
     "float64 and float32": (
         run(guide=single_guide),
-        LINE + r"numbers of different types meet: .*batch\.counts",
+        LINE + r"numbers of different types are mixed: .*batch\.counts",
     ),
     "numpy in a model": (
         run(model_of(lambda b, w: normal(torch.as_tensor(np.exp(w.numpy()))[..., 0]))),
@@ -230,7 +230,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a network of float32": (
         network(torch.nn.Linear(2, 3).float(), y="ill"),
-        "numbers of different types meet",
+        "numbers of different types are mixed",
     ),
     "data for a model": (run(federation()), "the model is a ClientData: give a function"),
     # the guide

@@ -143,7 +143,7 @@ def test_what_is_observed_a_client_needs_no_mask(data: ClientData) -> None:
     assert not read(model(field_of_a_client), guides.delta, clients).joint
 
 
-# ------------------------------------------------------------------ latent sites with a value a row
+# ------------------------------------------------------------------ latent sites with a value per row
 @pytest.mark.parametrize("counts", [COUNTS, (5, 5)])
 def test_a_latent_site_with_a_value_a_row_is_refused(counts: tuple[int, ...]) -> None:
     def curve(batch: ClientBatch, w: Tensor) -> None:
@@ -151,7 +151,7 @@ def test_a_latent_site_with_a_value_a_row_is_refused(counts: tuple[int, ...]) ->
         rows(batch, pyro.sample("curve", prior)[:, 0])
 
     with pytest.raises(
-        ProgramError, match=r"site 'curve' is latent and has one value a row.*sum it"
+        ProgramError, match=r"site 'curve' is latent and has one value per row.*sum it"
     ):
         read(model(curve), guides.delta, clients(*counts))
 

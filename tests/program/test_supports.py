@@ -61,5 +61,5 @@ def test_distributions_of_torch_are_named() -> None:
             pyro.sample("y", fn, obs=batch.y)
 
     data = hierfl.ClientData.from_arrays(["a", "a", "b"], y=torch.ones(3))
-    with pytest.raises(ProgramError, match=r"'y' \(Normal\) is no distribution of Pyro"):
+    with pytest.raises(ProgramError, match=r"'y' \(Normal\) is not a Pyro distribution"):
         hierfl.fit(model, data)

@@ -62,7 +62,7 @@ COLD, WARM, FOR_DRAWS = 25, 4, 6
 # Rounds by which `fit(..., rounds=None)` ends if q has not settled, which takes 5 to 15
 # (benchmarks/ROUNDS.md); those left weight the points, and k-hat judges them.
 MOST_ROUNDS = 100
-# K x D above which fedlaplace says that it is slow: 56 x 28 takes 21 s a round, 18 x 9 0.6 s
+# K x D above which fedlaplace says that it is slow: 56 x 28 takes 21 s per round, 18 x 9 0.6 s
 SLOW = 1000
 EXPANDED, VALUED = 32, 256  # points evaluated together, with derivatives and without
 # the same above SLOW: there 32 points took 11 GB and 37 s, 2 points 1 GB and 21 s
