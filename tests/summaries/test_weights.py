@@ -100,7 +100,7 @@ def with_unused(batch: ClientBatch) -> None:
         (with_unused, True),
         *(
             pytest.param(*of, marks=pytest.mark.slow)
-            for of in ((by_region, True), (by_region, False), (with_unused, False))
+            for of in ((by_region, True), (with_unused, False))
         ),
     ],
 )
