@@ -171,9 +171,14 @@ class Chains:
         return Ended(draws, drawn.r_hat, min(drawn.effective, float(count)))
 
     def _plain(self) -> PlainJoint | None:
-        """Return the program's own coordinates; None where standardized ones cost as little."""
-        mixing = self.surrogate.hierarchy.mixing
-        if mixing is None or mixing.scattered or self.joint.nodes is not None:
+        """Return the program's own coordinates; None where they are worse, or cost as much."""
+        hierarchy = self.surrogate.hierarchy
+        # a centered program's Normal sites are a funnel, in which chains look mixed that are not
+        if hierarchy.mixing is None:
+            is_worse = hierarchy.reading.effects is None
+        else:
+            is_worse = bool(hierarchy.mixing.scattered)
+        if is_worse or self.joint.nodes is not None:
             return None
         return PlainJoint(self.surrogate, self.rows, self._none(), self.count)
 
