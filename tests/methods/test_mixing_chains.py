@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyro
@@ -12,11 +13,12 @@ import torch
 from torch import Tensor
 
 from hierfl import ClientBatch, ClientData
-from hierfl.core.chains import Whitening, sampled
+from hierfl.core.chains import Sampled, Whitening, sampled
 from hierfl.core.gaussians import LOG_2_PI
 from hierfl.core.watch import OutOfTime, Watch, watched
 from hierfl.data.batch import full_batch
 from hierfl.methods.stages.joint import Joint, PlainJoint, flat, standard_of
+from hierfl.methods.stages.mixing_chains import ChainCoordinates, until_mixed
 from hierfl.methods.stages.two_stage import seen_in
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
@@ -148,3 +150,29 @@ def test_many_global_scalars_ask_for_a_faster_way_first() -> None:
         ):
             sample(surrogate, none, 100, start, final=False, seed=0)
     assert asked[0] > 0.0
+
+
+class _Chains(ChainCoordinates):
+    """Chains whose R-hat is that of a list, of one call after another."""
+
+    def __init__(self, *r_hats: float) -> None:
+        self.r_hats, self.asked, self.seconds = list(r_hats), list[float](), 1.0
+        self.joint = cast(Joint, SimpleNamespace(count=2))
+
+    def sampled(self, *args: Any, needed: float = 0.0, **more: Any) -> Sampled:
+        _, _, _, least, *before = args
+        self.asked.append(before[1] if before else needed)
+        steps = torch.zeros(least + (len(before[0].steps) if before else 0), 2, 1)
+        whitening = Whitening(torch.zeros(1), torch.eye(1), torch.ones(0))
+        known = (self.r_hats[len(self.asked) - 1], 9.0, (1.0, 0.0), whitening, 0.5)
+        return Sampled(steps[0], *known, steps, steps, 4.0)
+
+
+def test_chains_say_what_they_need_and_end_where_no_more_would_do() -> None:
+    nothing = (torch.zeros(2, 1), Whitening(torch.zeros(1), torch.eye(1), torch.ones(0)))
+    mixes, hopeless = _Chains(1.2, 1.1, 1.01), _Chains(3.0, 1.9)
+    assert len(until_mixed(mixes, None, *nothing)[1].steps) == 240
+    # four times the iterations at an excess of four times what is allowed, and then twice
+    assert mixes.asked == pytest.approx([0.0, 4 * 60, 2 * 120])
+    until_mixed(hopeless, None, *nothing)
+    assert hopeless.asked == pytest.approx([0.0, 40 * 60])
