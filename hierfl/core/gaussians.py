@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 LOG_2_PI = math.log(2.0 * math.pi)
-SMALL = 4  # rows of a matrix up to which LAPACK takes several times as long as entries by hand
+SMALL = 2  # rows of a matrix up to which LAPACK takes several times as long as entries by hand
 
 
 class Normal(NamedTuple):
