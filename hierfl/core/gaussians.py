@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 LOG_2_PI = math.log(2.0 * math.pi)
+SMALL = 2  # rows of a matrix up to which LAPACK takes several times as long as entries by hand
 
 
 class Normal(NamedTuple):
@@ -46,8 +47,6 @@ class Quadratic(NamedTuple):
     def log_integral(self) -> tuple[Tensor, Tensor]:
         """Return the log integral over x (...), NaN if it diverges, and x's covariance."""
         size = self.precision.shape[-1]
-        if not size:
-            return self.constant, self.precision
         covariance, log_det = inverse(self.precision)
         square = dot(self.shift, times(covariance, self.shift))
         return self.constant + 0.5 * (square - log_det + size * LOG_2_PI), covariance
@@ -184,27 +183,46 @@ def turned_root(tril: Tensor) -> Tensor:
     return positive.flip((-2, -1)).to(tril.dtype)
 
 
+def inverse_root(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return U (..., D, D), upper, with U U' the inverse, and the log determinant, NaN if not positive definite."""
+    if not matrix.shape[-1]:
+        return matrix, matrix.sum((-2, -1))
+    if matrix.shape[-1] > SMALL:
+        tril, log_det = _tril_of(matrix)
+        eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
+        return torch.linalg.solve_triangular(tril, eye, upper=False).mT, log_det
+    first = matrix[..., :1, :1]
+    good = first > 0.0
+    first = torch.where(good, first, 1.0)
+    log_det = torch.where(good, first.log(), torch.nan)[..., 0, 0]
+    corner = first.rsqrt()
+    if matrix.shape[-1] == 1:
+        return corner, log_det
+    slope = matrix[..., 1:, :1] / first
+    low, log_rest = inverse_root(matrix[..., 1:, 1:] - first * slope * slope.mT)
+    across = -product(slope.mT, low)
+    below = torch.cat([torch.zeros_like(slope), low], -1)
+    return torch.cat([torch.cat([corner, across], -1), below], -2), log_det + log_rest
+
+
 def inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the inverse (..., D, D) and the log determinant, NaN if not positive definite."""
-    if matrix.shape[-1] in (1, 2):  # LAPACK takes several times as long
-        first = matrix[..., :1, :1]
-        good = first > 0.0
-        first = torch.where(good, first, 1.0)
-        log_det = torch.where(good, first.log(), torch.nan)[..., 0, 0]
-        if matrix.shape[-1] == 1:
-            return first.reciprocal(), log_det
-        slope = matrix[..., 1:, :1] / first
-        low, log_rest = inverse(matrix[..., 1:, 1:] - first * slope.square())
-        cross = -slope * low
-        top = torch.cat([1.0 / first - slope * cross, cross], -1)
-        return torch.cat([top, torch.cat([cross, low], -1)], -2), log_det + log_rest
+    if matrix.shape[-1] <= SMALL:
+        root, log_det = inverse_root(matrix)
+        return product(root, root.mT), log_det
+    tril, log_det = _tril_of(matrix)
+    return torch.cholesky_inverse(tril), log_det
+
+
+def _tril_of(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the Cholesky factors (..., D, D), and the log determinant; 1 and NaN if not positive definite."""
     tril, info = torch.linalg.cholesky_ex(matrix)
     # what is not finite in a row is so on the diagonal
     good = (info == 0) & tril.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
     tril = torch.where(good[..., None, None], tril, eye)
     log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return torch.cholesky_inverse(tril), torch.where(good, log_det, torch.nan)
+    return tril, torch.where(good, log_det, torch.nan)
 
 
 def log1mexp(x: Tensor) -> Tensor:

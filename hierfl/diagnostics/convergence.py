@@ -296,7 +296,8 @@ def _advice(course: Course) -> str:
 def _more(course: Course) -> str:
     if course.state not in ("rising", "falling", "steep"):
         return ""
-    return f" But {course.words}. {course.fix}"
+    fix = course.fix[0].lower() + course.fix[1:]
+    return f" That is close enough, although {course.words}; to come closer, {fix}"
 
 
 # what a program may raise that is differentiated twice, or whose rows were not saved

@@ -110,9 +110,9 @@ def in_words(seconds: float) -> str:
 PATIENCE, GAIN = 5, 0.7
 # rounds before chains that take no time, and seconds of chains that are worth one more
 ROUNDS, A_ROUND = 12, 2.0
-# the least rounds, and steps of a client's factor in each, after which rounds end that have taken so
-# often the counted work of chains, which may mix slowly
-FEW_ROUNDS, STEPS, MANY_TIMES = 3, 20, 3.0
+# the rounds that are taken at least, and steps of a client's factor in each; rounds end that take so often
+# the counted work of chains, which may mix slowly
+LEAST_TAKEN, STEPS, MANY_TIMES = 3, 20, 3.0
 MANY_OTHERS = 4  # scalars that rows read by no linear predictor; with fewer a step is fast
 TIRED = "rounds stopped improving: the clients' factors move in a cycle"
 LOOSE = 2.0  # rows a client, whose own scales no Gaussian factor fits
@@ -214,7 +214,8 @@ class Fallback:
         if why is not None:
             return why
         if not done and self._are_long(where.round):
-            return f"{where.round} rounds were not enough, and chains are faster than more rounds"
+            taken = "1 round was" if where.round == 1 else f"{where.round} rounds were"
+            return f"{taken} not enough, and chains are faster than more rounds"
         if not done or bool(where.server.chained):
             return None
         k_hat = max(k_hats_of_rounds(where.history))
@@ -225,18 +226,18 @@ class Fallback:
         return None if why is None or self.chains.seconds > LOOKING else why
 
     def _are_long(self, rounds: int) -> bool:
-        """Return whether so many rounds have taken more than chains on the rows are worth."""
+        """Return whether so many rounds take, or will take, more than chains on the rows are worth."""
         beyond, federation = rounds - ROUNDS, self.federation
         if beyond >= 0 and beyond >= self.chains.seconds / A_ROUND:
             return True
-        if rounds < FEW_ROUNDS or len(seen_in(federation.program).score.line.rest) < MANY_OTHERS:
+        if len(seen_in(federation.program).score.line.rest) < MANY_OTHERS:
             return False
         # where polynomials stand for many rows, rounds read these only a few times
         by_rows = (
             federation.client.rowless is None or int(federation.data.counts.max()) < LEAST_ROWS
         )
-        spent = rounds * STEPS * self.chains.factor_seconds if by_rows else 0.0
-        return spent >= MANY_TIMES * self.chains.seconds
+        steps = max(rounds, LEAST_TAKEN) * STEPS if by_rows else 0
+        return steps * self.chains.factor_seconds >= MANY_TIMES * self.chains.seconds
 
     def _tails_rest_on_few(self, state: ServerState) -> bool:
         """Return whether the verdict would ask for more draws: of global scalars, unconstrained."""

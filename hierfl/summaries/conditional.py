@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import LOG_2_PI, Quadratic, dot, product, times, upper_root
+from hierfl.core.gaussians import LOG_2_PI, Quadratic, dot, inverse_root, product, times
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.mode import climb, curvature
@@ -162,9 +162,10 @@ def terms_of_clients(
 
 def normal_of(of: Quadratic, wider: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return a quadratic's log integral, and its Normal's mean and widened upper root."""
-    integral, covariance = of.log_integral()
-    mean = of.center + (covariance @ of.shift[..., None])[..., 0]
-    return integral, mean, wider * upper_root(covariance)
+    root, log_det = inverse_root(of.precision)
+    turned = times(root.mT, of.shift)
+    integral = of.constant + 0.5 * (dot(turned, turned) - log_det + root.shape[-1] * LOG_2_PI)
+    return integral, of.center + times(root, turned), wider * root
 
 
 def sides_of(count: int, hierarchy: Hierarchy) -> Tensor:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import inverse, times, upper_root
+from hierfl.core.gaussians import inverse_root, times
 from hierfl.core.importance_sampling import normal_points
 from hierfl.summaries.conditional import normals_of
 from hierfl.summaries.factor import (
@@ -94,7 +94,7 @@ def is_quiet(quartic: Quartic, belief: tuple[Tensor, Tensor], factor: Factor) ->
     """Return for which clients terms of degree 4 are small about the q of their factors, (C,) bool."""
     mean, precision = q_of(belief, factor)
     points = normal_points(POINTS, mean.shape[1])
-    root = upper_root(inverse(precision)[0])
+    root = inverse_root(precision)[0]
     values = quartic.highest().values(mean[:, None] + points @ root.mT)
     away = mean - quartic.center
     moved = (times(factor.precision, away) * away).sum(1)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import inverse, times, upper_root
+from hierfl.core.gaussians import inverse, inverse_root, times
 from hierfl.summaries.packed_rows import Expected, PackedRows
 from hierfl.summaries.quartic import Quartic
 from hierfl.summaries.reading import QuadratureNodes
@@ -265,7 +265,7 @@ def root_of(prior: Tensor) -> Tensor:
 
     So no step depends on the units or the origin of a column.
     """
-    return upper_root(inverse(prior)[0])
+    return inverse_root(prior)[0]
 
 
 def _scaled(matrix: Tensor, root: Tensor) -> Tensor:

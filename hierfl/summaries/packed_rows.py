@@ -244,30 +244,34 @@ class PackedRows:
         return self.by_client((slope[:, None] @ x)[:, 0])[:, order], square[:, order][:, :, order]
 
     # ------------------------------------------------------------------------------ values
-    def values(self, at: Tensor, *, same: bool | None = None) -> Tensor:
-        """Return log p(y | v), (C, T), at v (C, T, V); `same` s of all clients, None: see whether."""
-        parts = at.split(self.draws_at_once(), 1)
-        return torch.cat([self._values(part, same) for part in parts], 1)
+    def values(self, at: Tensor) -> Tensor:
+        """Return log p(y | v), (C, T), at v (C, T, V)."""
+        rest = at[..., self.line.rest]
+        # what depends on s alone is computed once if s is shared
+        same = self.clients == 1 or not rest.shape[-1] or bool((rest == rest[:1]).all())
+        return self.values_of(at[..., self.line.inside], rest[0] if same else rest)
+
+    def values_of(self, line: Tensor, rest: Tensor) -> Tensor:
+        """Return log p(y | v), (C, T), at l (C, T, L) and s (C, T, S), or (T, S) of all clients."""
+        count = self.draws_at_once()
+        parts = zip(line.split(count, 1), rest.split(count, -2), strict=True)
+        return torch.cat([self._values(*of) for of in parts], 1)
 
     def draws_at_once(self, points: int = 1) -> int:
         """Return how many draws of so many points are carried at once."""
         return max(1, AT_ONCE // (len(self.client) * self._width * points))
 
-    def _values(self, at: Tensor, same: bool | None) -> Tensor:
-        rest = at[..., self.line.rest]
-        # what depends on s alone is computed once if s is shared; on a row alone, once without s
-        points = 0 if rest.shape[-1] else None
-        if same is None or self.clients == 1 or points is None:
-            same = self.clients == 1 or points is None or bool((rest == rest[:1]).all())
-        rest = rest[0] if same else rest[self.client]
-        rest = rest if points == 0 else rest[0]
+    def _values(self, line: Tensor, rest: Tensor) -> Tensor:
+        same, points = rest.dim() == 2, 0 if rest.shape[-1] else None
+        rest = rest if same else rest[self.client]
+        rest = rest if points == 0 else rest[0]  # what depends on a row alone is computed once
 
         def of_unit(eta: Tensor, rest: Tensor, *own: Tensor) -> Tensor:
             one = torch.vmap(lambda e, r: self.of_unit(e, r, *own), in_dims=(0, points))
             return one(eta, rest)
 
         dims = (0, None if same else 0, *[0] * len(self.tensors))
-        eta = self._predictors(at[..., self.line.inside])
+        eta = self._predictors(line)
         return self.by_client(self.over_units(of_unit, eta, rest, *self.tensors, in_dims=dims))
 
     def _predictors(self, line: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ from torch import Tensor
 from hierfl.core.gaussians import (
     Normal,
     Quadratic,
+    inverse,
+    inverse_root,
     times_factor,
     turned_root,
     upper_root,
@@ -102,3 +104,18 @@ def test_upper_roots_move_with_a_shift_of_a_column() -> None:
     there = upper_root(shifted @ covariance @ shifted.mT)
     assert torch.allclose(points @ there.mT, points @ (shifted @ upper_root(covariance)).mT)
     assert torch.allclose(turned_root(tril), upper_root(covariance))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
+def test_an_inverse_root_is_the_upper_root_of_the_inverse(size: int) -> None:
+    g = torch.Generator().manual_seed(size)
+    half = torch.randn(5, size, size, generator=g, dtype=torch.float64)
+    matrix = half @ half.mT + 0.1 * torch.eye(size, dtype=torch.float64)
+    root, log_det = inverse_root(matrix)
+    torch.testing.assert_close(root, upper_root(torch.linalg.inv(matrix)))
+    torch.testing.assert_close(log_det, torch.logdet(matrix))
+    torch.testing.assert_close(inverse(matrix)[0], torch.linalg.inv(matrix))
+    # the last pivot is below 0, and nothing else
+    matrix[2, -1, -1] -= 2.0 / inverse(matrix)[0][2, -1, -1]
+    assert inverse_root(matrix)[1].isnan().tolist() == [False, False, True, False, False]
+    assert bool(inverse(matrix)[0].isfinite().all())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyro
@@ -12,16 +13,19 @@ import torch
 from torch import Tensor
 
 from hierfl import ClientBatch, ClientData
-from hierfl.core.chains import Whitening, sampled
+from hierfl.core.chains import Sampled, Whitening, sampled
+from hierfl.core.gaussians import LOG_2_PI
 from hierfl.core.watch import OutOfTime, Watch, watched
 from hierfl.data.batch import full_batch
-from hierfl.methods.stages.joint import PlainJoint
+from hierfl.methods.stages.joint import Joint, PlainJoint, flat, standard_of
+from hierfl.methods.stages.mixing_chains import ChainCoordinates, until_mixed
 from hierfl.methods.stages.two_stage import seen_in
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.program.read import read_model
 from hierfl.program.terms import log_joint
 from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.moving import MixingLine
 from hierfl.summaries.packed_rows import packed
 from hierfl.summaries.sampling import Start, bounds_of, sample
 from hierfl.summaries.surrogate import Surrogate, prior_draws
@@ -46,14 +50,9 @@ def test_the_density_in_the_programs_own_coordinates_is_the_programs() -> None:
     with double_precision(), unchecked(), torch.no_grad():
         none = Factors(torch.zeros(3, 3, 3), torch.zeros(3, 3), {})
         joint = PlainJoint(Surrogate(seen.hierarchy), packed(seen.score, batch), none, 4)
-        zeros = (
-            none.precision,
-            none.shift,
-            torch.zeros(3, 1),
-            torch.zeros(3, 1, 1),
-            torch.zeros(1),
-        )
-        values = joint.gradient.eager(x, *zeros)[0]
+        line = MixingLine(torch.zeros(3, 1), torch.zeros(3, 1, 1), torch.zeros(1))
+        standard = standard_of(none.precision, none.shift, line, own=2)
+        values = joint.gradient.eager(x, *flat(standard))[0]
         latents, double = program.latents, in_double(batch)
         for point, value in zip(x, values, strict=True):
             shared, jacobians = latents.global_block.unflatten(point[:1])
@@ -61,6 +60,46 @@ def test_the_density_in_the_programs_own_coordinates_is_the_programs() -> None:
             of_clients, of_global = log_joint(program.model, {**shared, **own}, double, {})
             terms = [*jacobians.values(), *more.values(), of_clients, of_global]
             torch.testing.assert_close(value, torch.stack([v.sum() for v in terms]).sum())
+
+
+def intercepts(batch: ClientBatch) -> None:
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with batch.data():
+            mean = mu + b[..., 0] + (slope * b[..., 1]).tanh()
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=batch.y)
+
+
+def test_factors_that_standardize_cancel_whatever_they_are() -> None:
+    g, names = torch.Generator().manual_seed(0), ["a", "b", "c"]
+    data = ClientData.from_arrays(
+        np.repeat(np.arange(3), 4), names=names, y=torch.randn(12, generator=g)
+    )
+    program = read_model(intercepts, data).program
+    seen, batch = seen_in(program), full_batch(data, data.by_name)
+    size = seen.hierarchy.reading.size
+    x = torch.randn(5, 2 + 6, generator=g, dtype=torch.float64)
+    with double_precision(), unchecked(), torch.no_grad():
+        none = Factors(torch.zeros(3, size, size), torch.zeros(3, size), {})
+        rows, surrogate = packed(seen.score, in_double(batch)), Surrogate(seen.hierarchy)
+        joint, plain = Joint(surrogate, rows, none, 5), PlainJoint(surrogate, rows, none, 5)
+        half = torch.randn(3, size, size, generator=g, dtype=torch.float64)
+        shift = torch.randn(3, size, generator=g, dtype=torch.float64)
+        line = MixingLine(torch.zeros(3, 0), torch.zeros(3, 0, 0), torch.zeros(0))
+        standard = standard_of(half @ half.mT, shift, line, own=2)
+        values = joint.at(x, standard)[0]
+
+        def whole(e: Tensor, z: Tensor) -> Tensor:
+            w = joint.own_scalars(torch.cat([z, e])[None], standard)
+            return plain.from_own(z[None], w)[0]
+
+        at = torch.stack([whole(point[2:], point[:2]) for point in x])
+        slopes = [torch.func.jacrev(whole)(point[2:], point[:2])[2:] for point in x]
+        densities = plain.at(at, standard)[0] + torch.stack(slopes).slogdet()[1]
+    # but for the constant of 6 standard normal scalars
+    torch.testing.assert_close(values - 3.0 * LOG_2_PI, densities)
 
 
 def normal(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,3 +150,29 @@ def test_many_global_scalars_ask_for_a_faster_way_first() -> None:
         ):
             sample(surrogate, none, 100, start, final=False, seed=0)
     assert asked[0] > 0.0
+
+
+class _Chains(ChainCoordinates):
+    """Chains whose R-hat is that of a list, of one call after another."""
+
+    def __init__(self, *r_hats: float) -> None:
+        self.r_hats, self.asked, self.seconds = list(r_hats), list[float](), 1.0
+        self.joint = cast(Joint, SimpleNamespace(count=2))
+
+    def sampled(self, *args: Any, needed: float = 0.0, **more: Any) -> Sampled:
+        _, _, _, least, *before = args
+        self.asked.append(before[1] if before else needed)
+        steps = torch.zeros(least + (len(before[0].steps) if before else 0), 2, 1)
+        whitening = Whitening(torch.zeros(1), torch.eye(1), torch.ones(0))
+        known = (self.r_hats[len(self.asked) - 1], 9.0, (1.0, 0.0), whitening, 0.5)
+        return Sampled(steps[0], *known, steps, steps, 4.0)
+
+
+def test_chains_say_what_they_need_and_end_where_no_more_would_do() -> None:
+    nothing = (torch.zeros(2, 1), Whitening(torch.zeros(1), torch.eye(1), torch.ones(0)))
+    mixes, hopeless = _Chains(1.2, 1.1, 1.01), _Chains(3.0, 1.9)
+    assert len(until_mixed(mixes, None, *nothing)[1].steps) == 240
+    # four times the iterations at an excess of four times what is allowed, and then twice
+    assert mixes.asked == pytest.approx([0.0, 4 * 60, 2 * 120])
+    until_mixed(hopeless, None, *nothing)
+    assert hopeless.asked == pytest.approx([0.0, 40 * 60])

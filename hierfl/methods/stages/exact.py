@@ -33,6 +33,7 @@ from hierfl.methods.stages.joint import (
     ScalarNodes,
     Standard,
     flat,
+    standard_of,
 )
 from hierfl.methods.stages.mixing_chains import (
     LEAST,
@@ -48,7 +49,7 @@ from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.summaries.factor import Factor, factor_of, q_of
 from hierfl.summaries.hierarchy import Factors
-from hierfl.summaries.moving import MixingLine, line_of
+from hierfl.summaries.moving import line_of
 from hierfl.summaries.packed_rows import PackedRows, packed
 from hierfl.summaries.reading import QuadratureNodes, gauss_hermite, nodes_of
 from hierfl.summaries.sampling import one_thread
@@ -170,9 +171,14 @@ class Chains:
         return Ended(draws, drawn.r_hat, min(drawn.effective, float(count)))
 
     def _plain(self) -> PlainJoint | None:
-        """Return the program's own coordinates; None where standardized ones cost as little."""
-        mixing = self.surrogate.hierarchy.mixing
-        if mixing is None or mixing.scattered or self.joint.nodes is not None:
+        """Return the program's own coordinates; None where they are worse, or cost as much."""
+        hierarchy = self.surrogate.hierarchy
+        # a centered program's Normal sites are a funnel, in which chains look mixed that are not
+        if hierarchy.mixing is None:
+            is_worse = hierarchy.reading.effects is None
+        else:
+            is_worse = bool(hierarchy.mixing.scattered)
+        if is_worse or self.joint.nodes is not None:
             return None
         return PlainJoint(self.surrogate, self.rows, self._none(), self.count)
 
@@ -217,11 +223,12 @@ class Chains:
     def _alone(self, z: Tensor) -> Standard:
         """Return scales by the prior alone, about draws of z (S, K)."""
         none = self._none()
-        return Standard(none.precision, none.shift, self._line(z, none.precision, none.shift))
+        return self._standard(none.precision, none.shift, z)
 
-    def _line(self, z: Tensor, precision: Tensor, shift: Tensor) -> MixingLine:
-        few = z[:: max(1, len(z) // (FEW * (1 + z.shape[1])))]
-        return line_of(self.surrogate.hierarchy, few, self.fields, (precision, shift))
+    def _standard(self, precision: Tensor, shift: Tensor, z: Tensor) -> Standard:
+        few, hierarchy = z[:: max(1, len(z) // (FEW * (1 + z.shape[1])))], self.surrogate.hierarchy
+        line = line_of(hierarchy, few, self.fields, (precision, shift))
+        return standard_of(precision, shift, line, hierarchy.reading.own_size)
 
     def _about(self, z: Tensor) -> Standard:
         """Return clients' scales by their factors about draws of z (S, K)."""
@@ -238,7 +245,7 @@ class Chains:
         usable = (away * (away @ prior)).sum(1) < FARTHEST**2
         precision = torch.where(usable[:, None, None], own.precision, 0.0)
         shift = torch.where(usable[:, None], own.shift, 0.0)
-        return Standard(precision, shift, self._line(z, precision, shift))
+        return self._standard(precision, shift, z)
 
     def _normal(self, count: int, size: int) -> Tensor:
         g = torch.Generator().manual_seed(self.seed & 0x7FFFFFFF)

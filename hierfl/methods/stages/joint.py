@@ -6,19 +6,22 @@ Gauss-Hermite sums about the mode of e given z. Clients of equal rows are comput
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import Quadratic, product
+from hierfl.core.gaussians import Quadratic, dot, times, times_factor
 from hierfl.core.traced import Gradient
+from hierfl.program.carried import OF_MANY_DRAWS, carried
+from hierfl.program.handlers import unchecked
 from hierfl.program.traces import Site
 from hierfl.summaries.conditional import Proposal, normal_of
-from hierfl.summaries.hierarchy import Factors, given
+from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.moving import MixingLine, laplace_at
 from hierfl.summaries.packed_rows import PackedRows
-from hierfl.summaries.surrogate import Surrogate
+from hierfl.summaries.surrogate import AT_ONCE, Surrogate
 
 # where the mode of a client's only scalar is looked for, in sds by its factor; Newton steps from there,
 # by differences; the longest, and the flattest curvature
@@ -28,16 +31,27 @@ PADDED = 1 << 13  # scalars of points, beyond which a single one is not carried 
 
 
 class Standard(NamedTuple):
-    """What clients' scalars are standardized by."""
+    """What clients' scalars are standardized by: factors, as functions of their own scalars w."""
 
-    precision: Tensor  # (N, V, V) of factors
-    shift: Tensor  # (N, V)
+    precision: Tensor  # (N, W, W)
+    cross: Tensor  # (N, W, U), by which the shift of w moves with u
+    shift: Tensor  # (N, W), at u = 0
     line: MixingLine
+
+    def shift_at(self, u: Tensor) -> Tensor:
+        """Return the shift of w, (N, W), at u (U,)."""
+        return self.shift - (self.cross.flatten(0, 1) @ u).view(self.shift.shape)
+
+
+def standard_of(precision: Tensor, shift: Tensor, line: MixingLine, own: int) -> Standard:
+    """Return what standardizes W = `own` scalars by factors (N, V, V) and (N, V): what they say of u alone cancels."""
+    inside, cross = precision[:, :own].tensor_split([own], 2)
+    return Standard(inside, cross, shift[:, :own], line)
 
 
 def flat(standard: Standard) -> tuple[Tensor, ...]:
     """Return the tensors of what scalars are standardized by."""
-    return (standard.precision, standard.shift, *standard.line)
+    return (*standard[:3], *standard.line)
 
 
 class ScalarNodes(NamedTuple):
@@ -68,7 +82,6 @@ class Joint:
         self.none, self.count = none, count
         self.shared = len(self.hierarchy.reading.origin)
         self.own = self.hierarchy.normal_size + self.hierarchy.mixing_size
-        self.same = bool((rows.line.rest >= self.hierarchy.reading.own_size).all())
         self.gradient = Gradient(self._value)
 
     @property
@@ -97,8 +110,7 @@ class Joint:
         """Return the clients' own scalars at points x, (S, N W); none where they are summed over."""
         if self.nodes is not None:
             return x[:, :0]
-        own: Tensor = self._terms(x, standard)[1][..., : self.hierarchy.reading.own_size]
-        return own.flatten(1)
+        return self._terms(x, standard)[1].flatten(1)
 
     def from_own(self, z: Tensor, own: Tensor) -> Tensor:
         """Return points x of a plain joint, at z (S, K) and what `own_scalars` returns, (S, N W)."""
@@ -110,28 +122,36 @@ class Joint:
         return x[:, self.shared :].reshape(len(x), self.rows.clients, self.own)
 
     def _terms(self, x: Tensor, by: Standard) -> tuple[Tensor, Tensor]:
-        """Return densities without rows (S,), and v (S, N, V) at points x."""
+        """Return densities without rows (S,), and w (S, N, W) at points x."""
         e = self.own_parts(x)
 
-        def one(z: Tensor, e: Tensor) -> Tensor:
-            log_z, over, v = self._one(z, e, by)
-            return torch.cat([(log_z + over.sum())[None], v.flatten()])
+        def one(z: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+            log_z, over, w = self._one(z, e, by)
+            return log_z + over.sum(), w
 
-        terms = self.surrogate.mapped(one, self.none, x[:, : self.shared], e, narrow=False)
-        return terms[:, 0], terms[:, 1:].view(*e.shape[:2], -1)
+        return self._mapped(one, x, e)
 
-    def _value(self, x: Tensor, precision: Tensor, shift: Tensor, *line: Tensor) -> Tensor:
-        by = Standard(precision, shift, MixingLine(*line))
+    def _mapped(self, function: Callable[..., Any], x: Tensor, e: Tensor) -> Any:
+        """Return a function of z and e at all points x (S, K...) and e (S, ...), some at once."""
+        at_once = AT_ONCE // max(1, e[0].numel() * (self.own + 1))
+        chunk = min(max(1, at_once), len(e))
+        with unchecked(), carried(OF_MANY_DRAWS):
+            return torch.vmap(function, chunk_size=chunk)(x[:, : self.shared], e)
+
+    def _value(
+        self, x: Tensor, precision: Tensor, cross: Tensor, shift: Tensor, *line: Tensor
+    ) -> Tensor:
+        standard = Standard(precision, cross, shift, MixingLine(*line))
         if self.nodes is not None:
-            return self._summed(x, by, self.nodes)
-        density, v = self._terms(x, by)
-        return density + self._log_ratios(v, by).sum(1)
+            return self._summed(x, standard, self.nodes)
+        density, w = self._terms(x, standard)
+        return density + self._of_rows(w, x).sum(1)
 
-    def _log_ratios(self, v: Tensor, by: Standard) -> Tensor:
-        """Return log likelihoods less those of the factors, (S, N), at v (S, N, V)."""
-        at = v.movedim(0, 1)
-        of_factor = ((by.shift[:, None] - 0.5 * product(at, by.precision)) * at).sum(-1)
-        return (self.rows.values(at, same=self.same) - of_factor).mT
+    def _of_rows(self, w: Tensor, z: Tensor) -> Tensor:
+        """Return log likelihoods (S, N) at w (S, N, W) and z (S, K...)."""
+        w, u = w.movedim(0, 1), z[:, self.hierarchy.reading.shared]
+        line, rest = (_picked(w, u, at) for at in (self.rows.line.inside, self.rows.line.rest))
+        return self.rows.values_of(line.expand(len(w), *line.shape[-2:]), rest).mT
 
     def _summed(self, z: Tensor, by: Standard, nodes: ScalarNodes) -> Tensor:
         """Return the log density of z (S, K), (S,)."""
@@ -159,16 +179,15 @@ class Joint:
 
     def _at_scalars(self, z: Tensor, e: Tensor, by: Standard) -> tuple[Tensor, Tensor]:
         """Return log p(z) (S,), and the clients' log densities at scalars e (S, G, N), at z (S, K)."""
-        count, many, clients = e.shape
+        many = e.shape[1]
 
-        def one(z: Tensor, e: Tensor) -> Tensor:
-            log_z, over, v = torch.vmap(lambda e: self._one(z, e[:, None], by))(e)
-            return torch.cat([log_z[:1], over.flatten(), v.flatten()])
+        def one(z: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            log_z, over, w = torch.vmap(lambda e: self._one(z, e[:, None], by))(e)
+            return log_z[0], over, w
 
-        flat = self.surrogate.mapped(one, self.none, z, e, narrow=False)
-        log_z, over, v = flat.tensor_split([1, 1 + many * clients], 1)
-        ratios = self._log_ratios(v.reshape(count * many, clients, -1), by).view(e.shape)
-        return log_z[:, 0], over.reshape(e.shape) + ratios
+        log_z, over, w = self._mapped(one, z, e)
+        of_rows = self._of_rows(w.flatten(0, 1), z.repeat_interleave(many, 0))
+        return log_z, over + of_rows.view(e.shape)
 
     def mixing(self, x: Tensor, standard: Standard) -> Tensor:
         """Return the clients' mixing parameters at points x, (S, N M)."""
@@ -180,11 +199,11 @@ class Joint:
         def one(z: Tensor, e: Tensor) -> Tensor:
             return self._proposal(z, standard).at(e).flatten()
 
-        mixing: Tensor = self.surrogate.mapped(one, self.none, x[:, : self.shared], e, narrow=False)
+        mixing: Tensor = self._mapped(one, x, e)
         return mixing
 
     def _one(self, z: Tensor, e: Tensor, by: Standard) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log p(z) (), the log densities of e (N,) with factors in the place of rows, and v (N, V)."""
+        """Return log p(z) (), the log densities of e (N,) without rows, and w (N, W)."""
         h, size = self.hierarchy, self.hierarchy.mixing_size
         proposal = self._proposal(z, by) if size else None
         t = proposal.at(e[:, :size]) if proposal is not None else None
@@ -194,17 +213,21 @@ class Joint:
         over = integral + h.log_mixing(sites, t) - 0.5 * e.square().sum(1)
         if proposal is not None and t is not None and h.mixing is not None:
             over, w = over - proposal.log_prob(t), h.mixing.whole(w, t)
-        v = torch.cat([w, z[h.reading.shared].expand(len(w), -1)], 1)
-        return h.log_global(z, sites, without=()), over.expand(len(w)), v
+        over = over - dot(by.shift_at(z[h.reading.shared]) - 0.5 * times(by.precision, w), w)
+        return h.log_global(z, sites, without=()), over.expand(len(w)), w
 
     def _given(
         self, z: Tensor, t: Tensor | None, by: Standard
     ) -> tuple[dict[str, Site], Quadratic]:
         """Return the sites at z and t (N, M), and p(w | z, t) times the clients' factors."""
-        h = self.hierarchy
+        h, u = self.hierarchy, z[self.hierarchy.reading.shared]
         row = h.batch(self.none.fields, 1 if t is None else len(t))
         sites = h.given(z, row, t)
-        return sites, given(h, h.local(z, row, t, sites), z, by.precision, by.shift, t)
+        precision, shift, others = by.precision, by.shift_at(u), u[:0]
+        if h.mixing is not None and t is not None:
+            at, others = h.arrangement[: h.reading.own_size], h.mixing.sampled_part(t)
+            precision, shift = precision[:, at][:, :, at], shift[:, at]
+        return sites, times_factor(h.local(z, row, t, sites), others, precision, shift)
 
     def _proposal(self, z: Tensor, by: Standard) -> Proposal:
         """Return proposals of mixing parameters at z, by their density there."""
@@ -241,8 +264,14 @@ class PlainJoint(Joint):
         if effects is not None:
             moved, scale = effects.at(z)
             w = moved + e @ scale.mT
-        v = torch.cat([w, z[h.reading.shared].expand(len(w), -1)], 1)
-        return h.log_global(z, sites, without=()), over, v
+        return h.log_global(z, sites, without=()), over, w
 
-    def _log_ratios(self, v: Tensor, by: Standard) -> Tensor:
-        return self.rows.values(v.movedim(0, 1), same=self.same).mT
+
+def _picked(w: Tensor, u: Tensor, at: Tensor) -> Tensor:
+    """Return entries `at` of (w (N, S, W), u (S, U)), (N, S, ...), or (S, ...) where none is of w."""
+    size = w.shape[-1]
+    if bool((at >= size).all()):
+        return u[:, at - size]
+    if bool((at < size).all()):
+        return w[..., at]
+    return torch.cat([w, u.expand(len(w), -1, -1)], -1)[..., at]

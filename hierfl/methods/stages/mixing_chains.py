@@ -25,6 +25,9 @@ RENEWED = 120
 MIXED = 1.05  # split R-hat above which chains run on, twice as long
 STUCK, GAIN = 0.2, 0.8  # an excess of R-hat over 1 that has to fall by this factor for it
 SURE = 0.05  # Monte Carlo error of a scalar's sd, relative to it, above which they run on
+HOPELESS = (
+    4.0  # times the most iterations: chains that need more end unmixed, or with twice that error
+)
 DENSE = 100  # scalars that are whitened by a matrix in the program's own coordinates
 
 # told about how many seconds are left: if the chains mix at once, and if they run on to the end
@@ -55,8 +58,9 @@ class ChainCoordinates:
         warmup: int,
         least: int,
         before: Sampled | None = None,
+        needed: float = 0.0,
     ) -> Sampled:
-        """Return draws of all chains, after a warm-up or after draws before."""
+        """Return draws of all chains, after a warm-up or after draws before; `needed` are said to mix."""
         done = 0 if before is None else len(before.steps)
 
         def density(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,7 +72,8 @@ class ChainCoordinates:
 
         def warmed(leaps: float) -> None:
             iteration = leaps * self.seconds
-            self.said(iteration * least, iteration * max(least, MOST - done))
+            most = max(least, MOST - done)
+            self.said(iteration * min(most, max(least, needed - done)), iteration * most)
 
         return sampled(
             density,
@@ -90,10 +95,19 @@ class ChainCoordinates:
         return 0.0 if held else drawn.effective / (len(drawn.steps) * drawn.leaps * self.seconds)
 
 
+def needed(drawn: Sampled) -> float:
+    """Return about how many iterations chains need to mix, and to know standard deviations well.
+
+    What R-hat is above 1 falls as 1/n, as does the square of a Monte Carlo error.
+    """
+    of_squares, sd_error = drawn.spread
+    excess = (max(drawn.r_hat, of_squares) - 1.0) / (MIXED - 1.0)
+    return len(drawn.steps) * max(excess, (sd_error / SURE) ** 2)
+
+
 def is_mixed(drawn: Sampled) -> bool:
     """Return whether chains have mixed, and know standard deviations well."""
-    of_squares, sd_error = drawn.spread
-    return not max(drawn.r_hat, of_squares) > MIXED and sd_error < SURE
+    return needed(drawn) <= len(drawn.steps)
 
 
 def until_mixed(
@@ -109,14 +123,16 @@ def until_mixed(
         excess = drawn.r_hat - 1.0
         # chains that hold are renewed
         again = math.isinf(excess) and not math.isinf(before)
-        if done > LEAST and excess >= max(STUCK, GAIN * before) and not again:
+        still = needed(drawn)
+        is_stuck = excess >= max(STUCK, GAIN * before) or still > HOPELESS * MOST
+        if done > LEAST and is_stuck and not again:
             break
         before = excess
         if done < RENEWED or math.isinf(excess):
             again_from = thinned(drawn.draws, here.joint.count)
-            drawn = here.sampled(again_from, drawn.whitening, WARM // 2, 2 * done)
+            drawn = here.sampled(again_from, drawn.whitening, WARM // 2, 2 * done, needed=still)
         else:
-            drawn = here.sampled(drawn.steps[-1], drawn.whitening, 0, done, drawn)
+            drawn = here.sampled(drawn.steps[-1], drawn.whitening, 0, done, drawn, still)
     return here, drawn
 
 
