@@ -122,7 +122,10 @@ def node(
         allowed.check(method, own.rows)
         rows = replace(data, fields={name: data.fields[name] for name in agreement.form.fields})
         program = agreement.agreed(read(method.model, method.guide, rows, seed=seed))
-        federation = federate(method, rows, seed=seed, program=program)
+        try:
+            federation = federate(method, rows, seed=seed, program=program)
+        except IndexError as error:
+            raise Refused("the model has no place for codes that were agreed on") from error
         run, key = run_name(method, agreement, seed), Ledger.at(root).key
         reads = sorted((program.reads.model | program.reads.guide) & rows.fields.keys())
         behind = rows_of_data(rows, reads or list(rows.fields), key)
