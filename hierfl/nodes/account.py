@@ -3,9 +3,9 @@
 {"before": "SHA-256 of the line before", "time": "2026-01-01T12:00:00.000000+00:00", "kind": "round",
  "run": "1f0c...", "request": "SHA-256 of the request", "spent": 0.25, ...}
 
-`has-account` says how many lines there are and the hash of the last one, as of the log, whose lines
-say which the account's last one was. An account that is gone, cut, reordered or edited stops the node. A line
-is on disk before its mark, so a crash between the two leaves a line more than the mark counts.
+`has-account` and `has-answered` say how many lines there are and the hash of the last one, as of the log,
+whose lines say which the account's last one was. An account that is gone, cut, reordered, edited or
+of an older day stops the node. A line is on disk before its marks, which a crash between leaves behind it.
 """
 
 from __future__ import annotations
@@ -226,15 +226,16 @@ class Ledger:
 # ------------------------------------------------------------ what must add up
 def _check_marks(folder: Path, heads: list[str], entries: list[Entry]) -> None:
     """Refuse a ledger of fewer or other lines than the mark, the log and kept answers know of."""
-    count, mark = len(heads) - 1, log.mark_of(folder)
-    in_log = log.accounts_since(folder, mark or log.Mark(0, ""))
-    there = {name: os.path.lexists(folder / name) for name in (log.MARK, ROWS)}
+    count, marks = len(heads) - 1, {name: log.mark_of(folder, name) for name in log.MARKS}
+    in_log = log.accounts_since(folder, marks[log.MARK] or log.Mark(0, ""))
+    there = {name: os.path.lexists(folder / name) for name in (*log.MARKS, ROWS)}
     requests, runs = ({getattr(e, name) for e in entries} for name in ("request", "run"))
-    wrong = {
-        f"{FILE} is gone, or empty": not count and any(there.values()),
-        f"{log.MARK} is gone, or cannot be read": not mark and (count > 1 or there[log.MARK]),
-        f"{FILE} lacks lines that were in it": mark
-        and heads[min(mark.entries, count)] != mark.head,
+    wrong = {f"{FILE} is gone, or empty": not count and any(there.values())}
+    for name, mark in marks.items():
+        wrong[f"{name} is gone, or cannot be read"] = not mark and (count > 1 or there[name])
+        if mark and heads[min(mark.entries, count)] != mark.head:
+            wrong[f"{FILE} lacks lines that {name} counts"] = True
+    wrong |= {
         f"{log.FILE} lacks lines that were in it": in_log is None,
         f"{FILE} lacks lines that {log.FILE} names": not {*heads}.issuperset(in_log or ()),
         f"{FILE} lacks answers that are there": not requests.issuperset(answered_last(folder)),
@@ -289,7 +290,7 @@ def begin_again(folder: Path) -> Path | None:
         if os.path.lexists(path):
             aside = folder / f"account-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.jsonl"
             path.replace(aside)
-        for file in (folder / log.MARK, *folder.glob(f"*{ANSWER}")):
+        for file in (*(folder / name for name in log.MARKS), *folder.glob(f"*{ANSWER}")):
             file.unlink(missing_ok=True)
         shutil.rmtree(folder / ROWS, ignore_errors=True)
         made = Ledger(folder)
