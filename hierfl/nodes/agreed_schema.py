@@ -32,7 +32,6 @@ from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.nodes.row_sets import kept_in, rows_of_formula, rows_of_frame
 
 LEAST_COUNT = 5  # rows of a level or group that a server asks for
-MOST = 1 << 24  # bytes of an answer, which has a few numbers a column
 ASKS, DESIGN = "schema", "design"
 LATE = "; what all have agreed on before, such as means, counts its rows"
 BASIS = ("clients", "formula", "min_count", "columns", "transforms", "groups")  # of a design
@@ -222,7 +221,7 @@ def agreed_over(
 @lru_cache(maxsize=16)
 def with_schema(formula: Formula, text: str | bytes) -> Formula:
     """Return a formula with a schema that was sent as JSON, or raise Refused."""
-    read_json(text, MOST)
+    read_json(text)
     try:
         schema = Schema.of_json(text.decode() if isinstance(text, bytes) else text)
         if schema.formula != formula.text:

@@ -22,6 +22,7 @@ from hierfl.method import Client
 ENTRY = "hierfl"  # one entry of metadata, as safetensors writes several in no fixed order
 DEEPEST = 32  # levels of a tree
 HEADER = 1 << 20  # bytes of names and shapes, beside the numbers
+JSON = 1 << 24  # characters; they take 24 times as many bytes of memory
 LARGEST = 1e15  # of an honest update; squares of larger values overflow in single precision
 NAMES = "float32 float64 int8 int16 int32 int64 uint8 bool".split()
 DTYPES = frozenset(getattr(torch, name) for name in NAMES)
@@ -100,7 +101,7 @@ def from_bytes(content: object, *, most: int) -> Message:
     return Message(tree, about)
 
 
-def read_json(content: object, most: int = 1 << 26) -> Any:
+def read_json(content: object, most: int = JSON) -> Any:
     """Read JSON that came from elsewhere, of numbers that are finite and of few levels."""
     if not isinstance(content, bytes | str):
         raise Refused(f"it is a {type(content).__name__}, not JSON")
