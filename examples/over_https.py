@@ -151,7 +151,7 @@ def over_https(
                         return Answer(name, None, f"its answer has more than {MOST:,} bytes")
         except TimeoutError:
             return Answer(name, None, f"it did not answer within {timeout:g} s")
-        except httpx.HTTPError as error:
+        except Exception as error:  # whatever what a node sends raises in httpx and below it
             return Answer(name, None, f"{type(error).__name__}: {error}")
         return Answer(name, bytes(content))
 

@@ -271,6 +271,8 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "long": (lambda request: StreamingResponse(long()), "its answer has more than 1,048,576 bytes"),
     "compressed": (bomb, "it is not JSON"),  # it is not decompressed
     "elsewhere": (lambda request: RedirectResponse("/other"), "Redirect response '307"),
+    "nowhere": (lambda request: Response(None, 302, {"location": "mailto:x"}), "InvalidURL"),
+    "no name": (lambda request: Response(None, 302, {"location": "http://xn--a/"}), "Codepoint"),
     "failing": (lambda request: Response(status_code=500), "Server error '500"),
     "empty": (lambda request: Response(), "it is not JSON"),
 }
