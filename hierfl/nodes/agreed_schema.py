@@ -78,8 +78,9 @@ def _disclosure(inquiry: Inquiry) -> Iterator[Refused]:
     agreed_before = formula.schema  # of columns, which the owner's formula may begin with
     right = agreed_before and schema.columns == agreed_before.columns
     right = right or kinds.keys() == declared.columns.keys()
+    right &= question.kind == "call" or schema.formula == formula.text
     if not right or any(kind not in (None, kinds[n]) for n, kind in declared.columns.items()):
-        yield Refused("its schema has other columns than the node's formula")
+        yield Refused("its schema is of other columns or another formula than the node's")
 
 
 def _replies(inquiry: Inquiry) -> Iterator[Reply]:
