@@ -35,8 +35,7 @@ LEAST_COUNT = 5  # rows of a level or group that a server asks for
 ASKS, DESIGN = "schema", "design"
 LATE = "; what all have agreed on before, such as means, counts its rows"
 BASIS = ("clients", "formula", "min_count", "columns", "transforms", "groups")  # of a design
-
-
+UNANSWERED = "it did not answer all questions"
 # kind of question -> its fields
 FIELDS = {
     "rows": (),
@@ -166,9 +165,6 @@ register(
     counted=False,
 )
 answer_schema = partial(answer, ASKS)
-
-
-UNANSWERED = "it did not answer all questions"
 
 
 def agreed_over(

@@ -78,7 +78,7 @@ def _form(tree: Tree, leaves: dict[str, Tensor]) -> Any:
     raise TypeError(f"a message holds a {type(tree).__name__}: it may hold tensors alone")
 
 
-def from_bytes(content: object, *, most: int) -> Message:
+def from_bytes(content: object, *, most: int = 1 << 31) -> Message:
     """Read what `to_bytes` wrote: tensors of at most `most` bytes, names and shapes of a mebibyte."""
     if not isinstance(content, bytes):
         raise Refused(f"it is a {type(content).__name__}, not bytes")
@@ -193,6 +193,7 @@ Counted = Annotated[int, Meta(ge=-1, lt=1 << 31)]  # -1: in no round
 AfterKind = Literal["summaries", "draws", "predictions", "scores", "imputed"]
 AFTER: tuple[str, ...] = get_args(AfterKind)
 ROUND = "round"  # kind of a request in the rounds; others are questions
+SILENT = "it did not answer"
 COUNTED = "counted"  # of the history: in which round each client that stayed was last counted
 
 

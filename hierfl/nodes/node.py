@@ -314,12 +314,7 @@ def _start(inquiry: Inquiry) -> Iterator[Reply]:
 
 
 bare = partial(register, request=BareRequest, disclosure=lambda inquiry: (), account="")
-bare(
-    INTRODUCE,
-    asks=INTRODUCE,
-    handler=_introduction,
-    text=lambda inquiry: inquiry.source.introduction,
-)
+bare(INTRODUCE, asks=INTRODUCE, handler=_introduction, text=lambda of: of.source.introduction)
 bare(AGREE, asks=AGREE, handler=_start)
 register(
     ROUND,
