@@ -117,8 +117,9 @@ def apps(
 
 def _policy_of(context: Context) -> str | None:
     for key in context.node_config:
-        plain = key.lower().replace("-", "_").removeprefix("hierfl_")
-        is_near = "polic" in plain or get_close_matches(plain, ["policy", *KEYS], cutoff=0.8)
+        plain = key.lower().replace("-", "_")
+        is_near = "polic" in plain or plain.startswith("hierfl")
+        is_near |= bool(get_close_matches(plain, ["policy", *KEYS], cutoff=0.8))
         if key != "policy" and is_near:
             raise Refused(
                 f"the node's configuration has '{key}': a policy is named as 'policy', and its keys "
