@@ -35,7 +35,7 @@ ANSWER = ".answer"  # of a run, the last one
 ROWS = "rows"  # a folder of the codes of rows
 AGAIN = "its owner may let it answer again, hierfl node reset-account FOLDER --questions"
 ROUNDING = 1e-9  # of a budget
-END, RESET = "end", "questions again"  # kinds of entries
+END, QUESTION, RESET = "end", "question", "questions again"  # kinds of entries
 START = hashlib.sha256(b"hierfl").hexdigest()  # before the first line
 
 
@@ -172,25 +172,28 @@ class Ledger:
                 )
         return None
 
-    def check_state(self, run: str, state: str, policy: Policy, *, ends: bool) -> None:
-        """Refuse a state of the server that is not of a run's rounds; where the run `ends`, take a few others."""
-        of_run = [e for e in self.entries if e.run == run and e.kind in ("round", END)]
-        if any(e.subject == (state,) for e in of_run):
+    def check_state(self, run: str, state: str, policy: Policy, *, ends: bool, asks: bool) -> None:
+        """Refuse a state of the server that is not of a run's rounds; where the run `ends`, take a few others.
+
+        Whoever `asks` about the client does so under a few of all these: rounds take any of a server.
+        """
+        of_run = [(e.kind, e.subject) for e in self.entries if e.run == run]
+        rounds = {of for kind, of in of_run if kind == "round"}
+        own = {of for kind, of in of_run if kind == QUESTION}
+        own |= {of for kind, of in of_run if kind == END} - rounds
+        is_known = (state,) in rounds
+        if (state,) in own or (is_known and not asks):
             return
-        rounds = {e.subject for e in of_run if e.kind == "round"}
         if not rounds:
             raise Refused("the node has been through no round of the run: ask after one")
-        # of the whole run: a round between them costs the server nothing
-        count = len({e.subject for e in of_run if e.kind == END} - rounds)
-        if ends and count < policy.states_a_run:
+        if not ends and not is_known:
+            what = "it asks under parameters that the node has not received in the run"
+            raise Forbidden(f"{what}: ask by its fit")
+        if len(own) >= policy.states_a_run:
+            what = f"the node answers under {policy.states_a_run} states of a run (states_a_run)"
+            raise Forbidden(f"{what}: begin a new run")
+        if not is_known:
             self.append(Entry(END, state, run, (state,)))
-            return
-        raise Forbidden(
-            f"the node has answered under {count} final states of the run that no round began with "
-            "(states_a_run): begin a new run"
-            if ends
-            else "it asks under parameters that the node has not received in the run: ask by its fit"
-        )
 
     def check_limits(
         self, kind: str, run: str, request: str, policy: Policy, most: int | None
