@@ -39,7 +39,10 @@ from hierfl.nodes import Answer, Reached, Station, over, station
 
 MOST = 1 << 28  # bytes of an answer
 BYTES = {"content-type": "application/octet-stream"}  # a browser's form has another
-CLOSE = {"connection": "close"}  # whatever else comes is not read
+# of uvicorn: whatever comes after a request is not read; the connections that are taken at a time have
+# 256 KiB each
+SERVES: dict[str, Any] = {"headers": [("connection", "close")], "ws": "none", "loop": "asyncio"}
+SERVES |= {"backlog": 128}
 
 
 # ------------------------------------------------------------ at a node
@@ -60,7 +63,7 @@ def served(stations: Mapping[str, Station]) -> Starlette:
     async def answer(request: Request) -> Response:
         content, came = bytearray(), request.url.path
         if request.headers.get("content-type") != BYTES["content-type"]:
-            return Response("no bytes", 415, CLOSE)
+            return Response("no bytes", 415)
         try:
             async with asyncio.timeout(slowest):
                 async for part in request.stream():
@@ -68,15 +71,15 @@ def served(stations: Mapping[str, Station]) -> Starlette:
                     coming[came] += len(part)
                     if coming.total() > limit:
                         alone = len(content) == coming.total()
-                        return Response("too long", 413 if alone else 503, CLOSE)
+                        return Response("too long", 413 if alone else 503)
             who = None if request.client is None else request.client.host
             here = stations[came.strip("/")]
             answered = await run_in_threadpool(here.answer, bytes(content), by=who)
         except TimeoutError:
-            return Response("too slow", 408, CLOSE)
+            return Response("too slow", 408)
         finally:
             coming[came] -= len(content)
-        return Response(answered, headers=BYTES | CLOSE)
+        return Response(answered, headers=BYTES)
 
     return Starlette(routes=[Route(f"/{path}", answer, methods=["POST"]) for path in stations])
 
@@ -148,7 +151,7 @@ def over_https(
                         return Answer(name, None, f"its answer has more than {MOST:,} bytes")
         except TimeoutError:
             return Answer(name, None, f"it did not answer within {timeout:g} s")
-        except httpx.HTTPError as error:
+        except Exception as error:  # whatever what a node sends raises in httpx and below it
             return Answer(name, None, f"{type(error).__name__}: {error}")
         return Answer(name, bytes(content))
 
@@ -191,9 +194,7 @@ def serve_hospitals(folder: Path, port: int) -> None:
     data = hierfl.datasets.heart_disease()
     stations = {name: station(model(), data.select([name]), folder / name) for name in HOSPITALS}
     place = Listening(least(stations, "connections"), port)
-    how: Any = {"http": hurried(stations, place), "log_level": "warning", "ws": "none"}
-    # connections that are taken at a time, with 256 KiB each
-    how |= {"loop": "asyncio", "backlog": 128}
+    how: Any = {**SERVES, "http": hurried(stations, place), "log_level": "warning"}
     config = uvicorn.Config(served(stations), **how)
     config.load()
     config.ssl = trusted(folder, ssl.Purpose.CLIENT_AUTH)

@@ -13,6 +13,9 @@ T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 CountOrFew = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 40)]  # -1: too few to be told
 Number = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+# of values of any unit, whose squares are numbers, and their sd
+Value = Annotated[float, msgspec.Meta(ge=-1e150, le=1e150)]
+Spread = Annotated[float, msgspec.Meta(ge=0.0, le=1e150)]
 MOST = 1 << 26  # characters
 
 

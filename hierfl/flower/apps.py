@@ -117,8 +117,10 @@ def apps(
 
 def _policy_of(context: Context) -> str | None:
     for key in context.node_config:
-        is_near = "polic" in key.lower() or get_close_matches(key, ["policy"], cutoff=0.75)
-        if key != "policy" and (is_near or key.lower().replace("-", "_") in KEYS):
+        plain = key.lower().replace("-", "_")
+        is_near = "polic" in plain or plain.startswith("hierfl")
+        is_near |= bool(get_close_matches(plain, ["policy", *KEYS], cutoff=0.8))
+        if key != "policy" and is_near:
             raise Refused(
                 f"the node's configuration has '{key}': a policy is named as 'policy', and its keys "
                 "stand in that file"

@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hierfl.core.arguments import shown
+from hierfl.core.typed_json import Spread, Value
 from hierfl.data.arrays import RowsFault
 from hierfl.data.consistency import look_alike
 from hierfl.data.expected import is_frame
@@ -75,10 +76,14 @@ class Column:
 
     kind: Kind
     unit: str = ""
-    mean: float = 0.0
-    sd: float = 0.0
+    mean: Value = 0.0
+    sd: Spread = 0.0
     levels: tuple[str, ...] = ()
     rare: str = ""
+
+    def __post_init__(self) -> None:
+        if len({*self.levels}) < len(self.levels):
+            raise ValueError("a level of the column stands twice")
 
 
 def column_fault(detail: str, public: str, name: str, client: str) -> RowsFault:

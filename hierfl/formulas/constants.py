@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -162,7 +163,11 @@ def check_constants(
     """Refuse constants of a call that its formula does not have, or with curves of a few of its values."""
     of = STATEFUL[name]
     numbers = (constants.mean, constants.sd, *constants.knots, *sum(constants.polynomials, ()))
-    if not all(map(math.isfinite, numbers)) or not of.agrees(constants, options):
+    agrees = False
+    if all(map(math.isfinite, numbers)):
+        with suppress(IndexError, ValueError):  # of too few of them, or no matrix
+            agrees = of.agrees(constants, options)
+    if not agrees:
         what = f"the constants of '{text}' are not constants"
         raise Implausible(f"{what} that clients can have agreed on")
     for low, high in of.supports(constants):

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from msgspec import Meta
 
-from hierfl.core.typed_json import Count, made_of, written
+from hierfl.core.typed_json import Count, Spread, Value, made_of, written
 from hierfl.formulas.answers import (
     OfCall,
     OfColumn,
@@ -103,7 +103,7 @@ class Question:
     by: tuple[str, ...] = ()
     levels: tuple[str, ...] = ()
     text: str = ""
-    at: tuple[float, float] | None = None
+    at: tuple[Value, Spread] | None = None
     schema: Schema | None = None
 
     @property

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 from scipy.interpolate import BSpline, CubicSpline
 
-from hierfl.core.typed_json import Count
+from hierfl.core.typed_json import Count, Spread, Value
 from hierfl.core.user_warnings import warn
 
 Values = NDArray[np.float64]
@@ -36,12 +37,12 @@ class Constants:
     the ends of its range, its number of sines as `degree`, and ends `boundary` from the middle.
     """
 
-    mean: float
-    sd: float
-    knots: tuple[float, ...] = ()
-    degree: int = 0
-    polynomials: tuple[tuple[float, ...], ...] = ()
-    boundary: float = 0.0
+    mean: Value
+    sd: Spread
+    knots: tuple[Value, ...] = ()
+    degree: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
+    polynomials: tuple[tuple[Value, ...], ...] = ()
+    boundary: Spread = 0.0
 
     def __call__(self, name: str, text: str, x: Any, *, by: Any = None) -> Values:
         """Apply a named call to values, (n,) -> (n,), or (n, columns) of `bs` and `poly`."""

@@ -3,9 +3,9 @@
 {"before": "SHA-256 of the line before", "time": "2026-01-01T12:00:00.000000+00:00", "kind": "round",
  "run": "1f0c...", "request": "SHA-256 of the request", "spent": 0.25, ...}
 
-`has-account` says how many lines there are and the hash of the last one, as of the log, whose lines
-say which the account's last one was. An account that is gone, cut, reordered or edited stops the node. A line
-is on disk before its mark, so a crash between the two leaves a line more than the mark counts.
+`has-account` and `has-answered` say how many lines there are and the hash of the last one, as of the log,
+whose lines say which the account's last one was. An account that is gone, cut, reordered, edited or
+of an older day stops the node. A line is on disk before its marks, which a crash between leaves behind it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ANSWER = ".answer"  # of a run, the last one
 ROWS = "rows"  # a folder of the codes of rows
 AGAIN = "its owner may let it answer again, hierfl node reset-account FOLDER --questions"
 ROUNDING = 1e-9  # of a budget
-END, RESET = "end", "questions again"  # kinds of entries
+END, QUESTION, RESET = "end", "question", "questions again"  # kinds of entries
 START = hashlib.sha256(b"hierfl").hexdigest()  # before the first line
 
 
@@ -172,25 +172,28 @@ class Ledger:
                 )
         return None
 
-    def check_state(self, run: str, state: str, policy: Policy, *, ends: bool) -> None:
-        """Refuse a state of the server that is not of a run's rounds; where the run `ends`, take a few others."""
-        of_run = [e for e in self.entries if e.run == run and e.kind in ("round", END)]
-        if any(e.subject == (state,) for e in of_run):
+    def check_state(self, run: str, state: str, policy: Policy, *, ends: bool, asks: bool) -> None:
+        """Refuse a state of the server that is not of a run's rounds; where the run `ends`, take a few others.
+
+        Whoever `asks` about the client does so under a few of all these: rounds take any of a server.
+        """
+        of_run = [(e.kind, e.subject) for e in self.entries if e.run == run]
+        rounds = {of for kind, of in of_run if kind == "round"}
+        own = {of for kind, of in of_run if kind == QUESTION}
+        own |= {of for kind, of in of_run if kind == END} - rounds
+        is_known = (state,) in rounds
+        if (state,) in own or (is_known and not asks):
             return
-        rounds = {e.subject for e in of_run if e.kind == "round"}
         if not rounds:
             raise Refused("the node has been through no round of the run: ask after one")
-        # of the whole run: a round between them costs the server nothing
-        count = len({e.subject for e in of_run if e.kind == END} - rounds)
-        if ends and count < policy.states_a_run:
+        if not ends and not is_known:
+            what = "it asks under parameters that the node has not received in the run"
+            raise Forbidden(f"{what}: ask by its fit")
+        if len(own) >= policy.states_a_run:
+            what = f"the node answers under {policy.states_a_run} states of a run (states_a_run)"
+            raise Forbidden(f"{what}: begin a new run")
+        if not is_known:
             self.append(Entry(END, state, run, (state,)))
-            return
-        raise Forbidden(
-            f"the node has answered under {count} final states of the run that no round began with "
-            "(states_a_run): begin a new run"
-            if ends
-            else "it asks under parameters that the node has not received in the run: ask by its fit"
-        )
 
     def check_limits(
         self, kind: str, run: str, request: str, policy: Policy, most: int | None
@@ -226,15 +229,16 @@ class Ledger:
 # ------------------------------------------------------------ what must add up
 def _check_marks(folder: Path, heads: list[str], entries: list[Entry]) -> None:
     """Refuse a ledger of fewer or other lines than the mark, the log and kept answers know of."""
-    count, mark = len(heads) - 1, log.mark_of(folder)
-    in_log = log.accounts_since(folder, mark or log.Mark(0, ""))
-    there = {name: os.path.lexists(folder / name) for name in (log.MARK, ROWS)}
+    count, marks = len(heads) - 1, {name: log.mark_of(folder, name) for name in log.MARKS}
+    in_log = log.accounts_since(folder, marks[log.MARK] or log.Mark(0, ""))
+    there = {name: os.path.lexists(folder / name) for name in (*log.MARKS, ROWS)}
     requests, runs = ({getattr(e, name) for e in entries} for name in ("request", "run"))
-    wrong = {
-        f"{FILE} is gone, or empty": not count and any(there.values()),
-        f"{log.MARK} is gone, or cannot be read": not mark and (count > 1 or there[log.MARK]),
-        f"{FILE} lacks lines that were in it": mark
-        and heads[min(mark.entries, count)] != mark.head,
+    wrong = {f"{FILE} is gone, or empty": not count and any(there.values())}
+    for name, mark in marks.items():
+        wrong[f"{name} is gone, or cannot be read"] = not mark and (count > 1 or there[name])
+        if mark and heads[min(mark.entries, count)] != mark.head:
+            wrong[f"{FILE} lacks lines that {name} counts"] = True
+    wrong |= {
         f"{log.FILE} lacks lines that were in it": in_log is None,
         f"{FILE} lacks lines that {log.FILE} names": not {*heads}.issuperset(in_log or ()),
         f"{FILE} lacks answers that are there": not requests.issuperset(answered_last(folder)),
@@ -289,7 +293,7 @@ def begin_again(folder: Path) -> Path | None:
         if os.path.lexists(path):
             aside = folder / f"account-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.jsonl"
             path.replace(aside)
-        for file in (folder / log.MARK, *folder.glob(f"*{ANSWER}")):
+        for file in (*(folder / name for name in log.MARKS), *folder.glob(f"*{ANSWER}")):
             file.unlink(missing_ok=True)
         shutil.rmtree(folder / ROWS, ignore_errors=True)
         made = Ledger(folder)

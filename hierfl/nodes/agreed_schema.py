@@ -32,12 +32,10 @@ from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.nodes.row_sets import kept_in, rows_of_formula, rows_of_frame
 
 LEAST_COUNT = 5  # rows of a level or group that a server asks for
-MOST = 1 << 24  # bytes of an answer, which has a few numbers per column
 ASKS, DESIGN = "schema", "design"
 LATE = "; what all have agreed on before, such as means, counts its rows"
 BASIS = ("clients", "formula", "min_count", "columns", "transforms", "groups")  # of a design
-
-
+UNANSWERED = "it did not answer all questions"
 # kind of question -> its fields
 FIELDS = {
     "rows": (),
@@ -79,8 +77,9 @@ def _disclosure(inquiry: Inquiry) -> Iterator[Refused]:
     agreed_before = formula.schema  # of columns, which the owner's formula may begin with
     right = agreed_before and schema.columns == agreed_before.columns
     right = right or kinds.keys() == declared.columns.keys()
+    right &= question.kind == "call" or schema.formula == formula.text
     if not right or any(kind not in (None, kinds[n]) for n, kind in declared.columns.items()):
-        yield Refused("its schema has other columns than the node's formula")
+        yield Refused("its schema is of other columns or another formula than the node's")
 
 
 def _replies(inquiry: Inquiry) -> Iterator[Reply]:
@@ -168,9 +167,6 @@ register(
 answer_schema = partial(answer, ASKS)
 
 
-UNANSWERED = "it did not answer all questions"
-
-
 def agreed_over(
     formula: Formula, send: Callable[[bytes], Mapping[Key, bytes]]
 ) -> tuple[Formula, dict[Key, str]]:
@@ -222,7 +218,7 @@ def agreed_over(
 @lru_cache(maxsize=16)
 def with_schema(formula: Formula, text: str | bytes) -> Formula:
     """Return a formula with a schema that was sent as JSON, or raise Refused."""
-    read_json(text, MOST)
+    read_json(text)
     try:
         schema = Schema.of_json(text.decode() if isinstance(text, bytes) else text)
         if schema.formula != formula.text:

@@ -20,6 +20,7 @@ from hierfl.nodes.account import END
 from hierfl.nodes.credible import check_answer, unlike_others
 from hierfl.nodes.local_fit import Few, without_few
 from hierfl.nodes.messages import (
+    SILENT,
     AfterKind,
     Answer,
     Refused,
@@ -33,8 +34,6 @@ from hierfl.nodes.messages import (
 )
 from hierfl.runs.result import Fit
 
-MOST = 1 << 31  # bytes of an answer
-SILENT = "it did not answer"
 UNKNOWN = "Whether to trust this fit is not known: the method does not tell."
 Of = TypeVar("Of")
 
@@ -126,7 +125,7 @@ def end_run(fit: Any, clients: Collection[str]) -> frozenset[str]:
     with suppress(Exception):  # of a transport: a later question tells it
         for answer in fit.ask({name: _question(fit, END, name, None, {}) for name in clients}):
             with suppress(Refused):
-                if from_bytes(answer.content, most=MOST).about == _about(fit, answer.client, END):
+                if from_bytes(answer.content).about == _about(fit, answer.client, END):
                     ended.add(answer.client)
     return frozenset(ended & {*clients})
 
@@ -152,7 +151,7 @@ def _read(fit: Any, answer: Answer, kind: AfterKind, rows: int) -> tuple[Tree, F
     """Return what a node released in answer to this question, and its groups of few rows; refuse any other."""
     if answer.content is None:
         raise Refused(answer.reason or SILENT)
-    tree, about = from_bytes(answer.content, most=MOST)
+    tree, about = from_bytes(answer.content)
     own = {name: about.get(name) for name in ("run", "client", "kind")}
     if own != _about(fit, answer.client, kind):
         run, client, other = (str(value)[:40] for value in own.values())

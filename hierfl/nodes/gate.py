@@ -21,7 +21,6 @@ from hierfl.nodes.messages import ROUND, Message, Refused, from_bytes, read_json
 from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.nodes.row_sets import RowCodes, check_rows
 
-MOST, MOST_JSON = 1 << 31, 1 << 24  # bytes of a request with tensors, and of one without
 FAILED = "failed question"  # of the account
 
 
@@ -139,9 +138,7 @@ def _replied(kind: Kind, inquiry: Inquiry, entry: Entry) -> bytes:
 def _read(asks: str, content: bytes) -> tuple[Kind, Any, Message]:
     """Return the kind of a request, the request as its type, and all of it; refuse any other."""
     tensors = asks == ROUND
-    message = (
-        from_bytes(content, most=MOST) if tensors else Message(None, read_json(content, MOST_JSON))
-    )
+    message = from_bytes(content) if tensors else Message(None, read_json(content))
     if not isinstance(message.about, dict):
         raise Refused("it is not a request of a node: it is not a JSON object")
     about = {"kind": asks, **message.about}

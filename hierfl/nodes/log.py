@@ -27,7 +27,7 @@ from hierfl.runs.run_folder import FolderInUse, held, sync
 
 ASKED_BY: ContextVar[str | None] = ContextVar("asked_by", default=None)
 FILE, REFUSED, OLDER = "left.jsonl", "refused.jsonl", "refused.older.jsonl"
-MARK = "has-account"  # what a `Mark` has
+MARK, COPY = MARKS = "has-account", "has-answered"  # what a `Mark` has
 LENGTH = 200  # bytes of that file
 MOST = 4 << 20  # bytes of the file of refusals before it becomes the older one
 LONGEST = 2000  # characters of a detail
@@ -133,23 +133,24 @@ class Mark(NamedTuple):
     last: str = ""
 
 
-def mark_of(folder: Path) -> Mark | None:
+def mark_of(folder: Path, name: str = MARK) -> Mark | None:
     """Return the mark of a folder's ledger; None: it has none that can be read."""
     try:
-        mark = Mark(*json.loads((folder / MARK).read_bytes()))
+        mark = Mark(*json.loads((folder / name).read_bytes()))
         return mark if min(mark.entries - 1, mark.start) >= 0 else None
     except (OSError, TypeError, ValueError):
         return None
 
 
 def set_mark(folder: Path, mark: Mark) -> None:
-    """Write the mark of a folder's ledger, in its place: after a power cut it may be an earlier one."""
-    path, content = folder / MARK, json.dumps(mark).encode().ljust(LENGTH)
-    if not path.exists():
-        replace_private(path, content)
-        sync(folder)
-    with writing(path, LENGTH), open(path, "r+b", buffering=0) as file:
-        file.write(content)
+    """Write the marks of a folder's ledger, in their place: after a power cut they may be earlier ones."""
+    content = json.dumps(mark).encode().ljust(LENGTH)
+    for path in (folder / name for name in MARKS):
+        if not path.exists():
+            replace_private(path, content)
+            sync(folder)
+        with writing(path, LENGTH), open(path, "r+b", buffering=0) as file:
+            file.write(content)
 
 
 def accounts_since(folder: Path, mark: Mark) -> list[str] | None:

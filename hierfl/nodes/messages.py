@@ -22,6 +22,7 @@ from hierfl.method import Client
 ENTRY = "hierfl"  # one entry of metadata, as safetensors writes several in no fixed order
 DEEPEST = 32  # levels of a tree
 HEADER = 1 << 20  # bytes of names and shapes, beside the numbers
+JSON = 1 << 24  # characters; they take 24 times as many bytes of memory
 LARGEST = 1e15  # of an honest update; squares of larger values overflow in single precision
 NAMES = "float32 float64 int8 int16 int32 int64 uint8 bool".split()
 DTYPES = frozenset(getattr(torch, name) for name in NAMES)
@@ -77,7 +78,7 @@ def _form(tree: Tree, leaves: dict[str, Tensor]) -> Any:
     raise TypeError(f"a message holds a {type(tree).__name__}: it may hold tensors alone")
 
 
-def from_bytes(content: object, *, most: int) -> Message:
+def from_bytes(content: object, *, most: int = 1 << 31) -> Message:
     """Read what `to_bytes` wrote: tensors of at most `most` bytes, names and shapes of a mebibyte."""
     if not isinstance(content, bytes):
         raise Refused(f"it is a {type(content).__name__}, not bytes")
@@ -100,7 +101,7 @@ def from_bytes(content: object, *, most: int) -> Message:
     return Message(tree, about)
 
 
-def read_json(content: object, most: int = 1 << 26) -> Any:
+def read_json(content: object, most: int = JSON) -> Any:
     """Read JSON that came from elsewhere, of numbers that are finite and of few levels."""
     if not isinstance(content, bytes | str):
         raise Refused(f"it is a {type(content).__name__}, not JSON")
@@ -192,6 +193,7 @@ Counted = Annotated[int, Meta(ge=-1, lt=1 << 31)]  # -1: in no round
 AfterKind = Literal["summaries", "draws", "predictions", "scores", "imputed"]
 AFTER: tuple[str, ...] = get_args(AfterKind)
 ROUND = "round"  # kind of a request in the rounds; others are questions
+SILENT = "it did not answer"
 COUNTED = "counted"  # of the history: in which round each client that stayed was last counted
 
 

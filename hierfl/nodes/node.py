@@ -18,7 +18,7 @@ from hierfl.engine.chunks import FAILURES, client_round
 from hierfl.engine.federation import federate
 from hierfl.method import Clock, Method
 from hierfl.nodes import client_state, gate, log
-from hierfl.nodes.account import END, Entry, Ledger, digest, state_of
+from hierfl.nodes.account import END, QUESTION, Entry, Ledger, digest, state_of
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.approval import preview, write_preview
 from hierfl.nodes.client_state import Node
@@ -122,7 +122,10 @@ def node(
         allowed.check(method, own.rows)
         rows = replace(data, fields={name: data.fields[name] for name in agreement.form.fields})
         program = agreement.agreed(read(method.model, method.guide, rows, seed=seed))
-        federation = federate(method, rows, seed=seed, program=program)
+        try:
+            federation = federate(method, rows, seed=seed, program=program)
+        except IndexError as error:
+            raise Refused("the model has no place for codes that were agreed on") from error
         run, key = run_name(method, agreement, seed), Ledger.at(root).key
         reads = sorted((program.reads.model | program.reads.guide) & rows.fields.keys())
         behind = rows_of_data(rows, reads or list(rows.fields), key)
@@ -247,12 +250,12 @@ def _check_state(inquiry: Inquiry) -> Iterator[Refused]:
     """Refuse a question under parameters that the node has not received in the run, and too many questions."""
     node, ledger, tree = inquiry.source, inquiry.ledger, inquiry.tree
     yield from _check_run(inquiry, {"message", "mail", "rows"})
-    if inquiry.request.kind != END:
-        ledger.check_limits("question", node.run, inquiry.digest, inquiry.policy, None)
+    if asks := inquiry.request.kind != END:
+        ledger.check_limits(QUESTION, node.run, inquiry.digest, inquiry.policy, None)
     server, ends = node.federation.server, inquiry.request.ends
     if ends and not server.grows:
         like(tree["message"], server.last(server.state, Clock(0, 1)))
-    ledger.check_state(node.run, state_of(tree), inquiry.policy, ends=ends)
+    ledger.check_state(node.run, state_of(tree), inquiry.policy, ends=ends, asks=asks)
 
 
 def _end(inquiry: Inquiry) -> Iterator[Reply]:
@@ -311,24 +314,18 @@ def _start(inquiry: Inquiry) -> Iterator[Reply]:
 
 
 bare = partial(register, request=BareRequest, disclosure=lambda inquiry: (), account="")
-bare(
-    INTRODUCE,
-    asks=INTRODUCE,
-    handler=_introduction,
-    text=lambda inquiry: inquiry.source.introduction,
-)
+bare(INTRODUCE, asks=INTRODUCE, handler=_introduction, text=lambda of: of.source.introduction)
 bare(AGREE, asks=AGREE, handler=_start)
-register(
+in_run = partial(register, asks=ROUND, subject=lambda of: (state_of(of.tree),))
+in_run(
     ROUND,
-    asks=ROUND,
     request=RoundRequest,
     disclosure=_check_round,
     handler=_update,
     account="round",
-    subject=lambda inquiry: (state_of(inquiry.tree),),
     earlier=_update_before,
     keep=_keep_update,
 )
-after = partial(register, asks=ROUND, request=StateRequest, disclosure=_check_state)
+after = partial(in_run, request=StateRequest, disclosure=_check_state)
 after(END, handler=_end, account="")
-after(*AFTER, handler=_about_client, account="question")
+after(*AFTER, handler=_about_client, account=QUESTION)

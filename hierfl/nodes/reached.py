@@ -19,9 +19,9 @@ from hierfl.nodes.choosing import Decided, FitCall
 from hierfl.nodes.envelope import read_answer, write_request
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.gathering import check_enough, fit_introduced, join_introduced, reasons
-from hierfl.nodes.messages import Answer, Ask, Refused, last_counted, read_json, read_typed
+from hierfl.nodes.messages import SILENT, Answer, Ask, Refused, last_counted, read_json, read_typed
 from hierfl.nodes.node import run_name
-from hierfl.nodes.run import LONGEST, SILENT, TooFewNodes
+from hierfl.nodes.run import LONGEST, TooFewNodes
 from hierfl.program.recipes import describe
 from hierfl.program.sites import Family, Guide, Model
 from hierfl.runs import checkpoint as state

@@ -37,6 +37,7 @@ from hierfl.nodes.choosing import ReadAlone
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import (
     COUNTED,
+    SILENT,
     Answer,
     Ask,
     Refused,
@@ -59,7 +60,6 @@ AT_ONCE = 256  # answers that are in memory together, at most; sums of the other
 AT_ONCE_BYTES = 1 << 26  # of these answers together, but for
 AT_LEAST = 16  # answers
 LONGEST = 500  # characters of a reason
-SILENT = "it did not answer"
 
 
 class TooFewNodes(ClientError):

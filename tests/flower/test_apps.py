@@ -12,6 +12,7 @@ from hierfl import methods
 from hierfl.data.clients import ClientData
 from hierfl.engine.settings import Settings
 from hierfl.flower import Apps, apps
+from hierfl.flower.payloads import PAYLOAD, RECORD, WRONG
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.run import TooFewNodes
 from hierfl.optimizers import SGD
@@ -177,6 +178,26 @@ def test_a_method_that_discloses_more_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "key", ["polcy", "Policy", "min_rows", "min-rows", "min_cuont", "aprove", "HIERFL_MIN_COUNT"]
+)
+def test_a_misspelled_key_in_a_nodes_configuration_stops_it(key: str, tmp_path: Path) -> None:
+    """It would else go unread, and the default policy hold."""
+    pair = made([])
+    grid = Grid(pair.client, tmp_path)
+    for number, more in ((11, {}), (12, {key: "ask"})):
+        message = flwr.Message(
+            flwr.RecordDict({RECORD: flwr.ConfigRecord({PAYLOAD: b""})}),
+            dst_node_id=number,
+            message_type="query.introduce",
+        )
+        message.metadata.__dict__["_message_id"] = "1"
+        grid.contexts[number].node_config.update(more)
+        record = pair.client(message, grid.contexts[number]).content.config_records[RECORD]
+        assert (PAYLOAD in record) is (number == 11)
+    assert f"has '{key}': a policy is named as 'policy'" in str(record[WRONG])
+
+
 @pytest.mark.slow
 def test_nodes_with_policies_are_asked_over_flower(tmp_path: Path) -> None:
     found: list[Any] = []
@@ -206,12 +227,7 @@ def test_nodes_with_policies_are_asked_over_flower(tmp_path: Path) -> None:
         run(pair, grid)
     assert found[1].withheld.keys() == {"east", "north", "south"}
     (tmp_path / "small.toml").write_text("bytes_a_request = 1\n")
-    for key, value, why in (
-        ("polcy", str(tmp_path / "west.toml"), "has 'polcy': a policy is named"),
-        ("min-rows", 200, "has 'min-rows': a policy is named"),
-        ("policy", str(tmp_path / "small.toml"), "allows 1 .bytes_a_request"),
-    ):
-        grid = Grid(pair.client, tmp_path / f"with {value}".replace("/", ""))
-        grid.contexts[14].node_config[key] = value
-        with pytest.warns(UserWarning, match=f"is left out: .*{why}"):
-            run(pair, grid)
+    grid = Grid(pair.client, tmp_path / "small")
+    grid.contexts[14].node_config["policy"] = str(tmp_path / "small.toml")
+    with pytest.warns(UserWarning, match="is left out: .*allows 1 .bytes_a_request"):
+        run(pair, grid)

@@ -77,6 +77,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "gone with all but a client state": lambda path: all_but_a_state(path.parent),
     "without a run whose state is there": lambda path: path.with_name("1f0c.state").touch(),
     "without its mark": lambda path: (path.parent / log.MARK).unlink(),
+    "without its other mark": lambda path: (path.parent / log.COPY).unlink(),
     "with no mark that is one": lambda path: (path.parent / log.MARK).write_bytes(b"[-1, 3]"),
     "whose log is gone": lambda path: (path.parent / log.FILE).unlink(),
     "whose log is cut by a line": lambda path: lines_of(lambda lines: lines[:-1])(
@@ -102,7 +103,7 @@ def test_an_account_that_does_not_add_up_stops_the_node(name: str, tmp_path: Pat
 
 def test_an_older_account_with_its_mark_is_noticed_by_the_log(tmp_path: Path) -> None:
     path = written(tmp_path, 2)
-    before = {name: (tmp_path / name).read_bytes() for name in (path.name, log.MARK)}
+    before = {name: (tmp_path / name).read_bytes() for name in (path.name, *log.MARKS)}
     written(tmp_path)
     for name, content in before.items():
         (tmp_path / name).write_bytes(content)
@@ -110,12 +111,26 @@ def test_an_older_account_with_its_mark_is_noticed_by_the_log(tmp_path: Path) ->
         Ledger.at(tmp_path)
 
 
+@pytest.mark.parametrize("mark", log.MARKS)
+def test_account_log_and_mark_of_an_older_day_do_not_make_a_node_forget(
+    mark: str, tmp_path: Path
+) -> None:
+    """A node that has answered questions about rows since has no later answer of a run."""
+    path = written(tmp_path, 2)
+    before = {name: (tmp_path / name).read_bytes() for name in (path.name, mark, log.FILE)}
+    Ledger.at(tmp_path).append(Entry("schema", "1f0c", answer="{}"))
+    for name, content in before.items():
+        (tmp_path / name).write_bytes(content)
+    other = next(name for name in log.MARKS if name != mark)
+    with pytest.raises(BrokenLedger, match=f"lacks lines that {other} counts"):
+        Ledger.at(tmp_path)
+
+
 def test_a_budget_is_not_whole_again_without_its_account(tmp_path: Path) -> None:
     one = noisy(tmp_path)
     ask(one, 0)
-    before = {
-        name: (tmp_path / name).read_bytes() for name in ("account.jsonl", log.MARK, log.FILE)
-    }
+    names = ("account.jsonl", *log.MARKS, log.FILE)
+    before = {name: (tmp_path / name).read_bytes() for name in names}
     ask(one, 7)
     now = {name: (tmp_path / name).read_bytes() for name in before}
     for files, is_whole in ((before, False), (now, True)):  # a backup, but for the last answer
@@ -123,7 +138,7 @@ def test_a_budget_is_not_whole_again_without_its_account(tmp_path: Path) -> None
             (tmp_path / name).write_bytes(content)
         with nullcontext() if is_whole else pytest.raises(BrokenLedger, match="lacks answers"):
             Ledger.at(tmp_path)
-    for name in ("account.jsonl", log.MARK, log.FILE):
+    for name in names:
         (tmp_path / name).unlink()
         with pytest.raises(Refused, match="does not add up"):
             ask(noisy(tmp_path, seed=5), 0)

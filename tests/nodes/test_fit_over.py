@@ -130,6 +130,29 @@ def test_a_run_that_was_interrupted_begins_again_or_goes_on(
     same(hierfl.nodes.fit(method, around, rounds=3), whole)
 
 
+def test_a_node_reads_its_rows_once_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again where its policy is another one since it has introduced them, or in another run."""
+    count, real = [0], stations.Station._read
+
+    def counted(one: Any) -> Any:
+        count[0] += 1
+        return real(one)
+
+    monkeypatch.setattr(stations.Station, "_read", counted)
+    part = federation().select(["north"])
+    agreed = {"agreement": asdict(Agreement.between([Introduction.of(part)])), "method": None}
+    content = json.dumps({**agreed, "seed": 0}).encode()
+    one = station(methods.fedsvi(regression), part, tmp_path)
+    for policy, reads in (("", 1), ("questions_a_day = 7\n", 2)):
+        count[0] = 0
+        one.reply("introduce", b"")
+        (tmp_path / "policy.toml").write_text(policy)
+        one.reply("agree", content)
+        assert count == [reads]
+    one.reply("agree", content)
+    assert count == [3]
+
+
 def test_no_client_has_its_folder_outside(tmp_path: Path) -> None:
     names = ["..", "../up", ".a", "a", "a/b"]
     data = ClientData.from_arrays(names, x=torch.zeros(5, 1), y=torch.zeros(5))

@@ -171,6 +171,13 @@ CONSTANTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "a small scale": ("scale(age)", lambda c: replace(c, sd=0.5)),
     "a center far away": ("center(age)", lambda c: replace(c, mean=1e9)),
     "no numbers": ("scale(age)", lambda c: replace(c, sd=0.0)),
+    "a smooth of no knots": ("s(age)", lambda c: replace(c, knots=())),
+    "a spline of two knots": ("bs(age, df=5)", lambda c: replace(c, knots=(50.0, 60.0))),
+    "a process of no range": ("gp(age)", lambda c: replace(c, knots=())),
+    "polynomials that are singular": (
+        "poly(age, 2)",
+        lambda c: replace(c, polynomials=((1e150, 1e-308, 0.0), (1e150, 1e150, 1e-308))),
+    ),
 }
 
 
@@ -223,6 +230,8 @@ def test_a_node_refuses_constants_of_functions_that_have_none(tmp_path: Path) ->
         design(made, replace(schema, transforms=more), of, tmp_path / "more")
     with pytest.raises(Refused, match="other transforms"):
         design(made, replace(schema, transforms={}), of, tmp_path / "less")
+    with pytest.raises(Refused, match="another formula"):
+        design(made, replace(schema, formula="y ~ age"), of, tmp_path / "other")
 
 
 def test_a_node_counts_no_values_around_one_patient(tmp_path: Path) -> None:

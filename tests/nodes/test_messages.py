@@ -6,6 +6,7 @@ import pickle
 import random
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,18 @@ from safetensors.torch import save
 
 from hierfl.core.trees import named_leaves, tree_map
 from hierfl.method import Each, LogShare, Share
-from hierfl.nodes.messages import HEADER, LARGEST, Refused, from_bytes, like, to_bytes
+from hierfl.nodes.agreement import Introduction
+from hierfl.nodes.messages import (
+    HEADER,
+    JSON,
+    LARGEST,
+    Refused,
+    from_bytes,
+    like,
+    read_json,
+    read_typed,
+    to_bytes,
+)
 
 TREE: Any = {
     "theta": Share({"weight": torch.arange(6.0).reshape(2, 3), "empty": {}}, torch.tensor([3.0])),
@@ -170,6 +182,18 @@ def test_a_key_that_looks_like_a_path_does_not_pass_for_what_lies_there(
 def test_states_may_hold_what_is_not_finite() -> None:
     wrong = changed(WEIGHT, torch.full((2, 3), torch.inf, dtype=torch.float32))
     assert like(wrong, TREE, finite=False)["theta"].value["weight"].isinf().all()
+
+
+@pytest.mark.parametrize("read", [read_json, partial(read_typed, Introduction, called="start")])
+def test_long_json_is_not_parsed(read: Callable[[bytes], object]) -> None:
+    """64 MB of empty lists would take 1.5 GB of whoever reads them."""
+    long = b"[" + b"[]," * (JSON // 3) + b"[]]"
+    tracemalloc.start()
+    with pytest.raises(Refused, match="it has more than 16,777,216 characters"):
+        read(long)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 def test_a_thousand_malformed_messages_are_a_thousand_refusals() -> None:

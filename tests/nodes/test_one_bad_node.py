@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hierfl.flower import apps
 from hierfl.formulas.odd_answers import odd_answers
 from hierfl.nodes import FitOverNodes, TooFewNodes, agreement, in_process
 from hierfl.nodes.messages import Refused
+from hierfl.nodes.node import node
 from hierfl.optimizers import SGD
 from hierfl.program.few_rows import codes_of
 from tests.flower.test_apps import NAMES, Grid, identity, rows
@@ -204,6 +206,16 @@ def test_one_nodes_codes_neither_end_a_run_nor_choose_its_method(
     with pytest.warns(UserWarning, match="client 'north' is left out: no other client has its"):
         fit = hierfl.nodes.fit(model, in_process(data, tmp_path))
     assert fit.clients == ("east", "south", "west") and fit.method.name == "two_stage"
+
+
+def test_codes_for_which_a_model_has_no_place_are_refused(tmp_path: Path) -> None:
+    """A server may say that others have them."""
+    data = hierfl.ClientData.from_arrays(["a"] * 20, y=torch.zeros(20), region=torch.arange(20) % 4)
+    honest = agreement.Agreement.between([agreement.Introduction.of(data)])
+    lied, method = replace(honest, codes={"region": (0, 1 << 31)}), methods.two_stage(by_region)
+    with pytest.raises(Refused, match="no place for codes"):
+        node(method, data, lied, tmp_path)
+    node(method, data, honest, tmp_path)
 
 
 def test_a_method_that_needs_every_client_begins_again_without_one_that_lies(

@@ -189,6 +189,29 @@ def test_endless_headers_and_too_many_connections_are_cut_off(
         assert not [line for line in entries(tmp_path / "east") if line["what"] == "refusal"]
 
 
+ELSEWHERE = {
+    "another path": (b"POST /other HTTP/1.1\r\nHost: l\r\n\r\n", HEAD),
+    "another method": (b"GET /node HTTP/1.1\r\nHost: l\r\n\r\n", HEAD),
+    "a body without end": (b"PUT / HTTP/1.1\r\nHost: l\r\nTransfer-Encoding: chunked\r\n\r\n", b""),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_connection_has_one_request_alone(
+    name: str, folder: Path, client: httpx.Client, tmp_path: Path
+) -> None:
+    """One that has got an answer would else be held open by headers that do not end."""
+    asked, more = ELSEWHERE[name]
+    with serving(folder, limited(tmp_path, connections=1)) as address:
+        with connected(address, folder) as one:
+            one.sendall(asked + more)
+            content = b""
+            while part := one.recv(1 << 12):
+                content += part
+        assert content.startswith(b"HTTP/1.1 40") and content.count(b"HTTP/1.1") == 1
+        assert client.post(f"{address}/node", content=INTRODUCE).status_code == 200
+
+
 def test_who_does_not_shake_hands_keeps_nobody_out(
     folder: Path, client: httpx.Client, tmp_path: Path
 ) -> None:
@@ -248,6 +271,8 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "long": (lambda request: StreamingResponse(long()), "its answer has more than 1,048,576 bytes"),
     "compressed": (bomb, "it is not JSON"),  # it is not decompressed
     "elsewhere": (lambda request: RedirectResponse("/other"), "Redirect response '307"),
+    "nowhere": (lambda request: Response(None, 302, {"location": "mailto:x"}), "InvalidURL"),
+    "no name": (lambda request: Response(None, 302, {"location": "http://xn--a/"}), "Codepoint"),
     "failing": (lambda request: Response(status_code=500), "Server error '500"),
     "empty": (lambda request: Response(), "it is not JSON"),
 }

@@ -1,7 +1,7 @@
 """After the rounds a node answers under parameters of the run alone, and about enough rows."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from hierfl import methods
 from hierfl.cli.officer_page import entries
 from hierfl.core.trees import tree_map
 from hierfl.nodes import Answer, FitOverNodes, in_process
-from hierfl.nodes.messages import Ask, from_bytes, to_bytes
+from hierfl.nodes.messages import Ask, RoundRequest, StateRequest, from_bytes, to_bytes
 from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD
 from tests.methods.cases import shared
@@ -116,6 +116,27 @@ def test_rounds_between_them_allow_no_more_final_states(tmp_path: Path) -> None:
             about = {"kind": "round", "run": run, "round": 100 * k, "counted": counted}
             list(around.ask({n: to_bytes(tree, about) for n in fit.clients}))
     assert answered == 3
+
+
+def test_rounds_of_a_servers_choice_allow_no_more_questions(tmp_path: Path) -> None:
+    """By a round under each unit vector, and predictions under it, a server would read the covariates."""
+    around = machines(methods.fedsvi(regression), rows(), tmp_path)
+    for node in around.nodes.values():
+        node.policy.write_text(ALL)
+    fit = fit_nodes(methods.fedsvi(regression), around.agreement, around.ask, rounds=1)
+    given = []
+    for k in range(1, 6):
+        message = tree_map(lambda v, a=k: v + 0.1 * a, fit.message)
+        about = asdict(RoundRequest(fit.run, k, k - 1))
+        content = to_bytes({"message": message, "mail": {}}, about)
+        answers = [*around.ask(dict.fromkeys(fit.clients, content))]
+        assert all(answer.content for answer in answers)
+        at = {"message": message, "mail": {}, "rows": {}}
+        asked = asdict(StateRequest("predictions", fit.run, k + 1, k, ends=False, site="y"))
+        answers = [*around.ask(dict.fromkeys(fit.clients, to_bytes(at, asked)))]
+        given.append(sum(bool(answer.content) for answer in answers))
+    assert given == [3, 3, 3, 0, 0]
+    assert all("(states_a_run)" in answer.reason for answer in answers)
 
 
 def test_a_run_without_a_round_answers_nothing(tmp_path: Path) -> None:

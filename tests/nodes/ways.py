@@ -89,11 +89,10 @@ def serving(folder: Path, nodes: Mapping[str, Any], app: Any = None) -> Iterator
 
     A thread would not do: a fit and a node take turns in one process.
     """
-    how: Any = {"log_level": "critical", "ws": "none", "loop": "asyncio"}
+    how: Any = {**EXAMPLE["SERVES"], "log_level": "critical"}
     limit = EXAMPLE["least"](nodes, "connections")
     with EXAMPLE["Listening"](limit or 100) as listening, warnings.catch_warnings():
         how |= {"http": EXAMPLE["hurried"](nodes, listening)} if nodes else {}
-        how["backlog"] = 128
         config = uvicorn.Config(app or EXAMPLE["served"](nodes), **how)
         config.load()
         config.ssl = EXAMPLE["trusted"](folder, ssl.Purpose.CLIENT_AUTH)
