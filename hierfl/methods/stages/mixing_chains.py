@@ -25,9 +25,8 @@ RENEWED = 120
 MIXED = 1.05  # split R-hat above which chains run on, twice as long
 STUCK, GAIN = 0.2, 0.8  # an excess of R-hat over 1 that has to fall by this factor for it
 SURE = 0.05  # Monte Carlo error of a scalar's sd, relative to it, above which they run on
-HOPELESS = (
-    4.0  # times the most iterations: chains that need more end unmixed, or with twice that error
-)
+# times the most iterations: chains that need more end unmixed, or with twice that error
+HOPELESS = 4.0
 DENSE = 100  # scalars that are whitened by a matrix in the program's own coordinates
 
 # told about how many seconds are left: if the chains mix at once, and if they run on to the end
