@@ -51,7 +51,7 @@ def test_the_threat_model_states_the_default_policy() -> None:
     default, page = Policy(), (ROOT / "docs" / "threat_model.md").read_text()
     said = page.partition("## The defaults")[2].partition("## What a curious server learns")[0]
     memory, size = default.memory_a_request >> 30, default.bytes_a_request >> 20
-    limits = f"{default.seconds_a_request} s, {memory} GiB of memory, {size} MiB and"
+    limits = f"{default.seconds_a_request} s, {memory} GiB of memory, {size} MiB in size and"
     for part in (limits, f"{default.steps_a_round:,} local steps", "five rows"):
         assert part in " ".join(said.split())
     assert default.min_count == 5 and default.methods is None and default.budget is None
