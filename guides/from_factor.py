@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from hierfl.core import noise
+from hierfl.core.gaussians import times
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.global_sites import Drawn, Shared, emit
 from hierfl.laplace.mode import client_density
@@ -27,6 +28,7 @@ from hierfl.summaries.own_scale import drawn as exactly
 from hierfl.summaries.quartic import Quartic
 
 AUXILIARY: Any = {"is_auxiliary": True}
+MIXING_NODES, FARTHEST = 24, 6.0  # of a mixing parameter, at which shrinkage is summed; in sds
 MORE = 4  # times as many candidates where some local scalars are not Normal
 # Scale of the candidates of D scalars, in those of the prior times the factor: 1 + WIDER / sqrt(D).
 WIDER = 0.5
@@ -89,24 +91,31 @@ class FromFactor:
 
     @property
     def has_shrinkage(self) -> bool:
-        """Whether local sites are Normal given the global ones, and the factor of one scale."""
-        return self.hierarchy is not None and self.hierarchy.mixing is None and self.spread is None
+        """Whether local sites are Normal, or one scale mixture of them, and the factor is of one scale."""
+        mixing = None if self.hierarchy is None else self.hierarchy.mixing
+        one = mixing is None or (bool(mixing.scattered) and self.latents.local_block.size == 1)
+        return self.hierarchy is not None and self.spread is None and one
+
+    @property
+    def mixing_nodes(self) -> int:
+        """At how many values of the mixing parameter the shrinkage is summed."""
+        return MIXING_NODES if self.hierarchy is not None and self.hierarchy.mixing else 1
 
     def shrinkage(self, batch: ClientBatch, turn: Tensor) -> Values:
         """Return Var(w_k | z, y_k) / Var(w_k | z) at a draw of z by the client's factor, without draws of w.
 
         It is that of the entries of `turn` w, `turn` (D, D). It is exact where the likelihood is
-        Gaussian: s^2 / (s^2 + tau^2) of a scalar with standard error s.
+        Gaussian: s^2 / (s^2 + tau^2) of a scalar with standard error s. The mixing parameter
+        of a Student t is summed over.
         """
         hierarchy = self.hierarchy
         assert hierarchy is not None
         shared = self.latents.global_block.size
         z = self.posterior(batch).vector if shared else torch.zeros(0)
-        factor = _factor_at(hierarchy, _own_params(self.shapes, batch), z)
+        own = _own_params(self.shapes, batch)
+        factor = _factor_at(hierarchy, own, z)
         with poutine.block(hide_types=["sample", "observe"]):
-            normal = hierarchy.local(z, first_row(batch))
-        after = given(hierarchy, normal, z, *factor).log_integral()[1]
-        before = torch.linalg.inv_ex(normal.precision).inverse.expand_as(after)
+            after, before = self._covariances(hierarchy, z, first_row(batch), factor, own)
         if hierarchy.reading.effects is not None:  # the local sites are what effects are made of
             back = torch.linalg.inv_ex(hierarchy.reading.effects.at(z)[1]).inverse
             after, before = (back @ covariance @ back.mT for covariance in (after, before))
@@ -114,6 +123,45 @@ class FromFactor:
         after, before = (turn @ covariance @ turn.mT for covariance in (after, before))
         ratio = after.diagonal(dim1=-2, dim2=-1) / before.diagonal(dim1=-2, dim2=-1)
         return self.latents.local_block.shaped(ratio[:, None])
+
+    def _covariances(
+        self,
+        hierarchy: Hierarchy,
+        z: Tensor,
+        row: ClientBatch,
+        factor: tuple[Tensor, Tensor],
+        own: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Return covariances (C, D, D) of w given z, with the factors and without."""
+        mixing = hierarchy.mixing
+        if mixing is None:
+            normal = hierarchy.local(z, row)
+            after = given(hierarchy, normal, z, *factor).log_integral()[1]
+            return after, torch.linalg.inv_ex(normal.precision).inverse.expand_as(after)
+        proposals = Proposal(own["loc"][:, 0], own["tril"][:, 0])
+
+        def at(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            sites = hierarchy.given(z, row, t)
+            of_w = given(hierarchy, hierarchy.local(z, row, t, sites), z, *factor, t)
+            integral, covariance = of_w.log_integral()
+            return (
+                hierarchy.log_mixing(sites, t) + integral,
+                of_w.center + times(covariance, of_w.shift),
+                covariance,
+            )
+
+        # equal steps, whose sums are as good as those of Gauss
+        e = torch.linspace(-FARTHEST, FARTHEST, MIXING_NODES).to(z)[:, None, None]
+        t = proposals.at(e)
+        log_p, means, within = torch.vmap(at)(t)
+        share = (log_p - proposals.log_prob(t) - 0.5 * e[..., 0].square()).softmax(0)[..., None]
+        away = means - (share * means).sum(0)
+        between = torch.einsum("sci,scj->scij", share * away, away)
+        after = (share[..., None] * within + between).sum(0)
+        t = mixing.center.to(z).expand(len(after), -1)
+        sites = hierarchy.given(z, row, t)
+        before = torch.linalg.inv_ex(hierarchy.local(z, row, t, sites).precision).inverse
+        return after, (before * mixing.widened(sites, t)[..., None]).expand_as(after)
 
     def _chosen(
         self,

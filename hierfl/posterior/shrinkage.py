@@ -65,10 +65,11 @@ def shrinkage(
     weights = {site: of for site, of in _origins(program).items() if site in sampled}
     of_client: Callable[..., Tree] = partial(_sampled, program, sampled, weights, draws)
     how: dict[str, Any] = {"width": draws * width_of(program), "seed": seed, "salt": "shrinkage"}
-    if getattr(fit.program.guide, "has_shrinkage", False):  # in closed form
+    guide: Any = program.guide
+    if getattr(guide, "has_shrinkage", False):  # in closed form
         of_client = partial(_in_closed_form, program, sampled, _turn(program, weights))
         how |= {"width": width_of(program), "reads": "none"}
-        points = max(points, min(CLOSED, MOST_CLOSED // len(fit.clients)))
+        points = max(points, min(CLOSED, MOST_CLOSED // len(fit.clients)) // guide.mixing_nodes)
     chunks = mapped_or_in_turn(fit, lambda s: each_draw(s, of_client, draws=points, **how))
     # (N, S, ...), with the same plates as a draw
     ratios = joined_local(program, [chunk.found for chunk in chunks])

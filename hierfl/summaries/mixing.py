@@ -192,6 +192,16 @@ class Mixing:
             for site, part in self._parts(t)
         }
 
+    def widened(self, sites: dict[str, Site], t: Tensor) -> Tensor:
+        """Return variances of scattered entries over those at any t (C, M), (C, Dn); NaN where infinite."""
+        ratios = []
+        for site, part in self._parts(t):
+            fn = sites[site.name]["fn"]
+            ratio = unwrapped(fn).variance / _normal(site, fn, part).variance
+            ratios.append(_flat(site, ratio))
+        widened = torch.cat(ratios, 1)
+        return torch.where(widened.isfinite(), widened, torch.nan)
+
     def log_p(self, sites: dict[str, Site], t: Tensor) -> Tensor:
         """Return the log density of each client's t (C, M) given the global sites, (C,)."""
         o = self.sampled_part(t)

@@ -77,6 +77,25 @@ def test_shrinkage_of_means_is_the_closed_form() -> None:
     )
 
 
+def test_shrinkage_of_a_student_t_sums_over_its_mixing_parameter() -> None:
+    def model(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1e-3))
+        with batch.clients():
+            own = pyro.sample("own", dist.StudentT(3.0, mu, 2.0))
+            with batch.data():
+                pyro.sample("y", dist.Normal(own, 3.0), obs=batch.y)
+
+    y = {"near": 0.5, "far": 12.0}
+    data = ClientData.from_clients({name: {"y": [value]} for name, value in y.items()})
+    fitted = fit(methods.two_stage(model), data, rounds=2)
+    at = torch.linspace(-400.0, 400.0, 400_001, dtype=torch.float64)
+    log_p = dist.StudentT(3.0, 0.0, 2.0).log_prob(at)
+    for found, value in zip(shrinkage(fitted, ["own"])["own"].value, y.values(), strict=True):
+        share = (log_p + dist.Normal(at, 3.0).log_prob(torch.tensor(value))).softmax(0)
+        spread = share @ at.square() - (share @ at).square()
+        assert float(found) == pytest.approx(float(spread) / 12.0, rel=0.02)
+
+
 def test_shrinkage_is_one_without_information_and_absent_where_undefined() -> None:
     def model(batch: ClientBatch) -> None:
         with batch.clients():
