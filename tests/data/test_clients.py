@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a number for a field": (lambda: ClientData.from_arrays([0], y=1.0), ValueError, "field 'y' is a single number"),
     "words": (lambda: ClientData.from_arrays(["u"], y=["ill"]), TypeError, "field 'y' is not numeric"),
     "complex": (lambda: ClientData.from_arrays([0], y=[1j]), TypeError, "field 'y' is complex"),
-    "no clients": (lambda: ClientData.from_clients([]), TypeError, "of at least one"),
+    "no clients": (lambda: ClientData.from_clients([]), TypeError, "with at least one"),
     "a client lacks a field": (
         lambda: ClientData.from_clients({"u": {"y": [1], "x": [2]}, "v": {"y": [1]}}), ValueError,
         "client 'v' has the fields"

@@ -73,7 +73,7 @@ def test_a_new_clients_curve_is_averaged_over_the_group_level() -> None:
 
 
 def test_what_has_no_survival_is_refused() -> None:
-    with pytest.raises(ValueError, match="the response is gaussian, no time"):
+    with pytest.raises(ValueError, match="the response is gaussian, not a time"):
         survival(drawn("y ~ dose", draws=2))
     found = drawn("time ~ dose", "exponential", draws=2)
     for times in ([-1.0], [], [np.nan]):

@@ -172,7 +172,7 @@ def test_under_another_python_the_rest_is_compared_and_a_warning_says_so(tmp_pat
     data, method = federation((3, 2)), fedsvi(scaled(1.0))
     fit(method, data, rounds=1, checkpoint=tmp_path)
     rewritten(tmp_path, lambda model: model["code"].update(python="cpython-399", code="0" * 16))
-    with pytest.warns(UserWarning, match=r"is not certain: model: its code was compiled by"):
+    with pytest.warns(UserWarning, match="belongs to this run: model: its code was compiled by"):
         hierfl.load(tmp_path, method=method, data=data)
     with pytest.raises(hierfl.CheckpointError, match="value of closure's 'scale'"):
         hierfl.load(tmp_path, method=fedsvi(scaled(2.0)), data=data)
