@@ -228,7 +228,7 @@ def one_by_one(batch: ClientBatch) -> None:
         ),
         (flat_plates, r"'rows' has \d+.*whose plates .* are batch.clients\(\) and batch.data"),
         (beside, r"'a': plates beside clients .*dim=-3\), .*to_event\(1\): docs/recipes.md"),
-        (besides_clients, r"next to batch.clients\(\): open `with batch.clients\(\):`"),
+        (besides_clients, r"next to batch.clients\(\): open only `with batch.clients\(\):`"),
         (subsampled, r"'rows' takes a subsample: open batch.data\(\).*batch_size="),
         (one_by_one, r"'clients', .*open `with batch.clients\(\):`"),
     ],
