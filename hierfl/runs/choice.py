@@ -173,6 +173,9 @@ def _two_stage(facts: _ModelFacts) -> Choice:
         size, clients = reading.size, facts.read.data.num_clients
         small = size**3 + clients * facts.own**3 <= MOST_OF_GAUSSIAN**3 or size <= MOST_READ
         exact = small and seen_in(program).spread is not None
+        if small:  # of local sites that are not Normal, more is read
+            reading = seen_in(program).hierarchy.reading
+            size = reading.size
         largest = MOST_OF_GAUSSIAN if exact else MOST_READ
         curved = exact or size > largest or is_curved(reading)
     except _SlowDraws as error:

@@ -69,6 +69,13 @@ class Reading:
         _ = self._pieces
 
     @property
+    def without_effects(self) -> Reading:
+        """The same of local sites as they are: a likelihood then reads also what effects are made of."""
+        inside = self.shared[:0] if self.effects is None else self.effects.inside
+        shared = torch.cat([self.shared, inside]).sort().values
+        return Reading(self.program, shared, self.origin)
+
+    @property
     def own_size(self) -> int:
         """D, the number of unconstrained local parameters of a client."""
         return self.program.latents.local_block.size

@@ -47,12 +47,7 @@ def seen_hierarchy(reading: Reading, nonlinear: frozenset[str] = frozenset()) ->
         if reading.own_size:
             plain = _with_local(plain, points, batch, g)
         if plain.mixing is not None and reading.effects is not None:
-            site = (*plain.mixing.sampled, *plain.mixing.scattered)[0]
-            raise ProgramError(
-                f"local site '{site}' is not Normal, and the program is non-centered: two_stage "
-                "takes either, not both. Write the centered form, in which the likelihood reads "
-                "the local sites as they are, or use fedsvi with guides.structured"
-            )
+            return seen_hierarchy(reading.without_effects, nonlinear)
         hierarchy = replace(plain, reading=reading)
         hierarchy = _with_linear(hierarchy, points, batch, nonlinear)
         slopes = [hierarchy.slopes_at(p.z, batch, p.mixing(hierarchy)) for p in points]

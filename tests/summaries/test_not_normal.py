@@ -58,6 +58,22 @@ def student(batch: ClientBatch) -> None:
 
 
 @hierfl.model
+def offsets(batch: ClientBatch) -> None:
+    """Student t levels, as offsets from mu."""
+    mu, tau = _above()
+    with batch.clients():
+        _gaussian(mu + pyro.sample("e", dist.StudentT(3.0, 0.0, tau)), batch)
+
+
+@hierfl.model
+def scaled(batch: ClientBatch) -> None:
+    """Student t levels, as offsets from mu in units of tau."""
+    mu, tau = _above()
+    with batch.clients():
+        _gaussian(mu + tau * pyro.sample("e", dist.StudentT(3.0, 0.0, 1.0)), batch)
+
+
+@hierfl.model
 def horseshoe(batch: ClientBatch) -> None:
     """Normal levels with a scale of each client's own."""
     mu, tau = _above()
@@ -105,6 +121,7 @@ def _product(scales: Grid) -> tuple[Grid, Grid]:
 
 NODES: dict[str, Callable[[], tuple[Grid, Grid]]] = {
     "student": lambda: (stats.t.ppf(_middle(1000), 3), np.full(1000, 1.0 / 1000)),
+    "offsets": lambda: (stats.t.ppf(_middle(1000), 3), np.full(1000, 1.0 / 1000)),
     "double_exponential": lambda: (stats.laplace.ppf(_middle(800)), np.full(800, 1.0 / 800)),
     "horseshoe": lambda: _product(stats.halfcauchy.ppf(_middle(60))),
     "two_levels": lambda: _product(stats.lognorm.ppf(_middle(40), 1.0)),
@@ -130,7 +147,10 @@ def test_the_posterior_is_that_of_a_grid(name: str) -> None:
         drawn = draws.shared[site].flatten()
         assert abs(drawn.mean() - mean) < 0.15 * sd, site
         assert 0.87 < drawn.std() / sd < 1.15, site
-    own = draws.own["a"].view(2000, 8)
+    if name == "offsets":
+        own = (draws.shared["mu"].view(2000, 1, 1) + draws.own["e"].view(2000, 8, 1))[..., 0]
+    else:
+        own = draws.own["a"].view(2000, 8)
     for k, level in enumerate(levels):
         assert abs(own[:, k].mean() - level[0]) < 0.18 * level[1], k
 
@@ -166,6 +186,8 @@ def seen(model: Any) -> Hierarchy:
     ("model", "sampled", "scattered", "linear"),
     [
         (student, (), ("a",), ("mu",)),
+        (offsets, (), ("e",), ("mu",)),
+        (scaled, (), ("e",), ("mu",)),
         (horseshoe, ("lam",), (), ("mu",)),
         (double_exponential, (), ("a",), ("mu",)),
         (two_levels, ("lam",), (), ("mu",)),

@@ -87,8 +87,8 @@ class Seen(NamedTuple):
 def seen_in(program: Program) -> Seen:
     """Recognize the hierarchy and the linear predictors of a program."""
     _check_priors(program)
-    reading = read_likelihood(program)
-    hierarchy = seen_hierarchy(reading)
+    hierarchy = seen_hierarchy(read_likelihood(program))
+    reading = hierarchy.reading
     with double_precision(), torch.no_grad(), unchecked():
         score = UnitScore(seen_line(reading))
         spread = seen_spread(score)
