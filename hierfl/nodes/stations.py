@@ -67,7 +67,7 @@ class Station:
     policy: str | Path | None = None
     brought: bool = False  # the model came with the request, and is not the owner's
     ready: dict[Path, Node] = field(default_factory=dict)
-    told: list[tuple[Policy, OwnRows]] = field(default_factory=list)  # rows as introduced
+    introduced: dict[Path, tuple[Policy, OwnRows]] = field(default_factory=dict)
 
     def answer(self, request: bytes, *, by: str | None = None) -> bytes:
         """Return the answer to a request of `hierfl.nodes.over`, to take back; it raises no error.
@@ -151,7 +151,7 @@ class Station:
                 check_answered(self.folder, with_schema(model, content), self.rows())
                 write_private(self.folder / SCHEMA, content)
         own = self._read()
-        self.told[:] = [(self.allowed, own)]
+        self.introduced[self.folder] = self.allowed, own
         named = own.call.method if isinstance(own.call.method, Method) else None
         return introduce(named, own.data, self.folder, policy=self.policy, moved=own.moved)
 
@@ -182,9 +182,10 @@ class Station:
         """Return the node, set up from what was agreed on; a new process sets it up again."""
         if self.folder not in self.ready:
             agreed = read_typed(Agreed, self._agreed_on(AGREEMENT), "agreement")
-            told = [own for policy, own in self.told if policy == self.allowed]
-            self.told.clear()  # another run's rows are read anew
-            own = told[0] if told else self._read()
+            # of this run alone: another one reads its rows again
+            policy, own = self.introduced.pop(self.folder, (None, None))
+            if own is None or policy != self.allowed:
+                own = self._read()
             how = {"seed": agreed.seed, "policy": self.policy, "frames": own.frames}
             method = own.call.made_by(agreed.method)
             self.ready[self.folder] = node(method, own.data, agreed.agreement, self.folder, **how)
