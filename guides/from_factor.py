@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from hierfl.core import noise
-from hierfl.core.gaussians import times
+from hierfl.core.gaussians import product
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.global_sites import Drawn, Shared, emit
 from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import first_row
 from hierfl.program.sites import Latents, Model, Values, family
-from hierfl.summaries.conditional import Proposal, own_shapes, point
+from hierfl.summaries.conditional import Proposal, normal_of, own_shapes, point
 from hierfl.summaries.exact import Spread
 from hierfl.summaries.hierarchy import Factors, Hierarchy, given
 from hierfl.summaries.own_scale import drawn as exactly
@@ -93,8 +93,10 @@ class FromFactor:
     def has_shrinkage(self) -> bool:
         """Whether local sites are Normal, or one scale mixture of them, and the factor is of one scale."""
         mixing = None if self.hierarchy is None else self.hierarchy.mixing
-        one = mixing is None or (bool(mixing.scattered) and self.latents.local_block.size == 1)
-        return self.hierarchy is not None and self.spread is None and one
+        is_scalar = mixing is None or (
+            bool(mixing.scattered) and self.latents.local_block.size == 1
+        )
+        return self.hierarchy is not None and self.spread is None and is_scalar
 
     @property
     def mixing_nodes(self) -> int:
@@ -143,12 +145,8 @@ class FromFactor:
         def at(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             sites = hierarchy.given(z, row, t)
             of_w = given(hierarchy, hierarchy.local(z, row, t, sites), z, *factor, t)
-            integral, covariance = of_w.log_integral()
-            return (
-                hierarchy.log_mixing(sites, t) + integral,
-                of_w.center + times(covariance, of_w.shift),
-                covariance,
-            )
+            integral, mean, root = normal_of(of_w, 1.0)
+            return hierarchy.log_mixing(sites, t) + integral, mean, product(root, root.mT)
 
         # equal steps, whose sums are as good as those of Gauss
         e = torch.linspace(-FARTHEST, FARTHEST, MIXING_NODES).to(z)[:, None, None]

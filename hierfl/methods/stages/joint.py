@@ -125,11 +125,11 @@ class Joint:
         """Return densities without rows (S,), and w (S, N, W) at points x."""
         e = self.own_parts(x)
 
-        def one(z: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        def density(z: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
             log_z, over, w = self._one(z, e, by)
             return log_z + over.sum(), w
 
-        return self._mapped(one, x, e)
+        return self._mapped(density, x, e)
 
     def _mapped(self, function: Callable[..., Any], x: Tensor, e: Tensor) -> Any:
         """Return a function of z and e at all points x (S, K...) and e (S, ...), some at once."""
@@ -181,11 +181,11 @@ class Joint:
         """Return log p(z) (S,), and the clients' log densities at scalars e (S, G, N), at z (S, K)."""
         many = e.shape[1]
 
-        def one(z: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def densities(z: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             log_z, over, w = torch.vmap(lambda e: self._one(z, e[:, None], by))(e)
             return log_z[0], over, w
 
-        log_z, over, w = self._mapped(one, z, e)
+        log_z, over, w = self._mapped(densities, z, e)
         of_rows = self._of_rows(w.flatten(0, 1), z.repeat_interleave(many, 0))
         return log_z, over + of_rows.view(e.shape)
 
