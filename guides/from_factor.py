@@ -91,7 +91,7 @@ class FromFactor:
 
     @property
     def has_shrinkage(self) -> bool:
-        """Whether local sites are Normal, or one scale mixture of them, and the factor is of one scale."""
+        """Whether local sites are Normal, or one of a scale mixture, and the factor of one scale."""
         mixing = None if self.hierarchy is None else self.hierarchy.mixing
         is_scalar = mixing is None or (
             bool(mixing.scattered) and self.latents.local_block.size == 1

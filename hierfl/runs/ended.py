@@ -110,8 +110,8 @@ def in_words(seconds: float) -> str:
 PATIENCE, GAIN = 5, 0.7
 # rounds before chains that take no time, and seconds of chains that are worth one more
 ROUNDS, A_ROUND = 12, 2.0
-# the rounds that are taken at least, and steps of a client's factor in each; rounds end that take so often
-# the counted work of chains, which may mix slowly
+# the rounds that are taken at least, and steps of a client's factor in each; rounds end that take
+# so often the counted work of chains, which may mix slowly
 LEAST_TAKEN, STEPS, MANY_TIMES = 3, 20, 3.0
 MANY_OTHERS = 4  # scalars that rows read by no linear predictor; with fewer a step is fast
 TIRED = "rounds stopped improving: the clients' factors move in a cycle"

@@ -193,7 +193,10 @@ class Mixing:
         }
 
     def widened(self, sites: dict[str, Site], t: Tensor) -> Tensor:
-        """Return variances of scattered entries over those at any t (C, M), (C, Dn); NaN where infinite."""
+        """Return variances of scattered entries over those at any t (C, M), (C, Dn).
+
+        They are NaN where these are infinite.
+        """
         ratios = []
         for site, part in self._parts(t):
             fn = sites[site.name]["fn"]

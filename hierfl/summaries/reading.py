@@ -70,7 +70,7 @@ class Reading:
 
     @property
     def without_effects(self) -> Reading:
-        """The same of local sites as they are: a likelihood then reads also what effects are made of."""
+        """The same of local sites as they are: what effects are made of is then read too."""
         inside = self.shared[:0] if self.effects is None else self.effects.inside
         shared = torch.cat([self.shared, inside]).sort().values
         return Reading(self.program, shared, self.origin)

@@ -62,8 +62,8 @@ def without_bound(kind: Any, path: str = "") -> Iterator[str]:
 def test_each_number_of_a_request_has_bounds() -> None:
     kinds = {kind.request for kind in KINDS.values()}
     assert kinds <= {type(made) for made in MADE}, "a new kind of request belongs in MADE"
-    found = {type(made): [*without_bound(inspect.type_info(type(made)))] for made in MADE}
-    assert {kind: names for kind, names in found.items() if names} == {}
+    unbounded = {type(made): [*without_bound(inspect.type_info(type(made)))] for made in MADE}
+    assert {kind: names for kind, names in unbounded.items() if names} == {}
 
 
 @pytest.mark.parametrize("made", MADE, ids=lambda made: type(made).__name__)

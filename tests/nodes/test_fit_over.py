@@ -134,22 +134,22 @@ def test_a_node_reads_its_rows_once_a_run(tmp_path: Path, monkeypatch: pytest.Mo
     """And again where its policy is another one since it has introduced them, or in another run."""
     count, real = [0], stations.Station._read
 
-    def counted(one: Any) -> Any:
+    def counted(node: Any) -> Any:
         count[0] += 1
-        return real(one)
+        return real(node)
 
     monkeypatch.setattr(stations.Station, "_read", counted)
     part = federation().select(["north"])
     agreed = {"agreement": asdict(Agreement.between([Introduction.of(part)])), "method": None}
     content = json.dumps({**agreed, "seed": 0}).encode()
-    one = station(methods.fedsvi(regression), part, tmp_path)
+    node = station(methods.fedsvi(regression), part, tmp_path)
     for policy, reads in (("", 1), ("questions_a_day = 7\n", 2)):
         count[0] = 0
-        one.reply("introduce", b"")
+        node.reply("introduce", b"")
         (tmp_path / "policy.toml").write_text(policy)
-        one.reply("agree", content)
+        node.reply("agree", content)
         assert count == [reads]
-    one.reply("agree", content)
+    node.reply("agree", content)
     assert count == [3]
 
 

@@ -124,7 +124,7 @@ def test_rounds_of_a_servers_choice_allow_no_more_questions(tmp_path: Path) -> N
     for node in around.nodes.values():
         node.policy.write_text(ALL)
     fit = fit_nodes(methods.fedsvi(regression), around.agreement, around.ask, rounds=1)
-    given = []
+    counts = []
     for k in range(1, 6):
         message = tree_map(lambda v, a=k: v + 0.1 * a, fit.message)
         about = asdict(RoundRequest(fit.run, k, k - 1))
@@ -134,8 +134,8 @@ def test_rounds_of_a_servers_choice_allow_no_more_questions(tmp_path: Path) -> N
         at = {"message": message, "mail": {}, "rows": {}}
         asked = asdict(StateRequest("predictions", fit.run, k + 1, k, ends=False, site="y"))
         answers = [*around.ask(dict.fromkeys(fit.clients, to_bytes(at, asked)))]
-        given.append(sum(bool(answer.content) for answer in answers))
-    assert given == [3, 3, 3, 0, 0]
+        counts.append(sum(bool(answer.content) for answer in answers))
+    assert counts == [3, 3, 3, 0, 0]
     assert all("(states_a_run)" in answer.reason for answer in answers)
 
 

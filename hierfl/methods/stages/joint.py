@@ -44,7 +44,10 @@ class Standard(NamedTuple):
 
 
 def standard_of(precision: Tensor, shift: Tensor, line: MixingLine, own: int) -> Standard:
-    """Return what standardizes W = `own` scalars by factors (N, V, V) and (N, V): what they say of u alone cancels."""
+    """Return what standardizes W = `own` scalars by factors (N, V, V) and (N, V).
+
+    What these say of u alone cancels.
+    """
     inside, cross = precision[:, :own].tensor_split([own], 2)
     return Standard(inside, cross, shift[:, :own], line)
 
