@@ -47,7 +47,6 @@ def _gaussian(a: Tensor, batch: ClientBatch) -> None:
         pyro.sample("y", dist.Normal(a, 0.7), obs=batch.y)
 
 
-@hierfl.model
 def student(batch: ClientBatch) -> None:
     """Student t levels, binary rows."""
     mu, tau = _above()
@@ -57,7 +56,6 @@ def student(batch: ClientBatch) -> None:
             pyro.sample("ill", dist.Bernoulli(logits=a), obs=batch.ill)
 
 
-@hierfl.model
 def offsets(batch: ClientBatch) -> None:
     """Student t levels, as offsets from mu."""
     mu, tau = _above()
@@ -65,7 +63,6 @@ def offsets(batch: ClientBatch) -> None:
         _gaussian(mu + pyro.sample("e", dist.StudentT(3.0, 0.0, tau)), batch)
 
 
-@hierfl.model
 def scaled(batch: ClientBatch) -> None:
     """Student t levels, as offsets from mu in units of tau."""
     mu, tau = _above()
@@ -73,7 +70,6 @@ def scaled(batch: ClientBatch) -> None:
         _gaussian(mu + tau * pyro.sample("e", dist.StudentT(3.0, 0.0, 1.0)), batch)
 
 
-@hierfl.model
 def horseshoe(batch: ClientBatch) -> None:
     """Normal levels with a scale of each client's own."""
     mu, tau = _above()
@@ -82,7 +78,6 @@ def horseshoe(batch: ClientBatch) -> None:
         _gaussian(pyro.sample("a", dist.Normal(mu, tau * lam)), batch)
 
 
-@hierfl.model
 def double_exponential(batch: ClientBatch) -> None:
     """Laplace levels."""
     mu, tau = _above()
@@ -90,7 +85,6 @@ def double_exponential(batch: ClientBatch) -> None:
         _gaussian(pyro.sample("a", dist.Laplace(mu, tau)), batch)
 
 
-@hierfl.model
 def two_levels(batch: ClientBatch) -> None:
     """Local sites that are all Normal or LogNormal, but the spread of one is the value of another."""
     mu, tau = _above()
@@ -99,7 +93,6 @@ def two_levels(batch: ClientBatch) -> None:
         _gaussian(pyro.sample("a", dist.Normal(mu, tau * lam)), batch)
 
 
-@hierfl.model
 def rates(batch: ClientBatch) -> None:
     """Gamma rates, of which none is Normal in any numbers."""
     shape = pyro.sample("shape", dist.LogNormal(0.5, 0.5))
