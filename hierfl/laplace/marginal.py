@@ -29,7 +29,14 @@ from torch.func import grad, vjp
 
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.glm_rows import UNKNOWN, Linear, Parts, parts
-from hierfl.laplace.mode import CAP, LogDensity, client_density, newton_step, prior_center
+from hierfl.laplace.mode import (
+    CAP,
+    LogDensity,
+    client_density,
+    is_settled,
+    newton_step,
+    prior_center,
+)
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Block
@@ -256,6 +263,8 @@ def _climb(h: Parts, w: Tensor, steps: int) -> Tensor:
         tried = torch.vmap(lambda by, w=w, step=step: h.density(w + by * step))(shares)
         best = tried.nan_to_num(nan=-torch.inf).argmax(0, keepdim=True)
         w = w + shares.gather(0, best) * step
+        if is_settled(step, w):
+            break
     return w
 
 

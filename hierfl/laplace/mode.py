@@ -77,7 +77,17 @@ def climb(density: LogDensity, vector: Tensor, *, steps: int, cap: float = CAP) 
         at = tried.nan_to_num(nan=-torch.inf).argmax(0)
         best = torch.tensor([1.0, 0.5, 0.25], dtype=vector.dtype)[at]
         vector = (vector + best[:, None, None] * step).detach()
+        if is_settled(step, vector):
+            break
     return vector
+
+
+def is_settled(step: Tensor, at: Tensor) -> bool:
+    """Return whether one more Newton step would be rounding; never under vmap or grad, where numbers cannot be read."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    # The error after a step is about its length squared.
+    return bool((step.abs() <= torch.finfo(step.dtype).eps ** 0.5 * (1.0 + at.abs())).all())
 
 
 def mode_and_precision(density: LogDensity, near: Tensor) -> tuple[Tensor, Tensor]:
