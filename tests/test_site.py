@@ -52,7 +52,7 @@ def test_every_method_has_its_equations_and_what_it_reduces_to(pages: Any) -> No
         assert "equations" in text or word in ("averaging_some", "by_rows")
 
 
-@pytest.mark.slow("fedep", "fedlaplace")
+@pytest.mark.slow("fedep", "fedlaplace", "pvi", "bfi", "pfedbayes", "by_rows")
 @pytest.mark.filterwarnings("ignore::UserWarning")  # two rounds are warned of, rightly
 @pytest.mark.parametrize("word", names())
 def test_a_methods_example_runs(word: str, pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:

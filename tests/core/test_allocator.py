@@ -50,6 +50,7 @@ def test_freed_memory_is_reused_by_the_next_step() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.slow
 def test_a_fit_alone_changes_malloc() -> None:
     program = f"{NO_MALLOPT}import hierfl\nprint('imported', flush=True){FIT}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -170,6 +170,7 @@ def test_points_without_a_density_leave_finite_draws(monkeypatch: pytest.MonkeyP
     assert bool(draws.draws.isfinite().all())
 
 
+@pytest.mark.slow("chains")
 @pytest.mark.parametrize("by", ["weights", "chains"])
 def test_draws_of_scales_have_a_grids_moments(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight factors, almost no spread between them: tau's posterior piles up at 0."""

@@ -47,6 +47,7 @@ def test_rows_have_one_client_and_clients_rows(
     assert np.random.get_state()[1].tolist() == state  # type: ignore[index]  # noqa: NPY002
 
 
+@pytest.mark.slow("pathological", "dirichlet")
 @pytest.mark.parametrize("maker", MAKERS)
 def test_the_seed_determines_the_partition(maker: str) -> None:
     first = MAKERS[maker](5)

@@ -240,6 +240,7 @@ def test_objects_in_a_file_are_not_unpickled(
         data_files.load(data_files.DataFile("a.npz", "a", {"x": "x"}))
 
 
+@pytest.mark.slow("emnist_byclass_test-rows3-62")
 @needs_files
 @pytest.mark.parametrize(
     ("name", "rows", "classes"),

@@ -81,6 +81,7 @@ def own_param(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:NUTS itself has not converged")
 def test_learned_params_are_held_at_their_fitted_values() -> None:
     """Conjugate: b_k ~ Normal(0, s^2), y ~ Normal(b_k, 1), with s held fixed."""

@@ -222,7 +222,7 @@ KINDS: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow("bfi", "pvi")
+@pytest.mark.slow("bfi", "pvi", "fedlaplace")
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_method_is_refused_for_its_few_rounds(kind: str) -> None:
     found = convergence(KINDS[kind](federation((5, 3, 7))), draws=16, proposals=400)

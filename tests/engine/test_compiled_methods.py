@@ -15,6 +15,7 @@ ALL = [name for name, case in CASES.items() if case.compiled]
 QUICK = ("fedavg", "scaffold")
 
 
+@pytest.mark.slow("scaffold")
 @pytest.mark.parametrize("name", sampled(ALL, QUICK))
 @pytest.mark.filterwarnings("ignore:too few rows at")  # of batch_normed
 def test_compiled_steps_of_every_method(name: str) -> None:

@@ -73,7 +73,7 @@ def there(mode: FakeTensorMode, tree: Tree) -> Tree:
 LEFT_OUT = (*HARD, "pvi renyi", "differentially_private pvi")
 
 
-@pytest.mark.slow("fedabml")
+@pytest.mark.slow("fedabml", "fedhb", "pfedbayes", "fedpop")
 @pytest.mark.parametrize(
     "name", one_of_each(n for n in PROGRAMS if n == "bfi" or n not in LEFT_OUT)
 )

@@ -66,6 +66,7 @@ def test_every_guide_on_every_engine(family: str) -> None:
         assert_same(together, fit(method, data, rounds=2, seed=4, **how))
 
 
+@pytest.mark.slow("amortized")
 @pytest.mark.parametrize(
     "family",
     sampled([name for name in FAMILIES if name != "conditional"], ("mean_field", "amortized")),
@@ -82,6 +83,7 @@ def test_mini_batches_local_steps_particles_and_cohorts(family: str) -> None:
     assert set(together.history["clients"]) == {3}
 
 
+@pytest.mark.slow("conditional")
 @pytest.mark.parametrize("family", ["structured", "conditional", "mean_field"])
 def test_particles_are_pooled_too(family: str) -> None:
     method, data = (hierfl.methods.fedsvi(regression, FAMILIES[family], draws=3), federation())
@@ -92,7 +94,7 @@ def test_particles_are_pooled_too(family: str) -> None:
 ONE_BY_ONE = METHODS if os.environ.get("HIERFL_SLOW") else sorted(QUICK)[::6]
 
 
-@pytest.mark.slow("pvi renyi")
+@pytest.mark.slow("pvi renyi", "pfedbred", "pfedbayes", "fedmap", "averaging_some")
 @pytest.mark.parametrize("name", one_of_each(METHODS))
 def test_every_method_in_every_way(name: str) -> None:
     """In chunks of clients in another order; and of some methods one client after another."""

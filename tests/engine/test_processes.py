@@ -280,6 +280,7 @@ def fedabml() -> hierfl.Method:
     return hierfl.methods.fedabml(model, draws=1, steps=1, batch_size=5)
 
 
+@pytest.mark.slow
 def test_a_fit_does_not_depend_on_chunks_at_once(two_cores: None, not_lowered: None) -> None:
     found = []
     for threads in (1, 2):

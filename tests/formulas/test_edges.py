@@ -138,6 +138,7 @@ def test_priors_of_a_column_called_as_many_priors_are_refused() -> None:
         refused(made.program, f"'{name}'", "rename the column")
 
 
+@pytest.mark.slow
 def test_wards_stand_without_a_term_of_their_hospital() -> None:
     rng = np.random.default_rng(42)
     ward, t = np.repeat(np.arange(12), 10), rng.integers(0, 2, 120)

@@ -151,6 +151,7 @@ def test_numbers_of_groups_that_are_lost_are_not_guessed(tmp_path: Path) -> None
     assert torch.equal(again.predict(frame).mean, fit.predict(frame).mean)
 
 
+@pytest.mark.slow
 def test_a_column_in_any_unit_may_vary_by_client_under_a_log_link() -> None:
     """Years near 50 in a slope of counts: the fit is that of centuries, and by the same method."""
     torch.set_default_dtype(torch.float32)  # in which exp(100) is infinite

@@ -124,6 +124,7 @@ def regions(rows: int = 6, seed: int = 4) -> tuple[pd.DataFrame, pd.DataFrame]:
     return pd.DataFrame({"county": np.array(names)[county], "y": y}), a
 
 
+@pytest.mark.slow
 def test_correlated_clients_have_their_exact_posterior() -> None:
     """Every county, one of them without rows, beside integration over a grid of both scales."""
     rows, a = regions()

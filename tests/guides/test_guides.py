@@ -59,7 +59,7 @@ def rich(batch: ClientBatch) -> None:
 
 
 # vmap over the transform of a simplex or of a correlation gives this warning
-@pytest.mark.slow("conditional")
+@pytest.mark.slow("conditional", "mean_field")
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_handles_every_kind_of_site(family: str) -> None:
@@ -148,6 +148,7 @@ def test_families_take_any_posterior_of_the_global_sites(family: str) -> None:
         assert all(bool(t.isfinite().all()) for t in terms), shared
 
 
+@pytest.mark.slow("conditional-0.4")
 @pytest.mark.parametrize("init_scale", [0.05, 0.4])
 @pytest.mark.parametrize(
     "family", [name for name in FAMILIES if name not in ("delta", "structured_flow")]

@@ -98,6 +98,7 @@ def read(model: Any) -> hierfl.Program:
     return hierfl.read(model, guides.conditional, federation())
 
 
+@pytest.mark.slow("Normal", "Bernoulli", "Binomial", "StudentT", "Poisson, not centered")
 @pytest.mark.parametrize("name", ALL_LINEAR)
 def test_rows_and_the_general_method_agree(name: str) -> None:
     model, site, fixed = ALL_LINEAR[name]

@@ -81,6 +81,7 @@ def test_gradients_through_the_mode(name: str) -> None:
             ), (site, i)
 
 
+@pytest.mark.slow("Poisson", "Bernoulli")
 @pytest.mark.parametrize("name", MODELS)
 def test_the_guide_has_the_mode_as_its_mean_and_the_curvature_there(name: str) -> None:
     data = federation((6, 4, 1))
@@ -121,7 +122,7 @@ def test_the_guide_has_the_mode_as_its_mean_and_the_curvature_there(name: str) -
         assert float(hessian[k, 0, :, (k + 1) % 3, 0, :].abs().max()) == 0.0
 
 
-@pytest.mark.slow("Bernoulli-30.0-15")
+@pytest.mark.slow("Bernoulli-30.0-15", "Bernoulli-5.0-5")
 @pytest.mark.parametrize(
     ("name", "size", "newton_steps"),
     [("Bernoulli", 5.0, 5), ("Bernoulli", 30.0, 15), ("Poisson", 3.0, 5)],

@@ -255,6 +255,7 @@ def _of(table: Any, k: int) -> Any:
     return torch.utils._pytree.tree_map(lambda v: v[k], table)
 
 
+@pytest.mark.slow("pfedbayes")
 @pytest.mark.parametrize("name", ["ditto", "fedem", "fedpac", "fedfomo", "pfedhn", "pfedbayes"])
 def test_no_statistic_is_sent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What crosses is named and sized as for the same network with a layer of weights in the norm's place."""

@@ -178,6 +178,7 @@ def at_truth(program: Program, truth: Exact) -> Params:
     }
 
 
+@pytest.mark.slow("slopes-5", "means-5")
 @pytest.mark.parametrize("newton_steps", [0, 5])
 @pytest.mark.parametrize("case", CASES)
 def test_the_conditional_guide_is_exact_draw_by_draw(case: str, newton_steps: int) -> None:

@@ -109,6 +109,7 @@ def test_a4_without_the_kl_theta_stays() -> None:
         assert torch.allclose(value, start[name], atol=1e-12, rtol=0.0)
 
 
+@pytest.mark.slow
 def test_under_a_fixed_prior_it_reaches_the_gaussian_posterior() -> None:
     how: dict[str, Any] = {**ALL_ROWS, "optimizer": SGD(0.1), "global_optimizer": SGD(0.0)}
     how |= {"kl_weight": 1.0, "steps": 100, "draws": 32}

@@ -22,6 +22,7 @@ def powers(a: Tensor, m: int) -> Tensor:
     return torch.linalg.matrix_power(I2 - LR * a, m)
 
 
+@pytest.mark.slow("20-0.0-1.0-published2")
 @pytest.mark.parametrize(
     ("m", "prox", "beta", "published"),
     [

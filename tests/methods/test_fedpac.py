@@ -103,6 +103,7 @@ def test_means_are_those_of_all_rows() -> None:
     assert message["known"].tolist() == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_heads_of_a_kind_are_mixed_and_tell_kinds_apart() -> None:
     data, fresh = kinds(20), kinds(60, seed=1)
     how: dict[str, Any] = {"head_optimizer": SGD(0.5), "optimizer": SGD(0.1)}

@@ -32,6 +32,7 @@ def heads(fitted: hierfl.Fit) -> Tensor:
     return value.flatten()
 
 
+@pytest.mark.slow("by plate-3")
 @pytest.mark.parametrize(("plate", "steps"), [*zip(PLATES, (1, 3), strict=True)])
 def test_with_one_body_step_the_fixed_point_is_the_joint_optimum(plate: str, steps: int) -> None:
     method = fedrep(

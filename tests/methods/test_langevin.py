@@ -72,6 +72,7 @@ def test_a_chain_that_diverges_is_refused() -> None:
         qlsd(wide, levels=128)
 
 
+@pytest.mark.slow("0.0")
 @pytest.mark.parametrize("common_noise", [0.0, 0.6])
 def test_where_clients_are_alike_it_is_the_pooled_chain(common_noise: float) -> None:
     """P = 4 and gamma = 0.1: every local step is one of the chain, of variance 0.3125, about 1."""

@@ -63,6 +63,7 @@ def test_every_method_wrapper_and_guide_has_a_case() -> None:
     assert set(CROSSES) | {"structured_flow"} == set(FAMILIES)
 
 
+@pytest.mark.slow("fedep shared", "pvi", "fedep", "bfi", "fedlaplace")
 @pytest.mark.parametrize("name", LISTED)
 def test_a_client_sends_what_its_method_says(name: str) -> None:
     """Names, shapes and weights; whether the server sees single clients; nothing local."""

@@ -30,7 +30,7 @@ def started(fitted: hierfl.Fit) -> dict[str, Tensor]:
     return named_leaves(new.federation.client.params(new.message, row(new.progress.table, 0)))
 
 
-@pytest.mark.slow("fedep")
+@pytest.mark.slow("fedep", "bfi", "pvi", "pvi renyi")
 @pytest.mark.parametrize("name", one_of_each(CASES, "bfi", "fedep", "pvi"))
 def test_new_clients_start_at_the_servers_word(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = federation((5, 3, 7, 2))  # a batch norm needs two rows

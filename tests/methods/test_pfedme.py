@@ -70,6 +70,7 @@ def test_one_round_by_hand() -> None:
     assert torch.allclose(fitted.draws(1).own["w"][0], torch.stack(own), atol=1e-13)
 
 
+@pytest.mark.slow
 def test_pfedbayes_reaches_the_gaussian_posterior_under_a_fixed_prior() -> None:
     """With Normal rows and prior, zeta = 1 and eta = 0, q_k is Normal(m, s^2).
 

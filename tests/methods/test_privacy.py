@@ -53,6 +53,7 @@ def test_weighting_sends_one_scalar_per_draw() -> None:
     assert {name: tuple(of.value.shape) for name, of in up.items()} == {"log_ratios": (4, 100)}
 
 
+@pytest.mark.slow("fedsvi conditional")
 @pytest.mark.parametrize("name", [f"fedsvi {guide}" for guide in CROSSES])
 def test_a_clients_update_does_not_depend_on_other_clients(name: str) -> None:
     data = federation()

@@ -113,6 +113,7 @@ def test_fola_s_precision_is_that_of_the_posterior() -> None:
     close((loc - torch.linalg.lstsq(x, y[:, None]).solution[:, 0]) * precision.sqrt(), [0, 0], 0.8)
 
 
+@pytest.mark.slow
 def test_the_product_keeps_what_one_client_knows() -> None:
     """Planted: each unknown is seen by one client; an average of copies halves what it learned."""
     x = torch.zeros(40, 2, dtype=torch.float64)

@@ -130,6 +130,7 @@ def test_diagonal_factors_reach_the_mean_field_answer() -> None:
     close(gaussian(in_order)[0], (0.730159, 0.558730), 1e-6)
 
 
+@pytest.mark.slow("1.0-1-60")
 @pytest.mark.parametrize(
     ("damping", "cohort", "rounds"),
     [(1.0, None, 25), (0.5, None, 25), (1 / 3, None, 45), (1.0, 1, 60)],
@@ -179,6 +180,7 @@ def contaminated() -> ClientData:
     return ClientData.from_clients(clients)
 
 
+@pytest.mark.slow("beta")
 @pytest.mark.parametrize("loss", ["beta", "gamma"])
 def test_a_robust_loss_leaves_outliers_aside(loss: Any) -> None:
     truth, data = torch.tensor([1.0, -2.0], dtype=torch.float64), contaminated()
@@ -220,6 +222,7 @@ def test_losses_are_those_of_their_definitions(name: Any) -> None:
         close(-found, defined(normal.pdf(2.0), whole), 1e-5)
 
 
+@pytest.mark.slow("0.3-full")
 @pytest.mark.parametrize(("alpha", "factors"), [(0.3, "full"), (0.5, "diagonal")])
 def test_renyi_divergence_is_minimized(alpha: float, factors: Any) -> None:
     """One client's q minimizes the expected loss plus the divergence, by scipy on its numbers."""

@@ -323,7 +323,11 @@ def fitted(make: Make, data: Any, run: tuple[tuple[str, Any], ...]) -> hierfl.Fi
     return fit(make(), data() if callable(data) else federation(data), **dict(run))
 
 
-@pytest.mark.slow("pvi under Renyi's divergence of order 1")
+@pytest.mark.slow(
+    "pvi under Renyi's divergence of order 1",
+    "pfedhb without its hyper-prior is fedabml's EM",
+    "fedhb without its prior is fedabml's EM",
+)
 @pytest.mark.parametrize("name", PAIRS)
 def test_it_is_the_other_method(name: str) -> None:
     pair = PAIRS[name]

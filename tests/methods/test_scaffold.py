@@ -52,6 +52,7 @@ def test_first_rounds() -> None:
     assert float(away) == pytest.approx(0.0037, abs=5e-5)
 
 
+@pytest.mark.slow("uniform")
 @pytest.mark.parametrize("weights", ["uniform", "rows"])
 def test_cohorts_reach_the_same_optimum(weights: str) -> None:
     p = P if weights == "rows" else UNIFORM

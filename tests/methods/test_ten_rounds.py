@@ -51,6 +51,7 @@ def expansions(marginal: Marginal, data: ClientData, z: Tensor) -> Expansion:
         return torch.vmap(one)(lanes)
 
 
+@pytest.mark.slow("regression", "logistic")
 @pytest.mark.parametrize("model", [regression, logistic, visits])
 def test_derivatives_through_the_mode_are_right_to_second_order(model: Any) -> None:
     data, h = federation(), 1e-4
@@ -137,6 +138,7 @@ def weighting_rounds(fitted: hierfl.Fit) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "sizes"),
     sampled(
@@ -159,6 +161,7 @@ def test_points_are_doubled_while_too_few_count(options: Any, sizes: list[int]) 
     close(state.draws.std(0), [0.46153846**0.5], 0.05)
 
 
+@pytest.mark.slow
 def test_a_high_k_hat_asks_for_more_points() -> None:
     server = fit(fedlaplace(means, settle_draws=4, target_ess=1), three()).federation.server
     ascent = replace(server.state.ascent, precision=torch.eye(1))

@@ -60,6 +60,7 @@ def points(name: str) -> tuple[BregmanPrior, Tensor, Tensor]:
     return prior, x.double(), mean.double()
 
 
+@pytest.mark.slow("correlated, user-defined")
 @pytest.mark.parametrize("name", PRIORS)
 def test_identities(name: str) -> None:
     prior, x, mean = points(name)

@@ -106,6 +106,7 @@ def test_times_and_schema_are_of_the_same_rows(tmp_path: Path) -> None:
         assert {json.loads(line["text"])["answer"]["groups"][""]["rows"] for line in told} == {199}
 
 
+@pytest.mark.slow("True")
 @pytest.mark.parametrize("budget", [False, True])
 def test_noise_of_the_servers_choice_is_no_way_around(budget: bool, tmp_path: Path) -> None:
     """An epsilon of 1e8 is no noise; under a budget of the owner answers need no comparison."""

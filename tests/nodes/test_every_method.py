@@ -50,6 +50,7 @@ def same(over: FitOverNodes, here: Fit, around: Machines) -> None:
             assert over.history[column].tolist() == pytest.approx(here.history[column].tolist())
 
 
+@pytest.mark.slow("fedmap newton")
 @pytest.mark.parametrize("name", sampled(EACH, FEW))
 @pytest.mark.filterwarnings("ignore:too few rows at 'west'")  # of batch_normed
 def test_nodes_give_the_numbers_of_the_vectorized_engine(name: str, tmp_path: Path) -> None:
@@ -90,6 +91,7 @@ def test_two_stage_over_nodes_is_two_stage(tmp_path: Path) -> None:
         np.testing.assert_allclose(values, expected.posterior[name], atol=1e-9)
 
 
+@pytest.mark.slow("fedmap newton")
 @pytest.mark.parametrize("name", ["fedfomo", "fedmap newton"])
 def test_answers_summed_as_they_come_in_give_the_same_numbers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -60,6 +60,7 @@ TWELVE = [
 ]
 
 
+@pytest.mark.slow("exact-a negative definite factor", "two_stage-a negative definite factor")
 @pytest.mark.parametrize(
     ("name", "lie"),
     [
@@ -95,6 +96,7 @@ def test_a_lie_about_weights_alone(lie: str, kept: dict[str, Any], tmp_path: Pat
     assert ended.lied and lying_nodes.is_named(ended) and lying_nodes.same(ended, silent)
 
 
+@pytest.mark.slow("exact-43")
 @pytest.mark.parametrize(("name", "step"), [("fedavg", 7), ("fedsvi", 31), ("exact", 43)])
 def test_a_lie_in_a_field_of_an_update_is_not_silent(
     name: str, step: int, kept: dict[str, Any], tmp_path: Path
@@ -136,6 +138,7 @@ def fitted(kept: dict[str, Any], tmp_path: Path) -> Any:
     return kept["fitted"]
 
 
+@pytest.mark.slow("summaries")
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_a_lie_after_the_rounds_is_not_silent_and_takes_no_other_answer(
     kind: str, fitted: Any

@@ -108,6 +108,7 @@ def schema_lies(formula: str) -> Iterator[tuple[int, tuple[Any, ...], str]]:
     yield from every if EVERY else islice(every, 0, None, max(1, len(every) // 40))
 
 
+@pytest.mark.slow("curves")
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_a_lie_about_a_schema_ends_no_agreement_and_is_not_silent(formula: str) -> None:
     silent = []

@@ -122,7 +122,9 @@ def lies(kind: str, honest: bytes) -> Iterator[tuple[str, bytes, bool]]:
             yield f"{path} {lie}", json.dumps(said).encode(), said == told or is_word
 
 
-@pytest.mark.slow("bernoulli-introduce", "gaussian-factor")
+@pytest.mark.slow(
+    "bernoulli-introduce", "bernoulli-agree", "bernoulli-log ratios", "gaussian-factor"
+)
 @pytest.mark.parametrize(("family", "kind"), CASES)
 def test_a_lie_of_one_that_joins_is_not_silent_and_ends_nothing(
     family: str, kind: str, joining: Callable[[str], Joining]

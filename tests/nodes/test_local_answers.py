@@ -55,6 +55,7 @@ def pair(method: Method, folder: Path, policy: str = ALL) -> tuple[FitOverNodes,
     return over, fit(method, data, rounds=3, seed=4, cohort=cohort), around
 
 
+@pytest.mark.slow("fedsvi", "batch_normed")
 @pytest.mark.parametrize("name", sampled(OWN, FEW))
 def test_answers_are_those_of_the_vectorized_engine(name: str, tmp_path: Path) -> None:
     over, here, _ = pair(OWN[name](), tmp_path)
@@ -175,6 +176,7 @@ def stateful() -> Method:
     return methods.apfl(_shared(), optimizer=SGD(0.05), steps=3, batch_size=2)
 
 
+@pytest.mark.slow("2")
 @pytest.mark.parametrize("last", [1, 2])
 def test_a_lost_answer_leaves_no_trace_in_the_state_of_its_client(
     last: int, tmp_path: Path

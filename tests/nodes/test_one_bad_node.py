@@ -73,6 +73,7 @@ ANSWERS: dict[tuple[str, str], Change] = {
 }
 
 
+@pytest.mark.slow("agree-silent-apfl")
 @pytest.mark.parametrize(
     ("kind", "what", "name"),
     [*((*key, "apfl") for key in ANSWERS), ("agree", "silent", "clustered_fl")],

@@ -92,6 +92,7 @@ def node(folder: Path, work: Callable[[], Any], policy: str) -> Station:
     return replace(station(plain(), good, folder), rows=once)
 
 
+@pytest.mark.slow("torch")
 @pytest.mark.parametrize("name", sampled(TOO_LONG, ["waiting", "torch"]))
 def test_work_that_takes_too_long_is_ended_and_the_folder_is_free(
     name: str, tmp_path: Path

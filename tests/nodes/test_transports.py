@@ -80,6 +80,7 @@ def test_a_fit_is_that_of_all_rows_here(kind: str, transport: str, tmp_path: Pat
     assert_same(found, here(kind))
 
 
+@pytest.mark.slow("memory", "vantage6")
 def test_hostile_requests_are_answered_by_a_fixed_text(way: Way, tmp_path: Path) -> None:
     """Each is in the node's log, none runs or leaves anything, and the node goes on as before."""
     stations = plain_stations(tmp_path)
@@ -126,6 +127,7 @@ def test_what_is_no_answer_is_refused(way: Way, tmp_path: Path) -> None:
     assert text.count("not JSON") == 2 and "it answers another request" in text
 
 
+@pytest.mark.slow("https")
 def test_a_node_in_the_place_of_another_is_named(
     way: Way, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

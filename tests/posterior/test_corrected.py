@@ -71,6 +71,7 @@ def planted(
     return replace(fitted, progress=replace(progress, server=server, table=table))
 
 
+@pytest.mark.slow("slopes")
 @pytest.mark.parametrize("name", ["means", "slopes"])
 def test_weights_of_an_exact_guide_are_equal(name: str) -> None:
     model, data = {"means": (means, three()), "slopes": (slopes, federation())}[name]
@@ -90,6 +91,7 @@ def test_a_planted_exact_guide_is_exact(inner: int) -> None:
     assert found.k_hat == 0.0
 
 
+@pytest.mark.slow("8")
 @pytest.mark.parametrize("inner", [1, 8])
 def test_corrected_draws_of_an_inexact_guide_follow_the_posterior(inner: int) -> None:
     fitted = planted(shift=0.5, wide=1.2, own={"east": 1.3, "west": 1.2})
@@ -208,7 +210,7 @@ SPREAD: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow("conditional")
+@pytest.mark.slow("conditional", "low_rank", "flow")
 @pytest.mark.parametrize("family", SPREAD)
 def test_every_guide_with_a_density_gives_the_same_evidence(family: str) -> None:
     data, pace = federation(), hierfl.optimizers.Adam(0.02 if family == "flow" else 0.1)
@@ -254,6 +256,7 @@ def test_a_guide_that_torch_draws_without_local_sites() -> None:
     assert found.k_hat_clients.isna().all()
 
 
+@pytest.mark.slow
 def test_single_precision_gives_the_same_evidence() -> None:
     torch.set_default_dtype(torch.float32)
     data = federation()

@@ -600,6 +600,7 @@ def share_of(fit: hierfl.Fit, site: str) -> tuple[Tensor, Tensor]:
     return torch.tensor(chances), inferred.draws[site].double().mean(0)
 
 
+@pytest.mark.slow("chain-state_2")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch.func's own
 @pytest.mark.filterwarnings("ignore:do not trust the posterior:UserWarning")
 @pytest.mark.parametrize(

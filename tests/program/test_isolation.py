@@ -25,6 +25,7 @@ from tests.programs import FAMILIES, federation, fit, logistic, read, regression
 constraints = dist.constraints
 
 
+@pytest.mark.slow("conditional")
 @pytest.mark.usefixtures("global_generator_untouched")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_is_left_in_pyro_or_torch(family: str) -> None:

@@ -274,6 +274,7 @@ def test_a_guide_that_depends_on_padding_is_refused(data: ClientData) -> None:
     read(model(plain), guide(lambda batch: batch.mean(batch.y)), data)
 
 
+@pytest.mark.slow("conditional")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_hierfls_own_guides_need_no_padding_no_other_clients_and_no_other_rows(family: str) -> None:
     """The check of padding passes them by; here it does not."""

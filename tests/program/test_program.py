@@ -66,6 +66,7 @@ def drawn(program: Program, params: Params, batch: ClientBatch) -> Any:
 
 
 # ------------------------------------------------------------------ the ELBO
+@pytest.mark.slow("conditional-None")
 @pytest.mark.usefixtures("global_generator_untouched")
 @pytest.mark.parametrize(
     ("family", "size"),

@@ -297,6 +297,7 @@ def many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_orders, "UNCHANGED", 1e-8)
 
 
+@pytest.mark.slow("long loop", "loop")
 @pytest.mark.usefixtures("many_nodes")
 @pytest.mark.parametrize("name", PAIRS)
 def test_log_densities_and_derivatives_are_those_in_closed_form(name: str) -> None:
@@ -324,6 +325,7 @@ def rates(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
     pyro.sample("n", dist.Poisson(rate), obs=batch.n)
 
 
+@pytest.mark.slow("1e-08-1e-07")
 @pytest.mark.parametrize(("unchanged", "atol"), [(1e-8, 1e-7), (row_orders.UNCHANGED, 1e-3)])
 def test_counts_with_a_shift_of_each_row_are_those_of_scipy(
     unchanged: float, atol: float, monkeypatch: pytest.MonkeyPatch

@@ -103,6 +103,7 @@ def test_the_page_fits_every_width_and_shows_all_pictures(page: Path, width: int
     assert measured["fetched"] == []
 
 
+@pytest.mark.slow("False")
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_has_enough_contrast_in_light_and_dark_mode(page: Path, dark: bool) -> None:
     measured = laid_out(page, WIDE, dark)

@@ -182,6 +182,7 @@ def few_proposals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hierfl.diagnostics.verdict.convergence", quick)
 
 
+@pytest.mark.slow("classes")
 @pytest.mark.parametrize("kind", ["numeric", "classes"])
 def test_every_kind_of_label_is_reported(kind: str, tmp_path: Path, few_proposals: None) -> None:
     f, data = fitted(kind)
@@ -228,6 +229,7 @@ def test_a_formula_is_reported_by_its_names(tmp_path: Path, few_proposals: None)
     assert with_names == {("va", "w2"), *((h, w) for h in ("north", "east") for w in ("w1", "w2"))}
 
 
+@pytest.mark.slow("clients that joined", "counts", "one client", "a prior that is a penalty")
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_kind_of_fit_is_reported(name: str, tmp_path: Path, few_proposals: None) -> None:
     data = federation((12, 9, 21))

@@ -105,6 +105,7 @@ OTHERS: dict[str, tuple[Callable[[], hierfl.Method], Callable[[], hierfl.Method]
 }  # fmt: skip
 
 
+@pytest.mark.slow("a client of one's own")
 @pytest.mark.parametrize("what", OTHERS)
 def test_another_model_is_refused_by_name(what: str, tmp_path: Path) -> None:
     one, two, message = OTHERS[what]

@@ -52,7 +52,7 @@ def seeded() -> None:
     torch.manual_seed(0)  # the layers of the methods start from torch's generator
 
 
-@pytest.mark.slow("conditional-2")
+@pytest.mark.slow("conditional-2", "structured-2", "structured-None")
 @pytest.mark.parametrize(
     ("name", "cohort"), [*((name, 2) for name in METHODS), ("structured", None)]
 )
@@ -201,6 +201,7 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow("truncated")
 @pytest.mark.parametrize("what", DAMAGE)
 def test_damage_falls_back_one_checkpoint(
     what: str, six_rounds: Fit, stopped: Path, tmp_path: Path
@@ -258,6 +259,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow("a method with other states")
 @pytest.mark.parametrize("what", OTHERS)
 def test_a_checkpoint_of_another_run_is_refused(what: str, stopped: Path, tmp_path: Path) -> None:
     options, message = OTHERS[what]

@@ -118,7 +118,14 @@ SKIP = hierfl.Settings(on_client_error="skip")
 SUMS_AND_SKIP = hierfl.Settings(disclose="sums", on_client_error="skip")
 
 
-@pytest.mark.slow("a long v of a Gaussian likelihood")
+@pytest.mark.slow(
+    "a long v of a Gaussian likelihood",
+    "few numbers",
+    "v too long",
+    "a prior of rows",
+    "a branch",
+    "too many global",
+)
 @pytest.mark.parametrize("row", ROWS)
 def test_each_row_of_the_table(row: str) -> None:
     make, name, guide, why = ROWS[row]

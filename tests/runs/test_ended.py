@@ -53,6 +53,7 @@ def by_chains() -> hierfl.Fit:
     return hierfl.fit(surgical, hospitals(), seed=0, time_limit=1e-3, progress=False)
 
 
+@pytest.mark.slow
 def test_chains_have_the_posterior_of_the_rounds() -> None:
     assert by_chains().method.name == "two_stage"
     by_rounds = hierfl.fit(surgical, hospitals(), seed=0)
@@ -175,6 +176,7 @@ def test_a_time_limit_has_to_be_positive() -> None:
         hierfl.fit(surgical, hospitals(), time_limit=0.0)
 
 
+@pytest.mark.slow
 def test_a_fit_that_chains_ended_is_saved_loaded_and_goes_on(tmp_path: Path) -> None:
     fit = by_chains()
     fit.save(tmp_path / "fit")

@@ -141,6 +141,7 @@ def test_the_amortized_guide_takes_no_steps_and_needs_no_labels() -> None:
     assert blind.predict(unlabeled, draws=10).log_score is None
 
 
+@pytest.mark.slow
 def test_local_steps_give_a_new_client_its_exact_posterior() -> None:
     """With global params fitted to E2 without client c, c is then inferred from its own rows.
 

@@ -110,6 +110,7 @@ def test_a_finished_run_stays_and_loads(tmp_path: Path, capsys: pytest.CaptureFi
         fit(method, data, rounds=9, checkpoint=tmp_path, resume=True)
 
 
+@pytest.mark.slow
 def test_interrupted_it_resumes_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

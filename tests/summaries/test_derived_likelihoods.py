@@ -81,6 +81,7 @@ def test_a_likelihood_without_a_predictor_is_fitted() -> None:
     assert abs(float(found.std() / sd) - 1.0) < 0.12
 
 
+@pytest.mark.slow("ordered_beta", "hurdle_poisson")
 @pytest.mark.parametrize("name", ["hurdle_poisson", "hurdle_gamma", "ordered_beta"])
 def test_first_rows_that_hide_the_predictor_are_read_as_others(name: str) -> None:
     """Zeros at a hurdle have no predictor, and ends of an ordered beta no precision."""

@@ -95,6 +95,9 @@ OTHERS = (
 )
 
 
+@pytest.mark.slow(
+    "scaled_rows", "counts", "spread_raw", "tails", "noisy", "times", "spread", "own_noise"
+)
 @pytest.mark.parametrize("model", [*EXACT, *OTHERS], ids=lambda model: str(model.__name__))
 def test_it_is_recognized_where_the_likelihood_is_gaussian(model: Any) -> None:
     found = seen_in(program_of(model))
@@ -195,6 +198,7 @@ def test_sums_that_do_not_fit_the_rows_are_refused() -> None:
         fit(two_stage(branching), data)
 
 
+@pytest.mark.slow("multivariate", "non-centered")
 @pytest.mark.parametrize("how", ["centered", "non-centered", "multivariate"])
 def test_series_with_a_step_for_each_row(how: str) -> None:
     """A latent random walk: as many own unknowns as rows, which a client could fit exactly."""

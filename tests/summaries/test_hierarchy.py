@@ -35,6 +35,7 @@ def made_up(hierarchy: Hierarchy, clients: int = 3) -> Factors:
     return Factors(root @ root.mT, torch.randn(clients, size, generator=g), fields)
 
 
+@pytest.mark.slow("slopes_lkj_raw-linear6", "chained-linear2")
 @pytest.mark.filterwarnings("ignore:site 'mu' .* cannot be computed for several clients")
 @pytest.mark.parametrize(
     ("name", "linear"),
@@ -192,6 +193,7 @@ def test_a_redundant_intercept_is_absorbed() -> None:
     assert torch.allclose(found.precision, torch.tensor(1.0).exp().view(1, 1, 1))
 
 
+@pytest.mark.slow("chained")
 @pytest.mark.parametrize("name", ["chained", "slopes_lkj_raw"])
 def test_the_gradient_of_the_scales_is_that_of_differences(name: str) -> None:
     surrogate = Surrogate(seen(getattr(programs, name)))

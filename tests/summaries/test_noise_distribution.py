@@ -36,12 +36,14 @@ def test_noise_of_clients_together(secret: int | None) -> None:
     assert_normal(secret_normals(new_key(secret), COUNT))
 
 
+@pytest.mark.slow("1")
 @pytest.mark.parametrize("each", [1, 4, COUNT])
 def test_noise_at_keys(each: int) -> None:
     """As row noise draws it: few numbers of each of many keys, or many of one."""
     assert_normal(normals_at(keys(COUNT // each), each, "ab" * 32))
 
 
+@pytest.mark.slow("0.5")
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_noise_of_factors(epsilon: float) -> None:
     """Of sums beside which it is small, so that a factor shrinks by its variance alone."""

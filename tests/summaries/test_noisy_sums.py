@@ -119,6 +119,7 @@ def test_noise_of_the_sums_is_as_large_as_the_budget_asks() -> None:
     assert stats.kstest((on / noise).flatten().numpy(), "norm").pvalue > 1e-3
 
 
+@pytest.mark.slow("y-1000000.0", "y--1e+30")
 @pytest.mark.filterwarnings("ignore:field|column|client")
 @pytest.mark.parametrize(("field", "at"), [("y", 1e6), ("x", 1e3), ("y", -1e30)])
 def test_one_row_moves_the_sums_by_sqrt_8_at_most(field: str, at: float) -> None:
@@ -164,6 +165,7 @@ def test_what_leaves_is_noisy_sums_and_the_number_of_rows() -> None:
     assert fitted.progress.server.factors.num_rows.tolist() == [60.0] * 3
 
 
+@pytest.mark.slow
 def test_sums_below_zero_and_no_eigenvalue_above_are_no_error() -> None:
     data, _ = simulated(5, clients=3, rows=6)
     found = fit(method(0.2), data)

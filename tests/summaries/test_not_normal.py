@@ -175,6 +175,7 @@ def seen(model: Any) -> Hierarchy:
     return seen_hierarchy(read_likelihood(program_of(model)))
 
 
+@pytest.mark.slow("offsets-sampled1-scattered1-linear1", "scaled-sampled2-scattered2-linear2")
 @pytest.mark.parametrize(
     ("model", "sampled", "scattered", "linear"),
     [

@@ -93,6 +93,7 @@ def fitted(model: Any, data: ClientData, **options: Any) -> Fit:
     return fit(two_stage(model, draws=2000), data, **options)
 
 
+@pytest.mark.slow("tailed", "together", "half")
 @pytest.mark.parametrize("model", ALL, ids=lambda model: str(model.__name__))
 def test_sums_are_rows_of_the_same_likelihood(model: Any) -> None:
     """Its values up to a constant of each client, and the expectations of its derivatives."""
@@ -196,7 +197,7 @@ def test_the_posterior_is_that_of_a_grid() -> None:
         assert abs(found.std() / sd - 1.0) < 0.06, k
 
 
-@pytest.mark.slow("tailed")
+@pytest.mark.slow("tailed", "lone")
 @pytest.mark.parametrize("model", sampled(ALL, 2), ids=lambda model: str(model.__name__))
 def test_it_takes_one_round_of_sums(model: Any) -> None:
     data = people((5, 3, 7, 4))

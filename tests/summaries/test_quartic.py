@@ -73,6 +73,7 @@ def rows_and_center(name: str) -> tuple[PackedRows, Tensor]:
     return PackedRows(rows.score, units), 0.3 * torch.randn(2, size, generator=g)
 
 
+@pytest.mark.slow("counts", "tails")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_polynomial_misses_the_fifth_order(name: str) -> None:
     with double_precision(), torch.no_grad():
@@ -159,6 +160,7 @@ def test_a_polynomial_that_misses_rows_is_not_used(monkeypatch: pytest.MonkeyPat
     assert float(found.history["k_hat"].iloc[-1]) < 0.7
 
 
+@pytest.mark.slow
 def test_rows_far_out_are_read() -> None:
     """Few derivatives do not describe rows whose predictors move by far more than 1."""
     data = hospitals((1500, 50))

@@ -45,6 +45,7 @@ def test_log_density_in_single_precision(name: str) -> None:
     np.testing.assert_allclose(found.numpy(), case.by_hand(case.eta), rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow("negative_binomial_above")
 @pytest.mark.parametrize("name", NAMES)
 def test_draws_have_the_mean_and_the_variance(name: str) -> None:
     case = CASES[name]
