@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hierfl.core.gaussians import inverse, product, upper_root
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.trials import line_of
+from hierfl.laplace.trials import line_of, nearly_equal
 from hierfl.summaries.reading import QuadratureNodes, Reading, node_at_mean
 from hierfl.summaries.units import Units, UnitScore
 
@@ -307,11 +307,23 @@ def packed(score: UnitScore, batch: ClientBatch, *, distinct: bool = False) -> P
     """
     units = Units.of(batch, by_row=score.by_row)
     if distinct:
-        units = units.distinct()
+        units = _fewest(score, units)
     is_even = batch.num_clients * batch.num_rows <= PADDED * len(units.client)
     if score.by_row and units.times is None and not len(score.line.inside) and is_even:
         units = Units.of(batch, by_row=False)
     return PackedRows(score, units)
+
+
+def _fewest(score: UnitScore, units: Units) -> Units:
+    """Return equal rows once, or those that differ in their label alone as two where log likelihoods agree."""
+    distinct, labels = units.distinct(), {*score.reading.program.labels.values()}
+    few = units.by_moments(*labels) if len(labels) == 1 else None
+    if few is None or 2 * len(few.client) > len(distinct.client):
+        return distinct
+    g = torch.Generator().manual_seed(0)
+    v = score.start + AWAY * torch.randn(TRIES, len(score.start), generator=g)
+    values = (PackedRows(score, of).values(v.expand(of.clients, -1, -1)) for of in (few, distinct))
+    return few if nearly_equal(*values) else distinct
 
 
 # ---------------------------------------------------------------------- are the rows what was read?
