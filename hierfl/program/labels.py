@@ -15,12 +15,13 @@ from hierfl.data.arrays import RowsFault
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.data.grouping import cut_ragged
-from hierfl.program.handlers import untouched_store
+from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
-from hierfl.program.supports import in_words, support_of
+from hierfl.program.supports import in_words, kind_of, support_of
 from hierfl.program.traces import (
     Center,
+    Near,
     in_clients,
     is_deterministic,
     is_factor,
@@ -92,18 +93,33 @@ def checked_labels(
         if by_row:
             by_rows.append(site)
         elif _is_field(trace.nodes[site]["value"], batch.fields.get(name)) and not fn.event_shape:
-            supports[name] = (f"'{site}' ({type(base).__name__})", support_of(site, fn))
+            support = support_of(site, fn)
+            if not _moves(model, site, support, batch):
+                supports[name] = (f"'{site}' ({type(base).__name__})", support)
     check_labels(supports, data)
     for site, name in labels.items():
         fn, value = trace.nodes[site]["fn"], trace.nodes[site]["value"]
         try:
             fn.log_prob(value)
         except (ValueError, RuntimeError, IndexError) as error:
-            raise ProgramError(_unscored(site, fn, value, name)) from error
+            ends = _is_scored(model, site, batch)
+            why = _beyond(site, fn) if ends else _unscored(site, fn, value, name)
+            raise ProgramError(why) from error
     if by_rows:
         with untouched_store():
             _check_labels_by_row(model, data, by_rows)
     return supports
+
+
+def _moves(model: Model, site: str, support: Constraint, batch: ClientBatch) -> bool:
+    """Return whether the ends of an observed site's support depend on latent sites."""
+    ends = [end for end in vars(support).values() if isinstance(end, Tensor)]
+    if not ends:
+        return False
+    with untouched_store(), unchecked(), Near(1.0, 0):
+        fn = poutine.trace(model).get_trace(batch).nodes[site]["fn"]
+    others = [end for end in vars(fn.support).values() if isinstance(end, Tensor)]
+    return not all(map(torch.equal, ends, others))
 
 
 def _is_field(value: Tensor, field: Tensor | None) -> bool:
@@ -163,6 +179,24 @@ def _fix(name: str, values: Tensor, support: Constraint) -> str:
     if isinstance(high, int) and int(values.min()) == 1 and int(values.max()) == high + 1:
         return f"code the classes from 0, data.with_fields({name}=data.fields['{name}'] - 1)"
     return "correct the labels, or choose a likelihood that allows them"
+
+
+def _is_scored(model: Model, site: str, batch: ClientBatch) -> bool:
+    """Return whether labels have a density, 0 or not a number beyond the ends of their site."""
+    with untouched_store(), unchecked(), Center():
+        node = poutine.trace(model).get_trace(batch).nodes[site]
+    try:
+        return bool(node["fn"].log_prob(node["value"]).shape == batch.mask().shape)
+    except (ValueError, RuntimeError, IndexError):
+        return False
+
+
+def _beyond(name: str, fn: Any) -> str:
+    return (
+        f"labels of site '{name}' ({kind_of(fn)}) lie beyond where it ends at the starting values of "
+        "other sites: give these priors that end at the labels, as Uniform(0.0, least) of a shift, or "
+        "largest + HalfNormal(1.0) of a limit"
+    )
 
 
 def _unscored(name: str, fn: Any, value: Tensor, label: str) -> str:
