@@ -22,6 +22,7 @@ from hierfl.program.supports import in_words, kind_of, support_of
 from hierfl.program.traces import (
     Center,
     Near,
+    Site,
     in_clients,
     is_deterministic,
     is_factor,
@@ -117,8 +118,8 @@ def _moves(model: Model, site: str, support: Constraint, batch: ClientBatch) -> 
     if not ends:
         return False
     with untouched_store(), unchecked(), Near(1.0, 0):
-        fn = poutine.trace(model).get_trace(batch).nodes[site]["fn"]
-    others = [end for end in vars(fn.support).values() if isinstance(end, Tensor)]
+        node: Site = poutine.trace(model).get_trace(batch).nodes[site]
+    others = [end for end in vars(node["fn"].support).values() if isinstance(end, Tensor)]
     return not all(map(torch.equal, ends, others))
 
 
@@ -184,7 +185,7 @@ def _fix(name: str, values: Tensor, support: Constraint) -> str:
 def _is_scored(model: Model, site: str, batch: ClientBatch) -> bool:
     """Return whether labels have a density, 0 or not a number beyond the ends of their site."""
     with untouched_store(), unchecked(), Center():
-        node = poutine.trace(model).get_trace(batch).nodes[site]
+        node: Site = poutine.trace(model).get_trace(batch).nodes[site]
     try:
         return bool(node["fn"].log_prob(node["value"]).shape == batch.mask().shape)
     except (ValueError, RuntimeError, IndexError):
