@@ -20,7 +20,6 @@ from pyro import distributions as dist
 from pyro import poutine
 from torch.overrides import TorchFunctionMode
 
-from hierfl.core.importance_sampling import DOUBT
 from hierfl.methods.stages.state import ServerState
 from hierfl.methods.stages.two_stage import LEAST_CURVED, seen_in
 from hierfl.posterior.weights import base_of
@@ -29,7 +28,7 @@ from hierfl.program.mixture import Mixture
 from hierfl.program.program import Program, once_a_program
 from hierfl.program.traces import Center
 
-HIDDEN = 0.3  # k-hat above which a mode of little mass may be missed, where rows are of no mixture
+HIDDEN = 0.3  # k-hat above which a mode of little mass, or the end of a ridge, may be missed
 MIXTURES = (dist.MixtureSameFamily, Mixture)
 SUMS = (torch.logsumexp, torch.logaddexp, torch.Tensor.logsumexp, torch.Tensor.logaddexp)
 
@@ -58,7 +57,7 @@ def may_hide_modes(
     k_hats = k_hats_of_rounds(history)
     if is_mixture(program) or (k_hats[-1] > HIDDEN and state.was_anchored):
         return True
-    return max(k_hats) > DOUBT and is_curved(program)
+    return max(k_hats) > HIDDEN and is_curved(program)
 
 
 def k_hats_of_rounds(history: Sequence[Mapping[str, Any]]) -> list[float]:
