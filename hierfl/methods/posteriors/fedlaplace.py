@@ -140,48 +140,21 @@ def fedlaplace(
     expect(weighting_rounds=(weighting_rounds, "[0, inf)"))
     check_even(draws=draws, settle_draws=settle_draws)
 
-    evaluations = Evaluations(
-        draws, settle_draws, weighting_rounds, target_ess, start or {}, radius, max_global_size
-    )
-    shared = partial(empirical, size=draws) if weighting_rounds else full_normal
-    return Method(
-        "fedlaplace",
-        model,
-        conditional(shared=shared, newton_steps=FOR_DRAWS),
-        evaluations.client,
-        evaluations.server,
-        everyone=True,
-        most_rounds=MOST_ROUNDS,
-        traits=frozenset({"by rows"}),
-    )
+    first = start or {}
 
-
-@dataclass(frozen=True)
-class Evaluations:
-    """What clients and the server compute, by the arguments of `fedlaplace`."""
-
-    draws: int
-    settle_draws: int
-    weighting_rounds: int
-    target_ess: int
-    start: Mapping[str, Tensor | float]
-    radius: float
-    max_global_size: int
-
-    def points(self, program: Program) -> LaplacePoints:
+    def points_of(program: Program) -> LaplacePoints:
         """Return the points that all clients and the server share."""
-        check_integrable(program, self.max_global_size, self.start)
+        check_integrable(program, max_global_size, first)
         return standard_points(
             program.latents.global_block.size,
-            settle=self.settle_draws,
-            most=self.draws,
-            rounds=self.weighting_rounds,
+            settle=settle_draws,
+            most=draws,
+            rounds=weighting_rounds,
             seed=program.seed,
         )
 
-    def client(self, program: Program) -> Client:
-        """Return the client of one program."""
-        marginal, points = Marginal(program, seen_linear(program)), self.points(program)
+    def client(program: Program) -> Client:
+        marginal, points = Marginal(program, seen_linear(program)), points_of(program)
         return Client(
             own=nowhere(marginal),
             start=lambda message, own: LaplaceWork(own, {}),
@@ -193,11 +166,10 @@ class Evaluations:
             refuses=partial(_refused_message, points),
         )
 
-    def server(self, program: Program) -> Server:
-        """Return the server of one program."""
-        _warn_of_many(program, self.settle_draws)
-        points, ess = self.points(program), self.target_ess
-        rounds = LaplaceRounds(Marginal(program), points, ess, self.draws, self.start, self.radius)
+    def server(program: Program) -> Server:
+        _warn_of_many(program, settle_draws)
+        points = points_of(program)
+        rounds = LaplaceRounds(Marginal(program), points, target_ess, draws, first, radius)
         return Server(
             state=rounds.begin(),
             update=rounds.update,
@@ -207,6 +179,18 @@ class Evaluations:
             logged=LaplaceState.logged,
             weighted=LaplaceState.weighted,
         )
+
+    shared = partial(empirical, size=draws) if weighting_rounds else full_normal
+    return Method(
+        "fedlaplace",
+        model,
+        conditional(shared=shared, newton_steps=FOR_DRAWS),
+        client,
+        server,
+        everyone=True,
+        most_rounds=MOST_ROUNDS,
+        traits=frozenset({"by rows"}),
+    )
 
 
 class LaplaceWork(NamedTuple):
