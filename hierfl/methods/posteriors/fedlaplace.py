@@ -30,7 +30,6 @@ arXiv:2107.04562) and importance weights (Vehtari et al. 2024, arXiv:1507.02646)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -70,6 +69,13 @@ FEW_EXPANDED, FEW_VALUED = 2, 64
 # what a message holds: a point, points about q, points to weight
 SETTLING = frozenset({"loc", "tril", "part"})
 FORMS = ({"loc"}, {"loc", "first"}, SETTLING, SETTLING | {"right", "left", "points"})
+
+
+class LaplaceWork(NamedTuple):
+    """The mode of a client's local sites, and by name what it sends."""
+
+    own: NearMode
+    up: dict[str, Tensor]
 
 
 @About(
@@ -155,10 +161,44 @@ def fedlaplace(
 
     def client(program: Program) -> Client:
         marginal, points = Marginal(program, seen_linear(program)), points_of(program)
+        slow = marginal.shared.size * marginal.own.size > SLOW
+        expanded, valued = (FEW_EXPANDED, FEW_VALUED) if slow else (EXPANDED, VALUED)
+
+        def values(own: NearMode, at: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
+            """Return l_k at each point, (S,), and whether no mode was found there."""
+            return torch.vmap(lambda z: marginal.value(z, guess(own, z), batch), chunk_size=valued)(
+                at
+            )
+
+        def step(work: LaplaceWork, message: Tree, batch: ClientBatch) -> LaplaceWork:
+            """Return l_k at points to weight; else its mean, gradient and Hessian, and the mode near q."""
+            own, at = work.own, points.at(message)
+            steps = COLD if "first" in message else WARM
+            with torch.no_grad():
+                if "right" in message:
+                    log_marginals, lost = values(own, at, batch)
+                    no_mode = lost.to(log_marginals.dtype).mean()
+                    of_draws = {"log_marginals": log_marginals, "lost": no_mode}
+                    return LaplaceWork(own, of_draws)
+                expansion, inner = torch.vmap(
+                    lambda z: marginal.expand(z, guess(own, z), batch, steps), chunk_size=expanded
+                )(at)
+                value, gradient, hessian = (v.mean(0) for v in expansion)
+                own = near(inner, at)
+                up = {
+                    "log_marginal": value,
+                    "gradient": gradient,
+                    "hessian": hessian,
+                    "lost": inner.lost.to(value.dtype).mean(),
+                }
+                if "tril" in message and points.sizes:
+                    up["along"], _ = values(own, points.along(message), batch)
+            return LaplaceWork(own, up)
+
         return Client(
             own=nowhere(marginal),
             start=lambda message, own: LaplaceWork(own, {}),
-            phases=(Phase(AtPoints(marginal, points).step, nested=True),),
+            phases=(Phase(step, nested=True),),
             finish=lambda work, message, own, rows: (tree_map(Share, work.up), work.own),
             params=lambda message, own: message["params"],
             adapt=(),
@@ -191,58 +231,6 @@ def fedlaplace(
         most_rounds=MOST_ROUNDS,
         traits=frozenset({"by rows"}),
     )
-
-
-class LaplaceWork(NamedTuple):
-    """The mode of a client's local sites, and by name what it sends."""
-
-    own: NearMode
-    up: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class AtPoints:
-    """A client's log marginal likelihood at the points of a message."""
-
-    marginal: Marginal
-    points: LaplacePoints
-
-    @property
-    def at_once(self) -> tuple[int, int]:
-        """Return how many points are evaluated together, with derivatives and without."""
-        slow = self.marginal.shared.size * self.marginal.own.size > SLOW
-        return (FEW_EXPANDED, FEW_VALUED) if slow else (EXPANDED, VALUED)
-
-    def values(self, own: NearMode, at: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
-        """Return l_k at each point, (S,), and whether no mode was found there."""
-        return torch.vmap(
-            lambda z: self.marginal.value(z, guess(own, z), batch), chunk_size=self.at_once[1]
-        )(at)
-
-    def step(self, work: LaplaceWork, message: Tree, batch: ClientBatch) -> LaplaceWork:
-        """Return l_k at points to weight; else its mean, gradient and Hessian, and the mode near q."""
-        own, at = work.own, self.points.at(message)
-        steps = COLD if "first" in message else WARM
-        with torch.no_grad():
-            if "right" in message:
-                values, lost = self.values(own, at, batch)
-                up = {"log_marginals": values, "lost": lost.to(values.dtype).mean()}
-                return LaplaceWork(own, up)
-            expansion, inner = torch.vmap(
-                lambda z: self.marginal.expand(z, guess(own, z), batch, steps),
-                chunk_size=self.at_once[0],
-            )(at)
-            value, gradient, hessian = (v.mean(0) for v in expansion)
-            own = near(inner, at)
-            up = {
-                "log_marginal": value,
-                "gradient": gradient,
-                "hessian": hessian,
-                "lost": inner.lost.to(value.dtype).mean(),
-            }
-            if "tril" in message and self.points.sizes:
-                up["along"], _ = self.values(own, self.points.along(message), batch)
-        return LaplaceWork(own, up)
 
 
 def _warn_of_many(program: Program, points: int) -> None:
