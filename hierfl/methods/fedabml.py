@@ -156,13 +156,20 @@ def client_of(
     exact: bool = True,
     restarts: Literal["trained", "always", "never"] = "trained",
 ) -> Client:
-    """Return the client of one program, whose steps alternate between own params and a copy of theta.
+    """Return the client of one program, which takes steps on phi and on its copy of theta by turns.
 
-    Args as those of `fedabml`, and of other methods:
-        exact: for a server of the clients' moments.
-        meta: "whole": the gradient of all of the loss in theta_i.
-        restarts: which rounds after a client's first begin at the prior: "trained", those of a fit;
-            "always", those of `personalize` too; or "never".
+    Args:
+        program: its model has local sites under a learned prior.
+        name: of the method, for messages.
+        descent: steps on phi, and how many mini-batches they are on.
+        draws: of q_phi, that each gradient is averaged over.
+        loss: L.
+        global_optimizer: as in `fedabml`; likewise inner_steps.
+        inner_steps: K.
+        meta: as in `fedabml`; or "whole": the gradient in theta_i of all of L, at a further draw.
+        exact: send moments of the posterior, and leave theta_i as it is.
+        restarts: where a round after the first begins at the prior: "trained", in a fit; "always",
+            in `personalize` too; or "never".
     """
     above, mine = learned_hierarchy(program, name)
     outer_optimizer = global_optimizer or descent.optimizer
