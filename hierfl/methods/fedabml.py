@@ -18,6 +18,7 @@ which takes 0.7 of the time, pass `scale_link="exp"` to both model and guide.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -42,6 +43,7 @@ from hierfl.methods.parts.prior_params import at_prior, learned_hierarchy, momen
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Family, Guide, Model
+from hierfl.program.terms import Terms
 
 
 @About(
@@ -120,7 +122,7 @@ def fedabml(
         client_of,
         descent=descent,
         draws=draws,
-        kl_weight=kl_weight,
+        loss=mean_per_row(kl_weight),
         global_optimizer=global_optimizer,
         inner_steps=inner_steps,
         meta=meta,
@@ -133,36 +135,59 @@ def fedabml(
     return Method("fedabml", model, guide, client, server_of)
 
 
+Loss = Callable[[Terms, Tensor], Tensor]  # of terms and numbers of rows, (C,)
+
+
+def mean_per_row(kl_weight: float) -> Loss:
+    """Return the loss (nll + kl_weight KL) / n."""
+    return lambda terms, rows: (terms.nll + kl_weight * terms.local_kl) / rows
+
+
 def client_of(
     program: Program,
     *,
+    name: str = "fedabml",
     descent: Descent,
-    draws: int,
-    kl_weight: float = 1.0,
+    draws: int = 1,
+    loss: Loss = mean_per_row(1.0),  # noqa: B008
     global_optimizer: Optimizer | None = None,
     inner_steps: int = 1,
-    meta: Literal["envelope", "first", "full"] = "envelope",
+    meta: Literal["envelope", "whole", "first", "full"] = "envelope",
     exact: bool = True,
+    restarts: Literal["trained", "always", "never"] = "trained",
 ) -> Client:
-    """Return the client of one program; `exact`: for a server of the clients' moments."""
-    above, mine = learned_hierarchy(program, "fedabml")
+    """Return the client of one program, which takes steps on phi and on its copy of theta by turns.
+
+    Args:
+        program: its model has local sites under a learned prior.
+        name: of the method, for messages.
+        descent: steps on phi, and how many mini-batches they are on.
+        draws: of q_phi, that each gradient is averaged over.
+        loss: L.
+        global_optimizer: as in `fedabml`; likewise inner_steps.
+        inner_steps: K.
+        meta: as in `fedabml`; or "whole": the gradient in theta_i of all of L, at a further draw.
+        exact: send moments of the posterior, and leave theta_i as it is.
+        restarts: where a round after the first begins at the prior: "trained", in a fit; "always",
+            in `personalize` too; or "never".
+    """
+    above, mine = learned_hierarchy(program, name)
     outer_optimizer = global_optimizer or descent.optimizer
     moments, prior = moments_of(program) if exact else None, partial(at_prior, program)
     prior(above)  # refuses a guide that cannot start at the prior before the first round
 
-    def loss(phi: Params, theta: Params, batch: ClientBatch) -> Tensor:
+    def objective(phi: Params, theta: Params, batch: ClientBatch) -> Tensor:
         """Return L(phi, theta), ()."""
 
         def drawn(b: ClientBatch) -> Tensor:
-            terms = program.terms({**theta, **phi}, b)
-            return ((terms.nll + kl_weight * terms.local_kl) / b.counts).sum()
+            return loss(program.terms({**theta, **phi}, b), b.counts).sum()
 
         return over_draws(drawn, batch, draws, keyed=program.in_vmap)
 
     def penalty(theta: Params, phi: Params, batch: ClientBatch) -> Tensor:
         """Return the part of L that depends on theta, ()."""
         terms = program.terms({**theta, **phi}, batch)
-        return (kl_weight * terms.local_kl / batch.counts).sum()
+        return loss(terms._replace(nll=torch.zeros_like(terms.nll)), batch.counts).sum()
 
     def started(phi: Params) -> Stepped:
         """Return phi with the first state of its optimizer."""
@@ -172,7 +197,9 @@ def client_of(
         """Return phi after K steps, and L before the last of them."""
         value = torch.zeros(())
         for k in range(inner_steps):
-            gradient, value = slope(partial(loss, theta=theta, batch=batch.redrawn(k)), phi.params)
+            gradient, value = slope(
+                partial(objective, theta=theta, batch=batch.redrawn(k)), phi.params
+            )
             phi = step(descent.optimizer, gradient, phi)
         return phi, value
 
@@ -184,15 +211,16 @@ def client_of(
 
             def through(t: Params) -> Tensor:
                 phi, _ = inner(started(prior(t)), t, batch)
-                return loss(phi.params, t, last)
+                return objective(phi.params, t, last)
 
             return grad(through)(theta), phi
-        by_phi, by_theta = grad(loss, (0, 1))(phi.params, theta, last)
+        by_phi, by_theta = grad(objective, (0, 1))(phi.params, theta, last)
         return add(by_theta, vjp(prior, theta)[1](by_phi)[0]), phi
 
     def start(message: Params, own: OwnParams) -> TwoLevels:
         theta = Stepped(message, outer_optimizer.init(message))
-        return TwoLevels(theta, started(own.params), torch.zeros(()))
+        phi = prior(message) if restarts == "always" else own.params
+        return TwoLevels(theta, started(phi), torch.zeros(()))
 
     def restart(work: TwoLevels, message: Params, batch: ClientBatch) -> TwoLevels:
         return work._replace(phi=started(prior(message)))
@@ -204,9 +232,12 @@ def client_of(
             if exact:
                 return TwoLevels(work.theta, phi, value)
             gradient = grad(penalty)(theta, phi.params, after)
+        elif meta == "whole":
+            phi, _ = inner(work.phi, theta, batch)
+            gradient, value = slope(lambda t: objective(phi.params, t, after), theta)
         else:
             gradient, phi = outer(theta, batch)
-            value = loss(phi.params, theta, after)
+            value = objective(phi.params, theta, after)
         return TwoLevels(step(outer_optimizer, gradient, work.theta), phi, value)
 
     def tune(work: TwoLevels, message: Params, batch: ClientBatch) -> TwoLevels:
@@ -224,11 +255,12 @@ def client_of(
         return up, OwnParams(phi, torch.ones(()))
 
     passes = 1 if descent.unit == "epoch" else descent.steps
+    again = (Phase(restart, batch_size=1, scores_rows=False),) if restarts == "trained" else ()
     return personal_client(
         OwnParams(mine, torch.zeros(())),
         lambda message, own: own._replace(params=prior(message)),
         start=start,
-        phases=(Phase(restart, batch_size=1, scores_rows=False), descent.taking(move)),
+        phases=(*again, descent.taking(move)),
         finish=finish,
         params=lambda message, own: {**message, **own.params},
         adapt=(descent.taking(tune, passes),),

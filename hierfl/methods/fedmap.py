@@ -18,7 +18,6 @@ an isotropic prior it is FedProx.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -43,6 +42,21 @@ LONE = 1e9  # so steep that the weights of the first round are 1 for one client 
 Best = Callable[[dict[str, Tensor], Tensor, Tensor], dict[str, Tensor]]
 Weights = Literal["rows", "uniform", "mean-likelihood", "likelihood"]
 Rule = Literal["average", "gradient"] | Best
+
+
+class FedMAPServerState(NamedTuple):
+    """Global params, the optimizer's memory, and whether one client fits alone in the next round, ()."""
+
+    gamma: Params
+    memory: Tree
+    alone: Tensor
+
+
+class Influence(NamedTuple):
+    """What a client's weights tell of the global params: log omega_k, (), and R's gradient in some."""
+
+    log_omega: Tensor
+    slope: Params
 
 
 @About(
@@ -113,181 +127,122 @@ def fedmap(
     if not callable(server):
         expect(server=(server, ("average", "gradient")))
     descent = Descent(optimizer, steps, unit, batch_size)
+    by_fit = weights.endswith("likelihood")  # omega depends on how well weights fit the rows
     alone = init == "client"  # one client fits alone in the first round
-    bilevel = Bilevel(
-        descent, newton_steps, loss == "mean", restart, weights, server, server_optimizer, alone
-    )
-    return Method("fedmap", model, delta, bilevel.client, bilevel.server_of)
 
-
-class FedMAPServerState(NamedTuple):
-    """Global params, the optimizer's memory, and whether one client fits alone in the next round, ()."""
-
-    gamma: Params
-    memory: Tree
-    alone: Tensor
-
-
-class Influence(NamedTuple):
-    """What a client's weights tell of the global params: log omega_k, (), and R's gradient in some."""
-
-    log_omega: Tensor
-    slope: Params
-
-
-@dataclass(frozen=True)
-class Bilevel:
-    """What clients and the server compute, by the arguments of `fedmap`."""
-
-    descent: Descent
-    newton_steps: int
-    is_mean: bool
-    restart: str
-    weights: str
-    rule: Rule
-    server_optimizer: Optimizer
-    alone: bool
-
-    @property
-    def by_fit(self) -> bool:
-        """Return whether omega depends on how well weights fit the rows."""
-        return self.weights.endswith("likelihood")
-
-    def by_size(self, rows: Tensor) -> Tensor:
+    def by_size(rows: Tensor) -> Tensor:
         """Return the log of omega where it depends on the rows alone."""
-        return rows.log() if self.weights == "rows" else torch.zeros_like(rows)
+        return rows.log() if weights == "rows" else torch.zeros_like(rows)
 
-    def client(self, program: Program) -> Client:
-        """Return the client of one program."""
+    def client(program: Program) -> Client:
         above, mine = learned_hierarchy(program, "fedmap")
-        pairs = _pairs(program, self.rule) if self.rule != "gradient" or self.alone else {}
-        every = self.rule == "gradient"  # else the params that no mean of weights moves
-        sloped = [] if callable(self.rule) else [n for n in above if every or n not in pairs]
-        return LowerLevel(self, program, pairs, {n: above[n] for n in sloped}).client(mine)
+        # a global param that is a prior's mean -> the local param of its site
+        pairs = _pairs(program, server) if server != "gradient" or alone else {}
+        every = server == "gradient"  # else the params that no mean of weights moves
+        sloped = [] if callable(server) else [n for n in above if every or n not in pairs]
+        looks = bool(by_fit or sloped or alone)  # for omega or a gradient, after the fit
 
-    def server_of(self, program: Program) -> Server:
-        """Return the server; by omega it gets means `away` of w - theta, its `square`, `slope` of -log prior."""
-        above = program.start()[0]
-        alone = torch.tensor(float(self.alone))
-        return Server(
-            FedMAPServerState(above, self.server_optimizer.init(above), alone),
-            update=self.update,
-            down=lambda state, clock: {"gamma": state.gamma, "alone": state.alone},
+        def objective(w: Params, message: Tree, batch: ClientBatch) -> Tensor:
+            terms = program.terms({**message["gamma"], **w}, batch)
+            nll = terms.nll / batch.counts if loss == "mean" else terms.nll
+            # 0 while the first client fits alone
+            pull = 1.0 - message["alone"] if alone else 1.0
+            return nll + pull * terms.local_kl
+
+        def start(message: Tree, own: OwnParams) -> DescentState:
+            w = own.params if restart == "own" else at_prior(program, message["gamma"])
+            none = Influence(torch.zeros(()), zeros_like({n: above[n] for n in sloped}))
+            return descent.begin(w, none)
+
+        def solve(work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
+            """Take a Newton step."""
+            w, value = _newton(lambda w: objective(w, message, batch).sum(), work.w)
+            return work._replace(w=w, loss=value)
+
+        def look(work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
+            """Find log omega_k at the round's last weights, and R's gradient in the global params."""
+            gamma, w, rows = message["gamma"], work.w, batch.counts.sum()
+
+            def penalty(part: Params) -> Tensor:
+                terms = program.terms({**gamma, **part, **w}, batch)
+                return terms.local_kl.sum() + terms.global_kl
+
+            log_omega = by_size(rows)
+            if by_fit:
+                terms = program.terms({**gamma, **w}, batch)
+                root = rows if weights == "mean-likelihood" else 1.0
+                log_omega = -(terms.nll + terms.local_kl).sum() / root
+            if alone:
+                drawn = LONE * noise.uniforms(batch.key[0], (), rows.dtype)
+                log_omega = torch.where(message["alone"] > 0.0, drawn, log_omega)
+            slopes = grad(penalty)({n: gamma[n] for n in sloped}) if sloped else {}
+            return work._replace(beside=Influence(log_omega, slopes))
+
+        def finish(
+            work: DescentState, message: Tree, own: OwnParams, rows: Tensor
+        ) -> tuple[Up, OwnParams]:
+            (log_omega, slopes), w, gamma = work.beside, work.w, message["gamma"]
+            value = {"slope": slopes}
+            if pairs:
+                value["away"] = {
+                    theta: w[local].reshape(gamma[theta].shape) - gamma[theta]
+                    for theta, local in pairs.items()
+                }
+            if callable(server):
+                value["square"] = tree_map(torch.square, value["away"])
+            omega = log_omega if looks else by_size(rows)
+            seen = torch.where(message["alone"] > 0.0, own.seen, torch.ones(()))
+            up: Up = {"clients": LogShare(value, omega), "loss": Share(work.loss, rows)}
+            return up, OwnParams(w, seen)
+
+        fitting = descent.phase(lambda w, work, message, batch: objective(w, message, batch))
+        # a prior reads no rows: where omega needs none, one row is enough
+        looking = Phase(look, int(looks), batch_size=None if by_fit else 1, scores_rows=by_fit)
+        return personal_client(
+            OwnParams(mine, torch.zeros(())),
+            lambda message, own: own._replace(params=at_prior(program, message["gamma"])),
+            start=start,
+            phases=(Phase(solve, newton_steps) if newton_steps else fitting, looking),
+            finish=finish,
+            params=lambda message, own: {**message["gamma"], **own.params},
         )
 
-    def update(
-        self, state: FedMAPServerState, means: dict[str, Tree], clock: Clock
-    ) -> FedMAPServerState:
-        """Return the server's state after a round."""
-        moments, (gamma, memory, alone) = means["clients"], state
-        first = bool(alone > 0.0)
-        several = self.by_fit and clock.clients > 1 and not first
+    def server_of(program: Program) -> Server:
+        return _server(program, server, server_optimizer, by_fit=by_fit, alone=alone)
+
+    return Method("fedmap", model, delta, client, server_of)
+
+
+def _server(
+    program: Program, rule: Rule, optimizer: Optimizer, *, by_fit: bool, alone: bool
+) -> Server:
+    """Return the server; by omega it gets means `away` of w - theta, its `square`, `slope` of -log prior."""
+
+    def update(state: FedMAPServerState, means: dict[str, Tree], clock: Clock) -> FedMAPServerState:
+        moments, (gamma, memory, first) = means["clients"], state
+        is_first = bool(first > 0.0)
+        several = by_fit and clock.clients > 1 and not is_first
         if several and float(means["effective_clients"]) < 1.5:
             warn(
                 "fedmap: nearly all weight lies on one client, the others hardly count: use weights='rows'",
             )
         averaged = {name: gamma[name] + away for name, away in moments.get("away", {}).items()}
-        if first:
+        if is_first:
             gamma = {**gamma, **averaged}
-        elif callable(self.rule):
-            gamma = {**gamma, **_best(self.rule, gamma, moments)}
+        elif callable(rule):
+            gamma = {**gamma, **_best(rule, gamma, moments)}
         else:
             slopes = {**zeros_like(gamma), **moments["slope"]}
-            gamma, memory = step(self.server_optimizer, slopes, Stepped(gamma, memory))
-            gamma = {**gamma, **averaged} if self.rule == "average" else gamma
+            gamma, memory = step(optimizer, slopes, Stepped(gamma, memory))
+            gamma = {**gamma, **averaged} if rule == "average" else gamma
         return FedMAPServerState(gamma, memory, torch.zeros(()))
 
-
-@dataclass(frozen=True)
-class LowerLevel:
-    """A client's mode, and what its weights tell of the global params.
-
-    `pairs` are global params that are a prior's mean -> the local param of its site; `sloped` are
-    the global params that move by R's gradient.
-    """
-
-    bilevel: Bilevel
-    program: Program
-    pairs: dict[str, str]
-    sloped: Params
-
-    def client(self, local: Params) -> Client:
-        """Return the client whose weights start at `local`."""
-        of = self.bilevel
-        fitting = of.descent.phase(lambda w, work, message, batch: self.loss(w, message, batch))
-        # a prior reads no rows: where omega needs none, one row is enough
-        looked_rows = None if of.by_fit else 1
-        looking = Phase(self.look, int(self.looks), batch_size=looked_rows, scores_rows=of.by_fit)
-        return personal_client(
-            OwnParams(local, torch.zeros(())),
-            lambda message, own: own._replace(params=at_prior(self.program, message["gamma"])),
-            start=self.start,
-            phases=(Phase(self.solve, of.newton_steps) if of.newton_steps else fitting, looking),
-            finish=self.finish,
-            params=lambda message, own: {**message["gamma"], **own.params},
-        )
-
-    @property
-    def looks(self) -> bool:
-        """Return whether a client computes omega or a gradient after its fit."""
-        return bool(self.bilevel.by_fit or self.sloped or self.bilevel.alone)
-
-    def loss(self, w: Params, message: Tree, batch: ClientBatch) -> Tensor:
-        """Return the loss of the weights at each point."""
-        terms = self.program.terms({**message["gamma"], **w}, batch)
-        nll = terms.nll / batch.counts if self.bilevel.is_mean else terms.nll
-        # 0 while the first client fits alone
-        pull = 1.0 - message["alone"] if self.bilevel.alone else 1.0
-        return nll + pull * terms.local_kl
-
-    def start(self, message: Tree, own: OwnParams) -> DescentState:
-        """Return the work at the start of a round."""
-        of_own = self.bilevel.restart == "own"
-        w = own.params if of_own else at_prior(self.program, message["gamma"])
-        none = Influence(torch.zeros(()), zeros_like(self.sloped))
-        return self.bilevel.descent.begin(w, none)
-
-    def solve(self, work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
-        """Return the work after a Newton step."""
-        w, value = _newton(lambda w: self.loss(w, message, batch).sum(), work.w)
-        return work._replace(w=w, loss=value)
-
-    def look(self, work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
-        """Find log omega_k at the round's last weights, and R's gradient in the global params."""
-        gamma, w, rows, of = message["gamma"], work.w, batch.counts.sum(), self.bilevel
-
-        def penalty(part: Params) -> Tensor:
-            terms = self.program.terms({**gamma, **part, **w}, batch)
-            return terms.local_kl.sum() + terms.global_kl
-
-        log_omega = of.by_size(rows)
-        if of.by_fit:
-            terms = self.program.terms({**gamma, **w}, batch)
-            root = rows if of.weights == "mean-likelihood" else 1.0
-            log_omega = -(terms.nll + terms.local_kl).sum() / root
-        if of.alone:
-            drawn = LONE * noise.uniforms(batch.key[0], (), rows.dtype)
-            log_omega = torch.where(message["alone"] > 0.0, drawn, log_omega)
-        slopes = grad(penalty)({n: gamma[n] for n in self.sloped}) if self.sloped else {}
-        return work._replace(beside=Influence(log_omega, slopes))
-
-    def finish(
-        self, work: DescentState, message: Tree, own: OwnParams, rows: Tensor
-    ) -> tuple[Up, OwnParams]:
-        """Return the message to the server and the client's own state."""
-        (log_omega, slopes), w, gamma = work.beside, work.w, message["gamma"]
-        value = {"slope": slopes}
-        if self.pairs:
-            value["away"] = {
-                theta: w[mine].reshape(gamma[theta].shape) - gamma[theta]
-                for theta, mine in self.pairs.items()
-            }
-        if callable(self.bilevel.rule):
-            value["square"] = tree_map(torch.square, value["away"])
-        omega = log_omega if self.looks else self.bilevel.by_size(rows)
-        seen = torch.where(message["alone"] > 0.0, own.seen, torch.ones(()))
-        up: Up = {"clients": LogShare(value, omega), "loss": Share(work.loss, rows)}
-        return up, OwnParams(w, seen)
+    above = program.start()[0]
+    return Server(
+        FedMAPServerState(above, optimizer.init(above), torch.tensor(float(alone))),
+        update,
+        down=lambda state, clock: {"gamma": state.gamma, "alone": state.alone},
+    )
 
 
 def _pairs(program: Program, rule: object) -> dict[str, str]:

@@ -29,7 +29,6 @@ paper's mean is uniform.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -56,6 +55,23 @@ from hierfl.methods.parts.prior_params import mean_params
 from hierfl.optimizers import SGD, Optimizer, plain_lr
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
+
+
+class PFedBreDClientState(NamedTuple):
+    """The local params v, the copy of the means after the last round as local params, if needed, and `seen`."""
+
+    v: Params
+    last: Params
+    seen: Tensor
+
+
+class PFedBreDWork(NamedTuple):
+    """The client's copy w of the global params, v and `last` of its state, and the last loss, ()."""
+
+    w: Params
+    v: Params
+    last: Params
+    loss: Tensor
 
 
 class Strategy(NamedTuple):
@@ -136,37 +152,55 @@ def pfedbred(
     two = how.moves_w and batch_size is not None  # mini-batches of a step
 
     def client(program: Program) -> Client:
-        twins = Twins(program)
+        mine = program.start()[1]
+        # each local param, and the global one that is its prior's mean
+        twins = {f"{site}.at": param for site, param in mean_params(program).items()}
         inside = partial(moved_inside, domains_of_params(program))
+        moved = partial(moved_inside, domains_of_sites(program))
+
+        def local(w: Params) -> Params:
+            """Return global params as local ones: w in the place of v."""
+            return {name: w[twin].view(mine[name].shape) for name, twin in twins.items()}
+
+        def shared(v: Params, w: Params) -> Params:
+            """Return global params w with local ones v in their place."""
+            return {**w, **{twin: v[name].view(w[twin].shape) for name, twin in twins.items()}}
+
+        def nll_at(v: Params, w: Params, batch: ClientBatch) -> Tensor:
+            return program.mean_loss({**w, **v}, batch)
+
+        def descended(loss: Loss, v: Params, rate: float, at: Params) -> Params:
+            """Return v after a mirror step on a loss whose gradient is taken at `at`."""
+            return moved(v, mirror_gradient(program, loss, at), rate)
 
         def put(work: PFedBreDWork, batches: tuple[ClientBatch, ...]) -> tuple[Params, Params]:
             """Return mu, and w as far as its gradient step alone has moved it, both as local params."""
-            w, near = work.w, (middle := twins.local(work.w))
+            w, near = work.w, (middle := local(work.w))
             for batch in batches[2 - how.gradients :]:
-                nll = partial(twins.nll, w=w, batch=batch)
-                near = twins.descended(nll, middle, gradient_step_size, near)
+                nll = partial(nll_at, w=w, batch=batch)
+                near = descended(nll, middle, gradient_step_size, near)
             if not how.remembers:
                 return near, near
-            return twins.moved(near, sub(work.last, work.v), memory_step_size), near
+            return moved(near, sub(work.last, work.v), memory_step_size), near
 
         def move(work: PFedBreDWork, message: Tree, batch: ClientBatch) -> PFedBreDWork:
             batches = parts(batch, batch_size or 0) if two else (batch, batch)
             w, last = work.w, batches[1]
             mu, near = put(work, batches)
-            at_mu, v = twins.shared(mu, w), near if inner_start == "moved" else work.v
+            at_mu, v = shared(mu, w), near if inner_start == "moved" else work.v
 
             def objective(v: Params, mu: Params) -> Tensor:
                 return program.mean_loss({**mu, **v}, last, weight=prox)
 
             for _ in range(inner_steps):
-                v = twins.descended(partial(objective, mu=at_mu), v, lr, v)
+                v = descended(partial(objective, mu=at_mu), v, lr, v)
             slope_of_mu = grad(partial(objective, v))(at_mu)
-            w = twins.shared(near, w) if how.moves_w else w
-            loss = twins.nll(v, at_mu, last)
+            w = shared(near, w) if how.moves_w else w
+            loss = nll_at(v, at_mu, last)
             return PFedBreDWork(inside(w, slope_of_mu, global_lr), v, work.last, loss)
 
         def start(message: Params, own: PFedBreDClientState) -> PFedBreDWork:
-            v = twins.local(message) if inner_start == "global" else own.v
+            v = local(message) if inner_start == "global" else own.v
             return PFedBreDWork(message, v, own.last, torch.zeros(()))
 
         def state(v: Params, w: Params, seen: Tensor) -> PFedBreDClientState:
@@ -176,12 +210,12 @@ def pfedbred(
             work: PFedBreDWork, message: Tree, own: PFedBreDClientState, rows: Tensor
         ) -> tuple[Up, PFedBreDClientState]:
             up = {"theta": Share(work.w), "loss": Share(work.loss)}
-            return up, state(work.v, twins.local(work.w), torch.ones(()))
+            return up, state(work.v, local(work.w), torch.ones(()))
 
         rows = 2 * batch_size if two and batch_size else batch_size
         return personal_client(
-            state(twins.mine, twins.mine, torch.zeros(())),
-            lambda message, own: state(twins.local(message), twins.local(message), own.seen),
+            state(mine, mine, torch.zeros(())),
+            lambda message, own: state(local(message), local(message), own.seen),
             start=start,
             phases=(Phase(move, steps, batch_size=rows),),
             finish=finish,
@@ -193,49 +227,3 @@ def pfedbred(
         return averaging_server(program.start()[0], inside=inside)
 
     return Method("pfedbred", model, delta, client, server)
-
-
-class PFedBreDClientState(NamedTuple):
-    """The local params v, the copy of the means after the last round as local params, if needed, and `seen`."""
-
-    v: Params
-    last: Params
-    seen: Tensor
-
-
-class PFedBreDWork(NamedTuple):
-    """The client's copy w of the global params, v and `last` of its state, and the last loss, ()."""
-
-    w: Params
-    v: Params
-    last: Params
-    loss: Tensor
-
-
-class Twins:
-    """Every local param and the global one that is its prior's mean."""
-
-    def __init__(self, program: Program) -> None:
-        self.program, self.mine = program, program.start()[1]
-        self.of: Mapping[str, str] = {f"{s}.at": p for s, p in mean_params(program).items()}
-        self.domains = domains_of_sites(program)
-
-    def local(self, w: Params) -> Params:
-        """Return global params as local ones: w in the place of v."""
-        return {name: w[twin].view(self.mine[name].shape) for name, twin in self.of.items()}
-
-    def shared(self, v: Params, w: Params) -> Params:
-        """Return global params w with local ones v in their place."""
-        return {**w, **{twin: v[name].view(w[twin].shape) for name, twin in self.of.items()}}
-
-    def nll(self, v: Params, w: Params, batch: ClientBatch) -> Tensor:
-        """Return the mean negative log likelihood of a row, ()."""
-        return self.program.mean_loss({**w, **v}, batch)
-
-    def descended(self, loss: Loss, v: Params, rate: float, at: Params) -> Params:
-        """Return v after a mirror step on a loss whose gradient is taken at `at`."""
-        return self.moved(v, mirror_gradient(self.program, loss, at), rate)
-
-    def moved(self, v: Params, by: Params, rate: float) -> Params:
-        """Return v - rate * by, inside the domain of every site."""
-        return moved_inside(self.domains, v, by, rate)

@@ -19,7 +19,7 @@ from hierfl.data.batch import ClientBatch, gather, keys_of, mapped
 from hierfl.data.clients import ClientData
 from hierfl.program.failures import no_global_draws
 from hierfl.program.few_rows import distinct_rows, first_difference, made_up, point
-from hierfl.program.handlers import AT_MIDDLES, ModuleWeights, Substitute, untouched_store
+from hierfl.program.handlers import AT_MIDDLES, Substitute, TakesWeights, untouched_store
 from hierfl.program.program import Params, Program, ProgramError, stacked
 from hierfl.program.sites import Values
 from hierfl.program.traces import NAME, Site, in_clients, in_data, per_client, samples, scored
@@ -42,17 +42,12 @@ def leaves(tensor: Tensor) -> Iterator[Tensor]:
         ahead.extend(following for following, _ in node.next_functions)
 
 
-class _Marked(Messenger):
+class _Marked(TakesWeights):
     """Marks values of local sites and params by `requires_grad`, which dependents inherit."""
 
     def __init__(self) -> None:
         super().__init__()
         self.marks: set[Tensor] = set()
-        self._weights = ModuleWeights()
-
-    def __exit__(self, *error: Any) -> None:
-        self._weights.leave()
-        super().__exit__(*error)
 
     def marked(self, value: Tensor) -> Tensor:
         """Return a copy of a tensor that carries a mark, if its dtype can."""
@@ -68,7 +63,7 @@ class _Marked(Messenger):
 
     def _pyro_post_param(self, msg: Site) -> None:
         msg["value"] = self.marked(msg["value"]) if in_clients(msg) else msg["value"].detach()
-        self._weights.take(msg)
+        super()._pyro_post_param(msg)
 
 
 def check_boundary(

@@ -19,7 +19,7 @@ from hierfl.core.user_warnings import warn
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 from hierfl.program.failures import why_in_line
 from hierfl.program.handlers import unchecked, untouched_store
-from hierfl.program.program import Params, Program, ProgramError, refuse_first
+from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Family, Latents
 from hierfl.program.supports import kind_of
 from hierfl.program.terms import traces_of
@@ -138,17 +138,8 @@ def _at_fault(
     return f"site '{wrong}' ({kind_of(nodes[wrong]['fn'])}) of the model"
 
 
-def check_site(name: str, site: Site, batch: ClientBatch) -> None:
-    """Refuse a site in a plate of its own name, in the wrong plates, or of a shape that is not theirs."""
-    refuse_first(_faults_of_plates(name, site, batch))
-
-
-def check_own_plates(site: Site, batch: ClientBatch) -> None:
-    """Refuse a plate named as those of the batch, of another size."""
-    refuse_first(_faults_of_names(site, batch))
-
-
-def _faults_of_names(site: Site, batch: ClientBatch) -> Iterator[str]:
+def faults_of_names(site: Site, batch: ClientBatch) -> Iterator[str]:
+    """Say which plates are named as those of the batch, and are of another size, or take a subsample."""
     sizes = {CLIENTS: batch.num_clients, DATA: batch.num_rows}
     made = getattr(site["fn"], "size", None)  # of a plate's own site, as it is made
     if site["name"] in sizes and made not in (None, sizes[site["name"]]):
@@ -171,7 +162,8 @@ def _not_ours(name: str, size: Any) -> str:
     )
 
 
-def _faults_of_plates(name: str, site: Site, batch: ClientBatch) -> Iterator[str]:
+def faults_of_plates(name: str, site: Site, batch: ClientBatch) -> Iterator[str]:
+    """Say whether a site is in the wrong plates, or of a shape that is not theirs."""
     plates: list[str] = []
     expected: list[int] = []
     for frame in site["cond_indep_stack"]:
@@ -233,12 +225,8 @@ def _own_dimensions(shape: tuple[int, ...], expected: tuple[int, ...]) -> int:
     return next(fits, len(shape) - len(expected))
 
 
-def check_callable(model: Any, guide: Any) -> None:
-    """Refuse a model that is no function, and a guide that is neither a function nor a family."""
-    refuse_first(_faults_of_kinds(model, guide))
-
-
-def _faults_of_kinds(model: Any, guide: Any) -> Iterator[str]:
+def faults_of_kinds(model: Any, guide: Any) -> Iterator[str]:
+    """Say whether a model is no function, or a guide neither a function nor a family."""
     if not callable(model) or isinstance(model, type):
         yield (
             f"the model is a {_kind(model)}: give a function of a batch, def model(batch), or one "
@@ -263,12 +251,8 @@ def _kind(thing: Any) -> str:
     return type(thing).__name__ + words
 
 
-def check_cover(latents: Latents, guide: Any) -> None:
-    """Refuse a guide whose latent sites are not those of the model."""
-    refuse_first(_faults_of_cover(latents, guide))
-
-
-def _faults_of_cover(latents: Latents, guide: Any) -> Iterator[str]:
+def faults_of_cover(latents: Latents, guide: Any) -> Iterator[str]:
+    """Say which latent sites of a guide are not those of the model."""
     drawn = {name: node for name, node in guide.nodes.items() if is_latent(node)}
     for site in latents.sites:
         guided = drawn.pop(site.name, None)

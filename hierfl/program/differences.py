@@ -45,16 +45,12 @@ def _compared(there: JSON, here: JSON, where: str) -> Iterator[tuple[bool, str]]
         yield True, f"{where}: {values}" if where else values
         return
     for key in ("with", "mapping"):
-        yield from _compared_by_key(there.get(key), here.get(key), where)
-
-
-def _compared_by_key(there: JSON, here: JSON, where: str) -> Iterator[tuple[bool, str]]:
-    if not isinstance(there, Mapping) or not isinstance(here, Mapping):
-        if _text(there) != _text(here):
-            yield True, f"{where or 'kind'}: {_short(there)} there, {_short(here)} here"
-        return
-    for name in {**there, **here}:
-        yield from _compared(there.get(name), here.get(name), f"{where} {name}".strip())
+        first, second = there.get(key), here.get(key)
+        if not isinstance(first, Mapping) or not isinstance(second, Mapping):
+            yield from _compared(first, second, where)
+            continue
+        for name in {**first, **second}:
+            yield from _compared(first.get(name), second.get(name), f"{where} {name}".strip())
 
 
 def _compared_by_code(

@@ -23,6 +23,7 @@ from hierfl.program.row_runs import At, RowTerm, isolated
 from hierfl.program.sites import Guide, Model, Values
 from hierfl.program.terms import divergence
 from hierfl.program.traces import Middle, Site, in_data, is_latent, middle, samples
+from hierfl.program.wrapped import under
 
 NO_TERM = RowTerm("", (), ())
 
@@ -45,12 +46,7 @@ def with_encoded_rows(model: Model, guide: Guide, batch: ClientBatch) -> tuple[M
             rows.declare()
             return model(batch)
 
-    @wraps(guide, updated=())
-    def above_rows(batch: ClientBatch) -> Any:
-        with _Hidden(names):
-            return guide(batch)
-
-    return encoding, above_rows
+    return encoding, under(guide, lambda _: _Hidden(names))
 
 
 class _Hidden(Messenger):

@@ -68,6 +68,21 @@ class ModuleWeights(TorchFunctionMode):
         return self._values.get(id(value), value) if isinstance(value, nn.Parameter) else value
 
 
+class TakesWeights(Messenger):
+    """A handler in which the functions of a module take its params from `pyro.param`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = ModuleWeights()
+
+    def __exit__(self, *error: Any) -> None:
+        self.weights.leave()
+        super().__exit__(*error)
+
+    def _pyro_post_param(self, msg: Site) -> None:
+        self.weights.take(msg)
+
+
 class NoKeyedDraw(NotImplementedError):
     """A distribution that hierfl cannot draw by transforming normals or uniforms."""
 
@@ -233,7 +248,7 @@ def keyed_draw(site: Site, batch: ClientBatch, *, reparameterized: bool = True) 
             raise NoSampler(f"site '{site['name']}' ({error})") from error
 
 
-class Substitute(Messenger):
+class Substitute(TakesWeights):
     """Answers every `pyro.param` from a dict, and every draw by the batch's keys, where they are given."""
 
     def __init__(
@@ -245,11 +260,6 @@ class Substitute(Messenger):
     ) -> None:
         super().__init__()
         self.params, self.batch, self.reparameterized = params, batch, reparameterized
-        self._weights = ModuleWeights()
-
-    def __exit__(self, *error: Any) -> None:
-        self._weights.leave()
-        super().__exit__(*error)
 
     def _pyro_param(self, msg: Site) -> None:
         if msg["name"] in self.params:
@@ -259,9 +269,6 @@ class Substitute(Messenger):
                 free if constraint is dist.constraints.real else transform_to(constraint)(free)
             )
             msg["done"] = True
-
-    def _pyro_post_param(self, msg: Site) -> None:
-        self._weights.take(msg)
 
     def _pyro_sample(self, msg: Site) -> None:
         if msg["done"] or msg["is_observed"] or isinstance(msg["fn"], _Subsample):

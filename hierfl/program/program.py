@@ -19,7 +19,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Substitute, sites_until
 from hierfl.program.sites import Guide, Latents, LatentSite, Model, Values
 from hierfl.program.terms import Terms, elbo_terms, traces_of
-from hierfl.program.traces import Center, Site, scored
+from hierfl.program.traces import Center, Middle, Site, scored
 from hierfl.program.without_rows import of_all_sites, values_of
 
 if TYPE_CHECKING:
@@ -198,6 +198,12 @@ class Program:
         with Substitute(params, batch):
             nodes: dict[str, Site] = poutine.trace(self.guide).get_trace(batch).nodes
         return values_of(nodes, (site.name for site in self.latents.sites))
+
+    def middle(self, params: Params, batch: ClientBatch) -> Values:
+        """Return the middle of the guide's posterior of each latent site."""
+        with Substitute(params, batch), Middle():
+            nodes: dict[str, Site] = poutine.trace(self.guide).get_trace(batch).nodes
+        return {site.name: nodes[site.name]["value"] for site in self.latents.sites}
 
     def draw_all(self, params: Params, own: ClientBatch, asked: ClientBatch) -> Values:
         """Draw every latent site by a client's `own` rows, and the deterministic ones of `asked`."""

@@ -20,12 +20,12 @@ from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
 from hierfl.program.check_dependence import check_boundary, check_padding, check_pure
 from hierfl.program.check_program import (
-    check_callable,
-    check_cover,
-    check_own_plates,
-    check_site,
     check_start,
     check_steps,
+    faults_of_cover,
+    faults_of_kinds,
+    faults_of_names,
+    faults_of_plates,
 )
 from hierfl.program.columns import check_missing, filled, holes, not_dealt_with
 from hierfl.program.failures import no_global_draws, root_of, why_it_fails
@@ -95,7 +95,7 @@ def read(
         from hierfl.program.pyro_guides import family_of  # few guides are Pyro's
 
         guide = family_of(guide)
-    check_callable(model, guide)
+    refuse_first(faults_of_kinds(model, guide))
     if not isinstance(guide, Family) and isinstance(data, ClientData):
         from hierfl.program.encoded_rows import with_encoded_rows  # few guides have sites of rows
 
@@ -178,7 +178,7 @@ class ModelRead:
             two = prototype_of(self.data, self.data.by_name[[0, -1]].tolist())
             guided, reads = _trace(built, batch, "guide", seed, Substitute({}, batch))
             guided_pair, _ = _trace(built, two, "guide", seed, Substitute({}, two))
-            check_cover(latents, guided)
+            refuse_first(faults_of_cover(latents, guided))
             check_boundary(built, batch, "guide", Substitute({}, batch))
             program = replace(
                 base,
@@ -298,12 +298,12 @@ class _Plates(Messenger):
         self.own: dict[str, int] = {}  # plates that the program makes itself
 
     def _pyro_post_sample(self, msg: Site) -> None:
-        check_own_plates(msg, self.batch)
+        refuse_first(faults_of_names(msg, self.batch))
         if isinstance(msg["fn"], _Subsample):
             if msg["name"] not in (CLIENTS, DATA):
                 self.own[msg["name"]] = msg["fn"].size
         elif not msg["is_observed"] and not is_deterministic(msg):
-            check_site(msg["name"], msg, self.batch)
+            refuse_first(faults_of_plates(msg["name"], msg, self.batch))
 
 
 @contextmanager
@@ -345,6 +345,6 @@ def _trace(
             trace = poutine.trace(program).get_trace(recorded)
     for name, site in samples(trace):
         if not is_deterministic(site):
-            check_site(name, site, batch)
+            refuse_first(faults_of_plates(name, site, batch))
             check_density(name, site)
     return trace, frozenset(read)

@@ -22,6 +22,7 @@ from hierfl.program.public_names import (
     find,
     marked,
     name_of,
+    place_of,
     public_name,
 )
 from hierfl.program.sites import Family
@@ -100,10 +101,6 @@ def recipe_of(thing: object) -> Recipe | None:
     return recipe if isinstance(recipe, Recipe) else None
 
 
-def _name(thing: Any) -> str:
-    return f"{thing.__module__}:{thing.__qualname__}"
-
-
 def describe(value: Any, *, fixed: bool = False) -> JSON:
     """Return a value as JSON, or {"opaque": its type}; `fixed` weights of modules count as constants."""
     marked = {kind: name for kind in KINDS.values() if (name := name_of(value, kind)) is not None}
@@ -122,9 +119,9 @@ def describe(value: Any, *, fixed: bool = False) -> JSON:
         form, factory, options = call
         fixed = options.get("prior_loc") == "module"
         with_ = {k: describe(v, fixed=fixed) for k, v in options.items()}
-        return {form: public_name(_name(factory)), "with": with_, **_code_of(factory)}
+        return {form: public_name(place_of(factory)), "with": with_, **_code_of(factory)}
     if callable(value) and hasattr(value, "__qualname__") and "<" not in value.__qualname__:
-        return {"named": public_name(_name(value)), **_code_of(value)}
+        return {"named": public_name(place_of(value)), **_code_of(value)}
     return {
         "opaque": f"{type(value).__module__}.{type(value).__qualname__}",
         "code": fingerprint(value, fixed=fixed),

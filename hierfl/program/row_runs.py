@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from pyro.poutine import runtime
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from hierfl.program.handlers import ModuleWeights, unchecked
+from hierfl.program.handlers import TakesWeights, unchecked
 from hierfl.program.traces import Site, center, is_latent
 
 
@@ -96,7 +95,7 @@ def isolated() -> Iterator[None]:
         runtime._DIM_ALLOCATOR._stack[:] = plates
 
 
-class At(Messenger):
+class At(TakesWeights):
     """Sets the sites of rows by `choose`, all others and params to what they are; notes some terms."""
 
     def __init__(
@@ -109,17 +108,9 @@ class At(Messenger):
         super().__init__()
         self.values, self.params, self.choose, self.term = values, params, choose, term
         self.terms: dict[str, RowDensity] = {}
-        self.weights = ModuleWeights()
-
-    def __exit__(self, *error: Any) -> None:
-        self.weights.leave()
-        super().__exit__(*error)
 
     def _pyro_param(self, msg: Site) -> None:
         msg["value"], msg["done"] = self.params[msg["name"]], True
-
-    def _pyro_post_param(self, msg: Site) -> None:
-        self.weights.take(msg)
 
     def _pyro_sample(self, msg: Site) -> None:
         name = msg["name"]

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 from hierfl.core.process import set_to
 from hierfl.data.batch import ClientBatch
 from hierfl.program.few_rows import in_double
-from hierfl.program.handlers import ModuleWeights, untouched_store
+from hierfl.program.handlers import TakesWeights, untouched_store
 from hierfl.program.sites import COMMON, Model
 from hierfl.program.supports import mapped_of
 from hierfl.program.traces import (
@@ -83,17 +83,13 @@ class _SitesOfOneDtype(Messenger):
         return other
 
 
-class _Typed(Center):
+class _Typed(TakesWeights, Center):
     """Sets continuous sites to their centers, and casts latent values and params, where they are to be."""
 
     def __init__(self, dtype: torch.dtype, *, casts: bool) -> None:
         super().__init__()
-        self.dtype, self.casts, self.weights = dtype, casts, ModuleWeights()
+        self.dtype, self.casts = dtype, casts
         self.has_other_params = False
-
-    def __exit__(self, *error: Any) -> None:
-        self.weights.leave()
-        super().__exit__(*error)
 
     def _pyro_sample(self, msg: Site) -> None:
         if is_latent(msg) and not getattr(msg["fn"].support, "is_discrete", False):
@@ -107,7 +103,7 @@ class _Typed(Center):
         value = msg["value"].detach()
         self.has_other_params |= not self.casts and value.dtype != self.dtype
         msg["value"] = value.to(self.dtype) if self.casts else value
-        self.weights.take(msg)
+        super()._pyro_post_param(msg)
 
 
 def mixes_dtypes(model: Model, batch: ClientBatch) -> bool:

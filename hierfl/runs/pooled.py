@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import fields
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import Progress, begin
 from hierfl.method import Clock, Method, over_draws, slope
-from hierfl.methods.posteriors.fedsvi import FedSVISetting, FedSVIState
+from hierfl.methods.posteriors.fedsvi import FedSVIRounds, FedSVIState
 from hierfl.optimizers import step
 from hierfl.program.check_dependence import check_apart
 from hierfl.program.handlers import unchecked
@@ -60,23 +61,22 @@ def fit_pooled(method: Method, data: ClientData, *, rounds: int, seed: int = 0) 
     return Fit(method, federation, progress, rounds)
 
 
-def _setting(method: Method) -> FedSVISetting:
+def _setting(method: Method) -> Mapping[str, Any]:
     """Return the options of a method, which must be fedsvi with one joint step a round."""
     recipe = recipe_of(method)
     if recipe is None or recipe.factory.__name__ != "fedsvi":
         raise ValueError(f"method '{method.name}' has no pooled form: use hierfl.methods.fedsvi")
-    own = {field.name for field in fields(FedSVISetting)} & recipe.options.keys()
-    how = FedSVISetting(**{name: recipe.options[name] for name in own})
+    how = recipe.options
     joint = {"merge": "gradient", "local_steps": 0, "global_steps": 1}
     for name, value in joint.items():
-        if getattr(how, name) != value:
-            what = f"{name} is {getattr(how, name)!r}: pooled rows take one joint step a round"
+        if how[name] != value:
+            what = f"{name} is {how[name]!r}: pooled rows take one joint step a round"
             raise ValueError(f"{what}, along a gradient: leave it at {value!r}")
     return how
 
 
 def _one_step(
-    federation: Federation, how: FedSVISetting, progress: Progress, rounds: int
+    federation: Federation, how: Mapping[str, Any], progress: Progress, rounds: int
 ) -> Progress:
     began = time.perf_counter()
     clock = Clock(progress.round, rounds)
@@ -93,27 +93,28 @@ def _one_step(
 
 def _moved(
     federation: Federation,
-    how: FedSVISetting,
+    how: Mapping[str, Any],
     state: FedSVIState,
     table: Tree,
     batch: ClientBatch,
     clock: Clock,
 ) -> tuple[FedSVIState, Tree, float]:
-    program, message = federation.program, how.message(state.at.params, clock)
+    rounds = FedSVIRounds(how["schedule"], how["average"])
+    program, message = federation.program, rounds.message(state.at.params, clock)
 
     def loss(at: Tree) -> Tensor:
         def one(b: ClientBatch) -> Tensor:
             terms = program.terms({**at["shared"], **stacked(program, at["mine"])}, b)
             return terms.nll.sum() + terms.local_kl.sum() + terms.global_kl
 
-        return over_draws(one, batch, how.draws, keyed=program.in_vmap)
+        return over_draws(one, batch, how["draws"], keyed=program.in_vmap)
 
     params = {"shared": state.at.params, "mine": table.at.params if table else {}}
     gradient, value = slope(loss, params)
 
     def keep(own: FedSVIState, of_own: Tree) -> FedSVIState:
-        at = step(how.local_optimizer, of_own, own.at, message["rate"])
-        return how.moved(own, at, message["late"])
+        at = step(how["local_optimizer"], of_own, own.at, message["rate"])
+        return rounds.moved(own, at, message["late"])
 
     rows = torch.vmap(keep)(table, gradient["mine"]) if table else table
     new = federation.server.update(state, {"gradient": gradient["shared"]}, clock)

@@ -48,7 +48,7 @@ def test_the_spread_is_the_most_likely_one() -> None:
     phi["w.weight.loc"] = torch.tensor([1.0, 0.0]).reshape(phi["w.weight.loc"].shape)
     message = {"theta.weight": torch.tensor([[0.0, 0.7**0.5]])}
     work = run.client.start(message, OwnParams(phi, torch.ones(())))
-    close(softplus(work.spread).flatten() ** 2, [1.15], 1e-5)
+    close(softplus(work.beside).flatten() ** 2, [1.15], 1e-5)
 
 
 @pytest.mark.slow

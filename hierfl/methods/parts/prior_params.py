@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from pyro import poutine
 from torch import Tensor
 from torch.distributions import Transform, transform_to
 
 from hierfl.core.trees import Tree
 from hierfl.method import Server
 from hierfl.methods.parts.averaging import averaging_server
-from hierfl.program.handlers import Substitute, unchecked
+from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program, ProgramError
-from hierfl.program.sites import Values
-from hierfl.program.traces import Middle, has_mean
+from hierfl.program.traces import has_mean
 
 
 def at_prior(program: Program, theta: Params) -> Params:
@@ -173,7 +170,9 @@ def at_prior_middle(program: Program, theta: Params) -> Params:
     mine, block = program.start()[1], program.latents.local_block
     reads = program.reads.model & program.prototype.client_fields.keys()
     with torch.no_grad(), unchecked():
-        priors = {} if reads else program.priors(theta, _middles(program, {**theta, **mine}))
+        middles = program.middle({**theta, **mine}, program.prototype)
+        above = {site.name: middles[site.name] for site in program.latents.global_block.sites}
+        priors = {} if reads else program.priors(theta, above)
         if not priors or not all(has_mean(prior) for prior in priors.values()):
             return mine
         means = {name: prior.mean.expand(prior.shape()) for name, prior in priors.items()}
@@ -185,13 +184,6 @@ def at_prior_middle(program: Program, theta: Params) -> Params:
         name: params[name].reshape(value.shape) if name in params else value
         for name, value in mine.items()
     }
-
-
-def _middles(program: Program, params: Params) -> Values:
-    """Return the middle of the guide's posterior of each global site."""
-    with Substitute(params, program.prototype), Middle():
-        nodes: dict[str, Any] = poutine.trace(program.guide).get_trace(program.prototype).nodes
-    return {site.name: nodes[site.name]["value"] for site in program.latents.global_block.sites}
 
 
 def moments_and_scales(program: Program, method: str) -> PriorMoments:

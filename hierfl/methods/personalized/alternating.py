@@ -32,91 +32,18 @@ of all rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-import torch
-from torch import Tensor
-
-from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.guides.mean_field import mean_field
-from hierfl.method import Client, Method, Phase, Share, Up, over_draws, slope
+from hierfl.method import Method
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import OwnParams, TwoLevels, personal_client, plain_average
-from hierfl.methods.parts.prior_params import at_prior, learned_hierarchy
+from hierfl.methods.fedabml import client_of
+from hierfl.methods.parts.averaging import Descent, plain_average
 from hierfl.methods.wrappers.averages import by_rows
-from hierfl.optimizers import SGD, Adam, Optimizer, Stepped, step
-from hierfl.program.program import Params, Program
+from hierfl.optimizers import SGD, Adam, Optimizer
 from hierfl.program.sites import Model
-from hierfl.program.terms import Terms
-
-
-@dataclass(frozen=True)
-class Alternating:
-    """The choices in which these methods differ; both kinds of step descend `loss`."""
-
-    loss: Callable[[Terms, Tensor], Tensor]  # of terms and numbers of rows, (C,)
-    local: Optimizer  # of the local params, restarted in each round
-    shared: Optimizer  # of the client's copy of the global params, likewise
-    inner: int  # K, steps on local params for each mini-batch
-    steps: int  # R, mini-batches of a round
-    batch_size: int | None
-    draws: int = 1  # S, of the guide, that each gradient is averaged over
-    restarts: bool = False  # whether every round, not only the first, begins at the prior
-
-    def client(self, program: Program) -> Client:
-        """Return the client of one program."""
-        above, mine = learned_hierarchy(program, "this method")
-
-        def loss(theta: Params, phi: Params, batch: ClientBatch) -> Tensor:
-            def at(b: ClientBatch) -> Tensor:
-                return self.loss(program.terms({**theta, **phi}, b), b.counts)
-
-            return over_draws(at, batch, self.draws, keyed=program.in_vmap)
-
-        at_prior(program, above)  # refuses a guide that cannot start there before the first round
-
-        def start(message: Params, own: OwnParams) -> TwoLevels:
-            phi = at_prior(program, message) if self.restarts else own.params
-            theta = Stepped(message, self.shared.init(message))
-            return TwoLevels(theta, Stepped(phi, self.local.init(phi)), torch.zeros(()))
-
-        def inner(theta: Params, phi: Stepped, batch: ClientBatch) -> tuple[Stepped, Tensor]:
-            value = torch.zeros(())
-            for k in range(self.inner):
-                gradient, value = slope(partial(loss, theta, batch=batch.redrawn(k)), phi.params)
-                phi = step(self.local, gradient, phi)
-            return phi, value
-
-        def tune(work: TwoLevels, message: Params, batch: ClientBatch) -> TwoLevels:
-            phi, value = inner(message, work.phi, batch)
-            return TwoLevels(work.theta, phi, value)
-
-        def move(work: TwoLevels, message: Params, batch: ClientBatch) -> TwoLevels:
-            theta = work.theta
-            phi, _ = inner(theta.params, work.phi, batch)
-            gradient, value = slope(
-                lambda p: loss(p, phi.params, batch.redrawn(self.inner)), theta.params
-            )
-            return TwoLevels(step(self.shared, gradient, theta), phi, value)
-
-        def finish(
-            work: TwoLevels, message: Params, own: OwnParams, rows: Tensor
-        ) -> tuple[Up, OwnParams]:
-            up = {"theta": Share(work.theta.params), "loss": Share(work.loss)}
-            return up, OwnParams(work.phi.params, torch.ones(()))
-
-        return personal_client(
-            OwnParams(mine, torch.zeros(())),
-            lambda message, own: own._replace(params=at_prior(program, message)),
-            start=start,
-            phases=(Phase(move, self.steps, batch_size=self.batch_size),),
-            finish=finish,
-            params=lambda message, own: {**message, **own.params},
-            adapt=(Phase(tune, self.steps, batch_size=self.batch_size),),
-        )
 
 
 @About(
@@ -156,16 +83,18 @@ def pfedme(
     Raises:
         ProgramError: (at fit) the model has no local site, or nothing global to learn.
     """
-    core = Alternating(
+    client = partial(
+        client_of,
+        name="this method",
+        descent=Descent(optimizer, steps, "step", batch_size),
         loss=lambda terms, rows: terms.nll / rows + prox * terms.local_kl,
-        local=optimizer,
-        shared=global_optimizer,
-        inner=inner_steps,
-        steps=steps,
-        batch_size=batch_size,
-        restarts=True,
+        global_optimizer=global_optimizer,
+        inner_steps=inner_steps,
+        meta="whole",
+        exact=False,
+        restarts="always",
     )
-    return Method("pfedme", model, delta, core.client, plain_average)
+    return Method("pfedme", model, delta, client, plain_average)
 
 
 @About(
@@ -209,14 +138,17 @@ def pfedbayes(
     Raises:
         ProgramError: (at fit) the model has no local site, or nothing global to learn.
     """
-    core = Alternating(
-        loss=lambda terms, rows: terms.nll + kl_weight * terms.local_kl,
-        local=optimizer,
-        shared=global_optimizer,
-        inner=inner_steps,
-        steps=steps,
-        batch_size=batch_size,
+    client = partial(
+        client_of,
+        name="this method",
+        descent=Descent(optimizer, steps, "step", batch_size),
         draws=draws,
+        loss=lambda terms, rows: terms.nll + kl_weight * terms.local_kl,
+        global_optimizer=global_optimizer,
+        inner_steps=inner_steps,
+        meta="whole",
+        exact=False,
+        restarts="never",
     )
-    plain = Method("pfedbayes", model, mean_field, core.client, plain_average)
+    plain = Method("pfedbayes", model, mean_field, client, plain_average)
     return replace(by_rows(plain), name="pfedbayes")

@@ -17,7 +17,7 @@ Nothing in it is Bayesian: it is a heuristic average of models.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -37,6 +37,35 @@ from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
 
 LEAST = 1e-12  # distance of two models that are one
+
+
+class FedFomoClientState(NamedTuple):
+    """A client's model before and after its last training, and those of M others, `mail`; `seen`, ()."""
+
+    before: Params
+    last: Params
+    mail: Tree
+    seen: Tensor
+
+
+class FedFomoRound(NamedTuple):
+    """What a client holds while it trains: its state, `before` moved, and the scores s_n, (M,)."""
+
+    own: FedFomoClientState
+    scores: Tensor
+
+
+class FedFomoServerState(NamedTuple):
+    """Models of N clients, (N, ...), who has trained, (N,) bool, P, (N, N), and whose models each gets, (N, M).
+
+    `there`: whether there is one, (N, M).
+    """
+
+    w: Params
+    seen: Tensor
+    affinity: Tensor
+    picked: Tensor
+    there: Tensor
 
 
 @About(
@@ -84,157 +113,104 @@ def fedfomo(
     """
     expect(models=(models, "[0, inf)"), explore=(explore, "[0, 1]"))
     descent = Descent(optimizer, steps, unit, batch_size)
-    exchange = ModelExchange(descent, validation, models, explore, explore_decay)
-    return Method("fedfomo", model, delta, exchange.client, exchange.server, discloses="summaries")
 
-
-class FedFomoClientState(NamedTuple):
-    """A client's model before and after its last training, and those of M others, `mail`; `seen`, ()."""
-
-    before: Params
-    last: Params
-    mail: Tree
-    seen: Tensor
-
-
-class FedFomoRound(NamedTuple):
-    """What a client holds while it trains: its state, `before` moved, and the scores s_n, (M,)."""
-
-    own: FedFomoClientState
-    scores: Tensor
-
-
-class FedFomoServerState(NamedTuple):
-    """Models of N clients, (N, ...), who has trained, (N,) bool, P, (N, N), and whose models each gets, (N, M).
-
-    `there`: whether there is one, (N, M).
-    """
-
-    w: Params
-    seen: Tensor
-    affinity: Tensor
-    picked: Tensor
-    there: Tensor
-
-
-@dataclass(frozen=True)
-class ModelExchange:
-    """What clients and the server compute, by the arguments of `fedfomo`."""
-
-    descent: Descent
-    validation: str | None
-    models: int
-    explore: float
-    explore_decay: float
-
-    def client(self, program: Program) -> Client:
-        """Return the client of one program."""
+    def client(program: Program) -> Client:
         first = common_params(program, "fedfomo")
-        none = {"models": at_each(first, self.models), "there": torch.zeros(self.models)}
-        moved = MovedModel(self, program)
+
+        def loss_of(rows: bool, theta: Params, batch: ClientBatch) -> Tensor:
+            """Return the loss on validation rows, or the others; 0 if there are none."""
+            if validation is None:
+                return program.mean_loss(theta, batch)
+            masked, any_left = some_rows(batch, (batch.fields[validation] > 0) == rows)
+            return program.mean_loss(theta, masked) * any_left
+
+        def start(message: Tree, own: FedFomoClientState) -> DescentState:
+            return descent.begin(own.before, FedFomoRound(own, torch.zeros(models)))
+
+        def mix(work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
+            """Move the model toward those that are better on validation rows."""
+            own, before = work.beside.own, work.beside.own.before
+            sent, there = own.mail["models"], own.mail["there"]
+            tried = tree_map(lambda last, others: torch.cat([last[None], others]), own.last, sent)
+            here = loss_of(True, before, batch)
+            of_tried = of_each(program, lambda theta: loss_of(True, theta, batch), tried)
+            available = torch.cat([torch.ones(1), there])
+            mixed, score = _moved(before, tried, here - of_tried, available)
+            return descent.begin(mixed, FedFomoRound(own._replace(before=mixed), score[1:]))
+
+        def finish(
+            work: DescentState, message: Tree, own: FedFomoClientState, rows: Tensor
+        ) -> tuple[Up, FedFomoClientState]:
+            moved, scores = work.beside
+            up: Up = {
+                "model": Each({"w": work.w, "scores": scores}),
+                "loss": Share(work.loss, rows),
+            }
+            return up, FedFomoClientState(moved.before, work.w, own.mail, torch.ones(()))
+
+        def new(message: Tree) -> FedFomoClientState:
+            """Return the state of a new client: the mean, and the models of the best."""
+            mean = message["mean"]
+            mail = {"models": message["best"], "there": torch.ones(models)}
+            return FedFomoClientState(mean, mean, mail, torch.zeros(()))
+
+        none = {"models": at_each(first, models), "there": torch.zeros(models)}
+        training = descent.phase(lambda w, work, message, batch: loss_of(False, w, batch))
         return Client(
             own=FedFomoClientState(first, first, none, torch.zeros(())),
-            start=self.start,
-            phases=(Phase(moved.mix), self.descent.phase(moved.loss)),
-            finish=self.finish,
+            start=start,
+            phases=(Phase(mix), training),
+            finish=finish,
             params=lambda message, own: chosen(own.seen, own.last, message["mean"]),
             seen=lambda own: own.seen,
-            new=self.new,
+            new=new,
             mail=("mail",),
         )
 
-    def start(self, message: Tree, own: FedFomoClientState) -> DescentState:
-        """Return the work at the start of a round."""
-        return self.descent.begin(own.before, FedFomoRound(own, torch.zeros(self.models)))
+    def server(program: Program) -> Server:
+        return _server(program, models, explore, explore_decay)
 
-    def finish(
-        self, work: DescentState, message: Tree, own: FedFomoClientState, rows: Tensor
-    ) -> tuple[Up, FedFomoClientState]:
-        """Return the message to the server and the client's own state."""
-        moved, scores = work.beside
-        up: Up = {
-            "model": Each({"w": work.w, "scores": scores}),
-            "loss": Share(work.loss, rows),
-        }
-        return up, FedFomoClientState(moved.before, work.w, own.mail, torch.ones(()))
+    return Method("fedfomo", model, delta, client, server, discloses="summaries")
 
-    def new(self, message: Tree) -> FedFomoClientState:
-        """Return the state of a new client: the mean, and the models of the best."""
-        mean = message["mean"]
-        mail = {"models": message["best"], "there": torch.ones(self.models)}
-        return FedFomoClientState(mean, mean, mail, torch.zeros(()))
 
-    def server(self, program: Program) -> Server:
-        """Return the server of one program, of N clients."""
-        count, models = program.num_clients, self.models
-        begin = FedFomoServerState(
-            w=at_each(common_params(program, "fedfomo"), count),
-            seen=torch.zeros(count, dtype=torch.bool),
-            affinity=torch.zeros(count, count),
-            picked=torch.zeros(count, models, dtype=torch.long),
-            there=torch.zeros(count, models),
-        )
+def _server(program: Program, models: int, explore: float, explore_decay: float) -> Server:
+    count = program.num_clients
+    begin = FedFomoServerState(
+        w=at_each(common_params(program, "fedfomo"), count),
+        seen=torch.zeros(count, dtype=torch.bool),
+        affinity=torch.zeros(count, count),
+        picked=torch.zeros(count, models, dtype=torch.long),
+        there=torch.zeros(count, models),
+    )
 
-        def update(
-            state: FedFomoServerState, means: dict[str, Tree], clock: Clock
-        ) -> FedFomoServerState:
-            reports = means["model"]
-            ids = reports.ids
-            affinity = state.affinity.clone()
-            rows = ids[:, None].expand(-1, models)
-            score = reports.value["scores"].to(affinity.dtype) * state.there[ids]
-            affinity.index_put_((rows, state.picked[ids]), score, accumulate=True)
-            w = stored(state.w, Reports(reports.value["w"], ids))
-            seen = state.seen.index_fill(0, ids, True)
-            eps = max(self.explore - self.explore_decay * clock.round, 0.0)
-            picks, there = _picked(affinity, seen, eps, *_drawn(program, models, clock.round))
-            return FedFomoServerState(w, seen, affinity, picks, there)
+    def update(
+        state: FedFomoServerState, means: dict[str, Tree], clock: Clock
+    ) -> FedFomoServerState:
+        reports = means["model"]
+        ids = reports.ids
+        affinity = state.affinity.clone()
+        rows = ids[:, None].expand(-1, models)
+        score = reports.value["scores"].to(affinity.dtype) * state.there[ids]
+        affinity.index_put_((rows, state.picked[ids]), score, accumulate=True)
+        w = stored(state.w, Reports(reports.value["w"], ids))
+        seen = state.seen.index_fill(0, ids, True)
+        eps = max(explore - explore_decay * clock.round, 0.0)
+        picks, there = _picked(affinity, seen, eps, *_drawn(program, models, clock.round))
+        return FedFomoServerState(w, seen, affinity, picks, there)
 
-        def mail(state: FedFomoServerState) -> Tree:
-            sent = tree_map(lambda v: v[state.picked], state.w)
-            return {"models": sent, "there": state.there}
+    def mail(state: FedFomoServerState) -> Tree:
+        sent = tree_map(lambda v: v[state.picked], state.w)
+        return {"models": sent, "there": state.there}
 
-        return Server(begin, update, down=lambda state, clock: {}, final=self.final, mail=mail)
-
-    def final(self, state: FedFomoServerState, clock: Clock) -> Tree:
+    def final(state: FedFomoServerState, clock: Clock) -> Tree:
         """Return the models of the largest affinity of all clients together, and the mean."""
-        liked = state.affinity.sum(0).argsort(descending=True)[: self.models]
-        short = self.models - len(liked)  # fewer clients than models
+        liked = state.affinity.sum(0).argsort(descending=True)[:models]
+        short = models - len(liked)  # fewer clients than models
         liked = torch.cat([liked, liked[:1].expand(short)]) if short > 0 else liked
         best = tree_map(lambda v: v[liked], state.w)
         return {"best": best, "mean": mean_of(state.w, state.seen)}
 
-
-@dataclass(frozen=True)
-class MovedModel:
-    """A client's model, moved toward others and then trained."""
-
-    exchange: ModelExchange
-    program: Program
-
-    def mix(self, work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
-        """Move the model toward those that are better on validation rows."""
-        own, before = work.beside.own, work.beside.own.before
-        sent, there = own.mail["models"], own.mail["there"]
-        tried = tree_map(lambda last, others: torch.cat([last[None], others]), own.last, sent)
-        here = self.loss_of(True, before, batch)
-        of_tried = of_each(self.program, lambda theta: self.loss_of(True, theta, batch), tried)
-        available = torch.cat([torch.ones(1), there])
-        mixed, score = _moved(before, tried, here - of_tried, available)
-        moved = FedFomoRound(own._replace(before=mixed), score[1:])
-        return self.exchange.descent.begin(mixed, moved)
-
-    def loss(self, w: Params, work: DescentState, message: Tree, batch: ClientBatch) -> Tensor:
-        """Return the loss that training minimizes, of the other rows."""
-        return self.loss_of(False, w, batch)
-
-    def loss_of(self, rows: bool, theta: Params, batch: ClientBatch) -> Tensor:
-        """Return the loss on validation rows, or the others; 0 if there are none."""
-        if self.exchange.validation is None:
-            return self.program.mean_loss(theta, batch)
-        is_held_out = batch.fields[self.exchange.validation] > 0
-        masked, any_left = some_rows(batch, is_held_out == rows)
-        return self.program.mean_loss(theta, masked) * any_left
+    return Server(begin, update, down=lambda state, clock: {}, final=final, mail=mail)
 
 
 def _moved(before: Params, tried: Params, gain: Tensor, available: Tensor) -> tuple[Params, Tensor]:

@@ -18,9 +18,7 @@ is then stiff, and plain steps diverge, which is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -34,6 +32,7 @@ from hierfl.method import Client, LogShare, Method, Phase, Server, Share, Up, ov
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import OwnParams, personal_client
 from hierfl.methods.parts.prior_params import mean_params
+from hierfl.methods.personalized.fedrep import BodyAndHeadWork
 from hierfl.models.bayesian_network import SPREAD
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
@@ -89,150 +88,95 @@ def pfedvem(
     """
     expect(head_steps=(head_steps, "[1, inf)"), draws=(draws, "[1, inf)"))
 
-    weighting = ConfidenceWeighting(
-        optimizer,
-        base_optimizer,
-        head_steps,
-        head_batch_size,
-        (steps, unit, batch_size),
-        draws,
-        confidence,
-    )
-    return Method("pfedvem", model, mean_field, weighting.client, weighting.server)
-
-
-@dataclass(frozen=True)
-class ConfidenceWeighting:
-    """What clients compute, by the arguments of `pfedvem`; `base` are those of its phase."""
-
-    optimizer: Optimizer
-    base_optimizer: Optimizer
-    head_steps: int
-    head_batch_size: int | None
-    base: tuple[int, Literal["step", "epoch"], int | None]
-    draws: int
-    confidence: bool
-
-    def client(self, program: Program) -> Client:
-        """Return the client of one program."""
+    def client(program: Program) -> Client:
         above, mine = program.start()
         if SPREAD not in mine:
             raise ProgramError(
                 f"pfedvem fits a scale for each client, a local param '{SPREAD}', and the model "
                 'has none: use bayesian_network(module, prior_scale="client")'
             )
-        means = mean_params(program)
+        means = mean_params(program)  # site -> the global param that is its prior's mean
         links = {spec.name: transform_to(spec.constraint) for spec in program.params}
         base_names = [name for name in above if name not in means.values()]
-        own = OwnPosterior(self, program, mine, means, links, base_names)
-        heads = Phase(own.on_head, self.head_steps, batch_size=self.head_batch_size)
-        steps, unit, batch_size = self.base
-        bases = Phase(own.on_base, steps if base_names else 0, unit, batch_size)
+
+        def about(message: Params) -> Params:
+            """Return a client's own params about the common weights."""
+            locs = {
+                f"{s}.loc": message[p].reshape(mine[f"{s}.loc"].shape) for s, p in means.items()
+            }
+            return {**mine, **locs}
+
+        def most_likely(phi: Params, message: Params) -> Tensor:
+            """Return the most likely rho_k, unconstrained, of the shape of its param."""
+            total, count = torch.zeros(()), 0
+            for name, loc in about(message).items():
+                if name.endswith(".loc"):
+                    scale = name.removesuffix("loc") + "scale"
+                    away = phi[name] - loc
+                    total = total + links[scale](phi[scale]).square().sum() + away.square().sum()
+                    count += away.numel()
+            rho = (total / count).sqrt().clamp(min=LEAST)
+            return links[SPREAD].inv(rho).expand(mine[SPREAD].shape)
+
+        def loss(params: Params, batch: ClientBatch, *, prior: bool) -> Tensor:
+            """Return [ E_q NLL_k (+ KL) ] / n_k, ()."""
+
+            def at(b: ClientBatch) -> Tensor:
+                terms = program.terms(params, b)
+                return ((terms.nll + terms.local_kl if prior else terms.nll) / b.counts).sum()
+
+            return over_draws(at, batch, draws, keyed=program.in_vmap)
+
+        def start(message: Params, own: OwnParams) -> BodyAndHeadWork:
+            """Return the base as body, q_k as head, and rho_k, unconstrained, `beside`."""
+            phi = own.params
+            spread = phi[SPREAD]
+            if confidence:
+                spread = chosen(own.seen, most_likely(phi, message), spread)
+            q = {name: value for name, value in phi.items() if name != SPREAD}
+            base = {name: message[name] for name in base_names}
+            at_base, at_q = Stepped(base, base_optimizer.init(base)), Stepped(q, optimizer.init(q))
+            return BodyAndHeadWork(at_base, at_q, torch.zeros(()), spread)
+
+        def on_head(work: BodyAndHeadWork, message: Params, batch: ClientBatch) -> BodyAndHeadWork:
+            fixed, q = {**message, SPREAD: work.beside}, work.head
+            gradient, value = slope(lambda p: loss({**fixed, **p}, batch, prior=True), q.params)
+            return work._replace(head=step(optimizer, gradient, q), loss=value)
+
+        def on_base(work: BodyAndHeadWork, message: Params, batch: ClientBatch) -> BodyAndHeadWork:
+            fixed, base = {**message, **work.head.params, SPREAD: work.beside}, work.body
+            gradient, _ = slope(lambda p: loss({**fixed, **p}, batch, prior=False), base.params)
+            return work._replace(body=step(base_optimizer, gradient, base))
+
+        def finish(
+            work: BodyAndHeadWork, message: Params, own: OwnParams, rows: Tensor
+        ) -> tuple[Up, OwnParams]:
+            q, rho = work.head.params, links[SPREAD](work.beside).mean()
+            head = {p: q[f"{site}.loc"].reshape(message[p].shape) for site, p in means.items()}
+            weight = -2.0 * rho.log() if confidence else torch.zeros(())
+            up: Up = {
+                "head": LogShare(head, weight),
+                "base": Share(work.body.params, rows),
+                "loss": Share(work.loss),
+                "rho": Share(rho),
+            }
+            phi = {**q, SPREAD: work.beside}
+            return up, OwnParams({name: phi[name] for name in mine}, torch.ones(()))
+
+        heads = Phase(on_head, head_steps, batch_size=head_batch_size)
         return personal_client(
             OwnParams(mine, torch.zeros(())),
-            lambda message, state: state._replace(params=own.about(message)),
-            start=own.start,
-            phases=(heads, bases),
-            finish=own.finish,
-            params=lambda message, state: {**message, **state.params},
+            lambda message, own: own._replace(params=about(message)),
+            start=start,
+            phases=(heads, Phase(on_base, steps if base_names else 0, unit, batch_size)),
+            finish=finish,
+            params=lambda message, own: {**message, **own.params},
             adapt=(heads,),
         )
 
-    def server(self, program: Program) -> Server:
-        """Return the server of one program."""
+    def server(program: Program) -> Server:
         return Server(
             program.start()[0], lambda theta, means, clock: theta | means["head"] | means["base"]
         )
 
-
-class PFedVEMWork(NamedTuple):
-    """q_k, rho_k unconstrained, of the shape of its param, the copy of the base, and the last loss, ()."""
-
-    q: Stepped
-    spread: Tensor
-    base: Stepped
-    loss: Tensor
-
-
-@dataclass(frozen=True)
-class OwnPosterior:
-    """A client's q_k of params `mine`, about global `means`, site -> param, and its copy of the base."""
-
-    of: ConfidenceWeighting
-    program: Program
-    mine: Params
-    means: Mapping[str, str]
-    links: Mapping[str, Any]
-    base_names: Sequence[str]
-
-    def about(self, message: Params) -> Params:
-        """Return a client's own params about the common weights."""
-        locs = {
-            f"{site}.loc": message[param].reshape(self.mine[f"{site}.loc"].shape)
-            for site, param in self.means.items()
-        }
-        return {**self.mine, **locs}
-
-    def most_likely(self, phi: Params, message: Params) -> Tensor:
-        """Return the most likely rho_k, unconstrained, of the shape of its param."""
-        total, count = torch.zeros(()), 0
-        for name, loc in self.about(message).items():
-            if name.endswith(".loc"):
-                scale = name.removesuffix("loc") + "scale"
-                away = phi[name] - loc
-                total = total + self.links[scale](phi[scale]).square().sum() + away.square().sum()
-                count += away.numel()
-        rho = (total / count).sqrt().clamp(min=LEAST)
-        return self.links[SPREAD].inv(rho).expand(self.mine[SPREAD].shape)
-
-    def loss(self, params: Params, batch: ClientBatch, *, prior: bool) -> Tensor:
-        """Return [ E_q NLL_k (+ KL) ] / n_k, ()."""
-
-        def at(b: ClientBatch) -> Tensor:
-            terms = self.program.terms(params, b)
-            return ((terms.nll + terms.local_kl if prior else terms.nll) / b.counts).sum()
-
-        return over_draws(at, batch, self.of.draws, keyed=self.program.in_vmap)
-
-    def start(self, message: Params, own: OwnParams) -> PFedVEMWork:
-        """Return the work at the start of a round."""
-        phi = own.params
-        spread = phi[SPREAD]
-        if self.of.confidence:
-            spread = chosen(own.seen, self.most_likely(phi, message), spread)
-        q = {name: value for name, value in phi.items() if name != SPREAD}
-        base = {name: message[name] for name in self.base_names}
-        return PFedVEMWork(
-            Stepped(q, self.of.optimizer.init(q)),
-            spread,
-            Stepped(base, self.of.base_optimizer.init(base)),
-            torch.zeros(()),
-        )
-
-    def on_head(self, work: PFedVEMWork, message: Params, batch: ClientBatch) -> PFedVEMWork:
-        """Return the work after a step on q_k."""
-        fixed, q = {**message, SPREAD: work.spread}, work.q
-        gradient, value = slope(lambda p: self.loss({**fixed, **p}, batch, prior=True), q.params)
-        return work._replace(q=step(self.of.optimizer, gradient, q), loss=value)
-
-    def on_base(self, work: PFedVEMWork, message: Params, batch: ClientBatch) -> PFedVEMWork:
-        """Return the work after a step on the base."""
-        fixed, base = {**message, **work.q.params, SPREAD: work.spread}, work.base
-        gradient, _ = slope(lambda p: self.loss({**fixed, **p}, batch, prior=False), base.params)
-        return work._replace(base=step(self.of.base_optimizer, gradient, base))
-
-    def finish(
-        self, work: PFedVEMWork, message: Params, own: OwnParams, rows: Tensor
-    ) -> tuple[Up, OwnParams]:
-        """Return the message to the server and the client's own state."""
-        q, rho = work.q.params, self.links[SPREAD](work.spread).mean()
-        head = {p: q[f"{site}.loc"].reshape(message[p].shape) for site, p in self.means.items()}
-        weight = -2.0 * rho.log() if self.of.confidence else torch.zeros(())
-        up: Up = {
-            "head": LogShare(head, weight),
-            "base": Share(work.base.params, rows),
-            "loss": Share(work.loss),
-            "rho": Share(rho),
-        }
-        phi = {**q, SPREAD: work.spread}
-        return up, OwnParams({name: phi[name] for name in self.mine}, torch.ones(()))
+    return Method("pfedvem", model, mean_field, client, server)

@@ -60,6 +60,14 @@ MATCHES = 3  # passes of importance sampling
 AT_ONCE = 32  # points evaluated together
 
 
+class FedEPWork(NamedTuple):
+    """A client's visit, the tilted posterior's Gaussian with correlations, and the effective points' share, ()."""
+
+    visit: Visit
+    at: NaturalFactor
+    effective: Tensor
+
+
 @About(
     infers=(
         "a Gaussian factor per client by moments, expectation propagation; one shared "
@@ -112,8 +120,67 @@ def fedep(
         standard = wide_points(draws, program.latents.global_block.size, program.seed)
         delta = program.share if damping is None else damping
         marginal = Marginal(program, seen_linear(program))
-        moments = TiltedMoments(marginal, standard, steps=steps, full=full)
-        return moments.client(delta, shared_factor=shared_factor)
+        none = FactorClientState(no_factor(marginal.shared.size), nowhere(marginal))
+
+        def start(message: Tree, own: Tree) -> FedEPWork:
+            q = factor_in(message)
+            factor = factor_in(message["factor"]) if shared_factor else own.factor
+            last = none.near if shared_factor else own.near
+            visit = Visit(q, sub(q, factor), last, torch.zeros(()))
+            return FedEPWork(visit, q, torch.ones(()))
+
+        def climb(work: FedEPWork, message: Tree, batch: ClientBatch) -> FedEPWork:
+            """Take a Newton step of `at` to the tilted posterior's Laplace approximation."""
+            at, (q, cavity, near, _) = work.at, work.visit
+            with torch.no_grad():
+                loc = torch.linalg.inv_ex(at.precision).inverse @ at.shift
+                expansion, inner = marginal.expand(loc, guess(near, loc), batch, NEWTON)
+                precision, mean, proper = newton_step(
+                    at, loc, expansion.gradient, expansion.hessian, cavity
+                )
+                new = NaturalFactor(precision @ mean, precision)
+            near, improper = NearMode(inner.mode, inner.slope, loc), 1.0 - proper.to(loc.dtype)
+            visit = Visit(q, cavity, near, improper)
+            return FedEPWork(visit, chosen(proper, new, at), work.effective)
+
+        def match(work: FedEPWork, message: Tree, batch: ClientBatch) -> FedEPWork:
+            """Give q and `at` the tilted posterior's moments; with fewer than 2 K effective points, q is `at`."""
+            at, (q, cavity, near, improper) = work.at, work.visit
+            with torch.no_grad():
+                covariance = torch.linalg.inv_ex(at.precision).inverse
+                before = covariance @ at.shift
+                points = before + standard.at @ torch.linalg.cholesky_ex(covariance).L.T
+                values, _ = torch.vmap(
+                    lambda z: marginal.value(z, guess(near, z), batch, NEWTON), chunk_size=AT_ONCE
+                )(points)
+                bent = (points @ cavity.precision * points).sum(-1)
+                energy = points @ cavity.shift - 0.5 * bent
+                log_weights = values + energy + 0.5 * standard.at.square().sum(-1)
+                weights = (log_weights + standard.log_weights).softmax(0)
+                effective = 1.0 / weights.square().sum()
+                reliable = effective >= 2.0 * len(before)
+                mean = weights @ points
+                spread = (weights[:, None] * (points - mean)).T @ (points - mean)
+                loc = torch.where(reliable, mean, before)
+                spread = torch.where(reliable, spread, covariance)
+                covariance_of_q = spread if full else spread.diagonal().diag()
+            proper = improper == 0.0
+            visit = work.visit._replace(q=chosen(proper, natural(loc, covariance_of_q), q))
+            at = chosen(proper, natural(loc, spread), at)
+            return FedEPWork(visit, at, effective / len(weights))
+
+        def finish(work: FedEPWork, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
+            up, after = visited(work.visit, message, own, delta)
+            return {**up, "effective": Share(work.effective)}, after
+
+        return Client(
+            own={} if shared_factor else none,
+            start=start,
+            phases=(Phase(climb, count=steps), Phase(match, count=MATCHES)),
+            finish=finish,
+            params=lambda message, own: message["params"],
+            adapt=(),
+        )
 
     def server(program: Program) -> Server:
         check_integrable(program, max_global_size)
@@ -147,86 +214,6 @@ def wide_points(count: int, size: int, seed: int) -> WidePoints:
     weights = log_weights.softmax(0)
     tril = torch.linalg.cholesky((weights[:, None] * points).T @ points)
     return WidePoints(torch.linalg.solve_triangular(tril, points.T, upper=False).T, weights.log())
-
-
-class FedEPWork(NamedTuple):
-    """A client's visit, the tilted posterior's Gaussian with correlations, and the effective points' share, ()."""
-
-    visit: Visit
-    at: NaturalFactor
-    effective: Tensor
-
-
-class TiltedMoments:
-    """A client that fits a Gaussian to its tilted posterior's moments; `full`: with correlations."""
-
-    def __init__(self, marginal: Marginal, standard: WidePoints, *, steps: int, full: bool) -> None:
-        self.marginal, self.standard, self.steps, self.full = marginal, standard, steps, full
-
-    def client(self, damping: float, *, shared_factor: bool) -> Client:
-        """Return the client of one program."""
-        near = nowhere(self.marginal)
-        size = self.marginal.shared.size
-
-        def start(message: Tree, own: Tree) -> FedEPWork:
-            q = factor_in(message)
-            factor = factor_in(message["factor"]) if shared_factor else own.factor
-            last = near if shared_factor else own.near
-            visit = Visit(q, sub(q, factor), last, torch.zeros(()))
-            return FedEPWork(visit, q, torch.ones(()))
-
-        def finish(work: FedEPWork, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
-            up, after = visited(work.visit, message, own, damping)
-            return {**up, "effective": Share(work.effective)}, after
-
-        return Client(
-            own={} if shared_factor else FactorClientState(no_factor(size), near),
-            start=start,
-            phases=(Phase(self.climb, count=self.steps), Phase(self.match, count=MATCHES)),
-            finish=finish,
-            params=lambda message, own: message["params"],
-            adapt=(),
-        )
-
-    def climb(self, work: FedEPWork, message: Tree, batch: ClientBatch) -> FedEPWork:
-        """Take a Newton step of `at` to the tilted posterior's Laplace approximation."""
-        at, (q, cavity, near, _) = work.at, work.visit
-        with torch.no_grad():
-            loc = torch.linalg.inv_ex(at.precision).inverse @ at.shift
-            expansion, inner = self.marginal.expand(loc, guess(near, loc), batch, NEWTON)
-            precision, mean, proper = newton_step(
-                at, loc, expansion.gradient, expansion.hessian, cavity
-            )
-            new = NaturalFactor(precision @ mean, precision)
-        near, improper = NearMode(inner.mode, inner.slope, loc), 1.0 - proper.to(loc.dtype)
-        visit = Visit(q, cavity, near, improper)
-        return FedEPWork(visit, chosen(proper, new, at), work.effective)
-
-    def match(self, work: FedEPWork, message: Tree, batch: ClientBatch) -> FedEPWork:
-        """Give q and `at` the tilted posterior's moments; with fewer than 2 K effective points, q is `at`."""
-        at, (q, cavity, near, improper) = work.at, work.visit
-        with torch.no_grad():
-            covariance = torch.linalg.inv_ex(at.precision).inverse
-            before = covariance @ at.shift
-            points = before + self.standard.at @ torch.linalg.cholesky_ex(covariance).L.T
-            values, _ = torch.vmap(
-                lambda z: self.marginal.value(z, guess(near, z), batch, NEWTON), chunk_size=AT_ONCE
-            )(points)
-            bent = (points @ cavity.precision * points).sum(-1)
-            energy = points @ cavity.shift - 0.5 * bent
-            log_weights = values + energy + 0.5 * self.standard.at.square().sum(-1)
-            weights = (log_weights + self.standard.log_weights).softmax(0)
-            effective = 1.0 / weights.square().sum()
-            reliable = effective >= 2.0 * len(before)
-            mean = weights @ points
-            spread = (weights[:, None] * (points - mean)).T @ (points - mean)
-            loc = torch.where(reliable, mean, before)
-            spread = torch.where(reliable, spread, covariance)
-            covariance_of_q = spread if self.full else spread.diagonal().diag()
-        proper = improper == 0.0
-        visit = work.visit._replace(q=chosen(proper, natural(loc, covariance_of_q), q))
-        at = chosen(proper, natural(loc, spread), at)
-        return FedEPWork(visit, at, effective / len(weights))
 
 
 def natural(loc: Tensor, covariance: Tensor) -> NaturalFactor:

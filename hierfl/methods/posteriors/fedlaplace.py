@@ -30,7 +30,6 @@ arXiv:2107.04562) and importance weights (Vehtari et al. 2024, arXiv:1507.02646)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -70,6 +69,13 @@ FEW_EXPANDED, FEW_VALUED = 2, 64
 # what a message holds: a point, points about q, points to weight
 SETTLING = frozenset({"loc", "tril", "part"})
 FORMS = ({"loc"}, {"loc", "first"}, SETTLING, SETTLING | {"right", "left", "points"})
+
+
+class LaplaceWork(NamedTuple):
+    """The mode of a client's local sites, and by name what it sends."""
+
+    own: NearMode
+    up: dict[str, Tensor]
 
 
 @About(
@@ -140,52 +146,59 @@ def fedlaplace(
     expect(weighting_rounds=(weighting_rounds, "[0, inf)"))
     check_even(draws=draws, settle_draws=settle_draws)
 
-    evaluations = Evaluations(
-        draws, settle_draws, weighting_rounds, target_ess, start or {}, radius, max_global_size
-    )
-    shared = partial(empirical, size=draws) if weighting_rounds else full_normal
-    return Method(
-        "fedlaplace",
-        model,
-        conditional(shared=shared, newton_steps=FOR_DRAWS),
-        evaluations.client,
-        evaluations.server,
-        everyone=True,
-        most_rounds=MOST_ROUNDS,
-        traits=frozenset({"by rows"}),
-    )
+    first = start or {}
 
-
-@dataclass(frozen=True)
-class Evaluations:
-    """What clients and the server compute, by the arguments of `fedlaplace`."""
-
-    draws: int
-    settle_draws: int
-    weighting_rounds: int
-    target_ess: int
-    start: Mapping[str, Tensor | float]
-    radius: float
-    max_global_size: int
-
-    def points(self, program: Program) -> LaplacePoints:
+    def points_of(program: Program) -> LaplacePoints:
         """Return the points that all clients and the server share."""
-        check_integrable(program, self.max_global_size, self.start)
+        check_integrable(program, max_global_size, first)
         return standard_points(
             program.latents.global_block.size,
-            settle=self.settle_draws,
-            most=self.draws,
-            rounds=self.weighting_rounds,
+            settle=settle_draws,
+            most=draws,
+            rounds=weighting_rounds,
             seed=program.seed,
         )
 
-    def client(self, program: Program) -> Client:
-        """Return the client of one program."""
-        marginal, points = Marginal(program, seen_linear(program)), self.points(program)
+    def client(program: Program) -> Client:
+        marginal, points = Marginal(program, seen_linear(program)), points_of(program)
+        slow = marginal.shared.size * marginal.own.size > SLOW
+        expanded, valued = (FEW_EXPANDED, FEW_VALUED) if slow else (EXPANDED, VALUED)
+
+        def values(own: NearMode, at: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
+            """Return l_k at each point, (S,), and whether no mode was found there."""
+            return torch.vmap(lambda z: marginal.value(z, guess(own, z), batch), chunk_size=valued)(
+                at
+            )
+
+        def step(work: LaplaceWork, message: Tree, batch: ClientBatch) -> LaplaceWork:
+            """Return l_k at points to weight; else its mean, gradient and Hessian, and the mode near q."""
+            own, at = work.own, points.at(message)
+            steps = COLD if "first" in message else WARM
+            with torch.no_grad():
+                if "right" in message:
+                    log_marginals, lost = values(own, at, batch)
+                    no_mode = lost.to(log_marginals.dtype).mean()
+                    of_draws = {"log_marginals": log_marginals, "lost": no_mode}
+                    return LaplaceWork(own, of_draws)
+                expansion, inner = torch.vmap(
+                    lambda z: marginal.expand(z, guess(own, z), batch, steps), chunk_size=expanded
+                )(at)
+                value, gradient, hessian = (v.mean(0) for v in expansion)
+                own = near(inner, at)
+                up = {
+                    "log_marginal": value,
+                    "gradient": gradient,
+                    "hessian": hessian,
+                    "lost": inner.lost.to(value.dtype).mean(),
+                }
+                if "tril" in message and points.sizes:
+                    up["along"], _ = values(own, points.along(message), batch)
+            return LaplaceWork(own, up)
+
         return Client(
             own=nowhere(marginal),
             start=lambda message, own: LaplaceWork(own, {}),
-            phases=(Phase(AtPoints(marginal, points).step, nested=True),),
+            phases=(Phase(step, nested=True),),
             finish=lambda work, message, own, rows: (tree_map(Share, work.up), work.own),
             params=lambda message, own: message["params"],
             adapt=(),
@@ -193,11 +206,10 @@ class Evaluations:
             refuses=partial(_refused_message, points),
         )
 
-    def server(self, program: Program) -> Server:
-        """Return the server of one program."""
-        _warn_of_many(program, self.settle_draws)
-        points, ess = self.points(program), self.target_ess
-        rounds = LaplaceRounds(Marginal(program), points, ess, self.draws, self.start, self.radius)
+    def server(program: Program) -> Server:
+        _warn_of_many(program, settle_draws)
+        points = points_of(program)
+        rounds = LaplaceRounds(Marginal(program), points, target_ess, draws, first, radius)
         return Server(
             state=rounds.begin(),
             update=rounds.update,
@@ -208,57 +220,17 @@ class Evaluations:
             weighted=LaplaceState.weighted,
         )
 
-
-class LaplaceWork(NamedTuple):
-    """The mode of a client's local sites, and by name what it sends."""
-
-    own: NearMode
-    up: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class AtPoints:
-    """A client's log marginal likelihood at the points of a message."""
-
-    marginal: Marginal
-    points: LaplacePoints
-
-    @property
-    def at_once(self) -> tuple[int, int]:
-        """Return how many points are evaluated together, with derivatives and without."""
-        slow = self.marginal.shared.size * self.marginal.own.size > SLOW
-        return (FEW_EXPANDED, FEW_VALUED) if slow else (EXPANDED, VALUED)
-
-    def values(self, own: NearMode, at: Tensor, batch: ClientBatch) -> tuple[Tensor, Tensor]:
-        """Return l_k at each point, (S,), and whether no mode was found there."""
-        return torch.vmap(
-            lambda z: self.marginal.value(z, guess(own, z), batch), chunk_size=self.at_once[1]
-        )(at)
-
-    def step(self, work: LaplaceWork, message: Tree, batch: ClientBatch) -> LaplaceWork:
-        """Return l_k at points to weight; else its mean, gradient and Hessian, and the mode near q."""
-        own, at = work.own, self.points.at(message)
-        steps = COLD if "first" in message else WARM
-        with torch.no_grad():
-            if "right" in message:
-                values, lost = self.values(own, at, batch)
-                up = {"log_marginals": values, "lost": lost.to(values.dtype).mean()}
-                return LaplaceWork(own, up)
-            expansion, inner = torch.vmap(
-                lambda z: self.marginal.expand(z, guess(own, z), batch, steps),
-                chunk_size=self.at_once[0],
-            )(at)
-            value, gradient, hessian = (v.mean(0) for v in expansion)
-            own = near(inner, at)
-            up = {
-                "log_marginal": value,
-                "gradient": gradient,
-                "hessian": hessian,
-                "lost": inner.lost.to(value.dtype).mean(),
-            }
-            if "tril" in message and self.points.sizes:
-                up["along"], _ = self.values(own, self.points.along(message), batch)
-        return LaplaceWork(own, up)
+    shared = partial(empirical, size=draws) if weighting_rounds else full_normal
+    return Method(
+        "fedlaplace",
+        model,
+        conditional(shared=shared, newton_steps=FOR_DRAWS),
+        client,
+        server,
+        everyone=True,
+        most_rounds=MOST_ROUNDS,
+        traits=frozenset({"by rows"}),
+    )
 
 
 def _warn_of_many(program: Program, points: int) -> None:

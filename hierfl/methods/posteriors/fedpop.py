@@ -25,7 +25,6 @@ point, at the mode of its marginal posterior, or of its marginal likelihood wher
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -153,82 +152,53 @@ def fedpop(
             f"{temperature}: use all rows (None), 2 or more steps, and a temperature above 0"
         )
 
-    chain = Chain(step_size, steps, burn_in, batch_size, kept_draws, temperature, metropolis)
-
-    def rate(clock: Clock) -> float:
-        falls = schedule == "cosine"
-        return 0.5 * (1.0 + math.cos(math.pi * clock.round / clock.rounds)) if falls else 1.0
-
-    def server(program: Program) -> Server:
-        def gradient(means: dict[str, Tree]) -> Tree:
-            return scaled(means["gradient"], program.num_clients)
-
-        return stepping_server(program.start()[0], server_optimizer, gradient, rate=rate)
-
-    guide = guide_of_draws(size=kept_draws)
-    return Method("fedpop", model, guide, chain.client, server, traits=frozenset({"by rows"}))
-
-
-@dataclass(frozen=True)
-class Chain:
-    """The Langevin chain of a client, as the arguments of `fedpop` say."""
-
-    step_size: float
-    steps: int
-    burn_in: int
-    batch_size: int | None
-    kept_draws: int
-    temperature: float
-    metropolis: bool
-
-    def accepts(self, last: ChainPoint, here: ChainPoint, batch: ClientBatch) -> Tensor:
+    def accepts(last: ChainPoint, here: ChainPoint, batch: ClientBatch) -> Tensor:
         """Return 1 where the step from `last` to `here` is accepted, else 0, ()."""
-        forth = here.z - last.z + self.step_size * last.slope
-        back = last.z - here.z + self.step_size * here.slope
-        lead = (forth.square().sum() - back.square().sum()) / (4.0 * self.step_size)
+        forth = here.z - last.z + step_size * last.slope
+        back = last.z - here.z + step_size * here.slope
+        lead = (forth.square().sum() - back.square().sum()) / (4.0 * step_size)
         key = noise.fold(batch.key[0], noise.word("accept"))
-        level = noise.uniforms(key, ()).log() * self.temperature
+        level = noise.uniforms(key, ()).log() * temperature
         return (level < last.loss - here.loss + lead).to(level.dtype)
 
-    def measures(self, measured: Tensor) -> dict[str, Share]:
+    def measures(measured: Tensor) -> dict[str, Share]:
         """Return what a round tells of its steps: how stiff, or how often accepted."""
-        if self.metropolis:
+        if metropolis:
             return {
-                "accepted": Share(measured[0] / (self.steps - 1)),
+                "accepted": Share(measured[0] / (steps - 1)),
                 "stuck": Share(1.0 * (measured[0] == 0.0)),
             }
         moved, bent = measured.unbind()
-        stiff = self.step_size * (bent / moved.clamp(min=1e-300)).sqrt()
+        stiff = step_size * (bent / moved.clamp(min=1e-300)).sqrt()
         return {"stiffness": Share(torch.where(stiff < DIVERGES, stiff, torch.nan))}
 
-    def langevin_noise(self, batch: ClientBatch, size: int) -> Tensor | float:
+    def langevin_noise(batch: ClientBatch, size: int) -> Tensor | float:
         """Return the noise of a step, (D,); 0 at temperature 0."""
-        if not self.temperature:
+        if not temperature:
             return 0.0
         key = noise.fold(batch.key[0], noise.word("langevin"))
-        return math.sqrt(2.0 * self.step_size * self.temperature) * noise.normals(key, (size,))
+        return math.sqrt(2.0 * step_size * temperature) * noise.normals(key, (size,))
 
-    def client(self, program: Program) -> Client:
-        """Return the client of one program."""
+    def client(program: Program) -> Client:
         above, _ = program.start()
-        size, draws = program.latents.local_block.size, self.steps - self.burn_in
+        size, draws = program.latents.local_block.size, steps - burn_in
         # refuses a program without local sites before the first round
         prior_draws(program, above, torch.zeros(1, dtype=torch.int32))
 
         def first(message: Params, own: FedPopClientState) -> FedPopClientState:
-            numbers = torch.arange(self.kept_draws, dtype=torch.int32)
+            numbers = torch.arange(kept_draws, dtype=torch.int32)
             return own._replace(points=prior_draws(program, message, numbers))
 
         def start(message: Params, own: FedPopClientState) -> FedPopWork:
             zero, last = torch.zeros(()), ChainPoint(own.z, torch.zeros(size), {}, ())
-            if self.metropolis:
+            if metropolis:
                 last = last._replace(theta=zeros_like(message), loss=zero)
-            measured = torch.zeros(1 if self.metropolis else 2)
+            measured = torch.zeros(1 if metropolis else 2)
             drawn, gradient = torch.zeros(draws, size), zeros_like(message)
             return FedPopWork(own.z, last, own.seen, drawn, gradient, zero, zero, measured)
 
         def begin(work: FedPopWork, message: Params, batch: ClientBatch) -> FedPopWork:
-            which = (batch.key[0, :1].long() & 0x7FFFFFFF) % self.kept_draws
+            which = (batch.key[0, :1].long() & 0x7FFFFFFF) % kept_draws
             drawn = prior_draws(program, message, which.int())[0]
             return work._replace(at=chosen(work.seen, work.at, drawn))
 
@@ -236,20 +206,20 @@ class Chain:
             at = {"theta": message, "z": work.at}
             gradient, value = slope(lambda u: energy(program, u["theta"], u["z"], batch), at)
             state, of_theta = ChainPoint(work.at, gradient["z"], {}, ()), gradient["theta"]
-            if self.metropolis:
+            if metropolis:
                 here = state._replace(theta=of_theta, loss=value)
-                accepted = self.accepts(work.last, here, batch)
+                accepted = accepts(work.last, here, batch)
                 measured = accepted[None]
                 state = chosen(accepted + (work.taken == 0.0), here, work.last)
                 of_theta, value = state.theta, state.loss
             else:
                 moves = state.z - work.last.z, state.slope - work.last.slope
                 measured = torch.stack([v.square().sum() for v in moves])
-            late = work.taken - self.burn_in
+            late = work.taken - burn_in
             now = (torch.arange(draws) == late).to(late.dtype)
             mean = torch.where(late >= 0.0, 1.0 / draws, 0.0)
             return FedPopWork(
-                at=state.z - self.step_size * state.slope + self.langevin_noise(batch, size),
+                at=state.z - step_size * state.slope + langevin_noise(batch, size),
                 last=state,
                 seen=work.seen,
                 draws=torch.where(now[:, None] > 0.0, state.z, work.draws),
@@ -264,25 +234,36 @@ class Chain:
         ) -> tuple[Up, FedPopClientState]:
             up: Up = {"gradient": Share(work.gradient), "loss": Share(work.loss)}
             # at first all kept draws are of the first round, so that none is of the prior
-            whole = work.draws.repeat(math.ceil(self.kept_draws / draws), 1)[-self.kept_draws :]
-            later = torch.cat([own.points, work.draws])[-self.kept_draws :]
-            z = work.last.z if self.metropolis else work.at
+            whole = work.draws.repeat(math.ceil(kept_draws / draws), 1)[-kept_draws:]
+            later = torch.cat([own.points, work.draws])[-kept_draws:]
+            z = work.last.z if metropolis else work.at
             after = FedPopClientState(z, chosen(own.seen, later, whole), torch.ones(()))
-            return {**up, **self.measures(work.measured)}, after
+            return {**up, **measures(work.measured)}, after
 
         return personal_client(
-            FedPopClientState(
-                torch.zeros(size), torch.zeros(self.kept_draws, size), torch.zeros(())
-            ),
+            FedPopClientState(torch.zeros(size), torch.zeros(kept_draws, size), torch.zeros(())),
             first,
             start=start,
             phases=(
                 Phase(begin, batch_size=1, scores_rows=False),
-                Phase(move, self.steps, batch_size=self.batch_size),
+                Phase(move, steps, batch_size=batch_size),
             ),
             finish=finish,
             params=lambda message, own: {**message, POINTS: own.points[None, None]},
         )
+
+    def rate(clock: Clock) -> float:
+        falls = schedule == "cosine"
+        return 0.5 * (1.0 + math.cos(math.pi * clock.round / clock.rounds)) if falls else 1.0
+
+    def server(program: Program) -> Server:
+        def gradient(means: dict[str, Tree]) -> Tree:
+            return scaled(means["gradient"], program.num_clients)
+
+        return stepping_server(program.start()[0], server_optimizer, gradient, rate=rate)
+
+    guide = guide_of_draws(size=kept_draws)
+    return Method("fedpop", model, guide, client, server, traits=frozenset({"by rows"}))
 
 
 def energy(program: Program, theta: Params, z: Tensor, batch: ClientBatch) -> Tensor:

@@ -28,8 +28,6 @@ the same share of all rows; and `merge="natural"` is hierfl's.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -66,6 +64,32 @@ class FedSVIWork(NamedTuple):
     mine: Stepped
     gradient: Params
     loss: Tensor
+
+
+class FedSVIRounds(NamedTuple):
+    """Which step sizes rounds have, and over which of them params are averaged, as arguments of `fedsvi`."""
+
+    schedule: Literal["constant", "cosine"]
+    average: float
+
+    def message(self, params: Params, clock: Clock) -> Tree:
+        """Return global params, the factor of step sizes, and 1 if the round is averaged, or 0."""
+        falls = self.schedule != "constant"
+        rate = 0.5 * (1.0 + math.cos(math.pi * clock.round / clock.rounds)) if falls else 1.0
+        late = clock.round + 1 > (1.0 - self.average) * clock.rounds
+        return {
+            "params": params,
+            "rate": torch.tensor(rate),
+            "late": torch.tensor(float(self.average == 0.0 or late)),
+        }
+
+    def moved(self, before: FedSVIState, at: Stepped, late: Tensor) -> FedSVIState:
+        """Return the state after a round that ends `at`; before means begin, they are the params."""
+        seen = before.seen + late
+        if not self.average:
+            return FedSVIState(at, at.params, seen)
+        weight = torch.where(seen > 0.0, late / seen.clamp(min=1.0), torch.ones(()))
+        return FedSVIState(at, lerp(before.mean, at.params, weight), seen)
 
 
 @About(
@@ -131,169 +155,111 @@ def fedsvi(
             `merge` is given, and the posterior of the global sites is no Gaussian, or for
             "wasserstein" one with correlations.
     """
-    how = FedSVISetting(
-        optimizer=optimizer,
-        local_optimizer=local_optimizer,
-        local_steps=local_steps,
-        global_steps=global_steps,
-        global_optimizer=global_optimizer,
-        batch_size=batch_size,
-        draws=draws,
-        schedule=schedule,
-        average=average,
-        merge=merge,
+    expect(
+        average=(average, "[0, 1)"),
+        global_steps=(global_steps, "[1, inf)"),
+        draws=(draws, "[1, inf)"),
+        merge=(merge, MERGES),
     )
-    how.check()
-    builders = partial(_client, how), partial(_server, how)
-    if merge != "gradient":
-        return Method("sfvi_avg", model, guide, *builders)
-    return Method("fedsvi", model, guide, *builders, traits=frozenset({"gradients"}))
+    steps_along = merge == "gradient"  # the server, along the mean gradient of the path
+    if steps_along and global_optimizer is not None:
+        why = "the server steps along the mean gradient of the path"
+        plain_lr(global_optimizer, "global_optimizer", why)
+    copy_optimizer = global_optimizer or (SGD(1e-3) if steps_along else Adam(0.02))
+    rounds = FedSVIRounds(schedule, average)
 
+    def client(program: Program) -> Client:
+        if program.reads_all_rows and batch_size is not None:
+            raise ProgramError(
+                f"batch_size is {batch_size}, and this guide reads every row of a client at each "
+                "step: leave batch_size at None"
+            )
+        _, mine = program.start()
+        count, merging = program.num_clients, averaged_by(program, merge)
 
-@dataclass(frozen=True)
-class FedSVISetting:
-    """The arguments of `fedsvi`."""
+        def loss(at: Tree, batch: ClientBatch) -> Tensor:
+            params = {**at["shared"], **at["mine"]}
+            return over_draws(
+                lambda b: program.terms(params, b).loss(program.share),
+                batch,
+                draws,
+                keyed=program.in_vmap,
+            )
 
-    optimizer: Optimizer
-    local_optimizer: Optimizer
-    local_steps: int
-    global_steps: int
-    global_optimizer: Optimizer | None  # None: the default of `merge`
-    batch_size: int | None
-    draws: int
-    schedule: Literal["constant", "cosine"]
-    average: float
-    merge: Merge
+        def start(message: Tree, own: FedSVIState) -> FedSVIWork:
+            params = message["params"]
+            shared = Stepped(params, copy_optimizer.init(params))
+            at = own.at if mine else Stepped({}, {})
+            return FedSVIWork(shared, at, zeros_like(params), torch.zeros(()))
 
-    def check(self) -> None:
-        """Refuse options that are out of range."""
-        expect(
-            average=(self.average, "[0, 1)"),
-            global_steps=(self.global_steps, "[1, inf)"),
-            draws=(self.draws, "[1, inf)"),
-            merge=(self.merge, MERGES),
-        )
-        if self.merge == "gradient" and self.global_optimizer is not None:
-            why = "the server steps along the mean gradient of the path"
-            plain_lr(self.global_optimizer, "global_optimizer", why)
+        def local(work: FedSVIWork, message: Tree, batch: ClientBatch) -> FedSVIWork:
+            gradient, _ = slope(
+                lambda mine: loss({"shared": work.shared.params, "mine": mine}, batch),
+                work.mine.params,
+            )
+            return work._replace(mine=step(local_optimizer, gradient, work.mine, message["rate"]))
 
-    @property
-    def copy_optimizer(self) -> Optimizer:
-        """The optimizer of a client's copy of the global params."""
-        return self.global_optimizer or (SGD(1e-3) if self.merge == "gradient" else Adam(0.02))
+        def joint(work: FedSVIWork, message: Tree, batch: ClientBatch) -> FedSVIWork:
+            at = {"shared": work.shared.params, "mine": work.mine.params}
+            gradient, value = slope(lambda p: loss(p, batch), at)
+            # this client's estimate of the pooled gradient
+            pooled = scaled(gradient["shared"], count)
+            return FedSVIWork(
+                step(copy_optimizer, pooled, work.shared, message["rate"]),
+                step(local_optimizer, gradient["mine"], work.mine, message["rate"]),
+                add(work.gradient, scaled(pooled, 1.0 / global_steps)),
+                work.loss + value * count / global_steps,
+            )
 
-    def message(self, params: Params, clock: Clock) -> Tree:
-        """Return global params, the factor of step sizes, and 1 if the round is averaged, or 0."""
-        late = clock.round + 1 > (1.0 - self.average) * clock.rounds
-        return {
-            "params": params,
-            "rate": torch.tensor(self._rate(clock)),
-            "late": torch.tensor(float(self.average == 0.0 or late)),
-        }
+        def finish(
+            work: FedSVIWork, message: Tree, own: FedSVIState, rows: Tensor
+        ) -> tuple[Up, FedSVIState]:
+            if merging is None:
+                up = {"gradient": Share(work.gradient)}
+            else:
+                up = {"copy": Share(merging.sent(work.shared.params))}
+            up["elbo"] = Share(-work.loss)
+            return up, rounds.moved(own, work.mine, message["late"]) if mine else own
 
-    def _rate(self, clock: Clock) -> float:
-        if self.schedule == "constant":
-            return 1.0
-        return 0.5 * (1.0 + math.cos(math.pi * clock.round / clock.rounds))
+        before = Phase(local, local_steps if mine else 0, batch_size=batch_size)
+        alone = Phase(local, max(local_steps, 1), batch_size=batch_size)
 
-    def moved(self, before: FedSVIState, at: Stepped, late: Tensor) -> FedSVIState:
-        """Return the state after a round that ends `at`; before means begin, they are the params."""
-        seen = before.seen + late
-        if not self.average:
-            return FedSVIState(at, at.params, seen)
-        weight = torch.where(seen > 0.0, late / seen.clamp(min=1.0), torch.ones(()))
-        return FedSVIState(at, lerp(before.mean, at.params, weight), seen)
+        def new(message: Tree) -> FedSVIState:
+            return _first_state(at_prior_middle(program, message["params"]), local_optimizer)
 
-
-def _client(how: FedSVISetting, program: Program) -> Client:
-    if program.reads_all_rows and how.batch_size is not None:
-        raise ProgramError(
-            f"batch_size is {how.batch_size}, and this guide reads every row of a client at each "
-            "step: leave batch_size at None"
-        )
-    _, mine = program.start()
-    local_optimizer, count = how.local_optimizer, program.num_clients
-    merge = averaged_by(program, how.merge)
-
-    def loss(at: Tree, batch: ClientBatch) -> Tensor:
-        params = {**at["shared"], **at["mine"]}
-        return over_draws(
-            lambda b: program.terms(params, b).loss(program.share),
-            batch,
-            how.draws,
-            keyed=program.in_vmap,
+        return Client(
+            own=_first_state(mine, local_optimizer) if mine else {},
+            start=start,
+            phases=(before, Phase(joint, global_steps, batch_size=batch_size)),
+            finish=finish,
+            params=lambda message, own: {**message["params"], **(own.mean if mine else {})},
+            adapt=(alone,) if mine else (),
+            new=new if mine else None,
         )
 
-    def start(message: Tree, own: FedSVIState) -> FedSVIWork:
-        params = message["params"]
-        shared = Stepped(params, how.copy_optimizer.init(params))
-        at = own.at if mine else Stepped({}, {})
-        return FedSVIWork(shared, at, zeros_like(params), torch.zeros(()))
+    def server(program: Program) -> Server:
+        shared, _ = program.start()
+        merging = averaged_by(program, merge)
 
-    def local(work: FedSVIWork, message: Tree, batch: ClientBatch) -> FedSVIWork:
-        gradient, _ = slope(
-            lambda mine: loss({"shared": work.shared.params, "mine": mine}, batch), work.mine.params
-        )
-        return work._replace(mine=step(local_optimizer, gradient, work.mine, message["rate"]))
+        def update(state: FedSVIState, means: dict[str, Tree], clock: Clock) -> FedSVIState:
+            now = rounds.message(state.at.params, clock)
+            if merging is None:
+                at = step(optimizer, means["gradient"], state.at, now["rate"])
+            else:
+                at = state.at._replace(params=merging.merged(means["copy"]))
+            return rounds.moved(state, at, now["late"])
 
-    def joint(work: FedSVIWork, message: Tree, batch: ClientBatch) -> FedSVIWork:
-        at = {"shared": work.shared.params, "mine": work.mine.params}
-        gradient, value = slope(lambda p: loss(p, batch), at)
-        pooled = scaled(gradient["shared"], count)  # this client's estimate of the pooled gradient
-        return FedSVIWork(
-            step(how.copy_optimizer, pooled, work.shared, message["rate"]),
-            step(local_optimizer, gradient["mine"], work.mine, message["rate"]),
-            add(work.gradient, scaled(pooled, 1.0 / how.global_steps)),
-            work.loss + value * count / how.global_steps,
+        return Server(
+            state=_first_state(shared, optimizer),
+            update=update,
+            down=lambda state, clock: rounds.message(state.at.params, clock),
+            final=lambda state, clock: rounds.message(state.mean, clock),
         )
 
-    def finish(
-        work: FedSVIWork, message: Tree, own: FedSVIState, rows: Tensor
-    ) -> tuple[Up, FedSVIState]:
-        if merge is None:
-            up = {"gradient": Share(work.gradient)}
-        else:
-            up = {"copy": Share(merge.sent(work.shared.params))}
-        up["elbo"] = Share(-work.loss)
-        return up, how.moved(own, work.mine, message["late"]) if mine else own
-
-    before = Phase(local, how.local_steps if mine else 0, batch_size=how.batch_size)
-    alone = Phase(local, max(how.local_steps, 1), batch_size=how.batch_size)
-
-    def new(message: Tree) -> FedSVIState:
-        return _first_state(at_prior_middle(program, message["params"]), local_optimizer)
-
-    return Client(
-        own=_first_state(mine, local_optimizer) if mine else {},
-        start=start,
-        phases=(before, Phase(joint, how.global_steps, batch_size=how.batch_size)),
-        finish=finish,
-        params=lambda message, own: {**message["params"], **(own.mean if mine else {})},
-        adapt=(alone,) if mine else (),
-        new=new if mine else None,
-    )
+    if not steps_along:
+        return Method("sfvi_avg", model, guide, client, server)
+    return Method("fedsvi", model, guide, client, server, traits=frozenset({"gradients"}))
 
 
 def _first_state(params: Params, optimizer: Optimizer) -> FedSVIState:
     return FedSVIState(Stepped(params, optimizer.init(params)), params, torch.zeros(()))
-
-
-def _server(how: FedSVISetting, program: Program) -> Server:
-    """Return the server: a step along the mean gradient, or a merge, and a running mean of the params."""
-    shared, _ = program.start()
-    merge = averaged_by(program, how.merge)
-
-    def update(state: FedSVIState, means: dict[str, Tree], clock: Clock) -> FedSVIState:
-        now = how.message(state.at.params, clock)
-        if merge is None:
-            at = step(how.optimizer, means["gradient"], state.at, now["rate"])
-        else:
-            at = state.at._replace(params=merge.merged(means["copy"]))
-        return how.moved(state, at, now["late"])
-
-    return Server(
-        state=_first_state(shared, how.optimizer),
-        update=update,
-        down=lambda state, clock: how.message(state.at.params, clock),
-        final=lambda state, clock: how.message(state.mean, clock),
-    )

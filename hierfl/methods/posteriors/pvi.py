@@ -32,7 +32,6 @@ Gaussian in unconstrained values the server keeps a factor, renewed in each roun
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -135,84 +134,55 @@ def pvi(
     expect(power=(power, "(0, 1]"), alpha=(alpha, "(0, 1]"))
     order = 1.0 if divergence == "kl" else alpha
     full = factors == "full"
-    visits = Visits(full, damping, steps, draws, loss, power, order, max_global_size)
-    name = "pvi" if loss == "likelihood" and order == 1.0 else "fedgvi"
-    traits: frozenset[Trait] = frozenset({"by rows", "factors"})
-    traits = traits if full else traits | {"diagonal"}
-    return Method(name, model, factor_guide(full=full), visits.client, visits.server, traits=traits)
 
-
-@dataclass(frozen=True)
-class Visits:
-    """What clients and the server compute, by the arguments of `pvi`; of `order` 1 the divergence is KL."""
-
-    full: bool
-    damping: float | None
-    steps: int
-    draws: int
-    loss: Loss
-    power: float
-    order: float
-    max_global_size: int
-
-    def standard(self, program: Program) -> Tensor:
+    def points(program: Program) -> Tensor:
         """Return points of a standard Normal, (draws, K)."""
-        check_integrable(program, self.max_global_size)
-        return normal_points(self.draws, program.latents.global_block.size, seed=program.seed)
+        check_integrable(program, max_global_size)
+        return normal_points(draws, program.latents.global_block.size, seed=program.seed)
 
-    def client(self, program: Program) -> Client:
-        """Return the client of one program."""
-        standard, delta = self.standard(program), self.damping
-        delta = program.share if delta is None else delta
-        changed = with_loss(program, self.loss, self.power)
+    def client(program: Program) -> Client:
+        standard, delta = points(program), program.share if damping is None else damping
+        changed = with_loss(program, loss, power)
         marginal = Marginal(changed, seen_linear(changed))
-        tilted = Tilted(marginal, standard, self.order, self.full)
 
         def start(message: Tree, own: FactorClientState) -> Visit:
             q = factor_in(message)
             return Visit(q, sub(q, own.factor), own.near, torch.zeros(()))
 
+        def move(work: Visit, message: Tree, batch: ClientBatch) -> Visit:
+            """Take a natural-gradient step to q_k: precision <- cavity's - E[l''], mean by Newton."""
+            q = work.q
+            with torch.no_grad():
+                covariance = torch.linalg.inv_ex(q.precision).inverse
+                loc = covariance @ q.shift
+                at = loc + standard @ torch.linalg.cholesky_ex(covariance).L.T
+                expansion, inner = torch.vmap(
+                    lambda z: marginal.expand(z, guess(work.near, z), batch, NEWTON),
+                    chunk_size=AT_ONCE,
+                )(at)
+                tilt = (q, loc, expansion.gradient.mean(0), expansion.hessian.mean(0), work.cavity)
+                if order == 1.0:
+                    precision, mean, proper = newton_step(*tilt)
+                else:
+                    precision, mean, proper = renyi_step(*tilt, order, full)
+                precision = shaped(precision, full)
+                new = NaturalFactor(precision @ mean, precision)
+            improper = 1.0 - proper.to(loc.dtype)
+            return Visit(chosen(proper, new, q), work.cavity, near(inner, at), improper)
+
         return Client(
             own=FactorClientState(no_factor(marginal.shared.size), nowhere(marginal)),
             start=start,
-            phases=(Phase(tilted.step, count=self.steps),),
+            phases=(Phase(move, count=steps),),
             finish=lambda work, message, own, rows: visited(work, message, own, delta),
             params=lambda message, own: message["params"],
             adapt=(),
         )
 
-    def server(self, program: Program) -> Server:
-        """Return the server of one program."""
-        return factor_server(Marginal(program), self.standard(program), full=self.full)
+    def server(program: Program) -> Server:
+        return factor_server(Marginal(program), points(program), full=full)
 
-
-@dataclass(frozen=True)
-class Tilted:
-    """A client's likelihood times its cavity, about which q_k is found."""
-
-    marginal: Marginal
-    standard: Tensor
-    order: float
-    full: bool
-
-    def step(self, work: Visit, message: Tree, batch: ClientBatch) -> Visit:
-        """Take a natural-gradient step to q_k: precision <- cavity's - E[l''], mean by Newton."""
-        q = work.q
-        with torch.no_grad():
-            covariance = torch.linalg.inv_ex(q.precision).inverse
-            loc = covariance @ q.shift
-            at = loc + self.standard @ torch.linalg.cholesky_ex(covariance).L.T
-            expansion, inner = torch.vmap(
-                lambda z: self.marginal.expand(z, guess(work.near, z), batch, NEWTON),
-                chunk_size=AT_ONCE,
-            )(at)
-            tilt = (q, loc, expansion.gradient.mean(0), expansion.hessian.mean(0), work.cavity)
-            if self.order == 1.0:
-                precision, mean, proper = newton_step(*tilt)
-            else:
-                precision, mean, proper = renyi_step(*tilt, self.order, self.full)
-            precision = shaped(precision, self.full)
-            new = NaturalFactor(precision @ mean, precision)
-        return Visit(
-            chosen(proper, new, q), work.cavity, near(inner, at), 1.0 - proper.to(loc.dtype)
-        )
+    name = "pvi" if loss == "likelihood" and order == 1.0 else "fedgvi"
+    traits: frozenset[Trait] = frozenset({"by rows", "factors"})
+    traits = traits if full else traits | {"diagonal"}
+    return Method(name, model, factor_guide(full=full), client, server, traits=traits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,9 +30,8 @@ from hierfl.summaries.weighing import Ratios, ratios_of
 
 Rows = Callable[[], PackedRows]  # of a chunk of clients, packed when they are first needed
 Belief = tuple[Tensor, Tensor]
-FIRST = (
-    64  # draws at which a client of many rows is weighted first: more where it is not flat there
-)
+# draws at which a client of many rows is weighted first: more where it is not flat there
+FIRST = 64
 
 
 def shapes_of(size: int, coefficients: int) -> dict[str, tuple[int, ...]]:
@@ -65,15 +64,11 @@ class Polynomials:
         stored, fits = _stored(state), torch.zeros_like(seen)
         factors = Factor(*(torch.zeros_like(v) for v in before))
 
-        def put(who: Tensor, own: Factor) -> None:
-            for whole, part in zip(factors, own, strict=True):
-                whole[who] = part
-
         who = stored.fits.nonzero()[:, 0]
         if len(who):
             quartic, old = stored.quartic.some(who), Factor(*(v[who] for v in before))
             every = torch.ones(len(who), dtype=torch.bool)
-            put(who, own := factor_of(quartic, belief, self.nodes, old, every))
+            _put(factors, who, own := factor_of(quartic, belief, self.nodes, old, every))
             fits[who] = is_quiet(quartic, of_prior, own)
         large = (batch.counts >= LEAST_ROWS) & ~fits
         if bool(large.any()):  # of rows that differ
@@ -81,14 +76,14 @@ class Polynomials:
         who = large.nonzero()[:, 0]
         if len(who):
             new = expanded(rows().some(who), of_prior)
-            for whole, part in zip(stored.quartic, new.quartic, strict=True):
-                whole[who] = part
+            _put(stored.quartic, who, new.quartic)
             own, fits[who] = factors_by(new, of_prior, self.nodes)
-            put(who, own)
+            _put(factors, who, own)
         who = (~fits).nonzero()[:, 0]
         if len(who):
             old = Factor(*(v[who] for v in before))
-            put(who, factor_of(rows().some(who), belief, self.nodes, old, seen[who]))
+            new_of_rows = factor_of(rows().some(who), belief, self.nodes, old, seen[who])
+            _put(factors, who, new_of_rows)
         flags = fits.to(stored.quartic.terms.dtype)
         return factors, state._replace(**stored.quartic._asdict(), fits=flags)
 
@@ -110,8 +105,7 @@ class Polynomials:
 
         def put(who: Tensor, some: Ratios) -> None:
             pending[who] = False
-            for of, part in zip(whole, some, strict=True):
-                of[who] = part
+            _put(whole, who, some)
 
         if self.coefficients:
             who = self._right(rows, state, draws, how)
@@ -159,10 +153,14 @@ class Polynomials:
             by = _stored(state).quartic if flag is fits else rows()
             some = by if len(who) == count else by.some(who)
             old = Factor(*(v[who] for v in before))
-            own = factor_of(some, belief, self.nodes, old, ~none[who], steps=steps)
-            for whole, part in zip(factors, own, strict=True):
-                whole[who] = part
+            _put(factors, who, factor_of(some, belief, self.nodes, old, ~none[who], steps=steps))
         return factors
+
+
+def _put(whole: Iterable[Tensor], who: Tensor, parts: Iterable[Tensor]) -> None:
+    """Write clients' parts into the tensors of all clients."""
+    for of, part in zip(whole, parts, strict=True):
+        of[who] = part
 
 
 def _stored(state: TwoStageClientState) -> ClientPolynomials:

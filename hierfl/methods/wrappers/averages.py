@@ -106,25 +106,20 @@ def _drawn(plain: Client, share: float) -> Client:
 
     def finish(work: WrappedState, message: Tree, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
         up, after = plain.finish(work.method, message, own, rows)
-        return {name: _weighted(name, sent, work.extra) for name, sent in up.items()}, after
+        shares = {n: as_share(s, n, "averaging_some weights shares") for n, s in up.items()}
+        return {
+            name: sent if is_logged(sent.value) else Share(sent.value, sent.weight * work.extra)
+            for name, sent in shares.items()
+        }, after
 
     def draw(work: WrappedState, message: Tree, batch: ClientBatch) -> WrappedState:
-        return WrappedState(work.method, _weight(batch, share))
+        key = noise.fold(batch.key[0], noise.word("averaged"))
+        drawn = noise.uniforms(key, (), torch.get_default_dtype())
+        return WrappedState(work.method, torch.where(drawn < share, 1.0, LEFT_OUT))
 
     phases = inside(plain.phases, draw)
     adapt = None if plain.adapt is None else inside(plain.adapt)
     return replace(plain, start=start, phases=phases, finish=finish, adapt=adapt)
-
-
-def _weight(batch: ClientBatch, share: float) -> Tensor:
-    key = noise.fold(batch.key[0], noise.word("averaged"))
-    drawn = noise.uniforms(key, (), torch.get_default_dtype())
-    return torch.where(drawn < share, 1.0, LEFT_OUT)
-
-
-def _weighted(name: str, sent: object, weight: Tensor) -> Share:
-    share = as_share(sent, name, "averaging_some weights shares")
-    return share if is_logged(share.value) else Share(share.value, share.weight * weight)
 
 
 @Wrapper(

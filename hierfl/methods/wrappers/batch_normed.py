@@ -39,8 +39,7 @@ from hierfl.models.client_norm import STATISTICS, Looked, normalized, normalizin
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.handlers import Substitute
 from hierfl.program.program import Params, Program, ProgramError
-from hierfl.program.sites import Family, Guide, Latents, Model, Values, family
-from hierfl.program.traces import Middle, Site
+from hierfl.program.sites import Family, Guide, Latents, Model, family
 
 Found = TypeVar("Found")
 BY_LIKELIHOOD = ("conditional", "from_factor")  # guides that evaluate it
@@ -174,18 +173,10 @@ def _looked(program: Program, params: Params, batch: ClientBatch) -> Params:
     """Return the statistics of a client's rows, at its params and posterior mean."""
     looked = Looked()
     with normalized("looking"), looked:
-        values = _middle(program, params, batch)
+        values = program.middle(params, batch)
         with Substitute(params, batch):
             poutine.condition(program.model, data=values)(batch)
     return looked.found
-
-
-def _middle(program: Program, params: Params, batch: ClientBatch) -> Values:
-    if not program.latents.sites:
-        return {}
-    with Substitute(params, batch), Middle():
-        nodes: dict[str, Site] = poutine.trace(program.guide).get_trace(batch).nodes
-    return {site.name: nodes[site.name]["value"] for site in program.latents.sites}
 
 
 @About(
