@@ -17,7 +17,7 @@ from hierfl.formulas.columns import (
     Kind,
     check_column,
     column_fault,
-    kind_of,
+    holds_numbers,
     level_name,
     named,
     number_column,
@@ -85,8 +85,7 @@ def _of_column(
     if is_agreed:
         return lambda rows: OfColumn("category", unit, None, {})
     check_column(frame, name, client)  # a frame of one client may lack that of clients
-    is_boolean = kind is None and pd.api.types.infer_dtype(frame[name]) == "boolean"
-    if not is_boolean and (kind or kind_of(frame[name], name, client)) == "number":
+    if holds_numbers(frame[name], kind, name, client):
         values = number_column(frame[name], name, client)  # mi() allows missing ones
 
         def of_numbers(rows: slice) -> OfColumn:

@@ -171,6 +171,14 @@ def kind_of(series: Any, name: str, client: str) -> Kind:
     raise column_fault(f"{what}: {fix}", public, name, client)
 
 
+def holds_numbers(series: Any, kind: Kind | None, name: str, client: str = "") -> bool:
+    """Return whether a column is read as numbers; None: as it is, and True and False are categories."""
+    if kind is not None:
+        return kind == "number"
+    is_boolean = pd.api.types.infer_dtype(series) == "boolean"
+    return not is_boolean and kind_of(series, name, client) == "number"
+
+
 def numbers(series: Any) -> NDArray[np.float64]:
     """Return a column of numbers as float64, NaN where it is missing."""
     values: NDArray[np.float64] = pd.to_numeric(series).to_numpy(dtype=np.float64, na_value=np.nan)

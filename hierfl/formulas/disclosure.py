@@ -8,13 +8,14 @@ or more. Its trace is at least that, so S has a row with h_ii >= e / |S|.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hierfl.formulas.columns import numbers
+from hierfl.formulas.columns import holds_numbers, numbers
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.transforms import ColumnSums, sums
 
@@ -133,9 +134,10 @@ def coarse_columns(
     """Yield the name and the values of each column of numbers, and what is made of them."""
     outcomes = outcomes_of(declared)
     for name, kind in kinds.items() if least > 1 else ():
-        if name in frame and kind != "category" and frame[name].dtype.kind in "iuf":
-            values = numbers(frame[name])
-            yield name, values, coarse(values, least, by_value=name not in outcomes, share=SHARE)
+        with suppress(ValueError):  # what holds other values is refused where it is read
+            if name in frame and holds_numbers(frame[name], kind, name):
+                values, by_value = numbers(frame[name]), name not in outcomes
+                yield name, values, coarse(values, least, by_value=by_value, share=SHARE)
 
 
 def outcomes_of(declared: Declaration | None) -> set[str]:

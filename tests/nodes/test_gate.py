@@ -20,7 +20,7 @@ from hierfl.data.arrays import RowsFault
 from hierfl.data.row_differences import codes_of_values
 from hierfl.formulas.constants import STATEFUL, Implausible, Stateful
 from hierfl.formulas.disclosure import coarse, isolated, singled_out, tells_of_few
-from hierfl.formulas.own_rows import check_design, check_together, kept_columns
+from hierfl.formulas.own_rows import check_design, check_together, kept_columns, moved_values
 from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.time_answers import Observed, client_logrank
@@ -112,6 +112,17 @@ def test_answers_do_not_depend_on_the_values_of_one_row(name: str, tmp_path: Pat
     one = transcript(made, parts(48213.0), tmp_path / "one")
     other = transcript(made, parts(31.0 if name != "all but one" else 70000.0), tmp_path / "other")
     assert one == other and "columns" in one[-1]  # honest clients agree, also of large offsets
+
+
+@pytest.mark.parametrize("dtype", [object, "Int64", "Float64"])
+def test_numbers_of_any_dtype_are_coarse(dtype: Any, tmp_path: Path) -> None:
+    made, content = formula("y ~ scale(load)"), Question("columns", 5).json().encode()
+    for value in (48213.0, 31.0):
+        north = parts(value)["north"].astype({"load": dtype})
+        said = json.loads(answer_schema(made, {"north": north}, tmp_path / str(value), content))
+        assert said["answer"]["load"]["sums"] == {"count": N, "total": 0.0, "squares": 0.0}
+        (fitted,) = moved_values(north, made.declared, 5).values()
+        assert not fitted.any()
 
 
 def test_a_number_that_one_row_has_of_three_is_not_counted(tmp_path: Path) -> None:
