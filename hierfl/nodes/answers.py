@@ -25,6 +25,7 @@ from hierfl.nodes.messages import (
     Answer,
     Refused,
     StateRequest,
+    check_about,
     check_numbers,
     from_bytes,
     last_counted,
@@ -152,10 +153,8 @@ def _read(fit: Any, answer: Answer, kind: AfterKind, rows: int) -> tuple[Tree, F
     if answer.content is None:
         raise Refused(answer.reason or SILENT)
     tree, about = from_bytes(answer.content)
-    own = {name: about.get(name) for name in ("run", "client", "kind")}
-    if own != _about(fit, answer.client, kind):
-        run, client, other = (str(value)[:40] for value in own.values())
-        raise Refused(f"its answer is of run {run}, client {client}: {other}")
+    own = {name: about[name] for name in about.keys() - {"few", "stays"}}
+    check_about(own, _about(fit, answer.client, kind))
     if "stays" in about:
         raise Refused(str(about["stays"])[:500])
     check_numbers(tree)

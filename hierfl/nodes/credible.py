@@ -64,16 +64,13 @@ QUOTING = str.maketrans("", "", "['\"]")  # of the names of leaves
 def unlike_others(kind: str, trees: Mapping[str, Any]) -> dict[str, str]:
     """Return the clients whose answers have other sites or shapes than most others', or numbers far from theirs."""
     first = 1 if kind == "predictions" else 0  # their rows are a client's own
-    forms: dict[str, dict[str, str]] = {"the form of its answer": {}}
+    forms: dict[str, str] = {}
     sizes: dict[str, dict[str, float]] = {}
     for client, tree in trees.items():
-        leaves = named_leaves(tree)
-        form = (
-            f"{name} {str(of.dtype)[6:]} {tuple(of.shape[first:])}"
-            for name, of in sorted(leaves.items())
-        )
-        forms["the form of its answer"][client] = ", ".join(form).translate(QUOTING)
-        for name, of in leaves.items():
+        leaves = sorted(named_leaves(tree).items())
+        form = (f"{name} {str(of.dtype)[6:]} {tuple(of.shape[first:])}" for name, of in leaves)
+        forms[client] = ", ".join(form).translate(QUOTING)
+        for name, of in leaves:
             size = float(of.double().abs().max()) if of.numel() else 0.0
             sizes.setdefault(f"the numbers of {name} are", {})[client] = size
-    return unlike_most(forms) | far_from_most(sizes, FAR)
+    return unlike_most({"the form of its answer": forms}) | far_from_most(sizes, FAR)

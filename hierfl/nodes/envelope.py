@@ -67,11 +67,9 @@ def read_line(whole: object) -> tuple[dict[str, Any], bytes]:
 
 def read_head(head: bytes, length: int) -> dict[str, Any]:
     """Return what a first line says, of a file with so many bytes after it, or raise Refused."""
-    line, why = read_json(head, LONGEST), ""
+    line: Any = read_json(head, LONGEST)
     if head[-1:] != b"\n" or not isinstance(line, dict) or line.get("hierfl") != FORM:
-        why = "it is not a file of hierfl, or one of another version"
-    elif line.get("bytes") != length:
-        why = f"it holds {length:,} bytes, not {repr(line.get('bytes'))[:20]}"
-    if why:
-        raise Refused(why)
+        raise Refused("it is not a file of hierfl, or one of another version")
+    if line.get("bytes") != length:
+        raise Refused(f"it holds {length:,} bytes, not {repr(line.get('bytes'))[:20]}")
     return line

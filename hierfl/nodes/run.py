@@ -42,6 +42,7 @@ from hierfl.nodes.messages import (
     Ask,
     Refused,
     RoundRequest,
+    check_about,
     from_bytes,
     last_counted,
     like,
@@ -212,10 +213,7 @@ class Nodes:
         if answer.content is None:
             raise Refused(answer.reason or SILENT)
         tree, about = from_bytes(answer.content, most=nbytes(template))
-        own = tuple(about.get(name) for name in ("run", "client", "round"))
-        if own != (self.run, answer.client, task.round):
-            run, client, round_ = (str(value)[:40] for value in own)
-            raise Refused(f"its answer is of run {run}, client {client}, round {round_}")
+        check_about(about, {"run": self.run, "client": answer.client, "round": task.round})
         up: Up = like(tree, template)
         updates.check_update(self.federation.server, self.federation.client, task.message, up, rows)
         return up

@@ -71,6 +71,7 @@ def lies_of(content: bytes) -> Iterator[tuple[str, bytes]]:
         yield "one too many", to_bytes({**tree, "more": torch.ones(1)}, about)
         for key in tree:
             yield f"no {key}", to_bytes({k: v for k, v in tree.items() if k != key}, about)
+    yield "says more", to_bytes(tree, {**about, "rows": -7})
     for key in about.keys() & {"run", "client", "round", "kind"}:
         for lie in ("lie", None, -7, [1], 2**40):
             yield f"{key} {lie}", to_bytes(tree, {**about, key: lie})

@@ -21,6 +21,7 @@ from hierfl.nodes.messages import (
     JSON,
     LARGEST,
     Refused,
+    check_about,
     from_bytes,
     like,
     read_json,
@@ -194,6 +195,16 @@ def test_long_json_is_not_parsed(read: Callable[[bytes], object]) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
+
+
+@pytest.mark.parametrize("said", [{"rows": -7}, {"run": "another"}, {"round": None}])
+def test_an_answer_says_of_itself_what_is_expected_alone(said: dict[str, object]) -> None:
+    about = {"run": "a", "client": "north", "round": 3}
+    check_about(about, dict(about))
+    with pytest.raises(Refused, match="its answer is of run "):
+        check_about({**about, **said}, about)
+    with pytest.raises(Refused, match="its answer is of no run"):
+        check_about({}, about)
 
 
 def test_a_thousand_malformed_messages_are_a_thousand_refusals() -> None:
