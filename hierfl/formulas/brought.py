@@ -62,7 +62,7 @@ It reads the columns {", ".join(map(str, declared.columns_read))}.
 {brings and f"It brings {brings}."}"""
 
 
-def beyond(formula: Formula, columns: Collection[str], transforms: Collection[str]) -> str:
+def beyond(formula: Formula, columns: Collection[str], transforms: Collection[str] | None) -> str:
     """Return what a formula has beyond a grammar of columns in functions; "": nothing."""
     declared = formula.declared
     if _brings(formula):
@@ -71,7 +71,7 @@ def beyond(formula: Formula, columns: Collection[str], transforms: Collection[st
     if others := sorted(read.difference(columns)):
         return f"it reads {others[0]}, which the policy's columns do not list"
     for call in (call for terms in declared.described for call in calls(terms)):
-        if (name := str(call.callee)) not in transforms:
+        if (name := str(call.callee)) not in (PLAIN if transforms is None else transforms):
             return f"it has {name}(), which the policy's transforms do not list"
         if any(part.sign for part in within(call)):
             return f"'{call}' calculates with columns"

@@ -79,6 +79,22 @@ def fitted_rows(formula: Any, frames: Any) -> FittedRows:
     return FittedRows({client: frame.assign(**made)}, tuple(sorted(moved)))
 
 
+def told_numbers(formula: Any, frame: pd.DataFrame, client: str, least: int) -> Any:
+    """Return the columns of numbers of a client's rows, (n, p), of which a schema's first question gives sums.
+
+    Refuses those of which some combination is of few rows (`Implausible`), as of weights on two days
+    that differ in one row. What some rows lack is left out.
+    """
+    declared = formula.declared
+    whole = own_rows(declared, frame, client, least)
+    every = coarse_columns(whole, declared.columns, declared, least)
+    made = [of for _, _, of in every if len(of) == len(whole) and np.isfinite(of).all()]
+    columns = np.stack(made, axis=1) if made else np.zeros((len(whole), 0))
+    if len(isolated(columns, least, EXACT)):
+        raise Implausible(FEW.format("a combination of its columns", least))
+    return columns
+
+
 def told_columns(
     formula: Any, frame: pd.DataFrame, client: str, schema: Schema, call: str = ""
 ) -> Any:

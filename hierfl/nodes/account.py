@@ -156,9 +156,7 @@ class Ledger:
         """Return the answer to a request that is answered once; refuse another one about the same (`Subject`)."""
         resets = [k for k, before in enumerate(self.entries) if before.kind == RESET]
         own = Subject(*entry.subject)
-        for before in self.entries[max(resets, default=0) :]:
-            if before.kind != entry.kind:
-                continue
+        for before in (e for e in self.entries[max(resets, default=0) :] if e.kind == entry.kind):
             of = Subject(*before.subject)
             same = of[:2] == own[:2]
             if same and before.request == entry.request:

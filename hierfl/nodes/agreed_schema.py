@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from hierfl.core.disk import private_folder, replace_private
+from hierfl.formulas import own_rows
 from hierfl.formulas.agree import agreed
 from hierfl.formulas.columns import complete
 from hierfl.formulas.constants import STATEFUL, Implausible
 from hierfl.formulas.credible import Heard
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.odd_answers import odd_answers
-from hierfl.formulas.own_rows import check_design, check_together, kept_columns, told_columns
 from hierfl.formulas.questions import Question, answer_of_json, own_answer
 from hierfl.formulas.schema import Schema
 from hierfl.nodes.account import ROWS, Entry, Ledger, Subject, digest
@@ -32,7 +32,7 @@ from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.nodes.row_sets import kept_in, rows_of_formula, rows_of_frame
 
 LEAST_COUNT = 5  # rows of a level or group that a server asks for
-ASKS, DESIGN = "schema", "design"
+ASKS, DESIGN, NUMBERS = "schema", "design", "numbers"
 LATE = "; what all have agreed on before, such as means, counts its rows"
 BASIS = ("clients", "formula", "min_count", "columns", "transforms", "groups")  # of a design
 UNANSWERED = "it did not answer all questions"
@@ -87,12 +87,15 @@ def _replies(inquiry: Inquiry) -> Iterator[Reply]:
     rows, question, key = inquiry.source, inquiry.request, inquiry.ledger.key
 
     def answer() -> Any:
-        formula, of = rows.formula, (rows.frame, rows.client)
-        made = own_answer(question, formula.declared, *of, formula.schema)
+        formula, of = rows.formula, (rows.formula, rows.frame, rows.client)
+        made = own_answer(question, formula.declared, *of[1:], formula.schema)
         needs = STATEFUL[question.text.partition("(")[0]].needs if question.at else ""
-        if question.kind == "design" or needs == "powers":
-            columns = told_columns(formula, *of, question.schema, question.text)
-            _check_together(inquiry.ledger, formula, *of, columns, inquiry.policy.min_count)
+        how = inquiry.ledger, inquiry.policy.min_count
+        if question.kind == "columns":
+            _check_together(NUMBERS, *how, own_rows.told_numbers(*of, question.least), *of)
+        elif question.kind == "design" or needs == "powers":
+            columns = own_rows.told_columns(*of, question.schema, question.text)
+            _check_together(DESIGN, *how, columns, *of)
         return made
 
     of_numbers = question.kind in ("columns", "call", "design")
@@ -102,19 +105,18 @@ def _replies(inquiry: Inquiry) -> Iterator[Reply]:
     yield reply_of(inquiry, [behind], answer)
 
 
-def _check_together(
-    ledger: Ledger, formula: Formula, frame: Any, client: str, columns: Any, least: int
-) -> None:
+def _check_together(kind: str, ledger: Ledger, least: int, columns: Any, *of: Any) -> None:
     """Refuse columns, (n, p), that with earlier ones of the rows tell of few of these (`Implausible`)."""
-    earlier = {entry.request: entry.subject for entry in ledger.entries if entry.kind == DESIGN}
+    formula, frame, client = of
+    earlier = {e.request: e.subject for e in ledger.entries if e.kind in (DESIGN, kind)}
     rows = complete(frame, formula.declared.rows_of, client, formula.declared.missing)
-    names, content = kept_columns(formula, rows, columns, ledger.key)
+    names, content = own_rows.kept_columns(formula, rows, columns, ledger.key)
     if (name := digest(content)) not in earlier:  # else it was looked at beside all others
         kept = ((of, kept_in(ledger.folder, request)) for request, of in earlier.items())
-        check_together(columns, rows, kept, ledger.key, least)
+        own_rows.check_together(columns, rows, kept, ledger.key, least)
         private_folder(ledger.folder / ROWS)
         replace_private(ledger.folder / ROWS / name, content)
-        ledger.append(Entry(DESIGN, name, subject=names))
+        ledger.append(Entry(kind, name, subject=names))
 
 
 def _subject(inquiry: Inquiry) -> Subject:
@@ -244,7 +246,8 @@ def check_fitted(root: Path, formula: Formula, rows: Any, fitted: Any, policy: P
     ((client, frame),), least = rows.items(), policy.min_count
     try:
         if formula.agreed.min_count > 1:
-            disclosed = check_design(formula, fitted[client], client, least, policy.min_joint_count)
-            _check_together(Ledger.at(root), formula, frame, client, disclosed.matrix, least)
+            how = fitted[client], client, least, policy.min_joint_count
+            matrix = own_rows.check_design(formula, *how).matrix
+            _check_together(DESIGN, Ledger.at(root), least, matrix, formula, frame, client)
     except Implausible as error:
         raise Forbidden(str(error)) from error

@@ -153,8 +153,7 @@ def _read(fit: Any, answer: Answer, kind: AfterKind, rows: int) -> tuple[Tree, F
     if answer.content is None:
         raise Refused(answer.reason or SILENT)
     tree, about = from_bytes(answer.content)
-    own = {name: about[name] for name in about.keys() - {"few", "stays"}}
-    check_about(own, _about(fit, answer.client, kind))
+    check_about(about, _about(fit, answer.client, kind), "few", "stays")
     if "stays" in about:
         raise Refused(str(about["stays"])[:500])
     check_numbers(tree)

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from hierfl.core.typed_json import written
-from hierfl.formulas.brought import PLAIN, as_asked, beyond, is_listed
+from hierfl.formulas.brought import as_asked, beyond, is_listed
 from hierfl.formulas.columns import by_client
 from hierfl.formulas.constants import Implausible
 from hierfl.formulas.formula import Formula
@@ -118,6 +118,6 @@ def check_brought(formula: Any, folder: Path, policy: str | Path | None, frames:
         if allowed.columns is not None:
             # of frames by client no column of clients is read
             named = {formula.clients} - {*getattr(frames, "columns", ())}
-            why = beyond(formula, allowed.columns | named, allowed.transforms or PLAIN)
+            why = beyond(formula, allowed.columns | named, allowed.transforms)
         if why:
             asked_first(folder, "formula", as_asked(formula, why))

@@ -82,8 +82,7 @@ def updated(fit: Fitted, nodes: Any, *, folder: str | Path | None = None) -> Fit
 
 def forget(ask: Any, client: str) -> None:
     """Remove what a transport keeps of a client's answers, where it keeps any."""
-    if of := getattr(ask, "forget", None):
-        of(client)
+    getattr(ask, "forget", lambda client: None)(client)
 
 
 def save(fit: Fitted, folder: str | Path) -> None:

@@ -25,7 +25,7 @@ from hierfl.nodes.messages import Refused
 
 FILE, SEEN = "policy.toml", "has-policy"  # in the node's folder; SEEN names the file last read
 Names = frozenset[str]
-Count = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=1, lt=1 << 53)]
 # "rows": an answer with a number for each of the client's rows, of its kind; "descriptions": of its
 # rows, of which it need not have fitted anything
 Leaves = Literal["summaries", "draws", "predictions", "scores", "rows", "descriptions"]
@@ -54,7 +54,7 @@ class Policy:
     states_a_run: Count = 3
     steps_a_round: Count = 100_000
     bytes_a_request: Count = 1 << 28
-    seconds_a_request: Count = 600
+    seconds_a_request: Annotated[int, Meta(ge=1, lt=1 << 31)] = 600
     memory_a_request: Count = 1 << 32
     connections: Count = 16
     seconds_to_send: Count = 30

@@ -530,6 +530,24 @@ def test_curves_of_many_formulas_do_not_single_out_a_row_together(tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("texts", [["y ~ age + later"], ["y ~ age", "y ~ I(age / later)"]])
+def test_sums_of_two_columns_do_not_differ_by_few_rows(texts: list[str], tmp_path: Path) -> None:
+    """Ages of two visits that differ in one row: the two totals give the difference, and their squares the age."""
+    north = rows(0).assign(later=lambda f: f.age)
+    question = Question("columns", 5).json().encode()
+
+    def asked(text: str, later: float, folder: str) -> Any:
+        north.loc[17, "later"] = north.loc[17, "age"] + later
+        return answer_schema(formula(text), {"north": north}, tmp_path / folder, question)
+
+    for text in texts[:-1]:
+        asked(text, 3.0, "few")
+    with pytest.raises(Forbidden, match="fewer than 5"):
+        asked(texts[-1], 3.0, "few")
+    north["later"] = np.random.default_rng(9).permutation(north["later"])
+    assert [asked(text, 3.0, "many") for text in texts]
+
+
 def test_powers_are_looked_at_beside_curves_of_other_formulas(tmp_path: Path) -> None:
     """poly(age, 3) tells of powers up to the sixth, of which its design has three."""
     of = {"north": rows(0), "south": rows(1)}

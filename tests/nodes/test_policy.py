@@ -41,6 +41,7 @@ BAD: dict[str, str] = {
     'discloses = ["sum"]': "Invalid enum value 'sum'",
     'may_leave = ["draw"]': "Invalid enum value 'draw'",
     "min_rows = 0": "min_rows is '0': Expected `int` >= 1",
+    "seconds_a_request = 99999999999999999999": "seconds_a_request is .*: Expected `int` <= ",
     "rounds_a_day = true": "rounds_a_day is 'True': Expected `int",
     'approve = "never"': "approve is 'never': Invalid enum",
     'methods = ["two-stage"]': "methods holds .*: did you mean 'two_stage'",

@@ -262,6 +262,15 @@ def test_a_formula_of_a_task_waits_for_its_owner(
     assert "waits for the approval" in said("y ~ log(age - 76) + (1 | hospital)")
 
 
+def test_a_policy_that_lists_no_function_allows_none(tmp_path: Path) -> None:
+    asked, policy = hierfl.formula("y ~ scale(x)", clients="h"), tmp_path / "policy.toml"
+    policy.write_text('columns = ["y", "x", "h"]\n')
+    check_brought(asked, tmp_path, None, {})
+    policy.write_text('columns = ["y", "x", "h"]\ntransforms = []\n')
+    with pytest.raises(Forbidden, match="waits for the approval"):
+        check_brought(asked, tmp_path, None, {})
+
+
 def test_the_column_of_clients_is_read_too(tmp_path: Path) -> None:
     """Its value is the client's name: of rows that all have one diagnosis that diagnosis."""
     (tmp_path / "policy.toml").write_text('columns = ["x", "y"]\n')
