@@ -83,12 +83,12 @@ def told_numbers(formula: Any, frame: pd.DataFrame, client: str, least: int) -> 
     """Return the columns of numbers of a client's rows, (n, p), of which a schema's first question gives sums.
 
     Refuses those of which some combination is of few rows (`Implausible`), as of weights on two days
-    that differ in one row. What some rows lack is left out.
+    that differ in one row. What rows lack adds nothing to a sum.
     """
     declared = formula.declared
     whole = own_rows(declared, frame, client, least)
     every = coarse_columns(whole, declared.columns, declared, least)
-    made = [of for _, _, of in every if len(of) == len(whole) and np.isfinite(of).all()]
+    made = [np.where(np.isfinite(of), of, 0.0) for _, _, of in every if len(of)]
     columns = np.stack(made, axis=1) if made else np.zeros((len(whole), 0))
     if len(isolated(columns, least, EXACT)):
         raise Implausible(FEW.format("a combination of its columns", least))

@@ -548,6 +548,14 @@ def test_sums_of_two_columns_do_not_differ_by_few_rows(texts: list[str], tmp_pat
     assert [asked(text, 3.0, "many") for text in texts]
 
 
+def test_what_one_row_lacks_is_not_the_difference_of_two_sums(tmp_path: Path) -> None:
+    north = rows(0).assign(later=lambda f: f.age)
+    north.loc[17, "later"] = np.nan
+    made = hierfl.formula(["y ~ age + mi(later) + (1 | h)", "later | mi() ~ income"], clients="h")
+    with pytest.raises(Forbidden, match="fewer than 5"):
+        answer_schema(made, {"north": north}, tmp_path, Question("columns", 5).json().encode())
+
+
 def test_powers_are_looked_at_beside_curves_of_other_formulas(tmp_path: Path) -> None:
     """poly(age, 3) tells of powers up to the sixth, of which its design has three."""
     of = {"north": rows(0), "south": rows(1)}
