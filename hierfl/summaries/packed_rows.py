@@ -315,9 +315,9 @@ def packed(score: UnitScore, batch: ClientBatch, *, distinct: bool = False) -> P
 
 
 def _fewest(score: UnitScore, units: Units) -> Units:
-    """Return equal rows once, or those that differ in their label alone as two where log likelihoods agree."""
-    distinct, labels = units.distinct(), {*score.reading.program.labels.values()}
-    few = units.by_moments(*labels) if len(labels) == 1 else None
+    """Return equal rows once, or Normal rows that differ in their label alone as two."""
+    distinct, label = units.distinct(), score.label_of_normal
+    few = None if label is None else units.by_moments(label)
     if few is None or 2 * len(few.client) > len(distinct.client):
         return distinct
     g = torch.Generator().manual_seed(0)

@@ -18,6 +18,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.laplace.links import predictors, scores
 from hierfl.laplace.trials import FAILS, moved_rows, nearly_equal
 from hierfl.program.few_rows import in_double
+from hierfl.program.supports import kind_of
 from hierfl.summaries.reading import Line, start_of
 
 AWAY = 0.3  # sd of the random points at which a graph is compared with its program
@@ -171,6 +172,7 @@ class UnitScore:
         self.recorded = True  # False: rows take different branches
         self.graphs: dict[Any, Callable[..., Tensor] | None] = {}
         self.by_row = self._is_product_over_rows()
+        self.label_of_normal = self._label_of_normal() if self.by_row else None
 
     def program(self, shift: Tensor, rest: Tensor, batch: ClientBatch) -> Tensor:
         """Return log p(y | v) of one client, (), at predictors `shift` from l = 0, and at s."""
@@ -208,6 +210,15 @@ class UnitScore:
             if not nearly_equal(graph(*at, *own), program(*at, *own)):
                 return False
         return True
+
+    def _label_of_normal(self) -> str | None:
+        """Return the field of which Normal rows are all of the likelihood; None: they are not."""
+        program = self.reading.program
+        if len(program.labels) != 1 or program.factors:
+            return None
+        site, label = next(iter(program.labels.items()))
+        term = self.reading.terms(self.start, in_double(program.prototype))[site]
+        return label if kind_of(term["fn"]) == "Normal" else None
 
     def _is_product_over_rows(self) -> bool:
         """Return whether a client's likelihood is the product of those of its rows, one at a time."""

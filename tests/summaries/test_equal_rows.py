@@ -44,14 +44,24 @@ def program(noise: Any) -> Any:
     return model
 
 
+def two_levels(loc: torch.Tensor, scale: torch.Tensor) -> Any:
+    """Return a mixture of which one component alone counts far away."""
+    which = dist.Categorical(torch.ones(*loc.shape, 2))
+    levels = torch.stack([loc + 500.0, loc + 540.0], -1)
+    return dist.MixtureSameFamily(which, dist.Normal(levels, scale[..., None].expand_as(levels)))
+
+
 @pytest.mark.parametrize(
     ("noise", "is_binary", "units"),
     [
         (dist.Normal, False, 2 * 2 * ARMS),
         (lambda loc, scale: dist.Bernoulli(logits=loc * scale), True, 2 * 2 * ARMS),
-        (lambda loc, scale: dist.StudentT(4.0, loc, scale), False, 2),  # clients as they are
+        # clients as they are
+        (lambda loc, scale: dist.StudentT(4.0, loc, scale), False, 2),
+        # far from the labels one component is nearly all of the density
+        (two_levels, False, 2),
     ],
-    ids=["Normal", "Bernoulli", "StudentT"],
+    ids=["Normal", "Bernoulli", "StudentT", "mixture"],
 )
 def test_fewer_rows_have_the_same_sums(noise: Any, is_binary: bool, units: int) -> None:
     data = arms(is_binary=is_binary)
