@@ -79,6 +79,15 @@ def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     return (tensor[..., None] == torch.arange(num_classes, device=tensor.device)).long()
 
 
+def _cumprod(x: Tensor, dim: int) -> Tensor:
+    """Return products of the first 1, 2, ... entries, in log2 of their number steps."""
+    size, step = x.shape[dim], 1
+    while step < size:
+        longer = x.narrow(dim, step, size - step) * x.narrow(dim, 0, size - step)
+        x, step = torch.cat([x.narrow(dim, 0, step), longer], dim), 2 * step
+    return x
+
+
 _torchs_one_hot: Any = torch.nn.functional.one_hot
 
 
@@ -97,6 +106,8 @@ _INSTEAD: tuple[tuple[Any, str, Any], ...] = (
     (dist.NanMaskedNormal, "log_prob", _nan_normal),
     (dist.NanMaskedMultivariateNormal, "log_prob", _nan_joint_normal),
     (torch.nn.functional, "one_hot", _one_hot),
+    (torch, "cumprod", _cumprod),
+    (torch.Tensor, "cumprod", _cumprod),
     (hmm, "_logmatmulexp", _log_matmul_exp),
     (hmm, "safe_cholesky", _safe_cholesky),
     (gaussian, "safe_cholesky", _safe_cholesky),
@@ -110,7 +121,7 @@ OF_MANY_DRAWS = ((torch.linalg, "cholesky", _cholesky),)
 @contextmanager
 def carried(instead: Sequence[tuple[Any, str, Any]] = _INSTEAD) -> Iterator[None]:
     """Replace Pyro's functions by those that `torch.vmap` and `torch.func.grad` carry."""
-    before = [(where, name, vars(where)[name]) for where, name, _ in instead]
+    before = [(where, name, getattr(where, name)) for where, name, _ in instead]
     for where, name, function in instead:
         setattr(where, name, function)
     try:

@@ -95,6 +95,11 @@ _KNOWN = (
         "it is called with one argument, the batch: write def model(batch)",
     ),
     (r"'ClientBatch' object is not subscriptable", "a field is an attribute: write batch.y"),
+    (
+        r"'(?:Tensor|NoneType)' object is not callable",
+        "what is called is no function: a field is an attribute, batch.y, and the plate of rows is "
+        "batch.data()",
+    ),
     (r"must be Tensor, not ClientBatch", "it is a network: wrap it, hierfl.models.network(net)"),
     (
         r"context manager protocol|__enter__",

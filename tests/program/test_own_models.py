@@ -354,6 +354,20 @@ def test_one_hot_codes_are_carried() -> None:
     assert torch.equal(mapped, torch.nn.functional.one_hot(codes, 3))
 
 
+@pytest.mark.parametrize("dim", [0, -1])
+def test_products_of_first_entries_have_second_derivatives_under_vmap(dim: int) -> None:
+    x = torch.tensor([[0.5, -2.0, 3.0, 0.7, 1.1], [0.1, 0.0, 2.0, 4.0, -1.0]], dtype=torch.float64)
+
+    def weighted(x: Tensor) -> Tensor:
+        return (x.cumprod(dim) * torch.arange(10.0).view(2, 5)).sum()
+
+    expected = torch.autograd.functional.hessian(weighted, x)
+    with unchecked(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "There is a performance drop")  # of vmap, one by one
+        hessian = torch.vmap(torch.func.jacrev(torch.func.grad(weighted)))(x[None])[0]
+    torch.testing.assert_close(hessian, expected)
+
+
 def test_a_summary_says_which_of_two_words_is_1() -> None:
     rows = pd.DataFrame({"h": CLIENT.astype(str), "x": X, "ill": np.where(Y > 0, "yes", "no")})
     formula = hierfl.formula("ill ~ x + (1 | h)", "bernoulli", clients="h").on(rows)
