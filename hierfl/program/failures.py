@@ -78,6 +78,11 @@ _KNOWN = (
         "entries are picked by a condition: keep all, and choose with torch.where(condition, a, b)",
     ),
     (
+        r"subsample_size does not match",
+        "a plate takes a sample of the rows: open batch.data() in its place; with few rows a step, "
+        "name a method with batch_size=",
+    ),
+    (
         r"Multiple sample sites named '(clients|data)'",
         "pyro.plate('{0}', ...) is next to batch.{0}(): open only `with batch.{0}():`",
     ),
