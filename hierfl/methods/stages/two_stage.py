@@ -42,16 +42,14 @@ from typing import NamedTuple
 import torch
 
 from hierfl.core.arguments import expect
-from hierfl.core.importance_sampling import K_HAT
-from hierfl.core.trees import Tree
 from hierfl.guides.from_factor import OWN_PARAM, FromFactor, from_factor
 from hierfl.guides.global_sites import empirical
-from hierfl.method import Client, Clock, Method, Phase, Server
+from hierfl.method import Client, Method, Phase, Server
 from hierfl.methods.about import About
 from hierfl.methods.stages.checks import MOST_ROUNDS, refused_message, wrong_update
 from hierfl.methods.stages.client import RowWork
 from hierfl.methods.stages.server import Rounds
-from hierfl.methods.stages.state import ServerState, TwoStageClientState, TwoStageWork
+from hierfl.methods.stages.state import TwoStageClientState, TwoStageWork
 from hierfl.methods.stages.sums import RoundsOfSums
 from hierfl.methods.stages.weighting import Weighting
 from hierfl.program.few_rows import double_precision
@@ -208,20 +206,11 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
         if row_noise is not None:
             usual = row_noise.num_rounds
             budget = {"epsilon": row_noise.epsilon, "delta": row_noise.delta}
-        guide: FromFactor = program.guide  # type: ignore[assignment]
-
-        def final(state: ServerState, clock: Clock) -> Tree:
-            # where rounds did not end, what a factor says of w given z may be far off
-            is_far = bool(state.chained) and float(state.k_hat_client) > K_HAT
-            if is_far and guide.hierarchy is not None and guide.hierarchy.mixing is None:
-                guide.candidates, guide.with_prior = OF_CURVED, True
-            return {**rounds.belief(state), "params": rounds.params(state)}
-
         return Server(
             state=rounds.begin(),
             update=rounds.update,
             down=rounds.down,
-            final=final,
+            final=lambda state, clock: {**rounds.belief(state), "params": rounds.params(state)},
             finished=lambda state: state.is_done,
             logged=lambda state: {**state.logged(), **budget},
             surprise=rounds.surprise,
