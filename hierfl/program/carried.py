@@ -79,13 +79,12 @@ def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     return (tensor[..., None] == torch.arange(num_classes, device=tensor.device)).long()
 
 
-def _cumprod(x: Tensor, dim: int) -> Tensor:
-    """Return products of the first 1, 2, ... entries, in log2 of their number steps."""
-    size, step = x.shape[dim], 1
-    while step < size:
-        longer = x.narrow(dim, step, size - step) * x.narrow(dim, 0, size - step)
-        x, step = torch.cat([x.narrow(dim, 0, step), longer], dim), 2 * step
-    return x
+def _sticks(self: Any, x: Tensor) -> Tensor:
+    """Return probabilities; second derivatives of torch's products would be taken one by one."""
+    odds = x - torch.arange(x.shape[-1], 0, -1).to(x).log()
+    left = (-torch.nn.functional.softplus(odds)).cumsum(-1).exp()
+    pad = torch.nn.functional.pad
+    return pad(torch.sigmoid(odds), [0, 1], value=1) * pad(left, [1, 0], value=1)
 
 
 _torchs_one_hot: Any = torch.nn.functional.one_hot
@@ -106,8 +105,7 @@ _INSTEAD: tuple[tuple[Any, str, Any], ...] = (
     (dist.NanMaskedNormal, "log_prob", _nan_normal),
     (dist.NanMaskedMultivariateNormal, "log_prob", _nan_joint_normal),
     (torch.nn.functional, "one_hot", _one_hot),
-    (torch, "cumprod", _cumprod),
-    (torch.Tensor, "cumprod", _cumprod),
+    (torch.distributions.StickBreakingTransform, "_call", _sticks),
     (hmm, "_logmatmulexp", _log_matmul_exp),
     (hmm, "safe_cholesky", _safe_cholesky),
     (gaussian, "safe_cholesky", _safe_cholesky),
@@ -121,7 +119,7 @@ OF_MANY_DRAWS = ((torch.linalg, "cholesky", _cholesky),)
 @contextmanager
 def carried(instead: Sequence[tuple[Any, str, Any]] = _INSTEAD) -> Iterator[None]:
     """Replace Pyro's functions by those that `torch.vmap` and `torch.func.grad` carry."""
-    before = [(where, name, getattr(where, name)) for where, name, _ in instead]
+    before = [(where, name, vars(where)[name]) for where, name, _ in instead]
     for where, name, function in instead:
         setattr(where, name, function)
     try:
