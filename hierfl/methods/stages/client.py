@@ -26,8 +26,9 @@ from hierfl.summaries.exact import SUMS, Spread, sums_of
 from hierfl.summaries.expansion import coefficients_of
 from hierfl.summaries.factor import Factor, damped, factor_of, rounded
 from hierfl.summaries.hierarchy import Hierarchy
+from hierfl.summaries.misread import misread, points_to_test
 from hierfl.summaries.own_scale import is_one_number
-from hierfl.summaries.packed_rows import PackedRows, misread, packed, points_to_test
+from hierfl.summaries.packed_rows import PackedRows, packed
 from hierfl.summaries.reading import QuadratureNodes, nodes_of
 from hierfl.summaries.row_noise import RowNoise, private_factor, words_of
 from hierfl.summaries.summed_rows import SummedRows

@@ -49,8 +49,9 @@ from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.summaries.factor import Factor, factor_of, q_of
 from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.misread import misread, points_to_test
 from hierfl.summaries.moving import line_of
-from hierfl.summaries.packed_rows import PackedRows, misread, packed, points_to_test
+from hierfl.summaries.packed_rows import PackedRows, packed
 from hierfl.summaries.reading import QuadratureNodes, gauss_hermite, nodes_of
 from hierfl.summaries.sampling import one_thread
 from hierfl.summaries.surrogate import any_client
