@@ -193,7 +193,8 @@ class FromFactor:
                 joint = candidates.log_prior + by.values(candidates.read.movedim(0, 1)).mT
             else:
                 joint = torch.vmap(density)(candidates.vector[:, :, None])  # (candidates, C)
-        log_weights = joint + candidates.log_weight
+        # a candidate far out, where a rate overflows, has no density: it is never chosen
+        log_weights = (joint + candidates.log_weight).nan_to_num(-torch.inf, torch.inf, -torch.inf)
         choice = noise.fold(batch.key, noise.word("_local.choice"))
         uniform = noise.uniforms(choice, (1,), first.dtype)
         at = (log_weights.softmax(0).cumsum(0) < uniform[:, 0]).sum(0, keepdim=True)

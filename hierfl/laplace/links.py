@@ -182,6 +182,9 @@ LINKS: Mapping[type, Link] = {
         _counted(torch.exp, lambda fn: 1.0, lambda fn: dist.Poisson(torch.ones_like(fn.rate))),
     ),
     dist.Normal: Link(lambda fn: fn.loc, lambda fn, y, eta: dist.Normal(eta, fn.scale).log_prob(y)),
+    dist.Laplace: Link(
+        lambda fn: fn.loc, lambda fn, y, eta: dist.Laplace(eta, fn.scale).log_prob(y)
+    ),
     dist.StudentT: Link(
         lambda fn: fn.loc, lambda fn, y, eta: dist.StudentT(fn.df, eta, fn.scale).log_prob(y)
     ),

@@ -79,6 +79,14 @@ def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     return (tensor[..., None] == torch.arange(num_classes, device=tensor.device)).long()
 
 
+def _sticks(self: Any, x: Tensor) -> Tensor:
+    """Return probabilities; second derivatives of torch's products would be taken one by one."""
+    odds = x - torch.arange(x.shape[-1], 0, -1).to(x).log()
+    left = (-torch.nn.functional.softplus(odds)).cumsum(-1).exp()
+    pad = torch.nn.functional.pad
+    return pad(torch.sigmoid(odds), [0, 1], value=1) * pad(left, [1, 0], value=1)
+
+
 _torchs_one_hot: Any = torch.nn.functional.one_hot
 
 
@@ -97,6 +105,7 @@ _INSTEAD: tuple[tuple[Any, str, Any], ...] = (
     (dist.NanMaskedNormal, "log_prob", _nan_normal),
     (dist.NanMaskedMultivariateNormal, "log_prob", _nan_joint_normal),
     (torch.nn.functional, "one_hot", _one_hot),
+    (torch.distributions.StickBreakingTransform, "_call", _sticks),
     (hmm, "_logmatmulexp", _log_matmul_exp),
     (hmm, "safe_cholesky", _safe_cholesky),
     (gaussian, "safe_cholesky", _safe_cholesky),

@@ -78,6 +78,11 @@ _KNOWN = (
         "entries are picked by a condition: keep all, and choose with torch.where(condition, a, b)",
     ),
     (
+        r"subsample_size does not match",
+        "a plate takes a sample of the rows: open batch.data() in its place; with few rows a step, "
+        "name a method with batch_size=",
+    ),
+    (
         r"Multiple sample sites named '(clients|data)'",
         "pyro.plate('{0}', ...) is next to batch.{0}(): open only `with batch.{0}():`",
     ),
@@ -95,6 +100,11 @@ _KNOWN = (
         "it is called with one argument, the batch: write def model(batch)",
     ),
     (r"'ClientBatch' object is not subscriptable", "a field is an attribute: write batch.y"),
+    (
+        r"'(?:Tensor|NoneType)' object is not callable",
+        "what is called is no function: a field is an attribute, batch.y, and the plate of rows is "
+        "batch.data()",
+    ),
     (r"must be Tensor, not ClientBatch", "it is a network: wrap it, hierfl.models.network(net)"),
     (
         r"context manager protocol|__enter__",

@@ -16,7 +16,7 @@ from torch import Tensor
 from hierfl.core.gaussians import inverse, product, upper_root
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.trials import line_of, nearly_equal
-from hierfl.summaries.reading import QuadratureNodes, Reading, node_at_mean
+from hierfl.summaries.reading import QuadratureNodes, node_at_mean
 from hierfl.summaries.units import Units, UnitScore
 
 # scalars of one elementwise operation carried at once: 2 MB, which a core's cache holds
@@ -192,13 +192,17 @@ class PackedRows:
             second = difference(1.0, torch.zeros(()))[0]
         if any(bool(v.isnan().any()) for of in along for v in of):
             along = [difference(0.0, unit) for unit in units]
-        n, p = len(part), eta.shape[-1]
+        n, p, curvature = len(part), eta.shape[-1], second.sum((1, 2))
+        has_none = (second == 0.0).all(1).all(1) & (spread > 0.0)
+        if bool(has_none.any()):  # as of abs(): by Stein's lemma E f'' = E x f' / sd
+            by_slopes = (slopes[0].detach() * row[:, None]).sum((1, 2)) / spread
+            curvature = torch.where(has_none, by_slopes, curvature)
         cross = [a[0].sum((1, 2)) for a in along]
         rest_second = [a[1].sum(1) for a in along]
         return [
             value.detach(),
             slopes[0].detach().sum((1, 2)),
-            second.sum((1, 2)),
+            curvature,
             slopes[1].detach().sum(1),
             torch.stack(cross, 1) if cross else value.new_zeros(n, 0, p),
             torch.stack(rest_second, 1) if rest_second else value.new_zeros(n, 0, 0),
@@ -324,28 +328,3 @@ def _fewest(score: UnitScore, units: Units) -> Units:
     v = score.start + AWAY * torch.randn(TRIES, len(score.start), generator=g)
     values = (PackedRows(score, of).values(v.expand(of.clients, -1, -1)) for of in (few, distinct))
     return few if nearly_equal(*values) else distinct
-
-
-# ---------------------------------------------------------------------- are the rows what was read?
-def points_to_test(reading: Reading) -> tuple[Tensor, Tensor]:
-    """Return random points (T, K) and (T, D) of global and local sites, for all clients."""
-    g, size = torch.Generator().manual_seed(0), len(reading.origin)
-    z = reading.origin.double() + AWAY * torch.randn(TRIES, size, generator=g)
-    return z, AWAY * torch.randn(TRIES, reading.own_size, generator=g)
-
-
-def misread(rows: PackedRows, batch: ClientBatch, points: tuple[Tensor, Tensor]) -> Tensor:
-    """Return 1 for a client whose rows have another log likelihood than was read, else 0, (C,)."""
-    reading = rows.line.reading
-    whole = Reading(reading.program, torch.arange(len(reading.origin)), reading.origin)
-    flags = []
-    for z, w in zip(*points, strict=True):
-        expected = whole.log_likelihoods(torch.cat([w, z]), batch)
-        own = w
-        if reading.effects is not None:
-            shift, scale = reading.effects.at(z)
-            own = shift + scale @ w
-        read = rows.values(torch.cat([own, z[reading.shared]]).expand(rows.clients, 1, -1))[:, 0]
-        differs = (read - expected).abs() > NATS + RELATIVE * expected.abs()
-        flags.append(differs | (expected.isfinite() & ~read.isfinite()))
-    return torch.stack(flags).any(0).to(expected.dtype)

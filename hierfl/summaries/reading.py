@@ -282,7 +282,7 @@ def seen_line(reading: Reading) -> Line:
 def _entries_of_sites(reading: Reading) -> list[Tensor]:
     """Return the positions in v of each site's entries."""
     latents = reading.program.latents
-    sizes = torch.tensor([s.size for s in latents.global_block.sites])
+    sizes = torch.tensor([s.size for s in latents.global_block.sites], dtype=torch.long)
     number = torch.arange(len(sizes)).repeat_interleave(sizes)[reading.shared]
     shared = [reading.own_size + (number == k).nonzero()[:, 0] for k in range(len(sizes))]
     return [*torch.arange(reading.own_size).split(latents.local_block.sizes), *shared]

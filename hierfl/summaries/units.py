@@ -170,9 +170,22 @@ class UnitScore:
         self.in_vmap = self.reading.program.in_vmap
         self.start = start_of(self.reading).double()
         self.recorded = True  # False: rows take different branches
+        self.summed = False  # True: sums stand for rows, by their predictors
         self.graphs: dict[Any, Callable[..., Tensor] | None] = {}
         self.by_row = self._is_product_over_rows()
         self.label_of_normal = self._label_of_normal() if self.by_row else None
+
+    def relies_less(self) -> bool:
+        """Take less for granted of what a few rows showed; False: all is as the program has it."""
+        if self.recorded:
+            self.recorded = False
+            return True
+        if self.summed or not len(self.line.inside):
+            return False
+        # as of clamp(eta), whose bounds the few rows did not reach
+        self.line, self.graphs = Line(self.reading, self.line.inside[:0]), {}
+        self.recorded = True
+        return True
 
     def program(self, shift: Tensor, rest: Tensor, batch: ClientBatch) -> Tensor:
         """Return log p(y | v) of one client, (), at predictors `shift` from l = 0, and at s."""

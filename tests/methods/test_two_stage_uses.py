@@ -165,6 +165,18 @@ def test_weights_that_are_unsure_are_said() -> None:
         warn_of(state, Clock(3, 60))
 
 
+def test_a_candidate_whose_rate_overflows_is_never_drawn() -> None:
+    """Its density is NaN: of two clients the draws were those of the factor, 1.6 times too wide."""
+    fit = hierfl.fit(hierfl.methods.two_stage(programs.counts, draws=400), people(), progress=False)
+    table: Any = fit.progress.table
+    size = table.wide_shift.shape[1]
+    spike = 1e20 * torch.eye(size, dtype=torch.float64).expand_as(table.wide_precision)
+    far = table._replace(wide_precision=spike, wide_shift=1e23 * torch.ones_like(table.wide_shift))
+    spoiled = replace(fit, progress=replace(fit.progress, table=far))
+    sds = [of.posterior(400)["posterior"]["a"].std(("chain", "draw")) for of in (fit, spoiled)]
+    assert bool((abs(sds[1] / sds[0] - 1.0) < 0.25).all())
+
+
 @pytest.mark.parametrize("by", ["row", "client"])
 def test_leave_one_out_is_the_ratio_of_evidences(by: Any) -> None:
     data = federation(COUNTS)

@@ -176,6 +176,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         LINE + "the data have no field 'z'; they have .*: correct",
     ),
     "a field by brackets": (run(model_of(lambda b, w: normal(b["x"]))), LINE + r".*write batch\.y"),
+    "a plate of rows by another name": (
+        run(model_of(lambda b, w: normal(b.rows()))),
+        LINE + r"what is called is no function: .*the plate of rows is batch\.data\(\)",
+    ),
     "another width": (
         run(model_of(lambda b, w: normal((b.x * w).sum(-1)), width=3)),
         LINE + "dimensions of 2 and 3 do not fit: align",

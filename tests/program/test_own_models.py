@@ -16,11 +16,13 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from torch import Tensor
 
 import hierfl
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.formula_tables import titled
+from hierfl.program.carried import carried
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import ProgramError
 from hierfl.program.terms import log_joint
@@ -352,6 +354,20 @@ def test_one_hot_codes_are_carried() -> None:
     with unchecked():
         mapped = torch.vmap(lambda k: torch.nn.functional.one_hot(k, 3))(codes)
     assert torch.equal(mapped, torch.nn.functional.one_hot(codes, 3))
+
+
+def test_broken_sticks_have_second_derivatives_under_vmap() -> None:
+    x = torch.tensor([0.5, -2.0, 3.0, 0.7], dtype=torch.float64)
+    sticks = torch.distributions.StickBreakingTransform()
+
+    def weighted(x: Tensor) -> Tensor:
+        return (sticks(x) * torch.arange(5.0)).sum()
+
+    expected = weighted(x), torch.autograd.functional.hessian(weighted, x)
+    with unchecked(), carried(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "There is a performance drop")  # of vmap, one by one
+        hessian = torch.vmap(torch.func.jacrev(torch.func.grad(weighted)))(x[None])[0]
+        torch.testing.assert_close((weighted(x), hessian), expected)
 
 
 def test_a_summary_says_which_of_two_words_is_1() -> None:

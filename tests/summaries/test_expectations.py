@@ -46,6 +46,27 @@ def test_two_nodes_of_a_predictor_are_exact_where_rows_are_gaussian() -> None:
         assert torch.allclose(one, other, rtol=1e-10, atol=0.0)
 
 
+def absolute(batch: ClientBatch) -> None:
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Laplace(a, 0.7), obs=batch.y)
+
+
+def test_absolute_errors_curve_by_their_slopes() -> None:
+    """The mean of d^2 -|y - a| / s under Normal(a; m, 1) is -2 / s phi(y - m); autograd has 0."""
+    data = people((200,))
+    line = seen_line(read_likelihood(program_of(absolute, data)))
+    assert line.inside.tolist() == [0]
+    batch = in_double(rows_of_client(data, 0))
+    with torch.no_grad(), pyro.validation_enabled(False):
+        rows = packed_rows(line, batch)
+        found = rows.expected(torch.full((1, 1), 0.2), torch.ones(1, 1, 1), nodes_of(line))
+    normal = torch.distributions.Normal(batch.fields["y"].double(), 1.0)
+    expected = (2.0 / 0.7 * normal.log_prob(torch.tensor(0.2)).exp()).sum()
+    assert abs(float(found.curvature[0, 0, 0] / expected) - 1.0) < 0.1
+
+
 @pytest.mark.parametrize(
     ("name", "within"),
     [

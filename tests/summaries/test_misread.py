@@ -12,10 +12,12 @@ import torch
 
 import hierfl
 from hierfl import ClientBatch, ClientData, full_batch, methods
+from hierfl.methods.stages.exact import Chains
+from hierfl.methods.stages.two_stage import seen_in, server_rounds
 from hierfl.program import read as reading_room
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.program import Program, ProgramError
-from hierfl.summaries.packed_rows import misread, points_to_test
+from hierfl.summaries.misread import misread, points_to_test
 from hierfl.summaries.reading import read_likelihood, seen_line
 from tests.summaries import programs
 from tests.summaries.programs import packed_rows, people, program_of, years
@@ -59,6 +61,42 @@ def test_what_is_read_wrongly_is_found_wrong(monkeypatch: pytest.MonkeyPatch) ->
         ProgramError, match=r"two_stage would be wrong: use hierfl\.methods\.fedsvi"
     ):
         hierfl.fit(methods.two_stage(years, draws=100), data, progress=False)
+
+
+def bounded(batch: ClientBatch) -> None:
+    b = pyro.sample("b", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with batch.data():
+            eta = (a + b * batch.x).clamp(min=-40.0)
+            pyro.sample("y", dist.Poisson(eta.exp()), obs=batch.y)
+
+
+def far_rows() -> ClientData:
+    """Return clients with a row each that lies far out, where `bounded` may be at its bound."""
+    x = torch.linspace(-1.0, 1.0, 32)
+    x[28:] = -100.0
+    return ClientData.from_arrays(torch.arange(32) % 4, x=x, y=torch.arange(32) % 5 % 2 + 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:the last round")
+@pytest.mark.filterwarnings("ignore:k-hat")
+@pytest.mark.filterwarnings("ignore:.*rounds")
+def test_a_bound_that_few_rows_do_not_reach_leaves_no_linear_predictor() -> None:
+    data = far_rows()
+    assert flags(program_of(bounded, data), data) == [1.0] * 4
+    fit = hierfl.fit(methods.two_stage(bounded, draws=400), data, rounds=1, progress=False)
+    assert fit.history["misread"].tolist() == [0.0]
+    assert len(seen_in(fit.program).score.line.inside) == 0
+
+
+def test_chains_rely_on_no_predictor_that_is_none_of_all_rows() -> None:
+    data = far_rows()
+    program = program_of(bounded, data)
+    seen, rounds = seen_in(program), server_rounds(program, 100, None)
+    assert seen.score.line.inside.tolist() == [0, 1]
+    Chains(rounds, seen.score, full_batch(data), seed=0)
+    assert len(seen.score.line.inside) == 0
 
 
 def table(batch: ClientBatch) -> None:

@@ -26,9 +26,10 @@ from hierfl.summaries.exact import SUMS, Spread, sums_of
 from hierfl.summaries.expansion import coefficients_of
 from hierfl.summaries.factor import Factor, damped, factor_of, rounded
 from hierfl.summaries.hierarchy import Hierarchy
+from hierfl.summaries.misread import misread, points_to_test
 from hierfl.summaries.own_scale import is_one_number
-from hierfl.summaries.packed_rows import PackedRows, misread, packed, points_to_test
-from hierfl.summaries.reading import nodes_of
+from hierfl.summaries.packed_rows import PackedRows, packed
+from hierfl.summaries.reading import QuadratureNodes, nodes_of
 from hierfl.summaries.row_noise import RowNoise, private_factor, words_of
 from hierfl.summaries.summed_rows import SummedRows
 from hierfl.summaries.units import UnitScore
@@ -53,7 +54,7 @@ class RowWork:
         self.row_noise = row_noise
         self.distinct = row_noise is None and spread is None
         with double_precision(), torch.no_grad(), unchecked():
-            self.nodes, self.tested = nodes_of(score.line), points_to_test(score.reading)
+            self.tested = points_to_test(score.reading)
         self.by_grid = (
             spread is not None and hierarchy.spread is None and is_one_number(hierarchy, spread)
         )
@@ -64,13 +65,18 @@ class RowWork:
         count = 0
         if self.is_weighted:
             count = coefficients_of(hierarchy, len(score.line.rest), by_row=score.by_row)
-        self.polynomials = Polynomials(hierarchy, self.nodes, count)
+        self.polynomials = Polynomials(hierarchy, score, count)
         shapes = own_shapes(size, mixing, sums, wide=self.has_wide) | shapes_of(size, count)
         shapes |= {} if hierarchy.noise is None else {"num_rows": ()}
         self.shapes = shapes | ({} if hierarchy.noise is None else belief_shapes(size))
         shapes |= {"fits": ()} if count else {}
         parts = {name: torch.zeros(of, dtype=torch.float64) for name, of in shapes.items()}
         self.nothing = TwoStageClientState(**parts, seen=torch.zeros(()))
+
+    @property
+    def nodes(self) -> QuadratureNodes:
+        """Nodes of s and of the predictors."""
+        return nodes_of(self.score.line)
 
     def step(
         self, work: TwoStageWork, message: Tree, batch: ClientBatch, *, new: bool = False
@@ -147,9 +153,7 @@ class RowWork:
             new = private_factor(rows(), belief, before, self.nodes, noise, batch.key)
             return result(own, rounded(new, belief[1]))
         wrong = none if bool((own.seen > 0.0).all()) else misread(rows(), batch, self.tested)
-        if bool(wrong.any()) and self.score.recorded:
-            # rows may take other branches than the first one
-            self.score.recorded = False
+        while bool(wrong.any()) and self.score.relies_less():
             rows = cache(partial(packed, self.score, batch, distinct=self.distinct))
             wrong = misread(rows(), batch, self.tested)
         if spread is None:

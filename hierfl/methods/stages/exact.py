@@ -49,6 +49,7 @@ from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.summaries.factor import Factor, factor_of, q_of
 from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.misread import misread, points_to_test
 from hierfl.summaries.moving import line_of
 from hierfl.summaries.packed_rows import PackedRows, packed
 from hierfl.summaries.reading import QuadratureNodes, gauss_hermite, nodes_of
@@ -94,9 +95,11 @@ class Chains:
         self.surrogate, self.seed = rounds.work.surrogate, seed
         hierarchy = self.surrogate.hierarchy
         with double_precision(), torch.no_grad(), unchecked():
+            doubled, tested = in_double(batch), points_to_test(score.reading)
             self.whole: PackedRows = packed(score, batch, distinct=True)
+            while bool(misread(self.whole, doubled, tested).any()) and score.relies_less():
+                self.whole = packed(score, batch, distinct=True)
             self.nodes: QuadratureNodes = nodes_of(score.line)
-            doubled = in_double(batch)
         self.of_all = {n: doubled.client_fields[n][:, 0] for n in hierarchy.fields}
         alone = hierarchy.normal_size == 1 and hierarchy.mixing is None
         self._sum_over(ORDERS[0] if alone else 0)

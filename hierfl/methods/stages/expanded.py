@@ -14,6 +14,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.methods.stages.state import TwoStageClientState
 from hierfl.summaries.expansion import (
     LEAST_ROWS,
+    MOST_OTHERS,
     ClientPolynomials,
     error_at_draws,
     expanded,
@@ -25,7 +26,8 @@ from hierfl.summaries.factor import Factor, factor_of
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.quartic import Quartic
-from hierfl.summaries.reading import QuadratureNodes
+from hierfl.summaries.reading import QuadratureNodes, nodes_of
+from hierfl.summaries.units import UnitScore
 from hierfl.summaries.weighing import Ratios, ratios_of
 
 Rows = Callable[[], PackedRows]  # of a chunk of clients, packed when they are first needed
@@ -44,8 +46,13 @@ class Polynomials:
     """What clients do by polynomials where these stand for their rows, and by rows elsewhere."""
 
     hierarchy: Hierarchy
-    nodes: QuadratureNodes
+    score: UnitScore
     coefficients: int  # P; 0: all is done by rows
+
+    @property
+    def nodes(self) -> QuadratureNodes:
+        """Nodes of s and of the predictors."""
+        return nodes_of(self.score.line)
 
     def factors(
         self,
@@ -57,7 +64,7 @@ class Polynomials:
     ) -> tuple[Factor, TwoStageClientState]:
         """Return clients' factors, and their states with polynomials and whether these stand for the rows."""
         seen = state.seen > 0.0
-        if not self.coefficients:
+        if not self.coefficients or len(self.score.line.rest) > MOST_OTHERS:
             return factor_of(rows(), belief, self.nodes, before, seen), state
         prior = torch.linalg.inv_ex(belief[1]).inverse
         of_prior = belief[0], 0.5 * (prior + prior.mT)

@@ -92,6 +92,7 @@ def seen_in(program: Program) -> Seen:
     with double_precision(), torch.no_grad(), unchecked():
         score = UnitScore(seen_line(reading))
         spread = seen_spread(score)
+        score.summed = spread is not None
         own = bool((score.line.rest < reading.own_size).any())
         if spread is not None and not own and hierarchy.mixing is None:
             # factors are Gaussian given the noise scale alone, whatever its prior
