@@ -27,7 +27,7 @@ COMPARED = 8  # units on which it is
 MOST_COLUMNS, FEW_EQUAL = 64, 0.8
 
 
-class Groups(NamedTuple):
+class EqualRows(NamedTuple):
     """Rows of a client that agree in some fields; m groups, those of the first client first."""
 
     of: Tensor  # (n,) int64, the group of each row
@@ -94,7 +94,7 @@ class Units:
         halves = (0.5 * times).repeat(2)[order]
         return replace(units, fields={**units.fields, label: labels}, times=halves)
 
-    def _groups(self, names: Sequence[str]) -> Groups | None:
+    def _groups(self, names: Sequence[str]) -> EqualRows | None:
         """Return the rows of a client that agree in some fields; None: few do."""
         count = len(self.client)
         rows = [self.fields[name].reshape(count, -1) for name in names]
@@ -109,7 +109,7 @@ class Units:
             if len(unique) > FEW_EQUAL * count:
                 return None
         first = torch.full((len(unique),), count).scatter_reduce(0, of, torch.arange(count), "amin")
-        return Groups(of, times.to(self.counts.dtype), first)
+        return EqualRows(of, times.to(self.counts.dtype), first)
 
     def equal_clients(self) -> tuple[Tensor, Tensor]:
         """Return one client of each set with equal units, (C',), and of every client its set, (C,)."""
