@@ -77,6 +77,8 @@ def normal_of(fn: Any) -> Any:
     transforms = fn.transforms if isinstance(fn, TransformedDistribution) else ()
     if [type(t) for t in transforms] == [ExpTransform]:
         fn = unwrapped(fn.base_dist)
+    if isinstance(fn, torch.distributions.LowRankMultivariateNormal):
+        fn = dist.MultivariateNormal(fn.loc, fn.covariance_matrix)
     # the batch of what `to_event` has made an event stays
     if isinstance(fn, torch.distributions.MultivariateNormal | torch.distributions.Normal):
         whole: Any = fn
