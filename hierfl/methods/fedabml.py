@@ -148,8 +148,8 @@ def client_of(
     *,
     name: str = "fedabml",
     descent: Descent,
+    loss: Loss,
     draws: int = 1,
-    loss: Loss = mean_per_row(1.0),  # noqa: B008
     global_optimizer: Optimizer | None = None,
     inner_steps: int = 1,
     meta: Literal["envelope", "whole", "first", "full"] = "envelope",
@@ -162,8 +162,8 @@ def client_of(
         program: its model has local sites under a learned prior.
         name: of the method, for messages.
         descent: steps on phi, and how many mini-batches they are on.
-        draws: of q_phi, that each gradient is averaged over.
         loss: L.
+        draws: of q_phi, that each gradient is averaged over.
         global_optimizer: as in `fedabml`; likewise inner_steps.
         inner_steps: K.
         meta: as in `fedabml`; or "whole": the gradient in theta_i of all of L, at a further draw.

@@ -19,7 +19,7 @@ from hierfl.laplace.links import predictors, scores
 from hierfl.laplace.trials import FAILS, moved_rows, nearly_equal
 from hierfl.program.few_rows import in_double
 from hierfl.program.supports import kind_of
-from hierfl.summaries.reading import Line, start_of
+from hierfl.summaries.reading import Line, nodes_of, start_of
 
 AWAY = 0.3  # sd of the random points at which a graph is compared with its program
 COMPARED = 8  # units on which it is
@@ -166,7 +166,7 @@ class UnitScore:
     """The log likelihood of a unit, given s and its predictors, less those at l = 0."""
 
     def __init__(self, line: Line) -> None:
-        self.line, self.reading = line, line.reading
+        self.line, self.reading, self.nodes = line, line.reading, nodes_of(line)
         self.in_vmap = self.reading.program.in_vmap
         self.start = start_of(self.reading).double()
         self.recorded = True  # False: rows take different branches
@@ -184,6 +184,7 @@ class UnitScore:
             return False
         # as of clamp(eta), whose bounds the few rows did not reach
         self.line, self.graphs = Line(self.reading, self.line.inside[:0]), {}
+        self.nodes = nodes_of(self.line)
         self.recorded = True
         return True
 

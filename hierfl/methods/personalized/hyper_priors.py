@@ -47,7 +47,7 @@ from hierfl.core.arguments import expect
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Method, Server
 from hierfl.methods.about import About
-from hierfl.methods.fedabml import client_of
+from hierfl.methods.fedabml import client_of, mean_per_row
 from hierfl.methods.parts.averaging import Descent
 from hierfl.methods.parts.prior_params import moments_and_scales
 from hierfl.methods.wrappers.averages import by_rows
@@ -192,7 +192,7 @@ def _with_rule(
         moments = moments_and_scales(program, name)
         return moments.server(program, partial(rule, program.num_clients))
 
-    client = partial(client_of, descent=descent, draws=draws)
+    client = partial(client_of, descent=descent, loss=mean_per_row(1.0), draws=draws)
     return Method(name, model, guide, client, server)
 
 

@@ -29,7 +29,6 @@ from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.misread import misread, points_to_test
 from hierfl.summaries.own_scale import is_one_number
 from hierfl.summaries.packed_rows import PackedRows, packed
-from hierfl.summaries.reading import QuadratureNodes, nodes_of
 from hierfl.summaries.row_noise import RowNoise, private_factor, words_of
 from hierfl.summaries.summed_rows import SummedRows
 from hierfl.summaries.units import UnitScore
@@ -72,11 +71,6 @@ class RowWork:
         shapes |= {"fits": ()} if count else {}
         parts = {name: torch.zeros(of, dtype=torch.float64) for name, of in shapes.items()}
         self.nothing = TwoStageClientState(**parts, seen=torch.zeros(()))
-
-    @property
-    def nodes(self) -> QuadratureNodes:
-        """Nodes of s and of the predictors."""
-        return nodes_of(self.score.line)
 
     def step(
         self, work: TwoStageWork, message: Tree, batch: ClientBatch, *, new: bool = False
@@ -150,7 +144,7 @@ class RowWork:
             return result(own, Factor(sums["precision"], sums["shift"], none), none, sums)
         if noise is not None:
             belief = _belief(message)
-            new = private_factor(rows(), belief, before, self.nodes, noise, batch.key)
+            new = private_factor(rows(), belief, before, self.score.nodes, noise, batch.key)
             return result(own, rounded(new, belief[1]))
         wrong = none if bool((own.seen > 0.0).all()) else misread(rows(), batch, self.tested)
         while bool(wrong.any()) and self.score.relies_less():
@@ -168,7 +162,7 @@ class RowWork:
         if self.hierarchy.spread is None and not self.by_grid:
             belief = _belief(message)
             of_sums = SummedRows(self.score, spread, own_sums)
-            new = factor_of(of_sums, belief, self.nodes, before, own.seen > 0.0)
+            new = factor_of(of_sums, belief, self.score.nodes, before, own.seen > 0.0)
             factor = rounded(new, belief[1])
         return result(own, factor, wrong.maximum(own_sums.wrong), sent)
 
@@ -229,7 +223,7 @@ class RowWork:
             precision = torch.linalg.inv_ex(message["covariance"]).inverse + own.precision
             pull = torch.linalg.solve(message["covariance"], message["loc"]) + own.shift
             mean = torch.linalg.solve(precision, pull[..., None])[..., 0]
-            curvature = rows.by_predictor(mean, precision, self.nodes)[1].abs().sum(1)
+            curvature = rows.by_predictor(mean, precision, self.score.nodes)[1].abs().sum(1)
             whole, squares = (rows.by_client(v) for v in (curvature, curvature.square()))
             return whole.square() / squares.clamp(min=1e-300)
 

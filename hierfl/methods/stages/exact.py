@@ -52,7 +52,7 @@ from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.misread import misread, points_to_test
 from hierfl.summaries.moving import line_of
 from hierfl.summaries.packed_rows import PackedRows, packed
-from hierfl.summaries.reading import QuadratureNodes, gauss_hermite, nodes_of
+from hierfl.summaries.reading import QuadratureNodes, gauss_hermite
 from hierfl.summaries.sampling import one_thread
 from hierfl.summaries.surrogate import any_client
 from hierfl.summaries.units import UnitScore
@@ -99,7 +99,7 @@ class Chains:
             self.whole: PackedRows = packed(score, batch, distinct=True)
             while bool(misread(self.whole, doubled, tested).any()) and score.relies_less():
                 self.whole = packed(score, batch, distinct=True)
-            self.nodes: QuadratureNodes = nodes_of(score.line)
+            self.nodes: QuadratureNodes = score.nodes
         self.of_all = {n: doubled.client_fields[n][:, 0] for n in hierarchy.fields}
         alone = hierarchy.normal_size == 1 and hierarchy.mixing is None
         self._sum_over(ORDERS[0] if alone else 0)

@@ -26,7 +26,6 @@ from hierfl.summaries.factor import Factor, factor_of
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.quartic import Quartic
-from hierfl.summaries.reading import QuadratureNodes, nodes_of
 from hierfl.summaries.units import UnitScore
 from hierfl.summaries.weighing import Ratios, ratios_of
 
@@ -49,11 +48,6 @@ class Polynomials:
     score: UnitScore
     coefficients: int  # P; 0: all is done by rows
 
-    @property
-    def nodes(self) -> QuadratureNodes:
-        """Nodes of s and of the predictors."""
-        return nodes_of(self.score.line)
-
     def factors(
         self,
         rows: Rows,
@@ -65,7 +59,7 @@ class Polynomials:
         """Return clients' factors, and their states with polynomials and whether these stand for the rows."""
         seen = state.seen > 0.0
         if not self.coefficients or len(self.score.line.rest) > MOST_OTHERS:
-            return factor_of(rows(), belief, self.nodes, before, seen), state
+            return factor_of(rows(), belief, self.score.nodes, before, seen), state
         prior = torch.linalg.inv_ex(belief[1]).inverse
         of_prior = belief[0], 0.5 * (prior + prior.mT)
         stored, fits = _stored(state), torch.zeros_like(seen)
@@ -75,7 +69,7 @@ class Polynomials:
         if len(who):
             quartic, old = stored.quartic.some(who), Factor(*(v[who] for v in before))
             every = torch.ones(len(who), dtype=torch.bool)
-            _put(factors, who, own := factor_of(quartic, belief, self.nodes, old, every))
+            _put(factors, who, own := factor_of(quartic, belief, self.score.nodes, old, every))
             fits[who] = is_quiet(quartic, of_prior, own)
         large = (batch.counts >= LEAST_ROWS) & ~fits
         if bool(large.any()):  # of rows that differ
@@ -84,12 +78,12 @@ class Polynomials:
         if len(who):
             new = expanded(rows().some(who), of_prior)
             _put(stored.quartic, who, new.quartic)
-            own, fits[who] = factors_by(new, of_prior, self.nodes)
+            own, fits[who] = factors_by(new, of_prior, self.score.nodes)
             _put(factors, who, own)
         who = (~fits).nonzero()[:, 0]
         if len(who):
             old = Factor(*(v[who] for v in before))
-            new_of_rows = factor_of(rows().some(who), belief, self.nodes, old, seen[who])
+            new_of_rows = factor_of(rows().some(who), belief, self.score.nodes, old, seen[who])
             _put(factors, who, new_of_rows)
         flags = fits.to(stored.quartic.terms.dtype)
         return factors, state._replace(**stored.quartic._asdict(), fits=flags)
@@ -160,7 +154,11 @@ class Polynomials:
             by = _stored(state).quartic if flag is fits else rows()
             some = by if len(who) == count else by.some(who)
             old = Factor(*(v[who] for v in before))
-            _put(factors, who, factor_of(some, belief, self.nodes, old, ~none[who], steps=steps))
+            _put(
+                factors,
+                who,
+                factor_of(some, belief, self.score.nodes, old, ~none[who], steps=steps),
+            )
         return factors
 
 

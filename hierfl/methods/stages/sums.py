@@ -83,7 +83,9 @@ class RoundsOfSums(Rounds):
             before = Factor(own.precision, own.shift, torch.zeros(count))
             belief = message["loc"], message["covariance"]
             is_later = torch.full((count,), turn > 0)
-            factor = rounded(factor_of(rows, belief, client.nodes, before, is_later), belief[1])
+            factor = rounded(
+                factor_of(rows, belief, client.score.nodes, before, is_later), belief[1]
+            )
             own = own._replace(precision=factor.precision, shift=factor.shift)
             own = own._replace(**client.proposals(message, fields, own))
             sent = {**vars(factors), "precision": factor.precision, "shift": factor.shift}
