@@ -143,9 +143,8 @@ def fallback_of(
     local = federation.settings.on_client_error != "skip" and federation.settings.device == "cpu"
     seen, data = seen_in(federation.program), federation.data
     # of Gaussian rows their sums suffice; of so few, and in little time, not where the server
-    # cannot integrate by itself, nor where local sites are of another kind: noise was 0.2 sd off
-    exact, mixing = seen.hierarchy.spread is not None, seen.hierarchy.mixing
-    of_sums = seen.spread is not None and not (mixing and mixing.sampled)
+    # cannot integrate by itself
+    exact, of_sums = seen.hierarchy.spread is not None, seen.spread is not None
     suffice = data.num_rows > LOOSE * data.num_clients and not call.time_limit
     if not is_whole or not local or exact or (of_sums and suffice):
         return None

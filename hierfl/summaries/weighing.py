@@ -3,16 +3,17 @@
     log p(y_k | z) = log integral p(w | z) factor_k(v) dw + log E[ p(y_k | v) / factor_k(v) ]
 
 The server knows the first term. The expectation is over p(w | z) factor_k(v), normalized, by standard
-normal points. Quasi-random ones are rotated at each z: an error that is one function of z at all
-draws is a bias (it moved a mean by 0.1 sd where 29 clients have ten dimensions); one that differs
-between neighbors is noise of the weights, which leaves expectations where they are.
+normal points. Of quasi-random ones there are several sets, by turns at each z, and each client has a
+rotation: an error that is one function of z at all draws is a bias (one set, though rotated, keeps its
+radii, which moved means by 0.1 sd and a noise scale by 0.2); one that differs between neighbors is
+noise of the weights, which leaves expectations where they are.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,14 +32,15 @@ from hierfl.summaries.reading import gauss_hermite
 NODES = {1: 10, 2: 6}  # fewest Gauss-Hermite nodes a dimension, by the number of local unknowns
 POINTS = 32  # quasi-random points where there are more
 TIMES = (1, 4, 16)  # as many times as many points are tried
-# degrees of freedom of the Student t whose points are the last to be tried: a factor may miss
-# tails; and the most dimensions in which so few of them do
+# degrees of freedom of a Student t's points, as a factor may miss tails; and the most dimensions in
+# which so few of them do
 FREEDOM, MOST_HEAVY = 4.0, 6
 MIXED = 128  # points where some are mixing variables
-TURNS = 61  # rotations, by turns: prime, since draws may have a period
+TURNS = 61  # sets of quasi-random points, by turns: prime, since draws may have a period
 ENOUGH = 4  # points a dimension for their covariance to be made the identity
-# draws at which few points are compared with many; sd of the error of all clients, in nats
-TRIED, ERROR = 32, 0.15
+# draws at which few points are compared with many; sd of the error of all clients, in nats: of the
+# nodes of a sum, whose errors add up, and of sampled points, where it is noise
+TRIED, ERROR, NOISE = 32, 0.15, 0.25
 OUTER = 0.05  # share of the draws at either end, whose errors do not count
 CONDITIONALS = 1 << 21  # draws x clients x (D + 1)^2 scalars carried at once
 
@@ -72,8 +74,7 @@ def ratios_of(
     """Return C clients' ratios at z (S, K); `keys` are (C, 2), `proposals` (C, 2, M, ...)."""
     own = None
     if is_sampled(hierarchy):  # or all clients err in one direction
-        size = hierarchy.mixing_size + hierarchy.normal_size
-        own = _rotations(noise.fold(keys, noise.word("two_stage.weigh")), size)
+        own = _own(hierarchy, noise.fold(keys, noise.word("two_stage.weigh")))
     whole = _Clients(hierarchy, rows, factor, fields, proposals, own)
     ratios = [whole.some(who).ratios(draws) for who in rows.blocks()]
     return Ratios(*(torch.cat(tensors) for tensors in zip(*ratios, strict=True)))
@@ -90,46 +91,68 @@ def central_variance(error: Tensor) -> Tensor:
     return error.clamp(ordered[:, cut, None], ordered[:, -1 - cut, None]).var(1)
 
 
-def standard_points(hierarchy: Hierarchy, times: int = 1) -> tuple[Tensor, Tensor]:
-    """Return standard normal points (P, M + Dn) of local scalars, and their log weights (P,)."""
+class Points(NamedTuple):
+    """T sets of standard normal points of local scalars, M + Dn, and their log weights."""
+
+    at: Tensor  # (T, P, M + Dn)
+    log_weights: Tensor  # (T, P)
+
+
+def standard_points(hierarchy: Hierarchy, times: int = 1) -> Points:
+    """Return the sets of points: one of a sum's nodes, or quasi-random ones."""
     size, mixing = hierarchy.normal_size, hierarchy.mixing_size
     if mixing:
-        return _standardized(MIXED, mixing + size), torch.full((MIXED,), -math.log(MIXED))
+        return _sets(MIXED, mixing + size)
     if size in NODES:
         count = round(NODES[size] * times**0.5)
         nodes, weights = gauss_hermite(count, torch.get_default_dtype())
-        grid = torch.cartesian_prod(*[nodes] * size).view(-1, size)
-        return grid, torch.cartesian_prod(*[weights.log()] * size).view(-1, size).sum(1)
+        grid = torch.cartesian_prod(*[nodes] * size).view(1, -1, size)
+        return Points(grid, torch.cartesian_prod(*[weights.log()] * size).view(1, -1, size).sum(2))
     if not size:
-        return torch.zeros(1, 0), torch.zeros(1)
-    count = times * max(POINTS, 2 * size)
-    if times == TIMES[-1] and size <= MOST_HEAVY:
-        return _heavy(count, size)
-    return _standardized(count, size), torch.full((count,), -math.log(count))
+        return Points(torch.zeros(1, 1, 0), torch.zeros(1, 1))
+    return _sets(times * max(POINTS, 2 * size), size, is_heavy=size <= MOST_HEAVY)
 
 
-def _heavy(count: int, size: int) -> tuple[Tensor, Tensor]:
+@cache
+def _sets(count: int, size: int, *, is_heavy: bool = False) -> Points:
+    """Return sets of quasi-random points: of Student t's, or Normal ones of exact covariances.
+
+    The latter have too small a fourth moment, the less so the more dimensions there are.
+    """
+    if is_heavy:
+        sets = [_heavy(count, size, seed) for seed in range(TURNS)]
+        return Points(*(torch.stack(tensors) for tensors in zip(*sets, strict=True)))
+    points = torch.stack([normal_points(count, size, seed=seed) for seed in range(TURNS)])
+    log_weights = torch.full((TURNS, count), -math.log(count))
+    if count < ENOUGH * size:  # of so few, variances alone
+        return Points(points / points.square().mean(1, keepdim=True).sqrt(), log_weights)
+    tril = torch.linalg.cholesky(points.mT @ points / count)
+    whole = torch.linalg.solve_triangular(tril, points.mT, upper=False).mT
+    return Points(whole, log_weights)
+
+
+def _heavy(count: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return points of a Student t, (P, D), and the log ratios of a Normal's density to its, (P,)."""
-    normal, stretch = heavy_points(count, size, freedom=FREEDOM)
+    normal, stretch = heavy_points(count, size, freedom=FREEDOM, seed=seed)
     points = normal * stretch
     square = points.square().sum(1)
     heavy = -0.5 * (FREEDOM + size) * torch.log1p(square / FREEDOM)
     return points, (-0.5 * square - heavy).log_softmax(0)
 
 
-def _rotations(keys: Tensor, *shape: int) -> Tensor:
-    """Return random rotations (..., D, D) by keys (..., 2)."""
-    normals = noise.normals(keys, (*shape, shape[-1])).double()
-    return torch.linalg.qr(normals)[0]
+class _Own(NamedTuple):
+    """How C clients differ in their quasi-random points."""
+
+    rotation: Tensor  # (C, M + Dn, M + Dn)
+    first: Tensor  # (C,) int64, the set at the first draw
 
 
-def _standardized(count: int, size: int) -> Tensor:
-    """Return quasi-random standard normals with exact covariance, or variances if they are few."""
-    points = normal_points(count, size)
-    if count < ENOUGH * size:
-        return points / points.square().mean(0).sqrt()
-    tril = torch.linalg.cholesky(points.mT @ points / count)
-    return torch.linalg.solve_triangular(tril, points.mT, upper=False).mT
+def _own(hierarchy: Hierarchy, keys: Tensor) -> _Own:
+    """Return how clients differ, at random by keys (C, 2)."""
+    size = hierarchy.mixing_size + hierarchy.normal_size
+    normals = noise.normals(keys, (size, size)).double()
+    first = noise.uniforms(keys, ()) * TURNS
+    return _Own(torch.linalg.qr(normals)[0], first.long())
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +164,7 @@ class _Clients:
     factor: tuple[Tensor, Tensor]
     fields: Values
     proposals: Proposal | None
-    own: Tensor | None  # (C, M + Dn, M + Dn), rotations of quasi-random points
+    own: _Own | None  # None: a sum's nodes
 
     def some(self, who: Tensor) -> _Clients:
         """Return the clients at some positions."""
@@ -151,26 +174,25 @@ class _Clients:
         fields = {name: v[who] for name, v in self.fields.items()}
         factor = self.factor[0][who], self.factor[1][who]
         rows = self.rows.some(who)
-        own = None if self.own is None else self.own[who]
+        own = self.own and _Own(*(v[who] for v in self.own))
         return _Clients(self.hierarchy, rows, factor, fields, proposals, own)
 
     def ratios(self, draws: Tensor) -> Ratios:
         """Return the ratios at draws (S, K), by as many points as each client needs."""
-        points, log_weights = standard_points(self.hierarchy)
-        size, count = points.shape[1], max(2, min(TRIED, len(draws) // TRIED))
-        if is_sampled(self.hierarchy):
-            count = TRIED
-        if self.proposals is not None or not size:
-            return self._at(draws, points, log_weights)
+        points = standard_points(self.hierarchy)
+        if self.proposals is not None or not self.hierarchy.normal_size:
+            return self._at(draws, points)
+        clients = self.hierarchy.program.num_clients
+        count, tolerance = TRIED, NOISE / math.sqrt(clients)
+        if not is_sampled(self.hierarchy):
+            count, tolerance = max(2, min(TRIED, len(draws) // TRIED)), ERROR / clients
         some = draws[:: max(1, len(draws) // count)]
-        sets = [standard_points(self.hierarchy, times) for times in TIMES]
-        tolerance = ERROR / math.sqrt(self.hierarchy.program.num_clients)
-        # the first set that agrees with the next; the last one where none does
+        # the first points that agree with more; the last ones where none do
         who = torch.arange(self.rows.clients)
         needed = torch.zeros_like(who)
-        log = self._at(some, *sets[0]).log
-        for finer_set in sets[1:]:
-            finer = self.some(who)._at(some, *finer_set).log
+        log = self._at(some, points).log
+        for times in TIMES[1:]:
+            finer = self.some(who)._at(some, standard_points(self.hierarchy, times)).log
             rough = (finer - log).std(1) >= tolerance
             who, log = who[rough], finer[rough]
             needed[who] += 1
@@ -179,52 +201,53 @@ class _Clients:
         log, error = torch.zeros(2, self.rows.clients, len(draws))
         for i in needed.unique().tolist():
             who = (needed == i).nonzero()[:, 0]
-            log[who], error[who] = self.some(who)._at(draws, *sets[i])
+            points = standard_points(self.hierarchy, TIMES[i])
+            log[who], error[who] = self.some(who)._at(draws, points)
         return Ratios(log, error)
 
-    def _at(self, draws: Tensor, points: Tensor, log_weights: Tensor) -> Ratios:
-        """Return the ratios at draws (S, K), by standard normal points (P, M + Dn)."""
-        count, size = points.shape
-        at_once = max(1, CONDITIONALS // (self.rows.clients * (size + 1) ** 2))
+    def _at(self, draws: Tensor, points: Points) -> Ratios:
+        """Return the ratios at draws (S, K), by sets of points."""
+        count, size = points.at.shape[1:]
+        at_once = CONDITIONALS // (self.rows.clients * (size + 1) ** 2)
         of = self._normal
         if self.proposals is not None:
-            at_once, of = max(1, at_once // count), self._mixed
-        common = points[:0] if self.own is None else _rotations(noise.root_key(0), TURNS, size)
-        ratios = []
-        for s in torch.arange(len(draws)).split(at_once):
-            turns = None if self.own is None else product(self.own[:, None], common[s % TURNS])
-            ratios.append(of(draws[s], turns, points, log_weights))
+            at_once, of = at_once // count, self._mixed
+        every = torch.arange(len(draws))
+        ratios = [of(draws[s], points, s) for s in every.split(max(1, at_once))]
         return Ratios(*(torch.cat(tensors, 1) for tensors in zip(*ratios, strict=True)))
 
-    def _normal(
-        self, draws: Tensor, turns: Tensor | None, points: Tensor, log_weights: Tensor
-    ) -> Ratios:
+    def _turned(self, points: Points, s: Tensor) -> Points:
+        """Return each client's rotated points at draws s, (C, S, P, M + Dn); nodes as they are."""
+        if self.own is None:
+            return points
+        sets = (self.own.first[:, None] + s) % TURNS
+        return Points(
+            product(points.at[sets], self.own.rotation[:, None]), points.log_weights[sets]
+        )
+
+    def _normal(self, draws: Tensor, points: Points, every: Tensor) -> Ratios:
         mean, tril = normals_of(self.hierarchy, self.fields, self.factor, draws)
-        root = tril.mT if turns is None else product(turns, tril.mT)  # (C, S, D, D)
-        ratios = []
-        for p in torch.arange(len(draws)).split(self.rows.draws_at_once(len(points))):
-            w = mean[:, p, None] + product(points, root[:, p])  # (C, s, P, D)
-            ratios.append(
-                _summed(self.log_ratio(draws[p], w), log_weights, self.halves(log_weights))
-            )
+        count, ratios = points.at.shape[1], []
+        for s in torch.arange(len(draws)).split(self.rows.draws_at_once(count)):
+            at, log_weights = self._turned(points, every[s])
+            w = mean[:, s, None] + product(at, tril[:, s].mT)  # (C, s, P, D)
+            ratios.append(_summed(self.log_ratio(draws[s], w), log_weights, self.halves(count)))
         return Ratios(*(torch.cat(tensors, 1) for tensors in zip(*ratios, strict=True)))
 
-    def _mixed(
-        self, draws: Tensor, turns: Tensor | None, points: Tensor, log_weights: Tensor
-    ) -> Ratios:
+    def _mixed(self, draws: Tensor, points: Points, every: Tensor) -> Ratios:
         """Return the ratios where clients have mixing variables: each point has its own weight."""
-        assert turns is not None  # mixing variables are sampled
-        h, sides = self.hierarchy, sides_of(len(log_weights), self.hierarchy)
-        row = h.batch(self.fields, self.rows.clients)
+        h, count = self.hierarchy, points.at.shape[1]
+        sides, row = sides_of(count, h), h.batch(self.fields, self.rows.clients)
 
-        def at(z: Tensor, turn: Tensor) -> Any:
+        def at(z: Tensor, e: Tensor) -> Any:
             at_side = partial(point, h, z, row, self.factor, self.proposals)
-            return torch.vmap(at_side)((points @ turn).movedim(1, 0), sides)
+            return torch.vmap(at_side)(e, sides)
 
-        own, weight = torch.vmap(at)(draws, turns.movedim(1, 0))  # (S, P, C, D) and (S, P, C)
+        e, log_weights = self._turned(points, every)
+        w, weight = torch.vmap(at)(draws, e.permute(1, 2, 0, 3))  # (S, P, C, D) and (S, P, C)
         log_weights = log_weights + weight.movedim(2, 0)
-        log_ratio = self.log_ratio(draws, own.movedim(2, 0))
-        return _summed(log_ratio, log_weights, self.halves(log_weights[0, 0]))
+        log_ratio = self.log_ratio(draws, w.movedim(2, 0))
+        return _summed(log_ratio, log_weights, self.halves(count))
 
     def log_ratio(self, draws: Tensor, w: Tensor) -> Tensor:
         """Return log p(y | v) - log factor(v), (C, S, P), at w (C, S, P, D) and draws (S, K)."""
@@ -233,13 +256,12 @@ class _Clients:
         log_factor = ((self.factor[1][:, None] - 0.5 * product(v, self.factor[0])) * v).sum(-1)
         return (self.rows.values(v) - log_factor).view(w.shape[:3])
 
-    def halves(self, log_weights: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return two halves of the points, each with all reflections; None of a sum's nodes."""
-        of_nodes = self.hierarchy.normal_size in NODES and self.proposals is None
-        if len(log_weights) == 1 or of_nodes:
+    def halves(self, count: int) -> tuple[Tensor, Tensor] | None:
+        """Return two halves of so many points, each with all reflections; None of a sum's nodes."""
+        if count == 1 or not is_sampled(self.hierarchy):
             return None
-        half = len(log_weights) // 2  # of a sequence: any other half of it leaves boxes empty
-        second = torch.arange(len(log_weights)) % half >= half // 2
+        half = count // 2  # of a sequence: any other half of it leaves boxes empty
+        second = torch.arange(count) % half >= half // 2
         return (~second).nonzero()[:, 0], second.nonzero()[:, 0]
 
 
