@@ -66,7 +66,9 @@ def surprises(posterior: Known) -> Surprise:
     count, hierarchy = len(factors.shift), surrogate.hierarchy
     surprise = Surprise(*torch.full((2, count), torch.nan))
     few_or_many = not FEWEST <= count <= MOST
-    if hierarchy.mixing is not None or not hierarchy.reading.own_size or few_or_many:
+    # of one sum over a client's label no rows average: eta varies by more than Lambda
+    sums = not all(hierarchy.program.factors.values())
+    if hierarchy.mixing is not None or not hierarchy.reading.own_size or few_or_many or sums:
         return surprise
     draws = posterior.draws[:DRAWS]
     marginals = surrogate.log_marginals(draws, factors)[1]

@@ -160,6 +160,22 @@ def test_three_clients_are_not_judged() -> None:
     assert said_of_conflicts(silent, (*names, "d")) == {"compared": 0}
 
 
+def test_kinds_of_clients_are_not_judged() -> None:
+    """Which kind a client is of is one sum over all its rows, whose curvature is not the variance of eta."""
+
+    def kinds(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(mu, 0.3))
+            late = pyro.sample("late", dist.Bernoulli(0.5))
+            with batch.data():
+                pyro.sample("y", dist.Poisson((w + late).exp()), obs=batch.y)
+
+    y = torch.arange(24.0) % 3.0
+    data = hierfl.ClientData.from_arrays(torch.arange(24) // 4, y=y)
+    assert fit(two_stage(kinds, draws=100), data, rounds=None).history["compared"].iloc[-1] == 0
+
+
 def test_many_clients_make_single_small_p_values_no_alarm() -> None:
     p = torch.linspace(0.0005, 1.0, 100)
     with warnings.catch_warnings():
