@@ -127,6 +127,16 @@ def test_without_conflict_p_values_are_uniform(sets: int) -> None:
     assert max(smaller) < 1e-6
 
 
+def test_a_direction_of_which_rows_say_nothing_is_no_conflict() -> None:
+    """Where a likelihood is not concave, its slope may be large where its curvature is nearly 0."""
+    surrogate = surrogate_of_lines()
+    with unchecked(), torch.no_grad():
+        factors = simulated(surrogate, 0)
+        factors.precision[0] = torch.diag(torch.tensor([4.0, 1e-4]))
+        factors.shift[0] = torch.tensor([0.0, 0.3])  # 30 sds, by that curvature
+        assert float(surprises(known(surrogate, factors, 0)).p[0]) > 0.05
+
+
 # --------------------------------------------------------------------------------------- whole fits
 def test_a_school_in_other_units_is_named_and_counted() -> None:
     data = hierfl.datasets.eight_schools()
