@@ -20,6 +20,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.global_sites import Drawn, Shared, emit
 from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import first_row
+from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.sites import Latents, Model, Values, family
 from hierfl.summaries.conditional import Proposal, normal_of, own_shapes, point
 from hierfl.summaries.exact import Spread
@@ -171,10 +172,11 @@ class FromFactor:
     ) -> tuple[Tensor, Tensor]:
         """Return the candidate (C, 1, D) chosen by weight, and its log density; `first` are its normals."""
         if self.spread is not None:
-            z, row = drawn.vector, first_row(batch)
-            with poutine.block(hide_types=["sample", "observe"]):  # evaluations, not its own sites
-                w, log_q = exactly(hierarchy, self.spread, z, own, row, first)
-            return w[:, None], log_q[:, None]
+            z, row = drawn.vector.double(), in_double(first_row(batch))
+            # evaluations, not its own sites
+            with poutine.block(hide_types=["sample", "observe"]), double_precision():
+                w, log_q = exactly(hierarchy, self.spread, z, own, row, first.double())
+            return w[:, None].to(drawn.vector), log_q[:, None].to(drawn.vector)
         count = self.candidates * (1 if hierarchy.mixing is None else MORE)
         count = count if hierarchy.spread is None else 1  # the factor is exact
         e = first[None] if count == 1 else spread_out(first, count)

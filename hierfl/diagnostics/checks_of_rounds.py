@@ -189,7 +189,7 @@ def _conflicting(fit: Snapshot) -> Iterator[Check]:
     if not compared[-1]:
         why = (
             f"Not checked: this needs {FEWEST} to 2,000 clients, with local sites that are Normal "
-            "given the global ones."
+            "given the global ones, and a density of each row."
         )
         yield Check(question, "not asked", why)
         return

@@ -334,11 +334,13 @@ def _check_finite(sums: Sums, ups: Up, federation: Federation, task: Task) -> No
             name = federation.data.names[int(task.ids[bad.nonzero()[0, 0]])]
             fix = (
                 "the log density of its rows, or a derivative of it, is not finite. See whether the "
-                "program takes the logarithm or root of 0, or torch.where of a branch that is "
+                "program takes the logarithm or root of 0, observes a distribution that ends where a "
+                "latent site says (Uniform, Pareto), or takes torch.where of a branch that is "
                 "infinite; tighten vague priors, and scale large columns (hierfl.standardize)"
             )
             if rates := ", ".join(step_sizes(federation.method)):
-                fix = f"lower the learning rate ({rates}), or tighten the prior of what grows"
+                lower = f"lower the learning rate ({rates}), or tighten the prior of what grows"
+                fix = lower if task.round else f"{fix}; or {lower}"  # in round 0 little has grown
             raise NotFinite(
                 f"round {task.round}: the update of client '{name}' is not finite ({path}; "
                 f"{int(bad.sum())} of {len(task.ids)} clients): {fix}"

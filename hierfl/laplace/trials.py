@@ -17,7 +17,7 @@ from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import Substitute, unchecked, untouched_store
 from hierfl.program.program import Program
 from hierfl.program.sites import Values
-from hierfl.program.traces import Site, samples
+from hierfl.program.traces import Site, in_clients, is_factor, samples
 from hierfl.program.wrapped import priors_alone
 
 # Random points near 0 and far from it, TRIES of each, show a predictor that bends or is clamped.
@@ -83,9 +83,14 @@ def prior_sites_at(program: Program, values: Values, batch: ClientBatch) -> dict
 
 
 def terms_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, Site]:
-    """Return the terms of the likelihood, by name, with the values given to all latent sites."""
+    """Return what multiplies the priors of a client's sites, by name, at values of all latent sites.
+
+    That is the likelihood, and factors of clients that read no rows.
+    """
     sites = sites_at(program, values, batch)
-    return {name: sites[name] for name in (*program.labels, *program.factors)}
+    others = (name for name, site in sites.items() if is_factor(site) and in_clients(site))
+    names = dict.fromkeys((*program.labels, *program.factors, *others))
+    return {name: sites[name] for name in names}
 
 
 def nearly_equal(value: Tensor, other: Tensor, *, exact: float = 1e-8) -> bool:

@@ -82,6 +82,6 @@ def is_mixture(program: Program) -> bool:
     sums = _SumsOfDensities()
     with untouched_store(), unchecked(), Center(), sums:
         nodes: dict[str, Any] = poutine.trace(program.model).get_trace(program.prototype).nodes
-    if program.factors and sums.taken:
+    if program.factors and sums.taken and program.row_sites is None:  # whose integrals are sums
         return True
     return any(isinstance(base_of(nodes[name]["fn"]), MIXTURES) for name in program.labels)

@@ -20,6 +20,7 @@ import torch
 
 from hierfl.core.draw_quality import quality_of
 from hierfl.core.importance_sampling import K_HAT, rests_on_few
+from hierfl.core.trees import tree_map
 from hierfl.core.watch import Watch, watched
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
@@ -30,6 +31,7 @@ from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, one_round
 from hierfl.method import Clock, Method
+from hierfl.methods.stages.anchored import begun, is_anchored
 from hierfl.methods.stages.checks import STILL, STILL_SD
 from hierfl.methods.stages.exact import Chains, chained, closed
 from hierfl.methods.stages.server import Rounds
@@ -256,11 +258,13 @@ class Fallback:
         if chains.seconds > LONGEST:
             raise NoGain(f"{why}, and chains on all rows would take {in_words(chains.seconds)}")
         self._say_seconds(f"{why}; chains on all rows take", *chains.expected)
-        state, before = where.server, len(where.history)
+        state, table, before = where.server, where.table, len(where.history)
+        if is_anchored(state):  # factors of small steps are about points that no draw is near
+            state, table = begun(state), tree_map(torch.zeros_like, table)
         with watched(Watch(self.say)):
             said = partial(self._say_seconds, "chains are adapted and take")
             drawn = chains.run(state, len(state.final.draws), said)
-            where = replace(where, server=chained(self.rounds, state, drawn))
+            where = replace(where, server=chained(self.rounds, state, drawn), table=table)
             try:
                 while not federation.server.finished(where.server):
                     where = one_round(federation, where, where.round + 2)

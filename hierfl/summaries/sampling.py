@@ -48,6 +48,7 @@ MANY_CLIENTS = 4000  # with which a chain would take minutes
 NARROW = 500  # clients whose posterior is so narrow beside a prior that its peak is sought
 FARTHEST = 5.0  # sds from weighted points to the peak of a quadratic through them
 MOMENTS = 0.3  # share of the points that is effective, with which their moments are good
+FEWEST = 2.0  # effective draws of a small step, below which the posterior lies elsewhere
 NEAR_ZERO = 10.0  # in logs of a scale, from its median in the prior: nearly 0
 # chains by what a gradient costs, N (D + 1)^3: many cheap ones take as long as one
 CHAINS = ((2e4, 128), (1e6, 32), (float("inf"), 8))
@@ -116,6 +117,8 @@ def sample(
         least = MOMENTS if len(factors.shift) < MANY_CLIENTS else LEAST_SHARE
         least = -1.0 if rough else least
         weighted = by_importance(surrogate, factors, count, start, word, final=final, least=least)
+        if rough and (weighted is None or weighted.share * count < FEWEST):
+            about_to("small steps have lost the posterior", partial(float, math.inf))
         if weighted is not None:
             return weighted
     g = torch.Generator().manual_seed(word)

@@ -43,6 +43,9 @@ MOST = 2000  # clients; of more, the server would take minutes
 AGAIN = 8  # clients, at most, without whom the surrogate is resampled: each takes seconds
 LIKELY = 0.5  # tail probability above which that is not worth it
 SMALL = 1e-9  # eigenvalues that are nothing beside the largest
+# in units of the spread of w, and of the largest: eta along what rows hardly say anything of may vary
+# by more than its eigenvalue, where a likelihood is not concave
+LITTLE = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +69,9 @@ def surprises(posterior: Known) -> Surprise:
     count, hierarchy = len(factors.shift), surrogate.hierarchy
     surprise = Surprise(*torch.full((2, count), torch.nan))
     few_or_many = not FEWEST <= count <= MOST
-    if hierarchy.mixing is not None or not hierarchy.reading.own_size or few_or_many:
+    # of one sum over a client's label no rows average: eta varies by more than Lambda
+    sums = not all(hierarchy.program.factors.values())
+    if hierarchy.mixing is not None or not hierarchy.reading.own_size or few_or_many or sums:
         return surprise
     draws = posterior.draws[:DRAWS]
     marginals = surrogate.log_marginals(draws, factors)[1]
@@ -115,13 +120,15 @@ def _tail(
     """Return a client's tail probability and distance, NaN if its factor says nothing of w."""
     size = posterior.surrogate.hierarchy.reading.own_size
     precision, shift = posterior.factors.precision[client], posterior.factors.shift[client]
-    values, vectors = torch.linalg.eigh(precision[:size, :size])
-    above = values > SMALL * values.max().clamp(min=1e-300)
+    mean, covariance = (of[:, client if of.shape[1] > 1 else 0] for of in moments[:2])
+    sd = (share @ covariance.diagonal(dim1=-2, dim2=-1))[:size].sqrt().clamp(min=1e-150)
+    values, vectors = torch.linalg.eigh(precision[:size, :size] * sd * sd[:, None])
+    largest = values.max().clamp(min=1e-300)
+    above = values > (SMALL * largest).maximum(LITTLE * largest.clamp(max=1.0))
     if not bool(above.any()):
         return torch.nan, torch.nan
-    back = vectors[:, above] / values[above].sqrt()  # U D^(-1/2)
-    turn = vectors[:, above] * values[above].sqrt()
-    mean, covariance = (of[:, client if of.shape[1] > 1 else 0] for of in moments[:2])
+    back = sd[:, None] * vectors[:, above] / values[above].sqrt()  # U D^(-1/2)
+    turn = vectors[:, above] * values[above].sqrt() / sd[:, None]
     noise = moments[2][:, None, None]
     expected = mean[:, :size] @ turn + mean[:, size:] @ precision[size:, :size] @ back
     spread = noise * torch.eye(turn.shape[1], dtype=turn.dtype) + turn.mT @ covariance @ turn

@@ -350,8 +350,21 @@ def test_a_mixture_is_one_however_it_is_written() -> None:
     for program in (eyes, labeled_eyes, fixed_eyes):
         federation = federate(hierfl.methods.two_stage(program), data, seed=0)
         assert is_mixture(federation.program)
-    plain = federate(hierfl.methods.two_stage(covariance), grouped(JAWS[:, :2], 1), seed=0)
-    assert not is_mixture(plain.program)
+
+
+def rounded(batch: ClientBatch) -> None:
+    """Measures to the next number, with the error of each row as a site of its own."""
+    mu = pyro.sample("mu", dist.Normal(540.0, 10.0))
+    with batch.clients(), batch.data():
+        error = pyro.sample("error", dist.Uniform(-0.5, 0.5))
+        pyro.factor("y", dist.Normal(mu, 9.0).log_prob(batch.y + error))
+
+
+def test_an_integral_over_a_site_of_a_row_is_no_mixture() -> None:
+    eye = ClientData.from_arrays(["c"] * 48, y=EYES)
+    jaws = grouped(JAWS[:, :2], 1)
+    for program, data in ((covariance, jaws), (rounded, eye)):
+        assert not is_mixture(federate(hierfl.methods.two_stage(program), data, seed=0).program)
 
 
 def test_a_heavy_tail_of_any_round_counts_where_rows_are_curved() -> None:

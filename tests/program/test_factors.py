@@ -235,3 +235,26 @@ def prior_factor(batch: ClientBatch) -> None:
 )
 def test_which_factors_are_of_the_likelihood(model: Model, factors: dict[str, bool]) -> None:
     assert read(model, guides.mean_field, federation()).factors == factors
+
+
+def test_two_stage_counts_factors_that_read_no_rows() -> None:
+    """Normal(w; m, 1) exp(-2 (w - 1)^2) and rows' Normal(y; w, 1) are Gaussian in m and w."""
+    y = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)) + 2.0
+
+    def model(batch: ClientBatch) -> None:
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(m, 1.0))
+            pyro.factor("near", -2.0 * (w - batch.center).square())
+            with batch.data():
+                pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
+
+    names = [f"c{k}" for k in range(8)]
+    client, of_clients = np.repeat(np.arange(8), 4), {"center": np.ones(8, np.float32)}
+    data = ClientData.from_arrays(client, names=names, client_fields=of_clients, y=y.flatten())
+    fitted = hierfl.fit(hierfl.methods.two_stage(model), data)
+    drawn = fitted.posterior(4000)["posterior"]["m"].to_numpy()
+    precision = 1.0 + 8.0 * (1.0 - 1.0 / 9.0)  # of m, without w, whose own is 1 + 4 + 4
+    mean = float((4.0 + y.sum(1)).sum()) / 9.0 / precision
+    assert drawn.mean() == pytest.approx(mean, abs=0.03)
+    assert drawn.std() == pytest.approx(precision**-0.5, rel=0.05)

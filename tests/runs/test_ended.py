@@ -1,5 +1,6 @@
 """Fits whose rounds do not end, and what they go over to."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
@@ -20,8 +21,10 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError, NotFinite
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import Progress
+from hierfl.method import Clock
 from hierfl.methods.stages.joint import Joint
 from hierfl.methods.stages.state import GATHER
+from hierfl.methods.stages.two_stage import server_rounds
 from hierfl.posterior.draws import posterior_draws
 from hierfl.program.sites import Model
 from hierfl.runs import ended
@@ -169,6 +172,18 @@ def test_a_watch_says_how_far_a_loop_is_and_ends_it(monkeypatch: pytest.MonkeyPa
             working(f"step {i}")
     assert said and all("s so far" in line for line in said)
     working("no watch")
+
+
+def test_a_small_step_that_loses_the_posterior_ends_where_chains_can() -> None:
+    """Over nodes, without chains, it goes on."""
+    program = federate(methods.two_stage(surgical), hospitals()).program
+    rounds = server_rounds(program, 100, None)
+    state, work = rounds.begin(), rounds.work
+    lost = replace(state, factors=replace(state.factors, shift=state.factors.shift * torch.nan))
+    with watched(Watch(has_faster=math.isinf)), torch.no_grad():
+        assert work.with_scouts(state, Clock(0, 9), rough=True).sampled
+        with pytest.raises(OutOfTime, match="small steps have lost the posterior"):
+            work.with_scouts(lost, Clock(0, 9), rough=True)
 
 
 def test_a_time_limit_has_to_be_positive() -> None:

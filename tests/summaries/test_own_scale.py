@@ -197,6 +197,27 @@ def test_the_posterior_is_that_of_a_grid() -> None:
         assert abs(found.std() / sd - 1.0) < 0.06, k
 
 
+def test_single_precision_draws_no_scale_along_columns_that_depend_on_each_other() -> None:
+    """A slope of a client's own number is no direction beside its level: sds of rows are found."""
+
+    def levels(batch: ClientBatch) -> None:
+        slope = pyro.sample("slope", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(0.0, 0.8))
+            sigma = pyro.sample("sigma", dist.LogNormal(-0.5, 0.7))
+            with batch.data():
+                eta = a + slope[0] * batch.u + slope[1] * batch.x
+                pyro.sample("y", dist.Normal(eta, sigma), obs=batch.y)
+
+    torch.set_default_dtype(torch.float32)  # as users have it
+    client = torch.arange(8).repeat_interleave(12)
+    u, x, e = torch.randn(8)[client], torch.randn(96), torch.randn(8, 12)
+    e = (e - e.mean(1, keepdim=True)) / e.std(1, keepdim=True)
+    data = ClientData.from_arrays(client, u=u, x=x, y=1.0 + u + 0.5 * x + 0.6 * e.flatten())
+    sigma = fitted(levels, data).draws(500).own["sigma"]
+    assert (sigma.mean(0) - 0.6).abs().max() < 0.15
+
+
 @pytest.mark.slow("tailed", "lone")
 @pytest.mark.parametrize("model", sampled(ALL, 2), ids=lambda model: str(model.__name__))
 def test_it_takes_one_round_of_sums(model: Any) -> None:

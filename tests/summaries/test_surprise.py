@@ -127,6 +127,16 @@ def test_without_conflict_p_values_are_uniform(sets: int) -> None:
     assert max(smaller) < 1e-6
 
 
+def test_a_direction_of_which_rows_say_nothing_is_no_conflict() -> None:
+    """Where a likelihood is not concave, its slope may be large where its curvature is nearly 0."""
+    surrogate = surrogate_of_lines()
+    with unchecked(), torch.no_grad():
+        factors = simulated(surrogate, 0)
+        factors.precision[0] = torch.diag(torch.tensor([4.0, 1e-4]))
+        factors.shift[0] = torch.tensor([0.0, 0.3])  # 30 sds, by that curvature
+        assert float(surprises(known(surrogate, factors, 0)).p[0]) > 0.05
+
+
 # --------------------------------------------------------------------------------------- whole fits
 def test_a_school_in_other_units_is_named_and_counted() -> None:
     data = hierfl.datasets.eight_schools()
@@ -158,6 +168,22 @@ def test_three_clients_are_not_judged() -> None:
     assert said_of_conflicts(far, names) == {"compared": 0}
     silent = Surprise(torch.tensor([0.0, 0.5, torch.nan, 0.5]), torch.ones(4))
     assert said_of_conflicts(silent, (*names, "d")) == {"compared": 0}
+
+
+def test_kinds_of_clients_are_not_judged() -> None:
+    """Which kind a client is of is one sum over all its rows, whose curvature is not the variance of eta."""
+
+    def kinds(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(mu, 0.3))
+            late = pyro.sample("late", dist.Bernoulli(0.5))
+            with batch.data():
+                pyro.sample("y", dist.Poisson((w + late).exp()), obs=batch.y)
+
+    y = torch.arange(24.0) % 3.0
+    data = hierfl.ClientData.from_arrays(torch.arange(24) // 4, y=y)
+    assert fit(two_stage(kinds, draws=100), data, rounds=None).history["compared"].iloc[-1] == 0
 
 
 def test_many_clients_make_single_small_p_values_no_alarm() -> None:

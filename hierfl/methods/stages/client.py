@@ -205,7 +205,8 @@ class RowWork:
         """Return the guide's params of a client."""
         if not self.hierarchy.reading.own_size:
             return dict(message["params"])
-        dtype = torch.get_default_dtype()
+        # of sums, whose columns may depend on each other, single precision would make up directions
+        dtype = torch.float64 if self.by_grid else torch.get_default_dtype()
         # rows may have to be read: no polynomial, which would not fit
         if isinstance(own.fits, Tensor):
             own = own._replace(terms=own.terms[:0])
