@@ -60,17 +60,18 @@ def masked(message: Message, context: Context, answer: ClientAppCallable) -> Mes
 
 
 def _check_stage(configs: Mapping[str, Any]) -> None:
-    """Refuse sums of a few nodes, and shares by which a server would unmask one: Flower checks neither."""
+    """Refuse sums of few or endlessly many nodes, and shares that would unmask one: Flower checks none."""
     if configs.get(Key.STAGE) == Stage.SETUP:
         keys = (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD)
         said: list[Any] = [configs.get(key) for key in keys]
         nodes, shares, threshold = said
         if not all(isinstance(number, int) for number in said):
             raise Refused("the server's set-up of secure aggregation names no numbers of nodes")
-        if nodes < FEWEST or shares != nodes or threshold < round(SHARE * nodes):
+        right = FEWEST <= nodes <= MOST and shares == nodes
+        if not right or not round(SHARE * nodes) <= threshold <= nodes:
             raise Refused(
                 f"the server asks for a sum of {nodes} nodes that {threshold} of {shares} can unmask: "
-                f"{FEWEST} nodes or more take part here, and two thirds of them must unmask"
+                f"{FEWEST} to {MOST} nodes take part here, and two thirds of them must unmask"
             )
     elif configs.get(Key.STAGE) == Stage.UNMASK:
         lists = [configs.get(key) for key in (Key.ACTIVE_NODE_ID_LIST, Key.DEAD_NODE_ID_LIST)]

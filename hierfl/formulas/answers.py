@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from hierfl.core.typed_json import Count
 from hierfl.formulas.columns import (
@@ -27,7 +26,7 @@ from hierfl.formulas.columns import (
 from hierfl.formulas.constants import STATEFUL, Implausible
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
-from hierfl.formulas.disclosure import coarse, singled_out, told, told_together
+from hierfl.formulas.disclosure import Floats, Told, coarse, singled_out, told, told_together
 from hierfl.formulas.expressions import Call
 from hierfl.formulas.imputed import filled, known_values
 from hierfl.formulas.schema import OFFSET, Schema
@@ -177,7 +176,8 @@ def of_call(
         if STATEFUL[call.callee].needs == "counts":
             return OfCall(told(values, least), counted(values, *at, least))
         degree = int(options_of(call)["degree"])
-        if len(singled_out(values, least, degree)):
+        # from as many power sums as there are values, Newton's identities give all of these
+        if len(singled_out(values, least, degree)) or 1 < least > len(values) - 2 * degree:
             raise Implausible(
                 f"sums of the powers of '{call}' describe fewer than {least} rows of this client: lower "
                 "the degree, or let the node's owner lower min_count"
@@ -204,9 +204,39 @@ def of_design(
     client: str,
 ) -> Slices:
     """Return clients' sums of the columns of all terms, the common ones first, and of the response."""
+    columns, response = design_columns(designs, declared, schema, frame, client)
+    least = schema.min_count
+
+    def answer(rows: slice) -> OfDesign:
+        own = {name: values[rows] for name, values in columns.items()}
+        there = {name: values[np.isfinite(values)] for name, values in own.items()}
+        constant = {n for n, values in there.items() if len(np.unique(coarse(values, least))) < 2}
+        total = None if response is None else told(response[rows], least, by_value=False)
+        return OfDesign(told_of_designs(designs, own, least).sums, frozenset(constant), total)
+
+    return answer
+
+
+def told_of_designs(designs: Sequence[Design], columns: Mapping[str, Floats], least: int) -> Told:
+    """Return what may be told of the columns of all terms, (n,), with NaN where `mi()` lacks a value."""
+    curves: dict[Any, list[str]] = {}
+    for term in (term for design in designs for term in design.terms):
+        curves.setdefault(term.factors, []).extend(term.columns)
+    several = [names for names in curves.values() if len(names) > 1]
+    return told_together(columns, several, least)
+
+
+def design_columns(
+    designs: Sequence[Design],
+    declared: Declaration,
+    schema: Schema,
+    frame: pd.DataFrame,
+    client: str,
+) -> tuple[dict[str, Floats], Any]:
+    """Return the columns of all terms, (n,), with NaN where `mi()` lacks a value, and a response of one number."""
     ready, gone = filled(declared.imputed, prepared(frame, schema.columns, client))
     rows_known = known_values(designs, ready, gone, client)
-    columns: dict[str, NDArray[np.float64]] = {}
+    columns: dict[str, Floats] = {}
     for design in designs:
         matrix, offset = design.evaluate(ready, client)
         for name, values in zip(design.columns, matrix.T, strict=True):
@@ -214,21 +244,8 @@ def of_design(
         if design is designs[0] and design.offsets:
             columns[OFFSET] = offset
     for name in rows_known.keys() & columns.keys():
-        columns[name] = columns[name][rows_known[name]]
-    curves: dict[Any, list[str]] = {}
-    for term in (term for design in designs for term in design.terms):
-        curves.setdefault(term.factors, []).extend(term.columns)
-    several = [names for names in curves.values() if len(names) > 1]
-    least, response = schema.min_count, _response(declared, schema, ready, client)
-
-    def answer(rows: slice) -> OfDesign:
-        own = {name: values[rows] for name, values in columns.items()}
-        constant = {n for n, values in own.items() if len(np.unique(coarse(values, least))) < 2}
-        together = told_together(own, several, least, rows_known.keys())
-        total = None if response is None else told(response[rows], least, by_value=False)
-        return OfDesign(together, frozenset(constant), total)
-
-    return answer
+        columns[name] = np.where(rows_known[name], columns[name], np.nan)
+    return columns, _response(declared, schema, ready, client)
 
 
 def _response(declared: Declaration, schema: Schema, ready: pd.DataFrame, client: str) -> Any:

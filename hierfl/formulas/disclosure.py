@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,37 +146,39 @@ def outcomes_of(declared: Declaration | None) -> set[str]:
     return {*parts.labels, *parts.additions.values()} if parts else set()
 
 
-def told_together(
-    columns: Mapping[str, Floats],
-    curves: Iterable[Collection[str]],
-    least: int,
-    elsewhere: Collection[str] = (),
-) -> dict[str, ColumnSums]:
-    """Return the sums of the columns of a design that may leave together.
+class Told(NamedTuple):
+    """Sums of columns that may leave together, and the `exact` ones' values, (n,), with NaN as they had it."""
 
-    Of `curves` that together are of a few rows there are none; sums of zeros and ones are rounded to
-    multiples of `least` where others would tell about a few rows beside them. Columns `elsewhere`
-    are of other rows.
+    sums: dict[str, ColumnSums]
+    exact: dict[str, Floats]
+
+
+def told_together(
+    columns: Mapping[str, Floats], curves: Iterable[Collection[str]], least: int
+) -> Told:
+    """Return what may be told of the columns of a design, (n,), NaN in rows whose values are not counted.
+
+    Of `curves` that together are of a few rows no sums are told; sums of zeros and ones are rounded to
+    multiples of `least` where others would tell about a few rows beside them.
     """
-    ready = {name: coarse(values, least) for name, values in columns.items()}
-    told_sums = {name: sums(values) for name, values in ready.items()}
+    exact = {name: coarse(values, least) for name, values in columns.items()}
+    told_sums = {name: sums(values[np.isfinite(values)]) for name, values in exact.items()}
+    exact = {name: values for name, values in exact.items() if len(values)}
     if least < 2:
-        return told_sums
-    rows = max(map(len, columns.values()), default=0)
-    binary = {name for name, values in ready.items() if np.isin(values, (0.0, 1.0)).all()}
-    hidden = {name for name, values in ready.items() if name in elsewhere or len(values) < rows}
-    for names in curves:
-        if not {*elsewhere}.isdisjoint(names):
-            continue
+        return Told(told_sums, exact)
+    binary = {name for name, values in exact.items() if np.isin(values, (0.0, 1.0)).all()}
+    whole = {name for name, values in columns.items() if np.isfinite(values).all()}
+    for names in (names for names in curves if whole.issuperset(names)):
         matrix = np.stack([columns[name] for name in names], axis=1)
         if not binary.issuperset(names) and len(isolated(matrix, least)):
             told_sums |= dict.fromkeys(names, NOTHING)
-            hidden |= {*names}
-    whole = {name: values for name, values in ready.items() if name not in hidden}
-    for name in _of_few(whole, least):
+            exact = {name: values for name, values in exact.items() if name not in names}
+    together = {name: values for name, values in exact.items() if name in whole}
+    for name in _of_few(together, least):
+        rows = len(exact.pop(name))
         count = min(least * round(told_sums[name].total / least), rows)
         told_sums[name] = ColumnSums(rows, count, count) if name in binary else NOTHING
-    return told_sums
+    return Told(told_sums, exact)
 
 
 def _of_few(columns: Mapping[str, Floats], least: int) -> set[str]:

@@ -12,9 +12,17 @@ import numpy as np
 import pandas as pd
 
 from hierfl.data.row_differences import codes_of_values, joined
-from hierfl.formulas.answers import argument_of, group_names
-from hierfl.formulas.columns import by_client, column_fault, complete, incomplete, numbers, prepared
-from hierfl.formulas.constants import Implausible
+from hierfl.formulas.answers import argument_of, design_columns, group_names, told_of_designs
+from hierfl.formulas.columns import (
+    by_client,
+    column_fault,
+    complete,
+    holds_numbers,
+    incomplete,
+    numbers,
+    prepared,
+)
+from hierfl.formulas.constants import STATEFUL, Implausible
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import (
@@ -22,6 +30,7 @@ from hierfl.formulas.disclosure import (
     NEARLY,
     SHARE,
     Floats,
+    coarse,
     coarse_columns,
     isolated,
     outcomes_of,
@@ -30,7 +39,7 @@ from hierfl.formulas.disclosure import (
 )
 from hierfl.formulas.imputed import filled, known_values, with_known
 from hierfl.formulas.layout import Layout
-from hierfl.formulas.schema import OFFSET, Schema
+from hierfl.formulas.schema import OFFSET
 from hierfl.formulas.terms import options_of
 
 FEW = (
@@ -79,53 +88,85 @@ def fitted_rows(formula: Any, frames: Any) -> FittedRows:
     return FittedRows({client: frame.assign(**made)}, tuple(sorted(moved)))
 
 
-def told_numbers(formula: Any, frame: pd.DataFrame, client: str, least: int) -> Any:
-    """Return the columns of numbers of a client's rows, (n, p), of which a schema's first question gives sums.
+def told_numbers(formula: Any, frame: pd.DataFrame, client: str, least: int) -> Floats:
+    """Return the columns of numbers of a client's rows, and squares of covariates, (N, p): a schema gives their sums.
 
-    Refuses those of which some combination is of few rows (`Implausible`), as of weights on two days
-    that differ in one row. What rows lack adds nothing to a sum.
+    NaN stands where a row has no value, or is not among those that the formula keeps. Few rows may share
+    a value of an outcome, so that its own two sums tell of these.
     """
     declared = formula.declared
-    whole = own_rows(declared, frame, client, least)
-    every = coarse_columns(whole, declared.columns, declared, least)
-    made = [np.where(np.isfinite(of), of, 0.0) for _, _, of in every if len(of)]
+    whole, outcomes = own_rows(declared, frame, client, least), outcomes_of(declared)
+    made = []
+    for name, _, values in coarse_columns(whole, declared.columns, declared, least):
+        if (there := np.isfinite(values)).any():
+            made.append(np.where(there, values, np.nan))
+            away = made[-1] - values[there].mean()
+            made += [] if name in outcomes else [(away / (values[there].std() or 1.0)) ** 2]
     columns = np.stack(made, axis=1) if made else np.zeros((len(whole), 0))
-    if len(isolated(columns, least, EXACT)):
-        raise Implausible(FEW.format("a combination of its columns", least))
-    return columns
+    return on_every_row(formula, columns, frame, client)
 
 
-def told_columns(
-    formula: Any, frame: pd.DataFrame, client: str, schema: Schema, call: str = ""
-) -> Any:
-    """Return columns of a client's rows as it fits them, (n, p), of which a question gives sums.
+def on_every_row(formula: Any, columns: Floats, frame: pd.DataFrame, client: str) -> Floats:
+    """Return columns of the rows that a formula keeps, (n, p), with NaN in a client's other rows, (N, p)."""
+    declared = formula.declared
+    return scattered(columns, ~incomplete(frame, declared.rows_of, client, declared.missing))
 
-    Those of all terms, and a response of numbers; or the powers of the argument of a `call`. What `mi()`
-    lacks is filled; of `formula` no more is agreed on than the `schema`.
+
+def scattered(columns: Floats, there: Any) -> Floats:
+    """Return columns, (n, p), of the rows that are `there`, (N,), with NaN in the others, (N, p)."""
+    made = np.full((len(there), columns.shape[1]), np.nan)
+    made[there] = columns
+    return made
+
+
+def described_numbers(
+    frame: pd.DataFrame, described: Iterable[tuple[str, Any]], client: str, least: int
+) -> Floats:
+    """Return the columns of numbers of some rows each, (N, p), of which a table has the means."""
+    columns = [
+        scattered(coarse(numbers(frame[name])[rows], least)[:, None], rows)
+        for name, rows in described
+        if holds_numbers(frame[name], None, name, client)
+    ]
+    return np.hstack([np.zeros((len(frame), 0)), *columns])
+
+
+def told_columns(formula: Any, frame: pd.DataFrame, client: str, question: Any) -> Floats:
+    """Return columns of a client's rows as it fits them, (N, p), of which its answer has exact sums (`told_numbers`).
+
+    Those of terms, and a response of one number; or the powers of the argument of a call.
     """
-    declared, of = formula.declared, replace(formula, schema=schema)
-    frame = fitted_rows(of, {client: frame}).frames[client]
-    frame = own_rows(declared, frame, client, schema.min_count)
-    for poly in (of for of in declared.calls if str(of) == call):
-        values = argument_of(poly, schema, frame, client)
+    declared, schema, least = formula.declared, question.schema, question.min_count
+    fitted = fitted_rows(replace(formula, schema=schema), {client: frame}).frames[client]
+    fitted = own_rows(declared, fitted, client, least)
+    if question.kind == "call":
+        (call, *_) = (call for call in declared.calls if str(call) == question.text)
+        values = argument_of(call, schema, fitted, client)
+        has_powers = STATEFUL[call.callee].needs == "powers"
+        degree = int(options_of(call)["degree"]) if has_powers else 1
         scaled = (values - values.mean()) / (values.std() or 1.0)
-        return scaled[:, None] ** np.arange(1, 2 * int(options_of(poly)["degree"]) + 1)
-    ready = prepared(frame, schema.columns, client)
-    if declared.imputed:
-        ready, _ = filled(declared.imputed, ready)
-    designs = every_design_of(declared, schema)
-    numeric = [name for name in declared.parts.labels if schema.columns[name].kind == "number"]
-    return np.hstack([ready[numeric], *(d.evaluate(ready, client)[0] for d in designs)])
+        columns = [*(scaled[:, None] ** np.arange(1, 2 * degree + 1)).T]
+    else:
+        designs = every_design_of(declared, schema)
+        every, response = design_columns(designs, declared, schema, fitted, client)
+        columns = [*told_of_designs(designs, every, least).exact.values()]
+        columns += [] if response is None else [coarse(response, least, by_value=False)]
+    whole = [values for values in columns if len(values)]
+    return on_every_row(formula, np.stack(whole, axis=1), frame, client)
 
 
 def kept_columns(
     formula: Any, frame: pd.DataFrame, columns: Floats, key: bytes
 ) -> tuple[tuple[str, ...], bytes]:
-    """Return what columns, (n, p), were made of, by name; and its codes, by which rows are sorted, and the columns."""
+    """Return what columns, (N, p), were made of, by name; and its codes, by which rows are sorted, and the columns.
+
+    Means stand where a row is not counted: how many are is known.
+    """
     declared = formula.declared
     names = tuple(sorted({*declared.rows_of, *declared.columns_read} & {*frame}))
     order, codes = _in_order(frame, names, key)
-    return names, codes + columns[order].T.tobytes()
+    whole = np.where(np.isnan(columns), np.nanmean(columns, 0), columns)
+    return names, codes + whole[order].T.tobytes()
 
 
 def _in_order(frame: pd.DataFrame, names: Iterable[str], key: bytes) -> tuple[Any, bytes]:
@@ -136,25 +177,26 @@ def _in_order(frame: pd.DataFrame, names: Iterable[str], key: bytes) -> tuple[An
 
 
 def check_together(
-    columns: Floats,
-    frame: pd.DataFrame,
-    earlier: Iterable[tuple[Sequence[str], bytes]],
-    key: bytes,
-    least: int,
+    told: Iterable[tuple[Sequence[str], bytes, bool]], frame: pd.DataFrame, key: bytes, least: int
 ) -> None:
-    """Refuse columns, (n, p), that with `earlier` ones of the rows tell of few of these (`Implausible`).
+    """Refuse columns that with others that were `told` of the rows tell of few of these (`Implausible`).
 
-    Those are `kept_columns`. A frame may have the rows in another order than before, and beside other columns.
+    Those are `kept_columns`, the new ones first, and whether they are of a design: of as many columns of
+    designs as there are rows, any are told of. A frame may have the rows in another order than before.
     """
-    every = [columns]
-    for names, content in earlier:
+    every = []
+    for names, content, is_design in told:
         if not {*names} <= {*frame}:
             continue  # of rows that had other columns
         order, codes = _in_order(frame, names, key)
         if content.startswith(codes):
-            of = np.frombuffer(content, offset=len(codes)).reshape(-1, len(columns))
-            every.append(of.T[np.argsort(order)])
-    if len(every) > 1 and tells_of_few(np.hstack(every), least):
+            of = np.frombuffer(content, offset=len(codes)).reshape(-1, len(frame))
+            every.append((of.T[np.argsort(order)], is_design))
+    designs = [of for of, is_design in every if is_design]
+    tells = len(designs) > 1 and tells_of_few(np.hstack(designs), least)
+    if tells or len(isolated(np.hstack([of for of, _ in every]), least, EXACT)):
+        if len(every) == 1:
+            raise Implausible(FEW.format("a combination of its columns", least))
         raise Implausible(
             f"with earlier answers about these rows, its columns would tell of fewer than {least} of "
             f"them: leave terms out, or wait until {least} rows have changed (min_count)"

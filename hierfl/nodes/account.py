@@ -159,7 +159,7 @@ class Ledger:
         for before in (e for e in self.entries[max(resets, default=0) :] if e.kind == entry.kind):
             of = Subject(*before.subject)
             same = of[:2] == own[:2]
-            if same and before.request == entry.request:
+            if of == own and before.request == entry.request:
                 return before.answer.encode()
             shared = zip((of.columns, of.least), (own.columns, own.least), strict=True)
             differs = any("" != value != other != "" for value, other in shared)
@@ -224,7 +224,6 @@ class Ledger:
         return (sum(entry.spent or 0.0 for entry in self.entries) + more) / worth
 
 
-# ------------------------------------------------------------ what must add up
 def _check_marks(folder: Path, heads: list[str], entries: list[Entry]) -> None:
     """Refuse a ledger of fewer or other lines than the mark, the log and kept answers know of."""
     count, marks = len(heads) - 1, {name: log.mark_of(folder, name) for name in log.MARKS}

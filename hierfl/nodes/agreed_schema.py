@@ -13,26 +13,25 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from hierfl.core.disk import private_folder, replace_private
 from hierfl.formulas import own_rows
 from hierfl.formulas.agree import agreed
-from hierfl.formulas.columns import complete
-from hierfl.formulas.constants import STATEFUL, Implausible
+from hierfl.formulas.constants import Implausible
 from hierfl.formulas.credible import Heard
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.odd_answers import odd_answers
 from hierfl.formulas.questions import Question, answer_of_json, own_answer
 from hierfl.formulas.schema import Schema
-from hierfl.nodes.account import ROWS, Entry, Ledger, Subject, digest
+from hierfl.nodes.account import Ledger, Subject, digest
 from hierfl.nodes.agreement import Key, named_answers
-from hierfl.nodes.client_rows import answer, reply_of
+from hierfl.nodes.client_rows import DESIGN, NUMBERS, ToldColumns, answer, check_told, reply_of
 from hierfl.nodes.gate import Inquiry, Reply, register
 from hierfl.nodes.messages import Refused, read_json
 from hierfl.nodes.policy import Forbidden, Policy
-from hierfl.nodes.row_sets import kept_in, rows_of_formula, rows_of_frame
+from hierfl.nodes.row_sets import rows_of_formula, rows_of_frame
 
 LEAST_COUNT = 5  # rows of a level or group that a server asks for
-ASKS, DESIGN, NUMBERS = "schema", "design", "numbers"
+ASKS = "schema"
+OF_NUMBERS = ("columns", "call", "design")  # questions whose answers are sums
 LATE = "; what all have agreed on before, such as means, counts its rows"
 BASIS = ("clients", "formula", "min_count", "columns", "transforms", "groups")  # of a design
 UNANSWERED = "it did not answer all questions"
@@ -84,39 +83,20 @@ def _disclosure(inquiry: Inquiry) -> Iterator[Refused]:
 
 def _replies(inquiry: Inquiry) -> Iterator[Reply]:
     """Yield the answer; of sums and counts, `hierfl.formulas.questions` has those that may leave."""
-    rows, question, key = inquiry.source, inquiry.request, inquiry.ledger.key
-
-    def answer() -> Any:
-        formula, of = rows.formula, (rows.formula, rows.frame, rows.client)
-        made = own_answer(question, formula.declared, *of[1:], formula.schema)
-        needs = STATEFUL[question.text.partition("(")[0]].needs if question.at else ""
-        how = inquiry.ledger, inquiry.policy.min_count
-        if question.kind == "columns":
-            _check_together(NUMBERS, *how, own_rows.told_numbers(*of, question.least), *of)
-        elif question.kind == "design" or needs == "powers":
-            columns = own_rows.told_columns(*of, question.schema, question.text)
-            _check_together(DESIGN, *how, columns, *of)
-        return made
-
-    of_numbers = question.kind in ("columns", "call", "design")
-    groups = None if of_numbers else [name for name in question.by if name in rows.frame]
-    of = rows.formula, {rows.client: rows.frame}, key
+    rows, question = inquiry.source, inquiry.request
+    groups = None if question.kind in OF_NUMBERS else [n for n in question.by if n in rows.frame]
+    of = rows.formula, {rows.client: rows.frame}, inquiry.ledger.key
     behind = rows_of_formula(*of, question.min_count, groups)
-    yield reply_of(inquiry, [behind], answer)
+    own = rows.formula.declared, rows.frame, rows.client, rows.formula.schema
+    yield reply_of(inquiry, [behind], partial(own_answer, question, *own), _told(question, rows))
 
 
-def _check_together(kind: str, ledger: Ledger, least: int, columns: Any, *of: Any) -> None:
-    """Refuse columns, (n, p), that with earlier ones of the rows tell of few of these (`Implausible`)."""
-    formula, frame, client = of
-    earlier = {e.request: e.subject for e in ledger.entries if e.kind in (DESIGN, kind)}
-    rows = complete(frame, formula.declared.rows_of, client, formula.declared.missing)
-    names, content = own_rows.kept_columns(formula, rows, columns, ledger.key)
-    if (name := digest(content)) not in earlier:  # else it was looked at beside all others
-        kept = ((of, kept_in(ledger.folder, request)) for request, of in earlier.items())
-        own_rows.check_together(columns, rows, kept, ledger.key, least)
-        private_folder(ledger.folder / ROWS)
-        replace_private(ledger.folder / ROWS / name, content)
-        ledger.append(Entry(kind, name, subject=names))
+def _told(question: Question, rows: Any) -> ToldColumns:
+    of = rows.formula, rows.frame, rows.client
+    if question.kind in OF_NUMBERS:
+        yield NUMBERS, own_rows.told_numbers(*of, question.min_count)
+    if question.kind in OF_NUMBERS[1:]:
+        yield DESIGN, own_rows.told_columns(*of, question)
 
 
 def _subject(inquiry: Inquiry) -> Subject:
@@ -248,6 +228,7 @@ def check_fitted(root: Path, formula: Formula, rows: Any, fitted: Any, policy: P
         if formula.agreed.min_count > 1:
             how = fitted[client], client, least, policy.min_joint_count
             matrix = own_rows.check_design(formula, *how).matrix
-            _check_together(DESIGN, Ledger.at(root), least, matrix, formula, frame, client)
+            told = own_rows.on_every_row(formula, matrix, frame, client)
+            check_told(DESIGN, Ledger.at(root), least, told, formula, frame)
     except Implausible as error:
         raise Forbidden(str(error)) from error

@@ -135,14 +135,10 @@ class Agreement:
         if not introductions:
             raise ValueError("no node has introduced itself: start one or more")
         count = Counter(of.client for of in introductions)
-        out = {
-            n: f"two nodes have a client '{n}': give each its own name"
-            for n in count
-            if count[n] > 1
-        }
-        once = sorted(
-            (of for of in introductions if of.client not in out), key=lambda of: of.client
-        )
+        twice = [name for name in count if count[name] > 1]
+        out = {n: f"two nodes have a client '{n}': give each its own name" for n in twice}
+        once = [of for of in introductions if of.client not in out]
+        once.sort(key=lambda of: of.client)
         forms = [_form(of) for of in once]
         ((usual, times),) = Counter(forms).most_common(1) or [("", 0)]
         same = [of for of, form in zip(once, forms, strict=True) if form == usual]
@@ -280,7 +276,6 @@ def _fails(model: Model, agreement: Agreement) -> bool:
     return False
 
 
-# ------------------------------------------------------------ answers before the rounds, by client
 def named_answers(
     answers: Mapping[Key, bytes],
     read: Callable[[Key, str, Any], Made],

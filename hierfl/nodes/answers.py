@@ -69,7 +69,6 @@ class FromNodes(Generic[Of]):
         return pd.concat(frames, names=["client"]).reset_index(level=0)
 
 
-# ------------------------------------------------------------ questions after the rounds
 def ask_nodes(
     fit: Any,
     kind: AfterKind,
@@ -163,7 +162,6 @@ def _read(fit: Any, answer: Answer, kind: AfterKind, rows: int) -> tuple[Tree, F
     return tree, read_typed(Few, about.get("few"), "list of groups")
 
 
-# ------------------------------------------------------------ what the server knows
 def brief_over(fit: Any) -> Shown:
     """Return what a fit over nodes prints."""
     times = times_left_out(fit.progress.history)
@@ -196,7 +194,6 @@ def summary_over(fit: Any, prob: float, draws: int, seed: int) -> Summary:
     return summary_of_globals(fit.here, _judged(fit.here), **how)
 
 
-# ------------------------------------------------------------ what is at the nodes alone
 def refused(name: str) -> Any:
     """Return a method of `hierfl.Fit` that is refused over nodes."""
 

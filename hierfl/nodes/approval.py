@@ -79,7 +79,6 @@ def asked_first(folder: Path, what: str, text: str) -> None:
     check_approved(folder, name)
 
 
-# ------------------------------------------------------------ the preview of a run
 @one_at_a_time
 def preview(node: Any) -> str:
     """Return the preview of the run of a `Node`."""

@@ -8,7 +8,7 @@ grammar, or approves it. One that the owner's own code or `node.toml` names is t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,18 +16,23 @@ from typing import Any
 
 import pandas as pd
 
+from hierfl.core.disk import private_folder, replace_private
 from hierfl.core.typed_json import written
+from hierfl.formulas import own_rows
 from hierfl.formulas.brought import as_asked, beyond, is_listed
 from hierfl.formulas.columns import by_client
 from hierfl.formulas.constants import Implausible
 from hierfl.formulas.formula import Formula
 from hierfl.nodes import gate, log
+from hierfl.nodes.account import ROWS, Entry, Ledger, digest
 from hierfl.nodes.approval import asked_first
 from hierfl.nodes.gate import Inquiry, Release, Reply
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden, Policy, policy_at
-from hierfl.nodes.row_sets import RowCodes
+from hierfl.nodes.row_sets import RowCodes, kept_in
 
+DESIGN, NUMBERS = "design", "numbers"  # columns whose sums are told, in the account
+ToldColumns = Iterable[tuple[str, Any]]  # of one of these kinds, (N, p)
 BEFOREHAND = "agree on a schema beforehand"
 
 
@@ -91,21 +96,41 @@ def only_client(formula: Formula, frames: Any) -> tuple[str, pd.DataFrame]:
     return first
 
 
-def reply_of(inquiry: Inquiry, rows: list[RowCodes], answer: Callable[[], Any]) -> Reply:
-    """Return what a question is answered by: rows, and an answer that is written as JSON."""
+def reply_of(
+    inquiry: Inquiry, rows: list[RowCodes], answer: Callable[[], Any], told: ToldColumns = ()
+) -> Reply:
+    """Return what a question is answered by: rows, and an answer that is written as JSON, of sums of `told` columns."""
+    own, least = inquiry.source, inquiry.policy.min_count
 
     def make() -> Release:
         try:
             content = json.loads(written(answer()))
+            for kind, columns in told:
+                check_told(kind, inquiry.ledger, least, columns, own.formula, own.frame)
         except Implausible as error:
             raise Forbidden(str(error)) from error
-        made = json.dumps({"client": inquiry.source.client, "answer": content})
+        made = json.dumps({"client": own.client, "answer": content})
         return Release(made.encode(), more={"question": inquiry.content})
 
     return Reply(rows, make)
 
 
-# ------------------------------------------------------------ a formula of a request
+def check_told(
+    kind: str, ledger: Ledger, least: int, columns: Any, formula: Formula, frame: pd.DataFrame
+) -> None:
+    """Refuse columns, (N, p), that with all whose sums were told of the rows tell of few of these (`Implausible`)."""
+    earlier = {e.request: e for e in ledger.entries if e.kind in (DESIGN, NUMBERS)}
+    names, content = own_rows.kept_columns(formula, frame, columns, ledger.key)
+    if columns.size and (name := digest(content)) not in earlier:  # those are looked at already
+        kept = partial(kept_in, ledger.folder)
+        told = [(e.subject, kept(n), e.kind == DESIGN) for n, e in earlier.items()]
+        every = (names, content, kind == DESIGN), *told
+        own_rows.check_together(every, frame, ledger.key, least)
+        private_folder(ledger.folder / ROWS)
+        replace_private(ledger.folder / ROWS / name, content)
+        ledger.append(Entry(kind, name, subject=names))
+
+
 def check_brought(formula: Any, folder: Path, policy: str | Path | None, frames: Any) -> None:
     """Refuse a formula that came with a request, until the node's owner approves it (`Forbidden`)."""
     with log.answering(folder):

@@ -17,6 +17,7 @@ import pandas as pd
 from msgspec import Meta
 
 from hierfl.core.typed_json import written
+from hierfl.formulas import own_rows
 from hierfl.formulas.columns import complete, incomplete
 from hierfl.formulas.odd_answers import FAR, far_from_most, unlike_most
 from hierfl.formulas.table_answers import (
@@ -31,7 +32,7 @@ from hierfl.formulas.table_answers import (
 from hierfl.formulas.time_answers import SurvivalAnswer, survival_answer, survival_from_json
 from hierfl.nodes.account import Subject
 from hierfl.nodes.agreement import named_answers
-from hierfl.nodes.client_rows import answer, reply_of
+from hierfl.nodes.client_rows import NUMBERS, answer, reply_of
 from hierfl.nodes.gate import Inquiry, Reply, register
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden
@@ -89,14 +90,18 @@ def _replies(inquiry: Inquiry) -> Iterator[Reply]:
     own = inquiry.source
     whole = ~incomplete(own.frame, own.formula.declared.rows_of, own.client, "drop")
     for rows in (np.ones(len(own.frame), dtype=bool), whole):
-        description, behind = _description(inquiry, own.frame[rows], whole[rows])
-        yield reply_of(inquiry, behind, partial(lambda of: of, description))
+        description, behind, told = _description(inquiry, own.frame[rows], whole[rows])
+        of_numbers = [(NUMBERS, own_rows.scattered(told, rows))]
+        yield reply_of(inquiry, behind, partial(lambda of: of, description), of_numbers)
 
 
 def _description(
     inquiry: Inquiry, frame: pd.DataFrame, whole: Any
-) -> tuple[TableAnswer | SurvivalAnswer, list[RowCodes]]:
-    """Return an answer, and the rows behind each of its numbers; `whole` rows lack nothing that the formula reads."""
+) -> tuple[TableAnswer | SurvivalAnswer, list[RowCodes], Any]:
+    """Return an answer, the rows behind each of its numbers, and of which columns it has means and sds.
+
+    `whole` rows lack nothing that the formula reads.
+    """
     question, own, key = inquiry.request, inquiry.source, inquiry.ledger.key
     declared, client = own.formula.declared, own.client
     by, least = question.by or None, question.least
@@ -110,7 +115,8 @@ def _description(
             if answer.found is not None
         ]
         codes = {c: rows_of_frame(frame, [c], key, labels) for c in question.columns}
-        return table, [codes[column].where(rows) for column, rows in described]
+        told = own_rows.described_numbers(frame, described, client, least)
+        return table, [codes[column].where(rows) for column, rows in described], told
     columns = [declared.parts.response, *declared.parts.additions.values()]
     complete(frame, dict.fromkeys([*columns, *labels]), client, declared.missing)
     every = np.ones(len(frame), dtype=bool)
@@ -118,7 +124,8 @@ def _description(
     times = survival_answer(frame, declared, by, client, least)
     code = rows_of_frame(frame, columns, key, labels)
     groups = rows_by_group(frame, by, client)
-    return times, [code.where(group) for name, group in groups if name in times.groups]
+    behind = [code.where(group) for name, group in groups if name in times.groups]
+    return times, behind, np.zeros((len(whole), 0))
 
 
 register(
@@ -129,7 +136,9 @@ register(
     disclosure=_disclosure,
     handler=_replies,
     account="description",
-    subject=lambda inquiry: Subject("", inquiry.request.kind),
+    subject=lambda of: Subject(  # of times, the formula says which they are
+        "", of.request.kind, basis="" if of.request.columns else of.source.formula.text
+    ),
     text=_text,
     counted=False,
 )

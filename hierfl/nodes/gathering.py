@@ -182,7 +182,6 @@ def fit_introduced(
     return _begun_again(call.model, introduced, fewest, run, absent or {})
 
 
-# ------------------------------------------------------------ clients that join, or send new rows
 def join_introduced(
     fit: FitOverNodes,
     introduced: Mapping[Any, Introduction],

@@ -194,7 +194,6 @@ def _list(names: list[str]) -> str:
     return ", ".join(name[:80] for name in names[:3]) + ", ..." * (len(names) > 3)
 
 
-# ------------------------------------------------------------ what a server asks, and knows of client states
 Round = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Counted = Annotated[int, Meta(ge=-1, lt=1 << 31)]  # -1: in no round
 # of answers about the client; "imputed" never leaves: it has a value of each row

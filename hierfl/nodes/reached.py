@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,7 @@ class Reached:
             every = {"agreement": asdict(agreement), "method": recipe, "seed": call.seed}
             return self._agree(every, ids, run_name(run.method, agreement, call.seed))
 
-        def ask(ids: Mapping[str, Any]) -> Ask:
-            return _Asks(self, ids)
-
+        ask = partial(_Asks, self)
         introduced, silent = self._introductions(nodes, schema)
         absent = {
             f"node {of}" if str(of).isdigit() else of: w for of, w in (absent | silent).items()
@@ -145,12 +144,10 @@ class Reached:
         left_out |= of_one_name({node: of.client for node, of in introduced.items()})
         introduced = {node: of for node, of in introduced.items() if node not in left_out}
         check_enough(introduced, left_out, self.fewest, "introduce a client")
-        moved = {of.client: ", ".join(of.moved)[:LONGEST] for of in introduced.values() if of.moved}
-        for client, names in moved.items():
-            what = (
-                f"values of {names} moved to the nearest others: too few rows have them (min_count)"
-            )
-            warn(f"client '{client}' fits its rows with {what}")
+        for of in (of for of in introduced.values() if of.moved):
+            who, names = f"client '{of.client}' fits its rows with", ", ".join(of.moved)[:LONGEST]
+            what = "moved to the nearest others: too few rows have them (min_count)"
+            warn(f"{who} values of {names} {what}")
         return introduced, left_out
 
     def _answers(

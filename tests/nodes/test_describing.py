@@ -99,9 +99,12 @@ def test_a_node_answers_once(tmp_path: Path) -> None:
     ):
         with pytest.raises(Refused, match="a node answers once"):
             ask(tmp_path, other)
-    assert ask(tmp_path, DescriptionRequest("times", 5, "arm"))
-    with pytest.raises(Refused, match="a node answers once"):
-        ask(tmp_path, DescriptionRequest("times", 5, ""))
+    times = DescriptionRequest("times", 5, "arm")
+    assert ask(tmp_path, times) == ask(tmp_path, times)
+    later = hierfl.formula("age | event(status) ~ arm + (1 | site)", "weibull", clients="site")
+    for of, other in ((formula(), DescriptionRequest("times", 5, "")), (later, times)):
+        with pytest.raises(Refused, match="a node answers once"):  # and not of other times
+            answer_description(of, {"a": frames()["a"]}, tmp_path, other.content())
     answer_questions_again(tmp_path)  # by the owner
     with pytest.raises(Forbidden, match="fewer than 5 rows have changed"):
         ask(tmp_path, TABLE, fewer)
