@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from hierfl.data.row_differences import codes_of_values, joined
+from hierfl.data.row_differences import Codes, codes_of_values, joined
 from hierfl.formulas.answers import argument_of, design_columns, group_names, told_of_designs
 from hierfl.formulas.columns import (
     by_client,
@@ -176,25 +176,42 @@ def _in_order(frame: pd.DataFrame, names: Iterable[str], key: bytes) -> tuple[An
     return order, len(order).to_bytes(8, "little") + codes[order].tobytes()
 
 
+def _read(content: bytes) -> tuple[Codes, Floats]:
+    """Return a code of each row, of equal ones too, (n,), and columns, (n, p); `content` is as of `kept_columns`."""
+    count = int.from_bytes(content[:8], "little")
+    codes = np.frombuffer(content, np.uint64, count, 8)
+    times = np.arange(count) - np.searchsorted(codes, codes)  # that a code came before
+    columns = np.frombuffer(content, offset=8 * (count + 1)).reshape(-1, count).T
+    return joined(codes, times.astype(np.uint64)), columns
+
+
 def check_together(
     told: Iterable[tuple[Sequence[str], bytes, bool]], frame: pd.DataFrame, key: bytes, least: int
 ) -> None:
     """Refuse columns that with others that were `told` of the rows tell of few of these (`Implausible`).
 
     Those are `kept_columns`, the new ones first, and whether they are of a design: of as many columns of
-    designs as there are rows, any are told of. A frame may have the rows in another order than before.
+    designs as there are rows, any are told of. A frame may have other rows than before, in another order.
     """
-    every = []
+    every, designs, rows = list[tuple[Any, Any]](), list[bool](), len(frame)
     for names, content, is_design in told:
         if not {*names} <= {*frame}:
             continue  # of rows that had other columns
-        order, codes = _in_order(frame, names, key)
-        if content.startswith(codes):
-            of = np.frombuffer(content, offset=len(codes)).reshape(-1, len(frame))
-            every.append((of.T[np.argsort(order)], is_design))
-    designs = [of for of, is_design in every if is_design]
-    tells = len(designs) > 1 and tells_of_few(np.hstack(designs), least)
-    if tells or len(isolated(np.hstack([of for of, _ in every]), least, EXACT)):
+        (order, now), (codes, columns) = _in_order(frame, names, key), _read(content)
+        own, there = np.intersect1d(_read(now)[0], codes, return_indices=True)[1:]
+        if len(own):
+            at = np.arange(rows, rows + len(codes))
+            at[there] = order[own]
+            gone = at >= rows
+            at[gone] = np.arange(rows, rows := rows + int(gone.sum()))
+            every.append((at, columns))
+            designs.append(is_design)
+    made = [np.tile(columns.mean(0), (rows, 1)) for _, columns in every]
+    for whole, (at, columns) in zip(made, every, strict=True):
+        whole[at] = columns
+    of_designs = [whole for whole, is_design in zip(made, designs, strict=True) if is_design]
+    tells = len(of_designs) > 1 and tells_of_few(np.hstack(of_designs), least)
+    if tells or len(isolated(np.hstack(made), least, EXACT)):
         if len(every) == 1:
             raise Implausible(FEW.format("a combination of its columns", least))
         raise Implausible(

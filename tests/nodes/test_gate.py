@@ -713,7 +713,7 @@ def test_log_rank_sums_of_ranges_test_as_those_of_times_do() -> None:
     assert np.corrcoef(np.array(z).T)[0, 1] > 0.97 and 0.8 < np.std(z, axis=0)[1] < 1.2
 
 
-def test_designs_of_other_rows_or_columns_are_not_compared() -> None:
+def test_designs_are_compared_whatever_row_or_column_has_left() -> None:
     """The codes of the rows that are left may be those with which the earlier ones begin."""
     formula = SimpleNamespace(declared=SimpleNamespace(rows_of={"x": "number"}, columns_read=()))
     frame, key, columns = pd.DataFrame({"x": np.arange(40.0)}), b"k" * 32, np.ones((40, 2))

@@ -96,6 +96,33 @@ def test_answers_of_different_kinds_do_not_differ_by_few_rows(name: str, tmp_pat
     assert second("other")(tmp_path / "many")
 
 
+CHANGES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+    "a new row": lambda of: pd.concat([of, of[:1] + 1.0], ignore_index=True),
+    "a row less": lambda of: of.drop(index=17).reset_index(drop=True),
+    "a row less in another order": lambda of: of.drop(index=17).sort_values("z", ignore_index=True),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_columns_that_are_the_same_do_not_tell_of_few_rows_that_changed(
+    name: str, tmp_path: Path
+) -> None:
+    """The sum of ages, and later that of ages at the visit, which are the same, differ by the new patient's."""
+    question = Question("columns", 5).json().encode()
+    before = rows().assign(after=lambda of: of.before).drop(columns="lacks")
+    many = pd.concat([before, before[:6] + 1.0], ignore_index=True)
+
+    def told(text: str, frame: pd.DataFrame, folder: str) -> bytes:
+        made = hierfl.formula(f"{text} + (1 | h)", "gaussian", clients="h")
+        return answer_schema(made, {"north": frame}, tmp_path / folder, question)
+
+    for folder in ("few", "many"):
+        told("y ~ before", before, folder)
+    with pytest.raises(Forbidden, match="with earlier answers about these rows"):
+        told("z ~ after", CHANGES[name](before), "few")
+    assert told("z ~ after", many, "many")
+
+
 def test_a_table_of_columns_that_differ_in_one_row_is_refused(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text('may_leave = ["descriptions"]\n')
     with pytest.raises(Forbidden, match="a combination of its columns singles out fewer than 5"):
