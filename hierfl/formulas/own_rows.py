@@ -211,7 +211,8 @@ def check_together(
         whole[at] = columns
     of_designs = [whole for whole, is_design in zip(made, designs, strict=True) if is_design]
     tells = len(of_designs) > 1 and tells_of_few(np.hstack(of_designs), least)
-    if tells or len(isolated(np.hstack(made), least, EXACT)):
+    apart = {of.tobytes(): of for of in np.hstack(made).T}  # most were told of before
+    if tells or len(isolated(np.stack([*apart.values()], axis=1), least, EXACT)):
         if len(every) == 1:
             raise Implausible(FEW.format("a combination of its columns", least))
         raise Implausible(
