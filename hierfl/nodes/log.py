@@ -35,7 +35,7 @@ LONGEST = 2000  # characters of a detail
 WAIT, PAUSE = 600.0, 0.02
 # all that leaves of an error in the rows or at the node
 FAILS = "the node cannot answer: its own log says why"
-UNWRITTEN = "the node's folder cannot be written: nothing leaves that is not logged"
+UNWRITTEN = "the node's folder cannot be written: its owner frees space there or makes it writable"
 
 
 def left(
@@ -97,8 +97,7 @@ def answering(folder: Path, run: str | None = None, *, of_owner: bool = False) -
             error.logged = True
             raise
         except Exception as error:
-            text = UNWRITTEN if isinstance(error, CannotWrite) else may_tell(error)
-            failed = NodeFailed(text)
+            failed = NodeFailed(text := may_tell(error))
             with suppress(CannotWrite):
                 refused(folder, run, text, error)
                 failed.logged = True
@@ -109,6 +108,8 @@ def answering(folder: Path, run: str | None = None, *, of_owner: bool = False) -
 
 def may_tell(error: Exception) -> str:
     """Return what may leave of an error in the rows or at the node: of a fault of the rows, the column and the kind."""
+    if isinstance(error, CannotWrite):
+        return UNWRITTEN
     public = error.public if isinstance(error, RowsFault) else ""
     return f"{public}: the node's own log says where" if public else FAILS
 

@@ -1,5 +1,6 @@
 """A node's ledger: a chain of lines that stops the node where it does not add up, and goes on after a crash."""
 
+import errno
 import json
 import os
 import shutil
@@ -14,12 +15,14 @@ from typer.testing import CliRunner
 from hierfl.cli import app
 from hierfl.cli.officer_page import entries
 from hierfl.core import disk
+from hierfl.core.disk import CannotWrite
 from hierfl.nodes import account as module
 from hierfl.nodes import log
 from hierfl.nodes.account import BrokenLedger, Entry, Ledger, RowSet, begin_again
-from hierfl.nodes.messages import Refused
+from hierfl.nodes.messages import NodeFailed, Refused
 from hierfl.nodes.node import introduce
 from hierfl.nodes.policy import Forbidden
+from hierfl.nodes.stations import said
 from tests.nodes.one_process import lone
 from tests.nodes.test_account import ask, noisy
 from tests.nodes.test_faults import plain, rows
@@ -181,6 +184,38 @@ def test_a_crash_at_any_write_leaves_a_ledger_that_adds_up(
     again = Ledger.at(tmp_path)
     assert again.entries[-1].request == "last" and len(again.entries) == max(before, 1) + 1
     assert json.loads((tmp_path / log.MARK).read_bytes())[0] == len(again.entries)
+
+
+def test_a_full_disk_loses_no_spending_and_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing more is written from some point on, until there is space; then the node goes on."""
+    for at in range(0, 16, 5):
+        folder, left = tmp_path / str(at), [at]
+        one = noisy(folder)
+        first = ask(one, 0)
+
+        def full(real: Any, left: list[int] = left) -> Any:
+            def write(*args: Any) -> Any:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return real(*args)
+
+            return write
+
+        with monkeypatch.context() as patched:
+            for name in ("pwrite", "fsync"):
+                patched.setattr(os, name, full(getattr(os, name)))
+            for _ in range(2):
+                try:
+                    ask(one, 7)
+                except (NodeFailed, CannotWrite) as error:
+                    assert "its owner frees space there" in said(error, folder) and left[0] < 0
+        assert ask(one, 7) != first
+        spent = [entry for entry in Ledger.at(folder).entries if entry.spent is not None]
+        assert len({entry.request for entry in spent}) == len(spent) == 2
+    assert left[0] >= 0, "the last one has had enough space"
 
 
 def test_no_kill_of_an_answer_stops_the_node(
