@@ -122,13 +122,19 @@ def scattered(columns: Floats, there: Any) -> Floats:
 def described_numbers(
     frame: pd.DataFrame, described: Iterable[tuple[str, Any]], client: str, least: int
 ) -> Floats:
-    """Return the columns of numbers of some rows each, (N, p), of which a table has the means."""
+    """Return the columns of numbers of some rows each, (N, p), of which a table has the means.
+
+    Beside them stands which rows they are of, whose number is known too, but where it is of few rows.
+    """
+    of_numbers = [(n, rows) for n, rows in described if holds_numbers(frame[n], None, n, client)]
     columns = [
         scattered(coarse(numbers(frame[name])[rows], least)[:, None], rows)
-        for name, rows in described
-        if holds_numbers(frame[name], None, name, client)
+        for name, rows in of_numbers
     ]
-    return np.hstack([np.zeros((len(frame), 0)), *columns])
+    masks = [*{rows.tobytes(): rows[:, None] * 1.0 for _, rows in of_numbers}.values()]
+    while masks and len(isolated(np.hstack(masks), least, EXACT)):
+        masks.pop()
+    return np.hstack([np.zeros((len(frame), 0)), *columns, *masks])
 
 
 def told_columns(formula: Any, frame: pd.DataFrame, client: str, question: Any) -> Floats:

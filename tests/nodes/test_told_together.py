@@ -27,6 +27,7 @@ def rows() -> pd.DataFrame:
     for name, value in (("after", 87.5), ("lacks", np.nan), ("sign", 91.3)):
         frame[name] = np.where(np.arange(N) == 17, value, frame["before"])
     frame["sign"] *= rng.choice([-1.0, 1.0], N)
+    frame["arm"] = rng.permutation(np.repeat(["a", "b"], N // 2))
     frame["other"] = rng.permutation(frame["before"])
     return frame
 
@@ -54,10 +55,11 @@ def design(name: str) -> Callable[[Path], Any]:
     return lambda folder: asked("design", f"z ~ {name}", folder)["columns"][name]
 
 
-def table(*names: str) -> Callable[[Path], Any]:
+def table(*names: str, by: str = "") -> Callable[[Path], Any]:
     def described(folder: Path) -> Any:
-        made = hierfl.formula(f"y ~ {' + '.join(names)} + (1 | h)", "gaussian", clients="h")
-        request = DescriptionRequest("table", 5, "", names).content()
+        terms = " + ".join(filter(None, [*names, by]))
+        made = hierfl.formula(f"y ~ {terms} + (1 | h)", "gaussian", clients="h")
+        request = DescriptionRequest("table", 5, by, names).content()
         return json.loads(answer_description(made, {"north": rows()}, folder, request))["answer"]
 
     return described
@@ -79,6 +81,7 @@ PAIRS: dict[str, tuple[Callable[[Path], Any], Callable[[str], Callable[[Path], A
     "a row that lacks one": (columns("before", "z"), columns, "lacks"),
     "a table and columns": (table("before"), columns, "after"),
     "columns and a table": (columns("before"), table, "after"),
+    "a table by arm and columns": (table("before", by="arm"), columns, "after"),
     "a table and a row that lacks one": (table("before"), columns, "lacks"),
 }
 
@@ -109,7 +112,7 @@ def test_columns_that_are_the_same_do_not_tell_of_few_rows_that_changed(
 ) -> None:
     """The sum of ages, and later that of ages at the visit, which are the same, differ by the new patient's."""
     question = Question("columns", 5).json().encode()
-    before = rows().assign(after=lambda of: of.before).drop(columns="lacks")
+    before = rows().assign(after=lambda of: of.before).drop(columns=["lacks", "arm"])
     many = pd.concat([before, before[:6] + 1.0], ignore_index=True)
 
     def told(text: str, frame: pd.DataFrame, folder: str) -> bytes:
