@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from hierfl.core.typed_json import Count
+from hierfl.data.arrays import RowsFault
 from hierfl.formulas.columns import (
     Kind,
     check_column,
@@ -158,8 +159,9 @@ def argument_of(call: Call, schema: Schema, frame: pd.DataFrame, client: str) ->
         raise ValueError(f"{what}: make a column of it first")
     values = np.asarray(read, dtype=np.float64)
     if not (finite := np.isfinite(values)).all():
-        what = f"'{call}' is not finite in row {int((~finite).argmax())} of client '{client}'"
-        raise ValueError(f"{what}: correct the row")
+        row = f"row {int((~finite).argmax())} of client '{client}'"
+        what = f"'{call}' is not finite in"
+        raise RowsFault(f"{what} {row}: correct the row", f"{what} some row")
     return values
 
 

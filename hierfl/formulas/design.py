@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hierfl.data.arrays import RowsFault
 from hierfl.formulas.columns import Column, level_name
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.expressions import CODINGS, Call, Factor, Product, TermSum, columns_of
@@ -125,8 +126,9 @@ def _crossed(first: Matrix, second: Matrix) -> Matrix:
 def _finite(matrix: Matrix, name: str, client: str) -> Matrix:
     bad = ~np.isfinite(matrix).all(axis=1)
     if bad.any():
-        what = f"the term '{name}' is not finite in row {int(bad.argmax())} of client '{client}'"
-        raise ValueError(f"{what}: correct the row, or use another function")
+        what = f"the term '{name}' is not finite in"
+        row = f"{what} row {int(bad.argmax())} of client '{client}'"
+        raise RowsFault(f"{row}: correct the row, or use another function", f"{what} some row")
     return matrix
 
 

@@ -14,6 +14,7 @@ import hierfl
 from hierfl.formulas.questions import Question
 from hierfl.nodes.agreed_schema import answer_schema
 from hierfl.nodes.describing import DescriptionRequest, answer_description
+from hierfl.nodes.messages import NodeFailed
 from hierfl.nodes.policy import Forbidden
 
 N = 60
@@ -150,3 +151,19 @@ def test_power_sums_are_fewer_than_the_rows(tmp_path: Path) -> None:
             continue
         with pytest.raises(Forbidden, match="sums of the powers"):
             answer_schema(made, {"north": own}, tmp_path / "9", question)
+
+
+@pytest.mark.parametrize("term", ["log(x)", "scale(log(x))"])
+def test_a_term_that_is_not_finite_is_named_and_its_row_is_not(term: str, tmp_path: Path) -> None:
+    frame = rows().assign(x=lambda of: of.before.where(of.index != 17, 0.0))
+    made = hierfl.formula(f"y ~ {term} + (1 | h)", "gaussian", clients="h")
+    usual = {f"{k}": frame.assign(x=k * frame["before"]) for k in (1.0, 3.0)}
+    schema = replace(hierfl.schema(usual, made, min_count=5), design={}, response=None)
+    question = Question("design", 5, schema=schema)
+    if term == "scale(log(x))":
+        question = Question("call", 5, text=term, schema=replace(schema, transforms={}))
+    with pytest.raises(NodeFailed) as error:
+        answer_schema(made, {"north": frame}, tmp_path, question.json().encode())
+    assert f"'{term}' is not finite in some row" in str(error.value) and "17" not in str(
+        error.value
+    )
