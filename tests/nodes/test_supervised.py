@@ -25,7 +25,7 @@ from hierfl.nodes.messages import Refused
 from hierfl.runs.run_folder import held
 from tests.nodes.test_faults import plain, rows
 from tests.nodes.transports import INTRODUCE, assert_same, frames, plain_stations
-from tests.nodes.ways import memory
+from tests.nodes.ways import memory, vantage6
 from tests.sampled import sampled
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no copies elsewhere")
@@ -219,8 +219,9 @@ def test_a_formula_of_a_giant_design_is_too_much(tmp_path: Path) -> None:
         hierfl.nodes.fit(model, way.reached(nodes))
 
 
+@pytest.mark.parametrize("way_of", [memory, vantage6])
 def test_a_round_that_takes_too_much_leaves_its_node_out_and_the_next_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stations = plain_stations(tmp_path)
     stations["north"].folder.mkdir()
@@ -233,7 +234,7 @@ def test_a_round_that_takes_too_much_leaves_its_node_out_and_the_next_does_not(
         return right(federation, *args)
 
     monkeypatch.setattr(node_module, "client_round", large)
-    with memory(tmp_path) as way:
+    with way_of(tmp_path) as way:
         fit = hierfl.nodes.fit(plain(), way.reached(stations), rounds=3)
     assert fit.history["clients"].tolist() == [4, 3, 4]
     ((left_out,),) = [one for one in fit.history["left_out"] if one]
