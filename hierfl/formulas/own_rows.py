@@ -126,22 +126,19 @@ def described_numbers(
 
     Beside them stands which rows they are of, whose number is known too, but where it is of few rows.
     """
-    of_numbers = [(n, rows) for n, rows in described if holds_numbers(frame[n], None, n, client)]
-    columns = [
-        scattered(coarse(numbers(frame[name])[rows], least)[:, None], rows)
-        for name, rows in of_numbers
+    of_numbers = ((frame[n], n, rows) for n, rows in described)
+    of = [
+        (numbers(c)[rows], rows) for c, n, rows in of_numbers if holds_numbers(c, None, n, client)
     ]
-    masks = [*{rows.tobytes(): rows[:, None] * 1.0 for _, rows in of_numbers}.values()]
+    columns = [scattered(coarse(values, least)[:, None], rows) for values, rows in of]
+    masks = [*{rows.tobytes(): rows[:, None] * 1.0 for _, rows in of}.values()]
     while masks and len(isolated(np.hstack(masks), least, EXACT)):
         masks.pop()
     return np.hstack([np.zeros((len(frame), 0)), *columns, *masks])
 
 
 def told_columns(formula: Any, frame: pd.DataFrame, client: str, question: Any) -> Floats:
-    """Return columns of a client's rows as it fits them, (N, p), of which its answer has exact sums (`told_numbers`).
-
-    Those of terms, and a response of one number; or the powers of the argument of a call.
-    """
+    """Return the columns of a client's rows as it fits them, (N, p), of which an answer has the sums."""
     declared, schema, least = formula.declared, question.schema, question.min_count
     fitted = fitted_rows(replace(formula, schema=schema), {client: frame}).frames[client]
     fitted = own_rows(declared, fitted, client, least)
@@ -200,11 +197,15 @@ def check_together(
     designs as there are rows, any are told of. A frame may have other rows than before, in another order.
     """
     every, designs, rows = list[tuple[Any, Any]](), list[bool](), len(frame)
+    orders: dict[Any, tuple[Any, Codes]] = {}
     for names, content, is_design in told:
         if not {*names} <= {*frame}:
             continue  # of rows that had other columns
-        (order, now), (codes, columns) = _in_order(frame, names, key), _read(content)
-        own, there = np.intersect1d(_read(now)[0], codes, return_indices=True)[1:]
+        if (read := (*names,)) not in orders:  # most are of the same columns
+            order, now = _in_order(frame, names, key)
+            orders[read] = order, _read(now)[0]
+        (order, own_codes), (codes, columns) = orders[read], _read(content)
+        own, there = np.intersect1d(own_codes, codes, return_indices=True)[1:]
         if len(own):
             at = np.arange(rows, rows + len(codes))
             at[there] = order[own]
