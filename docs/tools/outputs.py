@@ -56,7 +56,7 @@ def executed(codes: list[str]) -> list[list[Any]]:
     with tempfile.TemporaryDirectory() as folder:
         where = {"metadata": {"path": folder}}
         NotebookClient(
-            notebook, kernel_name="python3", timeout=600, resources=where
+            notebook, kernel_name="pages", timeout=600, resources=where
         ).execute()
     return [cell.outputs for cell in notebook.cells]
 
