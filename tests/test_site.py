@@ -164,6 +164,9 @@ def test_outputs_stand_below_the_blocks_that_made_them(outputs: Any) -> None:
     printed = [{"name": "stdout", "text": "a table\n"}, {"name": "stderr", "text": "10 s so far"}]
     drawn = [{"data": {"image/png": "AAAA\n"}}]
     assert outputs.shown(printed) == '\n```text title="Output"\na table\n```\n'
+    wide, sentence = "a  table" + 90 * "-", "a sentence " * 10
+    assert outputs.as_text(wide) == f'\n```{{.text .wide title="Output"}}\n{wide}\n```\n'
+    assert outputs.as_text(sentence).startswith('\n```text title="Output"\n')
     assert "data:image/png;base64,AAAA" in outputs.shown(drawn) and outputs.shown([]) == ""
     pages = {f"docs/{page}" for page in outputs.EXECUTED} - {"docs/index.md"}
     assert all((ROOT / page).is_file() for page in pages)

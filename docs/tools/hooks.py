@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import os
 import posixpath
 import re
 import sys
@@ -40,7 +41,8 @@ IMAGE = re.compile(
 
 
 def on_config(config: Any) -> Any:
-    """Add the pages of the reference to the navigation."""
+    """Add the pages of the reference to the navigation, and name the folder of the kernel that runs pages."""
+    os.environ["JUPYTER_PATH"] = str(Path(__file__).parent)
     reference: list[Any] = ["reference/index.md"]
     for group in groups.groups():
         entries: list[Any] = [f"reference/{group.word}/index.md"]

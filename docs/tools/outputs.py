@@ -30,6 +30,7 @@ EXECUTED = (  # pages of docs/, and README.md, the start page
     "tutorial_method.md",
 )
 MOST_SECONDS = 900  # for a page
+WIDTH = 91  # columns of output on a screen of 1280 px
 
 
 def with_outputs(markdown: str, page: str) -> str:
@@ -56,7 +57,7 @@ def executed(codes: list[str]) -> list[list[Any]]:
     with tempfile.TemporaryDirectory() as folder:
         where = {"metadata": {"path": folder}}
         NotebookClient(
-            notebook, kernel_name="python3", timeout=600, resources=where
+            notebook, kernel_name="pages", timeout=600, resources=where
         ).execute()
     return [cell.outputs for cell in notebook.cells]
 
@@ -78,7 +79,11 @@ def shown(outputs: list[Any]) -> str:
 def as_text(text: str) -> str:
     """Return what a block printed, as Markdown; nothing if it printed nothing."""
     body = text.rstrip()
-    return f'\n```text title="Output"\n{body}\n```\n' if body else ""
+    lines = body.splitlines()
+    # long sentences are wrapped, and wide tables scroll
+    wide = any(len(line) > WIDTH and "  " in line.strip() for line in lines)
+    kind = '{.text .wide title="Output"}' if wide else 'text title="Output"'
+    return f"\n```{kind}\n{body}\n```\n" if body else ""
 
 
 # ------------------------------------------------------------------ what is kept

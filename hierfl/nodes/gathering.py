@@ -63,7 +63,8 @@ def fit(
             rule of `hierfl.fit`, from what the nodes agree on. Without a schema, nodes first agree
             on one. Or a method. A chosen method that does not stop itself runs for 200 rounds,
             and whether that is enough is not judged.
-        nodes: `hierfl.flower.superlink(...)`, a SuperLink whose SuperNodes are asked; or
+        nodes: `hierfl.flower.superlink(...)`, a SuperLink whose SuperNodes are asked;
+            `hierfl.nodes.by_files(...)` or `over(...)`, another transport; or
             `hierfl.nodes.in_process(...)`, to try it in this process.
         rounds: as in `hierfl.fit`.
         seed: of everything random.
