@@ -340,7 +340,7 @@ def _check_finite(sums: Sums, ups: Up, federation: Federation, task: Task) -> No
             )
             if rates := ", ".join(step_sizes(federation.method)):
                 lower = f"lower the learning rate ({rates}), or tighten the prior of what grows"
-                fix = lower if task.round else f"{fix}; or {lower}"  # in round 0 little has grown
+                fix = lower if task.round else f"{lower}; or {fix}"  # in round 0 little has grown
             raise NotFinite(
                 f"round {task.round}: the update of client '{name}' is not finite ({path}; "
                 f"{int(bad.sum())} of {len(task.ids)} clients): {fix}"

@@ -154,8 +154,9 @@ def told_columns(formula: Any, frame: pd.DataFrame, client: str, question: Any) 
         every, response = design_columns(designs, declared, schema, fitted, client)
         columns = [*told_of_designs(designs, every, least).exact.values()]
         columns += [] if response is None else [coarse(response, least, by_value=False)]
-    whole = [values for values in columns if len(values)]
-    return on_every_row(formula, np.stack(whole, axis=1), frame, client)
+    known = [values[:, None] for values in columns if np.isfinite(values).any()]
+    whole = np.hstack([np.zeros((len(fitted), 0)), *known])
+    return on_every_row(formula, whole, frame, client)
 
 
 def kept_columns(

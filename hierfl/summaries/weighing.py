@@ -91,14 +91,14 @@ def central_variance(error: Tensor) -> Tensor:
     return error.clamp(ordered[:, cut, None], ordered[:, -1 - cut, None]).var(1)
 
 
-class Points(NamedTuple):
+class PointSets(NamedTuple):
     """T sets of standard normal points of local scalars, M + Dn, and their log weights."""
 
     at: Tensor  # (T, P, M + Dn)
     log_weights: Tensor  # (T, P)
 
 
-def standard_points(hierarchy: Hierarchy, times: int = 1) -> Points:
+def standard_points(hierarchy: Hierarchy, times: int = 1) -> PointSets:
     """Return the sets of points: one of a sum's nodes, or quasi-random ones."""
     size, mixing = hierarchy.normal_size, hierarchy.mixing_size
     if mixing:
@@ -107,28 +107,30 @@ def standard_points(hierarchy: Hierarchy, times: int = 1) -> Points:
         count = round(NODES[size] * times**0.5)
         nodes, weights = gauss_hermite(count, torch.get_default_dtype())
         grid = torch.cartesian_prod(*[nodes] * size).view(1, -1, size)
-        return Points(grid, torch.cartesian_prod(*[weights.log()] * size).view(1, -1, size).sum(2))
+        return PointSets(
+            grid, torch.cartesian_prod(*[weights.log()] * size).view(1, -1, size).sum(2)
+        )
     if not size:
-        return Points(torch.zeros(1, 1, 0), torch.zeros(1, 1))
+        return PointSets(torch.zeros(1, 1, 0), torch.zeros(1, 1))
     return _sets(times * max(POINTS, 2 * size), size, is_heavy=size <= MOST_HEAVY)
 
 
 @cache
-def _sets(count: int, size: int, *, is_heavy: bool = False) -> Points:
+def _sets(count: int, size: int, *, is_heavy: bool = False) -> PointSets:
     """Return sets of quasi-random points: of Student t's, or Normal ones of exact covariances.
 
     The latter have too small a fourth moment, the less so the more dimensions there are.
     """
     if is_heavy:
         sets = [_heavy(count, size, seed) for seed in range(TURNS)]
-        return Points(*(torch.stack(tensors) for tensors in zip(*sets, strict=True)))
+        return PointSets(*(torch.stack(tensors) for tensors in zip(*sets, strict=True)))
     points = torch.stack([normal_points(count, size, seed=seed) for seed in range(TURNS)])
     log_weights = torch.full((TURNS, count), -math.log(count))
     if count < ENOUGH * size:  # of so few, variances alone
-        return Points(points / points.square().mean(1, keepdim=True).sqrt(), log_weights)
+        return PointSets(points / points.square().mean(1, keepdim=True).sqrt(), log_weights)
     tril = torch.linalg.cholesky(points.mT @ points / count)
     whole = torch.linalg.solve_triangular(tril, points.mT, upper=False).mT
-    return Points(whole, log_weights)
+    return PointSets(whole, log_weights)
 
 
 def _heavy(count: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -205,7 +207,7 @@ class _Clients:
             log[who], error[who] = self.some(who)._at(draws, points)
         return Ratios(log, error)
 
-    def _at(self, draws: Tensor, points: Points) -> Ratios:
+    def _at(self, draws: Tensor, points: PointSets) -> Ratios:
         """Return the ratios at draws (S, K), by sets of points."""
         count, size = points.at.shape[1:]
         at_once = CONDITIONALS // (self.rows.clients * (size + 1) ** 2)
@@ -216,16 +218,16 @@ class _Clients:
         ratios = [of(draws[s], points, s) for s in every.split(max(1, at_once))]
         return Ratios(*(torch.cat(tensors, 1) for tensors in zip(*ratios, strict=True)))
 
-    def _turned(self, points: Points, s: Tensor) -> Points:
+    def _turned(self, points: PointSets, s: Tensor) -> PointSets:
         """Return each client's rotated points at draws s, (C, S, P, M + Dn); nodes as they are."""
         if self.own is None:
             return points
         sets = (self.own.first[:, None] + s) % TURNS
-        return Points(
+        return PointSets(
             product(points.at[sets], self.own.rotation[:, None]), points.log_weights[sets]
         )
 
-    def _normal(self, draws: Tensor, points: Points, every: Tensor) -> Ratios:
+    def _normal(self, draws: Tensor, points: PointSets, every: Tensor) -> Ratios:
         mean, tril = normals_of(self.hierarchy, self.fields, self.factor, draws)
         count, ratios = points.at.shape[1], []
         for s in torch.arange(len(draws)).split(self.rows.draws_at_once(count)):
@@ -234,7 +236,7 @@ class _Clients:
             ratios.append(_summed(self.log_ratio(draws[s], w), log_weights, self.halves(count)))
         return Ratios(*(torch.cat(tensors, 1) for tensors in zip(*ratios, strict=True)))
 
-    def _mixed(self, draws: Tensor, points: Points, every: Tensor) -> Ratios:
+    def _mixed(self, draws: Tensor, points: PointSets, every: Tensor) -> Ratios:
         """Return the ratios where clients have mixing variables: each point has its own weight."""
         h, count = self.hierarchy, points.at.shape[1]
         sides, row = sides_of(count, h), h.batch(self.fields, self.rows.clients)

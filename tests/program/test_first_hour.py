@@ -4,7 +4,6 @@ words of torch.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -379,7 +378,7 @@ def test_an_update_that_is_not_finite_speaks_of_what_the_method_has(rates: bool)
     with pytest.raises(hierfl.ClientError) as caught:
         list(run_rounds(federation_, begin(federation_), 3))
     assert ("learning rate (optimizer)" in str(caught.value)) == rates
-    assert bool(re.search(r"standardize", str(caught.value))) == (not rates)
+    assert "hierfl.standardize" in str(caught.value)  # in round 0 rows may be at fault
 
 
 class Regression(PyroModule):
