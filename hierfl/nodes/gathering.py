@@ -63,9 +63,8 @@ def fit(
             rule of `hierfl.fit`, from what the nodes agree on. Without a schema, nodes first agree
             on one. Or a method. A chosen method that does not stop itself runs for 200 rounds,
             and whether that is enough is not judged.
-        nodes: `hierfl.flower.superlink(...)`, a SuperLink whose SuperNodes are asked;
-            `hierfl.nodes.by_files(...)` or `over(...)`, another transport; or
-            `hierfl.nodes.in_process(...)`, to try it in this process.
+        nodes: what asks them: `hierfl.flower.superlink(...)`, `hierfl.nodes.by_files(...)`,
+            `over(...)`, or `in_process(...)`, to try it in this process.
         rounds: as in `hierfl.fit`.
         seed: of everything random.
         cohort: clients a round: None for all, a count, or a share in (0, 1].
