@@ -197,7 +197,7 @@ def check_together(
     Those are `kept_columns`, the new ones first, and whether they are of a design: of as many columns of
     designs as there are rows, any are told of. A frame may have other rows than before, in another order.
     """
-    every, designs, rows = list[tuple[Any, Any]](), list[bool](), len(frame)
+    every, rows = list[tuple[Any, Floats, bool]](), len(frame)
     orders: dict[Any, tuple[Any, Codes]] = {}
     for names, content, is_design in told:
         if not {*names} <= {*frame}:
@@ -212,12 +212,11 @@ def check_together(
             at[there] = order[own]
             gone = at >= rows
             at[gone] = np.arange(rows, rows := rows + int(gone.sum()))
-            every.append((at, columns))
-            designs.append(is_design)
-    made = [np.tile(columns.mean(0), (rows, 1)) for _, columns in every]
-    for whole, (at, columns) in zip(made, every, strict=True):
+            every.append((at, columns, is_design))
+    made = [np.tile(columns.mean(0), (rows, 1)) for _, columns, _ in every]
+    for whole, (at, columns, _) in zip(made, every, strict=True):
         whole[at] = columns
-    of_designs = [whole for whole, is_design in zip(made, designs, strict=True) if is_design]
+    of_designs = [whole for whole, (*_, is_design) in zip(made, every, strict=True) if is_design]
     tells = len(of_designs) > 1 and tells_of_few(np.hstack(of_designs), least)
     apart = {of.tobytes(): of for of in np.hstack(made).T}  # most were told of before
     if tells or len(isolated(np.stack([*apart.values()], axis=1), least, EXACT)):

@@ -369,16 +369,20 @@ def test_step_sizes_are_those_of_the_method() -> None:
     assert step_sizes(methods.over_relaxed(methods.fedavg(net))) == ("optimizer",)
 
 
+@pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("rates", [False, True])
-def test_an_update_that_is_not_finite_speaks_of_what_the_method_has(rates: bool) -> None:
+def test_an_update_that_is_not_finite_speaks_of_what_the_method_has(
+    rates: bool, first: int
+) -> None:
+    """In a first round little has grown by steps, so that rows may be at fault as well."""
     net = models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))
     method = methods.fedavg(net, optimizer=optimizers.SGD(1e300), steps=5)
     has = method if rates else methods.fedlaplace(right)
     federation_ = replace(federate(method, federation()), method=has)
     with pytest.raises(hierfl.ClientError) as caught:
-        list(run_rounds(federation_, begin(federation_), 3))
+        list(run_rounds(federation_, replace(begin(federation_), round=first), 3))
     assert ("learning rate (optimizer)" in str(caught.value)) == rates
-    assert "hierfl.standardize" in str(caught.value)  # in round 0 rows may be at fault
+    assert ("standardize" in str(caught.value)) == (not rates or not first)
 
 
 class Regression(PyroModule):
