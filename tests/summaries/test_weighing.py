@@ -120,8 +120,10 @@ def test_points_of_few_scalars_reach_into_tails(size: int) -> None:
         points, log_weights = standard_points(one, times=weighing.TIMES[-1])
     share = log_weights.exp()
     assert torch.allclose(share.sum(1), torch.ones(1, dtype=share.dtype))
-    variances = (share[..., None] * points.square()).sum(1).mean(0)
-    assert torch.allclose(variances, torch.ones(1, dtype=variances.dtype), atol=0.02)
+    mean, variances = ((share[..., None] * of).sum(1) for of in (points, points.square()))
+    assert torch.allclose(mean, torch.zeros_like(mean), atol=1e-12)
+    assert torch.allclose(variances, torch.ones_like(variances), atol=0.2)
+    assert torch.allclose(variances.mean(0), torch.ones_like(variances[0]), atol=0.02)
     assert float(points.abs().max()) > 6.0
 
 
