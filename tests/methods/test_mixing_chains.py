@@ -171,8 +171,8 @@ class _Chains(ChainCoordinates):
 def test_chains_say_what_they_need_and_end_where_no_more_would_do() -> None:
     nothing = (torch.zeros(2, 1), Whitening(torch.zeros(1), torch.eye(1), torch.ones(0)))
     mixes, hopeless = _Chains(1.2, 1.1, 1.01), _Chains(3.0, 1.9)
-    assert len(until_mixed(mixes, None, *nothing)[1].steps) == 240
+    assert len(until_mixed(mixes, (), *nothing)[1].steps) == 240
     # four times the iterations at an excess of four times what is allowed, and then twice
     assert mixes.asked == pytest.approx([0.0, 4 * 60, 2 * 120])
-    until_mixed(hopeless, None, *nothing)
+    until_mixed(hopeless, (), *nothing)
     assert hopeless.asked == pytest.approx([0.0, 40 * 60])
