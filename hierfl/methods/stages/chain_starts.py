@@ -57,24 +57,27 @@ class ChainStarts:
 
     def about_mode(self, draws_z: Tensor) -> ChainStart:
         """Return a start about the mode, which is looked for from draws of z (S, K)."""
-        shared, factors_fit = self.joint.shared, True
-        standard = self.alone(draws_z)
-        at = self._likeliest(standard, draws_z)
-        for _ in range(TURNS):  # each by factors about the mode of the one before
-            at = self._climbed(standard, at)
+        shared, alone = self.joint.shared, self.alone(draws_z)
+        first = self._climbed(alone, self._likeliest(alone, draws_z))
+        standard, at = alone, first
+        for turn in range(TURNS):  # each by factors about the mode of the one before
+            at = self._climbed(standard, at) if turn else at
             of_z = self._whitening(standard, at[:shared])
             near = self._spread(of_z, standard, at)
-            renewed, there = self._about(near), torch.zeros(self.joint.size)
-            there[:shared] = at[:shared]
-            factors_fit = self._are_usable(renewed, there, standard, at)
-            if not factors_fit:
-                break
-            standard, at = renewed, there
-        wide = self._spread(of_z._replace(tril=WIDE * of_z.tril), standard, at)
+            standard, at = (
+                self._about(near),
+                torch.cat([at[:shared], torch.zeros(len(at) - shared)]),
+            )
+        width = 1.0
+        if self._are_usable(standard, at, alone, first):
+            wide = self._spread(of_z._replace(tril=WIDE * of_z.tril), standard, at)
+        else:
+            width, standard, at = NEAR, alone, first
+            of_z = self._whitening(standard, at[:shared])
+            wide = near = self._spread(of_z, standard, at)
         z = near[: self.joint.count].clone()
-        if factors_fit:
-            z[1::2] = wide[1 : self.joint.count : 2]
-        own = at[shared:] + (1.0 if factors_fit else NEAR) * self._normal(len(at) - shared)
+        z[1::2] = wide[1 : self.joint.count : 2]
+        own = at[shared:] + width * self._normal(len(at) - shared)
         of_all = of_z._replace(loc=at, scale=torch.ones(len(at) - shared))
         return ChainStart(standard, torch.cat([z, own], 1), of_all)
 
