@@ -20,7 +20,12 @@ from hierfl.core.watch import OutOfTime, Watch, watched
 from hierfl.data.batch import full_batch
 from hierfl.engine.federation import federate
 from hierfl.methods.stages.joint import Joint, PlainJoint, flat, standard_of
-from hierfl.methods.stages.mixing_chains import ChainCoordinates, Renewal, until_mixed
+from hierfl.methods.stages.mixing_chains import (
+    ChainCoordinates,
+    NewCoordinates,
+    Renewal,
+    until_mixed,
+)
 from hierfl.methods.stages.two_stage import seen_in
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
@@ -188,7 +193,11 @@ def test_coordinates_in_which_chains_mix_sooner_are_kept() -> None:
     tried: list[_Chains] = []
 
     def to(other: _Chains) -> Renewal:
-        return lambda here, drawn: tried.append(cast(_Chains, here)) or (other, *nothing)
+        def start(here: ChainCoordinates, drawn: Sampled) -> NewCoordinates:
+            tried.append(cast(_Chains, here))
+            return other, *nothing
+
+        return start
 
     where, drawn = until_mixed(first, (lambda *of: None, to(faster), to(slower)), *nothing)
     assert where is faster and tried == [first, faster]
