@@ -70,12 +70,17 @@ def ratios_of(
     fields: Values,
     keys: Tensor,
     proposals: Proposal | None = None,
+    rough: bool = False,
 ) -> Ratios:
-    """Return C clients' ratios at z (S, K); `keys` are (C, 2), `proposals` (C, 2, M, ...)."""
+    """Return C clients' ratios at z (S, K); `keys` are (C, 2), `proposals` (C, 2, M, ...).
+
+    `rough` ones are as exact each as those of all clients are together otherwise.
+    """
     own = None
     if is_sampled(hierarchy):  # or all clients err in one direction
         own = _own(hierarchy, noise.fold(keys, noise.word("two_stage.weigh")))
-    whole = _Clients(hierarchy, rows, factor, fields, proposals, own)
+    together = 1 if rough else hierarchy.program.num_clients
+    whole = _Clients(hierarchy, rows, factor, fields, proposals, own, together)
     ratios = [whole.some(who).ratios(draws) for who in rows.blocks()]
     return Ratios(*(torch.cat(tensors) for tensors in zip(*ratios, strict=True)))
 
@@ -167,6 +172,7 @@ class _Clients:
     fields: Values
     proposals: Proposal | None
     own: _Own | None  # None: a sum's nodes
+    together: int  # clients whose errors add up
 
     def some(self, who: Tensor) -> _Clients:
         """Return the clients at some positions."""
@@ -177,17 +183,16 @@ class _Clients:
         factor = self.factor[0][who], self.factor[1][who]
         rows = self.rows.some(who)
         own = self.own and _Own(*(v[who] for v in self.own))
-        return _Clients(self.hierarchy, rows, factor, fields, proposals, own)
+        return _Clients(self.hierarchy, rows, factor, fields, proposals, own, self.together)
 
     def ratios(self, draws: Tensor) -> Ratios:
         """Return the ratios at draws (S, K), by as many points as each client needs."""
         points = standard_points(self.hierarchy)
         if self.proposals is not None or not self.hierarchy.normal_size:
             return self._at(draws, points)
-        clients = self.hierarchy.program.num_clients
-        count, tolerance = TRIED, NOISE / math.sqrt(clients)
+        count, tolerance = TRIED, NOISE / math.sqrt(self.together)
         if not is_sampled(self.hierarchy):
-            count, tolerance = max(2, min(TRIED, len(draws) // TRIED)), ERROR / clients
+            count, tolerance = max(2, min(TRIED, len(draws) // TRIED)), ERROR / self.together
         some = draws[:: max(1, len(draws) // count)]
         # the first points that agree with more; the last ones where none do
         who = torch.arange(self.rows.clients)

@@ -12,18 +12,26 @@ import pytest
 import torch
 from torch import Tensor
 
+import hierfl
 from hierfl import ClientBatch, ClientData
 from hierfl.core.chains import Sampled, Whitening, sampled
 from hierfl.core.gaussians import LOG_2_PI
 from hierfl.core.watch import OutOfTime, Watch, watched
 from hierfl.data.batch import full_batch
+from hierfl.engine.federation import federate
 from hierfl.methods.stages.joint import Joint, PlainJoint, flat, standard_of
-from hierfl.methods.stages.mixing_chains import ChainCoordinates, until_mixed
+from hierfl.methods.stages.mixing_chains import (
+    ChainCoordinates,
+    NewCoordinates,
+    Renewal,
+    until_mixed,
+)
 from hierfl.methods.stages.two_stage import seen_in
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.program.read import read_model
 from hierfl.program.terms import log_joint
+from hierfl.runs.ended import Fallback
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.moving import MixingLine
 from hierfl.summaries.packed_rows import packed
@@ -171,8 +179,53 @@ class _Chains(ChainCoordinates):
 def test_chains_say_what_they_need_and_end_where_no_more_would_do() -> None:
     nothing = (torch.zeros(2, 1), Whitening(torch.zeros(1), torch.eye(1), torch.ones(0)))
     mixes, hopeless = _Chains(1.2, 1.1, 1.01), _Chains(3.0, 1.9)
-    assert len(until_mixed(mixes, None, *nothing)[1].steps) == 240
+    assert len(until_mixed(mixes, (), *nothing)[1].steps) == 240
     # four times the iterations at an excess of four times what is allowed, and then twice
     assert mixes.asked == pytest.approx([0.0, 4 * 60, 2 * 120])
-    until_mixed(hopeless, None, *nothing)
+    until_mixed(hopeless, (), *nothing)
     assert hopeless.asked == pytest.approx([0.0, 40 * 60])
+
+
+def test_coordinates_in_which_chains_mix_sooner_are_kept() -> None:
+    nothing = (torch.zeros(2, 1), Whitening(torch.zeros(1), torch.eye(1), torch.ones(0)))
+    first, faster, slower = _Chains(1.2), _Chains(1.1, 1.01), _Chains(1.2)
+    faster.seconds, slower.seconds = 0.5, 2.0
+    tried: list[_Chains] = []
+
+    def to(other: _Chains) -> Renewal:
+        def start(here: ChainCoordinates, drawn: Sampled) -> NewCoordinates:
+            tried.append(cast(_Chains, here))
+            return other, *nothing
+
+        return start
+
+    where, drawn = until_mixed(first, (lambda *of: None, to(faster), to(slower)), *nothing)
+    assert where is faster and tried == [first, faster]
+    assert len(drawn.steps) == 120  # those of the trial count
+
+
+def items(batch: ClientBatch) -> None:
+    theta = pyro.sample("theta", dist.Normal(torch.zeros(60), 1.0).to_event(1))
+    mu = pyro.sample("mu", dist.Normal(torch.zeros(2), torch.tensor([1.0, 5.0])).to_event(1))
+    tau = pyro.sample("tau", dist.Exponential(0.1 * torch.ones(2)).to_event(1))
+    with batch.clients():
+        xi = pyro.sample("xi", dist.Normal(mu, tau).to_event(1))
+        with batch.data():
+            eta = xi[..., 0].exp() * (theta[batch.person] - xi[..., 1])
+            pyro.sample("y", dist.Bernoulli(logits=eta), obs=batch.y)
+
+
+def test_factors_of_clients_whose_scalars_run_away_are_left() -> None:
+    rng = np.random.default_rng(25)
+    person, hardness = np.tile(np.arange(60), 20), np.repeat(rng.normal(size=20), 60)
+    y = rng.random(1200) < 1 / (1 + np.exp(hardness - rng.normal(size=60)[person]))
+    names = [f"item {i}" for i in range(20)]
+    who, answers = np.repeat(np.arange(20), 60), torch.tensor(y).float()
+    data = ClientData.from_arrays(who, names=names, person=torch.tensor(person), y=answers)
+    chains = Fallback(federate(hierfl.methods.two_stage(items), data, seed=0), None).chains
+    with double_precision(), torch.no_grad(), unchecked():
+        z = torch.randn(256, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        z[:, 62:] += 2.0  # scales as their prior has them
+        start = chains._starts.about_mode(z)
+        values = chains.joint.at(start.points, start.standard)[0]
+    assert float(values.median()) > -1e4

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyro
 import pyro.distributions as dist
@@ -15,6 +15,7 @@ import torch
 
 import hierfl
 from hierfl import methods
+from hierfl.core.chains import Sampled
 from hierfl.core.watch import OutOfTime, Watch, watched, working
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
@@ -23,9 +24,12 @@ from hierfl.engine.federation import federate
 from hierfl.engine.rounds import Progress
 from hierfl.method import Clock
 from hierfl.methods.stages.joint import Joint
+from hierfl.methods.stages.mixing_chains import ChainCoordinates
 from hierfl.methods.stages.state import GATHER
 from hierfl.methods.stages.two_stage import server_rounds
 from hierfl.posterior.draws import posterior_draws
+from hierfl.program.few_rows import double_precision
+from hierfl.program.handlers import unchecked
 from hierfl.program.sites import Model
 from hierfl.runs import ended
 from hierfl.runs.ended import MANY_TIMES, STEPS, TIRED, Fallback, fallback_of, why_tired
@@ -275,7 +279,13 @@ def test_chains_have_the_coordinates_of_a_non_centered_program(
     method = hierfl.methods.two_stage(model)
     chains = Fallback(federate(method, hospitals(), seed=0), None).chains
     chains._sum_over(0)
-    assert (chains._plain() is not None) == has_plain
+    size = chains.joint.size
+    x = torch.randn(8, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with double_precision(), torch.no_grad(), unchecked():
+        standard = chains._starts.alone(x[:, : chains.joint.shared])
+        here = ChainCoordinates(chains.joint, standard, 0, 8, lambda usual, most: None)
+        drawn = cast(Sampled, SimpleNamespace(draws=x))
+        assert (chains._plain(here, drawn) is not None) == has_plain
 
 
 def test_the_work_of_a_factor_is_counted() -> None:

@@ -104,7 +104,8 @@ class RowWork:
             proposals = Proposal(*(v[who] for v in where.values())) if where else None
             factor = work.own.precision[who], work.own.shift[who]
             fields = {name: v[who] for name, v in work.fields.items()}
-            return {"factor": factor, "fields": fields, "keys": keys[who], "proposals": proposals}
+            how = {"keys": keys[who], "proposals": proposals, "rough": "rough" in message}
+            return {"factor": factor, "fields": fields, **how}
 
         ratios, own = self.polynomials.ratios(rows, work.own, message["draws"], of_clients)
         # where rows are impossible a weight is nothing, which a server adds up

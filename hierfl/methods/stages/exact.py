@@ -23,60 +23,39 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.chains import LEAPS, Whitening, leaps_of
+from hierfl.core.chains import LEAPS, Sampled, leaps_of
 from hierfl.core.traced import WorkCounter
 from hierfl.data.batch import ClientBatch
-from hierfl.methods.stages.joint import (
-    LOCATING,
-    Joint,
-    PlainJoint,
-    ScalarNodes,
-    Standard,
-    flat,
-    standard_of,
-)
+from hierfl.methods.stages.chain_starts import ChainStart, ChainStarts
+from hierfl.methods.stages.joint import LOCATING, Joint, PlainJoint, ScalarNodes, flat
 from hierfl.methods.stages.mixing_chains import (
     LEAST,
     MOST,
     WARM,
     ChainCoordinates,
+    NewCoordinates,
     Said,
+    moved,
     until_mixed,
 )
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, ServerState
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
-from hierfl.summaries.factor import Factor, factor_of, q_of
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.misread import misread, points_to_test
-from hierfl.summaries.moving import line_of
 from hierfl.summaries.packed_rows import PackedRows, packed
 from hierfl.summaries.reading import QuadratureNodes, gauss_hermite
 from hierfl.summaries.sampling import one_thread
-from hierfl.summaries.surrogate import any_client
 from hierfl.summaries.units import UnitScore
 from hierfl.summaries.weights import Points
 
 MOST_SCALARS = 4000  # of all clients together: a whitening matrix of them has to be held
-# chains by rows x predictors, and by scalars, of which one is as many; renewals of the factors
-# before them, steps to a mode
+# chains by rows x predictors, and by scalars, of which one is as many
 CHAINS, PER_SCALAR = ((2e4, 64), (2e5, 32), (2e6, 16), (math.inf, 8)), 100
-TURNS, CLIMB = 2, 100
 GRADIENT = 3  # values that the gradient of one costs
-TRIES = 20  # points for each chain, of which it starts at one of the likeliest
-NOWHERE_FINITE = (
-    "the joint log density is not finite at any draw of the priors, nor near 0: check the scales of "
-    "the priors and what the model computes from their draws"
-)
-STEP, FLATTEST = 1e-4, 0.02  # of differences of slopes; least curvature of a direction
-LOWEST = 1e30  # log density of a point where it is not finite
-AWAY = 0.5  # sd of points about 0
 # nodes of a client's only scalar, tried in turn; sd of what twice as many change, in nats
 ORDERS, ERROR = (7, 15, 31, 63), 0.05
-WIDE = 3.0  # sds about the mode from which every second chain starts: R-hat then sees another mode
-FARTHEST = 5.0  # sds of the belief that a client's factor may move its scalars
-FEW = 4  # draws of z by which clients locate their mixing variables, for each number of z
 
 
 class Ended(NamedTuple):
@@ -123,7 +102,9 @@ class Chains:
     def _joint(self, order: int) -> Joint:
         times = torch.bincount(self.client).double()
         nodes = ScalarNodes(*gauss_hermite(order, torch.float64), times) if order else None
-        return Joint(self.surrogate, self.rows, self._none(), self.count, nodes)
+        size, clients = self.surrogate.hierarchy.reading.size, self.rows.clients
+        none = Factors(torch.zeros(clients, size, size), torch.zeros(clients, size), self.fields)
+        return Joint(self.surrogate, self.rows, none, self.count, nodes)
 
     @property
     def size(self) -> int:
@@ -141,7 +122,7 @@ class Chains:
             origin = self.surrogate.hierarchy.reading.origin.double()
             x = torch.cat([origin, torch.zeros(self.joint.size - len(origin))])
             once = self.joint.gradient.seconds(
-                x.expand(self.count, -1).contiguous(), *flat(self._alone(origin[None]))
+                x.expand(self.count, -1).contiguous(), *flat(self._starts.alone(origin[None]))
             )
         return once * LEAPS * (WARM + 2 * LEAST)
 
@@ -163,17 +144,22 @@ class Chains:
     def run(self, state: ServerState, count: int, said: Said = lambda usual, most: None) -> Ended:
         """Return draws, from what a server's state says of the posterior."""
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
-            standard, start, whitening = self._with_enough_nodes(state.scouts)
-            how = (standard, self.seed, count, said)
-            joint = self._plain()
-            plain = None if joint is None else ChainCoordinates(joint, *how, jumps=False)
-            first = ChainCoordinates(self.joint, *how)
-            where, drawn = until_mixed(first, plain, start, whitening)
-            t = where.joint.mixing(drawn.draws, standard)
+            start = self._with_enough_nodes(state.scouts)
+            first = ChainCoordinates(self.joint, start.standard, self.seed, count, said)
+            others = (self._renewed, self._plain)
+            where, drawn = until_mixed(first, others, start.points, start.whitening)
+            t = where.joint.mixing(drawn.draws, where.standard)
             draws = torch.cat([drawn.draws[:, : self.joint.shared], t], 1)
         return Ended(draws, drawn.r_hat, min(drawn.effective, float(count)))
 
-    def _plain(self) -> PlainJoint | None:
+    def _renewed(self, here: ChainCoordinates, drawn: Sampled) -> NewCoordinates | None:
+        """Return coordinates by factors about draws; None where they are no better."""
+        if self.joint.nodes is not None or not self.joint.own:
+            return None
+        start = self._starts.about_draws(drawn.draws, here.standard)
+        return start and (replace(here, standard=start.standard), *start[1:])
+
+    def _plain(self, here: ChainCoordinates, drawn: Sampled) -> NewCoordinates | None:
         """Return the program's own coordinates; None where they are worse, or cost as much."""
         hierarchy = self.surrogate.hierarchy
         # a centered program's Normal sites are a funnel, in which chains look mixed that are not
@@ -183,153 +169,29 @@ class Chains:
             is_worse = bool(hierarchy.mixing.scattered)
         if is_worse or self.joint.nodes is not None:
             return None
-        return PlainJoint(self.surrogate, self.rows, self._none(), self.count)
+        joint = PlainJoint(self.surrogate, self.rows, self.joint.none, self.count)
+        plain = replace(here, joint=joint, jumps=False)
+        return plain, *moved(here, drawn, plain)
 
-    def _with_enough_nodes(self, scouts: Points) -> tuple[Standard, Tensor, Whitening]:
-        """Return what `_located` does, with as many nodes as change nothing there; or without."""
-        located = self._located(scouts)
-        z = located[1][::2, : self.joint.shared]
+    @property
+    def _starts(self) -> ChainStarts:
+        return ChainStarts(self.joint, self.nodes, self.seed)
+
+    def _with_enough_nodes(self, scouts: Points) -> ChainStart:
+        """Return a start by as many nodes as change nothing there; or without."""
+        z = scouts.resampled(len(scouts.draws))[:, : self.joint.shared]
+        start = self._starts.about_mode(z)
+        some = start.points[::2, : self.joint.shared]
         joints = [] if self.joint.nodes is None else [self.joint, *map(self._joint, ORDERS[1:])]
         for joint, finer in pairwise(joints):
-            change = finer.values(z, located[0]) - joint.values(z, located[0])
+            change = finer.values(some, start.standard) - joint.values(some, start.standard)
             if float(change.std()) < ERROR:
                 self.joint = joint
-                return located
+                return start
         if joints:  # even the most change something
             self._sum_over(0)
-            located = self._located(scouts)
-        return located
-
-    def _located(self, scouts: Points) -> tuple[Standard, Tensor, Whitening]:
-        """Return clients' scales by factors about the mode, where the chains start, and their whitening."""
-        z = scouts.resampled(len(scouts.draws))
-        shared = self.joint.shared
-        standard = self._alone(z[:, :shared])
-        at = self._likeliest(standard, z[:, :shared])
-        for _ in range(TURNS):  # each by factors about the mode of the one before
-            mode = self._climbed(standard, at)[:shared]
-            of_z = self._whitening(standard, mode)
-            near = self._spread(of_z, standard)
-            standard, at = self._about(near), torch.zeros(self.joint.size)
-            at[:shared] = mode
-        own = self.joint.size - shared
-        wide = self._spread(of_z._replace(tril=WIDE * of_z.tril), standard)
-        z = near[: self.count].clone()
-        z[1::2] = wide[1 : self.count : 2]
-        start = torch.cat([z, self._normal(self.count, own)], 1)
-        return standard, start, of_z._replace(loc=at, scale=torch.ones(own))
-
-    def _none(self) -> Factors:
-        size, count = self.surrogate.hierarchy.reading.size, self.rows.clients
-        return Factors(torch.zeros(count, size, size), torch.zeros(count, size), self.fields)
-
-    def _alone(self, z: Tensor) -> Standard:
-        """Return scales by the prior alone, about draws of z (S, K)."""
-        none = self._none()
-        return self._standard(none.precision, none.shift, z)
-
-    def _standard(self, precision: Tensor, shift: Tensor, z: Tensor) -> Standard:
-        few, hierarchy = z[:: max(1, len(z) // (FEW * (1 + z.shape[1])))], self.surrogate.hierarchy
-        line = line_of(hierarchy, few, self.fields, (precision, shift))
-        return standard_of(precision, shift, line, hierarchy.reading.own_size)
-
-    def _about(self, z: Tensor) -> Standard:
-        """Return clients' scales by their factors about draws of z (S, K)."""
-        none = self._none()
-        equal = torch.full((len(z),), -math.log(len(z)))
-        belief = any_client(self.surrogate, z, equal, none)
-        count = self.rows.clients
-        before = Factor(none.precision, none.shift, torch.zeros(count))
-        unknown = torch.zeros(count, dtype=torch.bool)
-        own = factor_of(self.rows, belief, self.nodes, before, unknown)
-        prior = torch.linalg.inv_ex(belief[1]).inverse
-        away = q_of((belief[0], prior), own)[0] - belief[0]
-        # steps that did not settle leave a slope without its curvature
-        usable = (away * (away @ prior)).sum(1) < FARTHEST**2
-        precision = torch.where(usable[:, None, None], own.precision, 0.0)
-        shift = torch.where(usable[:, None], own.shift, 0.0)
-        return self._standard(precision, shift, z)
-
-    def _normal(self, count: int, size: int) -> Tensor:
-        g = torch.Generator().manual_seed(self.seed & 0x7FFFFFFF)
-        return torch.randn(count, size, generator=g)
-
-    def _likeliest(self, standard: Standard, z: Tensor) -> Tensor:
-        """Return the point of the highest density, of draws z (S, K) and of points about 0, at e = 0."""
-        some = z[:: max(1, len(z) // (TRIES * self.count))]
-        # of vague priors all draws may be impossible
-        near = AWAY * self._normal(TRIES * self.count, self.joint.shared)
-        some = torch.cat([some, self.surrogate.hierarchy.reading.origin.double() + near])
-        x = torch.zeros(len(some), self.joint.size)
-        x[:, : self.joint.shared] = some
-        value = self.joint.at(x, standard)[0]
-        best = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf).argmax()
-        if not bool(value[best].isfinite()):
-            raise ValueError(f"{NOWHERE_FINITE}{self._fault(x[0, : self.joint.shared])}")
-        return x[best]
-
-    def _fault(self, z: Tensor) -> str:
-        """Say which term is not finite at z (K,): a prior, or the likelihood of a client's rows."""
-        hierarchy, program = self.surrogate.hierarchy, self.surrogate.hierarchy.program
-        none = torch.zeros(hierarchy.reading.own_size)
-        for name, site in hierarchy.sites(z, none, hierarchy.batch(self.fields)).items():
-            if name not in program.labels and name not in program.factors:
-                log_p = site["fn"].log_prob(site["value"])
-                if not bool(log_p.isfinite().all()):
-                    return f"; the prior of site '{name}' is not finite there"
-        v = torch.cat([none, z[hierarchy.reading.shared]]).expand(self.rows.clients, 1, -1)
-        bad = int((~self.rows.values(v).isfinite()).sum())
-        sites = ", ".join(f"'{name}'" for name in (*program.labels, *program.factors))
-        of_rows = f"; the likelihood {sites} of {bad} of {len(v)} clients is not finite there"
-        return of_rows if bad else ""
-
-    def _climbed(self, standard: Standard, start: Tensor) -> Tensor:
-        """Return the mode of the density, with narrower e, from a point (K + N E,).
-
-        Where one row can sit at infinite density, as of a client with a scale of its own, the mode
-        is there: no draw is.
-        """
-        at = start.clone().requires_grad_()
-        climb = torch.optim.LBFGS([at], max_iter=CLIMB, line_search_fn="strong_wolfe")
-        is_own = (torch.arange(len(start)) >= self.joint.shared).to(start)
-
-        def narrowed(x: Tensor) -> tuple[Tensor, Tensor]:
-            value, slope = self.joint.at(x[None], standard)
-            e = is_own * x
-            return value[0] - 0.5 * e.square().sum(), slope[0] - e
-
-        def loss() -> Tensor:
-            value, slope = narrowed(at.detach())
-            at.grad = -slope.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            return -value.nan_to_num(nan=-LOWEST, posinf=-LOWEST, neginf=-LOWEST)
-
-        climb.step(loss)
-        there = at.detach()
-        rises = bool(narrowed(there)[0] >= narrowed(start)[0])
-        return there if rises and bool(there.isfinite().all()) else start
-
-    def _whitening(self, standard: Standard, mode: Tensor) -> Whitening:
-        """Return the Normal distribution of z by the curvature at its mode, by differences of slopes."""
-        size, eye = len(mode), torch.eye(len(mode))
-        x = torch.zeros(2 * size, self.joint.size)
-        x[:, :size] = mode + STEP * torch.cat([eye, -eye])
-        slopes = self.joint.at(x, standard)[1][:, :size]
-        ahead, behind = slopes.split(size)
-        curvature = (behind - ahead) / (2.0 * STEP)
-        values, vectors = torch.linalg.eigh(0.5 * (curvature + curvature.mT).nan_to_num())
-        covariance = (vectors / values.abs().clamp(min=FLATTEST)) @ vectors.mT
-        return Whitening(mode, torch.linalg.cholesky_ex(covariance).L, torch.ones(0))
-
-    def _spread(self, whitening: Whitening, standard: Standard) -> Tensor:
-        """Return points about a mode where the density is finite, (S, K)."""
-        z = whitening.loc + self._normal(TRIES * self.count, self.joint.shared) @ whitening.tril.mT
-        x = torch.zeros(len(z), self.joint.size)
-        x[:, : self.joint.shared] = z
-        value = self.joint.at(x, standard)[0]
-        usable = value > value.nan_to_num(nan=-torch.inf).max() - 5.0 * self.joint.shared - 10.0
-        usable[0] |= not bool(usable.any())
-        z = z[usable]
-        return z[torch.arange(max(self.count, len(z))) % len(z)]
+            start = self._starts.about_mode(z)
+        return start
 
 
 def chained(rounds: Rounds, state: ServerState, ended: Ended) -> ServerState:

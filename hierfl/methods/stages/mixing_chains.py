@@ -8,7 +8,7 @@ effective draws by counted work. Further iterations are added to those before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -109,15 +109,26 @@ def is_mixed(drawn: Sampled) -> bool:
     return needed(drawn) <= len(drawn.steps)
 
 
+# a start in new coordinates: points (C, K + N E) and their whitening; None: there are none
+NewCoordinates = tuple[ChainCoordinates, Tensor, Whitening]
+Renewal = Callable[[ChainCoordinates, Sampled], NewCoordinates | None]
+
+
 def until_mixed(
-    first: ChainCoordinates, plain: ChainCoordinates | None, start: Tensor, whitening: Whitening
+    first: ChainCoordinates, others: Sequence[Renewal], start: Tensor, whitening: Whitening
 ) -> tuple[ChainCoordinates, Sampled]:
-    """Return draws of chains that have mixed, or do not mix, and the coordinates they ran in."""
+    """Return draws of chains that have mixed, or do not mix, and the coordinates they ran in.
+
+    Where the first ones do not mix at once, `others` are tried.
+    """
     here, drawn, before = first, first.sampled(start, whitening, WARM, LEAST), math.inf
-    if plain is not None and not is_mixed(drawn):
-        tried = plain.sampled(*_moved(here, drawn, plain), WARM, LEAST)
-        if plain.worth(tried) > here.worth(drawn):
-            here, drawn = plain, tried
+    for coordinates in others:
+        new = None if is_mixed(drawn) else coordinates(here, drawn)
+        if new is None:
+            continue
+        tried = new[0].sampled(*new[1:], WARM, LEAST)
+        if new[0].worth(tried) > here.worth(drawn):
+            here, drawn = new[0], tried
     while not is_mixed(drawn) and (done := len(drawn.steps)) < MOST:
         excess = drawn.r_hat - 1.0
         # chains that hold are renewed
@@ -127,7 +138,7 @@ def until_mixed(
         if done > LEAST and is_stuck and not again:
             break
         before = excess
-        if done < RENEWED or math.isinf(excess):
+        if (done < RENEWED and here is first) or math.isinf(excess):
             again_from = thinned(drawn.draws, here.joint.count)
             drawn = here.sampled(again_from, drawn.whitening, WARM // 2, 2 * done, needed=still)
         else:
@@ -135,7 +146,7 @@ def until_mixed(
     return here, drawn
 
 
-def _moved(
+def moved(
     here: ChainCoordinates, drawn: Sampled, plain: ChainCoordinates
 ) -> tuple[Tensor, Whitening]:
     """Return where chains start in the program's own coordinates, and their whitening, by draws."""

@@ -150,8 +150,8 @@ class Weighting:
 
     def _after_all(self, state: ServerState, error: float, clock: Clock) -> ServerState:
         """Return the state once every client has answered: done, or with other draws to weight."""
-        if bool(state.chained):
-            return state.at(DONE)
+        if bool(state.chained):  # no error of the ratios is one of the draws
+            return replace(state.at(DONE), inner_error=torch.tensor(torch.nan))
         rounds_left, count = clock.rounds - clock.round - 1, len(state.ratios)
         again, proposed, before = int(state.again), bool(state.proposed), state.before
         anchored, effective = state.was_anchored, float(state.effective)

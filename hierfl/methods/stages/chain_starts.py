@@ -1,0 +1,210 @@
+"""Where chains on the rows start, and by which factors clients' own scalars are standardized.
+
+Factors are about the mode of the joint density, which is looked for in what they standardize; once
+chains have run, about their draws. Factors are left whose density is far lower than without them:
+where a vague scale lets clients' scalars run away, they are about points that no draw is near.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hierfl.core.chains import Whitening, thinned
+from hierfl.methods.stages.joint import Joint, Standard, standard_of
+from hierfl.summaries.factor import Factor, factor_of, q_of
+from hierfl.summaries.moving import line_of
+from hierfl.summaries.reading import QuadratureNodes
+from hierfl.summaries.surrogate import any_client
+
+TURNS, CLIMB = 2, 100  # renewals of the factors before the chains, steps to a mode
+TRIES = 20  # points for each chain, of which it starts at one of the likeliest
+NOWHERE_FINITE = (
+    "the joint log density is not finite at any draw of the priors, nor near 0: check the scales of "
+    "the priors and what the model computes from their draws"
+)
+STEP, FLATTEST = 1e-4, 0.02  # of differences of slopes; least curvature of a direction
+LOWEST = 1e30  # log density of a point where it is not finite
+AWAY = 0.5  # sd of points about 0
+WIDE = 3.0  # sds about the mode from which every second chain starts: R-hat then sees another mode
+FARTHEST = 5.0  # sds of the belief that a client's factor may move its scalars
+FEW = 4  # draws of z by which clients locate their mixing variables, for each number of z
+RENEWING = 256  # draws of chains about which factors are
+NEAR = 0.1  # sd of scalars about their mode where they are standardized by no factor
+# nats below the highest density at which a point is usable: for each scalar, and in all
+NATS, MORE = 5.0, 10.0
+
+
+class ChainStart(NamedTuple):
+    """Where chains start, and the coordinates they run in."""
+
+    standard: Standard
+    points: Tensor  # (C, K + N E)
+    whitening: Whitening
+
+
+@dataclass(frozen=True, eq=False)
+class ChainStarts:
+    """Starts of C chains of a joint density of z (K,) and clients' scalars e (N, E)."""
+
+    joint: Joint
+    nodes: QuadratureNodes
+    seed: int
+
+    def about_mode(self, draws_z: Tensor) -> ChainStart:
+        """Return a start about the mode, which is looked for from draws of z (S, K)."""
+        shared, alone = self.joint.shared, self.alone(draws_z)
+        first = self._climbed(alone, self._likeliest(alone, draws_z))
+        standard, at = alone, first
+        for turn in range(TURNS):  # each by factors about the mode of the one before
+            at = self._climbed(standard, at) if turn else at
+            of_z = self._whitening(standard, at[:shared])
+            near = self._spread(of_z, standard, at)
+            standard, at = (
+                self._about(near),
+                torch.cat([at[:shared], torch.zeros(len(at) - shared)]),
+            )
+        width = 1.0
+        if self._are_usable(standard, at, alone, first):
+            wide = self._spread(of_z._replace(tril=WIDE * of_z.tril), standard, at)
+        else:
+            width, standard, at = NEAR, alone, first
+            of_z = self._whitening(standard, at[:shared])
+            wide = near = self._spread(of_z, standard, at)
+        z = near[: self.joint.count].clone()
+        z[1::2] = wide[1 : self.joint.count : 2]
+        own = at[shared:] + width * self._normal(len(at) - shared)
+        of_all = of_z._replace(loc=at, scale=torch.ones(len(at) - shared))
+        return ChainStart(standard, torch.cat([z, own], 1), of_all)
+
+    def about_draws(self, draws: Tensor, standard: Standard) -> ChainStart | None:
+        """Return a start about draws (S, K + N E) by a `standard`; None where new factors fit worse."""
+        shared, own = self.joint.shared, self.joint.size - self.joint.shared
+        z = draws[:, :shared]
+        renewed = self._about(thinned(z, RENEWING))
+        there = torch.cat([thinned(z, self.joint.count), self._normal(own)], 1)
+        if not self._are_usable(renewed, there, standard, thinned(draws, self.joint.count)):
+            return None
+        tril = torch.linalg.cholesky_ex(z.mT.cov() + 1e-9 * torch.eye(shared)).L
+        loc = torch.cat([z.mean(0), torch.zeros(own)])
+        return ChainStart(renewed, there, Whitening(loc, tril, torch.ones(own)))
+
+    def _are_usable(self, new: Standard, there: Tensor, old: Standard, here: Tensor) -> bool:
+        """Return whether a new standard's points have a density as high as an old one's, about."""
+        after = self.joint.at(there.view(-1, self.joint.size), new)[0].nan_to_num(nan=-torch.inf)
+        before = self.joint.at(here.view(-1, self.joint.size), old)[0]
+        return bool(after.median() >= before.median() - NATS * self.joint.size - MORE)
+
+    def alone(self, z: Tensor) -> Standard:
+        """Return scales by the prior alone, about draws of z (S, K)."""
+        none = self.joint.none
+        return self._standard(none.precision, none.shift, z)
+
+    def _standard(self, precision: Tensor, shift: Tensor, z: Tensor) -> Standard:
+        few, hierarchy = z[:: max(1, len(z) // (FEW * (1 + z.shape[1])))], self.joint.hierarchy
+        line = line_of(hierarchy, few, self.joint.none.fields, (precision, shift))
+        return standard_of(precision, shift, line, hierarchy.reading.own_size)
+
+    def _about(self, z: Tensor) -> Standard:
+        """Return clients' scales by their factors about draws of z (S, K)."""
+        none, rows = self.joint.none, self.joint.rows
+        equal = torch.full((len(z),), -math.log(len(z)))
+        belief = any_client(self.joint.surrogate, z, equal, none)
+        before = Factor(none.precision, none.shift, torch.zeros(rows.clients))
+        unknown = torch.zeros(rows.clients, dtype=torch.bool)
+        own = factor_of(rows, belief, self.nodes, before, unknown)
+        prior = torch.linalg.inv_ex(belief[1]).inverse
+        away = q_of((belief[0], prior), own)[0] - belief[0]
+        # steps that did not settle leave a slope without its curvature
+        usable = (away * (away @ prior)).sum(1) < FARTHEST**2
+        precision = torch.where(usable[:, None, None], own.precision, 0.0)
+        shift = torch.where(usable[:, None], own.shift, 0.0)
+        return self._standard(precision, shift, z)
+
+    def _normal(self, size: int, count: int = 1) -> Tensor:
+        """Return `count` standard normal vectors for each chain."""
+        g = torch.Generator().manual_seed(self.seed & 0x7FFFFFFF)
+        return torch.randn(count * self.joint.count, size, generator=g)
+
+    def _likeliest(self, standard: Standard, z: Tensor) -> Tensor:
+        """Return the point of the highest density, of draws z (S, K) and of points about 0, at e = 0."""
+        some = z[:: max(1, len(z) // (TRIES * self.joint.count))]
+        # of vague priors all draws may be impossible
+        near = AWAY * self._normal(self.joint.shared, TRIES)
+        some = torch.cat([some, self.joint.hierarchy.reading.origin.double() + near])
+        x = torch.zeros(len(some), self.joint.size)
+        x[:, : self.joint.shared] = some
+        value = self.joint.at(x, standard)[0]
+        best = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf).argmax()
+        if not bool(value[best].isfinite()):
+            raise ValueError(f"{NOWHERE_FINITE}{self._fault(x[0, : self.joint.shared])}")
+        return x[best]
+
+    def _fault(self, z: Tensor) -> str:
+        """Say which term is not finite at z (K,): a prior, or the likelihood of a client's rows."""
+        hierarchy, rows = self.joint.hierarchy, self.joint.rows
+        program, none = hierarchy.program, torch.zeros(hierarchy.reading.own_size)
+        batch = hierarchy.batch(self.joint.none.fields)
+        for name, site in hierarchy.sites(z, none, batch).items():
+            if name not in program.labels and name not in program.factors:
+                log_p = site["fn"].log_prob(site["value"])
+                if not bool(log_p.isfinite().all()):
+                    return f"; the prior of site '{name}' is not finite there"
+        v = torch.cat([none, z[hierarchy.reading.shared]]).expand(rows.clients, 1, -1)
+        bad = int((~rows.values(v).isfinite()).sum())
+        sites = ", ".join(f"'{name}'" for name in (*program.labels, *program.factors))
+        of_rows = f"; the likelihood {sites} of {bad} of {len(v)} clients is not finite there"
+        return of_rows if bad else ""
+
+    def _climbed(self, standard: Standard, start: Tensor) -> Tensor:
+        """Return the mode of the density, with narrower e, from a point (K + N E,).
+
+        Where one row can sit at infinite density, as of a client with a scale of its own, the mode
+        is there: no draw is.
+        """
+        at = start.clone().requires_grad_()
+        climb = torch.optim.LBFGS([at], max_iter=CLIMB, line_search_fn="strong_wolfe")
+        is_own = (torch.arange(len(start)) >= self.joint.shared).to(start)
+
+        def narrowed(x: Tensor) -> tuple[Tensor, Tensor]:
+            value, slope = self.joint.at(x[None], standard)
+            e = is_own * x
+            return value[0] - 0.5 * e.square().sum(), slope[0] - e
+
+        def loss() -> Tensor:
+            value, slope = narrowed(at.detach())
+            at.grad = -slope.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            return -value.nan_to_num(nan=-LOWEST, posinf=-LOWEST, neginf=-LOWEST)
+
+        climb.step(loss)
+        there = at.detach()
+        rises = bool(narrowed(there)[0] >= narrowed(start)[0])
+        return there if rises and bool(there.isfinite().all()) else start
+
+    def _whitening(self, standard: Standard, mode: Tensor) -> Whitening:
+        """Return the Normal distribution of z by the curvature at its mode, by differences of slopes."""
+        size, eye = len(mode), torch.eye(len(mode))
+        x = torch.zeros(2 * size, self.joint.size)
+        x[:, :size] = mode + STEP * torch.cat([eye, -eye])
+        slopes = self.joint.at(x, standard)[1][:, :size]
+        ahead, behind = slopes.split(size)
+        curvature = (behind - ahead) / (2.0 * STEP)
+        values, vectors = torch.linalg.eigh(0.5 * (curvature + curvature.mT).nan_to_num())
+        covariance = (vectors / values.abs().clamp(min=FLATTEST)) @ vectors.mT
+        return Whitening(mode, torch.linalg.cholesky_ex(covariance).L, torch.ones(0))
+
+    def _spread(self, whitening: Whitening, standard: Standard, at: Tensor) -> Tensor:
+        """Return points z about a mode `at` where the density is finite, (S, K)."""
+        shared, count = self.joint.shared, self.joint.count
+        z = whitening.loc + self._normal(shared, TRIES) @ whitening.tril.mT
+        x = at.repeat(len(z), 1)
+        x[:, :shared] = z
+        value = self.joint.at(x, standard)[0]
+        usable = value > value.nan_to_num(nan=-torch.inf).max() - NATS * shared - MORE
+        usable[0] |= not bool(usable.any())
+        z = z[usable]
+        return z[torch.arange(max(count, len(z))) % len(z)]
