@@ -143,7 +143,7 @@ def convergence(
     if isinstance(moments, str):
         verdict = f"Cannot be judged: {moments}{_advice(course)}"
         return Convergence("cannot be judged", verdict, *course.trend)
-    answer, verdict = _of_weights(moments, course)
+    answer, verdict = _of_weights(moments, course, corrected=fit.progress.corrected)
     learned = [spec.name for spec in learned_params(fit)]
     if learned and answer == "good":
         answer, verdict = _of_learned(learned, verdict, course)
@@ -247,7 +247,7 @@ def _of_point(fit: Snapshot, fixed: list[str], course: Course) -> tuple[Answer, 
     return "not good", f"Not converged: {words} {point}"
 
 
-def _of_weights(moments: Moments, course: Course) -> tuple[Answer, str]:
+def _of_weights(moments: Moments, course: Course, *, corrected: bool) -> tuple[Answer, str]:
     answer, worst = moments.answer(), moments.worst()
     facts = (
         f"k-hat {moments.k_hat:.2f}, {moments.effective:.0f} of {moments.proposals} draws effective"
@@ -262,6 +262,8 @@ def _of_weights(moments: Moments, course: Course) -> tuple[Answer, str]:
     if moments.k_hat >= K_HAT or worst is None:
         why = f"Not good: the guide misses a part of the posterior ({facts})"
         return answer, f"{why}{_fix(course)}."
+    if corrected:
+        return "good", f"Good: the guide's draws are resampled by importance weights ({facts})."
     return answer, f"Not good: {worst} ({facts}){_fix(course, weights=True)}."
 
 
