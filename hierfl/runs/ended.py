@@ -2,7 +2,7 @@
 
 Clients in one process have rows that may be read together. So where rounds do not end, Hamiltonian
 chains on the exact posterior do (`hierfl.methods.stages.exact`); clients then locate their own
-scalars, and weight the draws, in two more rounds. What decides is rounds and counted work, the same
+scalars, and weight draws, in two more rounds. What decides is rounds and counted work, the same
 on every machine; the clock decides at a `time_limit=` alone.
 """
 
@@ -32,8 +32,9 @@ from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress, one_round
 from hierfl.method import Clock, Method
 from hierfl.methods.stages.anchored import begun, is_anchored
+from hierfl.methods.stages.chained import chained, closed
 from hierfl.methods.stages.checks import STILL, STILL_SD
-from hierfl.methods.stages.exact import Chains, chained, closed
+from hierfl.methods.stages.exact import Chains
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, GATHER, ServerState
 from hierfl.methods.stages.two_stage import seen_in, server_rounds

@@ -15,7 +15,6 @@ summed over nodes, as many as change nothing, and the chains move z alone.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -44,7 +43,7 @@ from hierfl.methods.stages.mixing_chains import (
     until_mixed,
 )
 from hierfl.methods.stages.server import Rounds
-from hierfl.methods.stages.state import DONE, ServerState
+from hierfl.methods.stages.state import ServerState
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.summaries.factor import Factor, factor_of, q_of
@@ -330,31 +329,3 @@ class Chains:
         usable[0] |= not bool(usable.any())
         z = z[usable]
         return z[torch.arange(max(self.count, len(z))) % len(z)]
-
-
-def chained(rounds: Rounds, state: ServerState, ended: Ended) -> ServerState:
-    """Return a server's state with draws of the exact posterior, which asks for factors about them."""
-    count, yes = len(ended.draws), torch.tensor(True)
-    with double_precision(), torch.no_grad(), unchecked():
-        scouts = Points.equal(ended.draws[:: max(1, count // len(state.scouts.draws))])
-        belief, final = rounds.work.of_any_client(scouts, state.factors), Points.equal(ended.draws)
-    return replace(
-        state.gathering(),
-        belief=belief,
-        chained=yes,
-        sampled=yes,
-        proposed=yes,
-        final=final,
-        scouts=scouts,
-        powers=torch.ones_like(state.powers),
-        share=torch.tensor(ended.effective / count),
-        r_hat=torch.tensor(ended.r_hat),
-        k_hat=torch.tensor(0.0),
-        effective=torch.tensor(ended.effective),
-        inner_error=torch.tensor(torch.nan),
-    )
-
-
-def closed(state: ServerState) -> ServerState:
-    """Return the state of chains as done, where clients cannot weight their draws."""
-    return replace(state.at(DONE), weighted=torch.ones_like(state.weighted))
