@@ -219,13 +219,13 @@ def _of_chains(
 ) -> tuple[Answer, str]:
     mixing = f"split R-hat is {r_hat:.2f}" if math.isfinite(r_hat) else "some chains are stuck"
     facts = f"{ended}: {mixing}, and {effective:.0f} draws are effective"
-    if too_few:
+    if too_few and r_hat <= R_HAT:
         return "not good", f"Not good: by {facts}, but {too_few}"
     if r_hat <= R_HAT and effective >= LEAST_EFFECTIVE:
         return "good", f"Good: by {facts}."
     return "not good", (
-        f"Not good: by {facts}: too few, or the chains have not mixed. Tighten the priors, or use fedsvi with "
-        "guides.structured."
+        f"Not good: by {facts}: the chains have not mixed, so do not trust standard deviations and "
+        "intervals. Tighten the priors, or compare with NUTS, diagnostics.against_nuts(fit)."
     )
 
 

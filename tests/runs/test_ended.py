@@ -70,6 +70,15 @@ def test_chains_have_the_posterior_of_the_rounds() -> None:
     assert "Trustworthy" in words
 
 
+def test_chains_that_have_not_mixed_ask_for_no_draws() -> None:
+    fit = by_chains()
+    *_, last = fit.progress.history
+    apart = replace(fit.progress, history=({**last, "r_hat": 1.4, "effective": 60.0},))
+    words = " ".join(str(replace(fit, progress=apart).summary(draws=50).verdict).split())
+    assert words.count("have not mixed") == 1 and "more draws" not in words
+    assert words.startswith("Not trustworthy.")
+
+
 def vague(batch: ClientBatch) -> None:
     """Declare Surgical with the priors of the BUGS book."""
     mu = pyro.sample("mu", dist.Normal(0.0, 1000.0))
