@@ -216,7 +216,7 @@ def _guides_of_clients(evidence: Evidence) -> Iterator[Check]:
         bool(faults),
         " ".join(faults)
         or f"The largest Pareto k-hat of a client is {number(float(k_hats.max()), 2)}, below {K_HAT}.",
-        "note" if evidence.own is None else "doubt",
+        "note" if evidence.own is None and not evidence.fit.progress.corrected else "doubt",
     )
 
 

@@ -109,7 +109,7 @@ def _concentration(fit: Snapshot) -> Iterator[Check]:
 
 def _chains(fit: Snapshot) -> Iterator[Check]:
     """Warn if the server's chains have not mixed; asked only if it samples by chains."""
-    if "r_hat" not in fit.history:
+    if "r_hat" not in fit.history or fit.progress.ended is not None:  # `convergence` says it
         return
     r_hat = float(fit.history["r_hat"].iloc[-1])
     if math.isnan(r_hat):  # the last draws are weighted ones

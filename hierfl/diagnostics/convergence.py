@@ -143,7 +143,7 @@ def convergence(
     if isinstance(moments, str):
         verdict = f"Cannot be judged: {moments}{_advice(course)}"
         return Convergence("cannot be judged", verdict, *course.trend)
-    answer, verdict = _of_weights(moments, course)
+    answer, verdict = _of_weights(moments, course, corrected=fit.progress.corrected)
     learned = [spec.name for spec in learned_params(fit)]
     if learned and answer == "good":
         answer, verdict = _of_learned(learned, verdict, course)
@@ -219,13 +219,13 @@ def _of_chains(
 ) -> tuple[Answer, str]:
     mixing = f"split R-hat is {r_hat:.2f}" if math.isfinite(r_hat) else "some chains are stuck"
     facts = f"{ended}: {mixing}, and {effective:.0f} draws are effective"
-    if too_few:
+    if too_few and r_hat <= R_HAT:
         return "not good", f"Not good: by {facts}, but {too_few}"
     if r_hat <= R_HAT and effective >= LEAST_EFFECTIVE:
         return "good", f"Good: by {facts}."
     return "not good", (
-        f"Not good: by {facts}: too few, or the chains have not mixed. Tighten the priors, or use fedsvi with "
-        "guides.structured."
+        f"Not good: by {facts}: the chains have not mixed, so do not trust standard deviations and "
+        "intervals. Tighten the priors, or compare with NUTS, diagnostics.against_nuts(fit)."
     )
 
 
@@ -247,7 +247,7 @@ def _of_point(fit: Snapshot, fixed: list[str], course: Course) -> tuple[Answer, 
     return "not good", f"Not converged: {words} {point}"
 
 
-def _of_weights(moments: Moments, course: Course) -> tuple[Answer, str]:
+def _of_weights(moments: Moments, course: Course, *, corrected: bool) -> tuple[Answer, str]:
     answer, worst = moments.answer(), moments.worst()
     facts = (
         f"k-hat {moments.k_hat:.2f}, {moments.effective:.0f} of {moments.proposals} draws effective"
@@ -262,6 +262,8 @@ def _of_weights(moments: Moments, course: Course) -> tuple[Answer, str]:
     if moments.k_hat >= K_HAT or worst is None:
         why = f"Not good: the guide misses a part of the posterior ({facts})"
         return answer, f"{why}{_fix(course)}."
+    if corrected:
+        return "good", f"Good: the guide's draws are resampled by importance weights ({facts})."
     return answer, f"Not good: {worst} ({facts}){_fix(course, weights=True)}."
 
 

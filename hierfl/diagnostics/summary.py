@@ -171,10 +171,10 @@ def brief(fit: Snapshot) -> Shown:
 def _remarks(fit: Snapshot, table: SiteTable) -> tuple[str, ...]:
     chosen = fit.progress.chosen
     remarks = [f"Chosen: {chosen}."] if chosen else []
-    if fit.progress.corrected:
+    if fit.progress.corrected and lacks_rows(fit):
         remarks.append(
-            "The table shows the guide's own draws; fit.posterior() corrects them by importance "
-            "weights."
+            "The table shows the guide's own draws, since the rows by which they are corrected were "
+            "not saved with the fit."
         )
     if table.by_layer:
         names = ", ".join(f"'{name}'" for name in table.by_layer)

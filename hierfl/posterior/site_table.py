@@ -20,6 +20,7 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.arviz_groups import EXPAND, feature_dim
 from hierfl.posterior.client_loop import each_client, each_draw, what_is_read
+from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import (
     Draws,
     joined_draws,
@@ -68,6 +69,9 @@ def site_table(
     no_rows, names = lacks_rows(fit), known_sites(fit)
     fit = by_state_alone(fit)
     large, chunks = _drawn(fit, draws, seed, expand, names)
+    if fit.progress.corrected and not no_rows:  # as `Fit.posterior` does
+        large, together = by_layer(corrected(fit, draws, seed=seed).draws, expand)
+        chunks = iter([together])
     of_learned, learned = by_layer(_learned(fit), expand)
     first_chunks: list[Draws] = []
     summaries = _summarized(_noted(chunks, first_chunks, 0 if large else keep), prob)

@@ -12,7 +12,7 @@ import torch
 from pyro.distributions import hmm
 from pyro.ops import gaussian, tensor_utils
 from torch import Tensor
-from torch.distributions.utils import broadcast_all
+from torch.distributions.utils import broadcast_all, vec_to_tril_matrix
 
 
 def _multinomial(self: Any, value: Tensor) -> Tensor:
@@ -87,6 +87,15 @@ def _sticks(self: Any, x: Tensor) -> Tensor:
     return pad(torch.sigmoid(odds), [0, 1], value=1) * pad(left, [1, 0], value=1)
 
 
+def _correlations(self: Any, x: Tensor) -> Tensor:
+    """Return a Cholesky factor of correlations, likewise."""
+    partial, least = torch.tanh(x), torch.finfo(x.dtype).eps
+    r = vec_to_tril_matrix(partial.clamp(least - 1.0, 1.0 - least), diag=-1)
+    left = (0.5 * torch.log1p(-r.square())).cumsum(-1).exp()
+    left = torch.nn.functional.pad(left[..., :-1], [1, 0], value=1)
+    return (r + torch.eye(r.shape[-1]).to(r)) * left
+
+
 _torchs_one_hot: Any = torch.nn.functional.one_hot
 
 
@@ -106,6 +115,7 @@ _INSTEAD: tuple[tuple[Any, str, Any], ...] = (
     (dist.NanMaskedMultivariateNormal, "log_prob", _nan_joint_normal),
     (torch.nn.functional, "one_hot", _one_hot),
     (torch.distributions.StickBreakingTransform, "_call", _sticks),
+    (torch.distributions.CorrCholeskyTransform, "_call", _correlations),
     (hmm, "_logmatmulexp", _log_matmul_exp),
     (hmm, "safe_cholesky", _safe_cholesky),
     (gaussian, "safe_cholesky", _safe_cholesky),

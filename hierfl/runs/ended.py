@@ -2,7 +2,7 @@
 
 Clients in one process have rows that may be read together. So where rounds do not end, Hamiltonian
 chains on the exact posterior do (`hierfl.methods.stages.exact`); clients then locate their own
-scalars, and weight the draws, in two more rounds. What decides is rounds and counted work, the same
+scalars, and weight draws, in two more rounds. What decides is rounds and counted work, the same
 on every machine; the clock decides at a `time_limit=` alone.
 """
 
@@ -202,7 +202,9 @@ class Fallback:
         if hierarchy.reading.is_scaled and self.chains.seconds <= LONGEST:
             return "a global site scales a local one, which no Gaussian factor fits well"
         has_shared = len(hierarchy.reading.origin) > 0  # else clients are independent
-        if has_shared and hierarchy.mixing is not None and self.chains.seconds <= AT_ONCE:
+        # draws weighted by rows take as long as chains
+        most = LONGEST if self._reads_rows_often else AT_ONCE
+        if has_shared and hierarchy.mixing is not None and self.chains.seconds <= most:
             return "local sites are not Normal, so rounds need chains too"
         return None
 
@@ -227,18 +229,20 @@ class Fallback:
             why = f"the tails rest on few draws (k-hat {k_hat:.2f})"
         return None if why is None or self.chains.seconds > LOOKING else why
 
+    @property
+    def _reads_rows_often(self) -> bool:
+        """Return whether no polynomials stand for many rows, which rounds then read a few times."""
+        rowless, counts = self.federation.client.rowless, self.federation.data.counts
+        return rowless is None or int(counts.max()) < LEAST_ROWS
+
     def _are_long(self, rounds: int) -> bool:
         """Return whether so many rounds take, or will take, more than chains on the rows are worth."""
-        beyond, federation = rounds - ROUNDS, self.federation
+        beyond = rounds - ROUNDS
         if beyond >= 0 and beyond >= self.chains.seconds / A_ROUND:
             return True
-        if len(seen_in(federation.program).score.line.rest) < MANY_OTHERS:
+        if len(seen_in(self.federation.program).score.line.rest) < MANY_OTHERS:
             return False
-        # where polynomials stand for many rows, rounds read these only a few times
-        by_rows = (
-            federation.client.rowless is None or int(federation.data.counts.max()) < LEAST_ROWS
-        )
-        steps = max(rounds, LEAST_TAKEN) * STEPS if by_rows else 0
+        steps = max(rounds, LEAST_TAKEN) * STEPS if self._reads_rows_often else 0
         return steps * self.chains.factor_seconds >= MANY_TIMES * self.chains.seconds
 
     def _tails_rest_on_few(self, state: ServerState) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ from hierfl.diagnostics.trend import course_of
 from hierfl.engine.settings import Settings
 from hierfl.method import Method
 from hierfl.methods.stages.checks import Misread
+from hierfl.posterior.corrected import corrected
 from hierfl.posterior.snapshot import learned_params
 from hierfl.program.global_labels import GlobalLabels
 from hierfl.program.sites import Model
@@ -63,7 +65,7 @@ def run_chosen(choice: Choice, data: ClientData, call: FitArguments) -> Fit:
         other = Choice(methods.fedsvi(method.model, guides.structured), why, None)
         return _until_good(other, data, call, ATTEMPTS)
     if method.most_rounds is None:
-        return _with_verdict(fitted, _judged(fitted, _draws(fitted), call.seed))
+        return _with_verdict(fitted, _judged(fitted, call.seed), call.seed)[0]
     return fitted
 
 
@@ -75,12 +77,11 @@ def _until_good(
     remaining = [rounds for rounds in attempts if rounds >= done] or [attempts[-1]]
     for rounds in remaining:
         fitted = run(choice.method, data, replace(call, rounds=rounds), choice)
-        draws = _draws(fitted)
-        judgment = _judged(fitted, draws, call.seed)
+        judgment = _judged(fitted, call.seed)
         stopped = fitted.progress.round < rounds and is_over(fitted, call.patience)
         if stopped or judgment.converged or rounds == remaining[-1]:
             break
-        if course_of(fitted, draws=draws, seed=call.seed).state == "level":
+        if course_of(fitted, draws=_draws(fitted), seed=call.seed).state == "level":
             break  # more rounds will not help
         if call.progress:
             print(f"{rounds} rounds are not enough: {judgment.verdict}", file=sys.stderr)
@@ -88,8 +89,9 @@ def _until_good(
             who = about(fitted.method, fitted.federation, fitted.rounds)
             with held(call.checkpoint):
                 discard(call.checkpoint, partial(state.is_of_run, about=who))
+    fitted, judgment = _with_verdict(fitted, judgment, call.seed)
     _warn(fitted, judgment)
-    return _with_verdict(fitted, judgment)
+    return fitted
 
 
 def _warn(fitted: Fit, judgment: Convergence) -> None:
@@ -105,10 +107,10 @@ def _warn(fitted: Fit, judgment: Convergence) -> None:
         warn(f"do not trust the posterior. {' '.join(why)}")
 
 
-def _judged(fitted: Fit, draws: int, seed: int) -> Convergence:
+def _judged(fitted: Fit, seed: int) -> Convergence:
     """Judge a run; by fewer weighted draws where they are computed one after another."""
     proposals = 1000 if fitted.program.in_vmap else 100
-    return convergence(fitted, draws=draws, seed=seed, proposals=proposals)
+    return convergence(fitted, draws=_draws(fitted), seed=seed, proposals=proposals)
 
 
 def _draws(fitted: Fit) -> int:
@@ -118,10 +120,17 @@ def _draws(fitted: Fit) -> int:
     return 0 if size * fitted.federation.data.num_rows > WORK else DRAWS
 
 
-def _with_verdict(fitted: Fit, judgment: Convergence) -> Fit:
-    corrected = judgment.k_hat < K_HAT and judgment.effective >= LEAST_EFFECTIVE
-    where = replace(fitted.progress, verdict=judgment.verdict, corrected=corrected)
-    return replace(fitted, progress=where)
+def _with_verdict(fitted: Fit, judgment: Convergence, seed: int) -> tuple[Fit, Convergence]:
+    """Correct draws by weights that can be trusted; of a guide that is off, judge them again."""
+    usable = judgment.k_hat < K_HAT and judgment.effective >= LEAST_EFFECTIVE
+    if usable and not judgment.converged:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the verdict says what they would
+            usable = corrected(fitted).k_hat < K_HAT
+    fitted = replace(fitted, progress=replace(fitted.progress, corrected=usable))
+    if usable and not judgment.converged:
+        judgment = _judged(fitted, seed)
+    return replace(fitted, progress=replace(fitted.progress, verdict=judgment.verdict)), judgment
 
 
 def _recorded(folder: Path | None) -> int:

@@ -26,7 +26,6 @@ from hierfl.core.tables import Shown, printed
 from hierfl.diagnostics.evidence import log_evidence
 from hierfl.diagnostics.summary import Summary, summary
 from hierfl.posterior.arviz_groups import EXPAND, attributes, given_groups
-from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws
 from hierfl.posterior.site_table import frame_of_draws
 from hierfl.program.global_labels import GlobalLabels
@@ -83,7 +82,7 @@ class MixedFit:
         order = torch.from_numpy(np.random.default_rng(seed).permutation(draws))
         numbers = self._numbers(draws)
         at = torch.repeat_interleave(torch.arange(len(self.fits)), torch.tensor(numbers))
-        drawn = [_drawn(fit, n, seed) for fit, n in zip(self.fits, numbers, strict=True) if n]
+        drawn = [fit.draws(n, seed=seed) for fit, n in zip(self.fits, numbers, strict=True) if n]
         shared, own = (
             {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
             for parts in ([d.shared for d in drawn], [d.own for d in drawn])
@@ -189,9 +188,3 @@ def mixed_fit(model: Model, labels: GlobalLabels, fit_one: Callable[[Model, str]
         }
     )
     return MixedFit(fits, values, table)
-
-
-def _drawn(fit: Fit, count: int, seed: int) -> Draws:
-    if not fit.progress.corrected:
-        return fit.draws(count, seed=seed)
-    return corrected(fit, count, seed=seed).draws

@@ -22,6 +22,7 @@ from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.method import Clock, Method
 from hierfl.posterior.arviz_groups import EXPAND, posterior_data, predictive_data, prior_data
+from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.labels import replicate
 from hierfl.posterior.prediction import Prediction, in_frame_order, predict
@@ -118,7 +119,9 @@ class Fit:
         return rows_of(self.method.model, rows, self.clients, asked=matched)
 
     def draws(self, draws: int = 1000, *, seed: int = 0) -> Draws:
-        """Draw the latent sites: `shared` site -> (S, *shape), `own` site -> (S, N, *shape)."""
+        """Draw the latent sites, as `posterior`: `shared` site -> (S, *shape), `own` -> (S, N, *shape)."""
+        if self.progress.corrected:
+            return corrected(self, draws, seed=seed).draws
         return posterior_draws(self, draws=draws, seed=seed)
 
     def posterior(

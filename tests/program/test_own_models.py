@@ -356,12 +356,14 @@ def test_one_hot_codes_are_carried() -> None:
     assert torch.equal(mapped, torch.nn.functional.one_hot(codes, 3))
 
 
-def test_broken_sticks_have_second_derivatives_under_vmap() -> None:
-    x = torch.tensor([0.5, -2.0, 3.0, 0.7], dtype=torch.float64)
-    sticks = torch.distributions.StickBreakingTransform()
+@pytest.mark.parametrize("name", ["StickBreakingTransform", "CorrCholeskyTransform"])
+def test_broken_sticks_have_second_derivatives_under_vmap(name: str) -> None:
+    x = torch.tensor([0.5, -2.0, 3.0, 0.7, 0.1, -1.1], dtype=torch.float64)
+    transform = getattr(torch.distributions, name)()
 
     def weighted(x: Tensor) -> Tensor:
-        return (sticks(x) * torch.arange(5.0)).sum()
+        value = transform(x).flatten()
+        return (value * torch.arange(float(len(value)))).sum()
 
     expected = weighted(x), torch.autograd.functional.hessian(weighted, x)
     with unchecked(), carried(), warnings.catch_warnings():

@@ -32,7 +32,7 @@ from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.program.sites import Model
 from hierfl.runs import ended
-from hierfl.runs.ended import MANY_TIMES, STEPS, TIRED, Fallback, fallback_of, why_tired
+from hierfl.runs.ended import LONGEST, MANY_TIMES, STEPS, TIRED, Fallback, fallback_of, why_tired
 from hierfl.runs.one_run import _next
 
 N = torch.tensor([47.0, 148, 119, 810, 211, 196, 148, 215, 207, 97, 256, 360])
@@ -72,6 +72,15 @@ def test_chains_have_the_posterior_of_the_rounds() -> None:
     words = str(by_chains().summary())
     assert "64 chains on all clients' rows, since the rounds took" in " ".join(words.split())
     assert "Trustworthy" in words
+
+
+def test_chains_that_have_not_mixed_ask_for_no_draws() -> None:
+    fit = by_chains()
+    *_, last = fit.progress.history
+    apart = replace(fit.progress, history=({**last, "r_hat": 1.4, "effective": 60.0},))
+    words = " ".join(str(replace(fit, progress=apart).summary(draws=50).verdict).split())
+    assert words.count("have not mixed") == 1 and "more draws" not in words
+    assert words.startswith("Not trustworthy.")
 
 
 def vague(batch: ClientBatch) -> None:
@@ -248,6 +257,23 @@ def test_rounds_whose_tails_rest_on_few_draws_go_over() -> None:
         server = replace(where.server, final=weighted, k_hat=torch.tensor(0.0))
         why = fallback.why_over(replace(where, server=server))
         assert ("tails rest on few draws" in str(why)) == ends, why
+
+
+def rates(batch: ClientBatch) -> None:
+    """Declare a rate of each hospital, which is not Normal."""
+    shape = pyro.sample("shape", dist.Gamma(2.0, 1.0))
+    with batch.clients():
+        rate = pyro.sample("rate", dist.Gamma(shape, 10.0))
+        with batch.data():
+            pyro.sample("r", dist.Poisson(batch.n * rate), obs=batch.r)
+
+
+def test_chains_are_first_where_rounds_would_read_rows_as_often() -> None:
+    fallback: Any = Fallback(federate(methods.two_stage(rates), hospitals(), seed=0), None)
+    fallback.chains = SimpleNamespace(seconds=100.0)
+    assert fallback.why_at_once() == "local sites are not Normal, so rounds need chains too"
+    fallback.chains.seconds = 2.0 * LONGEST
+    assert fallback.why_at_once() is None
 
 
 def test_rounds_that_took_the_work_of_chains_often_end(monkeypatch: pytest.MonkeyPatch) -> None:

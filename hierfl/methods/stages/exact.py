@@ -48,7 +48,7 @@ from hierfl.summaries.packed_rows import PackedRows, packed
 from hierfl.summaries.reading import QuadratureNodes, gauss_hermite
 from hierfl.summaries.sampling import one_thread
 from hierfl.summaries.units import UnitScore
-from hierfl.summaries.weights import Points
+from hierfl.summaries.weights import Points, asked_of
 
 MOST_SCALARS = 4000  # of all clients together: a whitening matrix of them has to be held
 # chains by rows x predictors, and by scalars, of which one is as many
@@ -196,7 +196,9 @@ class Chains:
 
 def chained(rounds: Rounds, state: ServerState, ended: Ended) -> ServerState:
     """Return a server's state with draws of the exact posterior, which asks for factors about them."""
-    count, yes = len(ended.draws), torch.tensor(True)
+    count, yes, asked = len(ended.draws), torch.tensor(True), state.asked
+    if rounds.work.surrogate.mixed:  # these draws have equal weights, whatever clients say of them
+        asked = asked[: asked_of(rounds.work.shared, len(asked))]
     with double_precision(), torch.no_grad(), unchecked():
         scouts = Points.equal(ended.draws[:: max(1, count // len(state.scouts.draws))])
         belief, final = rounds.work.of_any_client(scouts, state.factors), Points.equal(ended.draws)
@@ -204,6 +206,8 @@ def chained(rounds: Rounds, state: ServerState, ended: Ended) -> ServerState:
         state.gathering(),
         belief=belief,
         chained=yes,
+        asked=asked,
+        each=state.each[: len(asked)],
         sampled=yes,
         proposed=yes,
         final=final,
