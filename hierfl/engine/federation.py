@@ -11,8 +11,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from hierfl.core.device import device_of
-from hierfl.core.process import keep_memory
+from hierfl.core.process import device_of, keep_memory
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
 from hierfl.data.grouping import cut_ragged

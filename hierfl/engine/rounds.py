@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.device import CPU, moved, on
+from hierfl.core.process import CPU, moved, on
 from hierfl.core.trees import Tree, nbytes, sizes, tree_leaves, tree_map
 from hierfl.core.user_warnings import warn
 from hierfl.data.batch import full_batch

@@ -10,7 +10,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from hierfl.core.device import moved, on
+from hierfl.core.process import moved, on
 from hierfl.core.traced import WorkCounter
 from hierfl.core.trees import Tree, tree_map
 from hierfl.engine.chunks import FAILURES, local_step, over_clients

@@ -21,8 +21,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from hierfl.core import noise
+from hierfl.core.process import replaced
 from hierfl.data.batch import ClientBatch
-from hierfl.program.carried import carried
+from hierfl.program.carried import CARRIED
 from hierfl.program.mixture import Mixture
 from hierfl.program.traces import Site, in_clients, in_data, middle
 
@@ -310,17 +311,8 @@ def sites_until(run: Callable[[], Any], names: Iterable[str]) -> dict[str, Site]
 @contextmanager
 def unchecked() -> Iterator[None]:
     """Let no distribution check or branch on its values: a traced function has none to read."""
-    checks = torch.distributions.Distribution._validate_sample
-    torch.distributions.Distribution._validate_sample = _accept  # type: ignore[method-assign]
-    try:
-        with pyro.validation_enabled(False), carried():
-            yield
-    finally:
-        torch.distributions.Distribution._validate_sample = checks  # type: ignore[method-assign]
-
-
-def _accept(self: torch.distributions.Distribution, value: Tensor) -> None:
-    """Accept a value, whatever it is."""
+    with pyro.validation_enabled(False), replaced(CARRIED):
+        yield
 
 
 @contextmanager

@@ -18,7 +18,12 @@ from hierfl.core.process import one_at_a_time
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.data.expected import expect_client_data
-from hierfl.program.check_dependence import check_boundary, check_padding, check_pure
+from hierfl.program.check_dependence import (
+    check_boundary,
+    check_padding,
+    check_pure,
+    no_global_draws,
+)
 from hierfl.program.check_program import (
     check_start,
     check_steps,
@@ -28,12 +33,11 @@ from hierfl.program.check_program import (
     faults_of_plates,
 )
 from hierfl.program.columns import check_missing, filled, holes, not_dealt_with
-from hierfl.program.failures import no_global_draws, root_of, why_it_fails
+from hierfl.program.failures import root_of, why_it_fails
 from hierfl.program.few_rows import codes_of, of_codes, prototype_of
 from hierfl.program.handlers import NoKeyedDraw, Substitute, untouched_store
 from hierfl.program.joint_sites import check_sizes, joint_sites
 from hierfl.program.labels import Recorded, check_names, checked_labels, label_fields
-from hierfl.program.moving_supports import has_bounds, moving_supports, with_fixed_supports
 from hierfl.program.program import Program, ProgramError, Reads, refuse_first
 from hierfl.program.read_traces import (
     closed_of,
@@ -55,11 +59,14 @@ from hierfl.program.supports import (
 )
 from hierfl.program.traces import Center, Near, Site, is_deterministic, samples
 from hierfl.program.wrapped import (
+    has_bounds,
     has_mapped_sites,
     mixes_dtypes,
+    moving_supports,
     sites_to_float,
     with_common_site,
     with_filled_labels,
+    with_fixed_supports,
     with_float_labels,
     with_one_dtype,
     with_plain_sites,

@@ -20,8 +20,8 @@ import torch
 
 from hierfl.core.draw_quality import quality_of
 from hierfl.core.importance_sampling import K_HAT, rests_on_few
+from hierfl.core.process import Watch, watched
 from hierfl.core.trees import tree_map
-from hierfl.core.watch import Watch, watched
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import LEAST_EFFECTIVE

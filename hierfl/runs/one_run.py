@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from hierfl.core.process import OutOfTime, Watch, watched
 from hierfl.core.user_warnings import warn
-from hierfl.core.watch import OutOfTime, Watch, watched
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError, NotFinite
 from hierfl.engine.compiled import Graphs

@@ -84,9 +84,7 @@ class SeenEffects(NamedTuple):
 
 
 def seen_effects(program: Program, read: list[int]) -> SeenEffects:
-    """Look for the effects of a program at random points."""
-    if not read or not program.latents.local_block.size:
-        return SeenEffects()
+    """Look for the effects of a program with local sites, whose likelihood `read`s some of z, at random points."""
     with trial():
         g = torch.Generator().manual_seed(0)
         try:

@@ -13,18 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import inverse_root, times
+from hierfl.core.gaussians import Factor, inverse_root, times
 from hierfl.core.importance_sampling import normal_points
 from hierfl.summaries.conditional import normals_of
-from hierfl.summaries.factor import (
-    Factor,
-    climbed,
-    positive,
-    q_of,
-    root_of,
-    settled,
-    step_of,
-)
+from hierfl.summaries.factor import climbed, positive, q_of, root_of, settled, step_of
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.quartic import Quartic, monomials

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.device import CPU
+from hierfl.core.process import CPU
 from hierfl.summaries.packed_rows import PackedRows, gradients
 from hierfl.summaries.quartic import Quartic, monomials
 

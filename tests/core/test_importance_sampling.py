@@ -12,13 +12,13 @@ import torch
 
 from hierfl.core.importance_sampling import (
     Split,
+    fitted,
     heavy_points,
     normal_points,
     resampled,
     sides,
     smoothed,
 )
-from hierfl.core.proposal import fitted
 from hierfl.laplace.newton import positive
 from hierfl.posterior.arviz_io import DATA_TREE
 from hierfl.program.few_rows import double_precision

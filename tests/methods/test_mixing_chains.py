@@ -15,7 +15,7 @@ from torch import Tensor
 from hierfl import ClientBatch, ClientData
 from hierfl.core.chains import Sampled, Whitening, sampled
 from hierfl.core.gaussians import LOG_2_PI
-from hierfl.core.watch import OutOfTime, Watch, watched
+from hierfl.core.process import OutOfTime, Watch, watched
 from hierfl.data.batch import full_batch
 from hierfl.methods.stages.joint import Joint, PlainJoint, flat, standard_of
 from hierfl.methods.stages.mixing_chains import ChainCoordinates, until_mixed

@@ -15,7 +15,7 @@ import torch
 
 import hierfl
 from hierfl import methods
-from hierfl.core.watch import OutOfTime, Watch, watched, working
+from hierfl.core.process import OutOfTime, Watch, watched, working
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError, NotFinite
@@ -164,7 +164,7 @@ def test_rounds_in_a_cycle_do_not_gain() -> None:
 
 def test_a_watch_says_how_far_a_loop_is_and_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(0, 1000, 4))
-    monkeypatch.setattr("hierfl.core.watch.time.perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr("hierfl.core.process.time.perf_counter", lambda: float(next(now)))
     said: list[str] = []
     watch = Watch(said.append, 80.0)
     with watched(watch), pytest.raises(OutOfTime):

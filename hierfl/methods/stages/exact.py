@@ -24,8 +24,10 @@ import torch
 from torch import Tensor
 
 from hierfl.core.chains import LEAPS, Whitening, leaps_of
+from hierfl.core.gaussians import Factor
 from hierfl.core.traced import WorkCounter
 from hierfl.data.batch import ClientBatch
+from hierfl.methods.stages.checks import misread, points_to_test
 from hierfl.methods.stages.joint import (
     LOCATING,
     Joint,
@@ -47,9 +49,8 @@ from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, ServerState
 from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
-from hierfl.summaries.factor import Factor, factor_of, q_of
+from hierfl.summaries.factor import factor_of, q_of
 from hierfl.summaries.hierarchy import Factors
-from hierfl.summaries.misread import misread, points_to_test
 from hierfl.summaries.moving import line_of
 from hierfl.summaries.packed_rows import PackedRows, packed
 from hierfl.summaries.reading import QuadratureNodes, gauss_hermite

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree, copied, tree_map
+from hierfl.core.trees import Tree, copied, tree_map, with_rows
 from hierfl.method import Clock, Reports, Surprise, WeightedDraws
-from hierfl.methods.parts.stacked import stored
 from hierfl.methods.stages.anchored import (
     anchor_of,
     begun,
@@ -204,7 +203,7 @@ class Rounds:
     def with_sent(self, state: ServerState, sent: Tree, reports: Reports) -> ServerState:
         """Return the state with what clients have sent of a part of what is kept of them."""
         seen, old = state.seen.index_fill(0, reports.ids, True), vars(state.factors)
-        new = stored({name: old[name] for name in sent}, Reports(sent, reports.ids))
+        new = with_rows({name: old[name] for name in sent}, reports.ids, sent)
         return replace(state, factors=replace(state.factors, **new), seen=seen)
 
     def _integrated(self, state: ServerState, clock: Clock) -> ServerState:
