@@ -158,6 +158,11 @@ class FrameReader:
         return codes
 
 
+def is_frame(value: Any) -> bool:
+    """Return whether a value is a pandas frame; pandas is slow to import."""
+    return any(kind.__name__ == "DataFrame" for kind in type(value).__mro__)
+
+
 def is_column(frame: Any, name: Any) -> bool:
     """Return whether a frame has a column of a name; refuse the name if there are several."""
     if not hasattr(frame, "columns") or not hasattr(frame, "__getitem__"):

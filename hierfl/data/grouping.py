@@ -210,39 +210,3 @@ def first_part(offsets: Tensor, keys: Tensor, fraction: float) -> Tensor:
             chosen = torch.arange(width) < first[ids][:, None]
             keep[(offsets[ids][:, None] + order)[chosen]] = True
     return keep
-
-
-# ------------------------------------------------------------ clients of very different numbers of rows
-FEW_ROWS = 1 << 16  # of a chunk of clients, padded ones included: too few to be worth cutting
-MUCH_PADDING = 1 << 21  # padded rows of a chunk that predictions at 200 draws would take 16 GB for
-
-
-def cut_ragged(
-    chunks: Sequence[Tensor],
-    *counts: Tensor,
-    most: int,
-    few: int = FEW_ROWS,
-    padding: int = MUCH_PADDING,
-) -> tuple[Tensor, ...]:
-    """Cut chunks that hold more than `padding` padded rows, unless they have at most `few` rows in all."""
-    padded = 0
-    for chunk in chunks:
-        for rows in counts:
-            padded = max(padded, len(chunk) * int(rows[chunk].max()) - int(rows[chunk].sum()))
-    if padded <= padding:
-        return tuple(chunks)
-    ids = torch.cat(tuple(chunks))
-    lengths = _lengths(torch.stack([rows[ids] for rows in counts]).amax(0).tolist(), most, few)
-    return ids.split(lengths)
-
-
-def _lengths(rows: list[int], most: int, few: int) -> list[int]:
-    """Return the lengths of runs of clients that, padded, have `few` rows or a fifth of padding."""
-    lengths, largest, there = [0], 0, 0
-    for own in rows:
-        wide = (lengths[-1] + 1) * max(largest, own)
-        if lengths[-1] == most or (lengths[-1] and wide > max(few, 5 * (there + own) // 4)):
-            lengths.append(0)
-            largest, there = 0, 0
-        lengths[-1], largest, there = lengths[-1] + 1, max(largest, own), there + own
-    return lengths

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from hierfl.core.process import device_of, keep_memory
 from hierfl.core.trees import Tree
+from hierfl.data.batch import cut_ragged
 from hierfl.data.clients import ClientData
-from hierfl.data.grouping import cut_ragged
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.settings import Settings
 from hierfl.method import Client, Method, Server
 from hierfl.program.check_dependence import check_mini_batches
 from hierfl.program.program import Program
 from hierfl.program.read import read
-from hierfl.program.recipes import recipe_of
+from hierfl.program.sites import recipe_of
 
 # at least: with fewer, of a small network, starting an operation takes as long as running it
 CLIENTS_PER_CORE = 4
@@ -67,6 +67,11 @@ class Federation:
     def at_once(self) -> bool:
         """Whether clients are carried under `torch.vmap`, and steps may be compiled."""
         return self.settings.engine != "sequential" and self.program.in_vmap
+
+    @property
+    def may_compile(self) -> bool:
+        """Whether compiling may repay: clients are carried together, and no step nests derivatives."""
+        return self.at_once and not any(p.nested for p in filter(COUNT, self.client.phases))
 
     @cached_property
     def _bytes(self) -> tuple[int, int]:

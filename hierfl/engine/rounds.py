@@ -20,8 +20,7 @@ from hierfl.core import noise
 from hierfl.core.process import CPU, moved, on
 from hierfl.core.trees import Tree, nbytes, sizes, tree_leaves, tree_map
 from hierfl.core.user_warnings import warn
-from hierfl.data.batch import full_batch
-from hierfl.data.grouping import cut_ragged
+from hierfl.data.batch import cut_ragged, full_batch
 from hierfl.engine.aggregate import Sums, added, far_out, means_of, said_of_conflicts
 from hierfl.engine.chunks import ClientError, Done, LeftOutClient, Task, over_batch, work_on
 from hierfl.engine.client_store import Stored, Table, in_shared_memory, new_table, put, taken

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, ParamSpec
 
 from hierfl.method import Method
-from hierfl.program.recipes import recorded
+from hierfl.program.sites import recorded
 
 P = ParamSpec("P")
 HEADINGS = {

@@ -15,9 +15,8 @@ from pyro.poutine.subsample_messenger import _Subsample
 from hierfl.core import noise
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.data.batch import CLIENTS, DATA, ClientBatch
+from hierfl.data.batch import ClientBatch, expect_client_data
 from hierfl.data.clients import ClientData
-from hierfl.data.expected import expect_client_data
 from hierfl.program.check_dependence import (
     check_boundary,
     check_padding,
@@ -25,27 +24,29 @@ from hierfl.program.check_dependence import (
     no_global_draws,
 )
 from hierfl.program.check_program import (
+    Plates,
     check_start,
     check_steps,
     faults_of_cover,
     faults_of_kinds,
-    faults_of_names,
     faults_of_plates,
 )
-from hierfl.program.columns import check_missing, filled, holes, not_dealt_with
 from hierfl.program.failures import root_of, why_it_fails
 from hierfl.program.few_rows import codes_of, of_codes, prototype_of
 from hierfl.program.handlers import NoKeyedDraw, Substitute, untouched_store
-from hierfl.program.joint_sites import check_sizes, joint_sites
-from hierfl.program.labels import Recorded, check_names, checked_labels, label_fields
+from hierfl.program.joint_sites import joint_sites
+from hierfl.program.labels import Recorded, check_names, checked_labels, holes, label_fields
+from hierfl.program.missing import check_missing, filled, not_dealt_with
 from hierfl.program.program import Program, ProgramError, Reads, refuse_first
 from hierfl.program.read_traces import (
+    check_sizes,
     closed_of,
     derived_of,
     faults_of_rows,
     is_keyed,
     latents_of,
     likelihood_factors,
+    observed_outside,
     params_of,
 )
 from hierfl.program.sites import Family, Guide, Model
@@ -240,7 +241,9 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
         check_sizes(model, single, single_batch)
         latents = latents_of(single, pair)
         supports = checked_labels(model, pair, labels, data, two)
-        joint = joint_sites(model, single, single_batch, labels)
+        joint = {}
+        if outside := observed_outside(single):
+            joint = joint_sites(model, outside, single_batch, labels)
         with untouched_store():
             factors = likelihood_factors(model, pair, two, labels)
         check_boundary(model, single_batch, "model", _Start())
@@ -296,23 +299,6 @@ class _Start(Center):
         super()._pyro_sample(msg)
 
 
-class _Plates(Messenger):
-    """Checks the plates of each site as it is sampled, before a later line fails on its shape."""
-
-    def __init__(self, batch: ClientBatch) -> None:
-        super().__init__()
-        self.batch = batch
-        self.own: dict[str, int] = {}  # plates that the program makes itself
-
-    def _pyro_post_sample(self, msg: Site) -> None:
-        refuse_first(faults_of_names(msg, self.batch))
-        if isinstance(msg["fn"], _Subsample):
-            if msg["name"] not in (CLIENTS, DATA):
-                self.own[msg["name"]] = msg["fn"].size
-        elif not msg["is_observed"] and not is_deterministic(msg):
-            refuse_first(faults_of_plates(msg["name"], msg, self.batch))
-
-
 @contextmanager
 def _explained(what: str, batch: ClientBatch, plates: Mapping[str, int]) -> Iterator[None]:
     """Say in one sentence why a model or guide fails in this context."""
@@ -340,7 +326,7 @@ def _trace(
         fields=Recorded(batch.fields, read, batch.num_rows),
         client_fields=Recorded(batch.client_fields, read),
     )
-    plates = _Plates(batch)
+    plates = Plates(batch)
     with _explained(what, batch, plates.own), untouched_store(), no_global_draws(what, starts=True):
         # for params that start at random; the generator is restored afterwards
         noise.seed_torch(seed & 0x7FFFFFFF)

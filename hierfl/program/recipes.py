@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
-from importlib import import_module
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 import torch
 
-from hierfl.core.arguments import check_names, keywords
 from hierfl.program.differences import differences
 from hierfl.program.fingerprints import RELEASED, fingerprint
 from hierfl.program.public_names import (
@@ -25,10 +22,8 @@ from hierfl.program.public_names import (
     place_of,
     public_name,
 )
-from hierfl.program.sites import Family
+from hierfl.program.sites import Family, recipe_of
 
-P = ParamSpec("P")
-R = TypeVar("R")
 JSON = Any
 
 MOST = 1 << 31  # of a count in a recipe
@@ -43,62 +38,6 @@ SAME_PARAMETER = {
     "precision_matrix": "scale_tril",
 }
 KINDS: dict[str, Kind] = {"model": "model", "guide": "guide"}  # option of a method -> its kind
-
-
-@dataclass(frozen=True, eq=False)
-class Recipe:
-    """A factory and the options it was called with."""
-
-    factory: Callable[..., Any]
-    options: Mapping[str, Any]
-
-    def __reduce__(self) -> Any:
-        """Pickle the factory by its name, which is that of what wraps it."""
-        name = self.factory.__module__, self.factory.__qualname__
-        return _by_name, (*name, dict(self.options))
-
-    def again(self) -> Any:
-        """Return what the factory makes."""
-        made = self.factory(**self.options)
-        object.__setattr__(made, "__recipe__", self)
-        return made
-
-
-def _by_name(module: str, name: str, options: Mapping[str, Any]) -> Recipe:
-    wrapper = getattr(import_module(module), name)
-    return Recipe(inspect.unwrap(wrapper), options)
-
-
-def recorded(factory: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a factory so that its result remembers the call (`recipe_of`); misspelling is a TypeError."""
-    signature, names = inspect.signature(factory), keywords(factory)
-    kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
-    keyword_rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
-
-    @wraps(factory)
-    def made(*args: P.args, **kwargs: P.kwargs) -> R:
-        check_names(factory.__name__, kwargs, names)
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        guide = bound.arguments.get("guide")
-        if guide is not None and not isinstance(guide, Family):
-            from hierfl.program.pyro_guides import family_of  # few guides are Pyro's
-
-            bound.arguments["guide"] = family_of(guide)
-        result = factory(*bound.args, **bound.kwargs)
-        options = dict(bound.arguments)
-        options |= options.pop(keyword_rest) if keyword_rest else {}
-        object.__setattr__(result, "__recipe__", Recipe(factory, options))
-        return result
-
-    made.__dict__["__recorded__"] = True
-    return made
-
-
-def recipe_of(thing: object) -> Recipe | None:
-    """Return the recipe that something was made by; None where no recorded factory made it."""
-    recipe = getattr(thing, "__recipe__", None)
-    return recipe if isinstance(recipe, Recipe) else None
 
 
 def describe(value: Any, *, fixed: bool = False) -> JSON:

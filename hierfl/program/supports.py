@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pyro.distributions as dist
 import torch
@@ -272,3 +272,23 @@ def in_words(support: Constraint) -> str:
 
 
 register_maps()
+
+
+ScaleLink = Literal["softplus", "exp"]
+_LINKS: dict[str, Constraint] = {
+    "softplus": dist.constraints.softplus_positive,
+    "exp": dist.constraints.positive,
+}
+
+
+def scale_constraint(link: ScaleLink) -> Constraint:
+    """Return the constraint of a scale that is learned as softplus(r) = log(1 + e^r) or as exp(r).
+
+    Above 0.1 a long step in r makes exp(r) explode, while softplus(r) moves as r does.
+
+    >>> scale_constraint("exp")
+    GreaterThan(lower_bound=0.0)
+    """
+    if link not in _LINKS:
+        raise ValueError(f"scale_link is {link!r}; it must be {' or '.join(map(repr, _LINKS))}")
+    return _LINKS[link]

@@ -18,8 +18,7 @@ from hierfl.methods.stages.two_stage import seen_in
 from hierfl.models.personal_heads import PersonalHeads
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.read import ModelRead, read_model
-from hierfl.program.recipes import recipe_of
-from hierfl.program.sites import Model
+from hierfl.program.sites import Model, recipe_of
 from hierfl.summaries.reading import is_curved, read_likelihood
 
 # two_stage: v numbers read by a likelihood; a v x v matrix for each row is 80 KB at 100. A Gaussian one

@@ -38,7 +38,7 @@ from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, GATHER, ServerState
 from hierfl.methods.stages.two_stage import seen_in, server_rounds
 from hierfl.posterior.hidden_modes import k_hats_of_rounds, may_hide_modes
-from hierfl.program.recipes import recipe_of
+from hierfl.program.sites import recipe_of
 from hierfl.runs.call import FitArguments
 from hierfl.summaries.expansion import LEAST_ROWS
 

@@ -26,7 +26,7 @@ from hierfl.engine.rounds import Progress, begin, settle
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
-from hierfl.program.columns import warn_of_unscaled
+from hierfl.program.labels import warn_of_unscaled
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import FitArguments
 from hierfl.runs.choice import Choice
@@ -186,7 +186,8 @@ def _compiles(method: Method, federation: Federation, rounds: int) -> bool:
         return False
     if compile != "auto":
         return bool(compile)
-    return worth_compiling(federation, rounds, method.most_rounds)
+    most = method.most_rounds
+    return federation.may_compile and worth_compiling(federation, rounds, most)
 
 
 def resumed(

@@ -23,7 +23,7 @@ from hierfl.optimizers import step
 from hierfl.program.check_dependence import check_apart
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import stacked
-from hierfl.program.recipes import recipe_of
+from hierfl.program.sites import recipe_of
 from hierfl.runs.result import Fit
 
 JOINT_PHASE = 1  # the number of fedsvi's phase of joint steps, whose noise the pooled step shares

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hierfl.models.families.checks import check_additions, check_bounds, check_values
 from hierfl.models.priors import Prior
-from hierfl.program.recipes import Recipe, recipe_of
+from hierfl.program.sites import Recipe, recipe_of
 
 ABOVE_ZERO = (math.ulp(0.0),)  # the edge of a family whose zeros have a probability of their own
 

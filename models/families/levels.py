@@ -20,7 +20,7 @@ from hierfl.models.families.family import Response, ResponseFamily, no_parameter
 from hierfl.models.families.links import check_link, count_of, unit_scale
 from hierfl.models.families.rows import RowDistribution
 from hierfl.models.priors import Prior
-from hierfl.program.recipes import recorded
+from hierfl.program.sites import recorded
 
 
 def sratio_logits(eta: Tensor, thresholds: Tensor, link: str = "logit") -> Tensor:

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hierfl
 from hierfl import guides
 from hierfl.core.trees import tree_leaves
+from hierfl.data.batch import cut_ragged
 from hierfl.data.clients import ClientData
-from hierfl.data.grouping import cut_ragged
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import Progress, begin, one_round
 from hierfl.methods import fedsvi

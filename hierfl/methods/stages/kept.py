@@ -31,8 +31,7 @@ from hierfl.methods.stages.weighting import ENOUGH, PROPOSING
 from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Program
-from hierfl.program.recipes import recipe_of
-from hierfl.program.sites import Values
+from hierfl.program.sites import Values, recipe_of
 from hierfl.summaries.carried import GOOD, carried_over
 from hierfl.summaries.conditional import terms_of_clients
 from hierfl.summaries.hierarchy import Factors
