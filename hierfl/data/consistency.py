@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hierfl.core.arguments import NoSuchName
-from hierfl.data.arrays import Array, check_numbers, is_missing, masked_in
+from hierfl.core.arguments import NoSuchName, did_you_mean
+from hierfl.data.arrays import Array, NoColumn, check_numbers, is_missing, masked_in
 
 # what libraries print for a missing client; as a level of a category each is a name like any other
 MISSING = frozenset({"nan", "NaN", "NaT", "<NA>", "None", "masked"})
@@ -279,3 +279,33 @@ def levels_without(
     return {
         key: v for key, v in levels.items() if key not in gone and key.split("[")[0] not in gone
     }
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether a value is a pandas frame; pandas is slow to import."""
+    return any(kind.__name__ == "DataFrame" for kind in type(value).__mro__)
+
+
+def is_column(frame: Any, name: Any) -> bool:
+    """Return whether a frame has a column of a name; refuse the name if there are several."""
+    if not hasattr(frame, "columns") or not hasattr(frame, "__getitem__"):
+        fix = "give a pandas frame, from_frame(frame, 'client', y='y')"
+        raise TypeError(f"frame is a {type(frame).__name__}: {fix}")
+    count = frame.columns.tolist().count(name) if isinstance(name, Hashable) else 0
+    if count > 1:
+        raise ValueError(f"the frame has {count} columns '{name}': rename all but one of them")
+    return count == 1
+
+
+def check_has(frame: Any, name: Any, where: str = "the frame") -> None:
+    """Refuse a frame without a column, or with two of its name."""
+    if not is_column(frame, name):
+        columns = list(map(str, frame.columns))
+        public = f"{where} has no column '{name}'"
+        fix = did_you_mean(str(name), columns, f"its columns are {columns}")
+        raise NoColumn(f"{public}: {fix}", public)
+
+
+def offsets_of(counts: Tensor) -> Tensor:
+    """Return where the rows of each client start, and where the last one's end, (N + 1,)."""
+    return torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])

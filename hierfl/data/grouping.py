@@ -186,11 +186,6 @@ def rows_of(starts: Tensor, counts: Tensor) -> Tensor:
     return torch.arange(int(counts.sum())) + torch.repeat_interleave(starts - before, counts)
 
 
-def offsets_of(counts: Tensor) -> Tensor:
-    """Return where the rows of each client start, and where the last one's end, (N + 1,)."""
-    return torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
-
-
 def first_part(offsets: Tensor, keys: Tensor, fraction: float) -> Tensor:
     """Draw which rows, (n,) bool, are in the first part of a split of every client's rows."""
     counts = offsets.diff()

@@ -16,8 +16,8 @@ from hierfl.core.arguments import NoSuchName, spelled
 from hierfl.core.tables import Shown, printed
 from hierfl.data.batch import expect_client_data
 from hierfl.data.clients import ClientData
-from hierfl.data.consistency import expect_list, field_of
-from hierfl.data.frames import FrameRows, is_frame
+from hierfl.data.consistency import expect_list, field_of, is_frame
+from hierfl.data.frames import FrameRows
 
 BLOCK = 2**21  # values of clients whose moments are taken together; 16 MiB in float64
 

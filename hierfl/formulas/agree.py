@@ -20,7 +20,7 @@ from hierfl.formulas.columns import (
     ordered,
     refuse_similar,
 )
-from hierfl.formulas.constants import STATEFUL
+from hierfl.formulas.constants import STATEFUL, moments
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design, designs_of, every_design_of
 from hierfl.formulas.expressions import column_of
@@ -39,14 +39,7 @@ from hierfl.formulas.questions import Ask, Kinds, Question, answers_of, call_of,
 from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
 from hierfl.formulas.structures import structures
 from hierfl.formulas.terms import options_of
-from hierfl.formulas.transforms import (
-    SMOOTHS,
-    Constants,
-    moments,
-    polynomials_of,
-    smooth_of,
-    spline_of,
-)
+from hierfl.formulas.transforms import SMOOTHS, Constants, polynomials_of, smooth_of, spline_of
 
 FAR = 1e-6  # sd of numbers over their mean, below which single precision loses their differences
 
@@ -95,7 +88,7 @@ def schema(
     kinds: Kinds = {str(n): None for n in next(iter(by_name.values())).columns if n != by}
     needs, missing = (kinds, "drop") if declared is None else (declared.rows_of, declared.missing)
     rows = complete_rows(by_name, needs, missing)
-    if declared is not None:
+    if declared is not None and declared.imputed:
         rows = {name: with_known(frame, declared, name, least) for name, frame in rows.items()}
     read = kinds if declared is None else declared.columns
 

@@ -8,15 +8,16 @@ A transform without such a check cannot be registered: `Stateful` has no default
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hierfl.formulas.transforms import EDGES, ColumnSums, Constants
+from hierfl.core.typed_json import Count
+from hierfl.formulas.transforms import EDGES, Constants
 
 CLIENTS = 400  # of how many clients a node believes that it may be one, by rows
 NEAR = 1e-6
@@ -176,3 +177,32 @@ def check_constants(
                 f"the knots of '{text}' single out fewer than {least} rows of this client: write it "
                 "with fewer knots (a smaller k or df), or let the node's owner lower min_count"
             )
+
+
+@dataclass(frozen=True)
+class ColumnSums:
+    """A client's count, sum and sum of squares of one argument."""
+
+    count: Count
+    total: float
+    squares: float
+
+
+def sums(values: Floats) -> ColumnSums:
+    """Return a client's count, sum and sum of squares."""
+    return ColumnSums(len(values), float(values.sum()), float((values**2).sum()))
+
+
+def moments(sums_of_clients: Sequence[ColumnSums]) -> tuple[float, float]:
+    """Return mean and sd over all clients, the sd with n in the denominator."""
+    count, total, squares = 0, 0.0, 0.0
+    for own in sums_of_clients:
+        count, total, squares = count + own.count, total + own.total, squares + own.squares
+    if not count:
+        fix = "take it out of the formula"
+        raise ValueError(f"no client has enough values of a column of mi(): {fix}")
+    mean = total / count
+    variance = squares / count - mean**2
+    # The rounding error of a difference of two large sums may exceed a small variance.
+    rounding = 1e-14 * squares / count
+    return mean, float(np.sqrt(variance)) if variance > 16 * rounding else 0.0

@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hierfl.formulas.smooths import Smooth
 
 CODINGS = ("C", "S", "T", "mo")  # calls whose column is a category
 PLAIN = re.compile(r"[^\W\d][\w.]*")  # a name that needs no backquotes
@@ -224,3 +227,38 @@ def columns_of(terms: TermSum, *without: str) -> tuple[str, ...]:
 def column_of(call: Call) -> str:
     """Return the column of a call that reads one, such as C(sex)."""
     return call.args[0].head
+
+
+@dataclass(frozen=True)
+class DesignTerm:
+    """A term and the names of its columns, such as "sex[male]"; `coords` has those in brackets, "male".
+
+    `factors` says what it is made of: a column called "x:z" is not the product of x and z.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    coords: tuple[str, ...]
+    factors: frozenset[Factor]
+    steps: tuple[str, ...] = ()  # of mo(x): the levels up to which each of its columns is a step
+    curves: tuple[str, ...] = ()  # what mo(x) is multiplied by: each has steps of its own, in a row
+    smooth: Smooth | None = None  # of curves, whose coefficients share a scale
+    by_step: bool = False  # cs(x): it has a coefficient for each threshold
+
+    @property
+    def monotone(self) -> bool:
+        """It is mo(x), or a product with it: the coefficients of a curve are of one sign."""
+        return bool(self.steps)
+
+    def calls(self, callee: str) -> bool:
+        """Return whether a factor of it is a call of this function."""
+        return any(factor.callee == callee for factor in self.factors)
+
+    @property
+    def scale_sites(self) -> dict[str, str]:
+        """The sites of a smooth's scales: "sds" -> "sds_s(x)"; none of another term."""
+        return {kind: f"{kind}_{self.name}" for kind in self.smooth.kinds} if self.smooth else {}
+
+    def of_curves(self, site: str) -> tuple[str, ...]:
+        """Return what the entries of a site of curves are called: the site itself where there is one curve."""
+        return tuple(f"{site}[{curve}]" for curve in self.curves) or (site,)

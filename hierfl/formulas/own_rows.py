@@ -51,7 +51,7 @@ FEW = (
 def own_rows(declared: Declaration, frame: pd.DataFrame, client: str, least: int) -> pd.DataFrame:
     """Return the rows of a client that a formula keeps, its covariates numbers or NaN."""
     whole = complete(frame, declared.rows_of, client, declared.missing)
-    return with_known(whole, declared, client, least)
+    return with_known(whole, declared, client, least) if declared.imputed else whole
 
 
 def moved_values(frame: Any, declared: Declaration, least: int) -> dict[str, Floats]:
