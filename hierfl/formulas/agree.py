@@ -20,7 +20,6 @@ from hierfl.formulas.columns import (
     ordered,
     refuse_similar,
 )
-from hierfl.formulas.constants import STATEFUL, moments
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design, designs_of, every_design_of
 from hierfl.formulas.expressions import column_of
@@ -36,7 +35,7 @@ from hierfl.formulas.levels import (
 )
 from hierfl.formulas.parse import grouping_name
 from hierfl.formulas.questions import Ask, Kinds, Question, answers_of, call_of, stateful_calls
-from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
+from hierfl.formulas.schema import OFFSET, STATEFUL, Grouping, Level, Margin, Schema, moments
 from hierfl.formulas.structures import structures
 from hierfl.formulas.terms import options_of
 from hierfl.formulas.transforms import SMOOTHS, Constants, polynomials_of, smooth_of, spline_of

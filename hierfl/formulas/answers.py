@@ -24,13 +24,12 @@ from hierfl.formulas.columns import (
     numbers,
     prepared,
 )
-from hierfl.formulas.constants import STATEFUL, ColumnSums, Implausible, sums
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
 from hierfl.formulas.disclosure import Floats, Told, coarse, singled_out, told, told_together
 from hierfl.formulas.expressions import Call
 from hierfl.formulas.imputed import filled, known_values
-from hierfl.formulas.schema import OFFSET, Schema
+from hierfl.formulas.schema import OFFSET, STATEFUL, ColumnSums, Implausible, Schema, sums
 from hierfl.formulas.table_answers import rounded_count
 from hierfl.formulas.terms import options_of, value_of
 from hierfl.formulas.transforms import counted, powers

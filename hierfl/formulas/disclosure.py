@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import holds_numbers, numbers
-from hierfl.formulas.constants import ColumnSums, sums
 from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.schema import ColumnSums, sums
 
 Floats = NDArray[np.float64]
 # of the squares of a combination, from which on it is of a few rows: of a column that rows have, of one

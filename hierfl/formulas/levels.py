@@ -17,11 +17,10 @@ from hierfl.core.user_warnings import warn
 from hierfl.data.frames import is_number
 from hierfl.formulas.answers import OfColumn
 from hierfl.formulas.columns import Column, ordered, refuse_similar
-from hierfl.formulas.constants import moments
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.expressions import Name
 from hierfl.formulas.questions import Ask, Question
-from hierfl.formulas.schema import Schema
+from hierfl.formulas.schema import Schema, moments
 
 Rare = Literal["refuse", "merge"]
 OTHER = "other"  # the level that rare ones are merged into

@@ -22,7 +22,6 @@ from hierfl.formulas.columns import (
     numbers,
     prepared,
 )
-from hierfl.formulas.constants import STATEFUL, Implausible
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import (
@@ -39,7 +38,7 @@ from hierfl.formulas.disclosure import (
 )
 from hierfl.formulas.imputed import filled, known_values, with_known
 from hierfl.formulas.layout import Layout
-from hierfl.formulas.schema import OFFSET
+from hierfl.formulas.schema import OFFSET, STATEFUL, Implausible
 from hierfl.formulas.terms import options_of
 
 FEW = (

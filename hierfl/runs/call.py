@@ -13,7 +13,7 @@ from hierfl.core.arguments import expect, expect_integer, expect_kind, shown
 from hierfl.core.user_warnings import warn
 from hierfl.data.batch import expect_client_data
 from hierfl.data.clients import ClientData
-from hierfl.engine.settings import Settings
+from hierfl.engine.federation import Settings
 from hierfl.method import Method
 from hierfl.program.sites import Family, recipe_of
 

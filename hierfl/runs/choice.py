@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from hierfl import methods
 from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
-from hierfl.engine.federation import cohort_size, federate
-from hierfl.engine.settings import Disclose, Settings
+from hierfl.engine.federation import Disclose, Settings, cohort_size, federate
 from hierfl.guides.mean_field import mean_field
 from hierfl.guides.structured import structured
 from hierfl.method import Method

@@ -21,8 +21,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError, NotFinite
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.federation import Federation, federate
-from hierfl.engine.left_out import times_left_out
-from hierfl.engine.rounds import Progress, begin, settle
+from hierfl.engine.rounds import Progress, begin, settle, times_left_out
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method

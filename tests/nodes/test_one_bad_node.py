@@ -17,7 +17,7 @@ from flwr import app as flwr
 
 import hierfl
 from hierfl import methods
-from hierfl.engine.left_out import absent_from
+from hierfl.engine.rounds import absent_from
 from hierfl.flower import apps
 from hierfl.formulas.odd_answers import odd_answers
 from hierfl.nodes import FitOverNodes, TooFewNodes, agreement, in_process
@@ -147,8 +147,8 @@ def test_a_formula_over_flower_without_a_node_of_another_kind(tmp_path: Path) ->
 
 def test_without_a_majority_nobody_is_left_out() -> None:
     from hierfl.formulas.answers import OfColumn
-    from hierfl.formulas.constants import ColumnSums
     from hierfl.formulas.questions import Question
+    from hierfl.formulas.schema import ColumnSums
 
     names = {"x": OfColumn("category", counts={"1": 9})}
     numbers = {"x": OfColumn("number", sums=ColumnSums(9, 9.0, 9.0))}

@@ -23,14 +23,13 @@ from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params
 from hierfl.program.sites import Values
 from hierfl.summaries.conditional import Proposal, proposals_of
-from hierfl.summaries.exact import SUMS, Spread, sums_of
+from hierfl.summaries.exact import SUMS, Spread, SummedRows, sums_of
 from hierfl.summaries.expansion import coefficients_of
 from hierfl.summaries.factor import damped, factor_of
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.own_scale import is_one_number
 from hierfl.summaries.packed_rows import PackedRows, packed
 from hierfl.summaries.row_noise import RowNoise, private_factor, words_of
-from hierfl.summaries.summed_rows import SummedRows
 from hierfl.summaries.units import UnitScore
 from hierfl.summaries.weighing import central_variance, is_sampled
 
