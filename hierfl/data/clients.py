@@ -22,13 +22,13 @@ from hierfl.data.consistency import (
     levels_without,
     mapping_of,
     offsets_of,
+    positions_of,
 )
 from hierfl.data.frames import Columns, FrameRows, Levels, frame_of, parts_of_frame
 from hierfl.data.grouping import (
     chosen_clients,
     first_part,
     join_clients,
-    positions_of,
     rows_kept,
     rows_of,
     sort_by_client,

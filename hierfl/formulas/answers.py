@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from hierfl.core.typed_json import Count
-from hierfl.data.arrays import RowsFault
+from hierfl.data.consistency import RowsFault
 from hierfl.formulas.columns import (
     Kind,
     check_column,

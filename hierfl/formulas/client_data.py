@@ -14,9 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from hierfl.core.user_warnings import warn
-from hierfl.data.arrays import RowsFault
 from hierfl.data.clients import ClientData
-from hierfl.data.consistency import offsets_of
+from hierfl.data.consistency import RowsFault, offsets_of
 from hierfl.data.frames import FrameRows
 from hierfl.formulas.answers import group_names
 from hierfl.formulas.columns import (

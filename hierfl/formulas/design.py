@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hierfl.data.arrays import RowsFault
+from hierfl.data.consistency import RowsFault
 from hierfl.formulas.columns import Column, level_name
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.expressions import (

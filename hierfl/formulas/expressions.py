@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from hierfl.formulas.smooths import Smooth
+import torch
+from torch import Tensor
+
+from hierfl.formulas.transforms import Constants
 
 CODINGS = ("C", "S", "T", "mo")  # calls whose column is a category
 PLAIN = re.compile(r"[^\W\d][\w.]*")  # a name that needs no backquotes
@@ -20,6 +23,7 @@ COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 BINDING = {"|": 1, "||": 1, **dict.fromkeys(COMPARISONS, 2), "+": 3, "-": 3, "*": 4, "/": 4}
 BINDING |= {":": 5, "**": 7}
 UNARY = 6
+FLOOR = 1e-8  # of a sine's share of the variance: short waves keep a density
 
 
 @dataclass(frozen=True)
@@ -227,6 +231,38 @@ def columns_of(terms: TermSum, *without: str) -> tuple[str, ...]:
 def column_of(call: Call) -> str:
     """Return the column of a call that reads one, such as C(sex)."""
     return call.args[0].head
+
+
+@dataclass(frozen=True)
+class Smooth:
+    """What shares a scale: `size` coefficients for each of the `levels` of `by`, or of one curve, ()."""
+
+    kind: str
+    size: int
+    levels: tuple[str, ...]
+    constants: Constants
+    has_by: bool = False
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What its scales are called: brms's names."""
+        return ("sds",) if self.kind == "s" else ("sdgp", "lscale")
+
+    @property
+    def step(self) -> float:
+        """The frequency of the first sine."""
+        return math.pi / (2.0 * self.constants.boundary)
+
+    def shape(self, length: Tensor) -> Tensor:
+        """Return the sds of sines (..., k) relative to that of the process, at length scales (...).
+
+        Of exp(-(x - x')^2 / (2 length^2)), Riutort-Mayol et al. 2023, Statistics and Computing
+        33:17, equations 9 and 13, with sines in place of sines / sqrt(L).
+        """
+        waves = self.step * torch.arange(1, self.size + 1, dtype=length.dtype)
+        unit = math.sqrt(2.0 * math.pi) / self.constants.boundary
+        part = unit * length[..., None] * torch.exp(-0.5 * (length[..., None] * waves) ** 2)
+        return (part + FLOOR).sqrt()
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from torch.distributions import constraints
 from torch.distributions.constraints import Constraint
 
 from hierfl.core.user_warnings import warn
-from hierfl.data.arrays import RowsFault
 from hierfl.data.batch import ClientBatch, cut_ragged, full_batch
 from hierfl.data.clients import ClientData
+from hierfl.data.consistency import RowsFault
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Model

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from hierfl.core.trees import tree_leaves
-from hierfl.data.arrays import RowsFault
 from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
+from hierfl.data.consistency import RowsFault
 from hierfl.program.few_rows import labeled
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.labels import holes

@@ -16,7 +16,7 @@ import pytest
 
 import hierfl
 from hierfl.cli.officer_page import entries
-from hierfl.data.arrays import RowsFault
+from hierfl.data.consistency import RowsFault
 from hierfl.data.row_differences import codes_of_values
 from hierfl.formulas.disclosure import coarse, isolated, singled_out, tells_of_few
 from hierfl.formulas.own_rows import check_design, check_together, kept_columns, moved_values
