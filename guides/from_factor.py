@@ -16,11 +16,11 @@ from torch.quasirandom import SobolEngine
 
 from hierfl.core import noise
 from hierfl.core.gaussians import product
-from hierfl.data.batch import ClientBatch
+from hierfl.core.process import double_precision
+from hierfl.data.batch import ClientBatch, in_double
 from hierfl.guides.global_sites import Drawn, Shared, emit
 from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import first_row
-from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.sites import Latents, Model, Values, family
 from hierfl.summaries.conditional import Proposal, normal_of, point
 from hierfl.summaries.exact import Spread

@@ -273,3 +273,14 @@ class _MoveCpuArguments(TorchFunctionMode):
 
 def _is_on_cpu(value: object) -> bool:
     return isinstance(value, Tensor) and value.device.type == "cpu" and value.dim() > 0
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """Run in double precision."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import pyro
@@ -299,21 +299,6 @@ def mapped(batch: ClientBatch, change: Callable[[Tensor], Tensor]) -> ClientBatc
     )
 
 
-ONE_BATCH = 1 << 34  # bytes of all clients in one batch
-
-
-def check_padded(data: ClientData) -> None:
-    """Refuse one batch of all clients that is over 16 GB and ten times the rows themselves."""
-    longest, rows = int(data.counts.max()), data.num_rows
-    row_bytes = sum(v[:1].nbytes for v in data.fields.values())
-    wide = longest * data.num_clients
-    if wide > 10 * rows and wide * row_bytes > ONE_BATCH:
-        what = f"one batch of {data.num_clients} clients is padded to the longest, {longest} rows"
-        size = f"{wide * row_bytes / 2**30:.0f} GB for {rows} rows"
-        fix = "use hierfl.fit, or leave the longest clients out"
-        raise ValueError(f"{what}: {size}; {fix}")
-
-
 # ------------------------------------------------------------ clients of very different numbers of rows
 FEW_ROWS = 1 << 16  # of a chunk of clients, padded ones included: too few to be worth cutting
 MUCH_PADDING = 1 << 21  # padded rows of a chunk that predictions at 200 draws would take 16 GB for
@@ -348,3 +333,11 @@ def _lengths(rows: list[int], most: int, few: int) -> list[int]:
             largest, there = 0, 0
         lengths[-1], largest, there = lengths[-1] + 1, max(largest, own), there + own
     return lengths
+
+
+def in_dtype(batch: ClientBatch, dtype: torch.dtype) -> ClientBatch:
+    """Return a batch with its floating fields in a dtype."""
+    return mapped(batch, lambda v: v.to(dtype) if v.is_floating_point() else v)
+
+
+in_double = partial(in_dtype, dtype=torch.float64)

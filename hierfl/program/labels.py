@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import UserDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.distributions import constraints
 from torch.distributions.constraints import Constraint
 
 from hierfl.core.user_warnings import warn
-from hierfl.data.batch import ClientBatch, cut_ragged, full_batch
+from hierfl.data.batch import ClientBatch, cut_ragged, first_rows, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
 from hierfl.data.consistency import RowsFault
 from hierfl.program.handlers import unchecked, untouched_store
@@ -283,3 +283,35 @@ def _is_number(program: Program, name: str) -> bool:
     except (RuntimeError, ValueError, IndexError, TypeError):
         return False
     return True
+
+
+PROTOTYPE_ROWS = 5  # neither 1 nor 2, so that the plates of rows and of clients differ in size
+
+
+def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:
+    """Return the range of each integer field that may hold codes: of two dimensions at most."""
+    ranges = {}
+    for name, values in data.fields.items():
+        if not values.is_floating_point() and values.dtype != torch.bool and values.dim() <= 2:
+            rows = values if values.stride(0) else values[:1]  # of rows that are not there
+            ranges[name] = int(rows.min()), int(rows.max())
+    return ranges
+
+
+def prototype_of(data: ClientData, ids: list[int]) -> ClientBatch:
+    """Return the first rows of some clients, padded to `PROTOTYPE_ROWS`."""
+    chosen = torch.tensor(ids)
+    inside, index = first_rows(data, chosen, PROTOTYPE_ROWS)
+    return gather(data, chosen, index, inside, keys_of(data, chosen, 0, 0))
+
+
+def of_codes(data: ClientData, names: Iterable[str]) -> Iterator[ClientBatch]:
+    """Yield a client of the rows with the least and the largest codes, and the client with the least of all."""
+    for name in names:
+        values = data.fields[name].reshape(data.num_rows, -1)
+        index = torch.cat([values.argmin(0), values.argmax(0)]).unique()[None]
+        first = data.row_client[index[0, :1]]
+        yield gather(data, first, index, None, keys_of(data, first, 0, 0))
+        largest = torch.full((data.num_clients,), -1, dtype=values.dtype)
+        largest.scatter_reduce_(0, data.row_client, values.amax(1), "amax")
+        yield full_batch(data, largest.argmin()[None])

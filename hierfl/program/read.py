@@ -32,10 +32,18 @@ from hierfl.program.check_program import (
     faults_of_plates,
 )
 from hierfl.program.failures import root_of, why_it_fails
-from hierfl.program.few_rows import codes_of, of_codes, prototype_of
 from hierfl.program.handlers import NoKeyedDraw, Substitute, untouched_store
 from hierfl.program.joint_sites import joint_sites
-from hierfl.program.labels import Recorded, check_names, checked_labels, holes, label_fields
+from hierfl.program.labels import (
+    Recorded,
+    check_names,
+    checked_labels,
+    codes_of,
+    holes,
+    label_fields,
+    of_codes,
+    prototype_of,
+)
 from hierfl.program.missing import check_missing, filled, not_dealt_with
 from hierfl.program.program import Program, ProgramError, Reads, refuse_first
 from hierfl.program.read_traces import (

@@ -24,8 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from hierfl.core.process import set_to
-from hierfl.data.batch import ClientBatch
-from hierfl.program.few_rows import in_double
+from hierfl.data.batch import ClientBatch, in_double
 from hierfl.program.handlers import TakesWeights, untouched_store
 from hierfl.program.sites import COMMON, Model, of_scalars
 from hierfl.program.supports import mapped_of

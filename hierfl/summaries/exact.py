@@ -25,8 +25,8 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from hierfl.data.batch import in_double
 from hierfl.laplace.trials import FAILS, moved_rows, trial
-from hierfl.program.few_rows import in_double
 from hierfl.summaries.packed_rows import NATS, RELATIVE, PackedRows, packed
 from hierfl.summaries.reading import Line, node_at_mean, start_of
 from hierfl.summaries.units import UnitScore

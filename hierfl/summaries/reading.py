@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.autograd.functional import jacobian
 
 from hierfl.core.importance_sampling import normal_points
+from hierfl.core.process import double_precision
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.links import all_linked, are_quadratic, predictors, scores
 from hierfl.laplace.trials import (
@@ -35,7 +36,6 @@ from hierfl.laplace.trials import (
     terms_at,
     trial,
 )
-from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program, once_a_program
 from hierfl.program.sites import Values

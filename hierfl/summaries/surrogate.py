@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from hierfl.core import noise
 from hierfl.core.process import replaced
 from hierfl.core.traced import Gradient
+from hierfl.data.batch import in_double
 from hierfl.program.carried import OF_MANY_DRAWS
-from hierfl.program.few_rows import in_double
 from hierfl.program.handlers import Substitute, unchecked, untouched_store
 from hierfl.program.sites import Block
 from hierfl.program.traces import Site

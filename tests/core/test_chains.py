@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hierfl import ClientBatch
 from hierfl.core.chains import Sampled, Whitening, leaps_of, mixing_of, sampled, spread_of
-from hierfl.program.few_rows import double_precision
+from hierfl.core.process import double_precision
 from hierfl.summaries import sampling
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.reading import read_likelihood

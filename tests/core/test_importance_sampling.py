@@ -19,9 +19,9 @@ from hierfl.core.importance_sampling import (
     sides,
     smoothed,
 )
+from hierfl.core.process import double_precision
 from hierfl.laplace.newton import positive
 from hierfl.posterior.arviz_io import DATA_TREE
-from hierfl.program.few_rows import double_precision
 from tests.methods.test_pvi import close
 
 

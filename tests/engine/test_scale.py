@@ -146,7 +146,7 @@ def test_chunks_are_cut_where_padding_would_fill_them() -> None:
 
 
 def test_one_batch_of_mostly_padding_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hierfl.data.batch.ONE_BATCH", 1 << 20)
+    monkeypatch.setattr("hierfl.diagnostics.nuts.ONE_BATCH", 1 << 20)
     data = ragged(5_000, 60)
     with pytest.raises(ValueError, match="one batch of 61 clients is padded to the longest, 5000"):
         hierfl.fit_pooled(fedsvi(logistic), data, rounds=1)

@@ -15,12 +15,11 @@ from torch import Tensor
 from hierfl import ClientBatch, ClientData
 from hierfl.core.chains import Sampled, Whitening, sampled
 from hierfl.core.gaussians import LOG_2_PI
-from hierfl.core.process import OutOfTime, Watch, watched
-from hierfl.data.batch import full_batch
+from hierfl.core.process import OutOfTime, Watch, double_precision, watched
+from hierfl.data.batch import full_batch, in_double
 from hierfl.methods.stages.joint import Joint, PlainJoint, flat, standard_of
 from hierfl.methods.stages.mixing_chains import ChainCoordinates, until_mixed
 from hierfl.methods.stages.two_stage import seen_in
-from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.program.read import read_model
 from hierfl.program.terms import log_joint

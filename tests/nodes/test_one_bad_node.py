@@ -24,7 +24,7 @@ from hierfl.nodes import FitOverNodes, TooFewNodes, agreement, in_process
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import node
 from hierfl.optimizers import SGD
-from hierfl.program.few_rows import codes_of
+from hierfl.program.labels import codes_of
 from tests.flower.test_apps import NAMES, Grid, identity, rows
 from tests.formulas.frames import patients
 from tests.methods.cases import CASES, shared

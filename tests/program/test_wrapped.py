@@ -19,8 +19,7 @@ from torch.distributions import biject_to
 
 import hierfl
 from hierfl import ClientBatch, ClientData, guides
-from hierfl.data.batch import full_batch
-from hierfl.program.few_rows import in_double
+from hierfl.data.batch import full_batch, in_double
 from hierfl.program.program import ProgramError
 from hierfl.program.read import read
 from hierfl.program.terms import log_joint

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.func import grad, jacrev
 
 import hierfl
+from hierfl.core.process import double_precision
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.methods import two_stage
 from hierfl.methods.stages import expanded
 from hierfl.methods.stages.state import TwoStageClientState
-from hierfl.program.few_rows import double_precision
 from hierfl.summaries import expansion
 from hierfl.summaries.expansion import quartic_of
 from hierfl.summaries.packed_rows import PackedRows

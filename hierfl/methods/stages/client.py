@@ -11,14 +11,14 @@ from torch import Tensor
 
 from hierfl.core.gaussians import Factor, rounded
 from hierfl.core.noise import fold
+from hierfl.core.process import double_precision
 from hierfl.core.trees import Tree
-from hierfl.data.batch import ClientBatch
+from hierfl.data.batch import ClientBatch, in_double
 from hierfl.guides.from_factor import OWN_PARAM, belief_shapes, own_shapes
 from hierfl.method import Each, Share, Up
 from hierfl.methods.stages.checks import IMPOSSIBLE, NOWHERE, misread, points_to_test
 from hierfl.methods.stages.expanded import Polynomials
 from hierfl.methods.stages.state import TwoStageClientState, TwoStageWork
-from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params
 from hierfl.program.sites import Values

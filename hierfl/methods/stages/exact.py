@@ -25,8 +25,9 @@ from torch import Tensor
 
 from hierfl.core.chains import LEAPS, Whitening, leaps_of
 from hierfl.core.gaussians import Factor
+from hierfl.core.process import double_precision
 from hierfl.core.traced import WorkCounter
-from hierfl.data.batch import ClientBatch
+from hierfl.data.batch import ClientBatch, in_double
 from hierfl.methods.stages.checks import misread, points_to_test
 from hierfl.methods.stages.joint import (
     LOCATING,
@@ -47,7 +48,6 @@ from hierfl.methods.stages.mixing_chains import (
 )
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, ServerState
-from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.summaries.factor import factor_of, q_of
 from hierfl.summaries.hierarchy import Factors

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hierfl.core.process import double_precision
 from hierfl.core.trees import Tree, copied, tree_map, with_rows
 from hierfl.method import Clock, Reports, Surprise, WeightedDraws
 from hierfl.methods.stages.anchored import (
@@ -27,7 +28,6 @@ from hierfl.methods.stages.state import (
     ServerState,
 )
 from hierfl.methods.stages.weighting import FITTING, Weighting
-from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params
 from hierfl.summaries.exact import explained
