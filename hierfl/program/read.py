@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyro
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.subsample_messenger import _Subsample
 
 from hierfl.core import noise
 from hierfl.core.arguments import spelled
@@ -61,12 +60,11 @@ from hierfl.program.sites import Family, Guide, Model
 from hierfl.program.supports import (
     Enumerable,
     OfRows,
+    PriorCenters,
     check_density,
-    check_of_pyro,
-    check_support,
     refuse_in_sample,
 )
-from hierfl.program.traces import Center, Near, Site, is_deterministic, samples
+from hierfl.program.traces import Near, is_deterministic, samples
 from hierfl.program.wrapped import (
     has_bounds,
     has_mapped_sites,
@@ -222,15 +220,15 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
     with pyro.validation_enabled(True):
         # two clients first: only they show a local site that is read outside its plate
         try:
-            pair, _ = _trace(model, two, "model", seed, _Start())
+            pair, _ = _trace(model, two, "model", seed, PriorCenters())
         except (Enumerable, OfRows):
             with _explained("model", two, {}):
                 model, row_sites = _without_hidden_sites(model, data, two, seed)
-            pair, _ = _trace(model, two, "model", seed, _Start())
-        single, reads = _trace(model, single_batch, "model", seed, _Start())
+            pair, _ = _trace(model, two, "model", seed, PriorCenters())
+        single, reads = _trace(model, single_batch, "model", seed, PriorCenters())
         if codes := [name for name in sorted(codes_of(data)) if name in reads]:
             for batch in of_codes(data, codes):
-                other, _ = _trace(model, batch, "model", seed, _Start())
+                other, _ = _trace(model, batch, "model", seed, PriorCenters())
                 refuse_first(faults_of_rows(single, other))
         with untouched_store():
             labels = label_fields(model, pair, two)
@@ -238,14 +236,14 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
         if floats or is_mapped:
             model = with_float_labels(model, floats) if floats else model
             model = with_plain_sites(model) if is_mapped else model
-            pair, _ = _trace(model, two, "model", seed, _Start())
-            single, reads = _trace(model, single_batch, "model", seed, _Start())
+            pair, _ = _trace(model, two, "model", seed, PriorCenters())
+            single, reads = _trace(model, single_batch, "model", seed, PriorCenters())
         if has_bounds(pair):
             other, _ = _trace(model, two, "model", seed, Near(1.0, seed))
             if moving := moving_supports(pair, other):
                 model = with_fixed_supports(model, moving)
-                pair, _ = _trace(model, two, "model", seed, _Start())
-                single, reads = _trace(model, single_batch, "model", seed, _Start())
+                pair, _ = _trace(model, two, "model", seed, PriorCenters())
+                single, reads = _trace(model, single_batch, "model", seed, PriorCenters())
         check_sizes(model, single, single_batch)
         latents = latents_of(single, pair)
         supports = checked_labels(model, pair, labels, data, two)
@@ -254,7 +252,7 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
             joint = joint_sites(model, outside, single_batch, labels)
         with untouched_store():
             factors = likelihood_factors(model, pair, two, labels)
-        check_boundary(model, single_batch, "model", _Start())
+        check_boundary(model, single_batch, "model", PriorCenters())
     program = Program(
         model=model,
         guide=model,  # until it has one
@@ -291,20 +289,10 @@ def _without_hidden_sites(
     except LabelGivenRow:
         return without_row_sites(summed_out(model, two), data)
     try:
-        _trace(model, two, "model", seed, _Start())
+        _trace(model, two, "model", seed, PriorCenters())
     except Enumerable:
         model = summed_out(model, two)
     return model, structure
-
-
-class _Start(Center):
-    """Sets latent sites to the centers of their priors; refuses one without continuous support."""
-
-    def _pyro_sample(self, msg: Site) -> None:
-        check_of_pyro(msg)
-        if not msg["done"] and not msg["is_observed"] and not isinstance(msg["fn"], _Subsample):
-            check_support(msg)
-        super()._pyro_sample(msg)
 
 
 @contextmanager

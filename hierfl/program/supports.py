@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import torch
 import torch.distributions.constraints as constraints
 from pyro.poutine.runtime import apply_stack
+from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.distributions import biject_to, transform_to
 from torch.distributions.constraints import Constraint
@@ -18,6 +19,7 @@ from torch.distributions.transforms import Transform
 from hierfl.program.program import ProgramError, refuse_first
 from hierfl.program.sites import of_scalars
 from hierfl.program.traces import (
+    Center,
     Site,
     in_data,
     is_enumerable,
@@ -292,3 +294,13 @@ def scale_constraint(link: ScaleLink) -> Constraint:
     if link not in _LINKS:
         raise ValueError(f"scale_link is {link!r}; it must be {' or '.join(map(repr, _LINKS))}")
     return _LINKS[link]
+
+
+class PriorCenters(Center):
+    """Sets latent sites to the centers of their priors; refuses one without continuous support."""
+
+    def _pyro_sample(self, msg: Site) -> None:
+        check_of_pyro(msg)
+        if not msg["done"] and not msg["is_observed"] and not isinstance(msg["fn"], _Subsample):
+            check_support(msg)
+        super()._pyro_sample(msg)
