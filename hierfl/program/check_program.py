@@ -19,11 +19,10 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.core.user_warnings import warn
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 from hierfl.program.failures import why_in_line
-from hierfl.program.handlers import unchecked, untouched_store
+from hierfl.program.handlers import traces_of, unchecked, untouched_store
 from hierfl.program.program import Params, Program, ProgramError, refuse_first
 from hierfl.program.sites import Family, Latents
 from hierfl.program.supports import kind_of
-from hierfl.program.terms import traces_of
 from hierfl.program.traces import (
     Site,
     in_clients,

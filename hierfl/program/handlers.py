@@ -25,7 +25,8 @@ from hierfl.core.process import replaced
 from hierfl.data.batch import ClientBatch
 from hierfl.program.carried import CARRIED
 from hierfl.program.mixture import Mixture
-from hierfl.program.traces import Site, in_clients, in_data, middle
+from hierfl.program.sites import Model, Values
+from hierfl.program.traces import Site, in_clients, in_data, middle, samples, sums_by_owner
 
 # whether sites of rows are at the middles of their distributions, where rows in other orders are compared
 AT_MIDDLES: ContextVar[bool] = ContextVar("at_middles", default=False)
@@ -320,3 +321,27 @@ def untouched_store() -> Iterator[None]:
     """Restore Pyro's param store and torch's generator on leaving."""
     with pyro.get_param_store().scope(), torch.random.fork_rng(devices=[]):
         yield
+
+
+def traces_of(
+    model: Model,
+    guide: Callable[[ClientBatch], Any],
+    params: Mapping[str, Tensor],
+    batch: ClientBatch,
+    support: ClientBatch,
+) -> tuple[Any, Any]:
+    """Trace the guide, and the model at the guide's draws."""
+    with Substitute(params, batch):
+        guided = poutine.trace(guide).get_trace(support)
+        return guided, poutine.trace(poutine.replay(model, guided)).get_trace(batch)
+
+
+def log_joint(
+    model: Model, values: Values, batch: ClientBatch, params: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return log densities (C,) of local sites and rows at given values, and () of global sites."""
+    with Substitute(params, batch):
+        trace = poutine.trace(poutine.condition(model, data=values)).get_trace(batch)
+    return sums_by_owner(
+        ((site, site["fn"].log_prob(site["value"])) for _, site in samples(trace)), batch
+    )

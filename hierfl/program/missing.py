@@ -15,11 +15,10 @@ from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
 from hierfl.data.consistency import RowsFault
 from hierfl.program.few_rows import labeled
-from hierfl.program.handlers import unchecked, untouched_store
+from hierfl.program.handlers import log_joint, unchecked, untouched_store
 from hierfl.program.labels import holes
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
-from hierfl.program.terms import log_joint
 from hierfl.program.traces import Center, counts_of
 
 ROWS_AT_ONCE = 4096

@@ -20,9 +20,8 @@ from hierfl.data.batch import full_batch, in_double
 from hierfl.methods.stages.joint import Joint, PlainJoint, flat, standard_of
 from hierfl.methods.stages.mixing_chains import ChainCoordinates, until_mixed
 from hierfl.methods.stages.two_stage import seen_in
-from hierfl.program.handlers import unchecked
+from hierfl.program.handlers import log_joint, unchecked
 from hierfl.program.read import read_model
-from hierfl.program.terms import log_joint
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.moving import MixingLine
 from hierfl.summaries.packed_rows import packed

@@ -22,9 +22,8 @@ import hierfl
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.formula_tables import titled
-from hierfl.program.handlers import unchecked
+from hierfl.program.handlers import log_joint, unchecked
 from hierfl.program.program import ProgramError
-from hierfl.program.terms import log_joint
 from hierfl.runs.choice import choose
 
 RNG = np.random.default_rng(0)
