@@ -15,8 +15,7 @@ from pathlib import Path
 
 from hierfl.comparisons.result_files import results, study_of
 from hierfl.comparisons.score_table import ScoreColumn, by_seed
-from hierfl.methods.about import HEADINGS, About, Wrapper
-from hierfl.methods.listed import described
+from hierfl.methods.about import HEADINGS, About, Wrapper, described
 
 RIVALS = Path(__file__).parents[1] / "examples" / "studies" / "results" / "bayesian-rivals"
 FEDERATIONS = {  # variant of the study -> its data

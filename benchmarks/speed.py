@@ -39,7 +39,7 @@ from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin, rounds
 from hierfl.method import Method
 from hierfl.optimizers import SGD
-from hierfl.program.sites import ScaleLink
+from hierfl.program.supports import ScaleLink
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 BY_HAND = ("loop, 1 thread", "loop, 2 threads", "vmap, compiled")

@@ -16,13 +16,13 @@ from torch.quasirandom import SobolEngine
 
 from hierfl.core import noise
 from hierfl.core.gaussians import product
-from hierfl.data.batch import ClientBatch
+from hierfl.core.process import double_precision
+from hierfl.data.batch import ClientBatch, in_double
 from hierfl.guides.global_sites import Drawn, Shared, emit
 from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import first_row
-from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.sites import Latents, Model, Values, family
-from hierfl.summaries.conditional import Proposal, normal_of, own_shapes, point
+from hierfl.summaries.conditional import Proposal, normal_of, point
 from hierfl.summaries.exact import Spread
 from hierfl.summaries.hierarchy import Factors, Hierarchy, given
 from hierfl.summaries.own_scale import drawn as exactly
@@ -274,3 +274,21 @@ def from_factor(
 
 from_factor.build.reads_all_rows = True  # type: ignore[attr-defined]
 from_factor.build.has_global_sites = True  # type: ignore[attr-defined]
+
+
+def own_shapes(
+    size: int, mixing: int, sums: tuple[str, ...] = (), *, wide: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a client's factor, V = `size`, of its proposals, M = `mixing`, and of sums."""
+    shapes: dict[str, tuple[int, ...]] = {"precision": (size, size), "shift": (size,)}
+    if wide:
+        shapes |= {f"wide_{name}": shape for name, shape in shapes.items()}
+    if mixing:
+        shapes |= {"loc": (2, mixing), "tril": (2, mixing, mixing)}
+    return shapes | dict.fromkeys(sums, ())
+
+
+def belief_shapes(size: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what is believed of any client's v, V = `size` (`Factors.belief`)."""
+    square = ("within", "common", "design", "between")
+    return {"mean": (size,), **dict.fromkeys(square, (size, size))}

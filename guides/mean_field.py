@@ -7,15 +7,8 @@ import pyro.distributions as dist
 import torch
 
 from hierfl.data.batch import ClientBatch
-from hierfl.program.sites import (
-    Guide,
-    Latents,
-    Model,
-    ScaleLink,
-    family,
-    repeat_over_clients,
-    scale_constraint,
-)
+from hierfl.program.sites import Guide, Latents, Model, family, repeat_over_clients
+from hierfl.program.supports import ScaleLink, scale_constraint
 
 
 @family
@@ -36,7 +29,7 @@ def mean_field(
         latents: the latent sites of the model.
         init_scale: initial standard deviation, > 0. Default 0.1, as in Pyro's AutoNormal.
         scale_link: "softplus" or "exp", the function from a real number to a scale; see
-            `hierfl.program.sites`.
+            `hierfl.program.supports`.
 
     Raises:
         ValueError: `scale_link` is neither "softplus" nor "exp".

@@ -27,7 +27,7 @@ from .effects.proportional_hazards import ProportionalHazards as ProportionalHaz
 from .effects.proportional_hazards import proportional_hazards as proportional_hazards
 from .engine.chunks import ClientError as ClientError
 from .engine.client_store import CheckpointError as CheckpointError
-from .engine.settings import Settings as Settings
+from .engine.federation import Settings as Settings
 from .formulas.agree import schema as schema
 from .formulas.formula import Formula as Formula
 from .formulas.formula import formula as formula

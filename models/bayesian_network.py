@@ -15,8 +15,8 @@ from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, weights
 from hierfl.models.likelihood import Likelihood, as_likelihood, field, observe
 from hierfl.models.priors import Prior, check_scale, given, is_distribution, varying
-from hierfl.program.recipes import recorded
-from hierfl.program.sites import Model, ScaleLink, scale_constraint
+from hierfl.program.sites import Model, recorded
+from hierfl.program.supports import ScaleLink, scale_constraint
 
 Loc = Literal["zero", "module", "learned"] | Prior
 Scale = Literal["learned", "client"] | Prior
@@ -76,7 +76,7 @@ def bayesian_network(
             layer's initial weights. This is our choice: check how sensitive the results are to it.
         scale_start: initial value of learned scales, > 0.
         scale_link: "softplus" or "exp", the function from a real number to a learned scale; "exp"
-            is that of the FedABML paper. See `hierfl.program.sites`.
+            is that of the FedABML paper. See `hierfl.program.supports`.
         global_prior: prior of each element of a global tensor, for example Normal(0, 1). Default
             None: point estimates.
         centered: whether the local sites are the weights themselves or standardized offsets; see

@@ -13,8 +13,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, weights
 from hierfl.models.learned_priors import Isotropic, LearnedPrior
 from hierfl.models.likelihood import Likelihood, as_likelihood, field, observe
-from hierfl.program.recipes import recorded
-from hierfl.program.sites import Model
+from hierfl.program.sites import Model, recorded
 
 
 @recorded

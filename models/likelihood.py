@@ -14,7 +14,7 @@ from torch import Tensor
 from hierfl.core.arguments import spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.models.priors import Prior, check_scale, either, given
-from hierfl.program.recipes import recorded
+from hierfl.program.sites import recorded
 
 
 def field(batch: ClientBatch, name: str) -> Tensor:

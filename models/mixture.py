@@ -15,8 +15,7 @@ from torch import Tensor
 from hierfl.core.arguments import expect
 from hierfl.data.batch import ClientBatch
 from hierfl.models.families.rows import RowDistribution
-from hierfl.program.recipes import recorded
-from hierfl.program.sites import Model
+from hierfl.program.sites import Model, recorded
 
 SHARES = "mixture.logits"
 

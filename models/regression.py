@@ -17,8 +17,7 @@ from hierfl.models.coefficients import Coefficients, Predictor
 from hierfl.models.families import Response, ResponseFamily
 from hierfl.models.likelihood import field, observe
 from hierfl.models.priors import Prior, check_scale, given, is_distribution, varying
-from hierfl.program.recipes import recorded
-from hierfl.program.sites import Model
+from hierfl.program.sites import Model, recorded
 
 UNORDERED = ("category", "counts", "shares")  # kinds of responses whose classes have no order
 

@@ -26,8 +26,7 @@ from hierfl import cli
 from hierfl.comparisons import read_study
 from hierfl.core.trees import tree_leaves
 from hierfl.demo.audited import method_of
-from hierfl.methods.about import About, Wrapper
-from hierfl.methods.listed import described
+from hierfl.methods.about import About, Wrapper, described
 from hierfl.program import public_names
 from hierfl.runs import choice
 from hierfl.runs import fit as chosen

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl.methods.listed import names
+from hierfl.methods.about import names
 from hierfl.runs import fit as chosen
 
 ROOT = Path(__file__).parent.parent

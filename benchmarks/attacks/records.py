@@ -32,8 +32,7 @@ import hierfl
 from benchmarks.attacks.mutations import JSON, mutated, watched
 from hierfl import guides, methods, models
 from hierfl.core.trees import named_leaves
-from hierfl.program.differences import differences
-from hierfl.program.recipes import describe
+from hierfl.program.recipes import describe, differences
 
 REFUSALS = (hierfl.CheckpointError, hierfl.CannotRemake, hierfl.RowsNotSaved)
 RAN: list[Any] = []  # calls of functions that no record may have called

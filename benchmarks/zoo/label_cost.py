@@ -18,11 +18,10 @@ from torch import Tensor
 
 import hierfl
 from hierfl import guides
+from hierfl.core.process import double_precision
 from hierfl.data.batch import full_batch
-from hierfl.program.few_rows import double_precision
-from hierfl.program.handlers import unchecked
+from hierfl.program.handlers import log_joint, unchecked
 from hierfl.program.read import read
-from hierfl.program.terms import log_joint
 
 CLIENTS, ROWS = 8, 50
 POINTS, REPEATS = 64, 20  # at which densities are evaluated together, and how often

@@ -41,8 +41,7 @@ def _in(module: str, names: str) -> list[str]:
 
 def methods() -> tuple[list[str], list[str], list[str]]:
     """Return the methods with a posterior, those with points, and the wrappers."""
-    from hierfl.methods.about import About, Wrapper
-    from hierfl.methods.listed import described
+    from hierfl.methods.about import About, Wrapper, described
 
     about = described(About)
     bayesian = [

@@ -18,8 +18,7 @@ NodeFolder = Annotated[
 
 def methods() -> None:
     """List all methods: what clients share, and what each one keeps, sends and discloses."""
-    from hierfl.methods.about import HEADINGS, About
-    from hierfl.methods.listed import described
+    from hierfl.methods.about import HEADINGS, About, described
 
     rows = [
         (name, *(getattr(about, field) for field in HEADINGS))

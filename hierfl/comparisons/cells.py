@@ -23,7 +23,7 @@ from hierfl.core.disk import replace_text
 from hierfl.core.trees import nbytes
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError
-from hierfl.engine.settings import Settings
+from hierfl.engine.federation import Settings
 from hierfl.method import Method
 from hierfl.methods import averaging_some
 from hierfl.models.likelihood import normal

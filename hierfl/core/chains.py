@@ -19,7 +19,7 @@ import torch
 from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 from torch import Tensor
 
-from hierfl.core.watch import working
+from hierfl.core.process import working
 
 # (C, K) -> log density (C,) and gradient (C, K)
 Density = Callable[[Tensor], tuple[Tensor, Tensor]]

@@ -251,3 +251,41 @@ def log_normal_between(low: Tensor, high: Tensor) -> Tensor:
     above = log_normal_cdf(torch.where(flip, -low, high))
     below = log_normal_cdf(torch.where(flip, -high, low))
     return above + log1mexp(above - below)
+
+
+GRID, LEAST = 2.0**-32, 2.0**-5  # of rounding, and the least unit relative to the largest
+NOTHING = 1e-100  # the unit of a factor that is 0; its square has to be a number
+
+
+class Factor(NamedTuple):
+    """The Gaussian factors of C clients' likelihoods."""
+
+    precision: Tensor  # (C, V, V) Lambda, without negative eigenvalues
+    shift: Tensor  # (C, V) eta
+    raised: Tensor  # (C,) how many eigenvalues of Lambda were negative, and are 0 instead
+
+
+def rounded(factor: Factor, covariance: Tensor | None = None) -> Factor:
+    """Return factors rounded to about 32 binary digits: engines differ by the last few of 53.
+
+    A scalar of which rows say little has digits of noise: by the `covariance` (V, V) of a belief it
+    is compared with the others in its own sds, as columns may have any unit, and be far from 0.
+    """
+    size = factor.precision.diagonal(dim1=-2, dim2=-1).abs().sqrt()
+    if covariance is not None:
+        sds = covariance.diagonal().sqrt()
+        size = size.maximum(LEAST * (size * sds).amax(-1, keepdim=True) / sds)
+    size = size.clamp(min=NOTHING)
+    powers = size.log2().floor().exp2()
+    whole = (
+        (factor.shift / powers).abs().amax(-1, keepdim=True).clamp(min=1.0).log2().floor().exp2()
+    )
+    return Factor(
+        _on_grid(factor.precision, powers[..., :, None] * powers[..., None, :] * GRID),
+        _on_grid(factor.shift, whole * powers * GRID),
+        factor.raised,
+    )
+
+
+def _on_grid(value: Tensor, unit: Tensor) -> Tensor:
+    return (value / unit).round() * unit

@@ -1,13 +1,20 @@
-"""Keyed noise: a function of a key, int32 (..., 2), the same in any process and order, also by vmap."""
+"""Keyed noise: a function of a key, int32 (..., 2), the same in any process and order, also by vmap.
+
+Also whether anything draws from a global generator in its place.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
+import pickle
+import random
+import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -152,3 +159,67 @@ def cohort(seed: int, round_: int, population: int, size: int) -> Tensor:
     generator = np.random.Generator(np.random.Philox(key=key))
     drawn = generator.choice(population, size, replace=False, shuffle=False)
     return torch.from_numpy(np.sort(drawn))
+
+
+NUMPY = "NumPy's global generator (np.random)"
+PYTHON = "Python's global generator (random)"
+TORCH = "torch's global generator (torch.randn, torch.bernoulli, dropout, ...)"
+# a seed that no model sets itself: a generator seeded and drawn from has moved too
+UNUSUAL = 1_618_033_988
+
+
+class Generator(NamedTuple):
+    """How a global generator is seeded, read and restored."""
+
+    seed: Callable[[int], object]
+    state: Callable[[], Any]
+    restore: Callable[[Any], object]
+
+    def as_bytes(self) -> bytes:
+        """Return the state, to compare it with a later one."""
+        state = self.state()
+        return state.numpy().tobytes() if isinstance(state, Tensor) else pickle.dumps(state)
+
+
+GENERATORS: Mapping[str, Generator] = {
+    NUMPY: Generator(np.random.seed, np.random.get_state, np.random.set_state),
+    PYTHON: Generator(random.seed, random.getstate, random.setstate),
+    TORCH: Generator(seed_torch, torch.random.get_rng_state, torch.random.set_rng_state),
+}
+
+
+@contextmanager
+def _drawn_here() -> Iterator[list[str]]:
+    """Note this thread's calls of Python's global generator; other threads draw too."""
+    calls: list[str] = []
+
+    def note(frame: object, event: str, called: Any) -> None:
+        if event == "c_call" and getattr(called, "__self__", None) is random.random.__self__:  # type: ignore[attr-defined]
+            calls.append(called.__name__)
+
+    if sys.getprofile() is not None:  # a profiler is at work, and there can be one only
+        yield ["unknown"]
+        return
+    sys.setprofile(note)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+@contextmanager
+def global_draws(*, of_torch: bool = True) -> Iterator[list[str]]:
+    """Seed the global generators, and name those that are moved in this context when it ends; restore all."""
+    moved: list[str] = []
+    before = {}
+    with ExitStack() as stack:
+        for name, generator in GENERATORS.items():
+            if of_torch or name != TORCH:
+                stack.callback(generator.restore, generator.state())
+                generator.seed(UNUSUAL)
+                before[name] = generator.as_bytes()
+        with _drawn_here() as drawn:
+            yield moved
+        names = [name for name, state in before.items() if GENERATORS[name].as_bytes() != state]
+        if names != [PYTHON] or drawn:
+            moved += names

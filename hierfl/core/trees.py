@@ -100,6 +100,11 @@ def nbytes(tree: Tree) -> int:
     return sum(leaf.nbytes for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
 
 
+def with_rows(tree: Tree, ids: Tensor, rows: Tree) -> Tree:
+    """Return the tree with entries `ids` of each leaf's first dimension replaced by `rows`."""
+    return tree_map(lambda old, new: old.index_copy(0, ids, new.to(old.dtype)), tree, rows)
+
+
 def as_vector(tree: Tree) -> Tensor:
     """Return all entries of a tree of tensors as one vector (d,), in the order of `tree_leaves`."""
     return torch.cat([leaf.reshape(-1) for leaf in tree_leaves(tree)])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hierfl.core.trees import tree_map
 from hierfl.data.clients import ClientData
-from hierfl.data.grouping import offsets_of
+from hierfl.data.consistency import offsets_of
 
 # Two stand-ins where rows do not matter, so that it shows where they do.
 FILLS: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 2.0), (0.5, 0.25))

@@ -12,24 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hierfl.core.arguments import NoSuchName
-
-
-class RowsFault(ValueError):
-    """Rows that cannot be used.
-
-    The message is for their owner. `public` names a column and the kind of fault, and no value: it
-    is what a node may say of them.
-    """
-
-    def __init__(self, message: str, public: str = "") -> None:
-        super().__init__(message)
-        self.public = public
-
-
-class NoColumn(RowsFault, NoSuchName):
-    """Rows that lack a column."""
-
+from hierfl.data.consistency import check_dense, check_numbers
 
 Array = Any  # anything torch.as_tensor takes: a tensor, a NumPy array, a list of numbers
 
@@ -58,29 +41,6 @@ def as_tensor(values: Array, name: str) -> Tensor:
     if tensor.dtype == torch.uint64:  # of which torch compares none
         check_range(tensor.tolist(), name)
     return tensor.long()
-
-
-def check_dense(values: Tensor, name: str) -> None:
-    """Refuse tensors other than plain dense values without a gradient."""
-    is_plain = values.layout == torch.strided and not (values.is_nested or values.is_quantized)
-    has_data = values.device.type != "meta" or type(values) is not Tensor  # `hierfl.data.absent`
-    if values.requires_grad or not (is_plain and has_data):
-        fix = "give plain values, such as .detach(), or .to_dense() of a sparse tensor"
-        what = f"field '{name}' is not a dense tensor of values without a gradient"
-        raise ValueError(f"{what}: {fix}")
-
-
-def check_numbers(values: Tensor, name: str) -> None:
-    """Refuse what is not dense, has no row dimension or no columns, or is complex."""
-    check_dense(values, name)
-    if values.is_complex():
-        fix = "give its real and imaginary parts as two fields"
-        raise TypeError(f"field '{name}' is complex: {fix}")
-    if values.dim() == 0 or 0 in values.shape[1:]:
-        what = f"has shape {tuple(values.shape)}, no columns: leave it out"
-        if values.dim() == 0:
-            what = "is a single number: give one value per row, or one per client"
-        raise ValueError(f"field '{name}' {what}")
 
 
 def check_range(values: Iterable[Any], name: str) -> None:

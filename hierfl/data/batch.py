@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import pyro
-import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.poutine.mask_messenger import MaskMessenger
@@ -20,9 +18,13 @@ from hierfl.core import noise
 from hierfl.core.arguments import spelled
 from hierfl.core.tables import shapes
 from hierfl.data.clients import ClientData
-from hierfl.data.expected import expect_client_data
+from hierfl.data.joint_normal import JointNormal
 
 CLIENTS, DATA = "clients", "data"
+MAKE = (
+    "make it with ClientData.from_frame(frame, 'client', x=[...], y=...), from_clients({name: {'y': "
+    "...}}) or from_arrays(client_id, y=...), or name the column, hierfl.fit(..., clients='client')"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,31 +206,11 @@ class ClientBatch:
         return JointNormal(loc, covariance, self.packed(self.mask()))
 
 
-class JointNormal(dist.MultivariateNormal):
-    """The joint Normal of rows: `loc` (..., B); rows not `inside` (..., B), padding, add 0."""
-
-    def __init__(self, loc: Tensor, covariance: Tensor, inside: Tensor) -> None:
-        pairs = inside[..., :, None] & inside[..., None, :]
-        unit = torch.eye(inside.shape[-1], dtype=covariance.dtype, device=covariance.device)
-        super().__init__(
-            torch.where(inside, loc, loc.new_zeros(())),
-            covariance_matrix=torch.where(pairs, covariance, unit),
-        )
-        self.inside = inside
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density of the rows (..., B) that are not padding, in nats."""
-        there = torch.where(self.inside, value, self.loc)
-        total: Tensor = super().log_prob(there)  # type: ignore[no-untyped-call]
-        return total + 0.5 * math.log(2.0 * math.pi) * (~self.inside).sum(-1)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> JointNormal:
-        """Return the same distribution with a larger batch shape."""
-        base: Any = super()
-        made = base._get_checked_instance(JointNormal, _instance)
-        new: JointNormal = base.expand(batch_shape, made)
-        new.inside = self.inside.expand(*batch_shape, self.inside.shape[-1])
-        return new
+def expect_client_data(value: Any, what: str) -> ClientData:
+    """Return `value`, which must be `ClientData`; the error names the constructors."""
+    if isinstance(value, ClientData):
+        return value
+    raise TypeError(f"{what} is a {type(value).__name__}, not ClientData: {MAKE}")
 
 
 @spelled
@@ -317,29 +299,45 @@ def mapped(batch: ClientBatch, change: Callable[[Tensor], Tensor]) -> ClientBatc
     )
 
 
-def parts(batch: ClientBatch, size: int, number: int = 2) -> tuple[ClientBatch, ...]:
-    """Split one client's batch into batches of at most `size` rows, starting over once its rows run out."""
-    count = torch.as_tensor(batch.num_rows) if batch.rows is None else batch.rows.sum()
-    place = torch.arange(size)
-    mask = None if batch.rows is None and batch.num_rows >= size else (place < count)[None]
-
-    def taken(index: Tensor) -> ClientBatch:
-        fields = {n: v.index_select(1, index % count) for n, v in batch.fields.items()}
-        return replace(batch, fields=fields, rows=mask)
-
-    return tuple(taken(part * size + place) for part in range(number))
+# ------------------------------------------------------------ clients of very different numbers of rows
+FEW_ROWS = 1 << 16  # of a chunk of clients, padded ones included: too few to be worth cutting
+MUCH_PADDING = 1 << 21  # padded rows of a chunk that predictions at 200 draws would take 16 GB for
 
 
-ONE_BATCH = 1 << 34  # bytes of all clients in one batch
+def cut_ragged(
+    chunks: Sequence[Tensor],
+    *counts: Tensor,
+    most: int,
+    few: int = FEW_ROWS,
+    padding: int = MUCH_PADDING,
+) -> tuple[Tensor, ...]:
+    """Cut chunks that hold more than `padding` padded rows, unless they have at most `few` rows in all."""
+    padded = 0
+    for chunk in chunks:
+        for rows in counts:
+            padded = max(padded, len(chunk) * int(rows[chunk].max()) - int(rows[chunk].sum()))
+    if padded <= padding:
+        return tuple(chunks)
+    ids = torch.cat(tuple(chunks))
+    lengths = _lengths(torch.stack([rows[ids] for rows in counts]).amax(0).tolist(), most, few)
+    return ids.split(lengths)
 
 
-def check_padded(data: ClientData) -> None:
-    """Refuse one batch of all clients that is over 16 GB and ten times the rows themselves."""
-    longest, rows = int(data.counts.max()), data.num_rows
-    row_bytes = sum(v[:1].nbytes for v in data.fields.values())
-    wide = longest * data.num_clients
-    if wide > 10 * rows and wide * row_bytes > ONE_BATCH:
-        what = f"one batch of {data.num_clients} clients is padded to the longest, {longest} rows"
-        size = f"{wide * row_bytes / 2**30:.0f} GB for {rows} rows"
-        fix = "use hierfl.fit, or leave the longest clients out"
-        raise ValueError(f"{what}: {size}; {fix}")
+def _lengths(rows: list[int], most: int, few: int) -> list[int]:
+    """Return the lengths of runs of clients that, padded, have `few` rows or a fifth of padding."""
+    lengths, largest, there = [0], 0, 0
+    for own in rows:
+        wide = (lengths[-1] + 1) * max(largest, own)
+        if lengths[-1] == most or (lengths[-1] and wide > max(few, 5 * (there + own) // 4)):
+            lengths.append(0)
+            largest, there = 0, 0
+        lengths[-1], largest, there = lengths[-1] + 1, max(largest, own), there + own
+    return lengths
+
+
+def in_dtype(batch: ClientBatch, dtype: torch.dtype) -> ClientBatch:
+    """Return a batch with its floating fields in a dtype."""
+    return mapped(batch, lambda v: v.to(dtype) if v.is_floating_point() else v)
+
+
+in_double = partial(in_dtype, dtype=torch.float64)

@@ -21,14 +21,14 @@ from hierfl.data.consistency import (
     field_of,
     levels_without,
     mapping_of,
+    offsets_of,
+    positions_of,
 )
 from hierfl.data.frames import Columns, FrameRows, Levels, frame_of, parts_of_frame
 from hierfl.data.grouping import (
     chosen_clients,
     first_part,
     join_clients,
-    offsets_of,
-    positions_of,
     rows_kept,
     rows_of,
     sort_by_client,

@@ -1,21 +1,17 @@
-"""Clients' ids and names as users pass them, and checks that the parts of `ClientData` fit."""
+"""Checks that names, fields and columns are as `ClientData` needs them, and fit together."""
 
 from __future__ import annotations
 
-import numbers
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from hierfl.core.arguments import NoSuchName
-from hierfl.data.arrays import Array, check_numbers, is_missing, masked_in
+from hierfl.core.arguments import NoSuchName, did_you_mean
 
 # what libraries print for a missing client; as a level of a category each is a name like any other
 MISSING = frozenset({"nan", "NaN", "NaT", "<NA>", "None", "masked"})
@@ -24,69 +20,22 @@ OF_A_BATCH = frozenset(
     "client_fields clients counts data fields is_mini_batch joint_normal key mask mean num_clients "
     "num_rows own_keys packed plate redrawn root row_scale rows shared_key sum words".split()
 )
-_WIDEST = 64  # characters of an id that is kept in an array of strings
-_RULE = "client_id must be integers or strings, all of one kind and none missing (NaN)"
 
 
-def ids_of(client_id: Array) -> NDArray[Any]:
-    """Return one id per row, (n,): integers, booleans, dates or strings."""
-    if isinstance(client_id, Tensor):
-        client_id = client_id.detach().cpu().resolve_conj().resolve_neg()
-    is_list = isinstance(client_id, list | tuple) and {*map(type, client_id)} != {Tensor}
-    raw = _objects(client_id) if is_list else np.asarray(client_id)
-    fault = f"has shape {raw.shape}: give one id per row, of shape (n,)" if raw.ndim != 1 else ""
-    if masked := masked_in(client_id):
-        fault = f"has {masked} masked rows: leave these rows out, or fill their ids"
-    elif raw.ndim == 0:
-        fault = f"is a single {type(client_id).__name__}: give one id per row, of shape (n,)"
-    elif len(raw) == 0:
-        fault = "has no rows: give at least one row of one client"
-    if fault:
-        raise ValueError(f"client_id {fault}")
-    if fault := _fault_of_kind(raw):
-        raise TypeError(f"client_id {fault}: {_RULE}")
-    return _of_objects(raw) if raw.dtype.kind == "O" else raw
+class RowsFault(ValueError):
+    """Rows that cannot be used.
+
+    The message is for their owner. `public` names a column and the kind of fault, and no value: it
+    is what a node may say of them.
+    """
+
+    def __init__(self, message: str, public: str = "") -> None:
+        super().__init__(message)
+        self.public = public
 
 
-def _objects(ids: Sequence[Any]) -> NDArray[Any]:
-    """Return a list as an array of its entries, (n,), unless an entry is a sequence itself."""
-    if any(isinstance(i, list | tuple | np.ndarray) for i in ids):
-        return np.asarray(ids)
-    raw = np.empty(len(ids), object)
-    raw[:] = ids
-    return raw
-
-
-def _fault_of_kind(raw: NDArray[Any]) -> str:
-    """Return why ids are not integers, booleans, strings or dates, all of one kind; "" if they are."""
-    kinds = [*dict.fromkeys(map(_kind, dict.fromkeys(map(type, raw))))]
-    if raw.dtype.kind in "iubU" or (len(kinds) == 1 and kinds[0] in ("int", "bool", "str")):
-        return ""
-    is_date = raw.dtype.kind in "Mm"
-    missing = np.isnat(raw) if is_date else np.array([*map(is_missing, raw)])
-    if missing.any():
-        return f"is {raw[missing.argmax()]} in row {int(missing.argmax())}"
-    others = (f" and {v!r}" for v in raw if _kind(type(v)) != kinds[0])
-    return "" if is_date else f"holds {raw[0]!r}{next(others, '')}"
-
-
-def _of_objects(raw: NDArray[Any]) -> NDArray[Any]:
-    """Return Python objects of one kind as an array of integers, booleans or strings."""
-    listed = raw.tolist()
-    # an array of strings drops NUL at their ends, and is as wide as the longest of them
-    is_text = isinstance(listed[0], str)
-    if is_text and ("\0" in "".join(listed) or max(map(len, listed)) > _WIDEST):
-        return raw
-    ids = np.array(listed)
-    return raw if ids.dtype.kind == "f" else ids  # integers beyond int64 beside smaller ones
-
-
-def _kind(kind: type) -> str:
-    if issubclass(kind, bool | np.bool_):
-        return "bool"
-    if issubclass(kind, numbers.Integral):
-        return "int"
-    return "str" if issubclass(kind, str) else kind.__name__
+class NoColumn(RowsFault, NoSuchName):
+    """Rows that lack a column."""
 
 
 def check_client_names(names: Sequence[str]) -> None:
@@ -279,3 +228,67 @@ def levels_without(
     return {
         key: v for key, v in levels.items() if key not in gone and key.split("[")[0] not in gone
     }
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether a value is a pandas frame; pandas is slow to import."""
+    return any(kind.__name__ == "DataFrame" for kind in type(value).__mro__)
+
+
+def is_column(frame: Any, name: Any) -> bool:
+    """Return whether a frame has a column of a name; refuse the name if there are several."""
+    if not hasattr(frame, "columns") or not hasattr(frame, "__getitem__"):
+        fix = "give a pandas frame, from_frame(frame, 'client', y='y')"
+        raise TypeError(f"frame is a {type(frame).__name__}: {fix}")
+    count = frame.columns.tolist().count(name) if isinstance(name, Hashable) else 0
+    if count > 1:
+        raise ValueError(f"the frame has {count} columns '{name}': rename all but one of them")
+    return count == 1
+
+
+def check_has(frame: Any, name: Any, where: str = "the frame") -> None:
+    """Refuse a frame without a column, or with two of its name."""
+    if not is_column(frame, name):
+        columns = list(map(str, frame.columns))
+        public = f"{where} has no column '{name}'"
+        fix = did_you_mean(str(name), columns, f"its columns are {columns}")
+        raise NoColumn(f"{public}: {fix}", public)
+
+
+def offsets_of(counts: Tensor) -> Tensor:
+    """Return where the rows of each client start, and where the last one's end, (N + 1,)."""
+    return torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
+
+
+def check_dense(values: Tensor, name: str) -> None:
+    """Refuse tensors other than plain dense values without a gradient."""
+    is_plain = values.layout == torch.strided and not (values.is_nested or values.is_quantized)
+    has_data = values.device.type != "meta" or type(values) is not Tensor  # `hierfl.data.absent`
+    if values.requires_grad or not (is_plain and has_data):
+        fix = "give plain values, such as .detach(), or .to_dense() of a sparse tensor"
+        what = f"field '{name}' is not a dense tensor of values without a gradient"
+        raise ValueError(f"{what}: {fix}")
+
+
+def check_numbers(values: Tensor, name: str) -> None:
+    """Refuse what is not dense, has no row dimension or no columns, or is complex."""
+    check_dense(values, name)
+    if values.is_complex():
+        fix = "give its real and imaginary parts as two fields"
+        raise TypeError(f"field '{name}' is complex: {fix}")
+    if values.dim() == 0 or 0 in values.shape[1:]:
+        what = f"has shape {tuple(values.shape)}, no columns: leave it out"
+        if values.dim() == 0:
+            what = "is a single number: give one value per row, or one per client"
+        raise ValueError(f"field '{name}' {what}")
+
+
+def positions_of(names: Sequence[str], chosen: Iterable[Any]) -> Tensor:
+    """Return the positions of the clients chosen by name, (len(chosen),) int64."""
+    expect_list(chosen, "the clients are given as", "a list of names")
+    place = {name: i for i, name in enumerate(names)}
+    listed = [str(n) for n in chosen]
+    if unknown := [n for n in listed if n not in place]:
+        there = ", ".join(names[:8]) + (", ..." if len(place) > 8 else "")
+        raise NoSuchName(f"unknown client '{unknown[0]}': the clients are {there}")
+    return torch.tensor([place[n] for n in listed], dtype=torch.long)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import did_you_mean
-from hierfl.data.arrays import Array, NoColumn, as_tensor
-from hierfl.data.consistency import look_alike
+from hierfl.data.arrays import Array, as_tensor
+from hierfl.data.consistency import check_has, is_column, look_alike
 from hierfl.data.grouping import sort_by_client
 
 Columns = str | Sequence[str]
@@ -156,26 +155,6 @@ class FrameReader:
             fix = "leave its rows out, or fit data that have it"
             raise ValueError(f"{what} {', '.join(place)}: {fix}")
         return codes
-
-
-def is_column(frame: Any, name: Any) -> bool:
-    """Return whether a frame has a column of a name; refuse the name if there are several."""
-    if not hasattr(frame, "columns") or not hasattr(frame, "__getitem__"):
-        fix = "give a pandas frame, from_frame(frame, 'client', y='y')"
-        raise TypeError(f"frame is a {type(frame).__name__}: {fix}")
-    count = frame.columns.tolist().count(name) if isinstance(name, Hashable) else 0
-    if count > 1:
-        raise ValueError(f"the frame has {count} columns '{name}': rename all but one of them")
-    return count == 1
-
-
-def check_has(frame: Any, name: Any, where: str = "the frame") -> None:
-    """Refuse a frame without a column, or with two of its name."""
-    if not is_column(frame, name):
-        columns = list(map(str, frame.columns))
-        public = f"{where} has no column '{name}'"
-        fix = did_you_mean(str(name), columns, f"its columns are {columns}")
-        raise NoColumn(f"{public}: {fix}", public)
 
 
 def _labels_of(series: Any, column: Any) -> tuple[str, ...] | None:

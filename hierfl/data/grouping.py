@@ -1,9 +1,10 @@
-"""Rows sorted and joined by client, the choice of clients and of rows, and how padding is kept from filling memory."""
+"""Clients' ids as users pass them; rows sorted and joined by client, the choice of clients and of rows."""
 
 from __future__ import annotations
 
+import numbers
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.arguments import NoSuchName
-from hierfl.data.arrays import Array, as_tensor
-from hierfl.data.consistency import check_length, expect_list, ids_of
+from hierfl.data.arrays import Array, as_tensor, is_missing, masked_in
+from hierfl.data.consistency import check_length, expect_list, positions_of
 
 PLACES_AT_ONCE = 1 << 20  # places in clients' orders that are drawn together
 
@@ -125,17 +126,6 @@ def _faults_of_client(own: Mapping[str, Tensor], first: Mapping[str, Tensor]) ->
             yield f"{what}: give both as numbers"
 
 
-def positions_of(names: Sequence[str], chosen: Iterable[Any]) -> Tensor:
-    """Return the positions of the clients chosen by name, (len(chosen),) int64."""
-    expect_list(chosen, "the clients are given as", "a list of names")
-    place = {name: i for i, name in enumerate(names)}
-    listed = [str(n) for n in chosen]
-    if unknown := [n for n in listed if n not in place]:
-        there = ", ".join(names[:8]) + (", ..." if len(place) > 8 else "")
-        raise NoSuchName(f"unknown client '{unknown[0]}': the clients are {there}")
-    return torch.tensor([place[n] for n in listed], dtype=torch.long)
-
-
 def chosen_clients(clients: Any, names: Sequence[str]) -> Tensor:
     """Return the positions of clients chosen by names, positions or a mask, int64."""
     if isinstance(clients, str | int):
@@ -186,11 +176,6 @@ def rows_of(starts: Tensor, counts: Tensor) -> Tensor:
     return torch.arange(int(counts.sum())) + torch.repeat_interleave(starts - before, counts)
 
 
-def offsets_of(counts: Tensor) -> Tensor:
-    """Return where the rows of each client start, and where the last one's end, (N + 1,)."""
-    return torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
-
-
 def first_part(offsets: Tensor, keys: Tensor, fraction: float) -> Tensor:
     """Draw which rows, (n,) bool, are in the first part of a split of every client's rows."""
     counts = offsets.diff()
@@ -212,37 +197,66 @@ def first_part(offsets: Tensor, keys: Tensor, fraction: float) -> Tensor:
     return keep
 
 
-# ------------------------------------------------------------ clients of very different numbers of rows
-FEW_ROWS = 1 << 16  # of a chunk of clients, padded ones included: too few to be worth cutting
-MUCH_PADDING = 1 << 21  # padded rows of a chunk that predictions at 200 draws would take 16 GB for
+_WIDEST = 64  # characters of an id that is kept in an array of strings
+_RULE = "client_id must be integers or strings, all of one kind and none missing (NaN)"
 
 
-def cut_ragged(
-    chunks: Sequence[Tensor],
-    *counts: Tensor,
-    most: int,
-    few: int = FEW_ROWS,
-    padding: int = MUCH_PADDING,
-) -> tuple[Tensor, ...]:
-    """Cut chunks that hold more than `padding` padded rows, unless they have at most `few` rows in all."""
-    padded = 0
-    for chunk in chunks:
-        for rows in counts:
-            padded = max(padded, len(chunk) * int(rows[chunk].max()) - int(rows[chunk].sum()))
-    if padded <= padding:
-        return tuple(chunks)
-    ids = torch.cat(tuple(chunks))
-    lengths = _lengths(torch.stack([rows[ids] for rows in counts]).amax(0).tolist(), most, few)
-    return ids.split(lengths)
+def ids_of(client_id: Array) -> NDArray[Any]:
+    """Return one id per row, (n,): integers, booleans, dates or strings."""
+    if isinstance(client_id, Tensor):
+        client_id = client_id.detach().cpu().resolve_conj().resolve_neg()
+    is_list = isinstance(client_id, list | tuple) and {*map(type, client_id)} != {Tensor}
+    raw = _objects(client_id) if is_list else np.asarray(client_id)
+    fault = f"has shape {raw.shape}: give one id per row, of shape (n,)" if raw.ndim != 1 else ""
+    if masked := masked_in(client_id):
+        fault = f"has {masked} masked rows: leave these rows out, or fill their ids"
+    elif raw.ndim == 0:
+        fault = f"is a single {type(client_id).__name__}: give one id per row, of shape (n,)"
+    elif len(raw) == 0:
+        fault = "has no rows: give at least one row of one client"
+    if fault:
+        raise ValueError(f"client_id {fault}")
+    if fault := _fault_of_kind(raw):
+        raise TypeError(f"client_id {fault}: {_RULE}")
+    return _of_objects(raw) if raw.dtype.kind == "O" else raw
 
 
-def _lengths(rows: list[int], most: int, few: int) -> list[int]:
-    """Return the lengths of runs of clients that, padded, have `few` rows or a fifth of padding."""
-    lengths, largest, there = [0], 0, 0
-    for own in rows:
-        wide = (lengths[-1] + 1) * max(largest, own)
-        if lengths[-1] == most or (lengths[-1] and wide > max(few, 5 * (there + own) // 4)):
-            lengths.append(0)
-            largest, there = 0, 0
-        lengths[-1], largest, there = lengths[-1] + 1, max(largest, own), there + own
-    return lengths
+def _objects(ids: Sequence[Any]) -> NDArray[Any]:
+    """Return a list as an array of its entries, (n,), unless an entry is a sequence itself."""
+    if any(isinstance(i, list | tuple | np.ndarray) for i in ids):
+        return np.asarray(ids)
+    raw = np.empty(len(ids), object)
+    raw[:] = ids
+    return raw
+
+
+def _fault_of_kind(raw: NDArray[Any]) -> str:
+    """Return why ids are not integers, booleans, strings or dates, all of one kind; "" if they are."""
+    kinds = [*dict.fromkeys(map(_kind, dict.fromkeys(map(type, raw))))]
+    if raw.dtype.kind in "iubU" or (len(kinds) == 1 and kinds[0] in ("int", "bool", "str")):
+        return ""
+    is_date = raw.dtype.kind in "Mm"
+    missing = np.isnat(raw) if is_date else np.array([*map(is_missing, raw)])
+    if missing.any():
+        return f"is {raw[missing.argmax()]} in row {int(missing.argmax())}"
+    others = (f" and {v!r}" for v in raw if _kind(type(v)) != kinds[0])
+    return "" if is_date else f"holds {raw[0]!r}{next(others, '')}"
+
+
+def _of_objects(raw: NDArray[Any]) -> NDArray[Any]:
+    """Return Python objects of one kind as an array of integers, booleans or strings."""
+    listed = raw.tolist()
+    # an array of strings drops NUL at their ends, and is as wide as the longest of them
+    is_text = isinstance(listed[0], str)
+    if is_text and ("\0" in "".join(listed) or max(map(len, listed)) > _WIDEST):
+        return raw
+    ids = np.array(listed)
+    return raw if ids.dtype.kind == "f" else ids  # integers beyond int64 beside smaller ones
+
+
+def _kind(kind: type) -> str:
+    if issubclass(kind, bool | np.bool_):
+        return "bool"
+    if issubclass(kind, numbers.Integral):
+        return "int"
+    return "str" if issubclass(kind, str) else kind.__name__

@@ -1,4 +1,4 @@
-"""Standardization and filling of missing values, by statistics of each client's own rows.
+"""Rows made ready: frames read, columns standardized and filled, by statistics of each client's own rows.
 
 Clients send counts, means and sums of squares, no rows (merged as by Chan et al. 1983).
 """
@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hierfl.core.arguments import NoSuchName, spelled
 from hierfl.core.tables import Shown, printed
+from hierfl.data.batch import expect_client_data
 from hierfl.data.clients import ClientData
-from hierfl.data.consistency import expect_list, field_of
-from hierfl.data.expected import expect_client_data
+from hierfl.data.consistency import expect_list, field_of, is_frame
+from hierfl.data.frames import FrameRows
 
 BLOCK = 2**21  # values of clients whose moments are taken together; 16 MiB in float64
 
@@ -211,3 +213,13 @@ def _names(data: ClientData, field: str) -> tuple[str, ...]:
     return data.features.get(field) or tuple(
         f"{field}{j}" for j in range(data.fields[field].shape[1])
     )
+
+
+def read_frame(rows: Any, clients: str, like: ClientData | None = None) -> Any:
+    """Return a frame's rows, each column a field, or those that `like` has, coded equally; others as they are."""
+    if not is_frame(rows):
+        return rows
+    read = rows if like is None else rows[[c for c in rows if c in like.fields or c == clients]]
+    data = ClientData.from_frame(read, clients, levels=None if like is None else like.levels)
+    place = ClientData.from_arrays(rows[clients], place=torch.arange(len(rows))).fields["place"]
+    return replace(data, frame_rows=FrameRows(place, rows.index), client_column=clients)

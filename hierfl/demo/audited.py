@@ -9,7 +9,7 @@ from hierfl.core.arguments import imported
 from hierfl.data.clients import ClientData
 from hierfl.demo.run import hierarchy, hospitals
 from hierfl.method import Method
-from hierfl.methods.listed import names
+from hierfl.methods.about import names
 
 T = TypeVar("T")
 

@@ -34,7 +34,7 @@ from hierfl.data.clients import ClientData
 from hierfl.datasets import heart_disease
 from hierfl.demo import patient_scores as report
 from hierfl.demo.patient_scores import JOINED, LOCAL, MAP, POOLED, POSTERIOR, TRAINED, UNSEEN
-from hierfl.engine.settings import Settings
+from hierfl.engine.federation import Settings
 from hierfl.guides import conditional, delta
 from hierfl.method import Method
 from hierfl.methods.posteriors.fedsvi import fedsvi

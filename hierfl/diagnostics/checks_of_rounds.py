@@ -21,7 +21,7 @@ from hierfl.diagnostics.check import (
 )
 from hierfl.engine.aggregate import COMPARED, CONFLICTS, FEWEST
 from hierfl.engine.client_store import taken
-from hierfl.engine.left_out import absent_from, left_out_of_rounds, records_of
+from hierfl.engine.rounds import absent_from, left_out_of_rounds, records_of
 from hierfl.posterior.snapshot import Snapshot
 
 AT_ONCE = 4096  # clients whose states are looked at together

@@ -16,9 +16,10 @@ from torch.func import grad, jacrev
 
 from hierfl.core.arguments import expect_count, expect_integer
 from hierfl.core.importance_sampling import K_HAT
-from hierfl.core.process import one_at_a_time
+from hierfl.core.process import double_precision, one_at_a_time
 from hierfl.core.tables import Shown, printed
 from hierfl.data.absent import RowsNotSaved
+from hierfl.data.batch import in_double
 from hierfl.diagnostics.check import LEAST_EFFECTIVE, R_HAT
 from hierfl.diagnostics.entries import entries_of_draws, too_far_apart, too_unsure
 from hierfl.diagnostics.trend import COLUMNS, Course, course_of
@@ -36,7 +37,6 @@ from hierfl.posterior.corrected import LEAST_PROPOSALS
 from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.snapshot import Snapshot, expect_fit, learned_params
 from hierfl.posterior.weights import ended_early, spread_levels
-from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from hierfl.core.arguments import spelled
 from hierfl.core.gaussians import LOG_2_PI
-from hierfl.core.process import one_at_a_time
+from hierfl.core.process import double_precision, one_at_a_time
 from hierfl.core.user_warnings import warn
 from hierfl.data.absent import HAND_IN, NOT_SAVED, RowsNotSaved, is_absent
 from hierfl.posterior.corrected import ROUNDS, corrected, in_rounds, weights_of_rows
@@ -36,7 +36,6 @@ from hierfl.posterior.draws import posterior_draws
 from hierfl.posterior.labels import log_likelihoods
 from hierfl.posterior.snapshot import Snapshot, expect_fit, lacks_rows
 from hierfl.posterior.weights import INNER, Weighed, already_weighted, weigh
-from hierfl.program.few_rows import double_precision
 
 if TYPE_CHECKING:
     from hierfl.methods.stages.kept import Densities

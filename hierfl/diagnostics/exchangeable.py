@@ -15,9 +15,9 @@ from hierfl.data.batch import ClientBatch
 from hierfl.posterior.client_loop import at_each_draw, each_client
 from hierfl.posterior.draws import Draws, in_program_shapes
 from hierfl.posterior.snapshot import Snapshot
+from hierfl.program.handlers import log_joint
 from hierfl.program.program import Params
 from hierfl.program.sites import LatentSite, Values
-from hierfl.program.terms import log_joint
 
 MOST = 4  # sites of which all subsets are tried
 APART = 0.5  # sds of a difference beyond which draws tell two components apart

@@ -9,7 +9,7 @@ import pandas as pd
 from hierfl.core.intervals import PROB, percent, tails
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import GroupTerm, Layout
-from hierfl.formulas.smooths import lengths_of, sites_of
+from hierfl.formulas.smooths import lengths_of
 from hierfl.formulas.writer import CENTERED, INTERCEPT, THRESHOLDS
 
 # Column of the summary's frame -> as brms calls it, with the ends of a 90% interval.
@@ -42,7 +42,7 @@ def formula_tables(
         tables.append((f"Population level of {name}, link {link}", _table(frame, sites)))
         common += sites
     smooths = [term for found in layouts for term in found.common.terms if term.smooth]
-    scales = [site for term in smooths for site in sites_of(term).values()]
+    scales = [site for term in smooths for site in term.scale_sites.values()]
     tables.append(("Smooth terms", _table(frame, scales)))
     common += [*scales, *(term.name for term in smooths)]
     for term in groups:

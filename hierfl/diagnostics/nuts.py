@@ -20,7 +20,7 @@ from hierfl.core.arguments import expect_integer
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, printed
 from hierfl.core.user_warnings import warn
-from hierfl.data.batch import ClientBatch, check_padded, full_batch
+from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import R_HAT
 from hierfl.guides.delta import delta
@@ -309,3 +309,18 @@ def _held(fit: Snapshot) -> Model:
             program.model(batch)
 
     return held
+
+
+ONE_BATCH = 1 << 34  # bytes of all clients in one batch
+
+
+def check_padded(data: ClientData) -> None:
+    """Refuse one batch of all clients that is over 16 GB and ten times the rows themselves."""
+    longest, rows = int(data.counts.max()), data.num_rows
+    row_bytes = sum(v[:1].nbytes for v in data.fields.values())
+    wide = longest * data.num_clients
+    if wide > 10 * rows and wide * row_bytes > ONE_BATCH:
+        what = f"one batch of {data.num_clients} clients is padded to the longest, {longest} rows"
+        size = f"{wide * row_bytes / 2**30:.0f} GB for {rows} rows"
+        fix = "use hierfl.fit, or leave the longest clients out"
+        raise ValueError(f"{what}: {size}; {fix}")

@@ -16,7 +16,7 @@ from hierfl.core.trees import nbytes
 from hierfl.diagnostics.check import Check
 from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.verdict import draws_of_rows, evidence, of_history, verdict
-from hierfl.engine.left_out import times_left_out
+from hierfl.engine.rounds import times_left_out
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.site_table import (
     SiteTable,

@@ -11,7 +11,7 @@ import pandas as pd
 
 from hierfl.core.arguments import expect_count, expect_kind, spelled
 from hierfl.core.tables import Shown, cell, printed
-from hierfl.data.frames import is_column
+from hierfl.data.consistency import is_column
 from hierfl.effects.pooled_rows import (
     DIFFERENT,
     Form,

@@ -17,9 +17,10 @@ from hierfl.core.user_warnings import warn
 from hierfl.data.absent import Sites
 from hierfl.data.clients import ClientData
 from hierfl.formulas.declaration import response_of
+from hierfl.formulas.expressions import DesignTerm
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import GroupTerm, Layout, Parameter
-from hierfl.formulas.smooths import DesignTerm, drawn_spread
+from hierfl.formulas.smooths import drawn_spread
 from hierfl.formulas.structures import drawn_values
 from hierfl.formulas.writer import CENTERED, INTERCEPT, THRESHOLDS
 from hierfl.models.families import Response, ResponseFamily

@@ -7,8 +7,8 @@ from typing import Any
 
 from hierfl.core.arguments import shown, spelled
 from hierfl.core.process import one_at_a_time
+from hierfl.data.batch import expect_client_data
 from hierfl.data.clients import ClientData
-from hierfl.data.expected import expect_client_data
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.formulas.formula import Frames, of_frames

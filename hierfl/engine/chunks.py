@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.device import CPU, moved, on
+from hierfl.core.process import CPU, moved, on
 from hierfl.core.trees import Tree, named_leaves, nbytes, restored, times, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.engine.aggregate import Sums, not_finite, summed, update_norms

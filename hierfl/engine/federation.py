@@ -1,4 +1,4 @@
-"""What stays the same from round to round: program, client, server, data, and the chunks."""
+"""What stays the same from round to round: settings, program, client, server, data, and the chunks."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
 from operator import attrgetter
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from hierfl.core.device import device_of
-from hierfl.core.process import keep_memory
+from hierfl.core.arguments import expect_count, spelled
+from hierfl.core.process import device_of, keep_memory
 from hierfl.core.trees import Tree
+from hierfl.data.batch import cut_ragged
 from hierfl.data.clients import ClientData
-from hierfl.data.grouping import cut_ragged
 from hierfl.engine.compiled import Graphs
-from hierfl.engine.settings import Settings
 from hierfl.method import Client, Method, Server
 from hierfl.program.check_dependence import check_mini_batches
 from hierfl.program.program import Program
 from hierfl.program.read import read
-from hierfl.program.recipes import recipe_of
+from hierfl.program.sites import recipe_of
 
 # at least: with fewer, of a small network, starting an operation takes as long as running it
 CLIENTS_PER_CORE = 4
@@ -31,9 +31,69 @@ FEW_ROWS = 1 << 12  # clients times rows of a chunk that cost no more than anoth
 TOGETHER_BYTES = 1 << 28  # rows of clients whose steps are taken together
 PADDING_BYTES = 1 << 26  # of a chunk: clients of other lengths are then carried apart
 ACCELERATOR_BYTES = 1 << 30  # the same on an accelerator, whose many cores need large chunks
-
-
 COUNT, TOGETHER = attrgetter("count"), attrgetter("together")
+Engine = Literal["vectorized", "sequential"]
+Disclose = Literal["summaries", "sums"]
+# field -> the values it may have
+WORDS: dict[str, tuple[object, ...]] = {
+    "engine": ("vectorized", "sequential"),
+    "compile": ("auto", True, False),
+    "on_client_error": ("raise", "skip"),
+    "disclose": ("summaries", "sums"),
+}
+
+
+@spelled
+@dataclass(frozen=True)
+class Settings:
+    """How a fit is computed, who takes part, and what the server may see.
+
+    Args:
+        engine: "vectorized" carries many clients at once; "sequential" runs one after another, so
+            that breakpoints and prints work. Both give the same numbers.
+        chunk: clients carried at once by "vectorized"; None: as many as fit the cache.
+        compile: whether local steps are compiled, which agrees with eager steps to rounding. "auto"
+            compiles where the run is long enough to repay it, by the seconds of one eager step and
+            the number of its operations; for self-stopping methods, the expected number of rounds
+            is used. A resumed run keeps the first one's choice. From the second round on,
+            `torch.get_num_threads()` processes share the chunks of a compiled run (on Linux).
+        device: where clients work, such as "cuda"; the server, the client states and the returned
+            fit stay on the CPU.
+        on_client_error: "raise" stops the run at a client that fails, or whose update is not
+            finite. "skip" leaves such a client out of that round: its client state stays as it
+            was, and `history["left_out"]` and the report name it with the reason; without any
+            client left the run stops. With either, `history["far_out"]` names updates of at least
+            ten times the median norm and far out of the cohort's spread.
+        min_rows: clients with fewer rows take no part and send nothing; a warning names them, and
+            `Fit.personalize` infers their states afterwards. An update of a client with few rows
+            reveals much about each of them (docs/disclosure.md).
+        disclose: what the server may see. "summaries": a summary of each client, as in a
+            meta-analysis (`Method.discloses`). "sums": only sums over clients, so that secure
+            aggregation would do; a method that needs more is refused, and none is chosen.
+
+    Raises:
+        TypeError: `chunk` or `min_rows` is no integer.
+        ValueError: a word is none of those listed, or `chunk` or `min_rows` is below 1.
+    """
+
+    engine: Engine = "vectorized"
+    chunk: int | None = None
+    compile: Literal["auto"] | bool = "auto"
+    device: str | torch.device = "cpu"
+    on_client_error: Literal["raise", "skip"] = "raise"
+    min_rows: int = 1
+    disclose: Disclose = "summaries"
+
+    def __post_init__(self) -> None:
+        """Refuse a value that a field cannot have."""
+        for name, words in WORDS.items():
+            value = getattr(self, name)
+            if value not in words:
+                *others, last = map(repr, words)
+                raise ValueError(f"{name} is {value!r}: it must be {', '.join(others)} or {last}")
+        if self.chunk is not None:
+            expect_count(self.chunk, "chunk")
+        expect_count(self.min_rows, "min_rows")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +107,7 @@ class Federation:
     data: ClientData
     seed: int = 0
     cohort: int = 1
-    settings: Settings = Settings()  # noqa: RUF009 (frozen)
+    settings: Settings = Settings()
     graphs: Graphs | None = None
 
     def __repr__(self) -> str:
@@ -68,6 +128,11 @@ class Federation:
     def at_once(self) -> bool:
         """Whether clients are carried under `torch.vmap`, and steps may be compiled."""
         return self.settings.engine != "sequential" and self.program.in_vmap
+
+    @property
+    def may_compile(self) -> bool:
+        """Whether compiling may repay: clients are carried together, and no step nests derivatives."""
+        return self.at_once and not any(p.nested for p in filter(COUNT, self.client.phases))
 
     @cached_property
     def _bytes(self) -> tuple[int, int]:
@@ -164,7 +229,7 @@ def federate(
     *,
     seed: int = 0,
     cohort: int | float | None = None,
-    settings: Settings = Settings(),  # noqa: B008 (frozen)
+    settings: Settings = Settings(),
     program: Program | None = None,
 ) -> Federation:
     """Check a method's program against the data, and set up what stays the same in all rounds."""

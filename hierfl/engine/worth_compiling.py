@@ -10,7 +10,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from hierfl.core.device import moved, on
+from hierfl.core.process import moved, on
 from hierfl.core.traced import WorkCounter
 from hierfl.core.trees import Tree, tree_map
 from hierfl.engine.chunks import FAILURES, local_step, over_clients
@@ -28,14 +28,12 @@ LIKELY_ROUNDS = 12
 
 
 def worth_compiling(federation: Federation, rounds: int, most: int | None = None) -> bool:
-    """Return whether eager local steps, one of each measured, would take longer than compiling them."""
+    """Return whether eager local steps, one of each measured, would take longer than compiling them.
+
+    Of a federation that `may_compile`.
+    """
     if most is not None:
         rounds = min(rounds, most, LIKELY_ROUNDS)
-    for phase in federation.client.phases:
-        if phase.nested and phase.count:
-            return False
-    if not federation.at_once:
-        return False
     server, device = federation.server, federation.device
     ids = federation.cut([torch.arange(min(federation.slots, federation.cohort))])[0]
     count = len(ids)

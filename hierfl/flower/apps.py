@@ -21,7 +21,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from hierfl.data.clients import ClientData
-from hierfl.engine.settings import Disclose
+from hierfl.engine.federation import Disclose
 from hierfl.flower.at_node import Clients
 from hierfl.method import Method
 from hierfl.nodes.choosing import FitCall

@@ -20,7 +20,6 @@ from hierfl.formulas.columns import (
     ordered,
     refuse_similar,
 )
-from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design, designs_of, every_design_of
 from hierfl.formulas.expressions import column_of
@@ -36,17 +35,10 @@ from hierfl.formulas.levels import (
 )
 from hierfl.formulas.parse import grouping_name
 from hierfl.formulas.questions import Ask, Kinds, Question, answers_of, call_of, stateful_calls
-from hierfl.formulas.schema import OFFSET, Grouping, Level, Margin, Schema
+from hierfl.formulas.schema import OFFSET, STATEFUL, Grouping, Level, Margin, Schema, moments
 from hierfl.formulas.structures import structures
 from hierfl.formulas.terms import options_of
-from hierfl.formulas.transforms import (
-    SMOOTHS,
-    Constants,
-    moments,
-    polynomials_of,
-    smooth_of,
-    spline_of,
-)
+from hierfl.formulas.transforms import SMOOTHS, Constants, polynomials_of, smooth_of, spline_of
 
 FAR = 1e-6  # sd of numbers over their mean, below which single precision loses their differences
 
@@ -95,7 +87,7 @@ def schema(
     kinds: Kinds = {str(n): None for n in next(iter(by_name.values())).columns if n != by}
     needs, missing = (kinds, "drop") if declared is None else (declared.rows_of, declared.missing)
     rows = complete_rows(by_name, needs, missing)
-    if declared is not None:
+    if declared is not None and declared.imputed:
         rows = {name: with_known(frame, declared, name, least) for name, frame in rows.items()}
     read = kinds if declared is None else declared.columns
 

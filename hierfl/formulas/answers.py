@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from hierfl.core.typed_json import Count
-from hierfl.data.arrays import RowsFault
+from hierfl.data.consistency import RowsFault
 from hierfl.formulas.columns import (
     Kind,
     check_column,
@@ -24,16 +24,15 @@ from hierfl.formulas.columns import (
     numbers,
     prepared,
 )
-from hierfl.formulas.constants import STATEFUL, Implausible
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
 from hierfl.formulas.disclosure import Floats, Told, coarse, singled_out, told, told_together
 from hierfl.formulas.expressions import Call
 from hierfl.formulas.imputed import filled, known_values
-from hierfl.formulas.schema import OFFSET, Schema
+from hierfl.formulas.schema import OFFSET, STATEFUL, ColumnSums, Implausible, Schema, sums
 from hierfl.formulas.table_answers import rounded_count
 from hierfl.formulas.terms import options_of, value_of
-from hierfl.formulas.transforms import ColumnSums, counted, powers, sums
+from hierfl.formulas.transforms import counted, powers
 
 
 @dataclass(frozen=True)
@@ -236,8 +235,10 @@ def design_columns(
     client: str,
 ) -> tuple[dict[str, Floats], Any]:
     """Return the columns of all terms, (n,), with NaN where `mi()` lacks a value, and a response of one number."""
-    ready, gone = filled(declared.imputed, prepared(frame, schema.columns, client))
-    rows_known = known_values(designs, ready, gone, client)
+    ready, rows_known = prepared(frame, schema.columns, client), dict[str, Any]()
+    if declared.imputed:
+        ready, gone = filled(declared.imputed, ready)
+        rows_known = known_values(designs, ready, gone, client)
     columns: dict[str, Floats] = {}
     for design in designs:
         matrix, offset = design.evaluate(ready, client)

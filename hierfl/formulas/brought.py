@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
-from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.declaration import Missing
 from hierfl.formulas.expressions import CODINGS, calls, within
 from hierfl.formulas.formula import Formula
+from hierfl.formulas.schema import STATEFUL
 from hierfl.formulas.terms import OPTIONS, written_options
 from hierfl.models import families
 

@@ -14,10 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from hierfl.core.user_warnings import warn
-from hierfl.data.arrays import RowsFault
 from hierfl.data.clients import ClientData
+from hierfl.data.consistency import RowsFault, offsets_of
 from hierfl.data.frames import FrameRows
-from hierfl.data.grouping import offsets_of
 from hierfl.formulas.answers import group_names
 from hierfl.formulas.columns import (
     CENSORED,
@@ -108,12 +107,14 @@ def _read(
     if not counts.all():
         raise RowsFault("a client has no rows that are complete")
     least = schema.min_count if labeled and not asked else 1
-    whole = with_known(whole, declared, client, least)
+    whole = with_known(whole, declared, client, least) if declared.imputed else whole
     ready = prepared(whole, read, client)
     judged = {*declared.parts.labels, *chain.from_iterable(map(columns_of, declared.described))}
     numbers = {n: ready[n].to_numpy() for n in read.keys() & judged if read[n].kind == "number"}
-    ready, gone = filled(declared.imputed, ready)
-    imputed_fields = fields_of(formula.layout, declared.imputed, ready, gone, client)
+    imputed_fields = Fields()
+    if names := declared.imputed:
+        ready, gone = filled(names, ready)
+        imputed_fields = fields_of(formula.layout, names, ready, gone, client)
     fields = Fields()
     for layout in formula.layouts:
         fields |= _of_layout(layout, ready, client)

@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 
 from hierfl.core.arguments import shown
 from hierfl.core.typed_json import Spread, Value
-from hierfl.data.arrays import RowsFault
-from hierfl.data.consistency import look_alike
-from hierfl.data.expected import is_frame
-from hierfl.data.frames import check_has, is_number
+from hierfl.data.consistency import RowsFault, check_has, is_frame, look_alike
+from hierfl.data.frames import is_number
 
 
 class OneFrame(Mapping[str, Any]):

@@ -16,11 +16,10 @@ import numpy as np
 from hierfl.formulas.answers import OfCall, OfDesign
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
-from hierfl.formulas.expressions import CODINGS, Call, Expression, Factor, Name
+from hierfl.formulas.expressions import CODINGS, Call, Expression, Factor, Name, Smooth
 from hierfl.formulas.questions import Question, stateful_calls
-from hierfl.formulas.schema import OFFSET, Schema
-from hierfl.formulas.smooths import Smooth
-from hierfl.formulas.transforms import EDGES, ColumnSums
+from hierfl.formulas.schema import OFFSET, ColumnSums, Schema
+from hierfl.formulas.transforms import EDGES
 
 MOST_ROWS = 1 << 26  # of a client
 NEAR = 1e-6

@@ -15,12 +15,20 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hierfl.data.arrays import RowsFault
+from hierfl.data.consistency import RowsFault
 from hierfl.formulas.columns import Column, level_name
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.expressions import CODINGS, Call, Factor, Product, TermSum, columns_of
+from hierfl.formulas.expressions import (
+    CODINGS,
+    Call,
+    DesignTerm,
+    Factor,
+    Product,
+    TermSum,
+    columns_of,
+)
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.smooths import DesignTerm, check_constants, named_smooth
+from hierfl.formulas.smooths import check_constants, named_smooth
 from hierfl.formulas.terms import options_of, value_of
 from hierfl.formulas.transforms import SMOOTHS, BeyondKnots, Constants
 

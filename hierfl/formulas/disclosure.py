@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hierfl.formulas.columns import holds_numbers, numbers
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.transforms import ColumnSums, sums
+from hierfl.formulas.schema import ColumnSums, sums
 
 Floats = NDArray[np.float64]
 # of the squares of a combination, from which on it is of a few rows: of a column that rows have, of one
@@ -25,6 +25,8 @@ Floats = NDArray[np.float64]
 SHARE, NEARLY, EXACT = 0.99, 1.0 - 1e-4, 1.0 - 1e-6
 MOST_CHECKED = 500  # rows of high leverage
 TIMES = 50  # that rows are moved, after which nothing is told
+
+
 NOTHING = ColumnSums(0, 0.0, 0.0)
 
 

@@ -13,7 +13,8 @@ import pandas as pd
 from hierfl.core.arguments import check_names, expect_kind, shown, spelled
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.data.expected import is_frame, read_frame
+from hierfl.data.consistency import is_frame
+from hierfl.data.preprocess import read_frame
 from hierfl.formulas.agree import has_columns, schema
 from hierfl.formulas.checked import check_declared, given
 from hierfl.formulas.client_data import Inside, client_data

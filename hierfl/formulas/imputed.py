@@ -23,6 +23,7 @@ from hierfl.formulas.declaration import LINKS, Declaration
 from hierfl.formulas.design import Design
 from hierfl.formulas.expressions import (
     Call,
+    DesignTerm,
     Name,
     TermSum,
     calls,
@@ -31,7 +32,6 @@ from hierfl.formulas.expressions import (
     columns_of,
 )
 from hierfl.formulas.layout import Layout, rows_of_above
-from hierfl.formulas.smooths import DesignTerm
 from hierfl.formulas.writer import INTERCEPT, NO_NAME, ProgramWriter
 
 PROGRAM = "use a Pyro program (docs/recipes.md)"
@@ -113,8 +113,6 @@ def with_known(
     frame: pd.DataFrame, declared: Declaration, client: str, least: int = 1
 ) -> pd.DataFrame:
     """Return a client's rows, their covariates numbers or NaN; fewer known values than `least` are not read."""
-    if not declared.imputed:
-        return frame
     covariates = {}
     for name in declared.imputed:
         check_column(frame, name, client)
@@ -137,7 +135,7 @@ def with_known(
 def filled(names: Sequence[str], ready: pd.DataFrame) -> tuple[pd.DataFrame, Gone]:
     """Return `prepared` rows with 0 for what is missing, and which rows lack which covariate."""
     gone = {name: ready[name].isna().to_numpy() for name in names}
-    return ready.fillna(dict.fromkeys(names, 0.0)) if names else ready, gone
+    return ready.fillna(dict.fromkeys(names, 0.0)), gone
 
 
 def known_values(

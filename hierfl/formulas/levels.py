@@ -20,8 +20,7 @@ from hierfl.formulas.columns import Column, ordered, refuse_similar
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.expressions import Name
 from hierfl.formulas.questions import Ask, Question
-from hierfl.formulas.schema import Schema
-from hierfl.formulas.transforms import moments
+from hierfl.formulas.schema import Schema, moments
 
 Rare = Literal["refuse", "merge"]
 OTHER = "other"  # the level that rare ones are merged into

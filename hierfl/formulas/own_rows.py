@@ -22,7 +22,6 @@ from hierfl.formulas.columns import (
     numbers,
     prepared,
 )
-from hierfl.formulas.constants import STATEFUL, Implausible
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import (
@@ -39,7 +38,7 @@ from hierfl.formulas.disclosure import (
 )
 from hierfl.formulas.imputed import filled, known_values, with_known
 from hierfl.formulas.layout import Layout
-from hierfl.formulas.schema import OFFSET
+from hierfl.formulas.schema import OFFSET, STATEFUL, Implausible
 from hierfl.formulas.terms import options_of
 
 FEW = (
@@ -51,7 +50,7 @@ FEW = (
 def own_rows(declared: Declaration, frame: pd.DataFrame, client: str, least: int) -> pd.DataFrame:
     """Return the rows of a client that a formula keeps, its covariates numbers or NaN."""
     whole = complete(frame, declared.rows_of, client, declared.missing)
-    return with_known(whole, declared, client, least)
+    return with_known(whole, declared, client, least) if declared.imputed else whole
 
 
 def moved_values(frame: Any, declared: Declaration, least: int) -> dict[str, Floats]:

@@ -14,10 +14,11 @@ from torch.distributions import Distribution
 
 from hierfl.core.arguments import did_you_mean
 from hierfl.formulas.declaration import Declaration, response_of
+from hierfl.formulas.expressions import DesignTerm
 from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.prior_texts import of_text
 from hierfl.formulas.schema import OFFSET, Schema
-from hierfl.formulas.smooths import DesignTerm, labels, length_prior, lengths_of, sites_of
+from hierfl.formulas.smooths import labels, length_prior, lengths_of
 from hierfl.formulas.writer import INTERCEPT
 from hierfl.models.families import Ordered, Response, as_source, half_student, intercept_prior
 from hierfl.models.priors import Prior, check_scale, is_distribution
@@ -145,7 +146,7 @@ def _of_steps(term: DesignTerm, step: float, schema: Schema, layout: Layout) -> 
 def _of_smooth(term: DesignTerm, layout: Layout, spread: float, unit: float) -> SitePriors:
     """Return the priors of a smooth's scales, by level."""
     priors: SitePriors = {}
-    for kind, site in sites_of(term).items():
+    for kind, site in term.scale_sites.items():
         assert term.smooth is not None
         is_length = kind == "lscale"
         prior = length_prior(term.smooth) if is_length else half_student(spread, unit)

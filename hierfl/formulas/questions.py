@@ -29,15 +29,21 @@ from hierfl.formulas.answers import (
 )
 from hierfl.formulas.columns import Kind as KindOfColumn
 from hierfl.formulas.columns import OneFrame, ends_of, joined, number_column
-from hierfl.formulas.constants import STATEFUL, Implausible, check_constants, check_moments
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import coarse_frame, told
 from hierfl.formulas.expressions import Call, calls_within
 from hierfl.formulas.own_rows import own_rows
-from hierfl.formulas.schema import Schema
+from hierfl.formulas.schema import (
+    STATEFUL,
+    Implausible,
+    Schema,
+    check_constants,
+    check_moments,
+    sums,
+)
 from hierfl.formulas.terms import options_of
-from hierfl.formulas.transforms import Constants, sums
+from hierfl.formulas.transforms import Constants
 
 
 def stateful_calls(declared: Declaration) -> list[Call]:

@@ -1,93 +1,25 @@
-"""The terms of a design; of smooth ones, `s(x)` and `gp(x)`, the columns, sites, priors and lines of the program."""
+"""Smooth terms, `s(x)` and `gp(x)`: the columns, sites, priors and lines of the program."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyro.distributions as dist
-import torch
 from torch import Tensor
 
-from hierfl.formulas.expressions import Call, Factor, Name
+from hierfl.formulas.expressions import FLOOR, Call, DesignTerm, Name, Smooth
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.terms import LONG, SHORT
-from hierfl.formulas.transforms import Constants
 from hierfl.formulas.writer import ProgramWriter, check_one, independent
 from hierfl.models.families import as_source
 from hierfl.models.priors import Prior
 
 if TYPE_CHECKING:
     from hierfl.formulas.parse import Group
-
-
-FLOOR = 1e-8  # of a sine's share of the variance: short waves keep a density
-
-
-@dataclass(frozen=True)
-class Smooth:
-    """What shares a scale: `size` coefficients for each of the `levels` of `by`, or of one curve, ()."""
-
-    kind: str
-    size: int
-    levels: tuple[str, ...]
-    constants: Constants
-    has_by: bool = False
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """What its scales are called: brms's names."""
-        return ("sds",) if self.kind == "s" else ("sdgp", "lscale")
-
-    @property
-    def step(self) -> float:
-        """The frequency of the first sine."""
-        return math.pi / (2.0 * self.constants.boundary)
-
-    def shape(self, length: Tensor) -> Tensor:
-        """Return the sds of sines (..., k) relative to that of the process, at length scales (...).
-
-        Of exp(-(x - x')^2 / (2 length^2)), Riutort-Mayol et al. 2023, Statistics and Computing
-        33:17, equations 9 and 13, with sines in place of sines / sqrt(L).
-        """
-        waves = self.step * torch.arange(1, self.size + 1, dtype=length.dtype)
-        unit = math.sqrt(2.0 * math.pi) / self.constants.boundary
-        part = unit * length[..., None] * torch.exp(-0.5 * (length[..., None] * waves) ** 2)
-        return (part + FLOOR).sqrt()
-
-
-@dataclass(frozen=True)
-class DesignTerm:
-    """A term and the names of its columns, such as "sex[male]"; `coords` has those in brackets, "male".
-
-    `factors` says what it is made of: a column called "x:z" is not the product of x and z.
-    """
-
-    name: str
-    columns: tuple[str, ...]
-    coords: tuple[str, ...]
-    factors: frozenset[Factor]
-    steps: tuple[str, ...] = ()  # of mo(x): the levels up to which each of its columns is a step
-    curves: tuple[str, ...] = ()  # what mo(x) is multiplied by: each has steps of its own, in a row
-    smooth: Smooth | None = None  # of curves, whose coefficients share a scale
-    by_step: bool = False  # cs(x): it has a coefficient for each threshold
-
-    @property
-    def monotone(self) -> bool:
-        """It is mo(x), or a product with it: the coefficients of a curve are of one sign."""
-        return bool(self.steps)
-
-    def calls(self, callee: str) -> bool:
-        """Return whether a factor of it is a call of this function."""
-        return any(factor.callee == callee for factor in self.factors)
-
-    def of_curves(self, site: str) -> tuple[str, ...]:
-        """Return what the entries of a site of curves are called: the site itself where there is one curve."""
-        return tuple(f"{site}[{curve}]" for curve in self.curves) or (site,)
 
 
 TAIL = 0.01  # prior probability beyond each end of the length scales that sines can have
@@ -125,11 +57,6 @@ def check_constants(terms: Sequence[DesignTerm]) -> None:
 def labels(name: str, coords: Sequence[str]) -> tuple[str, ...]:
     """Return the names of a term's columns."""
     return tuple(f"{name}[{label}]" for label in coords)
-
-
-def sites_of(term: DesignTerm) -> dict[str, str]:
-    """Return the sites of a term's scales: "sds" -> "sds_s(x)"; none of other terms."""
-    return {kind: f"{kind}_{term.name}" for kind in term.smooth.kinds} if term.smooth else {}
 
 
 # ------------------------------------------------------------ priors
@@ -183,7 +110,7 @@ def write_smooth(
     """Write the scales of a common smooth, and its coefficients."""
     assert term.smooth is not None
     check_one(term.name, outputs, "use bs(x, df=5)")
-    levels, sites = term.smooth.levels, sites_of(term)
+    levels, sites = term.smooth.levels, term.scale_sites
     for site in sites.values():
         shape = [len(levels)] if levels else []
         names = labels(site, levels) or (site,)

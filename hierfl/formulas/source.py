@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hierfl.formulas.declaration import Declaration, additions_of, response_of
+from hierfl.formulas.expressions import DesignTerm
 from hierfl.formulas.imputed import stepped, write_imputed
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.smooths import DesignTerm, vector, write_smooth, write_spread
+from hierfl.formulas.smooths import vector, write_smooth, write_spread
 from hierfl.formulas.structures import write_structure
 from hierfl.formulas.writer import (
     AT_MEANS,

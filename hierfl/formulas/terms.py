@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from hierfl.formulas.constants import STATEFUL
 from hierfl.formulas.expressions import (
     BARS,
     CODINGS,
@@ -33,6 +32,7 @@ from hierfl.formulas.expressions import (
     calls as calls,  # where scripts that check a node look for it
 )
 from hierfl.formulas.grammar import check
+from hierfl.formulas.schema import STATEFUL
 from hierfl.formulas.transforms import SMOOTHS, Constants
 
 NUMPY = ("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", "cos", "tanh")

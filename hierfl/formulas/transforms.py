@@ -13,7 +13,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from scipy.interpolate import BSpline, CubicSpline
 
-from hierfl.core.typed_json import Count, Spread, Value
+from hierfl.core.typed_json import Spread, Value
 from hierfl.core.user_warnings import warn
 
 Values = NDArray[np.float64]
@@ -75,35 +75,6 @@ def warn_far(text: str, values: Values, low: float, high: float) -> None:
             f"{int(far.argmax())}: the spline is unreliable there",
             BeyondKnots,
         )
-
-
-@dataclass(frozen=True)
-class ColumnSums:
-    """A client's count, sum and sum of squares of one argument."""
-
-    count: Count
-    total: float
-    squares: float
-
-
-def sums(values: Values) -> ColumnSums:
-    """Return a client's count, sum and sum of squares."""
-    return ColumnSums(len(values), float(values.sum()), float((values**2).sum()))
-
-
-def moments(sums_of_clients: Sequence[ColumnSums]) -> tuple[float, float]:
-    """Return mean and sd over all clients, the sd with n in the denominator."""
-    count, total, squares = 0, 0.0, 0.0
-    for own in sums_of_clients:
-        count, total, squares = count + own.count, total + own.total, squares + own.squares
-    if not count:
-        fix = "take it out of the formula"
-        raise ValueError(f"no client has enough values of a column of mi(): {fix}")
-    mean = total / count
-    variance = squares / count - mean**2
-    # The rounding error of a difference of two large sums may exceed a small variance.
-    rounding = 1e-14 * squares / count
-    return mean, float(np.sqrt(variance)) if variance > 16 * rounding else 0.0
 
 
 def counted(values: Values, mean: float, sd: float, least: int) -> tuple[int, ...]:

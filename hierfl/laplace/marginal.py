@@ -37,10 +37,9 @@ from hierfl.laplace.mode import (
     newton_step,
     prior_center,
 )
-from hierfl.program.handlers import unchecked
+from hierfl.program.handlers import log_joint, unchecked
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Block
-from hierfl.program.terms import log_joint
 
 # The largest D: the Hessian in the local sites is inverted at every point.
 LOCAL_LIMIT = 300

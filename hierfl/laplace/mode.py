@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from hierfl.data.batch import ClientBatch
-from hierfl.program.handlers import Substitute
+from hierfl.program.handlers import Substitute, log_joint
 from hierfl.program.sites import Block, Latents, Model, Values
-from hierfl.program.terms import log_joint
 from hierfl.program.traces import Center, Site
 
 LogDensity = Callable[[Tensor], Tensor]

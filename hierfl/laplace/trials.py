@@ -11,9 +11,9 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from hierfl.data.batch import ClientBatch
+from hierfl.core.process import double_precision
+from hierfl.data.batch import ClientBatch, in_double
 from hierfl.laplace.links import all_linked, log_likelihoods, predictors, scores
-from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import Substitute, unchecked, untouched_store
 from hierfl.program.program import Program
 from hierfl.program.sites import Values

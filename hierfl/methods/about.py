@@ -1,13 +1,14 @@
-"""What a method, or a wrapper of one, says of itself, for the tables of the docs and recipes."""
+"""What methods and wrappers of one say of themselves, for the tables of the docs and recipes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, ParamSpec
+from typing import Any, Literal, ParamSpec, TypeVar
 
+from hierfl import methods
 from hierfl.method import Method
-from hierfl.program.recipes import recorded
+from hierfl.program.sites import recorded
 
 P = ParamSpec("P")
 HEADINGS = {
@@ -63,3 +64,19 @@ def _described(builder: Callable[P, Method], about: About | Wrapper) -> Callable
     made = recorded(builder)
     made.__dict__["__about__"] = about
     return made
+
+
+Said = TypeVar("Said")
+
+
+def described(kind: type[Said]) -> dict[str, Said]:
+    """Return what methods (`About`) or wrappers (`Wrapper`) say, those with posteriors first."""
+    abouts: dict[str, Any] = {n: getattr(methods, n).__about__ for n in methods.__all__}
+    of_kind = {name: about for name, about in sorted(abouts.items()) if isinstance(about, kind)}
+    points = {n for n, about in of_kind.items() if getattr(about, "guide", "").startswith("points")}
+    return {name: of_kind[name] for name in sorted(of_kind, key=lambda n: (n in points, n))}
+
+
+def names() -> list[str]:
+    """Return the names of all exported methods and wrappers."""
+    return [*described(About), *described(Wrapper)]

@@ -43,7 +43,7 @@ from hierfl.methods.parts.prior_params import at_prior, learned_hierarchy, momen
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Family, Guide, Model
-from hierfl.program.terms import Terms
+from hierfl.program.traces import Terms
 
 
 @About(

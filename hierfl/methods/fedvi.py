@@ -31,7 +31,7 @@ from hierfl.methods.parts.averaging import stepping_server
 from hierfl.models.personal_heads import PersonalHeads
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
-from hierfl.program.terms import Terms
+from hierfl.program.traces import Terms
 
 
 class FedVIWork(NamedTuple):

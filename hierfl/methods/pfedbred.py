@@ -38,11 +38,11 @@ from torch.func import grad
 
 from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, sub
-from hierfl.data.batch import ClientBatch, parts
+from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import averaging_server, personal_client
+from hierfl.methods.parts.averaging import averaging_server, parts, personal_client
 from hierfl.methods.parts.mirror import (
     Loss,
     domains_of_params,

@@ -15,12 +15,11 @@ from typing import Any
 
 from hierfl.formulas import own_rows
 from hierfl.formulas.agree import agreed
-from hierfl.formulas.constants import Implausible
 from hierfl.formulas.credible import Heard
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.odd_answers import odd_answers
 from hierfl.formulas.questions import Question, answer_of_json, own_answer
-from hierfl.formulas.schema import Schema
+from hierfl.formulas.schema import Implausible, Schema
 from hierfl.nodes.account import Ledger, Subject, digest
 from hierfl.nodes.agreement import Key, named_answers
 from hierfl.nodes.client_rows import DESIGN, NUMBERS, ToldColumns, answer, check_told, reply_of

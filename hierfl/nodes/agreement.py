@@ -20,7 +20,8 @@ from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.laplace.trials import FAILS, moved_rows, terms_at, trial
 from hierfl.nodes.messages import NAMES, Refused, read_json
-from hierfl.program.few_rows import codes_of, point
+from hierfl.program.few_rows import point
+from hierfl.program.labels import codes_of
 from hierfl.program.program import Program
 from hierfl.program.read import read_model
 from hierfl.program.sites import Model

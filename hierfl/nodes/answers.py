@@ -15,7 +15,7 @@ from hierfl.data.clients import ClientData
 from hierfl.diagnostics.summary import Summary, summary_of_globals
 from hierfl.diagnostics.verdict import of_history
 from hierfl.engine.client_store import taken
-from hierfl.engine.left_out import times_left_out
+from hierfl.engine.rounds import times_left_out
 from hierfl.nodes.account import END
 from hierfl.nodes.credible import check_answer, unlike_others
 from hierfl.nodes.local_fit import Few, without_few

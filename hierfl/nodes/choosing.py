@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from hierfl.core.arguments import expect
-from hierfl.engine.settings import Disclose, Settings
+from hierfl.engine.federation import Disclose, Settings
 from hierfl.method import Method
 from hierfl.nodes.agreement import Agreement, Fills
 from hierfl.nodes.messages import Refused

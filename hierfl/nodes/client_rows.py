@@ -21,8 +21,8 @@ from hierfl.core.typed_json import written
 from hierfl.formulas import own_rows
 from hierfl.formulas.brought import as_asked, beyond, is_listed
 from hierfl.formulas.columns import by_client
-from hierfl.formulas.constants import Implausible
 from hierfl.formulas.formula import Formula
+from hierfl.formulas.schema import Implausible
 from hierfl.nodes import gate, log
 from hierfl.nodes.account import ROWS, Entry, Ledger, digest
 from hierfl.nodes.approval import asked_first

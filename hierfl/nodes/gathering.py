@@ -13,9 +13,8 @@ from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.user_warnings import warn
 from hierfl.engine.client_store import new_table
 from hierfl.engine.exact_sums import AskSum
-from hierfl.engine.left_out import absent_from, with_absent
-from hierfl.engine.rounds import Progress, one_round
-from hierfl.engine.settings import Disclose
+from hierfl.engine.federation import Disclose
+from hierfl.engine.rounds import Progress, absent_from, one_round, with_absent
 from hierfl.method import Method
 from hierfl.methods.stages.joined import carried, joined
 from hierfl.methods.stages.kept import AnotherRound, Kept, rounds_of

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from hierfl.core.disk import CannotWrite, private_folder, replace_private, write_line, writing
 from hierfl.core.trees import Tree, named_leaves
-from hierfl.data.arrays import RowsFault
+from hierfl.data.consistency import RowsFault
 from hierfl.nodes.messages import NodeFailed, Refused
 from hierfl.runs.run_folder import FolderInUse, held, sync
 

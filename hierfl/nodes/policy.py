@@ -20,7 +20,7 @@ from hierfl.core.arguments import did_you_mean
 from hierfl.core.disk import private_folder, write_private
 from hierfl.engine.supervised import Limits
 from hierfl.method import Client, Method, Phase
-from hierfl.methods.listed import names
+from hierfl.methods.about import names
 from hierfl.nodes.messages import Refused
 
 FILE, SEEN = "policy.toml", "has-policy"  # in the node's folder; SEEN names the file last read

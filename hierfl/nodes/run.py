@@ -25,11 +25,9 @@ from hierfl.engine.chunks import (
     counted,
     once_each,
 )
-from hierfl.engine.federation import Federation, federate
-from hierfl.engine.left_out import with_absent
-from hierfl.engine.rounds import begin
+from hierfl.engine.federation import Federation, Settings, federate
+from hierfl.engine.rounds import begin, with_absent
 from hierfl.engine.rounds import rounds as run_rounds
-from hierfl.engine.settings import Settings
 from hierfl.method import Method, Up
 from hierfl.nodes import updates
 from hierfl.nodes.agreement import Agreement, few_made_up

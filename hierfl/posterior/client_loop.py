@@ -13,9 +13,8 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.arguments import expect_draws, expect_integer
 from hierfl.core.trees import Tree, tree_map
-from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.data.batch import ClientBatch, cut_ragged, full_batch
 from hierfl.data.clients import ClientData
-from hierfl.data.grouping import cut_ragged
 from hierfl.engine.chunks import one_slot, over_clients, slots_of
 from hierfl.engine.client_store import taken
 from hierfl.laplace.trials import first_row

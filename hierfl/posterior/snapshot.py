@@ -15,16 +15,16 @@ from torch import Tensor
 from hierfl.core.arguments import NoSuchName, shown
 from hierfl.core.trees import Tree
 from hierfl.data.absent import is_absent, stand_in
+from hierfl.data.batch import expect_client_data
 from hierfl.data.clients import ClientData
-from hierfl.data.expected import expect_client_data
 from hierfl.engine.client_store import subset
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.method import Method
 from hierfl.program.check_dependence import check_labels_given, check_padding, is_ragged
-from hierfl.program.columns import check_missing
 from hierfl.program.handlers import Substitute, unchecked, untouched_store
 from hierfl.program.labels import check_labels
+from hierfl.program.missing import check_missing
 from hierfl.program.program import ParamSpec, Program
 from hierfl.program.sites import COMMON
 from hierfl.program.without_rows import WithoutRows, of_all_sites

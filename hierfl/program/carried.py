@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import pyro.distributions as dist
@@ -13,6 +11,10 @@ from pyro.distributions import hmm
 from pyro.ops import gaussian, tensor_utils
 from torch import Tensor
 from torch.distributions.utils import broadcast_all, vec_to_tril_matrix
+
+
+def _accept(self: Any, value: Tensor) -> None:
+    """Accept a value, whatever it is: a traced function has none to read."""
 
 
 def _multinomial(self: Any, value: Tensor) -> Tensor:
@@ -107,8 +109,9 @@ def _cholesky(x: Tensor) -> Tensor:
 
 
 _pyros_cholesky: Any = tensor_utils.safe_cholesky
-# what is replaced: (where, its name) -> by what
-_INSTEAD: tuple[tuple[Any, str, Any], ...] = (
+# what `handlers.unchecked` replaces: (where, its name) -> by what
+CARRIED: tuple[tuple[Any, str, Any], ...] = (
+    (torch.distributions.Distribution, "_validate_sample", _accept),
     (torch.distributions.Multinomial, "log_prob", _multinomial),
     (dist.OrderedLogistic, "__init__", _ordered),
     (dist.NanMaskedNormal, "log_prob", _nan_normal),
@@ -120,20 +123,5 @@ _INSTEAD: tuple[tuple[Any, str, Any], ...] = (
     (hmm, "safe_cholesky", _safe_cholesky),
     (gaussian, "safe_cholesky", _safe_cholesky),
 )
-
-
 # a draw whose matrix is not positive definite is NaN, not the end of all draws
 OF_MANY_DRAWS = ((torch.linalg, "cholesky", _cholesky),)
-
-
-@contextmanager
-def carried(instead: Sequence[tuple[Any, str, Any]] = _INSTEAD) -> Iterator[None]:
-    """Replace Pyro's functions by those that `torch.vmap` and `torch.func.grad` carry."""
-    before = [(where, name, vars(where)[name]) for where, name, _ in instead]
-    for where, name, function in instead:
-        setattr(where, name, function)
-    try:
-        yield
-    finally:
-        for where, name, function in before:
-            setattr(where, name, function)

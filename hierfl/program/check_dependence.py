@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -14,16 +14,34 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
+from hierfl.core import noise
 from hierfl.core.process import set_to
 from hierfl.data.batch import ClientBatch, gather, keys_of, mapped
 from hierfl.data.clients import ClientData
-from hierfl.program.failures import no_global_draws
 from hierfl.program.few_rows import distinct_rows, first_difference, made_up, point
-from hierfl.program.handlers import AT_MIDDLES, Substitute, TakesWeights, untouched_store
+from hierfl.program.handlers import (
+    AT_MIDDLES,
+    Substitute,
+    TakesWeights,
+    untouched_store,
+)
 from hierfl.program.program import Params, Program, ProgramError, stacked
 from hierfl.program.sites import Values
 from hierfl.program.traces import NAME, Site, in_clients, in_data, per_client, samples, scored
 from hierfl.program.without_rows import WithoutRows
+
+
+@contextmanager
+def no_global_draws(what: str, *, starts: bool = False) -> Iterator[None]:
+    """Refuse a model or guide that moves a global generator in this context; params may start by torch's."""
+    with noise.global_draws(of_torch=not starts) as moved:
+        yield
+    if moved:
+        raise ProgramError(
+            f"the {what} draws from {moved[0]}, which no seed of hierfl sets and whose draws "
+            "differ between engines: draw with pyro.sample; the start of a param is drawn by a "
+            "function, pyro.param(name, lambda: torch.randn(3))"
+        )
 
 
 def leaves(tensor: Tensor) -> Iterator[Tensor]:

@@ -11,6 +11,7 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.func import grad
 
@@ -18,12 +19,18 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.core.user_warnings import warn
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
 from hierfl.program.failures import why_in_line
-from hierfl.program.handlers import unchecked, untouched_store
-from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.handlers import traces_of, unchecked, untouched_store
+from hierfl.program.program import Params, Program, ProgramError, refuse_first
 from hierfl.program.sites import Family, Latents
 from hierfl.program.supports import kind_of
-from hierfl.program.terms import traces_of
-from hierfl.program.traces import Site, in_clients, is_latent, samples, scored
+from hierfl.program.traces import (
+    Site,
+    in_clients,
+    is_deterministic,
+    is_latent,
+    samples,
+    scored,
+)
 
 Loss = Callable[[Params, ClientBatch], Tensor]
 FAILS = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AssertionError)
@@ -308,3 +315,20 @@ def _at_site(program: Program, params: Params, batch: ClientBatch) -> str:
 
 def _density(site: Site) -> Tensor:
     return scored(site, site["fn"].log_prob(site["value"]))
+
+
+class Plates(Messenger):
+    """Checks the plates of each site as it is sampled, before a later line fails on its shape."""
+
+    def __init__(self, batch: ClientBatch) -> None:
+        super().__init__()
+        self.batch = batch
+        self.own: dict[str, int] = {}  # plates that the program makes itself
+
+    def _pyro_post_sample(self, msg: Site) -> None:
+        refuse_first(faults_of_names(msg, self.batch))
+        if isinstance(msg["fn"], _Subsample):
+            if msg["name"] not in (CLIENTS, DATA):
+                self.own[msg["name"]] = msg["fn"].size
+        elif not msg["is_observed"] and not is_deterministic(msg):
+            refuse_first(faults_of_plates(msg["name"], msg, self.batch))

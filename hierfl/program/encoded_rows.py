@@ -21,8 +21,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Substitute, keyed_draw, untouched_store
 from hierfl.program.row_runs import At, RowTerm, isolated
 from hierfl.program.sites import Guide, Model, Values
-from hierfl.program.terms import divergence
-from hierfl.program.traces import Middle, Site, in_data, is_latent, middle, samples
+from hierfl.program.traces import Middle, Site, divergence, in_data, is_latent, middle, samples
 from hierfl.program.wrapped import under
 
 NO_TERM = RowTerm("", (), ())

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import linecache
-import pickle
-import random
 import re
-import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from hierfl.core import noise
 from hierfl.data.batch import ClientBatch
-from hierfl.program.program import ProgramError
 
 _HERE = str(Path(__file__).parent.parent)
 _LIBRARIES = ("torch", "pyro", "numpy", "functools", "contextlib")
@@ -220,72 +210,3 @@ def _fields(batch: ClientBatch) -> str:
         f"{name} {tuple(v.shape)} {str(v.dtype).removeprefix('torch.')}"
         for name, v in fields.items()
     )
-
-
-NUMPY = "NumPy's global generator (np.random)"
-PYTHON = "Python's global generator (random)"
-TORCH = "torch's global generator (torch.randn, torch.bernoulli, dropout, ...)"
-# a seed that no model sets itself: a generator seeded and drawn from has moved too
-UNUSUAL = 1_618_033_988
-
-
-class Generator(NamedTuple):
-    """How a global generator is seeded, read and restored."""
-
-    seed: Callable[[int], object]
-    state: Callable[[], Any]
-    restore: Callable[[Any], object]
-
-    def as_bytes(self) -> bytes:
-        """Return the state, to compare it with a later one."""
-        state = self.state()
-        return state.numpy().tobytes() if isinstance(state, Tensor) else pickle.dumps(state)
-
-
-GENERATORS: Mapping[str, Generator] = {
-    NUMPY: Generator(np.random.seed, np.random.get_state, np.random.set_state),
-    PYTHON: Generator(random.seed, random.getstate, random.setstate),
-    TORCH: Generator(noise.seed_torch, torch.random.get_rng_state, torch.random.set_rng_state),
-}
-
-
-@contextmanager
-def _drawn_here() -> Iterator[list[str]]:
-    """Note this thread's calls of Python's global generator; other threads draw too."""
-    calls: list[str] = []
-
-    def note(frame: object, event: str, called: Any) -> None:
-        if event == "c_call" and getattr(called, "__self__", None) is random.random.__self__:  # type: ignore[attr-defined]
-            calls.append(called.__name__)
-
-    if sys.getprofile() is not None:  # a profiler is at work, and there can be one only
-        yield ["unknown"]
-        return
-    sys.setprofile(note)
-    try:
-        yield calls
-    finally:
-        sys.setprofile(None)
-
-
-@contextmanager
-def no_global_draws(what: str, *, starts: bool = False) -> Iterator[None]:
-    """Refuse a model or guide that moves a global generator in this context; restore all."""
-    before, moved = {}, []
-    with ExitStack() as stack:
-        for name, generator in GENERATORS.items():
-            if not (starts and name == TORCH):
-                stack.callback(generator.restore, generator.state())
-                generator.seed(UNUSUAL)
-                before[name] = generator.as_bytes()
-        with _drawn_here() as drawn:
-            yield
-        for name, state in before.items():
-            if GENERATORS[name].as_bytes() != state:
-                moved.append(name)
-    if moved and (moved != [PYTHON] or drawn):
-        raise ProgramError(
-            f"the {what} draws from {moved[0]}, which no seed of hierfl sets and whose draws "
-            "differ between engines: draw with pyro.sample; the start of a param is drawn by a "
-            "function, pyro.param(name, lambda: torch.randn(3))"
-        )

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
+from hierfl.core.process import double_precision
 from hierfl.core.user_warnings import warn
-from hierfl.data.batch import ClientBatch, first_rows, full_batch, gather, keys_of, mapped
+from hierfl.data.batch import (
+    ClientBatch,
+    gather,
+    in_double,
+    keys_of,
+)
 from hierfl.data.clients import ClientData
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 
 FEW = 4  # rows
-PROTOTYPE_ROWS = 5  # neither 1 nor 2, so that the plates of rows and of clients differ in size
 # relative differences that are rounding; the second where double precision is impossible
 ROUNDING, ROUNDING_SINGLE = 1e-5, 1e-3
 LEAST = 1e-2  # nats; the differences of smaller terms are relative to it
@@ -61,35 +64,6 @@ def distinct_rows(data: ClientData, labels: tuple[str, ...]) -> Tensor:
             values = values.byte() if values.dtype == torch.bool else values
             extreme += [int(values.argmin()), int(values.argmax())]
     return torch.tensor(sorted(list(dict.fromkeys([*extreme, *at]))[:FEW]))
-
-
-def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:
-    """Return the range of each integer field that may hold codes: of two dimensions at most."""
-    ranges = {}
-    for name, values in data.fields.items():
-        if not values.is_floating_point() and values.dtype != torch.bool and values.dim() <= 2:
-            rows = values if values.stride(0) else values[:1]  # of rows that are not there
-            ranges[name] = int(rows.min()), int(rows.max())
-    return ranges
-
-
-def prototype_of(data: ClientData, ids: list[int]) -> ClientBatch:
-    """Return the first rows of some clients, padded to `PROTOTYPE_ROWS`."""
-    chosen = torch.tensor(ids)
-    inside, index = first_rows(data, chosen, PROTOTYPE_ROWS)
-    return gather(data, chosen, index, inside, keys_of(data, chosen, 0, 0))
-
-
-def of_codes(data: ClientData, names: Iterable[str]) -> Iterator[ClientBatch]:
-    """Yield a client of the rows with the least and the largest codes, and the client with the least of all."""
-    for name in names:
-        values = data.fields[name].reshape(data.num_rows, -1)
-        index = torch.cat([values.argmin(0), values.argmax(0)]).unique()[None]
-        first = data.row_client[index[0, :1]]
-        yield gather(data, first, index, None, keys_of(data, first, 0, 0))
-        largest = torch.full((data.num_clients,), -1, dtype=values.dtype)
-        largest.scatter_reduce_(0, data.row_client, values.amax(1), "amax")
-        yield full_batch(data, largest.argmin()[None])
 
 
 def point(program: Program, away: float, seed: int = 0) -> tuple[Params, Values]:
@@ -158,22 +132,3 @@ def _differ(first: Tensor, second: Tensor | None, rounding: float) -> bool:
     first, second = first[there], second[there]
     scale = first.abs().max().clamp(min=LEAST) if first.numel() else 1.0
     return not bool(((first - second).abs() <= rounding * scale).all())
-
-
-@contextmanager
-def double_precision() -> Iterator[None]:
-    """Run in double precision."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def in_dtype(batch: ClientBatch, dtype: torch.dtype) -> ClientBatch:
-    """Return a batch with its floating fields in a dtype."""
-    return mapped(batch, lambda v: v.to(dtype) if v.is_floating_point() else v)
-
-
-in_double = partial(in_dtype, dtype=torch.float64)

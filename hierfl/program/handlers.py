@@ -21,10 +21,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from hierfl.core import noise
+from hierfl.core.process import replaced
 from hierfl.data.batch import ClientBatch
-from hierfl.program.carried import carried
+from hierfl.program.carried import CARRIED
 from hierfl.program.mixture import Mixture
-from hierfl.program.traces import Site, in_clients, in_data, middle
+from hierfl.program.sites import Model, Values
+from hierfl.program.traces import Site, in_clients, in_data, middle, samples, sums_by_owner
 
 # whether sites of rows are at the middles of their distributions, where rows in other orders are compared
 AT_MIDDLES: ContextVar[bool] = ContextVar("at_middles", default=False)
@@ -310,17 +312,8 @@ def sites_until(run: Callable[[], Any], names: Iterable[str]) -> dict[str, Site]
 @contextmanager
 def unchecked() -> Iterator[None]:
     """Let no distribution check or branch on its values: a traced function has none to read."""
-    checks = torch.distributions.Distribution._validate_sample
-    torch.distributions.Distribution._validate_sample = _accept  # type: ignore[method-assign]
-    try:
-        with pyro.validation_enabled(False), carried():
-            yield
-    finally:
-        torch.distributions.Distribution._validate_sample = checks  # type: ignore[method-assign]
-
-
-def _accept(self: torch.distributions.Distribution, value: Tensor) -> None:
-    """Accept a value, whatever it is."""
+    with pyro.validation_enabled(False), replaced(CARRIED):
+        yield
 
 
 @contextmanager
@@ -328,3 +321,27 @@ def untouched_store() -> Iterator[None]:
     """Restore Pyro's param store and torch's generator on leaving."""
     with pyro.get_param_store().scope(), torch.random.fork_rng(devices=[]):
         yield
+
+
+def traces_of(
+    model: Model,
+    guide: Callable[[ClientBatch], Any],
+    params: Mapping[str, Tensor],
+    batch: ClientBatch,
+    support: ClientBatch,
+) -> tuple[Any, Any]:
+    """Trace the guide, and the model at the guide's draws."""
+    with Substitute(params, batch):
+        guided = poutine.trace(guide).get_trace(support)
+        return guided, poutine.trace(poutine.replay(model, guided)).get_trace(batch)
+
+
+def log_joint(
+    model: Model, values: Values, batch: ClientBatch, params: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return log densities (C,) of local sites and rows at given values, and () of global sites."""
+    with Substitute(params, batch):
+        trace = poutine.trace(poutine.condition(model, data=values)).get_trace(batch)
+    return sums_by_owner(
+        ((site, site["fn"].log_prob(site["value"])) for _, site in samples(trace)), batch
+    )

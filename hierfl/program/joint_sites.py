@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from typing import Any
 
 import torch
 from pyro import poutine
@@ -20,25 +18,22 @@ from hierfl.program.traces import (
     Site,
     in_clients,
     in_data,
-    is_deterministic,
-    is_latent,
     samples,
 )
 
 
 def joint_sites(
-    model: Model, trace: Any, batch: ClientBatch, labels: Mapping[str, str]
+    model: Model, outside: Mapping[str, Site], batch: ClientBatch, labels: Mapping[str, str]
 ) -> dict[str, bool]:
-    """Return observed sites with one density for all rows -> whether by row; the mask must be asked for."""
-    outside: dict[str, Site] = {}
+    """Return those of the sites observed `outside` of the data plate that have one density for all rows.
+
+    The value is whether it is by row; the mask must be asked for.
+    """
     by_rows: dict[str, bool] = {}
-    for name, site in samples(trace):
-        observed = site["is_observed"] and not is_deterministic(site)
-        if observed and in_clients(site) and not in_data(site):
-            outside[name] = site
-            if labels.get(name) in batch.fields:
-                clients, *row = batch.fields[labels[name]].shape
-                by_rows[name] = [*site["value"].shape] == [clients, 1, *row]  # as of `batch.packed`
+    for name, site in outside.items():
+        if labels.get(name) in batch.fields:
+            clients, *row = batch.fields[labels[name]].shape
+            by_rows[name] = [*site["value"].shape] == [clients, 1, *row]  # as of `batch.packed`
     if len(by_rows) < len(outside):
         joint = by_rows.keys() | _depend_on_rows(model, batch)
         by_rows = {name: by_rows.get(name, False) for name in outside if name in joint}
@@ -51,27 +46,6 @@ def joint_sites(
             "(one value per client belongs in client_fields=)"
         )
     return by_rows
-
-
-def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
-    """Refuse a latent site with one value per row: its shape would differ between clients."""
-    latent: dict[str, torch.Size] = {}
-    for name, site in samples(trace):
-        if is_latent(site):
-            latent[name] = site["fn"].event_shape
-    if batch.num_rows not in chain.from_iterable(latent.values()):
-        return
-    fields = {name: v[:, :-1] for name, v in batch.fields.items()}
-    rows = None if batch.rows is None else batch.rows[:, :-1]
-    with untouched_store(), Center():
-        fewer: Any = poutine.trace(model).get_trace(replace(batch, fields=fields, rows=rows)).nodes
-    for name, shape in latent.items():
-        if fewer[name]["fn"].event_shape != shape:
-            raise ProgramError(
-                f"site '{name}' is latent and has one value per row (event shape {tuple(shape)} for "
-                f"{batch.num_rows} rows), while clients differ in their rows: sum it out, by "
-                f"batch.joint_normal where it is Gaussian"
-            )
 
 
 def _depend_on_rows(model: Model, batch: ClientBatch) -> set[str]:

@@ -1,22 +1,25 @@
-"""The fields that a model observes, and checks of their names and of labels inside their support."""
+"""The fields that a model reads: checks of names, of labels inside their support, of scales; missing values."""
 
 from __future__ import annotations
 
+import inspect
 from collections import UserDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from pyro import poutine
 from torch import Tensor
+from torch.distributions import constraints
 from torch.distributions.constraints import Constraint
 
-from hierfl.data.arrays import RowsFault
-from hierfl.data.batch import ClientBatch, full_batch
+from hierfl.core.user_warnings import warn
+from hierfl.data.batch import ClientBatch, cut_ragged, first_rows, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
-from hierfl.data.grouping import cut_ragged
+from hierfl.data.consistency import RowsFault
 from hierfl.program.handlers import unchecked, untouched_store
-from hierfl.program.program import ProgramError
+from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Model
 from hierfl.program.supports import in_words, kind_of, support_of
 from hierfl.program.traces import (
@@ -210,3 +213,105 @@ def _unscored(name: str, fn: Any, value: Tensor, label: str) -> str:
         )
     column = f"data.with_fields({label}=...)"
     return f"{what}: give one entry of that shape, of the model's dtype, per row, {column}"
+
+
+def holes(data: ClientData) -> dict[str, Tensor]:
+    """Return the fields with NaN or infinity: name -> whether each row (n,) or client (N,) has any."""
+    missing = {}
+    for name, values in {**data.fields, **data.client_fields}.items():
+        # a sum tells in a tenth of the time; one of large values may be infinite itself
+        rows = values if values.stride(0) else values[:1]  # of rows that are not there
+        if values.is_floating_point() and not bool(rows.sum().isfinite()):
+            bad = ~values.isfinite()
+            bad = bad.flatten(1).any(1) if bad.dim() > 1 else bad
+            if bool(bad.any()):
+                missing[name] = bad
+    return missing
+
+
+FAR = 1000.0  # of mean or standard deviation; units such as years and kilograms stay below
+
+
+def warn_of_unscaled(program: Program, data: ClientData) -> None:
+    """Warn of number columns whose mean or sd exceeds `FAR`; only unbounded labels are looked at."""
+    if hasattr(
+        inspect.unwrap(program.model), "all_priors"
+    ):  # a formula's priors are in the units of its columns
+        return
+    for name in sorted(program.reads.model & set(data.fields)):
+        support = program.supports.get(name, ("", constraints.real))[1]
+        if support is not constraints.real or data.fields[name].dim() > 2:
+            continue
+        far = list(_far(data, name))
+        if far and _is_number(program, name):
+            others = f", and {len(far) - 1} more columns" if len(far) > 1 else ""
+            warn(
+                f"{far[0]}{others}: default priors and step sizes are for columns of about unit "
+                f"scale; scale it, hierfl.standardize(train, test, fields=('{name}',))",
+            )
+
+
+def _far(data: ClientData, name: str) -> Iterator[str]:
+    values = data.fields[name]
+    if values.dtype == torch.bool or len(values) < 2:
+        return
+    columns = values if values.dim() == 2 else values[:, None]
+    low, high = columns.aminmax(dim=0)
+    largest: Tensor = torch.maximum(low.double().abs(), high.double().abs())
+    # the mean and sd of the others are smaller still
+    for j in (largest > FAR).nonzero()[:, 0].tolist():
+        column = columns[:, j].double()
+        mean, sd = column.mean().item(), column.std().item()
+        if max(abs(mean), sd) > FAR:
+            labels = data.features.get(name)
+            which = f"field '{name}'"
+            if values.dim() == 2:
+                which = f"column '{labels[j]}' of {which}" if labels else f"column {j} of {which}"
+            yield f"{which} has mean {mean:,.6g} and sd {sd:,.6g}"
+
+
+def _is_number(program: Program, name: str) -> bool:
+    """Return whether the model runs on the field as floats, which cannot be an index."""
+    batch: ClientBatch = program.prototype
+    values = batch.fields[name]
+    if values.is_floating_point():
+        return True
+    floats = replace(batch, fields={**batch.fields, name: values.to(batch.counts.dtype)})
+    try:
+        with untouched_store(), Center():
+            poutine.trace(program.model).get_trace(floats)
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return False
+    return True
+
+
+PROTOTYPE_ROWS = 5  # neither 1 nor 2, so that the plates of rows and of clients differ in size
+
+
+def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:
+    """Return the range of each integer field that may hold codes: of two dimensions at most."""
+    ranges = {}
+    for name, values in data.fields.items():
+        if not values.is_floating_point() and values.dtype != torch.bool and values.dim() <= 2:
+            rows = values if values.stride(0) else values[:1]  # of rows that are not there
+            ranges[name] = int(rows.min()), int(rows.max())
+    return ranges
+
+
+def prototype_of(data: ClientData, ids: list[int]) -> ClientBatch:
+    """Return the first rows of some clients, padded to `PROTOTYPE_ROWS`."""
+    chosen = torch.tensor(ids)
+    inside, index = first_rows(data, chosen, PROTOTYPE_ROWS)
+    return gather(data, chosen, index, inside, keys_of(data, chosen, 0, 0))
+
+
+def of_codes(data: ClientData, names: Iterable[str]) -> Iterator[ClientBatch]:
+    """Yield a client of the rows with the least and the largest codes, and the client with the least of all."""
+    for name in names:
+        values = data.fields[name].reshape(data.num_rows, -1)
+        index = torch.cat([values.argmin(0), values.argmax(0)]).unique()[None]
+        first = data.row_client[index[0, :1]]
+        yield gather(data, first, index, None, keys_of(data, first, 0, 0))
+        largest = torch.full((data.num_clients,), -1, dtype=values.dtype)
+        largest.scatter_reduce_(0, data.row_client, values.amax(1), "amax")
+        yield full_batch(data, largest.argmin()[None])

@@ -16,10 +16,9 @@ from hierfl.core.process import unpickled
 from hierfl.core.tables import Shown, printed
 from hierfl.data.absent import Sites
 from hierfl.data.batch import ClientBatch
-from hierfl.program.handlers import Substitute, sites_until
+from hierfl.program.handlers import Substitute, sites_until, traces_of
 from hierfl.program.sites import Guide, Latents, LatentSite, Model, Values
-from hierfl.program.terms import Terms, elbo_terms, traces_of
-from hierfl.program.traces import Center, Middle, Site, scored
+from hierfl.program.traces import Center, Middle, Site, Terms, elbo_terms, scored
 from hierfl.program.without_rows import of_all_sites, values_of
 
 if TYPE_CHECKING:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from hierfl.core.arguments import keywords
-from hierfl.program.public_names import find
 
 FAMILIES = {
     "AutoDelta": "delta",
@@ -22,7 +22,7 @@ def family_of(guide: Any) -> Any:
     kind = guide if isinstance(guide, type) else type(guide)
     if not kind.__module__.startswith("pyro.infer.autoguide") or kind.__name__ not in FAMILIES:
         return guide
-    family = find(f"hierfl.guides.{FAMILIES[kind.__name__]}")
+    family = getattr(import_module("hierfl.guides"), FAMILIES[kind.__name__])
     names, options = keywords(family.build) or (), {}
     for attribute, name in OPTIONS.items():
         value = None if kind is guide else getattr(guide, attribute, None)

@@ -10,56 +10,70 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyro
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.subsample_messenger import _Subsample
 
 from hierfl.core import noise
 from hierfl.core.arguments import spelled
 from hierfl.core.process import one_at_a_time
-from hierfl.data.batch import CLIENTS, DATA, ClientBatch
+from hierfl.data.batch import ClientBatch, expect_client_data
 from hierfl.data.clients import ClientData
-from hierfl.data.expected import expect_client_data
-from hierfl.program.check_dependence import check_boundary, check_padding, check_pure
+from hierfl.program.check_dependence import (
+    check_boundary,
+    check_padding,
+    check_pure,
+    no_global_draws,
+)
 from hierfl.program.check_program import (
+    Plates,
     check_start,
     check_steps,
     faults_of_cover,
     faults_of_kinds,
-    faults_of_names,
     faults_of_plates,
 )
-from hierfl.program.columns import check_missing, filled, holes, not_dealt_with
-from hierfl.program.failures import no_global_draws, root_of, why_it_fails
-from hierfl.program.few_rows import codes_of, of_codes, prototype_of
+from hierfl.program.failures import root_of, why_it_fails
 from hierfl.program.handlers import NoKeyedDraw, Substitute, untouched_store
-from hierfl.program.joint_sites import check_sizes, joint_sites
-from hierfl.program.labels import Recorded, check_names, checked_labels, label_fields
-from hierfl.program.moving_supports import has_bounds, moving_supports, with_fixed_supports
+from hierfl.program.joint_sites import joint_sites
+from hierfl.program.labels import (
+    Recorded,
+    check_names,
+    checked_labels,
+    codes_of,
+    holes,
+    label_fields,
+    of_codes,
+    prototype_of,
+)
+from hierfl.program.missing import check_missing, filled, not_dealt_with
 from hierfl.program.program import Program, ProgramError, Reads, refuse_first
 from hierfl.program.read_traces import (
+    check_sizes,
     closed_of,
     derived_of,
     faults_of_rows,
     is_keyed,
     latents_of,
     likelihood_factors,
+    observed_outside,
     params_of,
 )
 from hierfl.program.sites import Family, Guide, Model
 from hierfl.program.supports import (
     Enumerable,
     OfRows,
+    PriorCenters,
     check_density,
-    check_of_pyro,
-    check_support,
     refuse_in_sample,
 )
-from hierfl.program.traces import Center, Near, Site, is_deterministic, samples
+from hierfl.program.traces import Near, is_deterministic, samples
 from hierfl.program.wrapped import (
+    has_bounds,
     has_mapped_sites,
     mixes_dtypes,
+    moving_supports,
     sites_to_float,
     with_common_site,
     with_filled_labels,
+    with_fixed_supports,
     with_float_labels,
     with_one_dtype,
     with_plain_sites,
@@ -206,15 +220,15 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
     with pyro.validation_enabled(True):
         # two clients first: only they show a local site that is read outside its plate
         try:
-            pair, _ = _trace(model, two, "model", seed, _Start())
+            pair, _ = _trace(model, two, "model", seed, PriorCenters())
         except (Enumerable, OfRows):
             with _explained("model", two, {}):
                 model, row_sites = _without_hidden_sites(model, data, two, seed)
-            pair, _ = _trace(model, two, "model", seed, _Start())
-        single, reads = _trace(model, single_batch, "model", seed, _Start())
+            pair, _ = _trace(model, two, "model", seed, PriorCenters())
+        single, reads = _trace(model, single_batch, "model", seed, PriorCenters())
         if codes := [name for name in sorted(codes_of(data)) if name in reads]:
             for batch in of_codes(data, codes):
-                other, _ = _trace(model, batch, "model", seed, _Start())
+                other, _ = _trace(model, batch, "model", seed, PriorCenters())
                 refuse_first(faults_of_rows(single, other))
         with untouched_store():
             labels = label_fields(model, pair, two)
@@ -222,21 +236,23 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
         if floats or is_mapped:
             model = with_float_labels(model, floats) if floats else model
             model = with_plain_sites(model) if is_mapped else model
-            pair, _ = _trace(model, two, "model", seed, _Start())
-            single, reads = _trace(model, single_batch, "model", seed, _Start())
+            pair, _ = _trace(model, two, "model", seed, PriorCenters())
+            single, reads = _trace(model, single_batch, "model", seed, PriorCenters())
         if has_bounds(pair):
             other, _ = _trace(model, two, "model", seed, Near(1.0, seed))
             if moving := moving_supports(pair, other):
                 model = with_fixed_supports(model, moving)
-                pair, _ = _trace(model, two, "model", seed, _Start())
-                single, reads = _trace(model, single_batch, "model", seed, _Start())
+                pair, _ = _trace(model, two, "model", seed, PriorCenters())
+                single, reads = _trace(model, single_batch, "model", seed, PriorCenters())
         check_sizes(model, single, single_batch)
         latents = latents_of(single, pair)
         supports = checked_labels(model, pair, labels, data, two)
-        joint = joint_sites(model, single, single_batch, labels)
+        joint = {}
+        if outside := observed_outside(single):
+            joint = joint_sites(model, outside, single_batch, labels)
         with untouched_store():
             factors = likelihood_factors(model, pair, two, labels)
-        check_boundary(model, single_batch, "model", _Start())
+        check_boundary(model, single_batch, "model", PriorCenters())
     program = Program(
         model=model,
         guide=model,  # until it has one
@@ -273,37 +289,10 @@ def _without_hidden_sites(
     except LabelGivenRow:
         return without_row_sites(summed_out(model, two), data)
     try:
-        _trace(model, two, "model", seed, _Start())
+        _trace(model, two, "model", seed, PriorCenters())
     except Enumerable:
         model = summed_out(model, two)
     return model, structure
-
-
-class _Start(Center):
-    """Sets latent sites to the centers of their priors; refuses one without continuous support."""
-
-    def _pyro_sample(self, msg: Site) -> None:
-        check_of_pyro(msg)
-        if not msg["done"] and not msg["is_observed"] and not isinstance(msg["fn"], _Subsample):
-            check_support(msg)
-        super()._pyro_sample(msg)
-
-
-class _Plates(Messenger):
-    """Checks the plates of each site as it is sampled, before a later line fails on its shape."""
-
-    def __init__(self, batch: ClientBatch) -> None:
-        super().__init__()
-        self.batch = batch
-        self.own: dict[str, int] = {}  # plates that the program makes itself
-
-    def _pyro_post_sample(self, msg: Site) -> None:
-        refuse_first(faults_of_names(msg, self.batch))
-        if isinstance(msg["fn"], _Subsample):
-            if msg["name"] not in (CLIENTS, DATA):
-                self.own[msg["name"]] = msg["fn"].size
-        elif not msg["is_observed"] and not is_deterministic(msg):
-            refuse_first(faults_of_plates(msg["name"], msg, self.batch))
 
 
 @contextmanager
@@ -333,7 +322,7 @@ def _trace(
         fields=Recorded(batch.fields, read, batch.num_rows),
         client_fields=Recorded(batch.client_fields, read),
     )
-    plates = _Plates(batch)
+    plates = Plates(batch)
     with _explained(what, batch, plates.own), untouched_store(), no_global_draws(what, starts=True):
         # for params that start at random; the generator is restored afterwards
         noise.seed_torch(seed & 0x7FFFFFFF)

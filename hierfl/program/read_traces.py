@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pyro
@@ -18,12 +20,13 @@ from hierfl.core import noise
 from hierfl.core.gaussians import turned_root
 from hierfl.core.user_warnings import warn
 from hierfl.data.batch import CLIENTS, ClientBatch
-from hierfl.program.handlers import KeyedNoise, NoKeyedDraw, draw
+from hierfl.program.handlers import KeyedNoise, NoKeyedDraw, draw, untouched_store
 from hierfl.program.program import ParamSpec, ProgramError, refuse_first
 from hierfl.program.sites import Latents, LatentSite, Model
 from hierfl.program.supports import kind_of
 from hierfl.program.traces import (
     NORMAL,
+    Center,
     Near,
     Site,
     has_mean,
@@ -213,6 +216,18 @@ def _param(site: Site, pair: Site) -> ParamSpec:
     return ParamSpec(site["name"], local, constraint, start, axis)
 
 
+def observed_outside(trace: Any) -> dict[str, Site]:
+    """Return the sites that are observed inside the clients' plate but outside that of the rows."""
+    return {
+        name: site
+        for name, site in samples(trace)
+        if site["is_observed"]
+        and not is_deterministic(site)
+        and in_clients(site)
+        and not in_data(site)
+    }
+
+
 def closed_of(model: Any, guide: Any) -> frozenset[str]:
     """Return the sites whose KL has a valid closed form: both draw the same sites before them."""
     order = list(guide.nodes)
@@ -251,3 +266,24 @@ def is_keyed(guide: Any) -> bool:
             "uniforms: clients run one at a time",
         )
     return not unkeyed
+
+
+def check_sizes(model: Model, trace: Any, batch: ClientBatch) -> None:
+    """Refuse a latent site with one value per row: its shape would differ between clients."""
+    latent: dict[str, torch.Size] = {}
+    for name, site in samples(trace):
+        if is_latent(site):
+            latent[name] = site["fn"].event_shape
+    if batch.num_rows not in chain.from_iterable(latent.values()):
+        return
+    fields = {name: v[:, :-1] for name, v in batch.fields.items()}
+    rows = None if batch.rows is None else batch.rows[:, :-1]
+    with untouched_store(), Center():
+        fewer: Any = poutine.trace(model).get_trace(replace(batch, fields=fields, rows=rows)).nodes
+    for name, shape in latent.items():
+        if fewer[name]["fn"].event_shape != shape:
+            raise ProgramError(
+                f"site '{name}' is latent and has one value per row (event shape {tuple(shape)} for "
+                f"{batch.num_rows} rows), while clients differ in their rows: sum it out, by "
+                f"batch.joint_normal where it is Gaussian"
+            )

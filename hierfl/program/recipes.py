@@ -1,19 +1,16 @@
-"""Recipes: how a method, model, guide or optimizer was made, as JSON; no code is stored or run."""
+"""Recipes: how a method, model, guide or optimizer was made, as JSON, and how two differ; no code is stored."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
-from importlib import import_module
-from typing import Any, ParamSpec, TypeVar
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
 
 import torch
 
-from hierfl.core.arguments import check_names, keywords
-from hierfl.program.differences import differences
-from hierfl.program.fingerprints import RELEASED, fingerprint
+from hierfl.program.fingerprints import PYTHON, RELEASED, differing, fingerprint
 from hierfl.program.public_names import (
     HAND_IN,
     CannotRemake,
@@ -25,10 +22,8 @@ from hierfl.program.public_names import (
     place_of,
     public_name,
 )
-from hierfl.program.sites import Family
+from hierfl.program.sites import Family, recipe_of
 
-P = ParamSpec("P")
-R = TypeVar("R")
 JSON = Any
 
 MOST = 1 << 31  # of a count in a recipe
@@ -43,62 +38,6 @@ SAME_PARAMETER = {
     "precision_matrix": "scale_tril",
 }
 KINDS: dict[str, Kind] = {"model": "model", "guide": "guide"}  # option of a method -> its kind
-
-
-@dataclass(frozen=True, eq=False)
-class Recipe:
-    """A factory and the options it was called with."""
-
-    factory: Callable[..., Any]
-    options: Mapping[str, Any]
-
-    def __reduce__(self) -> Any:
-        """Pickle the factory by its name, which is that of what wraps it."""
-        name = self.factory.__module__, self.factory.__qualname__
-        return _by_name, (*name, dict(self.options))
-
-    def again(self) -> Any:
-        """Return what the factory makes."""
-        made = self.factory(**self.options)
-        object.__setattr__(made, "__recipe__", self)
-        return made
-
-
-def _by_name(module: str, name: str, options: Mapping[str, Any]) -> Recipe:
-    wrapper = getattr(import_module(module), name)
-    return Recipe(inspect.unwrap(wrapper), options)
-
-
-def recorded(factory: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a factory so that its result remembers the call (`recipe_of`); misspelling is a TypeError."""
-    signature, names = inspect.signature(factory), keywords(factory)
-    kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
-    keyword_rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
-
-    @wraps(factory)
-    def made(*args: P.args, **kwargs: P.kwargs) -> R:
-        check_names(factory.__name__, kwargs, names)
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        guide = bound.arguments.get("guide")
-        if guide is not None and not isinstance(guide, Family):
-            from hierfl.program.pyro_guides import family_of  # few guides are Pyro's
-
-            bound.arguments["guide"] = family_of(guide)
-        result = factory(*bound.args, **bound.kwargs)
-        options = dict(bound.arguments)
-        options |= options.pop(keyword_rest) if keyword_rest else {}
-        object.__setattr__(result, "__recipe__", Recipe(factory, options))
-        return result
-
-    made.__dict__["__recorded__"] = True
-    return made
-
-
-def recipe_of(thing: object) -> Recipe | None:
-    """Return the recipe that something was made by; None where no recorded factory made it."""
-    recipe = getattr(thing, "__recipe__", None)
-    return recipe if isinstance(recipe, Recipe) else None
 
 
 def describe(value: Any, *, fixed: bool = False) -> JSON:
@@ -291,4 +230,94 @@ def _require(holds: bool, message: str) -> None:
 
 def _short(value: Any) -> str:
     text = str(value) if isinstance(value, Exception) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class Differences(NamedTuple):
+    """What is different, and what cannot be compared, in words."""
+
+    differs: list[str]
+    unknown: list[str]
+
+
+def differences(there: Any, here: Any, where: str = "") -> Differences:
+    """Compare two descriptions, functions by their fingerprints where both have one."""
+    found_in = list(_compared(there, here, where))
+    return Differences([t for sure, t in found_in if sure], [t for sure, t in found_in if not sure])
+
+
+def _compared(there: Any, here: Any, where: str) -> Iterator[tuple[bool, str]]:
+    """Yield (True, a difference) or (False, what cannot be compared)."""
+    if not isinstance(here, Mapping) or not isinstance(there, Mapping):
+        if _text(there) != _text(here):
+            yield True, f"{where or 'kind'}: {_short_text(there)} there, {_short_text(here)} here"
+        return
+    if (
+        "sequence" in here
+        and isinstance(there.get("sequence"), list)
+        and len(there["sequence"]) == len(here["sequence"])
+    ):
+        for i, pair in enumerate(zip(there["sequence"], here["sequence"], strict=True)):
+            yield from _compared(*pair, f"{where}[{i}]")
+        return
+    if isinstance(here.get("code"), Mapping) or isinstance(there.get("code"), Mapping):
+        yield from _compared_by_code(there, here, where)
+    elif _text(_name_of(there)) != _text(_name_of(here)):
+        values = f"{_named(there)} there, {_named(here)} here"
+        yield True, f"{where}: {values}" if where else values
+        return
+    for key in ("with", "mapping"):
+        first, second = there.get(key), here.get(key)
+        if not isinstance(first, Mapping) or not isinstance(second, Mapping):
+            yield from _compared(first, second, where)
+            continue
+        for name in {**first, **second}:
+            yield from _compared(first.get(name), second.get(name), f"{where} {name}".strip())
+
+
+def _compared_by_code(
+    there: Mapping[str, Any], here: Mapping[str, Any], where: str
+) -> Iterator[tuple[bool, str]]:
+    first, second, what = there.get("code"), here.get("code"), where or "method"
+    if not isinstance(first, Mapping) or not isinstance(second, Mapping):
+        if _text(_name_of(there)) != _text(_name_of(here)):
+            yield (
+                True,
+                f"{what}: {_short_text(_name_of(there))} there, {_short_text(_name_of(here))} here",
+            )
+        else:
+            yield True, f"{what}: one of the two does not say what its code is"
+        return
+    for part in differing(first, second):
+        yield True, f"{what}: {part}"
+    if first.get(PYTHON) != second.get(PYTHON):
+        yield (
+            False,
+            f"{what}: its code was compiled by {_short_text(first.get(PYTHON))} there, by "
+            f"{_short_text(second.get(PYTHON))} here",
+        )
+
+
+def _name_of(description: Mapping[str, Any]) -> Any:
+    """Return a description without its options and its fingerprint."""
+    return {k: v for k, v in description.items() if k not in ("with", "mapping", "code")}
+
+
+def _named(description: Mapping[str, Any]) -> str:
+    """Return what a description calls or names, in words; of one's own `Method` also its name."""
+    name = _name_of(description)
+    text = next(iter(name.values())) if len(name) == 1 else name
+    if not isinstance(text, str):
+        return _short_text(name)
+    options = description.get("with")
+    own = options.get("name") if text == "hierfl.Method" and isinstance(options, Mapping) else None
+    return f"{text} '{own}'" if isinstance(own, str) else text
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)  # NaN equals NaN in it
+
+
+def _short_text(value: Any) -> str:
+    text = _text(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

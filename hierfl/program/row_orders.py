@@ -9,9 +9,9 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from hierfl.data.batch import ClientBatch, first_rows, gather, keys_of
+from hierfl.core.process import double_precision
+from hierfl.data.batch import ClientBatch, first_rows, gather, in_double, keys_of
 from hierfl.data.clients import ClientData
-from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.quadrature import integral
 from hierfl.program.row_runs import RowTerm, Structure
 from hierfl.program.row_sites import Integrating, RowSites, integrated

@@ -1,4 +1,4 @@
-"""The latent sites of a model, and the flat unconstrained vectors that guides are written in."""
+"""The latent sites of a model, the flat vectors that guides are written in; families and recorded calls."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
+from importlib import import_module
 from itertools import filterfalse
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, ParamSpec, TypeVar
 
-import pyro.distributions as dist
 import torch
 from torch import Tensor
 from torch.distributions import AffineTransform, ComposeTransform, biject_to, constraints
@@ -263,14 +263,6 @@ def repeat_over_clients(site: LatentSite, start: Tensor, batch: ClientBatch) -> 
     return start.repeat_interleave(batch.num_clients, dim=len(site.batch_shape) - 2)
 
 
-ScaleLink = Literal["softplus", "exp"]
-
-_LINKS: dict[str, Constraint] = {
-    "softplus": dist.constraints.softplus_positive,
-    "exp": dist.constraints.positive,
-}
-
-
 def of_scalars(support: Constraint) -> Constraint:
     """Return the support of the scalars of independent ones, or the support itself."""
     while isinstance(support, constraints.independent):
@@ -278,14 +270,61 @@ def of_scalars(support: Constraint) -> Constraint:
     return support
 
 
-def scale_constraint(link: ScaleLink) -> Constraint:
-    """Return the constraint of a scale that is learned as softplus(r) = log(1 + e^r) or as exp(r).
+P = ParamSpec("P")
+R = TypeVar("R")
 
-    Above 0.1 a long step in r makes exp(r) explode, while softplus(r) moves as r does.
 
-    >>> scale_constraint("exp")
-    GreaterThan(lower_bound=0.0)
-    """
-    if link not in _LINKS:
-        raise ValueError(f"scale_link is {link!r}; it must be {' or '.join(map(repr, _LINKS))}")
-    return _LINKS[link]
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """A factory and the options it was called with."""
+
+    factory: Callable[..., Any]
+    options: Mapping[str, Any]
+
+    def __reduce__(self) -> Any:
+        """Pickle the factory by its name, which is that of what wraps it."""
+        name = self.factory.__module__, self.factory.__qualname__
+        return _by_name, (*name, dict(self.options))
+
+    def again(self) -> Any:
+        """Return what the factory makes."""
+        made = self.factory(**self.options)
+        object.__setattr__(made, "__recipe__", self)
+        return made
+
+
+def _by_name(module: str, name: str, options: Mapping[str, Any]) -> Recipe:
+    wrapper = getattr(import_module(module), name)
+    return Recipe(inspect.unwrap(wrapper), options)
+
+
+def recorded(factory: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a factory so that its result remembers the call (`recipe_of`); misspelling is a TypeError."""
+    signature, names = inspect.signature(factory), keywords(factory)
+    kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
+    keyword_rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
+
+    @wraps(factory)
+    def made(*args: P.args, **kwargs: P.kwargs) -> R:
+        check_names(factory.__name__, kwargs, names)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        guide = bound.arguments.get("guide")
+        if guide is not None and not isinstance(guide, Family):
+            from hierfl.program.pyro_guides import family_of  # few guides are Pyro's
+
+            bound.arguments["guide"] = family_of(guide)
+        result = factory(*bound.args, **bound.kwargs)
+        options = dict(bound.arguments)
+        options |= options.pop(keyword_rest) if keyword_rest else {}
+        object.__setattr__(result, "__recipe__", Recipe(factory, options))
+        return result
+
+    made.__dict__["__recorded__"] = True
+    return made
+
+
+def recipe_of(thing: object) -> Recipe | None:
+    """Return the recipe that something was made by; None where no recorded factory made it."""
+    recipe = getattr(thing, "__recipe__", None)
+    return recipe if isinstance(recipe, Recipe) else None

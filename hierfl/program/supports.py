@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pyro.distributions as dist
 import torch
 import torch.distributions.constraints as constraints
 from pyro.poutine.runtime import apply_stack
+from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.distributions import biject_to, transform_to
 from torch.distributions.constraints import Constraint
@@ -18,6 +19,7 @@ from torch.distributions.transforms import Transform
 from hierfl.program.program import ProgramError, refuse_first
 from hierfl.program.sites import of_scalars
 from hierfl.program.traces import (
+    Center,
     Site,
     in_data,
     is_enumerable,
@@ -272,3 +274,33 @@ def in_words(support: Constraint) -> str:
 
 
 register_maps()
+
+
+ScaleLink = Literal["softplus", "exp"]
+_LINKS: dict[str, Constraint] = {
+    "softplus": dist.constraints.softplus_positive,
+    "exp": dist.constraints.positive,
+}
+
+
+def scale_constraint(link: ScaleLink) -> Constraint:
+    """Return the constraint of a scale that is learned as softplus(r) = log(1 + e^r) or as exp(r).
+
+    Above 0.1 a long step in r makes exp(r) explode, while softplus(r) moves as r does.
+
+    >>> scale_constraint("exp")
+    GreaterThan(lower_bound=0.0)
+    """
+    if link not in _LINKS:
+        raise ValueError(f"scale_link is {link!r}; it must be {' or '.join(map(repr, _LINKS))}")
+    return _LINKS[link]
+
+
+class PriorCenters(Center):
+    """Sets latent sites to the centers of their priors; refuses one without continuous support."""
+
+    def _pyro_sample(self, msg: Site) -> None:
+        check_of_pyro(msg)
+        if not msg["done"] and not msg["is_observed"] and not isinstance(msg["fn"], _Subsample):
+            check_support(msg)
+        super()._pyro_sample(msg)

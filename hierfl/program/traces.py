@@ -1,11 +1,11 @@
-"""Sites of a Pyro trace, and the handler that sets latent sites to the centers of their priors."""
+"""Sites of a Pyro trace and the terms of the ELBO that they add up to; latent sites at the centers of their priors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -15,7 +15,7 @@ from pyro.distributions.util import scale_and_mask
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
-from torch.distributions import biject_to
+from torch.distributions import biject_to, kl_divergence
 from torch.distributions.transforms import AffineTransform, ComposeTransform, IndependentTransform
 
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
@@ -259,3 +259,70 @@ def middle(fn: Any) -> Tensor:
         return value
     mean: Tensor = fn.mean
     return mean.expand(fn.shape())
+
+
+class Terms(NamedTuple):
+    """One estimate of the negative ELBO in nats: `nll` and `local_kl` (C,) by client, and `global_kl` ()."""
+
+    nll: Tensor
+    local_kl: Tensor
+    global_kl: Tensor
+
+    def loss(self, share: float) -> Tensor:
+        """Return each client's part of the negative ELBO, (C,): `share`, 1 / N, of `global_kl`."""
+        return self.nll + self.local_kl + share * self.global_kl
+
+
+def elbo_terms(
+    guide: Any,
+    model: Any,
+    batch: ClientBatch,
+    *,
+    closed: Collection[str],
+    factors: Collection[str] = (),
+) -> Terms:
+    """Return the parts of the negative ELBO at one draw."""
+    nll = torch.zeros(batch.num_clients, device=batch.counts.device)
+    for _, site in samples(model):
+        if is_likelihood(site, factors):
+            nll = nll - per_client(scored(site, site["fn"].log_prob(site["value"])))
+    return Terms(nll, *sums_by_owner(_log_ratios(guide, model, closed, factors), batch))
+
+
+def _log_ratios(
+    guide: Any, model: Any, closed: Collection[str], factors: Collection[str]
+) -> Iterator[tuple[Site, Tensor]]:
+    """Yield log q - log p of every site that is no likelihood, or its KL in closed form."""
+    for name, site in samples(model):
+        if is_likelihood(site, factors):
+            continue
+        guided = guide.nodes.get(name)
+        if guided is None:  # a factor, or a global observation
+            yield site, -site["fn"].log_prob(site["value"])
+            continue
+        q = guided["fn"]
+        is_delta = isinstance(q, dist.Delta)
+        if name in closed and not is_delta:
+            yield site, divergence(q, site["fn"])
+        else:
+            log_q = q.log_density if is_delta else q.log_prob(site["value"])
+            yield site, log_q - site["fn"].log_prob(site["value"])
+    for name, site in samples(guide):
+        if name not in model.nodes:  # auxiliary: a vector that other sites are cut from
+            yield site, site["fn"].log_prob(site["value"])
+
+
+def divergence(q: Any, p: Any) -> Tensor:
+    """Return KL(q || p) in closed form; for two Normals with one division, not torch's ten."""
+    kinds = (dist.Independent, torch.distributions.Independent)
+    if isinstance(q, kinds) and isinstance(p, kinds):
+        count = q.reinterpreted_batch_ndims
+        if count == p.reinterpreted_batch_ndims:
+            inner = divergence(q.base_dist, p.base_dist)
+            return inner.sum(tuple(range(-count, 0))) if count else inner
+    if type(q) is dist.Normal and type(p) is dist.Normal:
+        precision = p.scale.reciprocal()
+        ratio, away = q.scale * precision, (q.loc - p.loc) * precision
+        total: Tensor = 0.5 * (ratio * ratio + away * away - 1.0) - ratio.log()
+        return total
+    return kl_divergence(q, p)

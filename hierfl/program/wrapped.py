@@ -14,24 +14,26 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
+from pyro.infer.reparam.reparam import Reparam
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.reparam_messenger import ReparamMessenger
 from pyro.poutine.subsample_messenger import _Subsample
-from torch import Tensor
+from torch import Tensor, equal
 from torch.distributions import AffineTransform, ExpTransform, biject_to
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from hierfl.core.process import set_to
-from hierfl.data.batch import ClientBatch
-from hierfl.program.few_rows import in_double
+from hierfl.data.batch import ClientBatch, in_double
 from hierfl.program.handlers import TakesWeights, untouched_store
-from hierfl.program.sites import COMMON, Model
+from hierfl.program.sites import COMMON, Model, of_scalars
 from hierfl.program.supports import mapped_of
 from hierfl.program.traces import (
     NAN_MASKED,
     Center,
     Site,
     counts_of,
+    in_clients,
     is_latent,
     is_likelihood,
     samples,
@@ -291,3 +293,49 @@ def add_factor(
 def priors_alone() -> AbstractContextManager[None]:
     """Leave out what `add_factor` adds to the programs that run meanwhile."""
     return set_to(_PRIORS_ALONE, True)
+
+
+def has_bounds(trace: Any) -> bool:
+    """Return whether the support of a latent site ends at a tensor, as a Uniform's."""
+    return any(_bounds_of(site) for _, site in samples(trace) if is_latent(site))
+
+
+def moving_supports(trace: Any, other: Any) -> frozenset[str]:
+    """Return the latent sites whose supports differ from client to client, or between two traces."""
+    return frozenset(
+        name
+        for name, site in samples(trace)
+        if is_latent(site) and (_differ(site, other.nodes[name]) or _differ_by_client(site))
+    )
+
+
+def _bounds_of(site: Site) -> list[Tensor]:
+    support = of_scalars(site["fn"].support)
+    return [v for v in vars(support).values() if isinstance(v, Tensor)]
+
+
+def _differ(site: Site, other: Site) -> bool:
+    return not all(map(equal, _bounds_of(site), _bounds_of(other)))
+
+
+def _differ_by_client(site: Site) -> bool:
+    dim = 2 + site["fn"].event_dim
+    bounds = [v for v in _bounds_of(site) if in_clients(site) and v.dim() >= dim]
+    return any(bool((v != v.narrow(-dim, 0, 1)).any()) for v in bounds)
+
+
+class _OnLine(Reparam):
+    """Samples a site on the real line, from where it is mapped onto its support."""
+
+    def apply(self, msg: Any) -> Any:
+        fn, to_support = msg["fn"], biject_to(msg["fn"].support)
+        free = dist.TransformedDistribution(fn, [to_support.inv])
+        value = to_support(pyro.sample(f"{msg['name']}_free", free))
+        made = dist.Delta(value, event_dim=fn.event_dim).mask(False)
+        return {"fn": made, "value": value, "is_observed": True}
+
+
+def with_fixed_supports(model: Model, names: Iterable[str]) -> Model:
+    """Return the model with sites of moving supports as maps of sites on the real line."""
+    config: dict[str, Reparam] = dict.fromkeys(names, _OnLine())
+    return under(model, lambda _: ReparamMessenger(config))

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from hierfl import methods, models
 from hierfl.core.arguments import expect, expect_integer, expect_kind, shown
 from hierfl.core.user_warnings import warn
+from hierfl.data.batch import expect_client_data
 from hierfl.data.clients import ClientData
-from hierfl.data.expected import expect_client_data
-from hierfl.engine.settings import Settings
+from hierfl.engine.federation import Settings
 from hierfl.method import Method
-from hierfl.program.recipes import recipe_of
-from hierfl.program.sites import Family
+from hierfl.program.sites import Family, recipe_of
 
 if TYPE_CHECKING:
     from hierfl.runs.result import Fit

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from hierfl import methods
 from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
-from hierfl.engine.federation import cohort_size, federate
-from hierfl.engine.settings import Disclose, Settings
+from hierfl.engine.federation import Disclose, Settings, cohort_size, federate
 from hierfl.guides.mean_field import mean_field
 from hierfl.guides.structured import structured
 from hierfl.method import Method
@@ -18,8 +17,7 @@ from hierfl.methods.stages.two_stage import seen_in
 from hierfl.models.personal_heads import PersonalHeads
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.read import ModelRead, read_model
-from hierfl.program.recipes import recipe_of
-from hierfl.program.sites import Model
+from hierfl.program.sites import Model, recipe_of
 from hierfl.summaries.reading import is_curved, read_likelihood
 
 # two_stage: v numbers read by a likelihood; a v x v matrix for each row is 80 KB at 100. A Gaussian one

@@ -20,8 +20,8 @@ import torch
 
 from hierfl.core.draw_quality import quality_of
 from hierfl.core.importance_sampling import K_HAT, rests_on_few
+from hierfl.core.process import Watch, watched
 from hierfl.core.trees import tree_map
-from hierfl.core.watch import Watch, watched
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import LEAST_EFFECTIVE
@@ -38,7 +38,7 @@ from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, GATHER, ServerState
 from hierfl.methods.stages.two_stage import seen_in, server_rounds
 from hierfl.posterior.hidden_modes import k_hats_of_rounds, may_hide_modes
-from hierfl.program.recipes import recipe_of
+from hierfl.program.sites import recipe_of
 from hierfl.runs.call import FitArguments
 from hierfl.summaries.expansion import LEAST_ROWS
 

@@ -19,7 +19,7 @@ from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import LEAST_EFFECTIVE
 from hierfl.diagnostics.convergence import Convergence, convergence
 from hierfl.diagnostics.trend import course_of
-from hierfl.engine.settings import Settings
+from hierfl.engine.federation import Settings
 from hierfl.method import Method
 from hierfl.methods.stages.checks import Misread
 from hierfl.posterior.corrected import corrected

@@ -16,7 +16,7 @@ from hierfl.core.user_warnings import warn
 from hierfl.data.absent import RowsNotSaved, is_absent
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
-from hierfl.data.grouping import offsets_of
+from hierfl.data.consistency import offsets_of
 from hierfl.engine.client_store import new_table, put, subset, taken
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import Progress, adapt, one_round

@@ -16,12 +16,11 @@ import torch
 from hierfl.core.arguments import expect_path, shown, spelled
 from hierfl.core.process import at_most, one_at_a_time
 from hierfl.data.absent import FILLS, RowsNotSaved, stand_in
+from hierfl.data.batch import expect_client_data
 from hierfl.data.clients import ClientData
-from hierfl.data.expected import expect_client_data
 from hierfl.engine.client_store import CheckpointError
-from hierfl.engine.federation import Federation, federate
+from hierfl.engine.federation import Federation, Settings, federate
 from hierfl.engine.rounds import begin
-from hierfl.engine.settings import Settings
 from hierfl.method import Method
 from hierfl.program.public_names import HAND_IN, CannotRemake
 from hierfl.program.recipes import describe, remake

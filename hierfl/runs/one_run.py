@@ -15,18 +15,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from hierfl.core.process import OutOfTime, Watch, watched
 from hierfl.core.user_warnings import warn
-from hierfl.core.watch import OutOfTime, Watch, watched
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError, NotFinite
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.federation import Federation, federate
-from hierfl.engine.left_out import times_left_out
-from hierfl.engine.rounds import Progress, begin, settle
+from hierfl.engine.rounds import Progress, begin, settle, times_left_out
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
-from hierfl.program.columns import warn_of_unscaled
+from hierfl.program.labels import warn_of_unscaled
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import FitArguments
 from hierfl.runs.choice import Choice
@@ -186,7 +185,8 @@ def _compiles(method: Method, federation: Federation, rounds: int) -> bool:
         return False
     if compile != "auto":
         return bool(compile)
-    return worth_compiling(federation, rounds, method.most_rounds)
+    most = method.most_rounds
+    return federation.may_compile and worth_compiling(federation, rounds, most)
 
 
 def resumed(

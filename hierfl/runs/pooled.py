@@ -12,8 +12,9 @@ from torch import Tensor
 from hierfl.core.arguments import expect_count, spelled
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree
-from hierfl.data.batch import ClientBatch, check_padded, full_batch
+from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
+from hierfl.diagnostics.nuts import check_padded
 from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import Progress, begin
@@ -23,7 +24,7 @@ from hierfl.optimizers import step
 from hierfl.program.check_dependence import check_apart
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import stacked
-from hierfl.program.recipes import recipe_of
+from hierfl.program.sites import recipe_of
 from hierfl.runs.result import Fit
 
 JOINT_PHASE = 1  # the number of fedsvi's phase of joint steps, whose noise the pooled step shares

@@ -17,8 +17,7 @@ from hierfl.data.clients import ClientData
 from hierfl.engine.client_store import CheckpointError
 from hierfl.engine.federation import Federation
 from hierfl.method import Method
-from hierfl.program.differences import differences
-from hierfl.program.recipes import describe
+from hierfl.program.recipes import describe, differences
 
 T = TypeVar("T")
 LARGEST = 1 << 30  # bytes of a JSON file that is read: a million rounds, or ten million clients

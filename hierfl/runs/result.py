@@ -15,7 +15,7 @@ from hierfl.core.process import unpickled
 from hierfl.core.tables import printed
 from hierfl.core.trees import Tree
 from hierfl.data.clients import ClientData
-from hierfl.data.expected import read_frame
+from hierfl.data.preprocess import read_frame
 from hierfl.diagnostics.summary import brief, summary
 from hierfl.effects import METHODS
 from hierfl.engine.federation import Federation

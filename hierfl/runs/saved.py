@@ -16,12 +16,12 @@ from torch import Tensor
 from hierfl.core.arguments import expect_path
 from hierfl.core.trees import named_leaves
 from hierfl.data.absent import RowsNotSaved, form_of, is_absent, labels_of, rows_absent
+from hierfl.data.batch import in_double
 from hierfl.data.clients import ClientData
 from hierfl.data.frames import FrameRows
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
 from hierfl.laplace.trials import FAILS, sites_at, trial
-from hierfl.program.few_rows import in_double
 from hierfl.program.program import Program
 from hierfl.runs import checkpoint as state
 from hierfl.runs.records import FitRecord, Record, about, compared, is_of, read_json, typed

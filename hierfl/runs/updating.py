@@ -14,7 +14,7 @@ from hierfl.data.clients import ClientData
 from hierfl.formulas.formula import Formula, Frames
 from hierfl.method import Method
 from hierfl.posterior.snapshot import expect_fit
-from hierfl.program.recipes import Recipe, recipe_of
+from hierfl.program.sites import Recipe, recipe_of
 
 
 def update(

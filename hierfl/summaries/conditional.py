@@ -47,24 +47,6 @@ class Proposal(NamedTuple):
         return -(0.5 * e.square() + 0.5 * LOG_2_PI + slope).sum(-1)
 
 
-def own_shapes(
-    size: int, mixing: int, sums: tuple[str, ...] = (), *, wide: bool = False
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a client's factor, V = `size`, of its proposals, M = `mixing`, and of sums."""
-    shapes: dict[str, tuple[int, ...]] = {"precision": (size, size), "shift": (size,)}
-    if wide:
-        shapes |= {f"wide_{name}": shape for name, shape in shapes.items()}
-    if mixing:
-        shapes |= {"loc": (2, mixing), "tril": (2, mixing, mixing)}
-    return shapes | dict.fromkeys(sums, ())
-
-
-def belief_shapes(size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what is believed of any client's v, V = `size` (`Factors.belief`)."""
-    square = ("within", "common", "design", "between")
-    return {"mean": (size,), **dict.fromkeys(square, (size, size))}
-
-
 def point(
     hierarchy: Hierarchy,
     z: Tensor,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import graphs
-from hierfl.data.batch import ClientBatch
+from hierfl.data.batch import ClientBatch, in_dtype
 from hierfl.laplace.links import all_linked, log_likelihoods, predictors
 from hierfl.laplace.trials import (
     FAILS,
@@ -34,7 +34,6 @@ from hierfl.laplace.trials import (
     terms_at,
     trial,
 )
-from hierfl.program.few_rows import in_dtype
 from hierfl.program.program import Program
 from hierfl.program.sites import Values
 from hierfl.program.traces import Site
@@ -84,9 +83,7 @@ class SeenEffects(NamedTuple):
 
 
 def seen_effects(program: Program, read: list[int]) -> SeenEffects:
-    """Look for the effects of a program at random points."""
-    if not read or not program.latents.local_block.size:
-        return SeenEffects()
+    """Look for the effects of a program with local sites, whose likelihood `read`s some of z, at random points."""
     with trial():
         g = torch.Generator().manual_seed(0)
         try:

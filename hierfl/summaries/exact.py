@@ -8,7 +8,7 @@ change, a client's rows matter through four sums alone:
 A, the information, and l^, the least squares solution, are those at the program's starting scale,
 where g is 1; R is the sum of squares left there, N the number of rows. They cross once. Where s is global
 or fixed the server integrates exactly; of a client's own s it integrates by the sums what clients
-otherwise do by rows (`hierfl.summaries.summed_rows`). Known weights of rows and LogNormal responses are included.
+otherwise do by rows (`SummedRows`). Known weights of rows and LogNormal responses are included.
 
 Source: sums of squares and products are sufficient for linear mixed models, as in DLMM, Luo et al.
 2022, Nature Communications 13:1678; the priors above them are the program's own.
@@ -16,16 +16,17 @@ Source: sums of squares and products are sufficient for linear mixed models, as 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from hierfl.data.batch import in_double
 from hierfl.laplace.trials import FAILS, moved_rows, trial
-from hierfl.program.few_rows import in_double
 from hierfl.summaries.packed_rows import NATS, RELATIVE, PackedRows, packed
 from hierfl.summaries.reading import Line, node_at_mean, start_of
 from hierfl.summaries.units import UnitScore
@@ -150,3 +151,57 @@ def pseudo_inverse(matrix: Tensor) -> Tensor:
     above = values > SMALL * values.amax(-1, keepdim=True)
     back = torch.where(above, 1.0 / torch.where(above, values, 1.0), 0.0)
     return (vectors * back[..., None, :]) @ vectors.mT
+
+
+class SummedRows(PackedRows):
+    """The rows of C clients as their sums say them: one unit a client, whose predictors are R l.
+
+    With A = R' R a client's log likelihood, up to a constant, is
+
+        log p(y_k | l, s) = -N log g(s) - (S + |R l - R l^|^2) / (2 g(s)^2)
+
+    with S the sum of squares at l^: a function of predictors R l and of s, like that of rows. So
+    whoever has the sums can do with them what a client does with its rows.
+    """
+
+    def __init__(self, score: UnitScore, spread: Spread, sums: Sums) -> None:
+        self.score, self.line, self.spread, self.sums = score, score.line, spread, sums
+        self.clients = len(sums.shift)
+        self.client = torch.arange(self.clients)
+        inside = self.line.inside
+        values, vectors = torch.linalg.eigh(sums.precision[:, inside][:, :, inside])
+        above = values > SMALL * values.amax(-1, keepdim=True)
+        root = torch.where(above, values, 0.0).sqrt()
+        back = torch.where(above, 1.0 / torch.where(above, root, 1.0), 0.0)
+        slope = (vectors.mT @ sums.shift[:, inside, None])[..., 0]
+        # a direction that rows hardly say anything of is not solved for: its slope is left
+        remainder = (vectors @ torch.where(above, 0.0, slope)[..., None]).mT
+        self.design = torch.cat([root[..., None] * vectors.mT, remainder], 1)  # (C, L + 1, L)
+        best = back * slope
+        self.tensors = (best, sums.num_rows, sums.square)
+
+    @property
+    def _width(self) -> int:
+        """How many scalars of a client an operation carries: its predictors."""
+        return self.design.shape[1]
+
+    def some(self, who: Tensor) -> SummedRows:
+        """Return the rows of the clients at some positions (C',)."""
+        return SummedRows(self.score, self.spread, Sums(*(v[who] for v in self.sums)))
+
+    def of_unit(self, shift: Tensor, rest: Tensor, *own: Tensor) -> Tensor:
+        """Return the log likelihood of a client, (), at predictors (L + 1,) and s (S,)."""
+        best, num_rows, square = own
+        scale = self.spread.of(rest)
+        squares = square + (shift[:-1] - best).square().sum() - 2.0 * shift[-1]
+        return -num_rows * scale.log() - 0.5 * squares / scale.square()
+
+    def over_units(self, function: Callable[..., Any], *trees: Any, in_dims: Any = 0) -> Any:
+        """Map a function over clients."""
+        return torch.vmap(function, in_dims=in_dims)(*trees)
+
+    def by_client(
+        self, of_units: Tensor, total: Tensor | None = None, part: Tensor | slice = slice(None)
+    ) -> Tensor:
+        """Return (C, ...) as they are, each client one unit, a `total` of other ones before them."""
+        return of_units if total is None else torch.cat([total, of_units])

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import inverse, inverse_root, times
+from hierfl.core.gaussians import NOTHING, Factor, inverse, inverse_root, times
 from hierfl.summaries.packed_rows import Expected, PackedRows
 from hierfl.summaries.quartic import Quartic
 from hierfl.summaries.reading import QuadratureNodes
@@ -47,18 +47,8 @@ LARGEST = 1e30  # derivatives beyond it are none
 # factors that move the whole way, of the first ones; the least share of a later one
 WHOLE, LEAST_SHARE = 6.0, 0.3
 NEVER = 1e6  # squared sds of the belief that no two q are apart, but for numbers that overflow
-GRID, LEAST = 2.0**-32, 2.0**-5  # of rounding, and the least unit relative to the largest
-NOTHING = 1e-100  # the unit of a factor that is 0; its square has to be a number
 # squared sds of the belief beyond which a q of the round before is compared with its mean
 FAR = 16.0
-
-
-class Factor(NamedTuple):
-    """The Gaussian factors of C clients' likelihoods."""
-
-    precision: Tensor  # (C, V, V) Lambda, without negative eigenvalues
-    shift: Tensor  # (C, V) eta
-    raised: Tensor  # (C,) how many eigenvalues of Lambda were negative, and are 0 instead
 
 
 class _Found(NamedTuple):
@@ -289,32 +279,6 @@ def positive(curvature: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     raised = (vectors * values.clamp(min=0.0)[:, None]) @ vectors.mT
     raised = _scaled(raised, torch.linalg.inv_ex(root).inverse)
     return curvature.index_put((~fine,), raised), none.index_put((~fine,), negative)
-
-
-def rounded(factor: Factor, covariance: Tensor | None = None) -> Factor:
-    """Return factors rounded to about 32 binary digits: engines differ by the last few of 53.
-
-    A scalar of which rows say little has digits of noise: by the `covariance` (V, V) of a belief it
-    is compared with the others in its own sds, as columns may have any unit, and be far from 0.
-    """
-    size = factor.precision.diagonal(dim1=-2, dim2=-1).abs().sqrt()
-    if covariance is not None:
-        sds = covariance.diagonal().sqrt()
-        size = size.maximum(LEAST * (size * sds).amax(-1, keepdim=True) / sds)
-    size = size.clamp(min=NOTHING)
-    powers = size.log2().floor().exp2()
-    whole = (
-        (factor.shift / powers).abs().amax(-1, keepdim=True).clamp(min=1.0).log2().floor().exp2()
-    )
-    return Factor(
-        _on_grid(factor.precision, powers[..., :, None] * powers[..., None, :] * GRID),
-        _on_grid(factor.shift, whole * powers * GRID),
-        factor.raised,
-    )
-
-
-def _on_grid(value: Tensor, unit: Tensor) -> Tensor:
-    return (value / unit).round() * unit
 
 
 def step_of(pull: Tensor, precision: Tensor, root: Tensor) -> Tensor:

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from hierfl.core.gaussians import Normal, Quadratic, times_factor, without_own
 from hierfl.core.trees import tree_class
-from hierfl.data.batch import ClientBatch
+from hierfl.data.batch import ClientBatch, in_dtype
 from hierfl.laplace.trials import prior_sites_at
-from hierfl.program.few_rows import in_dtype
 from hierfl.program.program import Program
 from hierfl.program.sites import LatentSite, Values
 from hierfl.program.traces import Site, in_clients, per_client, scored

@@ -35,12 +35,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import dot, times
+from hierfl.core.gaussians import Factor, dot, rounded, times
 from hierfl.core.secret_noise import normals_at
 from hierfl.laplace.trials import moved_rows, trial
 from hierfl.program.program import ProgramError
 from hierfl.summaries.exact import Spread
-from hierfl.summaries.factor import Factor, rounded
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.packed_rows import PackedRows, packed
 from hierfl.summaries.reading import gauss_hermite, node_at_mean

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.device import CPU
 from hierfl.core.gaussians import inverse
+from hierfl.core.process import CPU
 from hierfl.summaries.packed_rows import Expected
 
 AT_ONCE = 1 << 20  # scalars of products carried at once

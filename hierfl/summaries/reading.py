@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.autograd.functional import jacobian
 
 from hierfl.core.importance_sampling import normal_points
+from hierfl.core.process import double_precision
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.links import all_linked, are_quadratic, predictors, scores
 from hierfl.laplace.trials import (
@@ -35,12 +36,11 @@ from hierfl.laplace.trials import (
     terms_at,
     trial,
 )
-from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program, once_a_program
 from hierfl.program.sites import Values
 from hierfl.program.traces import Site, per_client, scored
-from hierfl.summaries.effects import Effects, seen_effects
+from hierfl.summaries.effects import Effects, SeenEffects, seen_effects
 
 AWAY = 0.5  # how far they lie from the starting values, in unconstrained numbers
 # likewise where curvature is looked for: of a column in units of 100 all other points lie far out
@@ -159,7 +159,9 @@ def read_likelihood(program: Program) -> Reading:
         if slope is not None
         for j in at.tolist()
     ]
-    effects, is_scaled = seen_effects(program, read)
+    effects, is_scaled = SeenEffects()
+    if read and program.latents.local_block.size:
+        effects, is_scaled = seen_effects(program, read)
     absorbed = set() if effects is None else set(effects.inside.tolist())
     shared = torch.tensor([j for j in read if j not in absorbed], dtype=torch.long)
     return Reading(program, shared, block.start, effects, is_scaled)

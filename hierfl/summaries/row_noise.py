@@ -32,9 +32,9 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.arguments import expect
 from hierfl.core.extras import extras_for
+from hierfl.core.gaussians import Factor
 from hierfl.core.secret_noise import normals_at
 from hierfl.program.program import ProgramError
-from hierfl.summaries.factor import Factor
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.reading import Line, QuadratureNodes
 

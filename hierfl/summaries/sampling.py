@@ -17,14 +17,20 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.chains import LEAPS, Sampled, Whitening, sampled
-from hierfl.core.importance_sampling import FLAT, FLAT_SHARE, chosen, normal_points, resampled
-from hierfl.core.proposal import ScalesProposal, fitted
+from hierfl.core.importance_sampling import (
+    FLAT,
+    FLAT_SHARE,
+    ScalesProposal,
+    chosen,
+    fitted,
+    normal_points,
+    resampled,
+)
+from hierfl.core.process import about_to, working
 from hierfl.core.traced import WorkCounter
 from hierfl.core.user_warnings import warn
-from hierfl.core.watch import about_to, working
 from hierfl.summaries.hierarchy import Factors
-from hierfl.summaries.scales import Density
-from hierfl.summaries.surrogate import Surrogate, with_digits
+from hierfl.summaries.surrogate import Density, Surrogate, with_digits
 from hierfl.summaries.weights import (
     effective_share,
     highest,

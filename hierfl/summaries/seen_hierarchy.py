@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.data.batch import ClientBatch
+from hierfl.data.batch import ClientBatch, in_double
 from hierfl.laplace.trials import FAILS, nearly_equal, perturbed, trial
-from hierfl.program.few_rows import in_double
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import LatentSite
 from hierfl.program.traces import scored

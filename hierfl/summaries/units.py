@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from hierfl.core.graphs import graph_of
-from hierfl.data.batch import ClientBatch
+from hierfl.data.batch import ClientBatch, in_double
 from hierfl.laplace.links import predictors, scores
 from hierfl.laplace.trials import FAILS, moved_rows, nearly_equal
-from hierfl.program.few_rows import in_double
 from hierfl.program.supports import kind_of
 from hierfl.summaries.reading import Line, nodes_of, start_of
 

@@ -35,6 +35,7 @@ from .levels import categorical as categorical
 from .levels import cumulative as cumulative
 from .levels import sratio as sratio
 from .levels import sratio_logits as sratio_logits
+from .links import as_source as as_source
 from .links import cloglog_logits as cloglog_logits
 from .links import half_student as half_student
 from .links import intercept_prior as intercept_prior
@@ -51,7 +52,6 @@ from .parts import multinomial as multinomial
 from .parts import ordered_beta as ordered_beta
 from .piecewise_exponential import PiecewiseExponential as PiecewiseExponential
 from .piecewise_exponential import piecewise_exponential as piecewise_exponential
-from .source import as_source as as_source
 from .survival import Censored as Censored
 from .truncated import Truncated as Truncated
 from .truncated import truncated as truncated

@@ -26,7 +26,7 @@ from hierfl.models.families.links import (
 from hierfl.models.families.rows import RowDistribution
 from hierfl.models.families.survival import hazards, of_times
 from hierfl.models.priors import Prior
-from hierfl.program.recipes import recorded
+from hierfl.program.sites import recorded
 
 LIKELIHOODS = {
     "identity": "dist.Normal(eta, sigma)",

@@ -9,7 +9,7 @@ from torch.nn.functional import logsigmoid
 
 from hierfl.models.families.family import ABOVE_ZERO, ResponseFamily, no_parameters
 from hierfl.models.families.links import a_shape, a_share, check_link, log_scale, priors, unit_scale
-from hierfl.program.recipes import recorded
+from hierfl.program.sites import recorded
 
 LARGE = 30.0  # from here on Stirling's series is exact to 1e-12
 # link -> the log odds of a success

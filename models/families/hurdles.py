@@ -13,7 +13,7 @@ from hierfl.core.gaussians import log1mexp
 from hierfl.models.families.family import ABOVE_ZERO, ResponseFamily
 from hierfl.models.families.links import a_shape, a_share, half_student, log_scale, priors
 from hierfl.models.families.rows import RowDistribution
-from hierfl.program.recipes import recorded
+from hierfl.program.sites import recorded
 
 
 class Hurdle(RowDistribution):

@@ -17,10 +17,10 @@ from torch.nn.functional import logsigmoid
 from hierfl.core.arguments import expect
 from hierfl.core.gaussians import log1mexp, log_normal_between, log_normal_cdf
 from hierfl.models.families.family import Response, ResponseFamily, no_parameters
-from hierfl.models.families.links import check_link, count_of, unit_scale
+from hierfl.models.families.links import as_source, check_link, count_of, unit_scale
 from hierfl.models.families.rows import RowDistribution
 from hierfl.models.priors import Prior
-from hierfl.program.recipes import recorded
+from hierfl.program.sites import recorded
 
 
 def sratio_logits(eta: Tensor, thresholds: Tensor, link: str = "logit") -> Tensor:
@@ -270,6 +270,11 @@ class Ordered(RowDistribution):
     def _log_prob(self, value: Tensor) -> Tensor:
         log_probs: Tensor = self.base.log_prob(value.movedim(-1, 0))
         return log_probs.sum(0) + math.lgamma(self.size + 1.0)
+
+    def as_source(self) -> str:
+        """Return the expression that makes it."""
+        text = f"families.Ordered({as_source(self.base)}, {self.size})"
+        return f"{text}.expand({list(self.batch_shape)})" if len(self.batch_shape) else text
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         """Return sorted draws, (*sample_shape, *batch_shape, K)."""

@@ -15,7 +15,7 @@ from hierfl.models.families.family import ABOVE_ZERO, Response, ResponseFamily, 
 from hierfl.models.families.levels import Ordered
 from hierfl.models.families.links import a_shape, count_of, priors, unit_scale
 from hierfl.models.families.rows import RowDistribution
-from hierfl.program.recipes import recorded
+from hierfl.program.sites import recorded
 
 
 class OrderedBeta(RowDistribution):

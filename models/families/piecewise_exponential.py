@@ -17,7 +17,7 @@ from hierfl.models.families.links import log_scale, unit_scale
 from hierfl.models.families.rows import RowDistribution
 from hierfl.models.families.survival import of_times
 from hierfl.models.priors import Prior
-from hierfl.program.recipes import recorded
+from hierfl.program.sites import recorded
 
 
 @recorded

@@ -16,7 +16,7 @@ from hierfl.core.gaussians import log1mexp, log_normal_between, log_normal_cdf
 from hierfl.models.families.family import ResponseFamily
 from hierfl.models.families.rows import RowDistribution
 from hierfl.models.families.survival import doubled, hazards, normal_at
-from hierfl.program.recipes import recorded
+from hierfl.program.sites import recorded
 
 REALS = ("gaussian",)
 TIMES = ("exponential", "lognormal", "weibull")

@@ -12,7 +12,7 @@ from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.read_study import chosen, read
 from hierfl.comparisons.study_file import MOST_POINTS
 from hierfl.optimizers import SGD, Adam
-from hierfl.program.recipes import recipe_of
+from hierfl.program.sites import recipe_of
 from hierfl.studies.baseline_methods import BASELINES, baseline
 from tests.comparisons.small import GIVEN, MINIMAL, study
 

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from hierfl import ClientBatch
 from hierfl.core.chains import Sampled, Whitening, leaps_of, mixing_of, sampled, spread_of
-from hierfl.program.few_rows import double_precision
-from hierfl.summaries import sampling, scales
+from hierfl.core.process import double_precision
+from hierfl.summaries import sampling
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.sampling import MIXED_WELL, Start, SurrogateDraws, bounds_of, sample
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
-from hierfl.summaries.surrogate import DIGITS, Surrogate, prior_draws
+from hierfl.summaries.surrogate import DIGITS, Density, Surrogate, prior_draws
 from tests.summaries import programs
 from tests.summaries.programs import program_of
 
@@ -155,15 +155,15 @@ def drawn_of(
 
 def test_points_without_a_density_leave_finite_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """A covariance that rounding makes singular is NaN, as of a column 1,000 sds from 0."""
-    plain = scales.Density.at
+    plain = Density.at
 
-    def with_holes(self: scales.Density, x: Tensor) -> tuple[Tensor, ...]:
+    def with_holes(self: Density, x: Tensor) -> tuple[Tensor, ...]:
         holes = x[:, 0] > x[:, 0].quantile(0.9)
         return tuple(
             torch.where(holes.view(-1, *[1] * (v.ndim - 1)), torch.nan, v) for v in plain(self, x)
         )
 
-    monkeypatch.setattr(scales.Density, "at", with_holes)
+    monkeypatch.setattr(Density, "at", with_holes)
     eta, precision = torch.linspace(-1.0, 1.0, 8), torch.ones(8)
     draws = drawn_of(surrogate_of(programs.spread), eta, precision, final=False)
     assert bool((draws.log_weights == -torch.inf).any())

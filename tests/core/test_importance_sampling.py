@@ -12,16 +12,16 @@ import torch
 
 from hierfl.core.importance_sampling import (
     Split,
+    fitted,
     heavy_points,
     normal_points,
     resampled,
     sides,
     smoothed,
 )
-from hierfl.core.proposal import fitted
+from hierfl.core.process import double_precision
 from hierfl.laplace.newton import positive
 from hierfl.posterior.arviz_io import DATA_TREE
-from hierfl.program.few_rows import double_precision
 from tests.methods.test_pvi import close
 
 

@@ -12,8 +12,8 @@ import torch
 
 import hierfl
 from hierfl import ClientBatch, ClientData
+from hierfl.core.process import double_precision
 from hierfl.diagnostics.local_draws import local_draws
-from hierfl.program.few_rows import double_precision
 
 CLIENTS, ROWS = 6, 8
 

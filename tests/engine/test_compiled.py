@@ -69,7 +69,8 @@ def compiles(method: Any, seconds: float, monkeypatch: pytest.MonkeyPatch, **how
     """Return whether "auto" would compile a method whose every eager step took so many seconds."""
     monkeypatch.setattr(worth, "_seconds", lambda *of_phase: seconds)
     federation = federate(method, rows(), seed=0)
-    return worth.worth_compiling(federation, how.get("rounds", 60), method.most_rounds)
+    rounds, most = how.get("rounds", 60), method.most_rounds
+    return federation.may_compile and worth.worth_compiling(federation, rounds, most)
 
 
 def test_auto_counts_the_rounds_that_are_likely(monkeypatch: pytest.MonkeyPatch) -> None:

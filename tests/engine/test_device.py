@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 import hierfl
 from hierfl import guides, models
-from hierfl.core.device import device_of, on
+from hierfl.core.process import device_of, on
 from hierfl.core.trees import Tree, tree_leaves, tree_map
 from hierfl.data.batch import full_batch
 from hierfl.engine.chunks import local_step, one_slot, over_clients, slots_of

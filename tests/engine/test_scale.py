@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hierfl
 from hierfl import guides
 from hierfl.core.trees import tree_leaves
+from hierfl.data.batch import cut_ragged
 from hierfl.data.clients import ClientData
-from hierfl.data.grouping import cut_ragged
+from hierfl.diagnostics.nuts import check_padded
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import Progress, begin, one_round
 from hierfl.methods import fedsvi
@@ -146,7 +147,7 @@ def test_chunks_are_cut_where_padding_would_fill_them() -> None:
 
 
 def test_one_batch_of_mostly_padding_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hierfl.data.batch.ONE_BATCH", 1 << 20)
+    monkeypatch.setitem(check_padded.__globals__, "ONE_BATCH", 1 << 20)
     data = ragged(5_000, 60)
     with pytest.raises(ValueError, match="one batch of 61 clients is padded to the longest, 5000"):
         hierfl.fit_pooled(fedsvi(logistic), data, rounds=1)

@@ -10,7 +10,7 @@ from flwr import app as flwr
 
 from hierfl import methods
 from hierfl.data.clients import ClientData
-from hierfl.engine.settings import Settings
+from hierfl.engine.federation import Settings
 from hierfl.flower import Apps, apps
 from hierfl.flower.payloads import PAYLOAD, RECORD, WRONG
 from hierfl.nodes.fit_over_nodes import FitOverNodes

@@ -24,7 +24,7 @@ from hierfl.optimizers import Adam
 from hierfl.program.handlers import Substitute
 from hierfl.program.program import Params, Program, stacked
 from hierfl.program.sites import Family, Model
-from hierfl.program.terms import Terms
+from hierfl.program.traces import Terms
 from tests.programs import Exact, exact, federation, fit, means, read, slopes, three
 
 CASES: dict[str, tuple[Model, Callable[[], ClientData]]] = {

@@ -14,8 +14,7 @@ from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.method import Clock, Each, Method, Share
-from hierfl.methods.about import About
-from hierfl.methods.listed import described, names
+from hierfl.methods.about import About, described, names
 from tests.methods.cases import CASES, CROSSES, Shapes, first_word
 from tests.programs import FAMILIES, federation
 

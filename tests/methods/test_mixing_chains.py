@@ -16,8 +16,8 @@ import hierfl
 from hierfl import ClientBatch, ClientData
 from hierfl.core.chains import Sampled, Whitening, sampled
 from hierfl.core.gaussians import LOG_2_PI
-from hierfl.core.watch import OutOfTime, Watch, watched
-from hierfl.data.batch import full_batch
+from hierfl.core.process import OutOfTime, Watch, double_precision, watched
+from hierfl.data.batch import full_batch, in_double
 from hierfl.engine.federation import federate
 from hierfl.methods.stages.joint import Joint, PlainJoint, flat, standard_of
 from hierfl.methods.stages.mixing_chains import (
@@ -27,10 +27,8 @@ from hierfl.methods.stages.mixing_chains import (
     until_mixed,
 )
 from hierfl.methods.stages.two_stage import seen_in
-from hierfl.program.few_rows import double_precision, in_double
-from hierfl.program.handlers import unchecked
+from hierfl.program.handlers import log_joint, unchecked
 from hierfl.program.read import read_model
-from hierfl.program.terms import log_joint
 from hierfl.runs.ended import Fallback
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.moving import MixingLine

@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 from benchmarks.method_tables import outdated
 from hierfl import methods
 from hierfl.cli import app
-from hierfl.methods.about import About
-from hierfl.methods.listed import described
+from hierfl.methods.about import About, described
 
 
 def test_the_tables_of_the_docs_are_up_to_date() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import hierfl
 from hierfl import ClientBatch, ClientData
+from hierfl.core.process import double_precision
 from hierfl.core.trees import tree_map
 from hierfl.diagnostics.entries import OF_CLIENTS, entries_of_clients
 from hierfl.engine.federation import federate
@@ -22,7 +23,6 @@ from hierfl.methods.stages.state import TwoStageWork
 from hierfl.methods.stages.two_stage import seen_in
 from hierfl.posterior.draws import Draws
 from hierfl.posterior.hidden_modes import is_mixture, may_hide_modes
-from hierfl.program.few_rows import double_precision
 
 # BUGS's Jaws: 20 boys, the height of the ramus at four ages
 JAWS = torch.tensor(

@@ -12,7 +12,8 @@ from torch import Tensor
 import hierfl
 from benchmarks.hard_problems import eyes, litters
 from hierfl import ClientBatch, ClientData
-from hierfl.summaries.factor import LEAST_SHARE, WHOLE, Factor, damped
+from hierfl.core.gaussians import Factor
+from hierfl.summaries.factor import LEAST_SHARE, WHOLE, damped
 from tests.sampled import sampled
 
 PAIRS, OWN_SD = 40, 0.8

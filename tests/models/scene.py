@@ -11,8 +11,8 @@ from torch import Tensor
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import over_batch
+from hierfl.program.handlers import log_joint
 from hierfl.program.program import Params, Program
-from hierfl.program.terms import log_joint
 
 Values = dict[str, Tensor]
 Arrays = dict[str, NDArray[Any]]

@@ -10,7 +10,7 @@ import torch
 
 from hierfl import methods, models
 from hierfl.data.clients import ClientData
-from hierfl.engine.settings import Disclose, Settings
+from hierfl.engine.federation import Disclose, Settings
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.choosing import FitCall, decided
 from hierfl.nodes.messages import Refused

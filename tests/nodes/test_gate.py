@@ -16,13 +16,12 @@ import pytest
 
 import hierfl
 from hierfl.cli.officer_page import entries
-from hierfl.data.arrays import RowsFault
+from hierfl.data.consistency import RowsFault
 from hierfl.data.row_differences import codes_of_values
-from hierfl.formulas.constants import STATEFUL, Implausible, Stateful
 from hierfl.formulas.disclosure import coarse, isolated, singled_out, tells_of_few
 from hierfl.formulas.own_rows import check_design, check_together, kept_columns, moved_values
 from hierfl.formulas.questions import Question
-from hierfl.formulas.schema import Schema
+from hierfl.formulas.schema import STATEFUL, Implausible, Schema, Stateful
 from hierfl.formulas.time_answers import Observed, client_logrank
 from hierfl.models.families import named, piecewise_exponential
 from hierfl.models.families.names import FAMILIES

@@ -17,14 +17,14 @@ from flwr import app as flwr
 
 import hierfl
 from hierfl import methods
-from hierfl.engine.left_out import absent_from
+from hierfl.engine.rounds import absent_from
 from hierfl.flower import apps
 from hierfl.formulas.odd_answers import odd_answers
 from hierfl.nodes import FitOverNodes, TooFewNodes, agreement, in_process
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import node
 from hierfl.optimizers import SGD
-from hierfl.program.few_rows import codes_of
+from hierfl.program.labels import codes_of
 from tests.flower.test_apps import NAMES, Grid, identity, rows
 from tests.formulas.frames import patients
 from tests.methods.cases import CASES, shared
@@ -148,7 +148,7 @@ def test_a_formula_over_flower_without_a_node_of_another_kind(tmp_path: Path) ->
 def test_without_a_majority_nobody_is_left_out() -> None:
     from hierfl.formulas.answers import OfColumn
     from hierfl.formulas.questions import Question
-    from hierfl.formulas.transforms import ColumnSums
+    from hierfl.formulas.schema import ColumnSums
 
     names = {"x": OfColumn("category", counts={"1": 9})}
     numbers = {"x": OfColumn("number", sums=ColumnSums(9, 9.0, 9.0))}

@@ -16,7 +16,7 @@ from hierfl.diagnostics.convergence import convergence
 from hierfl.diagnostics.pac_bayes import pac_bayes
 from hierfl.engine import client_store
 from hierfl.engine.client_store import Stored
-from hierfl.engine.settings import Settings
+from hierfl.engine.federation import Settings
 from hierfl.guides import amortized, mean_field
 from hierfl.methods import fedsvi, two_stage
 from hierfl.posterior import client_loop, prediction

@@ -10,7 +10,7 @@ import torch
 from hierfl import fit, guides, methods
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.engine.settings import Settings
+from hierfl.engine.federation import Settings
 from hierfl.optimizers import Adam
 from hierfl.posterior.new_clients import expected_of_clients, predict_from_prior
 from hierfl.runs.result import Fit

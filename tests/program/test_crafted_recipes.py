@@ -12,7 +12,8 @@ import pytest
 
 from hierfl import methods
 from hierfl.program.public_names import CannotRemake, exported
-from hierfl.program.recipes import recorded, remake
+from hierfl.program.recipes import remake
+from hierfl.program.sites import recorded
 
 
 def touch(path: str) -> None:

@@ -20,10 +20,9 @@ from hierfl import ClientBatch, ClientData, guides, methods
 from hierfl.data.batch import full_batch
 from hierfl.laplace.trials import prior_sites_at, sites_at
 from hierfl.program.enumerated import LARGEST
-from hierfl.program.handlers import unchecked
+from hierfl.program.handlers import log_joint, unchecked
 from hierfl.program.program import ProgramError
 from hierfl.program.read import read
-from hierfl.program.terms import log_joint
 
 TIMES = 4
 

@@ -26,10 +26,9 @@ from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.nuts import sampled_program
 from hierfl.engine.rounds import begin, rounds
-from hierfl.program.handlers import unchecked
+from hierfl.program.handlers import log_joint, unchecked
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
-from hierfl.program.terms import log_joint
 from tests.program.distributions import MAKE, VALUE, Make, every_name
 from tests.programs import fit, settings
 from tests.sampled import sampled

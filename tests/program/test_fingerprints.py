@@ -20,9 +20,8 @@ import torch
 from torch import nn
 
 from hierfl import guides, models
-from hierfl.program.differences import differences
 from hierfl.program.fingerprints import PYTHON, differing, fingerprint
-from hierfl.program.recipes import describe
+from hierfl.program.recipes import describe, differences
 
 SCALE = 2.0
 TABLE = np.arange(3.0)

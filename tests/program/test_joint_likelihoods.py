@@ -19,8 +19,8 @@ from hierfl import guides, methods
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import one_slot, over_clients, slots_of
+from hierfl.program.handlers import log_joint
 from hierfl.program.sites import Model
-from hierfl.program.terms import log_joint
 from tests.programs import fit, read
 
 COUNTS = (40, 4, 4, 4)  # those of issue 22

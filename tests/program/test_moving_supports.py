@@ -8,8 +8,8 @@ import pyro.distributions as dist
 import torch
 
 from hierfl import ClientBatch, ClientData
+from hierfl.program.handlers import log_joint
 from hierfl.program.read import read_model
-from hierfl.program.terms import log_joint
 
 Y = np.random.default_rng(0).normal(6.0, 1.0, (4, 5))
 

@@ -22,10 +22,8 @@ import hierfl
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.formula_tables import titled
-from hierfl.program.carried import carried
-from hierfl.program.handlers import unchecked
+from hierfl.program.handlers import log_joint, unchecked
 from hierfl.program.program import ProgramError
-from hierfl.program.terms import log_joint
 from hierfl.runs.choice import choose
 
 RNG = np.random.default_rng(0)
@@ -366,7 +364,7 @@ def test_broken_sticks_have_second_derivatives_under_vmap(name: str) -> None:
         return (value * torch.arange(float(len(value)))).sum()
 
     expected = weighted(x), torch.autograd.functional.hessian(weighted, x)
-    with unchecked(), carried(), warnings.catch_warnings():
+    with unchecked(), warnings.catch_warnings():
         warnings.filterwarnings("error", "There is a performance drop")  # of vmap, one by one
         hessian = torch.vmap(torch.func.jacrev(torch.func.grad(weighted)))(x[None])[0]
         torch.testing.assert_close((weighted(x), hessian), expected)

@@ -23,7 +23,7 @@ from hierfl.data.clients import ClientData
 from hierfl.method import Phase
 from hierfl.program.handlers import Substitute
 from hierfl.program.program import Params, Program, stacked
-from hierfl.program.terms import divergence
+from hierfl.program.traces import divergence
 from tests.programs import FAMILIES, Given, at_random, federation, read, regression, row_plan
 
 

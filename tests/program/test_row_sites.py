@@ -22,11 +22,10 @@ from hierfl.core.trees import named_leaves
 from hierfl.data.batch import full_batch
 from hierfl.methods.stages import server
 from hierfl.program import row_orders
-from hierfl.program.handlers import unchecked
+from hierfl.program.handlers import log_joint, unchecked
 from hierfl.program.program import ProgramError
 from hierfl.program.quadrature import fitted
 from hierfl.program.read import read
-from hierfl.program.terms import log_joint
 
 pytestmark = [
     pytest.mark.filterwarnings(

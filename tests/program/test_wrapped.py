@@ -19,11 +19,10 @@ from torch.distributions import biject_to
 
 import hierfl
 from hierfl import ClientBatch, ClientData, guides
-from hierfl.data.batch import full_batch
-from hierfl.program.few_rows import in_double
+from hierfl.data.batch import full_batch, in_double
+from hierfl.program.handlers import log_joint
 from hierfl.program.program import ProgramError
 from hierfl.program.read import read
-from hierfl.program.terms import log_joint
 from hierfl.program.wrapped import plain_of
 
 MOVE = T.AffineTransform(torch.tensor(1.0), torch.tensor(-2.0))

@@ -16,7 +16,7 @@ import torch
 import hierfl
 from hierfl import methods
 from hierfl.core.chains import Sampled
-from hierfl.core.watch import OutOfTime, Watch, watched, working
+from hierfl.core.process import OutOfTime, Watch, double_precision, watched, working
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError, NotFinite
@@ -28,7 +28,6 @@ from hierfl.methods.stages.mixing_chains import ChainCoordinates
 from hierfl.methods.stages.state import GATHER
 from hierfl.methods.stages.two_stage import server_rounds
 from hierfl.posterior.draws import posterior_draws
-from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.program.sites import Model
 from hierfl.runs import ended
@@ -177,7 +176,7 @@ def test_rounds_in_a_cycle_do_not_gain() -> None:
 
 def test_a_watch_says_how_far_a_loop_is_and_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(0, 1000, 4))
-    monkeypatch.setattr("hierfl.core.watch.time.perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr("hierfl.core.process.time.perf_counter", lambda: float(next(now)))
     said: list[str] = []
     watch = Watch(said.append, 80.0)
     with watched(watch), pytest.raises(OutOfTime):

@@ -9,7 +9,8 @@ import pytest
 
 import hierfl
 from hierfl import methods
-from hierfl.program.recipes import describe, recipe_of
+from hierfl.program.recipes import describe
+from hierfl.program.sites import recipe_of
 from hierfl.runs.choice import choose
 from tests.programs import assert_close
 

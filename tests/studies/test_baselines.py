@@ -13,7 +13,7 @@ from hierfl.comparisons import cells
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.study_file import Study
 from hierfl.data.clients import ClientData
-from hierfl.methods.listed import names
+from hierfl.methods.about import names
 from hierfl.runs.fit import fit
 from hierfl.runs.result import Fit
 from hierfl.studies import image_splits as images

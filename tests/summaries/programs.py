@@ -14,10 +14,11 @@ from torch import Tensor
 
 import hierfl
 from hierfl import guides
+from hierfl.core.gaussians import Factor
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.program.program import Program
-from hierfl.summaries.factor import Factor, factor_of
+from hierfl.summaries.factor import factor_of
 from hierfl.summaries.packed_rows import PackedRows, packed
 from hierfl.summaries.reading import Line, nodes_of
 from hierfl.summaries.units import UnitScore

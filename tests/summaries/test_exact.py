@@ -12,12 +12,12 @@ import torch
 from pyro import poutine
 
 import hierfl
+from hierfl.core.process import double_precision
 from hierfl.core.trees import tree_leaves
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.methods import two_stage
 from hierfl.methods.stages.two_stage import seen_in
-from hierfl.program.few_rows import double_precision
 from hierfl.runs.result import Fit
 from hierfl.summaries.exact import explained, sums_of
 from hierfl.summaries.packed_rows import packed

@@ -14,9 +14,8 @@ from hierfl.data.batch import ClientBatch
 from hierfl.program.program import ProgramError
 from hierfl.summaries.hierarchy import Factors, Hierarchy, of_means
 from hierfl.summaries.reading import read_likelihood
-from hierfl.summaries.scales import Density
 from hierfl.summaries.seen_hierarchy import seen_hierarchy
-from hierfl.summaries.surrogate import Surrogate
+from hierfl.summaries.surrogate import Density, Surrogate
 from tests.summaries import programs
 from tests.summaries.programs import people, program_of
 

@@ -12,20 +12,19 @@ import torch
 
 import hierfl
 from hierfl import methods
+from hierfl.core.process import double_precision
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import first_row
 from hierfl.methods import two_stage
 from hierfl.methods.stages.two_stage import seen_in
-from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.runs.result import Fit
-from hierfl.summaries.exact import sums_of
+from hierfl.summaries.exact import SummedRows, sums_of
 from hierfl.summaries.own_scale import drawn
 from hierfl.summaries.packed_rows import packed
 from hierfl.summaries.reading import nodes_of
-from hierfl.summaries.summed_rows import SummedRows
 from tests.programs import fit
 from tests.sampled import sampled
 from tests.summaries.programs import people, program_of

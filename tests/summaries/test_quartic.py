@@ -15,17 +15,17 @@ from torch import Tensor
 from torch.func import grad, jacrev
 
 import hierfl
+from hierfl.core.process import double_precision
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.methods import two_stage
 from hierfl.methods.stages import expanded
 from hierfl.methods.stages.state import TwoStageClientState
-from hierfl.program.few_rows import double_precision
 from hierfl.summaries import expansion
+from hierfl.summaries.expansion import quartic_of
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.quartic import Quartic, monomials
 from hierfl.summaries.reading import read_likelihood, seen_line
-from hierfl.summaries.row_derivatives import quartic_of
 from tests.programs import fit
 from tests.summaries import programs
 from tests.summaries.programs import packed_rows, people, program_of

@@ -11,8 +11,8 @@ import torch
 
 import hierfl
 from hierfl import ClientData, guides
-from hierfl.data.batch import ClientBatch
-from hierfl.program.few_rows import double_precision, in_double
+from hierfl.core.process import double_precision
+from hierfl.data.batch import ClientBatch, in_double
 from hierfl.program.read import read
 from hierfl.summaries.reading import Reading, read_likelihood, seen_line
 from tests.sampled import sampled

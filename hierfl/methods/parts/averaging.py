@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -215,3 +215,16 @@ def proximal_loss(
     """Return nll(w) + prox |w - center|^2 / 2, nll the mean negative log likelihood of a row, ()."""
     nll = program.mean_loss(w, batch)
     return nll + prox * half_square(w, center) if prox else nll
+
+
+def parts(batch: ClientBatch, size: int, number: int = 2) -> tuple[ClientBatch, ...]:
+    """Split one client's batch into batches of at most `size` rows, starting over once its rows run out."""
+    count = torch.as_tensor(batch.num_rows) if batch.rows is None else batch.rows.sum()
+    place = torch.arange(size)
+    mask = None if batch.rows is None and batch.num_rows >= size else (place < count)[None]
+
+    def taken(index: Tensor) -> ClientBatch:
+        fields = {n: v.index_select(1, index % count) for n, v in batch.fields.items()}
+        return replace(batch, fields=fields, rows=mask)
+
+    return tuple(taken(part * size + place) for part in range(number))

@@ -10,7 +10,6 @@ from torch import Tensor
 from hierfl.core import noise
 from hierfl.core.trees import Tree, tree_leaves, tree_map
 from hierfl.data.batch import ClientBatch
-from hierfl.method import Reports
 from hierfl.program.program import Params, Program, ProgramError
 
 
@@ -75,15 +74,6 @@ def along(mask: Tensor, value: Tree) -> Tree:
 def at_each(value: Tree, clients: int) -> Tree:
     """Return a tree for each of N clients, all equal: N in front of every leaf."""
     return tree_map(lambda v: v.expand(clients, *v.shape).clone(), value)
-
-
-def stored(before: Tree, reports: Reports) -> Tree:
-    """Return the trees of all clients (N, ...), with those of a round's cohort replaced."""
-
-    def put(old: Tensor, new: Tensor) -> Tensor:
-        return old.index_copy(0, reports.ids, new.to(old.dtype))
-
-    return tree_map(put, before, reports.value)
 
 
 def mean_of(models: Tree, seen: Tensor) -> Tree:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree, tree_map
+from hierfl.core.trees import Tree, tree_map, with_rows
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Server, Share, Up
@@ -38,7 +38,7 @@ from hierfl.methods.parts.averaging import (
     personal_client,
     proximal_loss,
 )
-from hierfl.methods.parts.stacked import at_each, distances, flat, mean_of, stored
+from hierfl.methods.parts.stacked import at_each, distances, flat, mean_of
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Model
@@ -202,7 +202,7 @@ def _attentive(
         def update(
             state: FedAMPServerState, means: dict[str, Tree], clock: Clock
         ) -> FedAMPServerState:
-            w = stored(state.w, means["w"])
+            w = with_rows(state.w, means["w"].ids, means["w"].value)
             seen = state.seen.index_fill(0, means["w"].ids, True)
             trained = tree_map(lambda v: v[seen], w)
             weight = attention(flat(trained))

@@ -25,13 +25,13 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree, chosen, tree_leaves, tree_map
+from hierfl.core.trees import Tree, chosen, tree_leaves, tree_map, with_rows
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Clock, Each, Method, Phase, Reports, Server, Share, Up
+from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import Descent, DescentState, common_params
-from hierfl.methods.parts.stacked import at_each, mean_of, of_each, stored
+from hierfl.methods.parts.stacked import at_each, mean_of, of_each
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
@@ -192,7 +192,7 @@ def _server(program: Program, models: int, explore: float, explore_decay: float)
         rows = ids[:, None].expand(-1, models)
         score = reports.value["scores"].to(affinity.dtype) * state.there[ids]
         affinity.index_put_((rows, state.picked[ids]), score, accumulate=True)
-        w = stored(state.w, Reports(reports.value["w"], ids))
+        w = with_rows(state.w, ids, reports.value["w"])
         seen = state.seen.index_fill(0, ids, True)
         eps = max(explore - explore_decay * clock.round, 0.0)
         picks, there = _picked(affinity, seen, eps, *_drawn(program, models, clock.round))

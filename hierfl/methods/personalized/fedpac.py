@@ -28,13 +28,13 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree, chosen, tree_map
+from hierfl.core.trees import Tree, chosen, tree_map, with_rows
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import Descent, expect_model, personal_client
-from hierfl.methods.parts.stacked import at_each, mean_of, stored
+from hierfl.methods.parts.stacked import at_each, mean_of
 from hierfl.methods.personalized.fedrep import BodyAndHeadWork, moving
 from hierfl.models.memory_network import HeadedNetwork
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
@@ -254,7 +254,8 @@ def _server(program: Program, model: HeadedNetwork, mix: bool) -> Server:
 
     def update(state: FedPACServerState, means: dict[str, Tree], clock: Clock) -> FedPACServerState:
         reports, by_label = means["head"], means["classes"]
-        reported = stored({"head": state.head, "h": state.h, "v": state.v}, reports)
+        before = {"head": state.head, "h": state.h, "v": state.v}
+        reported = with_rows(before, reports.ids, reports.value)
         seen = state.seen.index_fill(0, reports.ids, True)
         there = (by_label["count"] > 0.0).to(by_label["count"].dtype)
         mu = by_label["total"] / by_label["count"].clamp(min=1e-30)[:, None]

@@ -27,7 +27,7 @@ from torch.func import grad
 
 from hierfl.core.arguments import expect
 from hierfl.core.trees import Tree, scaled, sub, tree_leaves, tree_map
-from hierfl.data.batch import ClientBatch, parts
+from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, slope
 from hierfl.methods.about import About
@@ -36,6 +36,7 @@ from hierfl.methods.parts.averaging import (
     DescentState,
     averaging_client,
     common_params,
+    parts,
     plain_average,
 )
 from hierfl.methods.wrappers.fine_tuned import fine_tuned

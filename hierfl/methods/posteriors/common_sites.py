@@ -13,10 +13,9 @@ from torch.func import grad, vjp
 from hierfl.core.trees import Tree, add, scaled, tree_map, zeros_like
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Clock, Server, Share
-from hierfl.program.handlers import unchecked
+from hierfl.program.handlers import log_joint, unchecked
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Values
-from hierfl.program.terms import log_joint
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,10 +40,9 @@ from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import personal_client, stepping_server
 from hierfl.optimizers import Adam, Optimizer
-from hierfl.program.handlers import KeyedNoise, NoKeyedDraw, draw, unchecked
+from hierfl.program.handlers import KeyedNoise, NoKeyedDraw, draw, log_joint, unchecked
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Model, Values
-from hierfl.program.terms import log_joint
 
 DIVERGES = 2.0  # gamma times the curvature from which a chain diverges
 

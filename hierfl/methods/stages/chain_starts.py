@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from hierfl.core.chains import Whitening, thinned
+from hierfl.core.gaussians import Factor
 from hierfl.methods.stages.joint import Joint, Standard, standard_of
-from hierfl.summaries.factor import Factor, factor_of, q_of
+from hierfl.summaries.factor import factor_of, q_of
 from hierfl.summaries.moving import line_of
 from hierfl.summaries.reading import QuadratureNodes
 from hierfl.summaries.surrogate import any_client

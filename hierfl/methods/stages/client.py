@@ -9,28 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hierfl.core.gaussians import Factor, rounded
 from hierfl.core.noise import fold
+from hierfl.core.process import double_precision
 from hierfl.core.trees import Tree
-from hierfl.data.batch import ClientBatch
-from hierfl.guides.from_factor import OWN_PARAM
+from hierfl.data.batch import ClientBatch, in_double
+from hierfl.guides.from_factor import OWN_PARAM, belief_shapes, own_shapes
 from hierfl.method import Each, Share, Up
-from hierfl.methods.stages.checks import IMPOSSIBLE, NOWHERE
-from hierfl.methods.stages.expanded import Polynomials, shapes_of
+from hierfl.methods.stages.checks import IMPOSSIBLE, NOWHERE, misread, points_to_test
+from hierfl.methods.stages.expanded import Polynomials
 from hierfl.methods.stages.state import TwoStageClientState, TwoStageWork
-from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params
 from hierfl.program.sites import Values
-from hierfl.summaries.conditional import Proposal, belief_shapes, own_shapes, proposals_of
-from hierfl.summaries.exact import SUMS, Spread, sums_of
+from hierfl.summaries.conditional import Proposal, proposals_of
+from hierfl.summaries.exact import SUMS, Spread, SummedRows, sums_of
 from hierfl.summaries.expansion import coefficients_of
-from hierfl.summaries.factor import Factor, damped, factor_of, rounded
+from hierfl.summaries.factor import damped, factor_of
 from hierfl.summaries.hierarchy import Hierarchy
-from hierfl.summaries.misread import misread, points_to_test
 from hierfl.summaries.own_scale import is_one_number
 from hierfl.summaries.packed_rows import PackedRows, packed
 from hierfl.summaries.row_noise import RowNoise, private_factor, words_of
-from hierfl.summaries.summed_rows import SummedRows
 from hierfl.summaries.units import UnitScore
 from hierfl.summaries.weighing import central_variance, is_sampled
 
@@ -65,7 +64,8 @@ class RowWork:
         if self.is_weighted:
             count = coefficients_of(hierarchy, len(score.line.rest), by_row=score.by_row)
         self.polynomials = Polynomials(hierarchy, score, count)
-        shapes = own_shapes(size, mixing, sums, wide=self.has_wide) | shapes_of(size, count)
+        shapes = own_shapes(size, mixing, sums, wide=self.has_wide)
+        shapes |= {"center": (size,), "terms": (count,)} if count else {}  # of its polynomial
         shapes |= {} if hierarchy.noise is None else {"num_rows": ()}
         self.shapes = shapes | ({} if hierarchy.noise is None else belief_shapes(size))
         shapes |= {"fits": ()} if count else {}

@@ -24,9 +24,11 @@ import torch
 from torch import Tensor
 
 from hierfl.core.chains import LEAPS, Sampled, leaps_of
+from hierfl.core.process import double_precision
 from hierfl.core.traced import WorkCounter
-from hierfl.data.batch import ClientBatch
+from hierfl.data.batch import ClientBatch, in_double
 from hierfl.methods.stages.chain_starts import ChainStart, ChainStarts
+from hierfl.methods.stages.checks import misread, points_to_test
 from hierfl.methods.stages.joint import LOCATING, Joint, PlainJoint, ScalarNodes, flat
 from hierfl.methods.stages.mixing_chains import (
     LEAST,
@@ -40,10 +42,8 @@ from hierfl.methods.stages.mixing_chains import (
 )
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, ServerState
-from hierfl.program.few_rows import double_precision, in_double
 from hierfl.program.handlers import unchecked
 from hierfl.summaries.hierarchy import Factors
-from hierfl.summaries.misread import misread, points_to_test
 from hierfl.summaries.packed_rows import PackedRows, packed
 from hierfl.summaries.reading import QuadratureNodes, gauss_hermite
 from hierfl.summaries.sampling import one_thread

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hierfl.core.gaussians import Factor
 from hierfl.data.batch import ClientBatch
 from hierfl.methods.stages.state import TwoStageClientState
 from hierfl.summaries.expansion import (
@@ -22,7 +23,7 @@ from hierfl.summaries.expansion import (
     is_quiet,
     is_right,
 )
-from hierfl.summaries.factor import Factor, factor_of
+from hierfl.summaries.factor import factor_of
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.quartic import Quartic
@@ -33,11 +34,6 @@ Rows = Callable[[], PackedRows]  # of a chunk of clients, packed when they are f
 Belief = tuple[Tensor, Tensor]
 # draws at which a client of many rows is weighted first: more where it is not flat there
 FIRST = 64
-
-
-def shapes_of(size: int, coefficients: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a client's polynomial, V = `size`, with P coefficients; none of 0."""
-    return {"center": (size,), "terms": (coefficients,)} if coefficients else {}
 
 
 @dataclass(frozen=True, eq=False)

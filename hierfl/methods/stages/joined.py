@@ -11,11 +11,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from hierfl.core.process import double_precision
 from hierfl.core.trees import tree_map
 from hierfl.methods.stages.kept import Kept
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import GATHER, ServerState
-from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.summaries.carried import GOOD, carried_over
 from hierfl.summaries.conditional import terms_of_clients

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from hierfl.core.gaussians import Quadratic, dot, times, times_factor
+from hierfl.core.process import replaced
 from hierfl.core.traced import Gradient
-from hierfl.program.carried import OF_MANY_DRAWS, carried
+from hierfl.program.carried import OF_MANY_DRAWS
 from hierfl.program.handlers import unchecked
 from hierfl.program.traces import Site
 from hierfl.summaries.conditional import Proposal, normal_of
@@ -138,7 +139,7 @@ class Joint:
         """Return a function of z and e at all points x (S, K...) and e (S, ...), some at once."""
         at_once = AT_ONCE // max(1, e[0].numel() * (self.own + 1))
         chunk = min(max(1, at_once), len(e))
-        with unchecked(), carried(OF_MANY_DRAWS):
+        with unchecked(), replaced(OF_MANY_DRAWS):
             return torch.vmap(function, chunk_size=chunk)(x[:, : self.shared], e)
 
     def _value(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hierfl.core.gaussians import LOG_2_PI
 from hierfl.core.importance_sampling import K_HAT
+from hierfl.core.process import double_precision
 from hierfl.core.trees import copied, tree_map
 from hierfl.data.absent import RowsNotSaved
 from hierfl.data.clients import ClientData
@@ -28,11 +29,9 @@ from hierfl.methods.stages.sums import RoundsOfSums
 from hierfl.methods.stages.two_stage import server_rounds
 from hierfl.methods.stages.weighted import Weighted, warn_of_sds, weighted
 from hierfl.methods.stages.weighting import ENOUGH, PROPOSING
-from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Program
-from hierfl.program.recipes import recipe_of
-from hierfl.program.sites import Values
+from hierfl.program.sites import Values, recipe_of
 from hierfl.summaries.carried import GOOD, carried_over
 from hierfl.summaries.conditional import terms_of_clients
 from hierfl.summaries.hierarchy import Factors

@@ -15,16 +15,16 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from hierfl.core.process import double_precision
 from hierfl.core.trees import tree_map
 from hierfl.core.user_warnings import warn
+from hierfl.guides.from_factor import belief_shapes
 from hierfl.method import Clock, Reports, Surprise
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import ServerState
 from hierfl.methods.stages.weighting import Weighting
-from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.program.sites import Values
-from hierfl.summaries.conditional import belief_shapes
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.noisy_sums import Designs, NoisySums
 from hierfl.summaries.sampling import one_thread

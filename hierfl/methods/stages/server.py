@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hierfl.core.trees import Tree, copied, tree_map
+from hierfl.core.process import double_precision
+from hierfl.core.trees import Tree, copied, tree_map, with_rows
 from hierfl.method import Clock, Reports, Surprise, WeightedDraws
-from hierfl.methods.parts.stacked import stored
 from hierfl.methods.stages.anchored import (
     anchor_of,
     begun,
@@ -28,7 +28,6 @@ from hierfl.methods.stages.state import (
     ServerState,
 )
 from hierfl.methods.stages.weighting import FITTING, Weighting
-from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params
 from hierfl.summaries.exact import explained
@@ -206,7 +205,7 @@ class Rounds:
     def with_sent(self, state: ServerState, sent: Tree, reports: Reports) -> ServerState:
         """Return the state with what clients have sent of a part of what is kept of them."""
         seen, old = state.seen.index_fill(0, reports.ids, True), vars(state.factors)
-        new = stored({name: old[name] for name in sent}, Reports(sent, reports.ids))
+        new = with_rows({name: old[name] for name in sent}, reports.ids, sent)
         return replace(state, factors=replace(state.factors, **new), seen=seen)
 
     def _integrated(self, state: ServerState, clock: Clock) -> ServerState:

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from hierfl.core import noise
+from hierfl.core.gaussians import Factor, rounded
 from hierfl.core.trees import tree_map
 from hierfl.method import Clock, Reports
 from hierfl.methods.stages.client import RowWork
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import GATHER, ServerState, TwoStageClientState, TwoStageWork
-from hierfl.summaries.exact import SUMS, Sums
-from hierfl.summaries.factor import Factor, factor_of, rounded
-from hierfl.summaries.summed_rows import SummedRows
+from hierfl.summaries.exact import SUMS, SummedRows, Sums
+from hierfl.summaries.factor import factor_of
 from hierfl.summaries.weighing import is_sampled
 
 MOST_TURNS = 60  # of the server with itself; it stops earlier

@@ -42,6 +42,7 @@ from typing import NamedTuple
 import torch
 
 from hierfl.core.arguments import expect
+from hierfl.core.process import double_precision
 from hierfl.guides.from_factor import OWN_PARAM, FromFactor, from_factor
 from hierfl.guides.global_sites import empirical
 from hierfl.method import Client, Method, Phase, Server
@@ -52,7 +53,6 @@ from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import TwoStageClientState, TwoStageWork
 from hierfl.methods.stages.sums import RoundsOfSums
 from hierfl.methods.stages.weighting import Weighting
-from hierfl.program.few_rows import double_precision
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Program, ProgramError, once_a_program
 from hierfl.program.sites import Model

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hierfl.core.importance_sampling import DOUBT, K_HAT, normal_points, rests_on_few
-from hierfl.core.proposal import fitted
+from hierfl.core.importance_sampling import DOUBT, K_HAT, fitted, normal_points, rests_on_few
 from hierfl.method import Clock, Reports
 from hierfl.methods.stages.checks import NOWHERE, OFF
 from hierfl.methods.stages.state import DONE, Attempt, Belief, ServerState

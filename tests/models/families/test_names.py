@@ -13,7 +13,7 @@ from scipy.stats import lognorm
 from hierfl.models import families
 from hierfl.models.families import Response
 from hierfl.models.families.names import ALIASES, FAMILIES
-from hierfl.program.recipes import recipe_of
+from hierfl.program.sites import recipe_of
 
 
 @pytest.mark.parametrize("name", FAMILIES)

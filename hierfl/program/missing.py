@@ -1,45 +1,27 @@
-"""Checks of columns: missing values, and a scale far from that of default priors."""
+"""Whether a program handles the missing values of its data: labels that do not count, finite densities."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from pyro import poutine
 from torch import Tensor
-from torch.distributions import constraints
 from torch.func import grad_and_value
 
 from hierfl.core.trees import tree_leaves
-from hierfl.core.user_warnings import warn
-from hierfl.data.arrays import RowsFault
 from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
 from hierfl.data.clients import ClientData
+from hierfl.data.consistency import RowsFault
 from hierfl.program.few_rows import labeled
-from hierfl.program.handlers import unchecked, untouched_store
+from hierfl.program.handlers import log_joint, unchecked, untouched_store
+from hierfl.program.labels import holes
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
-from hierfl.program.terms import log_joint
 from hierfl.program.traces import Center, counts_of
 
 ROWS_AT_ONCE = 4096
-
-
-def holes(data: ClientData) -> dict[str, Tensor]:
-    """Return the fields with NaN or infinity: name -> whether each row (n,) or client (N,) has any."""
-    missing = {}
-    for name, values in {**data.fields, **data.client_fields}.items():
-        # a sum tells in a tenth of the time; one of large values may be infinite itself
-        rows = values if values.stride(0) else values[:1]  # of rows that are not there
-        if values.is_floating_point() and not bool(rows.sum().isfinite()):
-            bad = ~values.isfinite()
-            bad = bad.flatten(1).any(1) if bad.dim() > 1 else bad
-            if bool(bad.any()):
-                missing[name] = bad
-    return missing
 
 
 def filled(data: ClientData) -> ClientData:
@@ -142,59 +124,3 @@ def _is_finite(program: Program, batch: ClientBatch) -> bool:
 
 def _has_holes(values: Tensor) -> bool:
     return values.is_floating_point() and not bool(values.isfinite().all())
-
-
-FAR = 1000.0  # of mean or standard deviation; units such as years and kilograms stay below
-
-
-def warn_of_unscaled(program: Program, data: ClientData) -> None:
-    """Warn of number columns whose mean or sd exceeds `FAR`; only unbounded labels are looked at."""
-    if hasattr(
-        inspect.unwrap(program.model), "all_priors"
-    ):  # a formula's priors are in the units of its columns
-        return
-    for name in sorted(program.reads.model & set(data.fields)):
-        support = program.supports.get(name, ("", constraints.real))[1]
-        if support is not constraints.real or data.fields[name].dim() > 2:
-            continue
-        far = list(_far(data, name))
-        if far and _is_number(program, name):
-            others = f", and {len(far) - 1} more columns" if len(far) > 1 else ""
-            warn(
-                f"{far[0]}{others}: default priors and step sizes are for columns of about unit "
-                f"scale; scale it, hierfl.standardize(train, test, fields=('{name}',))",
-            )
-
-
-def _far(data: ClientData, name: str) -> Iterator[str]:
-    values = data.fields[name]
-    if values.dtype == torch.bool or len(values) < 2:
-        return
-    columns = values if values.dim() == 2 else values[:, None]
-    low, high = columns.aminmax(dim=0)
-    largest: Tensor = torch.maximum(low.double().abs(), high.double().abs())
-    # the mean and sd of the others are smaller still
-    for j in (largest > FAR).nonzero()[:, 0].tolist():
-        column = columns[:, j].double()
-        mean, sd = column.mean().item(), column.std().item()
-        if max(abs(mean), sd) > FAR:
-            labels = data.features.get(name)
-            which = f"field '{name}'"
-            if values.dim() == 2:
-                which = f"column '{labels[j]}' of {which}" if labels else f"column {j} of {which}"
-            yield f"{which} has mean {mean:,.6g} and sd {sd:,.6g}"
-
-
-def _is_number(program: Program, name: str) -> bool:
-    """Return whether the model runs on the field as floats, which cannot be an index."""
-    batch: ClientBatch = program.prototype
-    values = batch.fields[name]
-    if values.is_floating_point():
-        return True
-    floats = replace(batch, fields={**batch.fields, name: values.to(batch.counts.dtype)})
-    try:
-        with untouched_store(), Center():
-            poutine.trace(program.model).get_trace(floats)
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        return False
-    return True
