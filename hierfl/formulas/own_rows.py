@@ -14,11 +14,14 @@ import pandas as pd
 from hierfl.data.row_differences import Codes, codes_of_values, joined
 from hierfl.formulas.answers import argument_of, design_columns, group_names, told_of_designs
 from hierfl.formulas.columns import (
+    CENSORED,
     by_client,
     column_fault,
     complete,
     holds_numbers,
     incomplete,
+    named,
+    number_column,
     numbers,
     prepared,
 )
@@ -252,6 +255,11 @@ def disclosed_of(formula: Any, frame: pd.DataFrame, client: str) -> Disclosed:
     declared, schema = formula.declared, formula.agreed
     frame = own_rows(declared, frame, client, schema.min_count)
     ready = prepared(frame, schema.columns, client)
+    additions = declared.parts.additions
+    if end := additions.get("upper"):  # which is read of intervals alone
+        kinds = named(frame[additions["cens"]], additions["cens"], client)
+        is_interval = np.isin(kinds, ("interval", str(CENSORED["interval"])))
+        ready[end] = np.where(is_interval, number_column(frame[end], end, client), 0.0)
     numbers_of = [name for name, column in schema.columns.items() if column.kind == "number"]
     # what the schema has told of these is of other values where they set rows apart
     read = {name: ready[name][ready[name].notna()].to_numpy(np.float64) for name in numbers_of}
@@ -267,14 +275,13 @@ def disclosed_of(formula: Any, frame: pd.DataFrame, client: str) -> Disclosed:
         for part, label, values in _of_bars(layout, frame, ready, client):
             columns[label] = values
             rows_known |= {label: rows_known[part]} if part in rows_known else {}
-    additions = declared.parts.additions
     for label in (*declared.parts.labels, *filter(None, [additions.get("weights")])):
         if schema.columns[label].kind == "number":
             columns[label] = ready[label].to_numpy(np.float64)
     names_of = [label for label in declared.parts.labels if schema.columns[label].kind != "number"]
     codes = {*names_of, additions.get("cens"), additions.get("event")}
-    named = {name: _added(ready[name], name in codes) for name in (*names_of, *additions.values())}
-    beside = dict(chain.from_iterable(named.values()))
+    added = {name: _added(ready[name], name in codes) for name in (*names_of, *additions.values())}
+    beside = dict(chain.from_iterable(added.values()))
     for label in declared.parts.labels if declared.family.edges else ():
         piece = np.searchsorted(declared.family.edges, ready[label], side="right")
         beside |= dict(_added(pd.Series(piece, name=f"{label} by piece"), True))

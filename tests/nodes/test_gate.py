@@ -455,6 +455,11 @@ BESIDE: dict[str, tuple[str, Any, dict[str, tuple[Any, ...]]]] = {
     "a name of several": ("state ~ age", "categorical", {"state": ("in", "out", "moved")}),
     "an ordered level": ("state ~ age", "cumulative", {"state": (1, 2, 3)}),
     "a code of censoring": ("time | cens(code) ~ age", "weibull", {"code": (0, -1, 1)}),
+    "an end of an interval": (
+        "time | cens(kind, upto) ~ age",
+        "weibull",
+        {"upto": (300.0, 400.0)},
+    ),
     "zeros of a hurdle": ("dose ~ age; hu ~ age", "hurdle_gamma", {"dose": (2.5, 0.0, 7.0)}),
     "more zeros": ("k ~ age; zi ~ age", "zero_inflated_poisson", {"k": (3, 0, 4, 5)}),
     "ones of shares": ("share ~ age", "ordered_beta", {"share": (0.5, 1.0, 0.0)}),
@@ -473,6 +478,7 @@ def test_what_stands_beside_a_response_is_of_enough_rows(name: str) -> None:
     ((column, (usual, other, *others)),) = values.items()
     made = hierfl.formula(f"{text} + (1 | hospital)", family, clients="hospital")
     own = rows(0).assign(time=np.arange(N) + 1.0, k=np.arange(N) % 2, ill=np.arange(N) % 2)
+    own["kind"] = "interval"
     for count in (1, 4, 5, 100):
         own[column] = np.where(np.arange(N) < count, other, usual)
         south = own.assign(**{column: np.resize([usual, other, *others], N)})

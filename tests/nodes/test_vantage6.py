@@ -20,6 +20,7 @@ import hierfl
 from hierfl.cli.officer_page import entries
 from hierfl.core.trees import tree_map
 from hierfl.formulas.columns import Column
+from hierfl.formulas.parse import ADDITIONS
 from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
 from hierfl.models.families.names import FAMILIES
@@ -269,6 +270,32 @@ def test_a_policy_that_lists_no_function_allows_none(tmp_path: Path) -> None:
     policy.write_text('columns = ["y", "x", "h"]\ntransforms = []\n')
     with pytest.raises(Forbidden, match="waits for the approval"):
         check_brought(asked, tmp_path, None, {})
+
+
+# addition to a response -> how it reads a column, and a family that has it
+READS = {
+    "trials": ("y | trials(secret) ~ x", "binomial"),
+    "weights": ("y | weights(secret) ~ x", "gaussian"),
+    "cens": ("y | cens(secret) ~ x", "weibull"),
+    "event": ("y | event(secret) ~ x", "weibull"),
+    "upper": ("y | cens(x, secret) ~ z", "weibull"),
+    "entry": ("y | entry(secret) ~ x", "weibull"),
+}
+
+
+@pytest.mark.parametrize("addition", sorted(ADDITIONS.keys() - {"trunc"}))  # which reads none
+def test_no_addition_reads_a_column_that_the_policy_does_not_list(
+    addition: str, tmp_path: Path
+) -> None:
+    text, family = READS[addition]
+    asked = hierfl.formula(text, family, clients="h")
+    assert asked.declared.parts.additions[addition] == "secret"
+    for listed in (["h", "x", "y", "z"], ["h", "secret", "x", "y", "z"]):
+        (tmp_path / "policy.toml").write_text(f"columns = {json.dumps(listed)}\n")
+        waits = pytest.raises(Forbidden, match="waits for the approval")
+        with nullcontext() if "secret" in listed else waits:
+            check_brought(asked, tmp_path, None, {})
+    assert "secret" in next((tmp_path / "previews").glob("*.txt")).read_text()
 
 
 def test_the_column_of_clients_is_read_too(tmp_path: Path) -> None:
