@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pandas as pd
@@ -384,6 +385,28 @@ def test_what_a_container_prints_names_no_value(
     assert not [one for one in recwarn if "4711" in str(one.message)]
     printed = capfd.readouterr()
     assert "0 bytes leave this node" in printed.out + printed.err
+
+
+def test_an_organization_that_never_answers_keeps_nobody_waiting(functions: Any) -> None:
+    over = Event()
+
+    class Slow(Organizations):
+        def create(self, **sent: Any) -> dict[str, int]:
+            return {"id": sent["organizations"][0]}
+
+        def wait_for_results(self, task_id: int, interval: float) -> list[str]:
+            if task_id == 1:
+                over.wait()
+            return ["aGllcmZs"]
+
+    asked = {**HOW, "priors": None, "missing": "refuse"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functions, "SOON", 0.2)
+        reached = functions._nodes(Slow(functions), range(3), asked, 1, 0.2)
+        answers = {of.client: of.reason for of in reached.send("introduce", {"1": b"", "2": b""})}
+    over.set()
+    assert answers["1"] == "its task 1 gave no answer within 0.2 s"
+    assert "it is not" in answers["2"]
 
 
 def test_the_store_describes_what_there_is() -> None:
