@@ -20,8 +20,9 @@ from hierfl.data.arrays import RowsFault
 from hierfl.data.row_differences import codes_of_values
 from hierfl.formulas.constants import STATEFUL, Implausible, Stateful
 from hierfl.formulas.disclosure import coarse, isolated, singled_out, tells_of_few
-from hierfl.formulas.own_rows import check_design, check_together, kept_columns, moved_values
+from hierfl.formulas.own_rows import check_design, check_together, kept_columns
 from hierfl.formulas.questions import Question
+from hierfl.formulas.read_rows import ReadRows
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.time_answers import Observed, client_logrank
 from hierfl.models.families import named, piecewise_exponential
@@ -122,7 +123,7 @@ def test_numbers_of_any_dtype_are_coarse(dtype: Any, tmp_path: Path) -> None:
         north = parts(value)["north"].astype({"load": dtype})
         said = json.loads(answer_schema(made, {"north": north}, tmp_path / str(value), content))
         assert said["answer"]["load"]["sums"] == {"count": N, "total": 0.0, "squares": 0.0}
-        (fitted,) = moved_values(north, made.declared, 5).values()
+        (fitted,) = ReadRows(made.declared, north, "north", 5).moved.values()
         assert not fitted.any()
 
 
@@ -721,12 +722,13 @@ def test_log_rank_sums_of_ranges_test_as_those_of_times_do() -> None:
 
 def test_designs_are_compared_whatever_row_or_column_has_left() -> None:
     """The codes of the rows that are left may be those with which the earlier ones begin."""
-    formula = SimpleNamespace(declared=SimpleNamespace(rows_of={"x": "number"}, columns_read=()))
+    declared: Any = SimpleNamespace(rows_of={"x": "number"}, columns_read=())
     frame, key, columns = pd.DataFrame({"x": np.arange(40.0)}), b"k" * 32, np.ones((40, 2))
-    earlier = kept_columns(formula, frame, columns, key)
+    earlier = kept_columns(ReadRows(declared, frame, "north"), columns, key)
     order = np.argsort(codes_of_values(frame["x"].to_numpy(), key), kind="stable")
     fewer = frame.iloc[np.sort(order[:-1])].reset_index(drop=True)
-    check_together(
-        [(*kept_columns(formula, fewer, columns[:-1], key), True), (*earlier, True)], fewer, key, 5
-    )
-    check_together([(*earlier, True), (("gone",), b"-" * 9, True)], frame, key, 5)
+    rows = ReadRows(declared, fewer, "north", 5)
+    now = kept_columns(rows, columns[:-1], key)
+    check_together([(*now, True), (*earlier, True)], rows, key)
+    rows = ReadRows(declared, frame, "north", 5)
+    check_together([(*earlier, True), (("gone",), b"-" * 9, True)], rows, key)
