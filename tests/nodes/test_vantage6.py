@@ -388,11 +388,13 @@ def test_what_a_container_prints_names_no_value(
 
 
 def test_an_organization_that_never_answers_keeps_nobody_waiting(functions: Any) -> None:
+    """Nor does one that no task can be made for."""
     over = Event()
 
     class Slow(Organizations):
-        def create(self, **sent: Any) -> dict[str, int]:
-            return {"id": sent["organizations"][0]}
+        def create(self, **sent: Any) -> Any:
+            (number,) = sent["organizations"]
+            return {"msg": "it has no key"} if number == 0 else {"id": number}
 
         def wait_for_results(self, task_id: int, interval: float) -> list[str]:
             if task_id == 1:
@@ -400,11 +402,13 @@ def test_an_organization_that_never_answers_keeps_nobody_waiting(functions: Any)
             return ["aGllcmZs"]
 
     asked = {**HOW, "priors": None, "missing": "refuse"}
+    contents = dict.fromkeys(["0", "1", "2"], b"")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functions, "SOON", 0.2)
         reached = functions._nodes(Slow(functions), range(3), asked, 1, 0.2)
-        answers = {of.client: of.reason for of in reached.send("introduce", {"1": b"", "2": b""})}
+        answers = {of.client: of.reason for of in reached.send("introduce", contents)}
     over.set()
+    assert answers["0"] == "no task can be made for it (KeyError)"
     assert answers["1"] == "its task 1 gave no answer within 0.2 s"
     assert "it is not" in answers["2"]
 

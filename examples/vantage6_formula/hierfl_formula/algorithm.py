@@ -110,8 +110,11 @@ def _nodes(
         tasks = {}
         for name, request in requests.items():
             sent = {"method": "partial", "kwargs": {**asked, "request": _text(request)}}
-            made = client.task.create(input_=sent, organizations=[int(name)], name="hierfl request")
-            tasks[name] = made["id"]
+            try:
+                here = {"organizations": [int(name)], "name": "hierfl request"}
+                tasks[name] = client.task.create(input_=sent, **here)["id"]
+            except Exception as error:  # it may have left, or lack a key of its own
+                yield Answer(name, None, f"no task can be made for it ({type(error).__name__})")
         until = monotonic() + timeout
         for name, task in tasks.items():
             try:
