@@ -23,7 +23,7 @@ def codes_of_values(values: NDArray[Any], key: bytes) -> Codes:
 
     places, kinds = pd.factorize(values, use_na_sentinel=False)
     numbers = pd.to_numeric(pd.Series(kinds, dtype=object), errors="coerce").to_numpy(np.float64)
-    texts = pd.util.hash_array(np.array(list(map(str, kinds)), dtype=object))
+    texts = pd.util.hash_array(np.array(list(map(str, kinds)), dtype=object), categorize=False)
     is_text = np.isnan(numbers) & ~np.asarray(pd.isna(kinds))
     codes: Codes = np.where(is_text, mixed(texts, key), _codes_of_numbers(numbers, key))[places]
     return codes

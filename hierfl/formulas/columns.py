@@ -148,7 +148,9 @@ def kind_of(series: Any, name: str, client: str) -> Kind:
         return "category"
     if series.dtype.kind in "iufb":
         return "number"
-    values = series[~missing_in(series)].tolist()
+    is_text = isinstance(series.dtype, pd.StringDtype)
+    # each text once: of a thousand rows most have those of others
+    values = (series.drop_duplicates() if is_text else series)[lambda of: ~missing_in(of)].tolist()
     words = [v for v in values if isinstance(v, str)]
     others = [v for v in values if not isinstance(v, str)]
     if not words and all(isinstance(v, numbers_of.Real | np.bool_) for v in others):
@@ -247,8 +249,10 @@ def missing_in(series: Any) -> NDArray[np.bool_]:
     kind = series.dtype.kind
     if isinstance(series.dtype, np.dtype) and kind in "biuf":  # at a tenth of pandas's cost
         return np.isnan(series.to_numpy()) if kind == "f" else np.zeros(len(series), dtype=bool)
-    is_empty = series == "" if kind == "O" else False
-    missing: NDArray[np.bool_] = (series.isna() | is_empty).to_numpy(dtype=bool)
+    # of the array, since a series takes five times as long
+    missing: NDArray[np.bool_] = np.array(series.array.isna())
+    if kind == "O":
+        missing[~missing] = np.asarray(series.array[~missing] == "", dtype=bool)
     return missing
 
 
@@ -257,7 +261,11 @@ def complete(
     frame: pd.DataFrame, columns: Mapping[str, Kind | None], client: str, missing: str
 ) -> pd.DataFrame:
     """Return a client's rows without those that miss a value; "refuse" refuses them."""
-    gone = incomplete(frame, columns, client, missing)
+    return without(frame, incomplete(frame, columns, client, missing), client)
+
+
+def without(frame: pd.DataFrame, gone: NDArray[np.bool_], client: str) -> pd.DataFrame:
+    """Return a client's rows without those that are `gone`, (n,)."""
     if gone.all():
         what = f"every row of client '{client}' lacks a value: leave the client out, or fill them"
         raise RowsFault(what, "every row lacks a value of the formula's columns")

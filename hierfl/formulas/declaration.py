@@ -155,8 +155,9 @@ class Declaration:
 
     @property
     def columns_read(self) -> tuple[str, ...]:
-        """The columns of `rows_of`, and the covariates that rows may lack."""
-        return (*self.rows_of, *self.imputed)
+        """The columns of `rows_of`, and those that rows may lack: covariates, and ends of intervals."""
+        ends = [name for of, name in self.parts.additions.items() if of == "upper"]
+        return tuple(dict.fromkeys((*self.rows_of, *self.imputed, *ends)))
 
     @cached_property
     def columns(self) -> dict[str, Kind | None]:

@@ -123,7 +123,13 @@ def coarse_frame(
 
     Rounds send sums of a response, and of what stands beside it, as it is: few rows may share a value.
     """
-    made = {name: of for name, _, of in coarse_columns(frame, kinds, declared, least)}
+    return with_coarse(
+        frame, {name: of for name, _, of in coarse_columns(frame, kinds, declared, least)}
+    )
+
+
+def with_coarse(frame: Any, made: dict[str, Floats]) -> Any:
+    """Return a frame with what is made of some of its columns."""
     for name, values in made.items():
         if not len(values):  # they cannot be told about at all: only that they are there
             made[name] = np.where(np.isfinite(numbers(frame[name])), 0.0, np.nan)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import reduce
 from itertools import chain, combinations
 from typing import Any, NamedTuple
@@ -11,18 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from hierfl.data.row_differences import Codes, codes_of_values, joined
+from hierfl.data.row_differences import Codes, joined
 from hierfl.formulas.answers import argument_of, design_columns, group_names, told_of_designs
 from hierfl.formulas.columns import (
-    by_client,
+    CENSORED,
     column_fault,
-    complete,
     holds_numbers,
-    incomplete,
+    named,
+    number_column,
     numbers,
     prepared,
 )
-from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import (
     EXACT,
@@ -30,14 +28,14 @@ from hierfl.formulas.disclosure import (
     SHARE,
     Floats,
     coarse,
-    coarse_columns,
     isolated,
     outcomes_of,
     singled_out,
     tells_of_few,
 )
-from hierfl.formulas.imputed import filled, known_values, with_known
+from hierfl.formulas.imputed import filled, known_values
 from hierfl.formulas.layout import Layout
+from hierfl.formulas.read_rows import ReadRows, scattered
 from hierfl.formulas.schema import OFFSET, STATEFUL, Implausible
 from hierfl.formulas.terms import options_of
 
@@ -45,27 +43,6 @@ FEW = (
     "{} singles out fewer than {} rows of this client: leave its term out, merge its levels, have a "
     "column of its logarithm, or let the node's owner lower min_count"
 )
-
-
-def own_rows(declared: Declaration, frame: pd.DataFrame, client: str, least: int) -> pd.DataFrame:
-    """Return the rows of a client that a formula keeps, its covariates numbers or NaN."""
-    whole = complete(frame, declared.rows_of, client, declared.missing)
-    return with_known(whole, declared, client, least) if declared.imputed else whole
-
-
-def moved_values(frame: Any, declared: Declaration, least: int) -> dict[str, Floats]:
-    """Return the covariates of a client's complete rows that its node fits by `coarse` values: column -> (n,).
-
-    Rounds then tell no more of them than a schema. Outcomes, and what stands beside them, stay as they are.
-    """
-    every = coarse_columns(frame, declared.columns, declared, least)
-    return {
-        name: made
-        for name, values, made in every
-        if name not in outcomes_of(declared)
-        and len(made)
-        and not np.array_equal(made, values, True)
-    }
 
 
 class FittedRows(NamedTuple):
@@ -77,45 +54,28 @@ class FittedRows(NamedTuple):
 
 def fitted_rows(formula: Any, frames: Any) -> FittedRows:
     """Return the rows of a node's one client as it fits them; `formula` is a `Formula` with the schema."""
-    ((client, frame),) = by_client(frames, formula.clients).items()
-    declared, least = formula.declared, formula.agreed.min_count
-    there = ~incomplete(frame, declared.rows_of, client, declared.missing)
-    moved = moved_values(own_rows(declared, frame, client, least), declared, least)
-    made = {name: numbers(frame[name]).copy() for name in moved}
-    for name, values in moved.items():
-        made[name][there] = values
-    return FittedRows({client: frame.assign(**made)}, tuple(sorted(moved)))
+    rows = ReadRows.of(formula, frames, formula.agreed.min_count)
+    made = {name: numbers(rows.frame[name]).copy() for name in rows.moved}
+    for name, values in rows.moved.items():
+        made[name][rows.there] = values
+    return FittedRows({rows.client: rows.frame.assign(**made)}, tuple(sorted(made)))
 
 
-def told_numbers(formula: Any, frame: pd.DataFrame, client: str, least: int) -> Floats:
+def told_numbers(rows: ReadRows) -> Floats:
     """Return the columns of numbers of a client's rows, and squares of covariates, (N, p): a schema gives their sums.
 
     NaN stands where a row has no value, or is not among those that the formula keeps. Few rows may share
     a value of an outcome, so that its own two sums tell of these.
     """
-    declared = formula.declared
-    whole, outcomes = own_rows(declared, frame, client, least), outcomes_of(declared)
-    made = []
-    for name, _, values in coarse_columns(whole, declared.columns, declared, least):
+    outcomes, made = outcomes_of(rows.declared), [np.zeros((len(rows.own), 0))]
+    for name, (_, values) in rows.numbers.items():
         if (there := np.isfinite(values)).any():
-            made.append(np.where(there, values, np.nan))
-            away = made[-1] - values[there].mean()
-            made += [] if name in outcomes else [(away / (values[there].std() or 1.0)) ** 2]
-    columns = np.stack(made, axis=1) if made else np.zeros((len(whole), 0))
-    return on_every_row(formula, columns, frame, client)
-
-
-def on_every_row(formula: Any, columns: Floats, frame: pd.DataFrame, client: str) -> Floats:
-    """Return columns of the rows that a formula keeps, (n, p), with NaN in a client's other rows, (N, p)."""
-    declared = formula.declared
-    return scattered(columns, ~incomplete(frame, declared.rows_of, client, declared.missing))
-
-
-def scattered(columns: Floats, there: Any) -> Floats:
-    """Return columns, (n, p), of the rows that are `there`, (N,), with NaN in the others, (N, p)."""
-    made = np.full((len(there), columns.shape[1]), np.nan)
-    made[there] = columns
-    return made
+            away = np.where(there, values - values[there].mean(), np.nan)
+            made.append(np.where(there, values, np.nan)[:, None])
+            made += (
+                [] if name in outcomes else [(away / (values[there].std() or 1.0))[:, None] ** 2]
+            )
+    return rows.on_every_row(np.hstack(made))
 
 
 def described_numbers(
@@ -136,45 +96,40 @@ def described_numbers(
     return np.hstack([np.zeros((len(frame), 0)), *columns, *masks])
 
 
-def told_columns(formula: Any, frame: pd.DataFrame, client: str, question: Any) -> Floats:
-    """Return the columns of a client's rows as it fits them, (N, p), of which an answer has the sums."""
-    declared, schema, least = formula.declared, question.schema, question.min_count
-    fitted = fitted_rows(replace(formula, schema=schema), {client: frame}).frames[client]
-    fitted = own_rows(declared, fitted, client, least)
+def told_columns(rows: ReadRows, question: Any) -> Floats:
+    """Return the columns of a client's rows, (N, p), of which an answer has the sums."""
+    declared, schema, client = rows.declared, question.schema, rows.client
     if question.kind == "call":
         (call, *_) = (call for call in declared.calls if str(call) == question.text)
-        values = argument_of(call, schema, fitted, client)
+        values = argument_of(call, schema, rows.told, client)
         has_powers = STATEFUL[call.callee].needs == "powers"
         degree = int(options_of(call)["degree"]) if has_powers else 1
         scaled = (values - values.mean()) / (values.std() or 1.0)
         columns = [*(scaled[:, None] ** np.arange(1, 2 * degree + 1)).T]
     else:
         designs = every_design_of(declared, schema)
-        every, response = design_columns(designs, declared, schema, fitted, client)
-        columns = [*told_of_designs(designs, every, least).exact.values()]
-        columns += [] if response is None else [coarse(response, least, by_value=False)]
+        every, response = design_columns(designs, declared, schema, rows.told, client)
+        columns = [*told_of_designs(designs, every, rows.least).exact.values()]
+        columns += [] if response is None else [coarse(response, rows.least, by_value=False)]
     known = [values[:, None] for values in columns if np.isfinite(values).any()]
-    whole = np.hstack([np.zeros((len(fitted), 0)), *known])
-    return on_every_row(formula, whole, frame, client)
+    return rows.on_every_row(np.hstack([np.zeros((len(rows.own), 0)), *known]))
 
 
-def kept_columns(
-    formula: Any, frame: pd.DataFrame, columns: Floats, key: bytes
-) -> tuple[tuple[str, ...], bytes]:
+def kept_columns(rows: ReadRows, columns: Floats, key: bytes) -> tuple[tuple[str, ...], bytes]:
     """Return what columns, (N, p), were made of, by name; and its codes, by which rows are sorted, and the columns.
 
     Means stand where a row is not counted: how many are is known.
     """
-    declared = formula.declared
-    names = tuple(sorted({*declared.rows_of, *declared.columns_read} & {*frame}))
-    order, codes = _in_order(frame, names, key)
+    declared = rows.declared
+    names = tuple(sorted({*declared.rows_of, *declared.columns_read} & {*rows.frame}))
+    order, codes = _in_order(rows, names, key)
     whole = np.where(np.isnan(columns), np.nanmean(columns, 0), columns)
     return names, codes + whole[order].T.tobytes()
 
 
-def _in_order(frame: pd.DataFrame, names: Iterable[str], key: bytes) -> tuple[Any, bytes]:
+def _in_order(rows: ReadRows, names: Iterable[str], key: bytes) -> tuple[Any, bytes]:
     """Return an order of rows, (n,), that only some columns determine; n, and the codes of these in it."""
-    codes = reduce(joined, (codes_of_values(frame[name].to_numpy(), key) for name in names))
+    codes = reduce(joined, (rows.codes(name, key) for name in names))
     order = np.argsort(codes, kind="stable")
     return order, len(order).to_bytes(8, "little") + codes[order].tobytes()
 
@@ -189,20 +144,20 @@ def _read(content: bytes) -> tuple[Codes, Floats]:
 
 
 def check_together(
-    told: Iterable[tuple[Sequence[str], bytes, bool]], frame: pd.DataFrame, key: bytes, least: int
+    told: Iterable[tuple[Sequence[str], bytes, bool]], own_rows: ReadRows, key: bytes
 ) -> None:
     """Refuse columns that with others that were `told` of the rows tell of few of these (`Implausible`).
 
     Those are `kept_columns`, the new ones first, and whether they are of a design: of as many columns of
     designs as there are rows, any are told of. A frame may have other rows than before, in another order.
     """
-    every, rows = list[tuple[Any, Floats, bool]](), len(frame)
+    every, rows, least = list[tuple[Any, Floats, bool]](), len(own_rows.frame), own_rows.least
     orders: dict[Any, tuple[Any, Codes]] = {}
     for names, content, is_design in told:
-        if not {*names} <= {*frame}:
+        if not {*names} <= {*own_rows.frame}:
             continue  # of rows that had other columns
         if (read := (*names,)) not in orders:  # most are of the same columns
-            order, now = _in_order(frame, names, key)
+            order, now = _in_order(own_rows, names, key)
             orders[read] = order, _read(now)[0]
         (order, own_codes), (codes, columns) = orders[read], _read(content)
         own, there = np.intersect1d(own_codes, codes, return_indices=True)[1:]
@@ -249,8 +204,13 @@ class Disclosed(NamedTuple):
 def disclosed_of(formula: Any, frame: pd.DataFrame, client: str) -> Disclosed:
     """Return what a fit tells of a client's rows as it fits them; `formula` is a `Formula` with the schema."""
     declared, schema = formula.declared, formula.agreed
-    frame = own_rows(declared, frame, client, schema.min_count)
+    frame = ReadRows(declared, frame, client, schema.min_count).own
     ready = prepared(frame, schema.columns, client)
+    additions = declared.parts.additions
+    if end := additions.get("upper"):  # which is read of intervals alone
+        kinds = named(frame[additions["cens"]], additions["cens"], client)
+        is_interval = np.isin(kinds, ("interval", str(CENSORED["interval"])))
+        ready[end] = np.where(is_interval, number_column(frame[end], end, client), 0.0)
     numbers_of = [name for name, column in schema.columns.items() if column.kind == "number"]
     # what the schema has told of these is of other values where they set rows apart
     read = {name: ready[name][ready[name].notna()].to_numpy(np.float64) for name in numbers_of}
@@ -266,14 +226,13 @@ def disclosed_of(formula: Any, frame: pd.DataFrame, client: str) -> Disclosed:
         for part, label, values in _of_bars(layout, frame, ready, client):
             columns[label] = values
             rows_known |= {label: rows_known[part]} if part in rows_known else {}
-    additions = declared.parts.additions
     for label in (*declared.parts.labels, *filter(None, [additions.get("weights")])):
         if schema.columns[label].kind == "number":
             columns[label] = ready[label].to_numpy(np.float64)
     names_of = [label for label in declared.parts.labels if schema.columns[label].kind != "number"]
     codes = {*names_of, additions.get("cens"), additions.get("event")}
-    named = {name: _added(ready[name], name in codes) for name in (*names_of, *additions.values())}
-    beside = dict(chain.from_iterable(named.values()))
+    added = {name: _added(ready[name], name in codes) for name in (*names_of, *additions.values())}
+    beside = dict(chain.from_iterable(added.values()))
     for label in declared.parts.labels if declared.family.edges else ():
         piece = np.searchsorted(declared.family.edges, ready[label], side="right")
         beside |= dict(_added(pd.Series(piece, name=f"{label} by piece"), True))

@@ -33,7 +33,7 @@ from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import coarse_frame, told
 from hierfl.formulas.expressions import Call, calls_within
-from hierfl.formulas.own_rows import own_rows
+from hierfl.formulas.read_rows import ReadRows
 from hierfl.formulas.schema import (
     STATEFUL,
     Implausible,
@@ -52,11 +52,8 @@ def stateful_calls(declared: Declaration) -> list[Call]:
 
 
 def check_schema(
-    declared: Declaration,
+    rows: ReadRows,
     schema: Schema,
-    frame: pd.DataFrame,
-    client: str,
-    least: int,
     *,
     start: Schema | None = None,
     text: str = "",
@@ -67,7 +64,7 @@ def check_schema(
     Columns as those of `start`, the owner's own schema, are taken as they are. Of a call that is
     asked about, `text`, there are none yet but the mean and sd, `at`.
     """
-    told_of = coarse_frame(frame, declared.columns, declared, least)
+    declared, told_of, client, least = rows.declared, rows.told, rows.client, rows.least
     is_own = start is not None and start.columns == schema.columns
     for name, column in () if is_own else schema.columns.items():
         if column.kind == "number" and name in told_of:
@@ -131,7 +128,8 @@ def answers_of(
 ) -> dict[str, Any]:
     """Return each client's answer; columns of one frame, in which clients follow each other, are read once."""
     least = question.min_count
-    answer, names = _answering(question, clients, kinds, declared, least), [*frames]
+    read = partial(coarse_frame, kinds=kinds, declared=declared, least=least)
+    answer, names = _answering(question, clients, kinds, declared, read), [*frames]
     is_apart = least > 1 or (declared is not None and declared.imputed)  # what rows reveal
     if len(names) > 1 and not is_apart and _has_one_source(frames):
         whole, ends = joined(frames), ends_of(frames).tolist()
@@ -156,11 +154,14 @@ def _has_one_source(frames: Frames) -> bool:
 
 
 def _answering(
-    question: Question, clients: str, kinds: Kinds, declared: Declaration | None, least: int
+    question: Question,
+    clients: str,
+    kinds: Kinds,
+    declared: Declaration | None,
+    read: Callable[[pd.DataFrame], pd.DataFrame],
 ) -> Callable[[pd.DataFrame, str], Slices]:
-    """Return the function of rows that answers a question of this formula for slices of them."""
-    by, schema = question.by, question.schema
-    read = partial(coarse_frame, kinds=kinds, declared=declared, least=least)
+    """Return the function of rows that answers a question of this formula for slices of them, as `read` for sums."""
+    by, schema, least = question.by, question.schema, question.min_count
     if question.kind == "rows":
         return lambda frame, client: lambda rows: len(range(len(frame))[rows])
     if question.kind == "columns":
@@ -194,25 +195,17 @@ def call_of(declared: Declaration, text: str) -> Call:
 
 
 # ------------------------------------------------------------ clients elsewhere
-def own_answer(
-    question: Question,
-    declared: Declaration,
-    frame: pd.DataFrame,
-    client: str,
-    start: Schema | None = None,
-) -> Any:
-    """Return a client's answer to a question; `declared` and `start` are of its own copy of the formula.
+def own_answer(question: Question, rows: ReadRows, start: Schema | None = None) -> Any:
+    """Return a client's answer to a question; the formula of `rows`, and `start`, are of its own copy.
 
     Raises:
         Implausible: the question's schema is none that the client can have agreed on.
     """
-    least = question.min_count
-    whole = own_rows(declared, frame, client, least)
+    declared = rows.declared
     if question.schema is not None:
-        asked_of: dict[str, Any] = {"start": start, "text": question.text, "at": question.at}
-        check_schema(declared, question.schema, whole, client, least, **asked_of)
-    frames = {client: whole}
-    return answers_of(question, declared.clients, declared.columns, declared, frames)[client]
+        check_schema(rows, question.schema, start=start, text=question.text, at=question.at)
+    of = declared.clients, declared.columns, declared
+    return _answering(question, *of, lambda frame: rows.told)(rows.own, rows.client)(slice(None))
 
 
 ANSWERS: dict[Kind, Any] = {

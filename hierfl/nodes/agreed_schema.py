@@ -19,6 +19,7 @@ from hierfl.formulas.credible import Heard
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.odd_answers import odd_answers
 from hierfl.formulas.questions import Question, answer_of_json, own_answer
+from hierfl.formulas.read_rows import ReadRows
 from hierfl.formulas.schema import Implausible, Schema
 from hierfl.nodes.account import Ledger, Subject, digest
 from hierfl.nodes.agreement import Key, named_answers
@@ -82,33 +83,32 @@ def _disclosure(inquiry: Inquiry) -> Iterator[Refused]:
 
 def _replies(inquiry: Inquiry) -> Iterator[Reply]:
     """Yield the answer; of sums and counts, `hierfl.formulas.questions` has those that may leave."""
-    rows, question = inquiry.source, inquiry.request
+    source, question = inquiry.source, inquiry.request
+    rows = source.read(question.min_count)
     groups = None if question.kind in OF_NUMBERS else [n for n in question.by if n in rows.frame]
-    of = rows.formula, {rows.client: rows.frame}, inquiry.ledger.key
-    behind = rows_of_formula(*of, question.min_count, groups)
-    own = rows.formula.declared, rows.frame, rows.client, rows.formula.schema
-    yield reply_of(inquiry, [behind], partial(own_answer, question, *own), _told(question, rows))
+    behind = rows_of_formula(rows, inquiry.ledger.key, groups)
+    answer = partial(own_answer, question, rows, source.formula.schema)
+    yield reply_of(inquiry, [behind], answer, _told(question, rows))
 
 
-def _told(question: Question, rows: Any) -> ToldColumns:
-    of = rows.formula, rows.frame, rows.client
+def _told(question: Question, rows: ReadRows) -> ToldColumns:
     if question.kind in OF_NUMBERS:
-        yield NUMBERS, own_rows.told_numbers(*of, question.min_count)
+        yield NUMBERS, own_rows.told_numbers(rows)
     if question.kind in OF_NUMBERS[1:]:
-        yield DESIGN, own_rows.told_columns(*of, question)
+        yield DESIGN, own_rows.told_columns(rows, question)
 
 
 def _subject(inquiry: Inquiry) -> Subject:
     """Return what a question is about: columns of rows, and for its transforms and design the formula."""
-    question, rows = inquiry.request, inquiry.source
-    of = "" if question.schema is None else rows.formula.declared.text
+    question, source = inquiry.request, inquiry.source
+    of = "" if question.schema is None else source.formula.declared.text
     place = json.dumps([question.kind, question.by, question.text, question.at is None, of])
     columns = "" if question.schema is None else _hash(question.schema, "columns")
     basis = _hash(question.schema, *BASIS) if question.kind == "design" else ""
     if question.kind == "outside":  # of all rows, so that another formula asks nothing new
-        own = rows_of_frame(rows.frame, [*{*question.by} & {*rows.frame}], inquiry.ledger.key)
+        own = rows_of_frame(source.frame, [*{*question.by} & {*source.frame}], inquiry.ledger.key)
         return Subject(digest(json.dumps(sorted(own.row_set.columns.items())).encode()), place)
-    about = _about(rows.formula, {rows.client: rows.frame}, inquiry.ledger.key)
+    about = _about(source.read(question.min_count), inquiry.ledger.key)
     least = "" if question.kind == "rows" else str(question.min_count)
     return Subject(about, place, columns, least, basis)
 
@@ -122,11 +122,11 @@ Counts and sums leave the node, of columns {columns}.
 Names of levels and groups with {inquiry.policy.min_count} rows or more leave it too."""
 
 
-def _about(formula: Formula, frames: Any, key: bytes) -> str:
+def _about(rows: ReadRows, key: bytes) -> str:
     """Return a name of rows, and of the columns of numbers and of categories that a formula reads."""
-    rows = rows_of_formula(formula, frames, key)
-    whole = [formula.clients, sorted(rows.row_set.columns.items())]
-    return digest(json.dumps([*whole, sorted(formula.declared.columns.items())]).encode())
+    declared, row_set = rows.declared, rows_of_formula(rows, key, exact=True).row_set
+    whole = [declared.clients, sorted(row_set.columns.items()), sorted(declared.columns.items())]
+    return digest(json.dumps(whole).encode())
 
 
 def _hash(schema: Schema, *fields: str) -> str:
@@ -216,18 +216,18 @@ def check_answered(root: Path, formula: Formula, frames: Any) -> None:
     """Refuse a schema of other columns, groups or constants than the node was asked about."""
     ledger, basis = Ledger.at(root), _hash(formula.agreed, *BASIS)
     asked = (Subject(*e.subject) for e in ledger.entries if e.kind == ASKS)
-    if (_about(formula, frames, ledger.key), basis) not in {(of.rows, of.basis) for of in asked}:
+    about = _about(ReadRows.of(formula, frames), ledger.key)
+    if (about, basis) not in {(of.rows, of.basis) for of in asked}:
         raise Refused("the schema is not the one that the node has answered questions about")
 
 
-def check_fitted(root: Path, formula: Formula, rows: Any, fitted: Any, policy: Policy) -> None:
-    """Refuse a design of few `rows`, as they are `fitted`, unless its schema names levels of single rows."""
-    ((client, frame),), least = rows.items(), policy.min_count
+def check_fitted(root: Path, formula: Formula, own: Any, fitted: Any, policy: Policy) -> None:
+    """Refuse a design of few of a client's `own` rows, as `fitted`, unless its schema names levels of single rows."""
+    rows = ReadRows.of(formula, own, policy.min_count)
     try:
         if formula.agreed.min_count > 1:
-            how = fitted[client], client, least, policy.min_joint_count
+            how = fitted[rows.client], rows.client, rows.least, policy.min_joint_count
             matrix = own_rows.check_design(formula, *how).matrix
-            told = own_rows.on_every_row(formula, matrix, frame, client)
-            check_told(DESIGN, Ledger.at(root), least, told, formula, frame)
+            check_told(DESIGN, Ledger.at(root), rows.on_every_row(matrix), rows)
     except Implausible as error:
         raise Forbidden(str(error)) from error

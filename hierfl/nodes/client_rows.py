@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from hierfl.formulas import own_rows
 from hierfl.formulas.brought import as_asked, beyond, is_listed
 from hierfl.formulas.columns import by_client
 from hierfl.formulas.formula import Formula
+from hierfl.formulas.read_rows import ReadRows
 from hierfl.formulas.schema import Implausible
 from hierfl.nodes import gate, log
 from hierfl.nodes.account import ROWS, Entry, Ledger, digest
@@ -46,6 +47,12 @@ class ClientRows:
     folder: Path
     policy: Policy
     run: str = ""
+    made: dict[int, ReadRows] = field(default_factory=dict)
+
+    def read(self, least: int) -> ReadRows:
+        """Return the rows as the formula reads them, of which no number may rest on fewer than `least`."""
+        of = self.formula.declared, self.frame, self.client, least
+        return self.made.setdefault(least, ReadRows(*of))
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -54,20 +61,18 @@ class ClientRows:
 
     def allowed(self) -> Policy:
         """Refuse questions about rows that the policy does not allow, and rows that lack a column."""
-        allowed = self.policy
-        allowed.check(None, len(self.frame))
-        if allowed.budget is not None:
+        self.policy.check(None, len(self.frame))
+        if self.policy.budget is not None:
             raise Forbidden(
                 f"the policy has a budget for each row, and sums no noise: {BEFOREHAND}"
             )
-        if len(self.frame) < allowed.min_count:
-            raise Forbidden(
-                f"the client has fewer rows than the {allowed.min_count} of min_count: {BEFOREHAND}"
-            )
+        if len(self.frame) < (least := self.policy.min_count):
+            what = f"the client has fewer rows than the {least} of min_count"
+            raise Forbidden(f"{what}: {BEFOREHAND}")
         for name in self.formula.declared.columns_read:
             if name not in self.frame.columns:
                 raise Refused(f"the client's rows have no column '{name}', which the formula reads")
-        return allowed
+        return self.policy
 
 
 def answer(
@@ -106,26 +111,23 @@ def reply_of(
         try:
             content = json.loads(written(answer()))
             for kind, columns in told:
-                check_told(kind, inquiry.ledger, least, columns, own.formula, own.frame)
+                check_told(kind, inquiry.ledger, columns, own.read(least))
         except Implausible as error:
             raise Forbidden(str(error)) from error
-        made = json.dumps({"client": own.client, "answer": content})
-        return Release(made.encode(), more={"question": inquiry.content})
+        made = json.dumps({"client": own.client, "answer": content}).encode()
+        return Release(made, more={"question": inquiry.content})
 
     return Reply(rows, make)
 
 
-def check_told(
-    kind: str, ledger: Ledger, least: int, columns: Any, formula: Formula, frame: pd.DataFrame
-) -> None:
+def check_told(kind: str, ledger: Ledger, columns: Any, rows: ReadRows) -> None:
     """Refuse columns, (N, p), that with all whose sums were told of the rows tell of few of these (`Implausible`)."""
     earlier = {e.request: e for e in ledger.entries if e.kind in (DESIGN, NUMBERS)}
-    names, content = own_rows.kept_columns(formula, frame, columns, ledger.key)
+    names, content = own_rows.kept_columns(rows, columns, ledger.key)
     if columns.size and (name := digest(content)) not in earlier:  # those are looked at already
         kept = partial(kept_in, ledger.folder)
         told = [(e.subject, kept(n), e.kind == DESIGN) for n, e in earlier.items()]
-        every = (names, content, kind == DESIGN), *told
-        own_rows.check_together(every, frame, ledger.key, least)
+        own_rows.check_together([(names, content, kind == DESIGN), *told], rows, ledger.key)
         private_folder(ledger.folder / ROWS)
         replace_private(ledger.folder / ROWS / name, content)
         ledger.append(Entry(kind, name, subject=names))

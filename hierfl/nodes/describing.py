@@ -20,6 +20,7 @@ from hierfl.core.typed_json import written
 from hierfl.formulas import own_rows
 from hierfl.formulas.columns import complete, incomplete
 from hierfl.formulas.odd_answers import FAR, far_from_most, unlike_most
+from hierfl.formulas.read_rows import scattered
 from hierfl.formulas.table_answers import (
     LevelsAnswer,
     NumbersAnswer,
@@ -91,7 +92,7 @@ def _replies(inquiry: Inquiry) -> Iterator[Reply]:
     whole = ~incomplete(own.frame, own.formula.declared.rows_of, own.client, "drop")
     for rows in (np.ones(len(own.frame), dtype=bool), whole):
         description, behind, told = _description(inquiry, own.frame[rows], whole[rows])
-        of_numbers = [(NUMBERS, own_rows.scattered(told, rows))]
+        of_numbers = [(NUMBERS, scattered(told, rows))]
         yield reply_of(inquiry, behind, partial(lambda of: of, description), of_numbers)
 
 

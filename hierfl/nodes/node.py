@@ -130,7 +130,9 @@ def node(
         reads = sorted((program.reads.model | program.reads.guide) & rows.fields.keys())
         behind = rows_of_data(rows, reads or list(rows.fields), key)
         if frames is not None:
-            behind = rows_of_formula(method.model, frames, key)
+            from hierfl.formulas.read_rows import ReadRows  # pandas
+
+            behind = rows_of_formula(ReadRows.of(method.model, frames), key, exact=True)
         made = Node(method, federation, run, root, Path(policy or root / FILE), behind)
         if allowed.approve == "ask":
             write_preview(root, made.run, preview(made))

@@ -52,20 +52,18 @@ def rows_of_frame(
 
 
 def rows_of_formula(
-    formula: Any, frames: Any, key: bytes, least: int = 1, columns: Sequence[str] | None = None
+    rows: Any, key: bytes, columns: Sequence[str] | None = None, *, exact: bool = False
 ) -> RowCodes:
-    """Return the codes of the columns that a formula reads, or some, of the rows of a client that it keeps.
+    """Return the codes of the columns that a formula reads, or some, in the `ReadRows` that it keeps.
 
-    Numbers are those of which a schema tells: `coarse` ones, for a `least` above 1.
+    Numbers are `exact`, or those of which a schema tells, `coarse` ones for a `least` above 1.
     """
-    from hierfl.formulas.columns import by_client, complete  # pandas
-    from hierfl.formulas.disclosure import coarse_frame
-
-    declared = formula.declared
-    ((client, frame),) = by_client(frames, formula.clients).items()
-    whole = complete(frame, declared.rows_of, client, declared.missing)
-    told = coarse_frame(whole, declared.columns, declared, least)
-    return rows_of_frame(told, declared.columns_read if columns is None else columns, key)
+    names = rows.declared.columns_read if columns is None else columns
+    codes = {n: rows.codes(n, key)[rows.there] for n in names if exact or n not in rows.numbers}
+    numbers = {
+        n: codes_of_values(rows.compared[n].to_numpy(), key) for n in names if n not in codes
+    }
+    return RowCodes(codes | numbers)
 
 
 def rows_of_data(data: ClientData, fields: Sequence[str], key: bytes) -> RowCodes:
@@ -93,9 +91,10 @@ def check_rows(ledger: Ledger, every: Sequence[RowCodes], least: int) -> tuple[R
     before = [row_set for entry in ledger.entries for row_set in entry.rows]
     new: list[RowSet] = []
     for rows in every:
-        if rows.row_set in before:
+        if (own := rows.row_set) in before:
             continue
-        for names in _shared(rows.row_set, before):
+        comparable = [of for of in before if own.columns.keys() & of.columns.keys()]
+        for names in {tuple(sorted(own.every.keys() & of.every.keys())) for of in comparable}:
             if 0 < _fewest(ledger.folder, rows, before, names, least) < least:
                 raise Forbidden(
                     f"fewer than {least} rows have changed since an earlier answer about them, which "
@@ -109,15 +108,6 @@ def check_rows(ledger: Ledger, every: Sequence[RowCodes], least: int) -> tuple[R
             if not (path := ledger.folder / ROWS / column).exists():
                 replace_private(path, rows.every[name].tobytes())
     return tuple(new)
-
-
-def _shared(own: RowSet, before: Sequence[RowSet]) -> set[tuple[str, ...]]:
-    """Return the columns by which rows can be compared with those behind some earlier answers."""
-    return {
-        tuple(sorted(own.every.keys() & earlier.every.keys()))
-        for earlier in before
-        if own.columns.keys() & earlier.columns.keys()
-    }
 
 
 def _fewest(

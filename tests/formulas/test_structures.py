@@ -225,11 +225,12 @@ def test_nodes_need_no_matrix_and_a_fit_is_saved(tmp_path: Any) -> None:
 
 def test_a_node_answers_about_groups_with_a_structure() -> None:
     from hierfl.formulas.questions import Question, own_answer
+    from hierfl.formulas.read_rows import ReadRows
 
     rows, text = patients(), "y ~ age + (1 | site) + car(M, gr=year)"
     declared = hierfl.formula(text, clients="site").declared  # a node has no matrix
     asked = Question("outside", by=("year",), levels=tuple(YEARS[:3]))
     one = rows[rows["site"] == "s1"]
-    assert own_answer(asked, declared, one, "s1") == 1
+    assert own_answer(asked, ReadRows(declared, one, "s1")) == 1
     asked = Question("groups", by=("year",))
-    assert own_answer(asked, declared, one, "s1").distinct == 4
+    assert own_answer(asked, ReadRows(declared, one, "s1")).distinct == 4

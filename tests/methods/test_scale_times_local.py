@@ -69,7 +69,7 @@ def test_the_chains_density_is_summed_over_each_persons_scalar() -> None:
     z = torch.tensor([[0.0, 0.0], [0.4, -0.5], [-0.8, 1.0]], dtype=torch.float64)
     expected = log_density(data, z[:, 0].numpy(), z[:, 1].numpy())
     for order, atol in ((7, 0.05), (31, 1e-5)):
-        values = chains._joint(order).values(z, chains._alone(z)).numpy()
+        values = chains._joint(order).values(z, chains._starts.alone(z)).numpy()
         np.testing.assert_allclose(values - values[0], expected - expected[0], rtol=0, atol=atol)
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -220,3 +221,19 @@ def test_an_agreement_without_the_clients_own_rows_is_refused_in_words(
     request = write_request("agree", json.dumps(content).encode())
     with pytest.raises(Refused, match=r"agreement|among those that agreed"):
         read_answer(request, here.answer(request))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the rounds ended")
+def test_an_end_of_an_interval_that_was_corrected_is_a_row_that_changed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    time = rng.exponential(9.0, 60) + 0.1
+    kind = np.where(np.arange(60) % 3, "none", "interval")
+    of = {"time": time, "kind": kind, "upto": np.where(kind == "none", np.nan, time + 1.0)}
+    frame = pd.DataFrame({"x": rng.normal(size=60), **of})
+    made = hierfl.formula("time | cens(kind, upto) ~ x", "weibull", clients="h")
+    fit = hierfl.nodes.fit(made, in_process({"north": frame}, tmp_path), rounds=1)
+    assert fit.history["clients"].tolist() == [1]
+    frame.loc[3, "upto"] += 2.0
+    with pytest.raises(Refused, match="fewer than 5 rows have changed"):
+        hierfl.nodes.fit(made, in_process({"north": frame}, tmp_path), rounds=1)

@@ -19,8 +19,9 @@ from hierfl.cli.officer_page import entries
 from hierfl.data.consistency import RowsFault
 from hierfl.data.row_differences import codes_of_values
 from hierfl.formulas.disclosure import coarse, isolated, singled_out, tells_of_few
-from hierfl.formulas.own_rows import check_design, check_together, kept_columns, moved_values
+from hierfl.formulas.own_rows import check_design, check_together, kept_columns
 from hierfl.formulas.questions import Question
+from hierfl.formulas.read_rows import ReadRows
 from hierfl.formulas.schema import STATEFUL, Implausible, Schema, Stateful
 from hierfl.formulas.time_answers import Observed, client_logrank
 from hierfl.models.families import named, piecewise_exponential
@@ -121,7 +122,7 @@ def test_numbers_of_any_dtype_are_coarse(dtype: Any, tmp_path: Path) -> None:
         north = parts(value)["north"].astype({"load": dtype})
         said = json.loads(answer_schema(made, {"north": north}, tmp_path / str(value), content))
         assert said["answer"]["load"]["sums"] == {"count": N, "total": 0.0, "squares": 0.0}
-        (fitted,) = moved_values(north, made.declared, 5).values()
+        (fitted,) = ReadRows(made.declared, north, "north", 5).moved.values()
         assert not fitted.any()
 
 
@@ -454,6 +455,11 @@ BESIDE: dict[str, tuple[str, Any, dict[str, tuple[Any, ...]]]] = {
     "a name of several": ("state ~ age", "categorical", {"state": ("in", "out", "moved")}),
     "an ordered level": ("state ~ age", "cumulative", {"state": (1, 2, 3)}),
     "a code of censoring": ("time | cens(code) ~ age", "weibull", {"code": (0, -1, 1)}),
+    "an end of an interval": (
+        "time | cens(kind, upto) ~ age",
+        "weibull",
+        {"upto": (300.0, 400.0)},
+    ),
     "zeros of a hurdle": ("dose ~ age; hu ~ age", "hurdle_gamma", {"dose": (2.5, 0.0, 7.0)}),
     "more zeros": ("k ~ age; zi ~ age", "zero_inflated_poisson", {"k": (3, 0, 4, 5)}),
     "ones of shares": ("share ~ age", "ordered_beta", {"share": (0.5, 1.0, 0.0)}),
@@ -472,6 +478,7 @@ def test_what_stands_beside_a_response_is_of_enough_rows(name: str) -> None:
     ((column, (usual, other, *others)),) = values.items()
     made = hierfl.formula(f"{text} + (1 | hospital)", family, clients="hospital")
     own = rows(0).assign(time=np.arange(N) + 1.0, k=np.arange(N) % 2, ill=np.arange(N) % 2)
+    own["kind"] = "interval"
     for count in (1, 4, 5, 100):
         own[column] = np.where(np.arange(N) < count, other, usual)
         south = own.assign(**{column: np.resize([usual, other, *others], N)})
@@ -714,12 +721,13 @@ def test_log_rank_sums_of_ranges_test_as_those_of_times_do() -> None:
 
 def test_designs_are_compared_whatever_row_or_column_has_left() -> None:
     """The codes of the rows that are left may be those with which the earlier ones begin."""
-    formula = SimpleNamespace(declared=SimpleNamespace(rows_of={"x": "number"}, columns_read=()))
+    declared: Any = SimpleNamespace(rows_of={"x": "number"}, columns_read=())
     frame, key, columns = pd.DataFrame({"x": np.arange(40.0)}), b"k" * 32, np.ones((40, 2))
-    earlier = kept_columns(formula, frame, columns, key)
+    earlier = kept_columns(ReadRows(declared, frame, "north"), columns, key)
     order = np.argsort(codes_of_values(frame["x"].to_numpy(), key), kind="stable")
     fewer = frame.iloc[np.sort(order[:-1])].reset_index(drop=True)
-    check_together(
-        [(*kept_columns(formula, fewer, columns[:-1], key), True), (*earlier, True)], fewer, key, 5
-    )
-    check_together([(*earlier, True), (("gone",), b"-" * 9, True)], frame, key, 5)
+    rows = ReadRows(declared, fewer, "north", 5)
+    now = kept_columns(rows, columns[:-1], key)
+    check_together([(*now, True), (*earlier, True)], rows, key)
+    rows = ReadRows(declared, frame, "north", 5)
+    check_together([(*earlier, True), (("gone",), b"-" * 9, True)], rows, key)

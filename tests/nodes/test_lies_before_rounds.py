@@ -20,6 +20,7 @@ import hierfl
 from hierfl.core.typed_json import read_as, written
 from hierfl.formulas.credible import Heard
 from hierfl.formulas.questions import Question, own_answer
+from hierfl.formulas.read_rows import ReadRows
 from hierfl.nodes import Answer, Reached
 from hierfl.nodes.agreed_schema import agreed_over
 from hierfl.nodes.agreement import Agreement, Introduction, whose_codes_run
@@ -71,7 +72,9 @@ def honest_answer(formula: str, client: str, content: bytes) -> Any:
     declared = FORMULAS[formula].declared
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of rows far outside of the knots of others
-        answer = own_answer(read_as(Question, content), declared, frames()[client], client)
+        question: Question = read_as(Question, content)
+        rows = ReadRows(declared, frames()[client], client, question.min_count)
+        answer = own_answer(question, rows)
     return {"client": client, "answer": json.loads(written(answer))}
 
 
@@ -158,7 +161,8 @@ def test_squares_of_each_transform_are_bounded_by_its_basis() -> None:
 
     def send(content: bytes) -> dict[str, bytes]:
         question: Question = read_as(Question, content)
-        answer = own_answer(question, made.declared, plain_rows(0), "north")
+        rows = ReadRows(made.declared, plain_rows(0), "north", question.min_count)
+        answer = own_answer(question, rows)
         heard.check(question, answer, made.declared)
         told.append((question, answer))
         return {"north": written({"client": "north", "answer": answer}).encode()}
@@ -215,7 +219,8 @@ def test_no_honest_answer_is_taken_for_a_lie(text: str, family: Any) -> None:
         question: Question = read_as(Question, content)
         answers = {}
         for seed, name in enumerate(NODES):
-            answer = own_answer(question, made.declared, plain_rows(seed), name)
+            rows = ReadRows(made.declared, plain_rows(seed), name, question.min_count)
+            answer = own_answer(question, rows)
             answers[name] = written({"client": name, "answer": answer}).encode()
         return answers
 

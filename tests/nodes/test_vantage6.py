@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pandas as pd
@@ -20,6 +21,7 @@ import hierfl
 from hierfl.cli.officer_page import entries
 from hierfl.core.trees import tree_map
 from hierfl.formulas.columns import Column
+from hierfl.formulas.parse import ADDITIONS
 from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
 from hierfl.models.families.names import FAMILIES
@@ -271,6 +273,32 @@ def test_a_policy_that_lists_no_function_allows_none(tmp_path: Path) -> None:
         check_brought(asked, tmp_path, None, {})
 
 
+# addition to a response -> how it reads a column, and a family that has it
+READS = {
+    "trials": ("y | trials(secret) ~ x", "binomial"),
+    "weights": ("y | weights(secret) ~ x", "gaussian"),
+    "cens": ("y | cens(secret) ~ x", "weibull"),
+    "event": ("y | event(secret) ~ x", "weibull"),
+    "upper": ("y | cens(x, secret) ~ z", "weibull"),
+    "entry": ("y | entry(secret) ~ x", "weibull"),
+}
+
+
+@pytest.mark.parametrize("addition", sorted(ADDITIONS.keys() - {"trunc"}))  # which reads none
+def test_no_addition_reads_a_column_that_the_policy_does_not_list(
+    addition: str, tmp_path: Path
+) -> None:
+    text, family = READS[addition]
+    asked = hierfl.formula(text, family, clients="h")
+    assert asked.declared.parts.additions[addition] == "secret"
+    for listed in (["h", "x", "y", "z"], ["h", "secret", "x", "y", "z"]):
+        (tmp_path / "policy.toml").write_text(f"columns = {json.dumps(listed)}\n")
+        waits = pytest.raises(Forbidden, match="waits for the approval")
+        with nullcontext() if "secret" in listed else waits:
+            check_brought(asked, tmp_path, None, {})
+    assert "secret" in next((tmp_path / "previews").glob("*.txt")).read_text()
+
+
 def test_the_column_of_clients_is_read_too(tmp_path: Path) -> None:
     """Its value is the client's name: of rows that all have one diagnosis that diagnosis."""
     (tmp_path / "policy.toml").write_text('columns = ["x", "y"]\n')
@@ -357,6 +385,32 @@ def test_what_a_container_prints_names_no_value(
     assert not [one for one in recwarn if "4711" in str(one.message)]
     printed = capfd.readouterr()
     assert "0 bytes leave this node" in printed.out + printed.err
+
+
+def test_an_organization_that_never_answers_keeps_nobody_waiting(functions: Any) -> None:
+    """Nor does one that no task can be made for."""
+    over = Event()
+
+    class Slow(Organizations):
+        def create(self, **sent: Any) -> Any:
+            (number,) = sent["organizations"]
+            return {"msg": "it has no key"} if number == 0 else {"id": number}
+
+        def wait_for_results(self, task_id: int, interval: float) -> list[str]:
+            if task_id == 1:
+                over.wait()
+            return ["aGllcmZs"]
+
+    asked = {**HOW, "priors": None, "missing": "refuse"}
+    contents = dict.fromkeys(["0", "1", "2"], b"")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functions, "SOON", 0.2)
+        reached = functions._nodes(Slow(functions), range(3), asked, 1, 0.2)
+        answers = {of.client: of.reason for of in reached.send("introduce", contents)}
+    over.set()
+    assert answers["0"] == "no task can be made for it (KeyError)"
+    assert answers["1"] == "its task 1 gave no answer within 0.2 s"
+    assert "it is not" in answers["2"]
 
 
 def test_the_store_describes_what_there_is() -> None:

@@ -211,7 +211,7 @@ def vantage6(folder: Path) -> Iterator[Way]:
 
         def reached(nodes: Mapping[str, Any], timeout: float = 100.0) -> Reached:
             client = having(list(nodes.values()))
-            found: Reached = functions._nodes(client, range(len(nodes)), HOW, 1)
+            found: Reached = functions._nodes(client, range(len(nodes)), HOW, 1, timeout)
             return found
 
         def ask(node: Any, request: bytes) -> bytes:

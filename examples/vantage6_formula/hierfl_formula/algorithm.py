@@ -15,6 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import monotonic
 from typing import Any
 
 import pandas as pd
@@ -35,6 +38,7 @@ PRIORS = "Normal HalfNormal StudentT Cauchy HalfCauchy Exponential Gamma Beta".s
 # vantage6 sets of a database `hierfl`, and what hierfl's own tests do
 OTHERS = {"HIERFL_DATABASE_URI", "HIERFL_DATABASE_TYPE", "HIERFL_DATA", "HIERFL_SLOW"}
 LONGEST = 100_000_000  # characters of a request or an answer
+SOON = 5.0  # seconds to fetch a result that is there
 
 
 @algorithm_client
@@ -50,6 +54,7 @@ def central(
     fewest: int = 1,
     draws: int = 1000,
     organizations: Sequence[int] | None = None,
+    timeout: float = 86400.0,
 ) -> dict[str, Any]:
     """Fit a formula to the rows of several organizations, each of which is one client.
 
@@ -67,6 +72,7 @@ def central(
         fewest: organizations that a round needs; others that fail are left out, and named.
         draws: of the posterior, from which the summary is made.
         organizations: their ids. Default None: all of the collaboration.
+        timeout: seconds to wait for the answers to one request. Default: a day.
 
     Returns:
         The method and why it was chosen, the clients, a line for each round, and for each global
@@ -79,7 +85,7 @@ def central(
     asked = {"formula": formula, "clients": clients, "family": family}
     asked |= {"priors": priors, "missing": missing}
     wanted = organizations or [one["id"] for one in client.organization.list()]
-    nodes = _nodes(client, wanted, asked, fewest)
+    nodes = _nodes(client, wanted, asked, fewest, timeout)
     fit = hierfl.nodes.fit(_model(**asked), nodes, rounds=rounds or None, seed=seed)
     history = fit.history[["round", "clients", "seconds"]].to_dict("records")
     return {
@@ -92,7 +98,11 @@ def central(
 
 
 def _nodes(
-    client: AlgorithmClient, wanted: Sequence[int], asked: Mapping[str, Any], fewest: int
+    client: AlgorithmClient,
+    wanted: Sequence[int],
+    asked: Mapping[str, Any],
+    fewest: int,
+    timeout: float,
 ) -> Reached:
     """Return the organizations as nodes, each of which answers a request by a task `partial`."""
 
@@ -100,16 +110,39 @@ def _nodes(
         tasks = {}
         for name, request in requests.items():
             sent = {"method": "partial", "kwargs": {**asked, "request": _text(request)}}
-            made = client.task.create(input_=sent, organizations=[int(name)], name="hierfl request")
-            tasks[name] = made["id"]
+            try:
+                here = {"organizations": [int(name)], "name": "hierfl request"}
+                tasks[name] = client.task.create(input_=sent, **here)["id"]
+            except Exception as error:  # it may have left, or lack a key of its own
+                yield Answer(name, None, f"no task can be made for it ({type(error).__name__})")
+        until = monotonic() + timeout
         for name, task in tasks.items():
             try:
-                (found,) = client.wait_for_results(task_id=task, interval=0.5)
-                yield Answer(name, _bytes(found))
+                yield Answer(name, _bytes(_result(client, task, max(SOON, until - monotonic()))))
+            except Empty:
+                yield Answer(name, None, f"its task {task} gave no answer within {timeout:g} s")
             except Exception as error:  # whatever vantage6, or another's algorithm, sends back
                 yield Answer(name, None, f"its task {task} gave no answer ({type(error).__name__})")
 
     return replace(over(ask, [str(one) for one in wanted], fewest=fewest), send_end=False)
+
+
+def _result(client: AlgorithmClient, task: int, seconds: float) -> Any:
+    """Return what one organization's task gave; raise Empty after some seconds: vantage6 itself waits without end."""
+    results = SimpleQueue[Any]()
+
+    def wait() -> None:
+        try:
+            results.put(client.wait_for_results(task_id=task, interval=0.5))
+        except Exception as error:
+            results.put(error)
+
+    Thread(target=wait, daemon=True).start()
+    found = results.get(timeout=seconds)
+    if isinstance(found, Exception):
+        raise found
+    (only,) = found
+    return only
 
 
 @data(1)

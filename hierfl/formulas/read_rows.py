@@ -1,0 +1,109 @@
+"""A client's rows as a formula reads them for its node: each step once for all that a question needs of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hierfl.data.row_differences import Codes, codes_of_values
+from hierfl.formulas.columns import by_client, incomplete, without
+from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.disclosure import (
+    Floats,
+    coarse_columns,
+    coarse_frame,
+    outcomes_of,
+    with_coarse,
+)
+from hierfl.formulas.imputed import with_known
+
+
+@dataclass(frozen=True, eq=False)
+class ReadRows:
+    """The rows of a client's frame, of which no number may rest on fewer than `least`."""
+
+    declared: Declaration
+    frame: pd.DataFrame
+    client: str
+    least: int = 1
+
+    @staticmethod
+    def of(formula: Any, frames: Any, least: int = 1) -> ReadRows:
+        """Return the rows of a node's one client."""
+        ((client, frame),) = by_client(frames, formula.clients).items()
+        return ReadRows(formula.declared, frame, client, least)
+
+    @cached_property
+    def there(self) -> NDArray[np.bool_]:
+        """Which rows the formula keeps, (N,)."""
+        of = self.declared.rows_of, self.client, self.declared.missing
+        return ~incomplete(self.frame, *of)
+
+    @cached_property
+    def whole(self) -> pd.DataFrame:
+        """Those rows."""
+        return without(self.frame, ~self.there, self.client)
+
+    @cached_property
+    def own(self) -> pd.DataFrame:
+        """Those rows, covariates numbers or NaN."""
+        if not self.declared.imputed:
+            return self.whole
+        return with_known(self.whole, self.declared, self.client, self.least)
+
+    @cached_property
+    def numbers(self) -> dict[str, tuple[Floats, Floats]]:
+        """Column of numbers -> its values, (n,), and what is made of them (`coarse`)."""
+        every = coarse_columns(self.own, self.declared.columns, self.declared, self.least)
+        return {name: (values, made) for name, values, made in every}
+
+    @cached_property
+    def told(self) -> pd.DataFrame:
+        """Those rows, with the values of which sums are told."""
+        return with_coarse(self.own, {name: made for name, (_, made) in self.numbers.items()})
+
+    @cached_property
+    def compared(self) -> pd.DataFrame:
+        """Those rows, with the values by which they are compared: also the few of a covariate that are not told."""
+        if not self.declared.imputed:
+            return self.told
+        return coarse_frame(self.whole, self.declared.columns, self.declared, self.least)
+
+    @cached_property
+    def moved(self) -> dict[str, Floats]:
+        """The covariates that a node fits by `coarse` values, (n,): rounds then tell no more of them than a schema.
+
+        Outcomes, and what stands beside them, stay as they are.
+        """
+        outcomes = outcomes_of(self.declared)
+        return {
+            name: made
+            for name, (values, made) in self.numbers.items()
+            if name not in outcomes and len(made) and not np.array_equal(made, values, True)
+        }
+
+    def codes(self, name: str, key: bytes) -> Codes:
+        """Return keyed codes of a column's values in all rows, (N,)."""
+        if name not in self._codes:
+            self._codes[name] = codes_of_values(self.frame[name].to_numpy(), key)
+        return self._codes[name]
+
+    @cached_property
+    def _codes(self) -> dict[str, Codes]:
+        return {}
+
+    def on_every_row(self, columns: Floats) -> Floats:
+        """Return columns of the rows that the formula keeps, (n, p), with NaN in the others, (N, p)."""
+        return scattered(columns, self.there)
+
+
+def scattered(columns: Floats, there: Any) -> Floats:
+    """Return columns, (n, p), of the rows that are `there`, (N,), with NaN in the others, (N, p)."""
+    made = np.full((len(there), columns.shape[1]), np.nan)
+    made[there] = columns
+    return made
