@@ -257,8 +257,13 @@ def candidate(
     wide = (own["wide_precision"], own["wide_shift"]) if "wide_shift" in own else None
     how: dict[str, Any] = {"wide": wide, "wider": wider, "with_prior": with_prior}
     at, log_weight = point(hierarchy, z, row, factor, proposals, e, side, **how)
-    v = torch.cat([at, z[hierarchy.reading.shared].expand(len(at), -1)], 1)
-    log_factor = ((factor[1] - 0.5 * (factor[0] @ v[..., None])[..., 0]) * v).sum(-1)
+    u, size, (precision, shift) = z[hierarchy.reading.shared], at.shape[1], factor
+    v = torch.cat([at, u.expand(len(at), -1)], 1)
+    # one matrix by u, which is that of all clients and candidates: many of them do not repeat it
+    by_u = (precision[:, :, size:].flatten(0, 1) @ u).view(shift.shape)
+    slope = shift - torch.cat([by_u[:, :size], 0.5 * by_u[:, size:]], 1)
+    inside = (precision[:, :size, :size] @ at[..., None])[..., 0]
+    log_factor = (slope * v).sum(-1) - 0.5 * (inside * at).sum(-1)
     vector = hierarchy.local_vectors(at, z)
     prior = hierarchy.log_local(hierarchy.sites(z, vector, row), vector)
     return Candidate(vector, log_weight - log_factor - prior, v, prior)
