@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import debug_unwrap, grad, vjp, vmap
 
+from hierfl.core.gaussians import inverse_root, times
 from hierfl.core.importance_sampling import normal_points
 
 Log = Callable[[Tensor], Tensor]  # (*shape, D) -> (*shape)
@@ -42,7 +43,7 @@ class Normals(NamedTuple):
 
     def at(self, z: Tensor) -> Tensor:
         """Return m + L z, for z (D,) or (*shape, D)."""
-        return self.loc + (self.root @ z.expand(self.loc.shape)[..., None])[..., 0]
+        return self.loc + times(self.root, z.expand(self.loc.shape))
 
 
 def derivatives(log: Log, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,12 +67,11 @@ def fitted(log: Log, prior: Log, start: Tensor) -> Normals:
     for _ in range(STEPS):
         slope, curvature = derivatives(log, u)
         slope = slope * unit
-        scaled = _positive(-curvature * unit[..., None] * unit[..., None, :])
-        move = torch.linalg.solve(scaled, slope[..., None])[..., 0].nan_to_num()
+        root, _ = inverse_root(_positive(-curvature * unit[..., None] * unit[..., None, :]))
+        move = times(root, times(root.mT, slope)).nan_to_num()
         u = u + unit * move.clamp(-FARTHEST, FARTHEST)
         if _all_below((slope * move).sum(-1), STILL**2):
             break
-    root = torch.linalg.cholesky_ex(torch.linalg.inv(scaled)).L
     return Normals(u.detach(), (unit[..., None] * root).detach())
 
 
