@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from hierfl.core import noise
-from hierfl.core.gaussians import product
+from hierfl.core.gaussians import product, times, times_one
 from hierfl.core.process import double_precision
 from hierfl.data.batch import ClientBatch, in_double
 from hierfl.guides.global_sites import Drawn, Shared, emit
@@ -259,10 +259,9 @@ def candidate(
     at, log_weight = point(hierarchy, z, row, factor, proposals, e, side, **how)
     u, size, (precision, shift) = z[hierarchy.reading.shared], at.shape[1], factor
     v = torch.cat([at, u.expand(len(at), -1)], 1)
-    # one matrix by u, which is that of all clients and candidates: many of them do not repeat it
-    by_u = (precision[:, :, size:].flatten(0, 1) @ u).view(shift.shape)
+    by_u = times_one(precision[:, :, size:], u)
     slope = shift - torch.cat([by_u[:, :size], 0.5 * by_u[:, size:]], 1)
-    inside = (precision[:, :size, :size] @ at[..., None])[..., 0]
+    inside = times(precision[:, :size, :size], at)
     log_factor = (slope * v).sum(-1) - 0.5 * (inside * at).sum(-1)
     vector = hierarchy.local_vectors(at, z)
     prior = hierarchy.log_local(hierarchy.sites(z, vector, row), vector)

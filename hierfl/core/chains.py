@@ -180,6 +180,13 @@ def sampled(
     return Sampled(together, *known, size, states, numbers, leaps)
 
 
+def whitening_of(states: Tensor, dense: int) -> Whitening:
+    """Return the whitening by moments of states (n, K), the leading `dense` scalars by their covariance."""
+    covariance = states[:, :dense].mT.cov() + 1e-9 * torch.eye(dense)
+    tril = torch.linalg.cholesky_ex(covariance).L
+    return Whitening(states.mean(0), tril, states.std(0)[dense:])
+
+
 def thinned(draws: Tensor, count: int) -> Tensor:
     """Return so many of some draws, evenly spread over them."""
     return draws[torch.linspace(0, len(draws) - 1, count).round().long()]

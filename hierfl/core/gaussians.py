@@ -77,6 +77,11 @@ def times(matrix: Tensor, vector: Tensor) -> Tensor:
     return product(matrix, vector[..., None])[..., 0]
 
 
+def times_one(matrices: Tensor, vector: Tensor) -> Tensor:
+    """Return the products of C matrices (C, A, B) and one vector (B,): many vectors do not repeat them."""
+    return (matrices.flatten(0, 1) @ vector).view(matrices.shape[:2])
+
+
 def dot(vector: Tensor, other: Tensor) -> Tensor:
     """Return the inner products of batches of vectors (..., D)."""
     products = vector * other
@@ -92,10 +97,7 @@ def times_factor(
     """
     size, mean = normal.mean.shape[-1], normal.mean
     by_u = precision[:, :, size:]
-    if u.dim() == 1:  # one matrix, so that many u do not repeat it
-        turned = (by_u.flatten(0, 1) @ u).view(by_u.shape[:2])
-    else:
-        turned = times(by_u, u)
+    turned = times_one(by_u, u) if u.dim() == 1 else times(by_u, u)
     own, pull = times(precision[:, :size, :size], mean), shift[:, :size] - turned[:, :size]
     at_mean = ((shift[:, size:] - 0.5 * turned[:, size:]) * u).sum(-1)
     at_mean = at_mean + ((pull - 0.5 * own) * mean).sum(-1)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.chains import Whitening, thinned
+from hierfl.core.chains import Whitening, thinned, whitening_of
 from hierfl.core.gaussians import Factor
 from hierfl.methods.stages.joint import Joint, Standard, standard_of
 from hierfl.summaries.factor import factor_of, q_of
@@ -59,23 +59,21 @@ class ChainStarts:
     def about_mode(self, draws_z: Tensor) -> ChainStart:
         """Return a start about the mode, which is looked for from draws of z (S, K)."""
         shared, alone = self.joint.shared, self.alone(draws_z)
-        first = self._climbed(alone, self._likeliest(alone, draws_z))
-        standard, at = alone, first
+        mode = self._climbed(alone, self._likeliest(alone, draws_z))
+        by_none = alone, mode, *self._near(alone, mode)
+        standard, at, of_z, near = by_none
+        is_shared = torch.arange(len(mode)) < shared
         for turn in range(TURNS):  # each by factors about the mode of the one before
-            at = self._climbed(standard, at) if turn else at
-            of_z = self._whitening(standard, at[:shared])
-            near = self._spread(of_z, standard, at)
-            standard, at = (
-                self._about(near),
-                torch.cat([at[:shared], torch.zeros(len(at) - shared)]),
-            )
+            if turn:
+                at = self._climbed(standard, at)
+                of_z, near = self._near(standard, at)
+            standard, at = self._about(near), torch.where(is_shared, at, 0.0)
         width = 1.0
-        if self._are_usable(standard, at, alone, first):
+        if self._are_usable(standard, at, alone, mode):
             wide = self._spread(of_z._replace(tril=WIDE * of_z.tril), standard, at)
         else:
-            width, standard, at = NEAR, alone, first
-            of_z = self._whitening(standard, at[:shared])
-            wide = near = self._spread(of_z, standard, at)
+            width, (standard, at, of_z, near) = NEAR, by_none
+            wide = near
         z = near[: self.joint.count].clone()
         z[1::2] = wide[1 : self.joint.count : 2]
         own = at[shared:] + width * self._normal(len(at) - shared)
@@ -90,9 +88,14 @@ class ChainStarts:
         there = torch.cat([thinned(z, self.joint.count), self._normal(own)], 1)
         if not self._are_usable(renewed, there, standard, thinned(draws, self.joint.count)):
             return None
-        tril = torch.linalg.cholesky_ex(z.mT.cov() + 1e-9 * torch.eye(shared)).L
-        loc = torch.cat([z.mean(0), torch.zeros(own)])
-        return ChainStart(renewed, there, Whitening(loc, tril, torch.ones(own)))
+        of_z = whitening_of(z, shared)
+        loc = torch.cat([of_z.loc, torch.zeros(own)])
+        return ChainStart(renewed, there, of_z._replace(loc=loc, scale=torch.ones(own)))
+
+    def _near(self, standard: Standard, at: Tensor) -> tuple[Whitening, Tensor]:
+        """Return the Normal distribution of z about a mode `at`, and points z of it, (S, K)."""
+        of_z = self._whitening(standard, at[: self.joint.shared])
+        return of_z, self._spread(of_z, standard, at)
 
     def _are_usable(self, new: Standard, there: Tensor, old: Standard, here: Tensor) -> bool:
         """Return whether a new standard's points have a density as high as an old one's, about."""

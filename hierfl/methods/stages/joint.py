@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import Quadratic, dot, times, times_factor
+from hierfl.core.gaussians import Quadratic, dot, times, times_factor, times_one
 from hierfl.core.process import replaced
 from hierfl.core.traced import Gradient
 from hierfl.program.carried import OF_MANY_DRAWS
@@ -41,7 +41,7 @@ class Standard(NamedTuple):
 
     def shift_at(self, u: Tensor) -> Tensor:
         """Return the shift of w, (N, W), at u (U,)."""
-        return self.shift - (self.cross.flatten(0, 1) @ u).view(self.shift.shape)
+        return self.shift - times_one(self.cross, u)
 
 
 def standard_of(precision: Tensor, shift: Tensor, line: MixingLine, own: int) -> Standard:

@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hierfl.core.chains import Sampled, Whitening, sampled, thinned
+from hierfl.core.chains import Sampled, Whitening, sampled, thinned, whitening_of
 from hierfl.methods.stages.joint import Joint, Standard, flat
 
 WARM = 60  # iterations of the warm-up
@@ -153,6 +153,4 @@ def moved(
     own = here.joint.own_scalars(drawn.draws, here.standard)
     x = plain.joint.from_own(drawn.draws[:, : here.joint.shared], own)
     size = len(x.mT) if len(x.mT) <= DENSE else plain.joint.shared
-    covariance = x[:, :size].mT.cov() + 1e-9 * torch.eye(size)
-    tril = torch.linalg.cholesky_ex(covariance).L
-    return thinned(x, plain.joint.count), Whitening(x.mean(0), tril, x.std(0)[size:])
+    return thinned(x, plain.joint.count), whitening_of(x, size)
