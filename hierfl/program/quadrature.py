@@ -2,7 +2,8 @@
 
     log int exp f(u) du = log |L| + log sum_q w_q exp(f(m + L z_q) + |z_q|^2 / 2)
 
-m is the mode of f, and L L' = (-f'')^-1 there.
+m is the mode of f, and L L' = (-f'')^-1 there. Where f is quadratic, as where all is Normal, the
+integral is log |L| + f(m) + D log(2 pi) / 2, without nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.func import debug_unwrap, grad, vjp, vmap
 
-from hierfl.core.gaussians import inverse_root, times
+from hierfl.core.gaussians import LOG_2_PI, dot, inverse_root, times
 from hierfl.core.importance_sampling import normal_points
 
 Log = Callable[[Tensor], Tensor]  # (*shape, D) -> (*shape)
@@ -27,6 +28,8 @@ STEPS, STILL = 10, 1e-3  # of Newton's method to the mode at most; a last step, 
 FARTHEST = 4.0  # a step, in sds of the prior
 CANDIDATES = 64  # of a draw from a density that is near a Normal
 POINTS = 1024  # with which Laplace's approximation is compared
+# sds and number of the points at which a density is compared with a quadratic form; digits that agree
+WIDE, TRIALS, ROUNDING = 2.0, 8, 1e-10
 FLATTEST = 1e-8  # the curvature of a direction, relative to the prior's, where a density is flat
 
 
@@ -91,6 +94,28 @@ def _positive(matrix: Tensor) -> Tensor:
     return (vectors * values.abs().clamp(min=FLATTEST)[..., None, :]) @ vectors.mT
 
 
+def of_quadratic(log: Log, start: Tensor) -> Tensor:
+    """Return the integral of each row where f is quadratic: one Newton step is at its mode."""
+    slope, curvature = derivatives(log, start)
+    root, log_det = inverse_root(-curvature)
+    u = start + times(root, times(root.mT, slope))
+    return log(u) + 0.5 * (u.shape[-1] * LOG_2_PI - log_det)
+
+
+def is_quadratic(log: Log, start: Tensor, place: Normals) -> Tensor:
+    """Return which rows' log densities are quadratic, (*shape), by points about their modes."""
+    here, (slope, curvature) = log(start), derivatives(log, start)
+
+    def differs(z: Tensor) -> Tensor:
+        u = place.at(z)
+        there, away = log(u), u - start
+        expanded = here + dot(slope + 0.5 * times(curvature, away), away)
+        return (there - expanded).abs() - ROUNDING * (1.0 + here.abs() + there.abs())
+
+    z = WIDE * normal_points(TRIALS, start.shape[-1]).to(start)
+    return (torch.stack([differs(point) for point in z]) <= 0.0).all(0)
+
+
 def nodes_of(order: int, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return nodes (Q, D) and the logs of what they count, log w + |z|^2 / 2, (Q,)."""
     points, weights = (torch.as_tensor(a) for a in np.polynomial.hermite_e.hermegauss(order))
@@ -113,7 +138,7 @@ def by_points(log: Log, place: Normals) -> Tensor:
     """Return the integral by importance sampling from the Normals, at quasi-random points."""
     z = normal_points(POINTS, place.loc.shape[-1]).to(place.loc)
     logs = vmap(lambda point: log(place.at(point)))(z)
-    counts = 0.5 * z.square().sum(-1) + 0.5 * z.shape[-1] * math.log(2.0 * math.pi)
+    counts = 0.5 * (z.square().sum(-1) + z.shape[-1] * LOG_2_PI)
     counts = counts.reshape(-1, *[1] * (logs.dim() - 1)) - math.log(len(z))
     return torch.logsumexp(logs + counts, 0) + place.log_volume
 
@@ -126,7 +151,7 @@ def _laplace(log: Log, place: Normals) -> Tensor:
         u = u - torch.linalg.solve(curvature, slope[..., None])[..., 0]
     curvature = derivatives(log, u)[1]
     half = torch.linalg.cholesky_ex(-curvature).L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return log(u) - half + 0.5 * u.shape[-1] * math.log(2.0 * math.pi)
+    return log(u) - half + 0.5 * u.shape[-1] * LOG_2_PI
 
 
 def drawn(log: Log, place: Normals, z: Tensor, chances: Tensor) -> Tensor:

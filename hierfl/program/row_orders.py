@@ -12,7 +12,7 @@ from torch import Tensor
 from hierfl.core.process import double_precision
 from hierfl.data.batch import ClientBatch, first_rows, gather, in_double, keys_of
 from hierfl.data.clients import ClientData
-from hierfl.program.quadrature import integral
+from hierfl.program.quadrature import integral, is_quadratic
 from hierfl.program.row_runs import RowTerm, Structure
 from hierfl.program.row_sites import Integrating, RowSites, integrated
 from hierfl.program.row_structure import Fixed, structure_of, unchecked_runs
@@ -62,21 +62,30 @@ def _ordered(
     """Return a term with as many nodes as change nothing; Laplace's approximation of many numbers."""
     if term.steps:
         return term
-    points = [_rows_at(model, batch, structure, seed) for seed in range(POINTS)]
-    size = points[0].center(term, _shape(batch)).shape[-1]
-    if size not in ORDERS:
-        return term
-
+    points, shape, mask = (
+        [_rows_at(model, batch, structure, seed) for seed in range(POINTS)],
+        _shape(batch),
+        batch.mask(),
+    )
+    centers = [rows.center(term, shape) for rows in points]
     # the modes are the same at any order
     fits = [
-        (rows.density(term, None, last=True), rows.place(term, None, _shape(batch), last=True))
+        (rows.density(term, None, last=True), rows.place(term, None, shape, last=True))
         for rows in points
     ]
+    if all(
+        bool(is_quadratic(log, center, place)[mask].all())
+        for center, (log, place) in zip(centers, fits, strict=True)
+    ):
+        term = term._replace(quadratic=True)
+    size = centers[0].shape[-1]
+    if size not in ORDERS:
+        return term
 
     def at(order: int) -> list[Tensor]:
         return [integral(log, place, order) for log, place in fits]
 
-    mask, sums = batch.mask(), at(ORDERS[size][0])
+    sums = at(ORDERS[size][0])
     for order, larger in pairwise(ORDERS[size]):
         before, sums = sums, at(larger)
         changes = [(a - b)[mask].abs().mean() for a, b in zip(before, sums, strict=True)]

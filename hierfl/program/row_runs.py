@@ -22,6 +22,7 @@ class RowTerm(NamedTuple):
     before: the terms before it that depend on them too.
     steps: which comparisons of the program have its only site on one side, if it is only compared.
     order: nodes of the quadrature for each number; 0 for Laplace's approximation.
+    quadratic: whether the log density is quadratic in the sites, so that it needs neither.
     """
 
     name: str
@@ -29,6 +30,7 @@ class RowTerm(NamedTuple):
     before: tuple[str, ...]
     steps: tuple[int, ...] = ()
     order: int = 0
+    quadratic: bool = False
 
 
 @dataclass(frozen=True)

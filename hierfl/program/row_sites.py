@@ -4,7 +4,8 @@
 
 Up to two numbers per row are integrated by adaptive Gauss-Hermite quadrature: nodes stand at the row's
 mode and width, which carry no gradient, since the integral does not depend on them. More are
-integrated by Laplace's approximation, whose mode moves with z. An observed site that depends on e
+integrated by Laplace's approximation, whose mode moves with z. Where the log density is quadratic in
+e, its integral is exact, for any number. An observed site that depends on e
 keeps its name, and has its distribution given the sites observed before it.
 
 Reference: Liu and Pierce (1994), "A note on Gauss-Hermite quadrature", Biometrika 81.
@@ -29,7 +30,7 @@ from torch.distributions.utils import _sum_rightmost
 from hierfl.core.process import set_to
 from hierfl.data.batch import ClientBatch
 from hierfl.program.program import Params, Program
-from hierfl.program.quadrature import Log, Normals, by_points, drawn, fitted, integral
+from hierfl.program.quadrature import Log, Normals, by_points, drawn, fitted, integral, of_quadratic
 from hierfl.program.row_mixture import mixture_of
 from hierfl.program.row_runs import At, RowDensity, RowTerm, Structure, TermReached, isolated
 from hierfl.program.row_steps import pieces_of
@@ -169,6 +170,8 @@ class RowSites:
             logs = [p + log for p, log in zip(pieces.logs, densities, strict=True)]
             return torch.stack(torch.broadcast_tensors(*logs)).logsumexp(0)
         log = self.density(term, value, last=True)
+        if term.quadratic:
+            return of_quadratic(log, self.center(term, shape))
         return integral(log, self.place(term, value, shape, last=True), term.order)
 
     def error(self, term: RowTerm, shape: torch.Size) -> Tensor:
@@ -177,7 +180,8 @@ class RowSites:
         if term.steps:
             return torch.zeros_like(sums)
         if term.order:
-            return self.log_sum(term._replace(order=2 * term.order + 1), None, shape) - sums
+            finer = term._replace(order=2 * term.order + 1, quadratic=False)
+            return self.log_sum(finer, None, shape) - sums
         log = self.density(term, None, last=True)
         return by_points(log, self.place(term, None, shape, last=True)) - sums
 

@@ -146,7 +146,8 @@ def fallback_of(
     seen, data = seen_in(federation.program), federation.data
     # of Gaussian rows their sums suffice; of so few, and in little time, not where the server
     # cannot integrate by itself
-    exact, of_sums = seen.hierarchy.spread is not None, seen.spread is not None
+    exact = seen.hierarchy.spread is not None
+    of_sums = seen.spread is not None and seen.hierarchy.mixing is None
     suffice = data.num_rows > LOOSE * data.num_clients and not call.time_limit
     if not is_whole or not local or exact or (of_sums and suffice):
         return None
@@ -194,16 +195,18 @@ class Fallback:
         """The chains."""
         data, program, seed = self.federation.data, self.federation.program, self.federation.seed
         batch = full_batch(data, data.by_name, seed=seed)
-        return Chains(self.rounds, seen_in(program).score, batch, seed)
+        _, score, spread = seen_in(program)
+        return Chains(self.rounds, score, spread, batch, seed)
 
     def why_at_once(self) -> str | None:
         """Return why a run goes over before its first round; None: it does not."""
-        hierarchy = seen_in(self.federation.program).hierarchy
+        hierarchy, _, spread = seen_in(self.federation.program)
         if hierarchy.reading.is_scaled and self.chains.seconds <= LONGEST:
             return "a global site scales a local one, which no Gaussian factor fits well"
         has_shared = len(hierarchy.reading.origin) > 0  # else clients are independent
-        # draws weighted by rows take as long as chains
+        # draws weighted by rows take as long as chains; by sums the server's own do not
         most = LONGEST if self._reads_rows_often else AT_ONCE
+        most = most if spread is None else LOOKING
         if has_shared and hierarchy.mixing is not None and self.chains.seconds <= most:
             return "local sites are not Normal, so rounds need chains too"
         return None

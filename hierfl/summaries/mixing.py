@@ -199,13 +199,14 @@ class Mixing:
 
         They are NaN where these are infinite.
         """
-        ratios = []
-        for site, part in self._parts(t):
-            fn = sites[site.name]["fn"]
-            ratio = unwrapped(fn).variance / _normal(site, fn, part).variance
-            ratios.append(_flat(site, ratio))
-        widened = torch.cat(ratios, 1)
-        return torch.where(widened.isfinite(), widened, torch.nan)
+        ratios = [
+            _flat(
+                site,
+                _variance_in_scales(unwrapped(sites[site.name]["fn"])) * _shaped(site, part).exp(),
+            )
+            for site, part in self._parts(t)
+        ]
+        return torch.cat(ratios, 1)
 
     def log_p(self, sites: dict[str, Site], t: Tensor) -> Tensor:
         """Return the log density of each client's t (C, M) given the global sites, (C,)."""
@@ -244,6 +245,17 @@ def _normal(site: LatentSite, fn: Any, part: Tensor) -> Any:
 def _half_freedom(fn: Any) -> Tensor:
     df: Tensor = fn.df if isinstance(fn, torch.distributions.StudentT) else torch.ones(())
     return 0.5 * df.to(torch.get_default_dtype())
+
+
+def _variance_in_scales(fn: Any) -> Tensor:
+    """Return the variance of a scattered site over its squared scale; NaN where it is infinite.
+
+    By hand: torch's of a Student t cannot be mapped over draws.
+    """
+    if isinstance(fn, torch.distributions.Laplace):
+        return torch.full_like(fn.scale, 2.0)
+    df = 2.0 * _half_freedom(fn)
+    return torch.where(df > 2.0, df / (df - 2.0), torch.nan)
 
 
 def _log_density(fn: Any, e: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from hierfl.program.handlers import log_joint, unchecked
 from hierfl.program.program import ProgramError
 from hierfl.program.quadrature import fitted
 from hierfl.program.read import read
+from hierfl.program.row_orders import without_row_sites
 
 pytestmark = [
     pytest.mark.filterwarnings(
@@ -322,6 +323,21 @@ def counts(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
 def rates(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
     rate = pyro.sample("rate", dist.Gamma(2.0 / scale, 2.0 / (scale * own.exp())))
     pyro.sample("n", dist.Poisson(rate), obs=batch.n)
+
+
+NORMAL = ("normal", "measured", "nested", "vector", "labeled", "lacking", "loop")
+QUADRATIC = [(PAIRS[name][0], True) for name in NORMAL]
+
+
+@pytest.mark.parametrize(
+    ("model", "quadratic"), [*QUADRATIC, (probit, False), (counts, False), (rates, False)]
+)
+def test_integrals_of_quadratic_log_densities_take_no_nodes(
+    model: Program, quadratic: bool
+) -> None:
+    structure = without_row_sites(model, data())[1]
+    assert structure is not None
+    assert {term.quadratic for term in structure.terms.values()} == {quadratic}
 
 
 @pytest.mark.slow("1e-08-1e-07")

@@ -17,7 +17,7 @@ import hierfl
 from hierfl import methods
 from hierfl.core.chains import Sampled
 from hierfl.core.process import OutOfTime, Watch, double_precision, watched, working
-from hierfl.data.batch import ClientBatch
+from hierfl.data.batch import ClientBatch, full_batch, in_double
 from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError, NotFinite
 from hierfl.engine.federation import federate
@@ -26,13 +26,14 @@ from hierfl.method import Clock
 from hierfl.methods.stages.joint import Joint
 from hierfl.methods.stages.mixing_chains import ChainCoordinates
 from hierfl.methods.stages.state import GATHER
-from hierfl.methods.stages.two_stage import server_rounds
+from hierfl.methods.stages.two_stage import seen_in, server_rounds
 from hierfl.posterior.draws import posterior_draws
 from hierfl.program.handlers import unchecked
 from hierfl.program.sites import Model
 from hierfl.runs import ended
 from hierfl.runs.ended import LONGEST, MANY_TIMES, STEPS, TIRED, Fallback, fallback_of, why_tired
 from hierfl.runs.one_run import _next
+from hierfl.summaries.packed_rows import packed
 
 N = torch.tensor([47.0, 148, 119, 810, 211, 196, 148, 215, 207, 97, 256, 360])
 DEATHS = torch.tensor([0.0, 18, 8, 46, 8, 13, 9, 31, 14, 8, 29, 24])
@@ -232,8 +233,8 @@ def about(shift_of: Callable[..., Any], batch: ClientBatch) -> None:
 heavy, light = partial(about, partial(dist.StudentT, 4.0)), partial(about, dist.Normal)
 
 
-def test_rounds_that_the_server_plays_by_itself_end_by_chains_at_a_limit() -> None:
-    """Of sums of rows, in its first round: there is no other to end after. Exact ones need no limit."""
+def test_chains_may_end_rounds_that_the_server_plays_by_itself() -> None:
+    """Its own chains of clients' many mixing numbers may be slower. Exact integrals need none."""
     data = ClientData.from_arrays([name for name in NAMES for _ in range(4)], y=torch.randn(48))
     for model, goes_over in ((heavy, True), (light, False)):
         method = methods.two_stage(model)
@@ -241,7 +242,25 @@ def test_rounds_that_the_server_plays_by_itself_end_by_chains_at_a_limit() -> No
         for limit in (None, 5.0):
             call: Any = SimpleNamespace(rounds=None, time_limit=limit, lines=False)
             fallback = fallback_of(method, made, call, chosen=True)
-            assert (fallback is not None) == (goes_over and limit is not None)
+            assert (fallback is not None) == goes_over
+
+
+@pytest.mark.slow
+def test_chains_by_sums_are_those_by_rows() -> None:
+    """Where local sites are not Normal, Gaussian rows are read once, and chains take their sums."""
+    g = torch.Generator().manual_seed(0)
+    shift = 2.0 * torch.randn(12, generator=g).repeat_interleave(4)
+    data = ClientData.from_arrays(
+        [name for name in NAMES for _ in range(4)], y=shift + torch.randn(48, generator=g)
+    )
+    fit = hierfl.fit(heavy, data, seed=0, progress=False)
+    assert "local sites are not Normal" in str(fit.progress.ended)
+    seen, chains = seen_in(fit.program), Fallback(fit.federation, None).chains
+    rows = packed(seen.score, in_double(full_batch(data, data.by_name, seed=0)))
+    v = torch.randn(12, 5, len(seen.score.start), generator=g, dtype=torch.float64)
+    by_sums, by_rows = chains.whole.values(v), rows.values(v)
+    apart = by_sums - by_rows  # but for a constant of each client
+    torch.testing.assert_close(apart, apart[:, :1].expand_as(apart), rtol=0.0, atol=1e-9)
 
 
 def test_rounds_whose_tails_rest_on_few_draws_go_over() -> None:

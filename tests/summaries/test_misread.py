@@ -96,7 +96,7 @@ def test_chains_rely_on_no_predictor_that_is_none_of_all_rows() -> None:
     program = program_of(bounded, data)
     seen, rounds = seen_in(program), server_rounds(program, 100, None)
     assert seen.score.line.inside.tolist() == [0, 1]
-    Chains(rounds, seen.score, full_batch(data), seed=0)
+    Chains(rounds, seen.score, seen.spread, full_batch(data), seed=0)
     assert len(seen.score.line.inside) == 0
 
 

@@ -43,6 +43,7 @@ from hierfl.methods.stages.mixing_chains import (
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, ServerState
 from hierfl.program.handlers import unchecked
+from hierfl.summaries.exact import Spread, SummedRows, sums_of
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.packed_rows import PackedRows, packed
 from hierfl.summaries.reading import QuadratureNodes, gauss_hermite
@@ -69,8 +70,18 @@ class Ended(NamedTuple):
 class Chains:
     """Chains on the exact posterior of a program, by all clients' rows in one process."""
 
-    def __init__(self, rounds: Rounds, score: UnitScore, batch: ClientBatch, seed: int) -> None:
-        """Read the rows of `batch`, whose clients are in the order of their names."""
+    def __init__(
+        self,
+        rounds: Rounds,
+        score: UnitScore,
+        spread: Spread | None,
+        batch: ClientBatch,
+        seed: int,
+    ) -> None:
+        """Read the rows of `batch`, whose clients are in the order of their names.
+
+        With a `spread` rows are Gaussian, and clients' sums stand for them.
+        """
         self.surrogate, self.seed = rounds.work.surrogate, seed
         hierarchy = self.surrogate.hierarchy
         with double_precision(), torch.no_grad(), unchecked():
@@ -78,6 +89,8 @@ class Chains:
             self.whole: PackedRows = packed(score, batch, distinct=True)
             while bool(misread(self.whole, doubled, tested).any()) and score.relies_less():
                 self.whole = packed(score, batch, distinct=True)
+            if spread is not None and hierarchy.mixing is not None:
+                self.whole = SummedRows(score, spread, sums_of(self.whole, spread))
             self.nodes: QuadratureNodes = score.nodes
         self.of_all = {n: doubled.client_fields[n][:, 0] for n in hierarchy.fields}
         alone = hierarchy.normal_size == 1 and hierarchy.mixing is None
