@@ -195,15 +195,25 @@ def thinned(draws: Tensor, count: int) -> Tensor:
 def mixing_of(chains: Tensor) -> tuple[float, float]:
     """Return the largest split R-hat of chains (C, n, K) and the least effective number, by ranks.
 
-    Effective numbers are those of normal scores, of their squares, and of the tails of 5%.
+    R-hat is that of normal scores and of folded ones, of distances from the median, which see tails
+    that only some chains reach. Effective numbers are those of normal scores, of their squares, and
+    of the tails of 5%.
     """
+    folded = (chains - chains.flatten(0, 1).median(0).values).abs()
+    chains = _normal_scores(chains)
+    both = torch.cat([chains, _normal_scores(folded)], 2)
+    worst: float = split_gelman_rubin(both).nan_to_num(nan=1.0).max().item()
+    of = [chains, chains.square(), *((chains < sign * TAIL).to(chains) for sign in (-1.0, 1.0))]
+    count = float(len(chains.flatten(0, 1)))
+    effective = effective_sample_size(torch.cat(of, 2), 0, 1).nan_to_num(nan=count)
+    return worst, float(effective.min()) if effective.numel() else count
+
+
+def _normal_scores(chains: Tensor) -> Tensor:
+    """Return the normal scores of the ranks among all states of chains (C, n, K)."""
     flat = chains.flatten(0, 1)
     ranks = flat.argsort(0).argsort(0).to(flat.dtype)
-    chains = torch.special.ndtri((ranks + 0.625) / (len(flat) + 0.25)).view(chains.shape)
-    worst: float = split_gelman_rubin(chains).nan_to_num(nan=1.0).max().item()
-    of = [chains, chains.square(), *((chains < sign * TAIL).to(chains) for sign in (-1.0, 1.0))]
-    effective = effective_sample_size(torch.cat(of, 2), 0, 1).nan_to_num(nan=float(len(flat)))
-    return worst, float(effective.min()) if effective.numel() else float(len(flat))
+    return torch.special.ndtri((ranks + 0.625) / (len(flat) + 0.25)).view(chains.shape)
 
 
 def spread_of(chains: Tensor) -> tuple[float, float]:

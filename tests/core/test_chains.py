@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import arviz as az
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -114,6 +115,18 @@ def test_r_hat_sees_chains_stuck_in_two_places() -> None:
     assert mixing_of(chains)[0] > MIXED_WELL
     drift = torch.randn(16, 60, 1, generator=g) + torch.linspace(0.0, 2.0, 60)[:, None]
     assert mixing_of(drift)[0] > MIXED_WELL
+
+
+def test_r_hat_is_that_of_arviz_and_sees_chains_of_two_widths() -> None:
+    """Of ranks and of folded ranks: Vehtari et al. 2021, equations 4.4 and 4.5."""
+    g = torch.Generator().manual_seed(0)
+    even = torch.randn(8, 200, 2, generator=g, dtype=torch.float64)
+    wide = even.clone()
+    wide[:4, :, 1] *= 2.5
+    for chains in (even, wide, wide.exp()):
+        expected = max(float(az.rhat(of.numpy(), method="rank")) for of in chains.unbind(2))
+        assert mixing_of(chains)[0] == pytest.approx(expected, abs=1e-3)
+    assert mixing_of(even)[0] < MIXED_WELL < mixing_of(wide)[0]
 
 
 @pytest.mark.slow
