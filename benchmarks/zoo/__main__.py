@@ -30,7 +30,7 @@ from benchmarks.zoo.reading import data_of, program_of
 HERE = Path(__file__).parent
 ANSWERS, TABLE = HERE / "answers.json", ROOT / "benchmarks/ZOO.md"
 NAMES = sorted(path.stem for path in (HERE / "programs").glob("[a-z]*.py"))
-MIXED = 1.02  # R-hat of chains whose answer is kept
+MIXED, EFFECTIVE = 1.02, 150  # R-hat of chains whose answer is kept, and draws that are effective
 LIMIT = 100  # CPU seconds of a fit
 NUTS_LIMIT = 500  # CPU seconds of a run of NUTS
 MEAN, SD = 0.15, 0.15  # of posterior sds, and of the ratio of sds
@@ -114,8 +114,9 @@ def sampled(name: str) -> dict[str, Any]:
         if ran.returncode:
             raise RuntimeError(f"NUTS of {name} failed: {ran.stderr[-3000:]}")
         answer: dict[str, Any] = json.loads(Path(files[1]).read_text())
-    if not answer["r_hat"] < MIXED:
-        raise RuntimeError(f"the chains of {name} have not mixed: R-hat is {answer['r_hat']}")
+    r_hat, effective = answer["r_hat"], answer["effective"]
+    if not (r_hat < MIXED and effective >= EFFECTIVE):
+        raise RuntimeError(f"{name} has not mixed: R-hat {r_hat}, {effective} effective draws")
     sites = answer.pop("sites")
     rounded = {
         n: {k: [float(f"{x:.5g}") for x in v] for k, v in s.items()} for n, s in sites.items()
