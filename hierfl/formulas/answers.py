@@ -27,11 +27,11 @@ from hierfl.formulas.columns import (
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
 from hierfl.formulas.disclosure import Floats, Told, coarse, singled_out, told, told_together
-from hierfl.formulas.expressions import Call
+from hierfl.formulas.expressions import Call, value_of
 from hierfl.formulas.imputed import filled, known_values
 from hierfl.formulas.schema import OFFSET, STATEFUL, ColumnSums, Implausible, Schema, sums
+from hierfl.formulas.signatures import arguments
 from hierfl.formulas.table_answers import rounded_count
-from hierfl.formulas.terms import options_of, value_of
 from hierfl.formulas.transforms import counted, powers
 
 
@@ -176,7 +176,7 @@ def of_call(
             return OfCall(told(values, least))
         if STATEFUL[call.callee].needs == "counts":
             return OfCall(told(values, least), counted(values, *at, least))
-        degree = int(options_of(call)["degree"])
+        degree = int(arguments(call)["degree"])
         # from as many power sums as there are values, Newton's identities give all of these
         if len(singled_out(values, least, degree)) or 1 < least > len(values) - 2 * degree:
             raise Implausible(

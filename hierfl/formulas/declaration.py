@@ -14,15 +14,84 @@ from hierfl.formulas.columns import Kind
 from hierfl.formulas.expressions import (
     CODINGS,
     Call,
+    Name,
     TermSum,
     calls,
     column_of,
     columns_of,
 )
-from hierfl.formulas.parse import Formulas, FormulaTree, Group
-from hierfl.formulas.schema import Schema
+from hierfl.formulas.schema import STATEFUL, Schema
 from hierfl.models import families
 from hierfl.models.families import Response, ResponseFamily, gaussian
+
+
+def grouping_name(by: Sequence[str]) -> str:
+    """Return the name of the groups of some columns; two sets of columns never have the same."""
+    return ":".join(f"`{name}`" if ":" in name else name for name in by)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A term with a bar: `(1 + age | hospital:ward)` is by ("hospital", "ward"); correlated: `|`, not `||`.
+
+    `kind`: "gr", "escar" or "esicar" of groups with the matrix `cov`; "": they are independent.
+    """
+
+    terms: TermSum
+    by: tuple[str, ...]
+    correlated: bool
+    kind: str = ""
+    cov: str = ""
+
+    @property
+    def name(self) -> str:
+        """The groups' name, "hospital", "hospital:ward" or "gr(hospital)"."""
+        if self.kind:
+            return f"{'gr' if self.kind == 'gr' else 'car'}({grouping_name(self.by)})"
+        return grouping_name(self.by)
+
+    @property
+    def text(self) -> str:
+        """The term as it stands in a formula."""
+        if self.kind:
+            return f"{self.name[:-1]}, cov={self.cov})"
+        return f"({self.terms} {'|' if self.correlated else '||'} {self.name})"
+
+
+@dataclass(frozen=True)
+class FormulaTree:
+    """One formula: the columns of its response, `labels`, the common terms and the groups.
+
+    An addition to the response has its column, {"trials": "n"}; `bounds` are those of trunc().
+    """
+
+    labels: tuple[str, ...]
+    common: TermSum
+    groups: tuple[Group, ...]
+    additions: Mapping[str, str] = field(default_factory=dict)
+    bounds: tuple[float, float] | None = None
+
+    @property
+    def response(self) -> str:
+        """The name of the response, "y" or "cbind(a, b)"."""
+        several = len(self.labels) > 1
+        return str(Call("cbind", tuple(map(Name, self.labels)))) if several else self.labels[0]
+
+    @property
+    def terms(self) -> tuple[TermSum, ...]:
+        """The common terms, and then those of each group."""
+        return (self.common, *(group.terms for group in self.groups))
+
+
+@dataclass(frozen=True)
+class Formulas:
+    """The formula of the response, and those of parameters and of `covariates`, by name, with their texts."""
+
+    text: str
+    main: FormulaTree
+    others: Mapping[str, FormulaTree] = field(default_factory=dict)
+    covariates: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 class PredictorLink(NamedTuple):
@@ -152,6 +221,17 @@ class Declaration:
     def calls_of(self, callee: str) -> bool:
         """Return whether some term calls a function."""
         return any(call.callee == callee for call in self.calls)
+
+    @cached_property
+    def transforms(self) -> dict[str, Call]:
+        """The calls with constants that clients agree on, as they are written; inner ones first."""
+        return {str(call): call for call in self.calls if call.callee in STATEFUL}
+
+    def transform(self, text: str) -> Call:
+        """Return a call with constants; refuse one that the formula does not have."""
+        if text not in self.transforms:
+            raise ValueError(f"the formula has no transform '{text[:200]}'")
+        return self.transforms[text]
 
     @property
     def columns_read(self) -> tuple[str, ...]:

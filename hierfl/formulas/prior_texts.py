@@ -89,7 +89,7 @@ def _parsed(name: str, text: str) -> tuple[str, tuple[float, ...]]:
     call: Expression = Call("")
     with suppress(ValueError):
         call = Reader(text, "prior").expression()
-    values = tuple(argument.value for argument in call.args if argument.is_constant)
+    values = tuple(argument.value for argument in call.args if argument.value is not None)
     count, builder = WORDS.get(call.callee, (0, float))
     fault = f"and '{call.callee}' is not one of the words" if call.callee not in WORDS else ""
     if not fault and (call.options or not len(values) == len(call.args) == count):

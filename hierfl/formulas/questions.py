@@ -32,7 +32,7 @@ from hierfl.formulas.columns import OneFrame, ends_of, joined, number_column
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import coarse_frame, told
-from hierfl.formulas.expressions import Call, calls_within
+from hierfl.formulas.expressions import calls_within
 from hierfl.formulas.read_rows import ReadRows
 from hierfl.formulas.schema import (
     STATEFUL,
@@ -42,13 +42,8 @@ from hierfl.formulas.schema import (
     check_moments,
     sums,
 )
-from hierfl.formulas.terms import options_of
+from hierfl.formulas.signatures import arguments
 from hierfl.formulas.transforms import Constants
-
-
-def stateful_calls(declared: Declaration) -> list[Call]:
-    """Return a formula's transforms, inner ones first."""
-    return [call for call in declared.calls if call.callee in STATEFUL]
 
 
 def check_schema(
@@ -71,7 +66,7 @@ def check_schema(
             values: Any = number_column(told_of[name], name, client)
             own = sums(values[pd.notna(values)])
             check_moments(name, column.mean, column.sd, own, schema.rows, constant=True)
-    every = {str(call): call for call in stateful_calls(declared)}
+    every = declared.transforms
     if text and text not in every:
         raise Implausible(f"the formula has no transform '{text[:200]}'")
     within = calls_within(every[text]) if text else every.values()
@@ -85,7 +80,7 @@ def check_schema(
         check_moments(key, constants.mean, constants.sd, own, schema.rows)
         if key != text:
             kind = every[key].callee
-            check_constants(kind, key, constants, options_of(every[key]), values, least)
+            check_constants(kind, key, constants, arguments(every[key]), values, least)
 
 
 Kind = Literal["rows", "columns", "outside", "groups", "call", "design"]
@@ -180,18 +175,10 @@ def _answering(
         return is_outside
     assert declared is not None and schema is not None
     if question.kind == "call":
-        call = call_of(declared, question.text)
+        call = declared.transform(question.text)
         return lambda frame, client: of_call(call, schema, read(frame), client, question.at)
     designs = every_design_of(declared, schema)
     return lambda frame, client: of_design(designs, declared, schema, read(frame), client)
-
-
-def call_of(declared: Declaration, text: str) -> Call:
-    """Return a transform of the formula."""
-    for call in stateful_calls(declared):
-        if str(call) == text:
-            return call
-    raise ValueError(f"the formula has no transform '{text}'")
 
 
 # ------------------------------------------------------------ clients elsewhere
