@@ -33,7 +33,7 @@ def is_listed(formula: Formula, line: str) -> bool:
 
     def read(of: Formula) -> tuple[Any, ...]:
         family = of.family.name, of.family.link, of.family.likelihood
-        return replace(of.declared.formulas, text="", texts=()), family, of.clients, of.missing
+        return replace(of.declared.parts, text="", texts=()), family, of.clients, of.missing
 
     with suppress(ValueError):
         family, missing = families.named(parts["family"]), cast(Missing, parts["missing"])

@@ -62,7 +62,8 @@ class Group:
 class FormulaTree:
     """One formula: the columns of its response, `labels`, the common terms and the groups.
 
-    An addition to the response has its column, {"trials": "n"}; `bounds` are those of trunc().
+    An addition to the response has its column, {"trials": "n"}; `bounds` are those of trunc(). That of the
+    response has the formulas of parameters and of `covariates` by name, and the `texts` of all, in one `text`.
     """
 
     labels: tuple[str, ...]
@@ -70,6 +71,10 @@ class FormulaTree:
     groups: tuple[Group, ...]
     additions: Mapping[str, str] = field(default_factory=dict)
     bounds: tuple[float, float] | None = None
+    others: Mapping[str, FormulaTree] = field(default_factory=dict)
+    covariates: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    text: str = ""
 
     @property
     def response(self) -> str:
@@ -81,17 +86,6 @@ class FormulaTree:
     def terms(self) -> tuple[TermSum, ...]:
         """The common terms, and then those of each group."""
         return (self.common, *(group.terms for group in self.groups))
-
-
-@dataclass(frozen=True)
-class Formulas:
-    """The formula of the response, and those of parameters and of `covariates`, by name, with their texts."""
-
-    text: str
-    main: FormulaTree
-    others: Mapping[str, FormulaTree] = field(default_factory=dict)
-    covariates: tuple[str, ...] = ()
-    texts: tuple[str, ...] = ()
 
 
 class PredictorLink(NamedTuple):
@@ -154,7 +148,7 @@ Missing = Literal["refuse", "drop"]
 class Declaration:
     """Formulas before clients have agreed on a schema; missing="refuse" or "drop" rows that miss a value."""
 
-    formulas: Formulas
+    parts: FormulaTree
     family: ResponseFamily
     clients: str
     missing: Missing = "refuse"
@@ -163,29 +157,24 @@ class Declaration:
     @property
     def text(self) -> str:
         """The formulas as the user wrote them."""
-        return self.formulas.text
-
-    @property
-    def parts(self) -> FormulaTree:
-        """The formula of the response."""
-        return self.formulas.main
+        return self.parts.text
 
     @cached_property
     def of_parameters(self) -> dict[str, Declaration]:
         """Parameter or covariate that has terms -> their declaration; refuse what cannot have some."""
         declared = {}
-        for name, tree in self.formulas.others.items():
+        for name, tree in self.parts.others.items():
             if name in self.imputed:
                 family = covariate_family(name, 0.0, 1.0)
             else:
                 family = family_of_parameter(name, self.family)
-            declared[name] = replace(self, formulas=Formulas("", tree), family=family)
+            declared[name] = replace(self, parts=tree, family=family)
         return declared
 
     @property
     def every_parts(self) -> tuple[FormulaTree, ...]:
         """The formula of the response, and those of parameters."""
-        return (self.parts, *self.formulas.others.values())
+        return (self.parts, *self.parts.others.values())
 
     @cached_property
     def described(self) -> tuple[TermSum, ...]:
@@ -211,7 +200,7 @@ class Declaration:
     @property
     def imputed(self) -> tuple[str, ...]:
         """The covariates that a formula of their own imputes, "x | mi() ~ z"."""
-        return self.formulas.covariates
+        return self.parts.covariates
 
     @property
     def calls(self) -> tuple[Call, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 
-from hierfl.formulas.declaration import Formulas, FormulaTree, Group
+from hierfl.formulas.declaration import FormulaTree, Group
 from hierfl.formulas.expressions import (
     BARS,
     Call,
@@ -25,10 +25,10 @@ from hierfl.formulas.terms import terms_of
 
 
 @lru_cache(maxsize=64)  # a formula is made again with its schema, and at each question of a node
-def parse(text: str) -> Formulas:
+def parse(text: str) -> FormulaTree:
     """Read formulas such as "y ~ x + (1 + x | hospital); sigma ~ x", or say what to write instead.
 
-    >>> parse("y | trials(n) ~ age + (1 + age || site/ward)").main.groups[1].text
+    >>> parse("y | trials(n) ~ age + (1 + age || site/ward)").groups[1].text
     '(1 + age || site:ward)'
     """
     with pointing(text):
@@ -44,7 +44,7 @@ def parse(text: str) -> Formulas:
             trees[name] = FormulaTree(labels, *_right(sides.right))
             covariates += [name] if is_covariate else []
         texts = (first.text, *(sides.text for sides in others))
-        return Formulas(text, main, trees, tuple(covariates), texts)
+        return replace(main, others=trees, covariates=tuple(covariates), texts=texts, text=text)
 
 
 def _name_of(sides: Sides, imputed: Collection[Expression]) -> tuple[str, bool]:

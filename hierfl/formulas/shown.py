@@ -17,7 +17,7 @@ from hierfl.models.families import as_source
 def text_of(formula: Any) -> str:
     """Return a formula in brms's form, a line for each part."""
     lines = {
-        "Formula": "\n         ".join(formula.declared.formulas.texts),
+        "Formula": "\n         ".join(formula.declared.parts.texts),
         "Family": f"{formula.family.name}, link {formula.family.link}",
         "Clients": formula.clients,
     }

@@ -52,6 +52,8 @@ def terms_of(signed: Signed) -> TermSum:
             check(call.callee not in ALONE, call, what)
         fix = "use C(x) or x as a number for one of them"
         check(callees.count("mo") < 2, first, f"a product of two monotonic effects: {fix}")
+        what = f"the term '{product.name}' is a product of two covariates that may both be missing"
+        check(callees.count("mi") < 2, first, f"{what}: multiply mi() by columns that are not")
         fix = "'Intercept' names the intercept: rename the column"
         check("Intercept" not in product.columns, first, fix)
         what = f"two terms are called '{product.name}': rename a column"
@@ -146,5 +148,5 @@ def _check_calls(term: Factor) -> None:
             fix = "strings are categories, and numbers are in C(column)"
         check(inner.callee in TERMS, inner, f"there is no function '{inner.callee}': {fix}")
         arguments(inner)
-        what = f"'{inner}' is inside '{term}': make it a term of its own"
-        check(inner is term or inner.callee not in (*ALONE, "mo"), inner, what)
+        what = f"'{inner}' is inside '{term}': make it a term of its own, or make a column first"
+        check(inner is term or inner.callee not in (*ALONE, "mo", "mi"), inner, what)

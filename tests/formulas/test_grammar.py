@@ -48,6 +48,7 @@ GROUPS = {
     "(1 | a/b/c)": ["(1 | a)", "(1 | a:b)", "(1 | a:b:c)"],
     "((1 | h)) + (0 + x | (h))": ["(1 | h)", "(0 + x | h)"],
     "(1 | gr (g, cov=A)) + car(M, gr=`the site`)": ["gr(g, cov=A)", "car(the site, cov=M)"],
+    "car(M, county)": ["car(county, cov=M)"],
     "s(x, g, bs='fs', k=4)": ["(1 + s(x, k=4) || g)"],
     "s(x, g, bs='fs') + (1 | g)": ["(1 | g)", "(0 + s(x) || g)"],
 }
@@ -55,21 +56,22 @@ GROUPS = {
 
 @pytest.mark.parametrize("text", [text for text in TERMS if TERMS[text]])
 def test_terms(text: str) -> None:
-    assert str(parse(f"y ~ {text}").main.common) == TERMS[text]
+    assert str(parse(f"y ~ {text}").common) == TERMS[text]
 
 
 @pytest.mark.parametrize("text", GROUPS)
 def test_groups(text: str) -> None:
-    assert [group.text for group in parse(f"y ~ {text}").main.groups] == GROUPS[text]
+    assert [group.text for group in parse(f"y ~ {text}").groups] == GROUPS[text]
 
 
 def test_responses() -> None:
-    found = parse("y | trials(n) + weights(`w w`) + trunc(-1, ub=2.5) ~ 1").main
+    found = parse("y | trials(n) + weights(`w w`) + trunc(-1, ub=2.5) ~ 1")
     assert (found.response, found.labels) == ("y", ("y",))
     assert (found.additions, found.bounds) == ({"trials": "n", "weights": "w w"}, (-1.0, 2.5))
-    assert parse("t | cens(s, end) ~ 1").main.additions == {"cens": "s", "upper": "end"}
-    assert parse("t | event(d) + entry(a) ~ 1").main.additions == {"event": "d", "entry": "a"}
-    several = parse("cbind(a, `b c`) | trials(n) ~ x").main
+    assert parse("t | cens(s, end) ~ 1").additions == {"cens": "s", "upper": "end"}
+    assert parse("t | cens(s, upper=end) ~ 1").additions == {"cens": "s", "upper": "end"}
+    assert parse("t | event(d) + entry(a) ~ 1").additions == {"event": "d", "entry": "a"}
+    several = parse("cbind(a, `b c`) | trials(n) ~ x")
     assert (several.response, several.labels) == ("cbind(a, `b c`)", ("a", "b c"))
 
 
@@ -212,7 +214,7 @@ def test_errors_show_the_line() -> None:
 def test_long_and_deep_formulas() -> None:
     """Of 3,000 terms, and of parentheses beyond what can be read."""
     names = [f"x{i}" for i in range(3000)]
-    assert len(parse(f"y ~ {' + '.join(names)} - x7").main.common.slopes) == 2999
+    assert len(parse(f"y ~ {' + '.join(names)} - x7").common.slopes) == 2999
     refused(lambda: parse(f"y ~ {'(' * 3000}x{')' * 3000}"), "too many nested parentheses")
 
 
