@@ -1,8 +1,9 @@
 """The grammar of formulas, read by recursive descent.
 
-    formulas    = expression {";" expression}, each "response ~ terms"
+    formulas    = formula {";" formula}
+    formula     = [expression] "~" expression
     expression  = operand {sign operand}, which bind as `BINDING` says
-    operand     = ("+" | "-" | "~") operand | name | number | text | name "(" [argument {"," argument}] ")"
+    operand     = ("+" | "-") operand | name | number | text | name "(" [argument {"," argument}] ")"
                 | "(" expression ")" | "{" expression "}"
     argument    = [name "="] expression
 

@@ -115,10 +115,12 @@ def arguments(call: Call, signatures: Mapping[str, Signature] = TERMS) -> dict[s
     usage = f"write {name}({', '.join([first, *(f'{other}=...' for other in others)])})"
     check(written, call, f"{name}() has no argument: {usage}")
     for option, place in call.options:
-        check(option in signature, place, f"{name}() has no option '{option}': {usage}")
+        is_option = option in {*signature} - {"column"}  # which stands first, without a name
+        check(is_option, place, f"{name}() has no option '{option}': {usage}")
     is_right = len(args) <= min(len(signature), 1 if name in ("s", "gp", "gr") else 2)
     is_right &= len(written) == len(args) + len(call.options)
-    check(is_right, (call, *args)[-1], f"one argument too many: {usage}")
+    fix = "; a curve of each group is s(x, hospital, bs='fs')" if name == "s" else ""
+    check(is_right, (call, *args)[-1], f"one argument too many: {usage}{fix}")
     values = {}
     for option, argument in signature.items():
         expression = written.get(option)
@@ -128,7 +130,8 @@ def arguments(call: Call, signatures: Mapping[str, Signature] = TERMS) -> dict[s
         else:
             what = f"{option} of {name}() is {expression}: it must be {argument.must_be}"
             check(argument.allows(expression), expression, what)
-            values[option] = expression if expression.value is None else expression.value
+            is_read = argument.kind in (Expression, Name)
+            values[option] = expression if is_read else expression.value
     check(not (fault := _fault_of_sizes(name, values)), call, fault)
     return values
 

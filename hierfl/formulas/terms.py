@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
+from itertools import product as cartesian
 
 from hierfl.formulas.expressions import (
     BARS,
@@ -27,6 +28,7 @@ from hierfl.formulas.grammar import check
 from hierfl.formulas.signatures import TERMS, arguments
 
 MOST_PRODUCTS = 10_000  # of terms that are multiplied; a text of 40 columns may have 2^40
+TOO_MANY = f"the formula has more than {MOST_PRODUCTS:,} products of terms: leave some out"
 OUTSIDE = "put 0 at the start of the terms, outside parentheses, to leave the intercept out"
 # Call that no product may hold -> what to write.
 ALONE = {
@@ -97,9 +99,11 @@ def _products(term: Expression) -> Sum:
         base, power = term.args
         is_sum = base.sign in SUMS and not base.is_minus
         _check_no_value(is_sum and type(power.value) is int and power.value > 0, term)
-        first = total = _products(base)
+        first = total = longest = _products(base)
         for _ in range(min(power.value, len(first)) - 1):
-            total = _crossed("*", total, first, term)
+            longest = _crossed(":", longest, first, term)
+            total = total | longest
+            check(len(total) <= MOST_PRODUCTS, term, TOO_MANY)
         return total
     is_product = term.sign in PRODUCTS and not any(isinstance(of, Literal) for of in term.args)
     _check_no_value(is_product, term)
@@ -114,13 +118,12 @@ def _products(term: Expression) -> Sum:
 def _crossed(sign: str, first: Sum, second: Sum, term: Expression) -> Sum:
     """Return the terms of a * b, a:b or a / b."""
     total = {"*": first | second, "/": first, ":": {}}[sign]
-    before = [product.factors for product in first.values()]
-    for factors in [tuple(chain(*before))] if sign == "/" else before:
-        for product in second.values():
-            whole = tuple(dict.fromkeys([*factors, *product.factors]))
-            total.setdefault(frozenset(whole), Product(whole))
-            what = f"the formula has more than {MOST_PRODUCTS:,} products of terms: leave some out"
-            check(len(total) <= MOST_PRODUCTS, term, what)
+    if sign == "/":
+        first = {INTERCEPT.union(*first): Product((*TermSum(tuple(first.values())).factors,))}
+    for (key, before), (other, behind) in cartesian(first.items(), second.items()):
+        if (whole := key | other) not in total:
+            total[whole] = Product(tuple(dict.fromkeys([*before.factors, *behind.factors])))
+            check(len(total) <= MOST_PRODUCTS, term, TOO_MANY)
     return total
 
 

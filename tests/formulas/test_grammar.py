@@ -151,6 +151,11 @@ REFUSED = [
     ("y ~ log(x, 2)", 11, "log(column)"),
     ("y ~ standardize(x, 2)", 19, "standardize(column)"),
     ("y ~ C(u, 'r')", 9, "C(column)"),
+    ("y ~ C(column=u)", 13, "no option 'column': write C(column)"),
+    ("y ~ T(u, ref=None)", 13, "ref of T() is None: it must be a level, written out"),
+    ("y ~ S(u, None)", 9, "omit of S() is None: it must be a level, written out"),
+    ("y ~ s(x, g)", 9, "s(x, hospital, bs='fs')"),
+    ("y ~ (1 | gr(1, cov=A))", 12, "the groups '1' are not columns"),
     ("y ~ C(x > 0)", 8, "a single column: make one of it first"),
     ("y ~ z + scale()", 8, "scale() has no argument"),
     (
