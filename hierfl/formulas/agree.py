@@ -309,5 +309,5 @@ def _constants(declared: Declaration, schema: Schema, ask: Ask, text: str) -> Co
         return polynomials_of(text, mean, sd, more, options["degree"])
     counts = np.sum(more, axis=0)
     if call.callee in SMOOTHS:
-        return smooth_of(call.callee, text, (mean, sd), counts, options)
+        return smooth_of(call, (mean, sd), counts, options)
     return spline_of(text, mean, sd, counts, options)
