@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -123,7 +122,10 @@ def answers_of(
 ) -> dict[str, Any]:
     """Return each client's answer; columns of one frame, in which clients follow each other, are read once."""
     least = question.min_count
-    read = partial(coarse_frame, kinds=kinds, declared=declared, least=least)
+
+    def read(frame: pd.DataFrame) -> pd.DataFrame:
+        return coarse_frame(frame, kinds, declared, least) if least > 1 else frame
+
     answer, names = _answering(question, clients, kinds, declared, read), [*frames]
     is_apart = least > 1 or (declared is not None and declared.imputed)  # what rows reveal
     if len(names) > 1 and not is_apart and _has_one_source(frames):
