@@ -17,6 +17,7 @@ from hierfl.formulas.columns import (
     by_client,
     complete_rows,
     level_name,
+    moments,
     ordered,
     refuse_similar,
 )
@@ -34,7 +35,7 @@ from hierfl.formulas.levels import (
     with_rare,
 )
 from hierfl.formulas.questions import Ask, Kinds, Question, answers_of
-from hierfl.formulas.schema import OFFSET, STATEFUL, Grouping, Level, Margin, Schema, moments
+from hierfl.formulas.schema import OFFSET, STATEFUL, Grouping, Level, Margin, Schema
 from hierfl.formulas.signatures import arguments
 from hierfl.formulas.structures import structures
 from hierfl.formulas.transforms import SMOOTHS, Constants, polynomials_of, smooth_of, spline_of

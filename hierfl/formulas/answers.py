@@ -14,6 +14,7 @@ import pandas as pd
 from hierfl.core.typed_json import Count
 from hierfl.data.consistency import RowsFault
 from hierfl.formulas.columns import (
+    ColumnSums,
     Kind,
     check_column,
     column_fault,
@@ -23,13 +24,14 @@ from hierfl.formulas.columns import (
     number_column,
     numbers,
     prepared,
+    sums,
 )
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
 from hierfl.formulas.disclosure import Floats, Told, coarse, singled_out, told, told_together
 from hierfl.formulas.expressions import Call, value_of
 from hierfl.formulas.imputed import filled, known_values
-from hierfl.formulas.schema import OFFSET, STATEFUL, ColumnSums, Implausible, Schema, sums
+from hierfl.formulas.schema import OFFSET, STATEFUL, Implausible, Schema
 from hierfl.formulas.signatures import arguments
 from hierfl.formulas.table_answers import rounded_count
 from hierfl.formulas.transforms import counted, powers

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from hierfl.formulas.answers import OfCall, OfDesign
+from hierfl.formulas.columns import ColumnSums
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.expressions import CODINGS, Call, Expression, Factor, Name
 from hierfl.formulas.questions import Question
-from hierfl.formulas.schema import OFFSET, ColumnSums, Schema
+from hierfl.formulas.schema import OFFSET, Schema
 from hierfl.formulas.smooths import Smooth
 from hierfl.formulas.transforms import EDGES
 

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hierfl.formulas.columns import holds_numbers, numbers
+from hierfl.formulas.columns import ColumnSums, holds_numbers, numbers, sums
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.schema import ColumnSums, sums
 
 Floats = NDArray[np.float64]
 # of the squares of a combination, from which on it is of a few rows: of a column that rows have, of one
@@ -111,9 +110,9 @@ def coarse(values: Floats, least: int, *, by_value: bool = True, share: float = 
     return made
 
 
-def told(values: Floats, least: int, *, by_value: bool = True) -> ColumnSums:
+def told(values: Floats, least: int) -> ColumnSums:
     """Return the sums of values that may leave."""
-    return sums(coarse(values, least, by_value=by_value))
+    return sums(coarse(values, least))
 
 
 def coarse_frame(

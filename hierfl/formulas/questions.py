@@ -27,7 +27,7 @@ from hierfl.formulas.answers import (
     of_groups,
 )
 from hierfl.formulas.columns import Kind as KindOfColumn
-from hierfl.formulas.columns import OneFrame, ends_of, joined, number_column
+from hierfl.formulas.columns import OneFrame, ends_of, joined, number_column, sums
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import coarse_frame, told
@@ -39,7 +39,6 @@ from hierfl.formulas.schema import (
     Schema,
     check_constants,
     check_moments,
-    sums,
 )
 from hierfl.formulas.signatures import arguments
 from hierfl.formulas.transforms import Constants
