@@ -171,8 +171,6 @@ def told_together(
     exact = {name: coarse(values, least) for name, values in columns.items()}
     told_sums = {name: sums(values[np.isfinite(values)]) for name, values in exact.items()}
     exact = {name: values for name, values in exact.items() if len(values)}
-    if least < 2:
-        return Told(told_sums, exact)
     binary = {name for name, values in exact.items() if np.isin(values, (0.0, 1.0)).all()}
     whole = {name for name, values in columns.items() if np.isfinite(values).all()}
     for names in (names for names in curves if whole.issuperset(names)):

@@ -184,9 +184,9 @@ class Reader:
             raise self._unexpected(token)
         inner = self._expression()
         self._close(token)
-        return (
-            Call("I", (inner,), at=at) if text == "{" else replace(inner, wrapped=bool(inner.sign))
-        )
+        if text == "{":
+            return Call("I", (inner,), at=at)
+        return replace(inner, wrapped=bool(inner.sign))
 
     def _call(self, callee: Token) -> Call:
         """Read the arguments of a call, of which those by name come last."""

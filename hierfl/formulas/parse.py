@@ -149,7 +149,7 @@ def _groups(term: Expression) -> Iterator[Group]:
     has_bar = any(inner.sign in BARS for inner in within(terms))
     check(not has_bar, term, "a term has several bars: write one term for each")
     if isinstance(right, Call) and (right.callee == "gr" or right is term):
-        check(str(terms) == "1", terms, f"the term must be (1 | {right})")
+        check(terms == Literal("1"), terms, f"the term must be (1 | {right})")
         values = arguments(right, MATRICES)
         groups, matrix = values["gr"], values["cov" if right.callee == "gr" else "M"]
         kind = values.get("type", "gr")

@@ -130,8 +130,7 @@ def arguments(call: Call, signatures: Mapping[str, Signature] = TERMS) -> dict[s
         else:
             what = f"{option} of {name}() is {expression}: it must be {argument.must_be}"
             check(argument.allows(expression), expression, what)
-            is_read = argument.kind in (Expression, Name)
-            values[option] = expression if is_read else expression.value
+            values[option] = expression if argument.kind in (Expression, Name) else expression.value
     check(not (fault := _fault_of_sizes(name, values)), call, fault)
     return values
 
