@@ -99,11 +99,9 @@ def _products(term: Expression) -> Sum:
         base, power = term.args
         is_sum = base.sign in SUMS and not base.is_minus
         _check_no_value(is_sum and type(power.value) is int and power.value > 0, term)
-        first = total = longest = _products(base)
+        first = total = _products(base)
         for _ in range(min(power.value, len(first)) - 1):
-            longest = _crossed(":", longest, first, term)
-            total = total | longest
-            check(len(total) <= MOST_PRODUCTS, term, TOO_MANY)
+            total = _crossed("*", total, first, term)
         return total
     is_product = term.sign in PRODUCTS and not any(isinstance(of, Literal) for of in term.args)
     _check_no_value(is_product, term)

@@ -308,7 +308,7 @@ def test_terms_that_are_one_are_refused() -> None:
 def test_products_without_bound_are_refused() -> None:
     """A task of vantage6 brings its formula: 40 columns have 2^40 products."""
     columns = [f"x{k}" for k in range(40)]
-    few = f"y ~ ({' + '.join(columns[:14])}) ** 14"  # of no one length more than 3,432
+    few = f"y ~ ({' + '.join(columns[:14])}) ** 14"
     for text in (f"y ~ {'*'.join(columns)}", f"y ~ ({' + '.join(columns)}) ** 12", few):
         with pytest.raises(ValueError, match="more than 10,000 products"):
             hierfl.formula(text, clients="h")
