@@ -14,9 +14,8 @@ from hierfl.core.process import one_at_a_time
 from hierfl.data.absent import HAND_IN, NOT_SAVED, RowsNotSaved
 from hierfl.effects.drawn import CoefficientDraws, Drawing, Fitted, drawn
 from hierfl.effects.estimates import Estimates, labeled, share_above
-from hierfl.formulas.expressions import Expression, Literal
+from hierfl.formulas.expressions import ARITHMETIC, Expression, Literal
 from hierfl.formulas.grammar import Reader, check, pointing
-from hierfl.formulas.terms import ARITHMETIC
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": torch.exp,

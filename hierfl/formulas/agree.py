@@ -17,10 +17,11 @@ from hierfl.formulas.columns import (
     by_client,
     complete_rows,
     level_name,
+    moments,
     ordered,
     refuse_similar,
 )
-from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.declaration import Declaration, grouping_name
 from hierfl.formulas.design import Design, designs_of, every_design_of
 from hierfl.formulas.expressions import column_of
 from hierfl.formulas.imputed import check_known, with_known
@@ -33,11 +34,10 @@ from hierfl.formulas.levels import (
     two_levels,
     with_rare,
 )
-from hierfl.formulas.parse import grouping_name
-from hierfl.formulas.questions import Ask, Kinds, Question, answers_of, call_of, stateful_calls
-from hierfl.formulas.schema import OFFSET, STATEFUL, Grouping, Level, Margin, Schema, moments
+from hierfl.formulas.questions import Ask, Kinds, Question, answers_of
+from hierfl.formulas.schema import OFFSET, STATEFUL, Grouping, Level, Margin, Schema
+from hierfl.formulas.signatures import arguments
 from hierfl.formulas.structures import structures
-from hierfl.formulas.terms import options_of
 from hierfl.formulas.transforms import SMOOTHS, Constants, polynomials_of, smooth_of, spline_of
 
 FAR = 1e-6  # sd of numbers over their mean, below which single precision loses their differences
@@ -191,7 +191,7 @@ def agree_on_formula(
         )
     schema = replace(schema, formula=declared.text, groups=groups)
     # Inner calls come first, so that each has the constants of those inside it.
-    for text in map(str, stateful_calls(declared)):
+    for text in declared.transforms:
         if text not in schema.transforms:
             constants = _constants(declared, schema, ask, text)
             schema = replace(schema, transforms={**schema.transforms, text: constants})
@@ -296,13 +296,13 @@ def _grouping(
 
 def _constants(declared: Declaration, schema: Schema, ask: Ask, text: str) -> Constants:
     """Return the constants of one transform: mean and sd first, then from counts or powers."""
-    call = call_of(declared, text)
+    call = declared.transforms[text]
     about = Question("call", schema.min_count, text=text, schema=schema)
     mean, sd = moments([answer.sums for answer in ask(about).values()])
     if sd == 0.0:
         fix = "take it out of the formula, or subtract a round number first"
         raise ValueError(f"the argument of '{text}' has one value, {mean:.6g}, or nearly so: {fix}")
-    needs, options = STATEFUL[call.callee].needs, options_of(call)
+    needs, options = STATEFUL[call.callee].needs, arguments(call)
     if not needs:
         return Constants(mean, sd)
     more = [answer.more for answer in ask(replace(about, at=(mean, sd))).values()]
@@ -310,5 +310,5 @@ def _constants(declared: Declaration, schema: Schema, ask: Ask, text: str) -> Co
         return polynomials_of(text, mean, sd, more, options["degree"])
     counts = np.sum(more, axis=0)
     if call.callee in SMOOTHS:
-        return smooth_of(call.callee, text, (mean, sd), counts, options)
+        return smooth_of(call, (mean, sd), counts, options)
     return spline_of(text, mean, sd, counts, options)

@@ -14,6 +14,7 @@ import pandas as pd
 from hierfl.core.typed_json import Count
 from hierfl.data.consistency import RowsFault
 from hierfl.formulas.columns import (
+    ColumnSums,
     Kind,
     check_column,
     column_fault,
@@ -23,15 +24,16 @@ from hierfl.formulas.columns import (
     number_column,
     numbers,
     prepared,
+    sums,
 )
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import Design
 from hierfl.formulas.disclosure import Floats, Told, coarse, singled_out, told, told_together
-from hierfl.formulas.expressions import Call
+from hierfl.formulas.expressions import Call, value_of
 from hierfl.formulas.imputed import filled, known_values
-from hierfl.formulas.schema import OFFSET, STATEFUL, ColumnSums, Implausible, Schema, sums
+from hierfl.formulas.schema import OFFSET, STATEFUL, Implausible, Schema
+from hierfl.formulas.signatures import arguments
 from hierfl.formulas.table_answers import rounded_count
-from hierfl.formulas.terms import options_of, value_of
 from hierfl.formulas.transforms import counted, powers
 
 
@@ -176,7 +178,7 @@ def of_call(
             return OfCall(told(values, least))
         if STATEFUL[call.callee].needs == "counts":
             return OfCall(told(values, least), counted(values, *at, least))
-        degree = int(options_of(call)["degree"])
+        degree = int(arguments(call)["degree"])
         # from as many power sums as there are values, Newton's identities give all of these
         if len(singled_out(values, least, degree)) or 1 < least > len(values) - 2 * degree:
             raise Implausible(
@@ -211,9 +213,14 @@ def of_design(
     def answer(rows: slice) -> OfDesign:
         own = {name: values[rows] for name, values in columns.items()}
         there = {name: values[np.isfinite(values)] for name, values in own.items()}
-        constant = {n for n, values in there.items() if len(np.unique(coarse(values, least))) < 2}
-        total = None if response is None else told(response[rows], least, by_value=False)
-        return OfDesign(told_of_designs(designs, own, least).sums, frozenset(constant), total)
+        totals = {name: sums(values) for name, values in there.items()}
+        label = None if response is None else response[rows]
+        if least > 1:  # else nothing is withheld
+            totals = told_of_designs(designs, own, least).sums
+            there = {name: coarse(values, least) for name, values in there.items()}
+            label = None if label is None else coarse(label, least, by_value=False)
+        constant = frozenset(n for n, values in there.items() if len(np.unique(values)) < 2)
+        return OfDesign(totals, constant, None if label is None else sums(label))
 
     return answer
 

@@ -12,7 +12,7 @@ from hierfl.formulas.declaration import Missing
 from hierfl.formulas.expressions import CODINGS, calls, within
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.schema import STATEFUL
-from hierfl.formulas.terms import OPTIONS, written_options
+from hierfl.formulas.signatures import TERMS, named_arguments
 from hierfl.models import families
 
 # functions that are allowed by default
@@ -33,7 +33,7 @@ def is_listed(formula: Formula, line: str) -> bool:
 
     def read(of: Formula) -> tuple[Any, ...]:
         family = of.family.name, of.family.link, of.family.likelihood
-        return replace(of.declared.formulas, text="", texts=()), family, of.clients, of.missing
+        return replace(of.declared.parts, text="", texts=()), family, of.clients, of.missing
 
     with suppress(ValueError):
         family, missing = families.named(parts["family"]), cast(Missing, parts["missing"])
@@ -75,6 +75,6 @@ def beyond(formula: Formula, columns: Collection[str], transforms: Collection[st
             return f"it has {name}(), which the policy's transforms do not list"
         if any(part.sign for part in within(call)):
             return f"'{call}' calculates with columns"
-        if any(OPTIONS[name][option].kind is float for option, _ in written_options(call)):
+        if any(TERMS[name][argument].kind is float for argument in named_arguments(call)):
             return f"'{call}' has a bound, which values are held against"
     return "it has trunc()" if declared.parts.bounds else ""

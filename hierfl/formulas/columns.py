@@ -1,4 +1,4 @@
-"""The columns of a client's frame, as numbers or categories, checked against the agreed schema."""
+"""The columns of a client's frame, as numbers or categories, checked against the agreed schema; their sums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hierfl.core.arguments import shown
-from hierfl.core.typed_json import Spread, Value
+from hierfl.core.typed_json import Count, Spread, Value
 from hierfl.data.consistency import RowsFault, check_has, is_frame, look_alike
 from hierfl.data.frames import is_number
 
@@ -342,3 +342,33 @@ def prepared(frame: pd.DataFrame, columns: Mapping[str, Column], client: str) ->
         else:
             ready[name] = number_column(series, name, client)
     return pd.DataFrame(ready, index=range(len(frame)))
+
+
+# ------------------------------------------------------------ sums
+@dataclass(frozen=True)
+class ColumnSums:
+    """A client's count, sum and sum of squares of one argument."""
+
+    count: Count
+    total: float
+    squares: float
+
+
+def sums(values: NDArray[np.float64]) -> ColumnSums:
+    """Return a client's count, sum and sum of squares."""
+    return ColumnSums(len(values), float(values.sum()), float((values**2).sum()))
+
+
+def moments(sums_of_clients: Sequence[ColumnSums]) -> tuple[float, float]:
+    """Return mean and sd over all clients, the sd with n in the denominator."""
+    count, total, squares = 0, 0.0, 0.0
+    for own in sums_of_clients:
+        count, total, squares = count + own.count, total + own.total, squares + own.squares
+    if not count:
+        fix = "take it out of the formula"
+        raise ValueError(f"no client has enough values of a column of mi(): {fix}")
+    mean = total / count
+    variance = squares / count - mean**2
+    # The rounding error of a difference of two large sums may exceed a small variance.
+    rounding = 1e-14 * squares / count
+    return mean, float(np.sqrt(variance)) if variance > 16 * rounding else 0.0

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from hierfl.formulas.answers import OfCall, OfDesign
+from hierfl.formulas.columns import ColumnSums
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
-from hierfl.formulas.expressions import CODINGS, Call, Expression, Factor, Name, Smooth
-from hierfl.formulas.questions import Question, stateful_calls
-from hierfl.formulas.schema import OFFSET, ColumnSums, Schema
+from hierfl.formulas.expressions import CODINGS, Call, Expression, Factor, Name
+from hierfl.formulas.questions import Question
+from hierfl.formulas.schema import OFFSET, Schema
+from hierfl.formulas.smooths import Smooth
 from hierfl.formulas.transforms import EDGES
 
 MOST_ROWS = 1 << 26  # of a client
@@ -97,7 +99,7 @@ class Heard:
         self, question: Question, answer: OfCall, declared: Declaration
     ) -> Iterator[str]:
         """Yield why sums of a transform's argument are none; what is asked at a mean is of coarser values."""
-        call = next(c for c in stateful_calls(declared) if str(c) == question.text)
+        call = declared.transform(question.text)
         name, argument = call.callee, call.args[0]
         if any(not math.isfinite(number) for number in answer.more):
             yield "by numbers that are not finite"

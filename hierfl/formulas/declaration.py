@@ -14,15 +14,78 @@ from hierfl.formulas.columns import Kind
 from hierfl.formulas.expressions import (
     CODINGS,
     Call,
+    Name,
     TermSum,
     calls,
     column_of,
     columns_of,
 )
-from hierfl.formulas.parse import Formulas, FormulaTree, Group
-from hierfl.formulas.schema import Schema
+from hierfl.formulas.schema import STATEFUL, Schema
 from hierfl.models import families
 from hierfl.models.families import Response, ResponseFamily, gaussian
+
+
+def grouping_name(by: Sequence[str]) -> str:
+    """Return the name of the groups of some columns; two sets of columns never have the same."""
+    return ":".join(f"`{name}`" if ":" in name else name for name in by)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A term with a bar: `(1 + age | hospital:ward)` is by ("hospital", "ward"); correlated: `|`, not `||`.
+
+    `kind`: "gr", "escar" or "esicar" of groups with the matrix `cov`; "": they are independent.
+    """
+
+    terms: TermSum
+    by: tuple[str, ...]
+    correlated: bool
+    kind: str = ""
+    cov: str = ""
+
+    @property
+    def name(self) -> str:
+        """The groups' name, "hospital", "hospital:ward" or "gr(hospital)"."""
+        if self.kind:
+            return f"{'gr' if self.kind == 'gr' else 'car'}({grouping_name(self.by)})"
+        return grouping_name(self.by)
+
+    @property
+    def text(self) -> str:
+        """The term as it stands in a formula."""
+        if self.kind:
+            return f"{self.name[:-1]}, cov={self.cov})"
+        return f"({self.terms} {'|' if self.correlated else '||'} {self.name})"
+
+
+@dataclass(frozen=True)
+class FormulaTree:
+    """One formula: the columns of its response, `labels`, the common terms and the groups.
+
+    An addition to the response has its column, {"trials": "n"}; `bounds` are those of trunc(). That of the
+    response has the formulas of parameters and of `covariates` by name, and the `texts` of all, in one `text`.
+    """
+
+    labels: tuple[str, ...]
+    common: TermSum
+    groups: tuple[Group, ...]
+    additions: Mapping[str, str] = field(default_factory=dict)
+    bounds: tuple[float, float] | None = None
+    others: Mapping[str, FormulaTree] = field(default_factory=dict)
+    covariates: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    text: str = ""
+
+    @property
+    def response(self) -> str:
+        """The name of the response, "y" or "cbind(a, b)"."""
+        several = len(self.labels) > 1
+        return str(Call("cbind", tuple(map(Name, self.labels)))) if several else self.labels[0]
+
+    @property
+    def terms(self) -> tuple[TermSum, ...]:
+        """The common terms, and then those of each group."""
+        return (self.common, *(group.terms for group in self.groups))
 
 
 class PredictorLink(NamedTuple):
@@ -85,7 +148,7 @@ Missing = Literal["refuse", "drop"]
 class Declaration:
     """Formulas before clients have agreed on a schema; missing="refuse" or "drop" rows that miss a value."""
 
-    formulas: Formulas
+    parts: FormulaTree
     family: ResponseFamily
     clients: str
     missing: Missing = "refuse"
@@ -94,29 +157,24 @@ class Declaration:
     @property
     def text(self) -> str:
         """The formulas as the user wrote them."""
-        return self.formulas.text
-
-    @property
-    def parts(self) -> FormulaTree:
-        """The formula of the response."""
-        return self.formulas.main
+        return self.parts.text
 
     @cached_property
     def of_parameters(self) -> dict[str, Declaration]:
         """Parameter or covariate that has terms -> their declaration; refuse what cannot have some."""
         declared = {}
-        for name, tree in self.formulas.others.items():
+        for name, tree in self.parts.others.items():
             if name in self.imputed:
                 family = covariate_family(name, 0.0, 1.0)
             else:
                 family = family_of_parameter(name, self.family)
-            declared[name] = replace(self, formulas=Formulas("", tree), family=family)
+            declared[name] = replace(self, parts=tree, family=family)
         return declared
 
     @property
     def every_parts(self) -> tuple[FormulaTree, ...]:
         """The formula of the response, and those of parameters."""
-        return (self.parts, *self.formulas.others.values())
+        return (self.parts, *self.parts.others.values())
 
     @cached_property
     def described(self) -> tuple[TermSum, ...]:
@@ -142,7 +200,7 @@ class Declaration:
     @property
     def imputed(self) -> tuple[str, ...]:
         """The covariates that a formula of their own imputes, "x | mi() ~ z"."""
-        return self.formulas.covariates
+        return self.parts.covariates
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -152,6 +210,17 @@ class Declaration:
     def calls_of(self, callee: str) -> bool:
         """Return whether some term calls a function."""
         return any(call.callee == callee for call in self.calls)
+
+    @cached_property
+    def transforms(self) -> dict[str, Call]:
+        """The calls with constants that clients agree on, as they are written; inner ones first."""
+        return {str(call): call for call in self.calls if call.callee in STATEFUL}
+
+    def transform(self, text: str) -> Call:
+        """Return a call with constants; refuse one that the formula does not have."""
+        if text not in self.transforms:
+            raise ValueError(f"the formula has no transform '{text[:200]}'")
+        return self.transforms[text]
 
     @property
     def columns_read(self) -> tuple[str, ...]:

@@ -26,10 +26,11 @@ from hierfl.formulas.expressions import (
     Product,
     TermSum,
     columns_of,
+    value_of,
 )
 from hierfl.formulas.schema import Schema
+from hierfl.formulas.signatures import arguments
 from hierfl.formulas.smooths import check_constants, named_smooth
-from hierfl.formulas.terms import options_of, value_of
 from hierfl.formulas.transforms import SMOOTHS, BeyondKnots, Constants
 
 Matrix = NDArray[np.float64]
@@ -253,8 +254,9 @@ def _code(factor: Factor, full: bool, values: _Values) -> Coded:
         width = values.matrix_of(factor).shape[1]
         return Coded(factor, tuple(map(str, range(width))) if width > 1 else ())
     levels = list(value.cat.categories)
-    options = options_of(factor).values() if isinstance(factor, Call) else ()
-    chosen = next((level_name(option) for option in options if option is not None), None)
+    options = arguments(factor) if isinstance(factor, Call) else {}
+    option = options.get("ref", options.get("omit"))
+    chosen = None if option is None else level_name(option)
     if chosen is not None and chosen not in levels:
         what = f"'{factor}' names the level '{chosen}'"
         raise ValueError(f"{what}, which is not one of {', '.join(levels)}")

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hierfl.formulas.columns import holds_numbers, numbers
+from hierfl.formulas.columns import ColumnSums, holds_numbers, numbers, sums
 from hierfl.formulas.declaration import Declaration
-from hierfl.formulas.schema import ColumnSums, sums
 
 Floats = NDArray[np.float64]
 # of the squares of a combination, from which on it is of a few rows: of a column that rows have, of one
@@ -111,9 +110,9 @@ def coarse(values: Floats, least: int, *, by_value: bool = True, share: float = 
     return made
 
 
-def told(values: Floats, least: int, *, by_value: bool = True) -> ColumnSums:
+def told(values: Floats, least: int) -> ColumnSums:
     """Return the sums of values that may leave."""
-    return sums(coarse(values, least, by_value=by_value))
+    return sums(coarse(values, least))
 
 
 def coarse_frame(
@@ -172,8 +171,6 @@ def told_together(
     exact = {name: coarse(values, least) for name, values in columns.items()}
     told_sums = {name: sums(values[np.isfinite(values)]) for name, values in exact.items()}
     exact = {name: values for name, values in exact.items() if len(values)}
-    if least < 2:
-        return Told(told_sums, exact)
     binary = {name for name, values in exact.items() if np.isin(values, (0.0, 1.0)).all()}
     whole = {name for name, values in columns.items() if np.isfinite(values).all()}
     for names in (names for names in curves if whole.issuperset(names)):

@@ -1,48 +1,60 @@
-"""The tree of a formula: expressions of columns and calls, and terms, products of them."""
+"""The tree of a formula: expressions of columns and calls, their values, and terms, products of them."""
 
 from __future__ import annotations
 
-import math
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
+import pandas as pd
 
+from hierfl.formulas.schema import STATEFUL
 from hierfl.formulas.transforms import Constants
 
+if TYPE_CHECKING:
+    from hierfl.formulas.smooths import Smooth
+
 CODINGS = ("C", "S", "T", "mo")  # calls whose column is a category
+NUMPY = ("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", "cos", "tanh")
 PLAIN = re.compile(r"[^\W\d][\w.]*")  # a name that needs no backquotes
-WORDS = {"True": True, "False": False, "None": None}
-BARS, SUMS = ("|", "||"), ("+", "-")
-COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
+WORDS = {"True": True, "False": False}
+BARS, SUMS, PRODUCTS = ("|", "||"), ("+", "-"), (":", "*", "/")
+ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "**": operator.pow,
+}
+COMPARING = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+COMPARISONS = dict(zip(("==", "!=", "<", "<=", ">", ">="), COMPARING, strict=True))
 # Sign -> how closely it binds, as in Python and R: -x ** 2 is -(x ** 2), and a:b * c is (a:b) * c.
 BINDING = {"|": 1, "||": 1, **dict.fromkeys(COMPARISONS, 2), "+": 3, "-": 3, "*": 4, "/": 4}
 BINDING |= {":": 5, "**": 7}
 UNARY = 6
-FLOOR = 1e-8  # of a sine's share of the variance: short waves keep a density
 
 
 @dataclass(frozen=True)
 class Expression:
-    """A piece of a formula; no comparison asks where it stands, and whether in parentheses.
+    """A piece of a formula; no comparison asks where it stands.
 
     Args:
         head: a column's name, a literal as written, an operation's sign or a call's function.
         args: the operands of an operation, one or two, or the arguments of a call.
         options: those of a call, by name.
         at: its place in the text.
-        wrapped: whether it is an operation that was written in parentheses.
+        wrapped: whether it is an operation in parentheses.
     """
 
     head: str
     args: tuple[Expression, ...] = ()
     options: tuple[tuple[str, Expression], ...] = ()
     at: int = field(default=0, compare=False, repr=False, kw_only=True)
-    wrapped: bool = field(default=False, compare=False, repr=False, kw_only=True)
+    wrapped: bool = field(default=False, kw_only=True)
 
     @property
     def sign(self) -> str:
@@ -60,32 +72,21 @@ class Expression:
         return self.sign == "-" and len(self.args) == 1
 
     @property
-    def is_constant(self) -> bool:
-        """It is a literal, or a number with a minus."""
-        if self.is_minus:
-            return self.args[0].is_constant and isinstance(self.args[0].value, int | float)
-        return isinstance(self, Literal)
-
-    @property
     def value(self) -> Any:
-        """The value of a constant; an integer where it is written as one. None of other expressions."""
+        """The value of a literal, or of a number with a minus; None of other expressions."""
         if self.is_minus:
-            return -self.args[0].value if self.is_constant else None
-        if not isinstance(self, Literal) or self.head in WORDS:
-            return WORDS.get(self.head)
-        if self.head[0] in "\"'":
-            return self.head[1:-1]
+            number = self.args[0].value
+            return -number if isinstance(number, int | float) else None
+        if not isinstance(self, Literal):
+            return None
+        if self.head in WORDS or self.head[0] in "\"'":
+            return WORDS.get(self.head, self.head[1:-1])
         return int(self.head) if self.head.isdecimal() else float(self.head)
 
     @property
     def label(self) -> str:
         """What its coefficient is called."""
         return self.head if isinstance(self, Name) else str(self)
-
-    @property
-    def inner(self) -> tuple[Expression, ...]:
-        """What it is made of: operands, or arguments and options."""
-        return (*self.args, *(value for _, value in self.options))
 
     def option(self, name: str) -> Expression | None:
         """Return an option that is given by name."""
@@ -111,17 +112,9 @@ class Operator(Expression):
     """A sign and its one or two operands."""
 
     def __str__(self) -> str:
-        """Return the operation as text, with the parentheses that its value needs."""
-        if len(self.args) == 1:
-            operand = self.args[0]
-            return f"{self.sign}({operand})" if operand.sign else f"{self.sign}{operand}"
-        own, texts = BINDING[self.sign], list[str]()
-        for place, arg in enumerate(self.args):
-            # of equal binding the second has parentheses, of comparisons and powers both
-            least = own + (place == 1 or own in (2, 7))
-            other = UNARY if arg.is_minus else BINDING.get(arg.sign, least)
-            texts.append(f"({arg})" if other < least else str(arg))
-        return (self.sign if self.sign == ":" else f" {self.sign} ").join(texts)
+        sign = self.sign if self.sign == ":" else f" {self.sign} "
+        text = f"-{self.args[0]}" if self.is_minus else sign.join(map(str, self.args))
+        return f"({text})" if self.wrapped else text
 
 
 class Call(Expression):
@@ -139,14 +132,14 @@ Factor = Name | Call
 def within(expression: Expression, *without: str) -> Iterator[Expression]:
     """Yield all expressions inside an expression, and then itself, and nothing of calls of some functions."""
     if expression.callee not in without:
-        for inner in expression.inner:
+        for inner in (*expression.args, *(value for _, value in expression.options)):
             yield from within(inner, *without)
         yield expression
 
 
 def calls_within(expression: Expression) -> Iterator[Call]:
     """Yield every call in an expression, inner ones first."""
-    yield from (part for part in within(expression) if isinstance(part, Call))
+    yield from (inner for inner in within(expression) if isinstance(inner, Call))
 
 
 def summands(expression: Expression) -> list[tuple[str, Expression]]:
@@ -161,6 +154,28 @@ def summands(expression: Expression) -> list[tuple[str, Expression]]:
     return [("+", expression), *terms[::-1]]
 
 
+def value_of(
+    expression: Expression, frame: pd.DataFrame, constants: Mapping[str, Constants]
+) -> Any:
+    """Return an expression's value on `prepared` rows: (n,) or (n, columns), a category, or a scalar."""
+    if isinstance(expression, Name):
+        series = frame[expression.head]
+        return series if hasattr(series, "cat") else series.to_numpy()
+    if isinstance(expression, Literal):
+        return expression.value
+    first, *others = (value_of(arg, frame, constants) for arg in expression.args)
+    if (sign := expression.sign) in COMPARISONS:
+        return np.asarray(COMPARISONS[sign](first, *others), dtype=np.float64)
+    if sign:
+        return ARITHMETIC[sign](first, *others) if others else -first
+    if expression.callee in STATEFUL:
+        by, text = expression.option("by"), str(expression)
+        levels = None if by is None else value_of(by, frame, constants)
+        return constants[text](expression.callee, text, first, by=levels)
+    name = expression.callee.removeprefix("np.")
+    return getattr(np, name)(first) if name in NUMPY else first
+
+
 # ------------------------------------------------------------ terms
 @dataclass(frozen=True)
 class Product:
@@ -172,11 +187,6 @@ class Product:
     def name(self) -> str:
         """The term's name, "age:sex"."""
         return ":".join(factor.label for factor in self.factors) or "Intercept"
-
-    @property
-    def at(self) -> int:
-        """Its place in the text."""
-        return self.factors[0].at
 
     @property
     def is_offset(self) -> bool:
@@ -231,38 +241,6 @@ def columns_of(terms: TermSum, *without: str) -> tuple[str, ...]:
 def column_of(call: Call) -> str:
     """Return the column of a call that reads one, such as C(sex)."""
     return call.args[0].head
-
-
-@dataclass(frozen=True)
-class Smooth:
-    """What shares a scale: `size` coefficients for each of the `levels` of `by`, or of one curve, ()."""
-
-    kind: str
-    size: int
-    levels: tuple[str, ...]
-    constants: Constants
-    has_by: bool = False
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """What its scales are called: brms's names."""
-        return ("sds",) if self.kind == "s" else ("sdgp", "lscale")
-
-    @property
-    def step(self) -> float:
-        """The frequency of the first sine."""
-        return math.pi / (2.0 * self.constants.boundary)
-
-    def shape(self, length: Tensor) -> Tensor:
-        """Return the sds of sines (..., k) relative to that of the process, at length scales (...).
-
-        Of exp(-(x - x')^2 / (2 length^2)), Riutort-Mayol et al. 2023, Statistics and Computing
-        33:17, equations 9 and 13, with sines in place of sines / sqrt(L).
-        """
-        waves = self.step * torch.arange(1, self.size + 1, dtype=length.dtype)
-        unit = math.sqrt(2.0 * math.pi) / self.constants.boundary
-        part = unit * length[..., None] * torch.exp(-0.5 * (length[..., None] * waves) ** 2)
-        return (part + FLOOR).sqrt()
 
 
 @dataclass(frozen=True)

@@ -80,9 +80,8 @@ class Formula:
     @cached_property
     def declared(self) -> Declaration:
         """The formula, its family and its clients."""
-        formulas = parse(self.text)
-        declared = Declaration(formulas, self.family, self.clients, self.missing, self.data2)
-        return with_bounds(declared)
+        parts = parse(self.text)
+        return with_bounds(Declaration(parts, self.family, self.clients, self.missing, self.data2))
 
     @property
     def agreed(self) -> Schema:

@@ -43,21 +43,19 @@ TOKENS = re.compile(
     | (?P<other>.)""",
     re.VERBOSE,
 )
+WRITE = "write 'response ~ terms'"
+ONE_SIGN = "write one sign of =, > and <, as in 'sex[male] > 0'"
 # What cannot be read -> what to write.
-FIXES = {
+FORMULA = {
     "^": "write I(x ** 2) for a power, (a + b) ** 2 for products",
     "~": "write a list, one formula each, as ['y ~ x', 'sigma ~ x']",
     "`": "close the backtick, and put at least one letter inside",
     **dict.fromkeys("\"'", "close the quote"),
     ")": "remove the unmatched parenthesis",
+    "other": "write a sum of columns, products a * b, and functions of columns; put a name with "
+    "characters other than letters, digits and _ in backticks, as in `age (years)`",
 }
-WRITE = "write 'response ~ terms'"
-FIX = (
-    "write a sum of columns, products a * b, and functions of columns; put a name with characters "
-    "other than letters, digits and _ in backticks, as in `age (years)`"
-)
-ONE_SIGN = "write one sign of =, > and <, as in 'sex[male] > 0'"
-FIXES_OF_HYPOTHESES = {**FIXES, "^": "write ** for a power", "~": ONE_SIGN}
+HYPOTHESIS = {**FORMULA, "^": "write ** for a power", "~": ONE_SIGN, "other": ONE_SIGN}
 
 
 class Misplaced(ValueError):
@@ -88,7 +86,7 @@ def pointing(text: str) -> Iterator[None]:
 
 
 class Token(NamedTuple):
-    """A piece of a formula: `kind` is "quoted", "number", "name", "text", "entry", "sign", "other" or "end"."""
+    """A piece of a text: `kind` is that of `TOKENS`, "end" of the last one."""
 
     kind: str
     text: str
@@ -126,8 +124,7 @@ class Reader:
             start = self.token.at
             target = None if self.token.text in ("~", ";") else self._expression()
             check(self.token.text not in ("", ";"), self.token, f"the formula has no '~': {WRITE}")
-            tilde, what = self._take("~"), "the formula has nothing on one side of '~'"
-            check(self.token.text not in ("", ";"), tilde, f"{what}: {WRITE}, '1' for no terms")
+            self._take("~")
             right, end = self._expression(), self._take(";", "")
             yield Sides(target, right, self.text[start : end.at].strip(), start)
             if not end.text:
@@ -136,8 +133,8 @@ class Reader:
     def comparison(self, *signs: str) -> tuple[Expression, str, Expression]:
         """Return two expressions, and the one of some signs that stands between them."""
         first = self._expression(BINDING["<"])
-        what = f"the {self.what} has none of the signs {' '.join(signs)}"
-        check(self.token.text, self.token, f"{what}: {ONE_SIGN}")
+        what = f"the {self.what} has none of the signs {' '.join(signs)}: {ONE_SIGN}"
+        check(self.token.text, self.token, what)
         sign = self._take(*signs)
         return first, sign.text, self.expression(BINDING["<"])
 
@@ -154,12 +151,10 @@ class Reader:
         while self.token.kind == "sign" and (own := BINDING.get(self.token.text, 0)) > least:
             sign = self._take()
             right = self._expression(own - 1 if sign.text == "**" else own)
-            if sign.text in COMPARISONS:
-                pair = (expression, right)
-                is_twice = any(of.sign in COMPARISONS and not of.wrapped for of in pair)
-                what = f"'{expression} {sign.text} {right}' compares twice"
+            if sign.text in COMPARISONS and expression.sign in COMPARISONS:
                 fix = "write a product of two comparisons, (0 < x) * (x < 1)"
-                check(not is_twice, sign, f"{what}: {fix}")
+                what = f"'{expression} {sign.text} {right}' compares twice"
+                check(expression.wrapped, sign, f"{what}: {fix}")
             expression = Operator(sign.text, (expression, right), at=sign.at)
         return expression
 
@@ -175,27 +170,23 @@ class Reader:
     def _plain_operand(self) -> Expression:
         """Read a column, a literal, a call, or what stands in parentheses, with a sign or without."""
         token = self._take()
-        at = token.at
-        if token.kind == "quoted":
-            return Name(token.text[1:-1], at=at)
-        if token.kind in ("number", "text") or token.text in WORDS:
-            return Literal(token.text, at=at)
-        if token.kind == "name":
-            is_call = self.token.text == "("
-            return self._call(token) if is_call else Name(token.text, at=at)
-        if token.text == "+":
-            return self._expression(UNARY)
-        if token.text == "-":
-            return Operator("-", (self._expression(UNARY),), at=at)
-        if token.text in CLOSE:
-            inner = self._expression()
-            self._close(token)
-            if token.text == "{":
-                return Call("I", (inner,), at=at)
-            return replace(inner, wrapped=bool(inner.sign))
-        if token.text == "." and self.what == "update":
-            return Literal(".", at=at)
-        raise self._unexpected(token)
+        kind, text, at = token
+        if kind == "quoted":
+            return Name(text[1:-1], at=at)
+        if kind in ("number", "text") or text in WORDS or (text == "." and self.what == "update"):
+            return Literal(text, at=at)
+        if kind == "name":
+            return self._call(token) if self.token.text == "(" else Name(text, at=at)
+        if text in ("+", "-"):
+            operand = self._expression(UNARY)
+            return operand if text == "+" else Operator("-", (operand,), at=at)
+        if text not in CLOSE:
+            raise self._unexpected(token)
+        inner = self._expression()
+        self._close(token)
+        if text == "{":
+            return Call("I", (inner,), at=at)
+        return replace(inner, wrapped=bool(inner.sign))
 
     def _call(self, callee: Token) -> Call:
         """Read the arguments of a call, of which those by name come last."""
@@ -232,13 +223,11 @@ class Reader:
     def _unexpected(self, token: Token) -> Misplaced:
         """Return the error of a token that cannot stand in its place."""
         before = self.tokens[self.tokens.index(token) - 1].text if token.at else ""
-        fix = FIXES.get(token.text, FIX)
-        if self.what == "hypothesis":
-            fix = FIXES_OF_HYPOTHESES.get(token.text, ONE_SIGN)
-        message = f"the {self.what} cannot be read from '{token.text}' on: {fix}"
         if "|" in (token.text[:1], before[:1]):
-            message = "a bar lacks one side: write (1 | hospital)"
-        elif token.kind == "end":
-            message = f"the {self.what} cannot be read, since it ends with '{before}'"
-            message += ": remove it, or write a term after it"
-        return Misplaced(token, message)
+            return Misplaced(token, "a bar lacks one side: write (1 | hospital)")
+        if token.kind == "end":
+            what = f"the {self.what} cannot be read, since it ends with '{before}'"
+            return Misplaced(token, f"{what}: remove it, or write a term after it")
+        fixes = HYPOTHESIS if self.what == "hypothesis" else FORMULA
+        fix = fixes.get(token.text, fixes["other"])
+        return Misplaced(token, f"the {self.what} cannot be read from '{token.text}' on: {fix}")

@@ -26,8 +26,6 @@ from hierfl.formulas.expressions import (
     DesignTerm,
     Name,
     TermSum,
-    calls,
-    calls_within,
     column_of,
     columns_of,
 )
@@ -44,8 +42,7 @@ Gone = Mapping[str, NDArray[np.bool_]]  # covariate -> which rows of a client la
 def check_imputed(declared: Declaration) -> None:
     """Refuse mi() where it could not be integrated out, and a covariate without a formula of its own."""
     main = declared.described[: 1 + len(declared.parts.groups)]
-    faults = chain(chain.from_iterable(map(_faults_of_terms, main)), _faults(declared, main))
-    if fault := next(faults, ""):
+    if fault := next(_faults(declared, main), ""):
         raise ValueError(fault)
 
 
@@ -91,21 +88,6 @@ def check_known(term: DesignTerm, mean: float, sd: float, *, above: bool) -> Non
 def _imputed_factors(terms: TermSum) -> list[Call]:
     """Return the factors mi(x) of some terms."""
     return [f for f in terms.factors if isinstance(f, Call) and f.callee == "mi"]
-
-
-def _faults_of_terms(terms: TermSum) -> Iterator[str]:
-    """Yield a product of two covariates, and functions of mi()."""
-    for product in terms.products:
-        if len(_imputed_factors(TermSum((product,)))) > 1:
-            what = f"the term '{product.name}' is a product of two covariates that may both"
-            yield f"{what} be missing: multiply mi() by columns that are not"
-    names = {*map(column_of, _imputed_factors(terms))}
-    inner = [call for call in calls(terms) if call.callee == "mi" and column_of(call) not in names]
-    others = (call for call in calls(terms) if call.callee != "mi")
-    wrapped = [of for of in others if any(part.callee == "mi" for part in calls_within(of))]
-    for call in (wrapped or inner)[:1]:
-        fix = "make a column of it first, and impute that column"
-        yield f"'{call}' is a function of mi(): {fix}"
 
 
 # ------------------------------------------------------------ rows

@@ -10,10 +10,9 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from hierfl.formulas.declaration import LINKS, Declaration, covariate_family, response_of
+from hierfl.formulas.declaration import LINKS, Declaration, Group, covariate_family, response_of
 from hierfl.formulas.design import Design, Matrix, designs_of
 from hierfl.formulas.expressions import Factor
-from hierfl.formulas.parse import Group
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.smooths import entries_of
 from hierfl.formulas.writer import CENTERED, INTERCEPT, NO_NAME, THRESHOLDS, unique, unique_names

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from hierfl.core.user_warnings import warn
 from hierfl.data.frames import is_number
 from hierfl.formulas.answers import OfColumn
-from hierfl.formulas.columns import Column, ordered, refuse_similar
+from hierfl.formulas.columns import Column, moments, ordered, refuse_similar
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.expressions import Name
 from hierfl.formulas.questions import Ask, Question
-from hierfl.formulas.schema import Schema, moments
+from hierfl.formulas.schema import Schema
 
 Rare = Literal["refuse", "merge"]
 OTHER = "other"  # the level that rare ones are merged into

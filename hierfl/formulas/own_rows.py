@@ -37,7 +37,7 @@ from hierfl.formulas.imputed import filled, known_values
 from hierfl.formulas.layout import Layout
 from hierfl.formulas.read_rows import ReadRows, scattered
 from hierfl.formulas.schema import OFFSET, STATEFUL, Implausible
-from hierfl.formulas.terms import options_of
+from hierfl.formulas.signatures import arguments
 
 FEW = (
     "{} singles out fewer than {} rows of this client: leave its term out, merge its levels, have a "
@@ -100,10 +100,10 @@ def told_columns(rows: ReadRows, question: Any) -> Floats:
     """Return the columns of a client's rows, (N, p), of which an answer has the sums."""
     declared, schema, client = rows.declared, question.schema, rows.client
     if question.kind == "call":
-        (call, *_) = (call for call in declared.calls if str(call) == question.text)
+        call = declared.transform(question.text)
         values = argument_of(call, schema, rows.told, client)
         has_powers = STATEFUL[call.callee].needs == "powers"
-        degree = int(options_of(call)["degree"]) if has_powers else 1
+        degree = int(arguments(call)["degree"]) if has_powers else 1
         scaled = (values - values.mean()) / (values.std() or 1.0)
         columns = [*(scaled[:, None] ** np.arange(1, 2 * degree + 1)).T]
     else:

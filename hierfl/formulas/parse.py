@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from functools import lru_cache
 from itertools import chain
 
+from hierfl.formulas.declaration import FormulaTree, Group
 from hierfl.formulas.expressions import (
     BARS,
     Call,
@@ -19,95 +20,15 @@ from hierfl.formulas.expressions import (
     within,
 )
 from hierfl.formulas.grammar import Misplaced, Reader, Sides, check, pointing
+from hierfl.formulas.signatures import ADDITIONS, MATRICES, arguments
 from hierfl.formulas.terms import terms_of
 
-# Addition to the response -> what its column holds.
-ADDITIONS = {
-    "trials": "the number of trials",
-    "weights": "how many times a row counts in the likelihood",
-    "cens": "how a time is censored: 0 or 'none', 1 or 'right', -1 or 'left', 2 or 'interval'",
-    "event": "1 where a time was observed, 0 where it is right-censored",
-    "upper": "the upper end of the interval in which an event happened",
-    "entry": "the time at which observation began",
-    "trunc": "the bounds between which responses were recorded",
-}
-TYPES = ("escar", "esicar")  # of car(), as in brms
-HOW = "write car(M, gr=county), or (1 | gr(hospital, cov=A))"
 
-
-def grouping_name(by: Sequence[str]) -> str:
-    """Return the name of the groups of some columns; two sets of columns never have the same."""
-    return ":".join(f"`{name}`" if ":" in name else name for name in by)
-
-
-@dataclass(frozen=True)
-class Group:
-    """A term with a bar: `(1 + age | hospital:ward)` is by ("hospital", "ward"); correlated: `|`, not `||`.
-
-    `kind`: "gr", "escar" or "esicar" of groups with the matrix `cov`; "": they are independent.
-    """
-
-    terms: TermSum
-    by: tuple[str, ...]
-    correlated: bool
-    kind: str = ""
-    cov: str = ""
-
-    @property
-    def name(self) -> str:
-        """The groups' name, "hospital", "hospital:ward" or "gr(hospital)"."""
-        if self.kind:
-            return f"{'gr' if self.kind == 'gr' else 'car'}({grouping_name(self.by)})"
-        return grouping_name(self.by)
-
-    @property
-    def text(self) -> str:
-        """The term as it stands in a formula."""
-        if self.kind:
-            return f"{self.name[:-1]}, cov={self.cov})"
-        return f"({self.terms} {'|' if self.correlated else '||'} {self.name})"
-
-
-@dataclass(frozen=True)
-class FormulaTree:
-    """One formula: the columns of its response, `labels`, the common terms and the groups.
-
-    An addition to the response has its column, {"trials": "n"}; `bounds` are those of trunc().
-    """
-
-    labels: tuple[str, ...]
-    common: TermSum
-    groups: tuple[Group, ...]
-    additions: Mapping[str, str] = field(default_factory=dict)
-    bounds: tuple[float, float] | None = None
-
-    @property
-    def response(self) -> str:
-        """The name of the response, "y" or "cbind(a, b)"."""
-        several = len(self.labels) > 1
-        return str(Call("cbind", tuple(map(Name, self.labels)))) if several else self.labels[0]
-
-    @property
-    def terms(self) -> tuple[TermSum, ...]:
-        """The common terms, and then those of each group."""
-        return (self.common, *(group.terms for group in self.groups))
-
-
-@dataclass(frozen=True)
-class Formulas:
-    """The formula of the response, and those of parameters and of `covariates`, by name, with their texts."""
-
-    text: str
-    main: FormulaTree
-    others: Mapping[str, FormulaTree] = field(default_factory=dict)
-    covariates: tuple[str, ...] = ()
-    texts: tuple[str, ...] = ()
-
-
-def parse(text: str) -> Formulas:
+@lru_cache(maxsize=64)  # a formula is made again with its schema, and at each question of a node
+def parse(text: str) -> FormulaTree:
     """Read formulas such as "y ~ x + (1 + x | hospital); sigma ~ x", or say what to write instead.
 
-    >>> parse("y | trials(n) ~ age + (1 + age || site/ward)").main.groups[1].text
+    >>> parse("y | trials(n) ~ age + (1 + age || site/ward)").groups[1].text
     '(1 + age || site:ward)'
     """
     with pointing(text):
@@ -123,7 +44,7 @@ def parse(text: str) -> Formulas:
             trees[name] = FormulaTree(labels, *_right(sides.right))
             covariates += [name] if is_covariate else []
         texts = (first.text, *(sides.text for sides in others))
-        return Formulas(text, main, trees, tuple(covariates), texts)
+        return replace(main, others=trees, covariates=tuple(covariates), texts=texts, text=text)
 
 
 def _name_of(sides: Sides, imputed: Collection[Expression]) -> tuple[str, bool]:
@@ -152,18 +73,19 @@ def _main(sides: Sides) -> FormulaTree:
     if target.sign == "|":
         target, right = target.args
         for sign, addition in summands(right):
-            callee = addition.callee or str(addition)
             check(sign == "+", addition, "additions are joined by '+', not '-'")
-            what = f"there is no addition '{callee}': the additions are {', '.join(ADDITIONS)}"
+            callee = addition.callee
+            what = f"there is no addition '{callee or addition}': the additions are {', '.join(ADDITIONS)}"
             check(callee in ADDITIONS, addition, what)
-            what = f"the addition '{callee}' appears twice: remove one"
+            assert isinstance(addition, Call)
+            values = arguments(addition, ADDITIONS)
+            is_new = callee not in additions and (callee != "trunc" or bounds is None)
+            check(is_new, addition, f"the addition '{callee}' appears twice: remove one")
             if callee == "trunc":
-                check(bounds is None, addition, what)
-                bounds = _bounds(addition)
-                continue
-            columns = _columns_of_addition(addition)
-            check(columns.keys().isdisjoint(additions), addition, what)
-            additions |= columns
+                bounds = float(values["lb"]), float(values["ub"])
+            else:
+                additions[callee] = values["column"].head
+                additions |= {"upper": upper.head} if (upper := values.get("upper")) else {}
     what = "the response has both cens() and event(): keep one"
     check(not {"cens", "event"} <= additions.keys(), target, what)
     return FormulaTree(_labels(target), *_right(sides.right), additions, bounds)
@@ -175,33 +97,11 @@ def _labels(target: Expression) -> tuple[str, ...]:
         return (target.head,)
     names = tuple(arg.head for arg in target.args if isinstance(arg, Name))
     fix = "write cbind(a, b, c), successes | trials(n) or time | event(status), or make a column"
-    is_right = target.callee == "cbind" and len(names) == len(target.inner)
+    is_right = target.callee == "cbind" and len(names) == len(target.args + target.options)
     check(is_right, target, f"the response is not a column: {fix}")
     is_right = len({*names}) >= max(len(names), 2)
     check(is_right, target, "cbind() must name two different columns or more")
     return names
-
-
-def _columns_of_addition(addition: Expression) -> dict[str, str]:
-    """Return an addition and its column; brms's cens(status, upper) is two."""
-    callee, columns = addition.callee, [a.head for a in addition.args if isinstance(a, Name)]
-    is_right = columns and len(columns) == len(addition.args) <= 1 + (callee == "cens")
-    name = callee or str(addition)
-    what = f"the addition needs one column, {ADDITIONS[name]}: write {name}(column)"
-    check(callee and is_right and not addition.options, addition, what)
-    return dict(zip((callee, "upper"), columns, strict=False))
-
-
-def _bounds(addition: Expression) -> tuple[float, float]:
-    """Return the numbers of trunc(lb=0, ub=10)."""
-    bounds = {"lb": -math.inf, "ub": math.inf}
-    written = [*zip(bounds, addition.args, strict=False), *addition.options]
-    numbers = {name: v.value for name, v in written if isinstance(v.value, int | float)}
-    is_right = 0 < len(numbers) == len(addition.inner) and numbers.keys() <= bounds.keys()
-    fix = "write trunc(lb=0), trunc(ub=10) or trunc(lb=0, ub=10)"
-    check(is_right, addition, f"trunc() needs one or two numbers: {fix}")
-    low, high = (bounds | numbers).values()
-    return float(low), float(high)
 
 
 # ------------------------------------------------------------ terms and groups
@@ -245,15 +145,15 @@ def _factor_smooth(term: Expression) -> tuple[Call, str] | None:
 
 def _groups(term: Expression) -> Iterator[Group]:
     """Yield the groups of one term with a bar, or of car(); `a/b` stands for `a` and `a:b`."""
-    if isinstance(term, Call):
-        yield _matrix_group(term)
-        return
-    terms, right = term.args
+    terms, right = (Literal("1"), term) if isinstance(term, Call) else term.args
     has_bar = any(inner.sign in BARS for inner in within(terms))
     check(not has_bar, term, "a term has several bars: write one term for each")
-    if isinstance(right, Call) and right.head == "gr":
-        check(str(terms) == "1", terms, f"the term must be (1 | {right}): {HOW}")
-        yield _matrix_group(right)
+    if isinstance(right, Call) and (right.callee == "gr" or right is term):
+        check(terms == Literal("1"), terms, f"the term must be (1 | {right})")
+        values = arguments(right, MATRICES)
+        groups, matrix = values["gr"], values["cov" if right.callee == "gr" else "M"]
+        kind = values.get("type", "gr")
+        yield Group(terms_of([]), _columns(groups)[-1], False, kind, matrix.head)
         return
     sum_of_terms = terms_of(summands(terms))
     yield from (Group(sum_of_terms, by, term.sign == "|") for by in _columns(right))
@@ -269,18 +169,3 @@ def _columns(by: Expression) -> list[tuple[str, ...]]:
             return [*(first if by.sign == "/" else []), first[-1] + second[0]]
     fix = "name one column, a:b for combinations, or a/b for b within a"
     raise Misplaced(by, f"the groups '{by}' are not columns: {fix}")
-
-
-def _matrix_group(call: Call) -> Group:
-    """Return the group of `car(M, gr=county, type="escar")` or of `gr(hospital, cov=A)`."""
-    first, matrix_name, types = ("gr", "cov", ("gr",)) if call.callee == "gr" else ("M", "M", TYPES)
-    options = dict(zip((first,), call.args, strict=False)) | dict(call.options)
-    matrix, groups = options.pop(matrix_name, None), options.pop("gr", None)
-    kind = options.pop("type", Literal(f"'{types[0]}'"))
-    is_read = isinstance(matrix, Name) and matrix.head.isidentifier() and len(call.args) < 2
-    if groups is None or options or not is_read:
-        raise Misplaced(call, f"'{call}' cannot be read: {HOW}")
-    fix = "write car(M, gr=county, type='esicar') + (1 | county) for brms's 'bym2'"
-    what = f"the type must be 'escar' or 'esicar', the exact ones; {fix}"
-    check(kind.value in types, kind, what)
-    return Group(terms_of([]), _columns(groups)[-1], False, str(kind.value), str(matrix))

@@ -14,43 +14,31 @@ from hierfl.formulas.grammar import Reader
 from hierfl.models.priors import Prior
 
 Builder = Callable[..., Any]
-# Stan's word -> the number of its arguments, and the distribution.
-WORDS: dict[str, tuple[int, Builder]] = {
-    "normal": (2, dist.Normal),
-    "student_t": (3, dist.StudentT),
-    "cauchy": (2, dist.Cauchy),
-    "double_exponential": (2, dist.Laplace),
-    "logistic": (2, dist.Logistic),
-    "exponential": (1, dist.Exponential),
-    "gamma": (2, dist.Gamma),
-    "inv_gamma": (2, dist.InverseGamma),
-    "lognormal": (2, dist.LogNormal),
-    "beta": (2, dist.Beta),
-    "uniform": (2, dist.Uniform),
-    "weibull": (2, lambda shape, scale: dist.Weibull(scale, shape)),
-    "lkj": (1, float),
+# Stan's word -> what PreliZ calls its numbers, the distribution, and PreliZ's class.
+WORDS: dict[str, tuple[tuple[str, ...], Builder, str]] = {
+    "normal": (("mu", "sigma"), dist.Normal, "Normal"),
+    "student_t": (("nu", "mu", "sigma"), dist.StudentT, "StudentT"),
+    "cauchy": (("alpha", "beta"), dist.Cauchy, "Cauchy"),
+    "double_exponential": (("mu", "b"), dist.Laplace, "Laplace"),
+    "logistic": (("mu", "s"), dist.Logistic, "Logistic"),
+    "exponential": (("lam",), dist.Exponential, "Exponential"),
+    "gamma": (("alpha", "beta"), dist.Gamma, "Gamma"),
+    "inv_gamma": (("alpha", "beta"), dist.InverseGamma, "InverseGamma"),
+    "lognormal": (("mu", "sigma"), dist.LogNormal, "LogNormal"),
+    "beta": (("alpha", "beta"), dist.Beta, "Beta"),
+    "uniform": (("lower", "upper"), dist.Uniform, "Uniform"),
+    "weibull": (("alpha", "beta"), lambda shape, scale: dist.Weibull(scale, shape), "Weibull"),
+    "lkj": (("eta",), float, ""),
 }
 SYMMETRIC = ("normal", "student_t", "cauchy", "double_exponential", "logistic")
 # PreliZ's class -> its parameters, and the distribution of them.
-PRELIZ: dict[str, tuple[tuple[str, ...], Builder]] = {
-    "Normal": (("mu", "sigma"), dist.Normal),
+PRELIZ = {kind: (names, builder) for names, builder, kind in WORDS.values() if kind} | {
     "HalfNormal": (("sigma",), dist.HalfNormal),
-    "StudentT": (("nu", "mu", "sigma"), dist.StudentT),
     "HalfStudentT": (
         ("nu", "sigma"),
         lambda nu, sigma: dist.FoldedDistribution(dist.StudentT(nu, 0.0, sigma)),
     ),
-    "Cauchy": (("alpha", "beta"), dist.Cauchy),
     "HalfCauchy": (("beta",), dist.HalfCauchy),
-    "Laplace": (("mu", "b"), dist.Laplace),
-    "Logistic": (("mu", "s"), dist.Logistic),
-    "Exponential": (("lam",), dist.Exponential),
-    "Gamma": (("alpha", "beta"), dist.Gamma),
-    "InverseGamma": (("alpha", "beta"), dist.InverseGamma),
-    "LogNormal": (("mu", "sigma"), dist.LogNormal),
-    "Beta": (("alpha", "beta"), dist.Beta),
-    "Uniform": (("lower", "upper"), dist.Uniform),
-    "Weibull": (("alpha", "beta"), lambda alpha, beta: dist.Weibull(beta, alpha)),
 }
 
 
@@ -89,18 +77,18 @@ def _parsed(name: str, text: str) -> tuple[str, tuple[float, ...]]:
     call: Expression = Call("")
     with suppress(ValueError):
         call = Reader(text, "prior").expression()
-    values = tuple(argument.value for argument in call.args if argument.is_constant)
-    count, builder = WORDS.get(call.callee, (0, float))
+    values = tuple(argument.value for argument in call.args if argument.value is not None)
+    names, builder, _ = WORDS.get(call.callee, ((), float, ""))
     fault = f"and '{call.callee}' is not one of the words" if call.callee not in WORDS else ""
-    if not fault and (call.options or not len(values) == len(call.args) == count):
-        fault = f"and {call.callee} takes {count} numbers"
+    if not fault and (call.options or not len(values) == len(call.args) == len(names)):
+        fault = f"and {call.callee} takes {len(names)} numbers"
     if not fault:
         try:
             builder(*map(float, values))
         except (TypeError, ValueError) as error:
             fault = f"which is not a distribution: {error}"
     if fault:
-        words = ", ".join(f"{word} ({count})" for word, (count, _) in WORDS.items())
+        words = ", ".join(f"{word} ({len(names)})" for word, (names, *_) in WORDS.items())
         fix = f"write it as in brms, 'normal(0, 1)'; numbers of each word: {words}"
         raise ValueError(f"the prior of '{name}' is '{text}', {fault}: {fix}")
     return call.callee, tuple(map(float, values))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -28,11 +27,11 @@ from hierfl.formulas.answers import (
     of_groups,
 )
 from hierfl.formulas.columns import Kind as KindOfColumn
-from hierfl.formulas.columns import OneFrame, ends_of, joined, number_column
+from hierfl.formulas.columns import OneFrame, ends_of, joined, number_column, sums
 from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import coarse_frame, told
-from hierfl.formulas.expressions import Call, calls_within
+from hierfl.formulas.expressions import calls_within
 from hierfl.formulas.read_rows import ReadRows
 from hierfl.formulas.schema import (
     STATEFUL,
@@ -40,15 +39,9 @@ from hierfl.formulas.schema import (
     Schema,
     check_constants,
     check_moments,
-    sums,
 )
-from hierfl.formulas.terms import options_of
+from hierfl.formulas.signatures import arguments
 from hierfl.formulas.transforms import Constants
-
-
-def stateful_calls(declared: Declaration) -> list[Call]:
-    """Return a formula's transforms, inner ones first."""
-    return [call for call in declared.calls if call.callee in STATEFUL]
 
 
 def check_schema(
@@ -71,7 +64,7 @@ def check_schema(
             values: Any = number_column(told_of[name], name, client)
             own = sums(values[pd.notna(values)])
             check_moments(name, column.mean, column.sd, own, schema.rows, constant=True)
-    every = {str(call): call for call in stateful_calls(declared)}
+    every = declared.transforms
     if text and text not in every:
         raise Implausible(f"the formula has no transform '{text[:200]}'")
     within = calls_within(every[text]) if text else every.values()
@@ -85,7 +78,7 @@ def check_schema(
         check_moments(key, constants.mean, constants.sd, own, schema.rows)
         if key != text:
             kind = every[key].callee
-            check_constants(kind, key, constants, options_of(every[key]), values, least)
+            check_constants(kind, key, constants, arguments(every[key]), values, least)
 
 
 Kind = Literal["rows", "columns", "outside", "groups", "call", "design"]
@@ -128,7 +121,10 @@ def answers_of(
 ) -> dict[str, Any]:
     """Return each client's answer; columns of one frame, in which clients follow each other, are read once."""
     least = question.min_count
-    read = partial(coarse_frame, kinds=kinds, declared=declared, least=least)
+
+    def read(frame: pd.DataFrame) -> pd.DataFrame:
+        return coarse_frame(frame, kinds, declared, least) if least > 1 else frame
+
     answer, names = _answering(question, clients, kinds, declared, read), [*frames]
     is_apart = least > 1 or (declared is not None and declared.imputed)  # what rows reveal
     if len(names) > 1 and not is_apart and _has_one_source(frames):
@@ -180,18 +176,10 @@ def _answering(
         return is_outside
     assert declared is not None and schema is not None
     if question.kind == "call":
-        call = call_of(declared, question.text)
+        call = declared.transform(question.text)
         return lambda frame, client: of_call(call, schema, read(frame), client, question.at)
     designs = every_design_of(declared, schema)
     return lambda frame, client: of_design(designs, declared, schema, read(frame), client)
-
-
-def call_of(declared: Declaration, text: str) -> Call:
-    """Return a transform of the formula."""
-    for call in stateful_calls(declared):
-        if str(call) == text:
-            return call
-    raise ValueError(f"the formula has no transform '{text}'")
 
 
 # ------------------------------------------------------------ clients elsewhere

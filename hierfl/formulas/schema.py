@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from hierfl.core.typed_json import Count, Number, read_as
-from hierfl.formulas.columns import Column
+from hierfl.formulas.columns import Column, ColumnSums
 from hierfl.formulas.transforms import EDGES, Constants
 
 OFFSET = "offset()"  # in a design: the sum of the offsets, which is not a column
@@ -279,32 +279,3 @@ def check_constants(
                 f"the knots of '{text}' single out fewer than {least} rows of this client: write it "
                 "with fewer knots (a smaller k or df), or let the node's owner lower min_count"
             )
-
-
-@dataclass(frozen=True)
-class ColumnSums:
-    """A client's count, sum and sum of squares of one argument."""
-
-    count: Count
-    total: float
-    squares: float
-
-
-def sums(values: Floats) -> ColumnSums:
-    """Return a client's count, sum and sum of squares."""
-    return ColumnSums(len(values), float(values.sum()), float((values**2).sum()))
-
-
-def moments(sums_of_clients: Sequence[ColumnSums]) -> tuple[float, float]:
-    """Return mean and sd over all clients, the sd with n in the denominator."""
-    count, total, squares = 0, 0.0, 0.0
-    for own in sums_of_clients:
-        count, total, squares = count + own.count, total + own.total, squares + own.squares
-    if not count:
-        fix = "take it out of the formula"
-        raise ValueError(f"no client has enough values of a column of mi(): {fix}")
-    mean = total / count
-    variance = squares / count - mean**2
-    # The rounding error of a difference of two large sums may exceed a small variance.
-    rounding = 1e-14 * squares / count
-    return mean, float(np.sqrt(variance)) if variance > 16 * rounding else 0.0

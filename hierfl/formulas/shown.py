@@ -9,7 +9,7 @@ import pandas as pd
 from torch.distributions import Distribution
 
 from hierfl.core.arguments import shown
-from hierfl.formulas.expressions import BARS, DOT, SUMS, Expression, summands, within
+from hierfl.formulas.expressions import BARS, DOT, Expression, summands, within
 from hierfl.formulas.grammar import Reader, check, pointing
 from hierfl.models.families import as_source
 
@@ -17,7 +17,7 @@ from hierfl.models.families import as_source
 def text_of(formula: Any) -> str:
     """Return a formula in brms's form, a line for each part."""
     lines = {
-        "Formula": "\n         ".join(formula.declared.formulas.texts),
+        "Formula": "\n         ".join(formula.declared.parts.texts),
         "Family": f"{formula.family.name}, link {formula.family.link}",
         "Clients": formula.clients,
     }
@@ -74,19 +74,14 @@ def updated(old: str, new: str) -> str:
             what = "the update has a dot inside a term: write it as a term of its own"
             check(DOT not in within(term), term, what)
             is_there = ("+", term) in terms
-            what = f"the formula '{old}' has no term '({term})' to remove: leave it out"
+            what = f"the formula '{old}' has no term '{term}' to remove: leave it out"
             check(sign == "+" or is_there or term.sign not in BARS, term, what)
             if sign == "-" and is_there:
                 terms.remove(("+", term))
             elif (sign, term) not in terms:
                 terms.append((sign, term))
-    written = " ".join(f"{sign} {_in_sum(term)}" for sign, term in terms).removeprefix("+ ") or "1"
+    written = " ".join(f"{sign} {term}" for sign, term in terms).removeprefix("+ ") or "1"
     return "; ".join([f"{response} ~ {written}", *(sides.text for sides in others)])
-
-
-def _in_sum(term: Expression) -> str:
-    """Return a term as it stands in a sum."""
-    return f"({term})" if term.sign in (*BARS, *SUMS) else str(term)
 
 
 def _filled(expression: Expression, dot: Expression) -> Expression:

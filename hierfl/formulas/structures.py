@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from hierfl.formulas.columns import level_name, refuse_similar
-from hierfl.formulas.parse import HOW, Group
+from hierfl.formulas.declaration import Declaration, Group, grouping_name
 from hierfl.formulas.questions import Ask, Question
 from hierfl.formulas.schema import Grouping, Schema
 from hierfl.formulas.writer import check_one
@@ -31,7 +31,6 @@ from hierfl.models.families import as_source
 from hierfl.models.priors import Prior
 
 if TYPE_CHECKING:
-    from hierfl.formulas.declaration import Declaration
     from hierfl.formulas.layout import GroupTerm
     from hierfl.formulas.writer import ProgramWriter
 
@@ -126,7 +125,8 @@ def structures(
                 raise ValueError(f"{what} {there}: add it")
             lies = place(group.by, matrix[0])
             if lies.level == "within":
-                raise ValueError(f"'{group.text}' has groups within clients: {HOW}")
+                fix = f"write (1 | {grouping_name(group.by)})"
+                raise ValueError(f"'{group.text}' has groups within clients: {fix}")
         basis, weights = basis_of(group, matrix)
         rows = tuple(tuple(map(float, row)) for row in basis)
         groupings[group.name] = replace(lies, basis=rows, weights=tuple(map(float, weights)))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from msgspec import Meta
@@ -15,6 +15,9 @@ from scipy.interpolate import BSpline, CubicSpline
 
 from hierfl.core.typed_json import Spread, Value
 from hierfl.core.user_warnings import warn
+
+if TYPE_CHECKING:
+    from hierfl.formulas.expressions import Call
 
 Values = NDArray[np.float64]
 
@@ -207,23 +210,22 @@ def _natural(knots: tuple[float, ...]) -> tuple[CubicSpline, Values]:
 
 # ------------------------------------------------------------ what clients agree on
 def smooth_of(
-    name: str, text: str, at: tuple[float, float], total: Values, options: Any
+    call: Call, at: tuple[float, float], total: Values, options: Mapping[str, Any]
 ) -> Constants:
     """Return the constants of a smooth, from the counts of values below `EDGES` of all clients."""
-    mean, sd = at
-    size = options["k"]
+    (mean, sd), size = at, options["k"]
     rows_between = np.diff(total, prepend=0.0)[1:]  # rows between two edges
     edges = mean + sd * EDGES
     filled = np.flatnonzero(rows_between > 0.0)
-    if name == "s" and len(filled) < size:
-        fix = f"write s({text[2:-1].split(',')[0]}, k={max(3, len(filled))}), or C(...)"
+    if call.callee == "s" and len(filled) < size:
+        fix = f"write s({call.args[0]}, k={max(3, len(filled))}), or C(...)"
         what = f"values in {len(filled)} places only, a place being 0.05 sd wide, and {size} knots"
-        raise ValueError(f"'{text}' has {what}: {fix}")
+        raise ValueError(f"'{call}' has {what}: {fix}")
     if not len(filled):
         what = "too few rows at each client for its range to be told"
-        raise ValueError(f"'{text}' has {what}: lower min_count")
+        raise ValueError(f"'{call}' has {what}: lower min_count")
     low, high = float(edges[filled[0]]), float(edges[filled[-1] + 1])
-    if name == "gp":
+    if call.callee == "gp":
         return Constants(mean, sd, (low, high), size, boundary=options["c"] * (high - low) / 2.0)
     for _ in range(100):  # no place has more than one knot, however many rows are there
         rows_between = np.minimum(rows_between, rows_between.sum() / size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,6 +59,13 @@ class FitArguments:
             raise ValueError("patience needs rows to score: pass validation=")
         for name in ("rounds", "checkpoint_every", "eval_every"):
             expect(**{name: (getattr(self, name), "[1, inf) or None")})
+
+    @property
+    def line(self) -> Callable[[str], None] | None:
+        """What prints a line of progress; None where none is wanted."""
+        if not self.lines:
+            return None
+        return lambda text: print(f"hierfl.fit: {text}", file=sys.stderr, flush=True)
 
 
 def check_model(model: Any, data: Any) -> None:

@@ -9,7 +9,6 @@ on every machine; the clock decides at a `time_limit=` alone.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +38,6 @@ from hierfl.methods.stages.state import DONE, GATHER, ServerState
 from hierfl.methods.stages.two_stage import seen_in, server_rounds
 from hierfl.posterior.hidden_modes import k_hats_of_rounds, may_hide_modes
 from hierfl.program.sites import recipe_of
-from hierfl.runs.call import FitArguments
 from hierfl.summaries.expansion import LEAST_ROWS
 
 FEW = 12  # clients whose work is timed
@@ -125,33 +123,6 @@ TIMES = 3.0  # the time that chains on all rows may take, in that of one run of 
 
 class NoGain(Exception):
     """Rounds have ceased to gain, and chains on the rows are not possible; the message says why."""
-
-
-def line_of(call: FitArguments) -> Callable[[str], None] | None:
-    """Return what prints a line of progress; None where the call wants none."""
-    if not call.lines:
-        return None
-    return lambda text: print(f"hierfl.fit: {text}", file=sys.stderr, flush=True)
-
-
-def fallback_of(
-    method: Method, federation: Federation, call: FitArguments, *, chosen: bool
-) -> Fallback | None:
-    """Return what a run may go over to: of two_stage without row noise, rows in one process."""
-    recipe = recipe_of(method)
-    if recipe is None or method.name != "two_stage" or not (chosen or call.time_limit):
-        return None
-    is_whole = federation.cohort == federation.data.num_clients and call.rounds is None
-    local = federation.settings.on_client_error != "skip" and federation.settings.device == "cpu"
-    seen, data = seen_in(federation.program), federation.data
-    # of Gaussian rows their sums suffice; of so few, and in little time, not where the server
-    # cannot integrate by itself
-    exact = seen.hierarchy.spread is not None
-    of_sums = seen.spread is not None and seen.hierarchy.mixing is None
-    suffice = data.num_rows > LOOSE * data.num_clients and not call.time_limit
-    if not is_whole or not local or exact or (of_sums and suffice):
-        return None
-    return Fallback(federation, line_of(call))
 
 
 def why_tired(history: Sequence[Mapping[str, Any]]) -> str | None:

@@ -25,11 +25,13 @@ from hierfl.engine.rounds import Progress, begin, settle, times_left_out
 from hierfl.engine.rounds import rounds as run_rounds
 from hierfl.engine.worth_compiling import worth_compiling
 from hierfl.method import Method
+from hierfl.methods.stages.two_stage import seen_in
 from hierfl.program.labels import warn_of_unscaled
+from hierfl.program.sites import recipe_of
 from hierfl.runs import checkpoint as state
 from hierfl.runs.call import FitArguments
 from hierfl.runs.choice import Choice
-from hierfl.runs.ended import Fallback, expected, fallback_of, in_words, line_of, seconds_expected
+from hierfl.runs.ended import LOOSE, Fallback, expected, in_words, seconds_expected
 from hierfl.runs.records import about
 from hierfl.runs.result import Fit
 from hierfl.runs.run_folder import clear, held
@@ -108,7 +110,7 @@ def _each_round(fitted: Fit, call: FitArguments, *, chosen: bool) -> Generator[F
     federation, where = fitted.federation, fitted.progress
     fallback = None if over else fallback_of(fitted.method, federation, call, chosen=chosen)
     why = fallback.why_at_once() if fallback is not None and not where.round else None
-    watch = Watch(line_of(call), call.time_limit or math.inf)
+    watch = Watch(call.line, call.time_limit or math.inf)
     if fallback is not None:
         watch.has_faster = fallback.is_faster
     with closing(run_rounds(federation, where, until)) as each_round:
@@ -243,3 +245,23 @@ def _bar(show: bool, name: str, done: int, total: int | None) -> Iterator[Any]:
             bar.update(task, completed=where.round, last=", ".join(last))
 
         yield tick
+
+
+def fallback_of(
+    method: Method, federation: Federation, call: FitArguments, *, chosen: bool
+) -> Fallback | None:
+    """Return what a run may go over to: of two_stage without row noise, rows in one process."""
+    recipe = recipe_of(method)
+    if recipe is None or method.name != "two_stage" or not (chosen or call.time_limit):
+        return None
+    is_whole = federation.cohort == federation.data.num_clients and call.rounds is None
+    local = federation.settings.on_client_error != "skip" and federation.settings.device == "cpu"
+    seen, data = seen_in(federation.program), federation.data
+    # of Gaussian rows their sums suffice; of so few, and in little time, not where the server
+    # cannot integrate by itself
+    exact = seen.hierarchy.spread is not None
+    of_sums = seen.spread is not None and seen.hierarchy.mixing is None
+    suffice = data.num_rows > LOOSE * data.num_clients and not call.time_limit
+    if not is_whole or not local or exact or (of_sums and suffice):
+        return None
+    return Fallback(federation, call.line)

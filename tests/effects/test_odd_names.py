@@ -99,7 +99,6 @@ def test_a_formula_of_odd_names_is_the_same_after_its_text_was_read_again() -> N
     for name in [*NAMES, "1", "it's", "None", "two  blanks", "mi(x)"]:
         text = f"y ~ `{name}` + scale(`{name}`) * sex + (1 + `{name}` | site); sigma ~ `{name}`"
         made = hierfl.formula(text, clients="site")
-        tree = made.declared.formulas
-        again = hierfl.formula("; ".join(tree.texts), clients="site").declared.formulas
-        assert (again.main, again.others) == (tree.main, tree.others)
-        assert str(again.main.common) == str(tree.main.common)
+        tree = made.declared.parts
+        again = hierfl.formula("; ".join(tree.texts), clients="site").declared.parts
+        assert again == tree and str(again.common) == str(tree.common)

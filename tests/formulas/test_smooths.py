@@ -15,6 +15,7 @@ from scipy.interpolate import make_smoothing_spline
 import hierfl
 from hierfl.effects.averages import averages
 from hierfl.effects.conditional_effects import effects
+from hierfl.formulas.expressions import Call, Name
 from hierfl.formulas.transforms import (
     EDGES,
     BeyondKnots,
@@ -65,12 +66,11 @@ def test_curves_are_straight_beyond_the_knots() -> None:
 def test_sines_have_the_covariance_of_the_kernel(k: int, c: float) -> None:
     """Within 1.5% of the variance over the length scales that the default prior allows."""
     counts = np.linspace(0.0, 240.0, 241)
-    found = smooth_of("gp", "gp(x)", (3.0, 2.0), counts, {"k": k, "c": c})
+    found = smooth_of(Call("gp", (Name("x"),)), (3.0, 2.0), counts, {"k": k, "c": c})
     half = (found.knots[1] - found.knots[0]) / 2.0
     x = np.linspace(found.knots[0], found.knots[1], 60)
     sines = smooth_columns(found, "gp", "gp(x)", x)
-    from hierfl.formulas.expressions import Smooth
-    from hierfl.formulas.smooths import length_prior
+    from hierfl.formulas.smooths import Smooth, length_prior
 
     smooth = Smooth("gp", k, (), found)
     prior: Any = length_prior(smooth)
@@ -89,11 +89,12 @@ def test_knots_lie_at_quantiles_and_no_two_at_one_value() -> None:
     x = np.where(rng.random(2000) < 0.6, 0.0, rng.normal(0.0, 1.0, 2000))
     mean, sd = x.mean(), x.std()
     counts = (x <= mean + sd * EDGES[:, None]).sum(1, dtype=np.float64)
-    found = smooth_of("s", "s(x)", (mean, sd), counts, {"k": 8})
+    spline = Call("s", (Name("x"),))
+    found = smooth_of(spline, (mean, sd), counts, {"k": 8})
     assert len(found.knots) == 8 and np.diff(found.knots).min() > 0.05 * sd
     even = rng.normal(0.0, 1.0, 4000)
     counts = (even <= EDGES[:, None]).sum(1, dtype=np.float64)
-    found = smooth_of("s", "s(x)", (0.0, 1.0), counts, {"k": 10})
+    found = smooth_of(spline, (0.0, 1.0), counts, {"k": 10})
     np.testing.assert_allclose(
         found.knots[1:-1], np.quantile(even, np.linspace(0, 1, 10))[1:-1], atol=0.06
     )

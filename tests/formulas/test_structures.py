@@ -177,7 +177,7 @@ def test_what_cannot_be_is_refused() -> None:
     cases: list[tuple[str, str, Any]] = [
         ("y ~ (1 | gr(site, cov=A))", "needs the matrix 'A': give data2", None),
         ("y ~ car(M, gr=site) + car(N, gr=site)", "appears twice", {"M": m}),
-        ("y ~ (1 | gr(site))", "cannot be read: write car", {"A": a}),
+        ("y ~ (1 | gr(site))", "has no 'cov': write gr", {"A": a}),
         ("y ~ (1 + age | gr(site, cov=A))", "must be \\(1 \\| gr", {"A": a}),
         (
             "y ~ (1 | gr(site, cov=A))",
@@ -189,7 +189,11 @@ def test_what_cannot_be_is_refused() -> None:
         ("y ~ (1 | gr(year, cov=A))", "a group of 'year' that is not in 'A'", {"A": a}),
         ("y ~ car(M, gr=site)", "must be 1 for neighbors", {"M": a}),
         ("y ~ car(M, gr=site)", "'s0' has no neighbor", {"M": m * 0}),
-        ("y ~ car(M, gr=site, type='bym2')", "the type must be 'escar' or 'esicar'", {"M": m}),
+        (
+            "y ~ car(M, gr=site, type='bym2')",
+            "type of car\\(\\) is 'bym2': it must be 'escar' or 'esicar'",
+            {"M": m},
+        ),
     ]
     two = pd.DataFrame(np.kron(np.eye(4), [[0.0, 1], [1, 0]]), index=SITES, columns=SITES)
     cases.append(("y ~ car(M, gr=site, type='esicar')", "no chain of neighbors", {"M": two}))

@@ -147,8 +147,8 @@ def test_a_formula_over_flower_without_a_node_of_another_kind(tmp_path: Path) ->
 
 def test_without_a_majority_nobody_is_left_out() -> None:
     from hierfl.formulas.answers import OfColumn
+    from hierfl.formulas.columns import ColumnSums
     from hierfl.formulas.questions import Question
-    from hierfl.formulas.schema import ColumnSums
 
     names = {"x": OfColumn("category", counts={"1": 9})}
     numbers = {"x": OfColumn("number", sums=ColumnSums(9, 9.0, 9.0))}

@@ -164,7 +164,7 @@ def test_the_name_of_a_file_is_no_command_and_no_cursor(tmp_path: Path, north: P
         ('row = "x"\n', "Invalid enum value 'row'"),
         ("rows", "cannot be read"),
         ('rows = "rows.csv"\nmodel = "nowhere_at_all:x"\n', "cannot be imported"),
-        ('rows = "rows.csv"\nformula = "y ~"\nclients = "h"\n', "nothing on one side"),
+        ('rows = "rows.csv"\nformula = "y ~"\nclients = "h"\n', "ends with '~'"),
     ],
 )
 def test_a_wrong_node_file_is_refused(text: str, why: str, north: Path, tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ import hierfl
 from hierfl.cli.officer_page import entries
 from hierfl.core.trees import tree_map
 from hierfl.formulas.columns import Column
-from hierfl.formulas.parse import ADDITIONS
 from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import Schema
+from hierfl.formulas.signatures import ADDITIONS
 from hierfl.models.families.names import FAMILIES
 from hierfl.nodes import Station
 from hierfl.nodes.approval import approve
@@ -284,7 +284,7 @@ READS = {
 }
 
 
-@pytest.mark.parametrize("addition", sorted(ADDITIONS.keys() - {"trunc"}))  # which reads none
+@pytest.mark.parametrize("addition", sorted({*ADDITIONS, "upper"} - {"trunc"}))  # which reads none
 def test_no_addition_reads_a_column_that_the_policy_does_not_list(
     addition: str, tmp_path: Path
 ) -> None:

@@ -31,8 +31,8 @@ from hierfl.posterior.draws import posterior_draws
 from hierfl.program.handlers import unchecked
 from hierfl.program.sites import Model
 from hierfl.runs import ended
-from hierfl.runs.ended import LONGEST, MANY_TIMES, STEPS, TIRED, Fallback, fallback_of, why_tired
-from hierfl.runs.one_run import _next
+from hierfl.runs.ended import LONGEST, MANY_TIMES, STEPS, TIRED, Fallback, why_tired
+from hierfl.runs.one_run import _next, fallback_of
 from hierfl.summaries.packed_rows import packed
 
 N = torch.tensor([47.0, 148, 119, 810, 211, 196, 148, 215, 207, 97, 256, 360])
@@ -240,7 +240,7 @@ def test_chains_may_end_rounds_that_the_server_plays_by_itself() -> None:
         method = methods.two_stage(model)
         made = federate(method, data)
         for limit in (None, 5.0):
-            call: Any = SimpleNamespace(rounds=None, time_limit=limit, lines=False)
+            call: Any = SimpleNamespace(rounds=None, time_limit=limit, line=None)
             fallback = fallback_of(method, made, call, chosen=True)
             assert (fallback is not None) == goes_over
 
