@@ -252,7 +252,7 @@ def _two_rounds(fit: FitOverNodes, before: Kept, nodes: Nodes, new: list[str]) -
     table = new_table(everyone.client.own, everyone.data.num_clients)
     state = joined(before, after, *places)
     where = replace(fit.progress, server=state, table=table)
-    guarded = replace(everyone, server=without_one(everyone.server, nodes.latest))
+    guarded = without_one(everyone, fit.method.name, nodes.latest)
     ids, until = everyone.data.index(new), where.round + ROUNDS
     where = one_round(guarded, where, until, nodes.work, ids=ids)
     nodes.name_left_out(where.history)

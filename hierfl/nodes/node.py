@@ -36,6 +36,7 @@ from hierfl.nodes.messages import (
 )
 from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
 from hierfl.nodes.row_sets import rows_of_data, rows_of_formula
+from hierfl.nodes.updates import check_message
 from hierfl.program.failures import why_it_fails
 from hierfl.program.read import read
 from hierfl.program.recipes import describe
@@ -180,7 +181,7 @@ def _update(inquiry: Inquiry) -> Iterator[Reply]:
     node, ledger, policy = inquiry.source, inquiry.ledger, inquiry.policy
     request, how = inquiry.request, node.federation.client.row_noise
     message = inquiry.tree["message"]
-    _check_message(node, message)
+    check_message(node.federation, node.method.name, message)
     ledger.check_limits("round", node.run, inquiry.digest, policy, node.method.most_rounds)
     if how is not None:
         ledger.check_budget(how, policy)
@@ -210,16 +211,6 @@ def _keep_update(inquiry: Inquiry, release: Release) -> Mapping[str, Any]:
 def _pay(inquiry: Inquiry, how: RowNoise) -> None:
     run, state = inquiry.source.run, (state_of(inquiry.tree),)
     inquiry.ledger.append(Entry("round", inquiry.digest, run, state, spent=how.spent_by_round))
-
-
-def _check_message(node: Node, message: Tree) -> None:
-    """Refuse a message of a round that the method's own server would not send."""
-    server, refuses = node.federation.server, node.federation.client.refuses
-    first = server.down(server.state, Clock(0, 1))
-    if refuses is None:
-        like(message, first)
-    elif why := refuses(message, first) if isinstance(message, dict) else "it is not a dict":
-        raise Refused(f"its message is not of method '{node.method.name}': {why}")
 
 
 def _one_round(

@@ -280,7 +280,7 @@ def fit_nodes(
         where = replace(where or begin(everyone), chosen=chosen)
         counted = last_counted(everyone, where.history)
         nodes = Nodes(method, everyone, few, run, ask, fewest, counted, ask_sum, left_out)
-        guarded = replace(everyone, server=updates.without_one(everyone.server, nodes.latest))
+        guarded = updates.without_one(everyone, method.name, nodes.latest)
         with closing(run_rounds(guarded, where, planned, nodes.work)) as rounds_left:
             for where in rounds_left:
                 nodes.name_left_out(where.history)

@@ -12,12 +12,24 @@ from torch import Tensor
 from hierfl.core.trees import Tree, restored, tree_leaves
 from hierfl.engine.aggregate import Sums, means_of
 from hierfl.engine.chunks import FAILURES
+from hierfl.engine.federation import Federation
 from hierfl.method import Client, Clock, Each, LogShare, Server, Share, Up
-from hierfl.nodes.messages import Refused, check_numbers
+from hierfl.nodes.messages import Refused, check_numbers, like
 
 FEWEST = 4  # updates that can be compared with each other
 FAR = 1e6  # times the others' median size, and at least as large as this
 WHY = "with its update the server's own fails, and without it it does not"
+
+
+def check_message(federation: Federation, method: str, message: Tree) -> None:
+    """Refuse a message of a round that the method's own server would not send: at nodes, and before it is sent."""
+    server, refuses = federation.server, federation.client.refuses
+    first = server.down(server.state, Clock(0, 1))
+    check_numbers(message)
+    if refuses is None:
+        like(message, first)
+    elif why := refuses(message, first) if isinstance(message, dict) else "it is not a dict":
+        raise Refused(f"its message is not of method '{method}': {why}")
 
 
 def check_update(server: Server, client: Client, message: Tree, up: Up, rows: int) -> None:
@@ -94,13 +106,15 @@ class LatestRound:
     left_out: int | None = None
 
 
-def without_one(server: Server, latest: LatestRound) -> Server:
-    """Return a server that updates its state without one client where it fails with all."""
+def without_one(federation: Federation, method: str, latest: LatestRound) -> Federation:
+    """Return a federation whose server updates its state without one client where it fails with all."""
+    server = federation.server
 
     def next_state(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
         after = server.update(state, means, clock)
         if not server.finished(after):  # what nodes would refuse
-            check_numbers(server.down(after, clock._replace(round=clock.round + 1)))
+            message = server.down(after, clock._replace(round=clock.round + 1))
+            check_message(federation, method, message)
             check_numbers(server.mail(after) if server.mail else {})
         return after
 
@@ -123,7 +137,7 @@ def without_one(server: Server, latest: LatestRound) -> Server:
                 return server.update(state, means, clock)
             raise
 
-    return replace(server, update=update)
+    return replace(federation, server=replace(server, update=update))
 
 
 def _largest(up: Up) -> float:

@@ -4,13 +4,19 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 
 from hierfl import methods
 from hierfl.core.trees import named_leaves, tree_leaves
+from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.method import Share
+from hierfl.methods.stages import weighting
+from hierfl.methods.stages.checks import refused_message
+from hierfl.methods.stages.state import LEAST, Belief, is_definite
 from hierfl.nodes.client_state import kept
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Answer, Refused, from_bytes, to_bytes
@@ -234,3 +240,45 @@ def test_no_row_no_label_and_no_client_state_crosses(tmp_path: Path) -> None:
 def test_share_is_what_the_server_gets() -> None:
     found = from_bytes(to_bytes({"a": Share(torch.ones(2), torch.ones(1))}, {}), most=99)
     assert isinstance(found.tree["a"], tuple) and len(found.tree["a"]) == 2
+
+
+def test_a_run_goes_on_where_the_servers_draws_have_collapsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All weight on one draw gives no covariance, which every node refused while one process went on."""
+    sampled = weighting.sample  # type: ignore[attr-defined]
+    collapsed: list[int] = []
+
+    def on_one_draw(*of: Any, **how: Any) -> Any:
+        drawn = sampled(*of, **how)
+        if how["final"] or collapsed:
+            return drawn
+        collapsed.append(len(drawn.draws))
+        one = torch.arange(len(drawn.draws)) == 0
+        return drawn._replace(log_weights=torch.where(one, 0.0, -torch.inf))
+
+    def pooled(batch: ClientBatch) -> None:
+        level = pyro.sample("level", dist.Normal(0.0, 1.0))
+        with batch.clients(), batch.data():
+            pyro.sample("y", dist.Poisson(level.exp()), obs=batch.y)
+
+    monkeypatch.setattr(weighting, "sample", on_one_draw)
+    method = methods.two_stage(pooled, draws=200)
+    counts = {name: {"y": torch.arange(12.0) % 4 + k} for k, name in enumerate(("a", "b", "c"))}
+    around = machines(method, ClientData.from_clients(counts), tmp_path)
+    fitted = fit_nodes(method, around.agreement, around.ask)
+    assert collapsed and fitted.progress.server.is_done
+    assert not any(record["left_out"] for record in fitted.progress.history)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3, 8])
+@pytest.mark.parametrize("units", [1.0, 1e8])
+def test_a_node_takes_every_belief_that_a_server_makes(rank: int, units: float) -> None:
+    g = torch.Generator().manual_seed(rank)
+    unit = units ** (torch.rand(8, generator=g, dtype=torch.float64) - 0.5)
+    draws = torch.randn(rank, 8, generator=g, dtype=torch.float64) * unit
+    belief = dict(vars(Belief.of(torch.zeros(8), draws.mT @ draws)))
+    assert refused_message(belief, belief, 0, 8) is None
+    assert (rank == 8) == is_definite(draws.mT @ draws, LEAST)
+    negative = {**belief, "covariance": -belief["covariance"]}
+    assert "positive definite" in str(refused_message(negative, belief, 0, 8))

@@ -70,7 +70,7 @@ def begun(state: ServerState) -> ServerState:
         factors=replace(
             old, precision=torch.zeros_like(old.precision), shift=torch.zeros_like(old.shift)
         ),
-        belief=replace(state.belief, covariance=_narrowed(state.belief.covariance, narrow)),
+        belief=_narrowed(state.belief.loc, state.belief.covariance, narrow),
         anchor=Anchor(torch.tensor(1), narrow),
     )
 
@@ -83,16 +83,15 @@ def stepped(hierarchy: Hierarchy, state: ServerState, posterior: Belief) -> Serv
     if bool((away.abs() <= STILL * sds).all()) or int(step) >= MOST:
         return replace(state, belief=posterior, anchor=Anchor(-step, narrow))
     reach = _farthest(hierarchy, narrow)
-    belief = Belief(
-        state.belief.loc + away.clamp(-reach, reach), _narrowed(posterior.covariance, narrow)
-    )
+    loc = state.belief.loc + away.clamp(-reach, reach)
+    belief = _narrowed(loc, posterior.covariance, narrow)
     return replace(state, belief=belief, anchor=Anchor(step + 1, narrow))
 
 
-def _narrowed(covariance: Tensor, narrow: Tensor) -> Tensor:
+def _narrowed(loc: Tensor, covariance: Tensor, narrow: Tensor) -> Belief:
     precision = torch.linalg.inv_ex(covariance).inverse + torch.diag(narrow)
     inverse = torch.linalg.inv_ex(precision).inverse
-    return 0.5 * (inverse + inverse.mT)
+    return Belief.of(loc, 0.5 * (inverse + inverse.mT))
 
 
 def _farthest(hierarchy: Hierarchy, narrow: Tensor) -> Tensor:

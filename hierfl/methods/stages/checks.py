@@ -14,13 +14,12 @@ from hierfl.core.trees import Tree
 from hierfl.core.user_warnings import warn
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Clock
-from hierfl.methods.stages.state import ServerState
+from hierfl.methods.stages.state import ROUNDING, ServerState, is_definite
 from hierfl.program.program import ProgramError
 from hierfl.summaries.packed_rows import AWAY, NATS, RELATIVE, TRIES, PackedRows
 from hierfl.summaries.reading import Reading
 
 MOST_ROUNDS = 60  # it stops earlier; partial cohorts take longest
-ROUNDING = 1e-6  # of a symmetric matrix, relative to its largest entry
 MOST_VALUES = 1000  # of a row
 SHARPEST, FARTHEST = 1e14, 1e12  # a factor's curvature and slope, in units of the server's belief
 WIDEST, WIDEST_BY_ROW = 1e3, 100.0  # nats between the ratios at two draws
@@ -36,15 +35,13 @@ IMPOSSIBLE, NOWHERE = -1e6, -1e100
 UNSURE = 0.7  # sd of the error of the log weights, in nats, above which they are not to be trusted
 
 
-def is_positive(matrix: Tensor, *, strictly: bool) -> bool:
+def is_positive(matrix: Tensor) -> bool:
     """Return whether a matrix (V, V) is symmetric and has no negative eigenvalue, up to rounding."""
     matrix, largest = matrix.double(), float(matrix.abs().max()) if matrix.numel() else 0.0
     if bool(((matrix - matrix.mT).abs() > ROUNDING * largest).any()):
         return False
-    if not matrix.numel() or not largest:
-        return not (strictly and matrix.numel())
-    if strictly:
-        return int(torch.linalg.cholesky_ex(0.5 * (matrix + matrix.mT)).info) == 0
+    if not largest:
+        return True
     values = torch.linalg.eigvalsh(0.5 * (matrix + matrix.mT))
     return bool(values[0] >= -ROUNDING * largest)
 
@@ -61,7 +58,7 @@ def refused_message(message: Tree, first: Tree, most: int, shared: int) -> str |
         right = isinstance(draws, Tensor) and draws.dtype == torch.float64 and draws.dim() == 2
         if not right or draws.shape[1] != shared or not 1 <= len(draws) <= most:
             return f"its draws are not ({most} or fewer, {shared}) in float64"
-    if "covariance" in first and not is_positive(message["covariance"], strictly=True):
+    if "covariance" in first and not is_definite(message["covariance"]):
         return "its covariance is not positive definite"
     return None
 
@@ -81,7 +78,7 @@ def wrong_update(message: Tree, up: Mapping[str, Any], rows: int) -> str | None:
     if "noisy_square" in factor:  # sums with noise may have negative eigenvalues
         if not torch.equal(precision, precision.mT) or float(factor["num_rows"]) != rows:
             return "its sums are not symmetric, or of another number of rows"
-    elif not is_positive(precision, strictly=False):
+    elif not is_positive(precision):
         return "the precision of its factor is not positive semi-definite"
     loc = message.get("loc", torch.zeros_like(shift)).double()
     root = torch.eye(len(shift), dtype=torch.float64)

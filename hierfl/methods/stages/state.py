@@ -14,12 +14,16 @@ from hierfl.core.trees import Tree, tree_class
 from hierfl.method import Reports
 from hierfl.program.sites import Values
 from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.surrogate import SINGULAR
 from hierfl.summaries.weights import Points
 
 GATHER, WEIGHT, DONE = range(3)
 OF_CLIENTS = ("seen", "weighted", "heavy", "failed")
 LOGGED = ("moved", "changed", "r_hat", "k_hat", "effective", "k_hat_client", "inner_error")
 NUMBERS = (*LOGGED, "share", "raised", "apart")
+ROUNDING = 1e-6  # of a symmetric matrix, relative to its largest entry
+# the least eigenvalue of a belief's correlations; of nodes, whose last digits may differ, any above 0 will do
+LEAST = 0.5 * SINGULAR
 
 
 class TwoStageClientState(NamedTuple):
@@ -64,6 +68,32 @@ class Belief:
 
     loc: Tensor  # (V,)
     covariance: Tensor  # (V, V)
+
+    @staticmethod
+    def of(loc: Tensor, covariance: Tensor) -> Belief:
+        """Return a belief that every node takes: narrow, and definite, where draws have collapsed."""
+        if is_definite(covariance, LEAST) or not bool(covariance.isfinite().all()):
+            return Belief(loc, covariance)
+        unit, sds = _correlations(covariance)
+        values, vectors = torch.linalg.eigh(0.5 * (unit + unit.mT))
+        unit = (vectors * values.clamp(min=SINGULAR)) @ vectors.mT
+        return Belief(loc, 0.5 * (unit + unit.mT) * (sds[:, None] * sds))
+
+
+def is_definite(covariance: Tensor, least: float = 0.0) -> bool:
+    """Return whether a matrix (V, V) is symmetric, with eigenvalues of its correlations above `least`."""
+    unit, _ = _correlations(covariance.double())
+    if not unit.numel() or not bool(((unit - unit.mT).abs() <= ROUNDING).all()):
+        return not unit.numel()
+    lowered = 0.5 * (unit + unit.mT) - least * torch.eye(len(unit), dtype=unit.dtype)
+    return int(torch.linalg.cholesky_ex(lowered).info) == 0
+
+
+def _correlations(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a covariance in units of its sds, and these: 1 where a variance is not above 0."""
+    variance = covariance.diagonal()
+    sds = torch.where(variance > 0.0, variance, 1.0).sqrt()
+    return covariance / (sds[:, None] * sds), sds
 
 
 @tree_class

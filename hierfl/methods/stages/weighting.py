@@ -62,7 +62,7 @@ class Weighting:
 
     def of_any_client(self, points: Points, factors: Factors) -> Belief:
         """Return what any client's v may be."""
-        return Belief(*any_client(self.surrogate, points.draws, points.log_weights, factors))
+        return Belief.of(*any_client(self.surrogate, points.draws, points.log_weights, factors))
 
     def to_weight(self, state: ServerState, clock: Clock) -> ServerState:
         """Return the state with draws of the surrogate for clients to weight."""
