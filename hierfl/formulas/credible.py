@@ -20,8 +20,7 @@ from hierfl.formulas.design import every_design_of
 from hierfl.formulas.expressions import CODINGS, Call, Expression, Factor, Name
 from hierfl.formulas.questions import Question
 from hierfl.formulas.schema import OFFSET, Schema
-from hierfl.formulas.smooths import Smooth
-from hierfl.formulas.transforms import EDGES
+from hierfl.formulas.transforms import EDGES, Smooth
 
 MOST_ROWS = 1 << 26  # of a client
 NEAR = 1e-6

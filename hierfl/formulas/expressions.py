@@ -7,16 +7,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from hierfl.formulas.schema import STATEFUL
-from hierfl.formulas.transforms import Constants
-
-if TYPE_CHECKING:
-    from hierfl.formulas.smooths import Smooth
+from hierfl.formulas.transforms import Constants, Smooth
 
 CODINGS = ("C", "S", "T", "mo")  # calls whose column is a category
 NUMPY = ("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", "cos", "tanh")

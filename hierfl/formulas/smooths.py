@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyro.distributions as dist
-import torch
 from torch import Tensor
 
 from hierfl.formulas.expressions import Call, DesignTerm, Name
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.signatures import LONG, SHORT
-from hierfl.formulas.transforms import Constants
+from hierfl.formulas.transforms import FLOOR, Smooth
 from hierfl.formulas.writer import ProgramWriter, check_one, independent
 from hierfl.models.families import as_source
 from hierfl.models.priors import Prior
@@ -24,40 +22,7 @@ from hierfl.models.priors import Prior
 if TYPE_CHECKING:
     from hierfl.formulas.declaration import Group
 
-FLOOR = 1e-8  # of a sine's share of the variance: short waves keep a density
 TAIL = 0.01  # prior probability beyond each end of the length scales that sines can have
-
-
-@dataclass(frozen=True)
-class Smooth:
-    """What shares a scale: `size` coefficients for each of the `levels` of `by`, or of one curve, ()."""
-
-    kind: str
-    size: int
-    levels: tuple[str, ...]
-    constants: Constants
-    has_by: bool = False
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """What its scales are called: brms's names."""
-        return ("sds",) if self.kind == "s" else ("sdgp", "lscale")
-
-    @property
-    def step(self) -> float:
-        """The frequency of the first sine."""
-        return math.pi / (2.0 * self.constants.boundary)
-
-    def shape(self, length: Tensor) -> Tensor:
-        """Return the sds of sines (..., k) relative to that of the process, at length scales (...).
-
-        Of exp(-(x - x')^2 / (2 length^2)), Riutort-Mayol et al. 2023, Statistics and Computing
-        33:17, equations 9 and 13, with sines in place of sines / sqrt(L).
-        """
-        waves = self.step * torch.arange(1, self.size + 1, dtype=length.dtype)
-        unit = math.sqrt(2.0 * math.pi) / self.constants.boundary
-        part = unit * length[..., None] * torch.exp(-0.5 * (length[..., None] * waves) ** 2)
-        return (part + FLOOR).sqrt()
 
 
 def named_smooth(call: Call, schema: Schema) -> tuple[DesignTerm, ...]:

@@ -6,22 +6,22 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
+import torch
 from msgspec import Meta
 from numpy.typing import NDArray
 from scipy.interpolate import BSpline, CubicSpline
+from torch import Tensor
 
 from hierfl.core.typed_json import Spread, Value
 from hierfl.core.user_warnings import warn
 
-if TYPE_CHECKING:
-    from hierfl.formulas.expressions import Call
-
 Values = NDArray[np.float64]
 
 SMOOTHS = ("s", "gp")
+FLOOR = 1e-8  # of a sine's share of the variance: short waves keep a density
 FAR = 0.1  # of the range of its knots, beyond which a spline is warned of
 # Edges of the bins of values, in sds from the mean: quantiles are found to a fraction of a bin.
 EDGES = np.linspace(-6.0, 6.0, 241)
@@ -134,6 +134,38 @@ def polynomials_of(
 
 
 # ------------------------------------------------------------ smooths
+@dataclass(frozen=True)
+class Smooth:
+    """What shares a scale: `size` coefficients for each of the `levels` of `by`, or of one curve, ()."""
+
+    kind: str
+    size: int
+    levels: tuple[str, ...]
+    constants: Constants
+    has_by: bool = False
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What its scales are called: brms's names."""
+        return ("sds",) if self.kind == "s" else ("sdgp", "lscale")
+
+    @property
+    def step(self) -> float:
+        """The frequency of the first sine."""
+        return math.pi / (2.0 * self.constants.boundary)
+
+    def shape(self, length: Tensor) -> Tensor:
+        """Return the sds of sines (..., k) relative to that of the process, at length scales (...).
+
+        Of exp(-(x - x')^2 / (2 length^2)), Riutort-Mayol et al. 2023, Statistics and Computing
+        33:17, equations 9 and 13, with sines in place of sines / sqrt(L).
+        """
+        waves = self.step * torch.arange(1, self.size + 1, dtype=length.dtype)
+        unit = math.sqrt(2.0 * math.pi) / self.constants.boundary
+        part = unit * length[..., None] * torch.exp(-0.5 * (length[..., None] * waves) ** 2)
+        return (part + FLOOR).sqrt()
+
+
 def smooth_columns(constants: Constants, name: str, text: str, x: Values, by: Any = None) -> Values:
     """Return the columns of a smooth: of `s` lines first, then curves; for each level of `by`.
 
@@ -210,7 +242,7 @@ def _natural(knots: tuple[float, ...]) -> tuple[CubicSpline, Values]:
 
 # ------------------------------------------------------------ what clients agree on
 def smooth_of(
-    call: Call, at: tuple[float, float], total: Values, options: Mapping[str, Any]
+    call: Any, at: tuple[float, float], total: Values, options: Mapping[str, Any]
 ) -> Constants:
     """Return the constants of a smooth, from the counts of values below `EDGES` of all clients."""
     (mean, sd), size = at, options["k"]

@@ -70,7 +70,8 @@ def test_sines_have_the_covariance_of_the_kernel(k: int, c: float) -> None:
     half = (found.knots[1] - found.knots[0]) / 2.0
     x = np.linspace(found.knots[0], found.knots[1], 60)
     sines = smooth_columns(found, "gp", "gp(x)", x)
-    from hierfl.formulas.smooths import Smooth, length_prior
+    from hierfl.formulas.smooths import length_prior
+    from hierfl.formulas.transforms import Smooth
 
     smooth = Smooth("gp", k, (), found)
     prior: Any = length_prior(smooth)
