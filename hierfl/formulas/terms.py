@@ -39,6 +39,7 @@ NUMPY = ("log", "log2", "log10", "log1p", "exp", "expm1", "sqrt", "abs", "sin", 
 # Functions of numbers, besides transforms.
 FUNCTIONS: dict[str, Any] = {name: getattr(np, name) for name in NUMPY}
 CALLABLE = sorted({*STATEFUL, *CODINGS, "cs", "mi", *FUNCTIONS})  # and I(), offset(), np.log() ...
+EVERY_NAME = frozenset({*CALLABLE, "I", "offset", *(f"np.{name}" for name in NUMPY)})
 ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -299,11 +300,10 @@ def _check_call(call: Call) -> None:
 def _check_function(call: Call) -> None:
     """Refuse a function that is not known, or that would not use its arguments."""
     name = call.callee
-    is_known = name in (*CALLABLE, "I", "offset") or name.removeprefix("np.") in FUNCTIONS
     fix = "make a column of it, write a column's name in backticks, or use one of "
     if name.rpartition(".")[2].lower() in ("factor", "category", "categorical"):
         fix = "numbers are categories in C(column), strings are without it. There are "
-    check(is_known, call, f"there is no function '{name}': {fix}{', '.join(CALLABLE)}")
+    check(name in EVERY_NAME, call, f"there is no function '{name}': {fix}{', '.join(CALLABLE)}")
     check(call.args, call, f"{name}() has no argument: write {name}(column)")
     first, *others = call.args
     is_column = isinstance(first, Name) or name not in ("cs", "mi", *CODINGS)
