@@ -110,7 +110,8 @@ def fedabml(
         ValueError: `server` is neither "average" nor "exact"; "exact" is combined with a `meta`
             other than "envelope"; or such a `meta` with another optimizer than plain SGD.
     """
-    expect(server=(server, ("average", "exact")))
+    expect(server=(server, ("average", "exact")), draws=(draws, "[1, inf)"))
+    expect(inner_steps=(inner_steps, "[1, inf)"))
     if server == "exact" and meta != "envelope":
         raise ValueError(
             f"server='exact' takes no gradient in theta, and meta={meta!r} is one: leave meta at 'envelope'"

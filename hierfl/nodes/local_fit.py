@@ -30,15 +30,16 @@ MOST_KEPT = 1 << 28  # bytes of it
 Few = dict[str, list[Annotated[int, Meta(ge=0, lt=1 << 31)]]]
 
 
-def local_fit(node: Node, message: Tree, mail: Tree, *, rounds: int, counted: int) -> Fit:
-    """Return the fit of a node's client alone; refuse where it has no state of round `counted`."""
-    own = with_mail(node.federation.client, state_after(node, counted), mail)
+def local_fit(node: Node, tree: Tree, question: StateRequest) -> Fit:
+    """Return the fit of a node's client alone; refuse where it has no state of the round it was counted in."""
+    own = with_mail(node.federation.client, state_after(node, question.counted), tree["mail"])
     table = tree_map(lambda v: v[None].clone(), own)
     # the server's state is not here, and its last message is all that a fit asks of it
     server = replace(node.federation.server, final=lambda said, clock: said)
     federation = replace(node.federation, server=server)
-    settle(federation, message, table)
-    return Fit(node.method, federation, Progress(message, table, (), rounds), max(rounds, 1))
+    settle(federation, tree["message"], table)
+    progress = Progress(tree["message"], table, (), question.rounds)
+    return Fit(node.method, federation, progress, max(question.rounds, 1))
 
 
 def answered(node: Node, tree: Tree, question: StateRequest, few: Few) -> Tree:
@@ -49,9 +50,8 @@ def answered(node: Node, tree: Tree, question: StateRequest, few: Few) -> Tree:
             node.federation.program.observed_site(question.site)
         except (KeyError, ValueError) as error:
             raise Refused(str(error)[:500]) from error
-    counts: dict[str, Any] = {"rounds": question.rounds, "counted": question.counted}
     try:
-        fit = local_fit(node, tree["message"], tree["mail"], **counts)
+        fit = local_fit(node, tree, question)
         if kind == "imputed":
             table = pd.DataFrame(columns=COLUMNS)
             with suppress(NothingMissing):
@@ -60,8 +60,7 @@ def answered(node: Node, tree: Tree, question: StateRequest, few: Few) -> Tree:
             return {}
         if kind in ("predictions", "scores"):
             return _of_rows(node, fit, question, tree["rows"])
-        own = fit.draws(**how).own
-        draws = {name: value[:, 0] for name, value in own.items()}
+        draws = {name: value[:, 0] for name, value in fit.draws(**how).own.items()}
         if kind == "draws":
             _write(node, question, "safetensors", to_bytes(draws, {"run": node.run}))
         else:
@@ -89,9 +88,7 @@ def few_rows(node: Node, least: int, asked: Mapping[str, Tensor]) -> Few:
             if len(few):
                 small[term.site] = few.tolist()
             if torch.isin(asked.get(term.index, few[:0]).long(), few).any():
-                raise Refused(
-                    f"it asks about rows of groups with fewer than {least} rows (min_count)"
-                )
+                raise Refused(f"it asks about groups with fewer than {least} rows (min_count)")
     return small
 
 
@@ -144,7 +141,12 @@ def _new_rows(node: Node, fields: Mapping[str, Tensor]) -> ClientData:
     lengths = {len(v) if v.dim() else 0 for v in fields.values()}
     if len(lengths) != 1 or 0 in lengths:
         raise Refused(f"its rows have {sorted(lengths)} entries: each field must have as many")
-    own = node.federation.data
+    own, program = node.federation.data, node.federation.program
+    for name in (program.codes.keys() & fields) - {*program.labels.values()}:
+        (low, high), codes = program.codes[name], fields[name]
+        if codes.dtype != own.fields[name].dtype or codes.min() < low or codes.max() > high:
+            # -1 would be the last group, and a mask or a code beyond the last any other one
+            raise Refused(f"field '{name}' has codes other than those agreed on, {low} to {high}")
     names = {*fields, *own.client_fields}
     return replace(
         own,

@@ -90,8 +90,7 @@ class Policy:
 
     def said(self) -> dict[str, Any]:
         """Return the keys that differ from those of the default policy, as JSON."""
-        own = {key: getattr(self, key) for key in KEYS}
-        own = {key: value for key, value in own.items() if value != getattr(Policy, key)}
+        own = {key: of for key in KEYS if (of := getattr(self, key)) != getattr(Policy, key)}
         return {key: sorted(v) if isinstance(v, frozenset) else v for key, v in own.items()}
 
     def check(self, method: Method | None, rows: int) -> None:
@@ -168,9 +167,12 @@ def policy_at(
         write_private(seen, str(path).encode())
     try:
         policy = policy_of(tomllib.loads(content.decode()))
-        own_name = None if own is None else own.name
-        for name in sorted((policy.methods or frozenset()) - {own_name}):
+        for name in sorted((policy.methods or frozenset()) - {getattr(own, "name", None)}):
             _check_known("methods holds", re.split(r"[+ ]", name)[0], names())  # wrappers follow
+        for name in sorted(policy.transforms or ()):
+            from hierfl.formulas.signatures import TERMS  # pandas
+
+            _check_known("transforms holds", name, frozenset(TERMS))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the policy '{path}' cannot be read ({error}): fix the file") from error
     return policy

@@ -147,8 +147,8 @@ def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> 
     options, takes = {}, getattr(inspect.unwrap(factory), "__annotations__", {})
     for key, value in given.items():
         if takes.get(key) in ("int", "int | None"):
-            is_count = isinstance(value, int) and ("seed" in key or value < MOST)
-            why = f"{_short(key)} is {_short(value)}, not an integer below {MOST:,}: {HAND_IN}"
+            is_count = isinstance(value, int) and ("seed" in key or 0 <= value < MOST)
+            why = f"{_short(key)} is {_short(value)}, not a count below {MOST:,}: {HAND_IN}"
             _require(is_count or value is None, why)
         if of_method and key in handed:
             options[key] = handed.pop(key)

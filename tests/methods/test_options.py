@@ -11,9 +11,9 @@ from tests.methods.cases import net, shared
 BAD: dict[str, dict[str, Any]] = {
     "apfl": {"alpha": 1.5},
     "averaging_some": {"share": 0.0},
-    "clustered_fl": {"mean_norm": -1.0, "client_norm": -1.0},
+    "clustered_fl": {"mean_norm": -1.0, "client_norm": -1.0, "warmup_rounds": -1},
     "fald": {"common_noise": 1.5, "steps": 0, "step_size": 0.0, "burn_in": 1.0, "draws": 0},
-    "fedabml": {"server": "em"},
+    "fedabml": {"server": "em", "draws": 0, "inner_steps": 0},
     "fedamp": {"prox": -1.0, "alpha": 0.0, "sigma": 0.0},
     "fedavg": {"prox": -1.0},
     "fedbabu": {"tune": "body", "tune_steps": 0},

@@ -45,6 +45,7 @@ BAD: dict[str, str] = {
     "rounds_a_day = true": "rounds_a_day is 'True': Expected `int",
     'approve = "never"': "approve is 'never': Invalid enum",
     'methods = ["two-stage"]': "methods holds .*: did you mean 'two_stage'",
+    'transforms = ["scael"]': "transforms holds 'scael': did you mean 'scale'",
     'methods = ["fedavgg"]': "methods holds .*: did you mean 'fedavg'",
 }
 # tables, other types, numbers that are none, another encoding: none passes for a default

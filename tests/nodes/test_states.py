@@ -226,3 +226,24 @@ def test_groups_of_few_rows_are_hidden(tmp_path: Path) -> None:
         for answers in (fit.predict(new, draws=5), fit.scores(new, draws=5)):
             assert bool(answers.withheld) is is_small, answers.withheld
             assert not is_small or "fewer than 5 rows" in answers.withheld["a"]
+    codes: dict[str, Any] = {
+        "-1": lambda v: v.new_full(v.shape, -1),
+        "beyond": lambda v: v.new_full(v.shape, 5),
+        "mask": lambda v: torch.tensor([False, False, True]),
+        "bytes": lambda v: torch.tensor([0, 0, 1], dtype=torch.uint8),
+    }
+    for change in codes.values():  # which torch takes for the group, or for what lies behind it
+        new = replace(model).data({"a": parts["a"][:3]})
+        asking = replace(fit, ask=partial(asking_of_codes, fit.ask, change))
+        for answers in (asking.predict(new, draws=5), asking.scores(new, draws=5)):
+            assert not answers.given and "agreed on, 0 to 2" in answers.withheld["a"]
+
+
+def asking_of_codes(ask: Ask, change: Any, contents: Any) -> Iterator[Answer]:
+    """Ask about rows of other groups than the fit does."""
+    crafted = {}
+    for name, content in contents.items():
+        tree, about = from_bytes(content)
+        codes = {k: change(v) if k == "g_site_ward" else v for k, v in tree["rows"].items()}
+        crafted[name] = to_bytes({**tree, "rows": codes}, about)
+    yield from ask(crafted)

@@ -107,13 +107,13 @@ def test_a_malformed_record_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("count", [1 << 31, 1 << 40, 1 << 70, 1e15, 150.5, "x"])
+@pytest.mark.parametrize("count", [1 << 31, 1 << 40, 1 << 70, 1e15, 150.5, -1, -(1 << 70), "x"])
 @pytest.mark.parametrize("method, option", [("two_stage", "draws"), ("fedsvi", "local_steps")])
 def test_a_count_without_bound_is_refused_by_its_name(
     method: str, option: str, count: object
 ) -> None:
     recipe = {"made_by": f"hierfl.methods.{method}", "with": {option: count}}
-    with pytest.raises(CannotRemake, match=f"'{option}' is {count!r}, not an integer below"):
+    with pytest.raises(CannotRemake, match=f"'{option}' is {count!r}, not a count below"):
         remake(recipe)
     recipe["with"] = {option: (1 << 31) - 1}  # a count: only the model is missing
     with pytest.raises(CannotRemake, match="missing a required argument: 'model'"):

@@ -94,6 +94,7 @@ def clustered_fl(
         ProgramError: (at fit) the model has latent sites or local params.
     """
     expect(mean_norm=(mean_norm, "[0, inf]"), client_norm=(client_norm, "[0, inf]"))
+    expect(warmup_rounds=(warmup_rounds, "[0, inf)"))
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:
