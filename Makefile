@@ -1,5 +1,6 @@
 # Everything runs in .venv. It is created on first use, and updated when pyproject.toml or constraints.txt changes.
-# Python compiles the modules that are imported; pip would compile all 15,000 files.
+# Python compiles the modules that are imported, and keeps them; pip would compile all 15,000 files.
+export PYTHONDONTWRITEBYTECODE =
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
