@@ -18,7 +18,7 @@ def rows() -> dict[str, Any]:
     rng = np.random.default_rng(11)
     visits = rng.integers(3, 8, 30)
     client, t = np.repeat(np.arange(30), visits), np.concatenate([np.arange(k) / 2 for k in visits])
-    line = rng.multivariate_normal([1.0, 0.5], [[0.5, 0.1], [0.1, 0.1]], 30)
+    line = rng.multivariate_normal([1.0, 0.5], [[0.5, 0.1], [0.1, 0.1]], 30, method="cholesky")
     y = line[client, 0] + line[client, 1] * t + 0.4 * rng.standard_normal(len(t))
     time = rng.exponential(np.exp(1.5 - 0.6 * line[:, 0])).astype(np.float32)
     own = {"time": np.minimum(time, 4.0), "died": (time < 4.0).astype(np.float32)}

@@ -18,7 +18,7 @@ def rows() -> dict[str, Any]:
     rng = np.random.default_rng(8)
     x = np.tile([8.0, 15, 22, 29, 36], 30)
     cov = [[200.0, 4.0], [4.0, 0.3]]
-    ab = np.repeat(rng.multivariate_normal([106.0, 6.2], cov, 30), 5, axis=0)
+    ab = np.repeat(rng.multivariate_normal([106.0, 6.2], cov, 30, method="cholesky"), 5, axis=0)
     y = ab[:, 0] + ab[:, 1] * x + rng.normal(0, 6, 150)
     return {"client": np.repeat(np.arange(30), 5), "x": x, "y": y.round()}
 

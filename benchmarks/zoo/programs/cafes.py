@@ -17,7 +17,7 @@ def rows() -> dict[str, Any]:
     """Return the rows."""
     rng = np.random.default_rng(13)
     cov = [[1.0, -0.35], [-0.35, 0.25]]
-    ab = np.repeat(rng.multivariate_normal([3.5, -1.0], cov, 20), 10, axis=0)
+    ab = np.repeat(rng.multivariate_normal([3.5, -1.0], cov, 20, method="cholesky"), 10, axis=0)
     afternoon = np.tile([0.0, 1.0], 100)
     wait = ab[:, 0] + ab[:, 1] * afternoon + 0.5 * rng.standard_normal(200)
     return {"client": np.repeat(np.arange(20), 10), "afternoon": afternoon, "wait": wait}

@@ -17,7 +17,9 @@ def rows() -> dict[str, Any]:
     """Return the rows."""
     rng = np.random.default_rng(7)
     cov = np.full((4, 4), 5.6) + 0.7 * np.eye(4)
-    y = np.array([48.6, 49.6, 50.6, 51.4]) + rng.multivariate_normal(np.zeros(4), cov, 20)
+    y = np.array([48.6, 49.6, 50.6, 51.4]) + rng.multivariate_normal(
+        np.zeros(4), cov, 20, method="cholesky"
+    )
     return {"client": np.arange(20) % 5, "y": y.round(1) - 50.0}
 
 
