@@ -213,12 +213,13 @@ def of_design(
     def answer(rows: slice) -> OfDesign:
         own = {name: values[rows] for name, values in columns.items()}
         there = {name: values[np.isfinite(values)] for name, values in own.items()}
-        totals = {name: sums(values) for name, values in there.items()}
         label = None if response is None else response[rows]
-        if least > 1:  # else nothing is withheld
+        if least > 1:
             totals = told_of_designs(designs, own, least).sums
             there = {name: coarse(values, least) for name, values in there.items()}
             label = None if label is None else coarse(label, least, by_value=False)
+        else:  # nothing is withheld
+            totals = {name: sums(values) for name, values in there.items()}
         constant = frozenset(n for n, values in there.items() if len(np.unique(values)) < 2)
         return OfDesign(totals, constant, None if label is None else sums(label))
 

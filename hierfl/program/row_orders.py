@@ -62,22 +62,19 @@ def _ordered(
     """Return a term with as many nodes as change nothing; Laplace's approximation of many numbers."""
     if term.steps:
         return term
-    points, shape, mask = (
-        [_rows_at(model, batch, structure, seed) for seed in range(POINTS)],
-        _shape(batch),
-        batch.mask(),
-    )
+    mask, shape = batch.mask(), torch.Size((batch.num_clients, batch.num_rows))
+    points = [_rows_at(model, batch, structure, seed) for seed in range(POINTS)]
     centers = [rows.center(term, shape) for rows in points]
     # the modes are the same at any order
     fits = [
         (rows.density(term, None, last=True), rows.place(term, None, shape, last=True))
         for rows in points
     ]
-    if all(
-        bool(is_quadratic(log, center, place)[mask].all())
+    quadratic = [
+        is_quadratic(log, center, place)[mask].all()
         for center, (log, place) in zip(centers, fits, strict=True)
-    ):
-        term = term._replace(quadratic=True)
+    ]
+    term = term._replace(quadratic=all(quadratic))
     size = centers[0].shape[-1]
     if size not in ORDERS:
         return term
@@ -92,10 +89,6 @@ def _ordered(
         if float(torch.stack(changes).max()) * num_rows < UNCHANGED:
             return term._replace(order=order)
     return term._replace(order=ORDERS[size][-1])
-
-
-def _shape(batch: ClientBatch) -> torch.Size:
-    return torch.Size((batch.num_clients, batch.num_rows))
 
 
 def _rows_at(model: Model, batch: ClientBatch, structure: Structure, seed: int) -> RowSites:

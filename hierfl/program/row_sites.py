@@ -5,8 +5,8 @@
 Up to two numbers per row are integrated by adaptive Gauss-Hermite quadrature: nodes stand at the row's
 mode and width, which carry no gradient, since the integral does not depend on them. More are
 integrated by Laplace's approximation, whose mode moves with z. Where the log density is quadratic in
-e, its integral is exact, for any number. An observed site that depends on e
-keeps its name, and has its distribution given the sites observed before it.
+e, its integral is exact, for any number. An observed site that depends on e keeps its name, and has
+its distribution given the sites observed before it.
 
 Reference: Liu and Pierce (1994), "A note on Gauss-Hermite quadrature", Biometrika 81.
 """

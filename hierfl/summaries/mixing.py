@@ -200,10 +200,7 @@ class Mixing:
         They are NaN where these are infinite.
         """
         ratios = [
-            _flat(
-                site,
-                _variance_in_scales(unwrapped(sites[site.name]["fn"])) * _shaped(site, part).exp(),
-            )
+            _flat(site, _variance_in_scales(sites[site.name]["fn"]) * _shaped(site, part).exp())
             for site, part in self._parts(t)
         ]
         return torch.cat(ratios, 1)
@@ -252,6 +249,7 @@ def _variance_in_scales(fn: Any) -> Tensor:
 
     By hand: torch's of a Student t cannot be mapped over draws.
     """
+    fn = unwrapped(fn)
     if isinstance(fn, torch.distributions.Laplace):
         return torch.full_like(fn.scale, 2.0)
     df = 2.0 * _half_freedom(fn)
