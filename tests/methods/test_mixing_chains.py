@@ -227,3 +227,21 @@ def test_factors_of_clients_whose_scalars_run_away_are_left() -> None:
         start = chains._starts.about_mode(z)
         values = chains.joint.at(start.points, start.standard)[0]
     assert float(values.median()) > -1e4
+
+
+def heavy_rows(batch: ClientBatch) -> None:
+    mu = pyro.sample("mu", dist.Normal(torch.zeros(4), 20.0).to_event(1))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.StudentT(3.0, mu, 0.5).to_event(1), obs=batch.y)
+
+
+def test_chains_start_about_the_heaviest_mode_whatever_mode_the_rounds_kept_to() -> None:
+    rows = torch.tensor([*[-30.0] * 4, *[30.0] * 8]).repeat(2)[:, None].expand(-1, 4)
+    data = ClientData.from_arrays(np.repeat([0, 1], 12), names=["a", "b"], y=rows)
+    chains = Fallback(federate(hierfl.methods.two_stage(heavy_rows), data, seed=0), None).chains
+    with double_precision(), torch.no_grad(), unchecked():
+        (mu,) = chains.joint.hierarchy.program.latents.global_block.sites
+        assert mu.unit is not None
+        lesser = torch.linspace(-30.1, -29.9, 1000)[:, None].expand(-1, 4)
+        start = chains._starts.about_mode(lesser / mu.unit)
+    assert 29.0 < float((start.points * mu.unit).median()) < 31.0

@@ -1,7 +1,9 @@
 """Where chains on the rows start, and by which factors clients' own scalars are standardized.
 
-Factors are about the mode of the joint density, which is looked for in what they standardize; once
-chains have run, about their draws. Factors are left whose density is far lower than without them:
+Factors are about the mode of the joint density that has the most mass, of those that are reached
+from draws of the rounds and of the priors and from near 0: rounds that did not end may have kept to
+a lesser one. The mode is looked for in what factors standardize; once chains have run, factors are
+about their draws. Factors are left whose density is far lower than without them:
 where a vague scale lets clients' scalars run away, they are about points that no draw is near.
 """
 
@@ -20,10 +22,13 @@ from hierfl.methods.stages.joint import Joint, Standard, standard_of
 from hierfl.summaries.factor import factor_of, q_of
 from hierfl.summaries.moving import line_of
 from hierfl.summaries.reading import QuadratureNodes
-from hierfl.summaries.surrogate import any_client
+from hierfl.summaries.surrogate import any_client, prior_draws
 
 TURNS, CLIMB = 2, 100  # renewals of the factors before the chains, steps to a mode
-TRIES = 20  # points for each chain, of which it starts at one of the likeliest
+TRIES = 20  # points for each chain, of which it starts at a usable one
+# points of each kind for each chain, from the likeliest of which modes are looked for; first steps
+# there, and their length; modes that are compared
+POINTS, ASCENT, LENGTH, MODES = 5, 40, 0.1, 3
 NOWHERE_FINITE = (
     "the joint log density is not finite at any draw of the priors, nor near 0: check the scales of "
     "the priors and what the model computes from their draws"
@@ -59,7 +64,8 @@ class ChainStarts:
     def about_mode(self, draws_z: Tensor) -> ChainStart:
         """Return a start about the mode, which is looked for from draws of z (S, K)."""
         shared, alone = self.joint.shared, self.alone(draws_z)
-        mode = self._climbed(alone, self._likeliest(alone, draws_z))
+        modes = [self._climbed(alone, x) for x in self._ascended(alone, draws_z)]
+        mode = max(modes, key=lambda x: self._mass(alone, x))
         by_none = alone, mode, *self._near(alone, mode)
         standard, at, of_z, near = by_none
         is_shared = torch.arange(len(mode)) < shared
@@ -68,17 +74,16 @@ class ChainStarts:
                 at = self._climbed(standard, at)
                 of_z, near = self._near(standard, at)
             standard, at = self._about(near), torch.where(is_shared, at, 0.0)
-        width = 1.0
-        if self._are_usable(standard, at, alone, mode):
+        own = self._normal(len(at) - shared)
+        points = torch.cat([near[: self.joint.count], at[shared:] + own], 1)
+        if self._are_usable(standard, points, alone, mode):
             wide = self._spread(of_z._replace(tril=WIDE * of_z.tril), standard, at)
+            points[1::2, :shared] = wide[1 : self.joint.count : 2]
         else:
-            width, (standard, at, of_z, near) = NEAR, by_none
-            wide = near
-        z = near[: self.joint.count].clone()
-        z[1::2] = wide[1 : self.joint.count : 2]
-        own = at[shared:] + width * self._normal(len(at) - shared)
+            standard, at, of_z, near = by_none
+            points = torch.cat([near[: self.joint.count], at[shared:] + NEAR * own], 1)
         of_all = of_z._replace(loc=at, scale=torch.ones(len(at) - shared))
-        return ChainStart(standard, torch.cat([z, own], 1), of_all)
+        return ChainStart(standard, points, of_all)
 
     def about_draws(self, draws: Tensor, standard: Standard) -> ChainStart | None:
         """Return a start about draws (S, K + N E) by a `standard`; None where new factors fit worse."""
@@ -134,19 +139,34 @@ class ChainStarts:
         g = torch.Generator().manual_seed(self.seed & 0x7FFFFFFF)
         return torch.randn(count * self.joint.count, size, generator=g)
 
-    def _likeliest(self, standard: Standard, z: Tensor) -> Tensor:
-        """Return the point of the highest density, of draws z (S, K) and of points about 0, at e = 0."""
-        some = z[:: max(1, len(z) // (TRIES * self.joint.count))]
+    def _ascended(self, standard: Standard, draws_z: Tensor) -> Tensor:
+        """Return the highest points (MODES, K + N E) that short climbs from many places reach."""
+        hierarchy, shared, count = self.joint.hierarchy, self.joint.shared, self.joint.count
         # of vague priors all draws may be impossible
-        near = AWAY * self._normal(self.joint.shared, TRIES)
-        some = torch.cat([some, self.joint.hierarchy.reading.origin.double() + near])
-        x = torch.zeros(len(some), self.joint.size)
-        x[:, : self.joint.shared] = some
-        value = self.joint.at(x, standard)[0]
-        best = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf).argmax()
-        if not bool(value[best].isfinite()):
-            raise ValueError(f"{NOWHERE_FINITE}{self._fault(x[0, : self.joint.shared])}")
-        return x[best]
+        near = hierarchy.reading.origin.double() + AWAY * self._normal(shared, POINTS)
+        places = draws_z, prior_draws(hierarchy, self.seed)[:, :shared], near
+        x = torch.zeros(len(places), POINTS * count, self.joint.size)
+        x[..., :shared] = torch.stack([thinned(z, POINTS * count) for z in places])
+        value = torch.stack([self.joint.at(some, standard)[0] for some in x])
+        value = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
+        if not bool(value.isfinite().any()):
+            raise ValueError(f"{NOWHERE_FINITE}{self._fault(x[0, 0, :shared])}")
+        best = value.topk(-(-count // len(places)), 1).indices
+        at = x.gather(1, best[..., None].expand(-1, -1, x.shape[2])).flatten(0, 1)[:count]
+        at = at.clone().requires_grad_()
+        climb = torch.optim.Adam([at], LENGTH, maximize=True)
+        for _ in range(ASCENT):
+            at.grad = self._narrowed(at.detach(), standard)[1].nan_to_num(0.0, 0.0, 0.0)
+            climb.step()
+        highest, there = -torch.inf, at.detach()
+        value = self._narrowed(there, standard)[0].nan_to_num(nan=highest, posinf=highest)
+        return there[value.topk(MODES).indices]
+
+    def _mass(self, standard: Standard, mode: Tensor) -> float:
+        """Return the log mass about a mode, by its curvature in z: the higher one may be narrow."""
+        tril = self._whitening(standard, mode[: self.joint.shared]).tril
+        value = self._narrowed(mode[None], standard)[0] + tril.diagonal().log().sum()
+        return float(value.nan_to_num(nan=-torch.inf, posinf=-torch.inf))
 
     def _fault(self, z: Tensor) -> str:
         """Say which term is not finite at z (K,): a prior, or the likelihood of a client's rows."""
@@ -172,22 +192,23 @@ class ChainStarts:
         """
         at = start.clone().requires_grad_()
         climb = torch.optim.LBFGS([at], max_iter=CLIMB, line_search_fn="strong_wolfe")
-        is_own = (torch.arange(len(start)) >= self.joint.shared).to(start)
-
-        def narrowed(x: Tensor) -> tuple[Tensor, Tensor]:
-            value, slope = self.joint.at(x[None], standard)
-            e = is_own * x
-            return value[0] - 0.5 * e.square().sum(), slope[0] - e
 
         def loss() -> Tensor:
-            value, slope = narrowed(at.detach())
-            at.grad = -slope.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            return -value.nan_to_num(nan=-LOWEST, posinf=-LOWEST, neginf=-LOWEST)
+            value, slope = self._narrowed(at.detach()[None], standard)
+            at.grad = -slope[0].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            return -value[0].nan_to_num(nan=-LOWEST, posinf=-LOWEST, neginf=-LOWEST)
 
         climb.step(loss)
         there = at.detach()
-        rises = bool(narrowed(there)[0] >= narrowed(start)[0])
+        after, before = (self._narrowed(x[None], standard)[0] for x in (there, start))
+        rises = bool(after >= before)
         return there if rises and bool(there.isfinite().all()) else start
+
+    def _narrowed(self, x: Tensor, standard: Standard) -> tuple[Tensor, Tensor]:
+        """Return log densities (S,) with narrower e and gradients (S, K + N E), at points x."""
+        value, slope = self.joint.at(x, standard)
+        e = torch.where(torch.arange(x.shape[1]) < self.joint.shared, 0.0, x)
+        return value - 0.5 * e.square().sum(1), slope - e
 
     def _whitening(self, standard: Standard, mode: Tensor) -> Whitening:
         """Return the Normal distribution of z by the curvature at its mode, by differences of slopes."""
