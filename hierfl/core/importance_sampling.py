@@ -49,6 +49,14 @@ def normal_points(count: int, size: int, *, seed: int = 0) -> Tensor:
     return torch.cat([half, -half])
 
 
+def frames(count: int, size: int, *, seed: int = 0) -> Tensor:
+    """Return about `count` points (S, K), or 2 K, of mean 0 and covariance 1: axes of turned frames."""
+    g = torch.Generator().manual_seed(seed)
+    turned = torch.randn(max(1, count // (2 * size)), size, size, generator=g, dtype=torch.float64)
+    half = math.sqrt(size) * torch.linalg.qr(turned).Q.flatten(0, 1)
+    return torch.cat([half, -half]).to(torch.get_default_dtype())
+
+
 def heavy_points(count: int, size: int, *, freedom: float, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return normals (S, K) and factors (S, 1), whose products are quasi-random Student t's."""
     from scipy.special import gammaincinv  # 0.1 s, and few fits need it

@@ -134,7 +134,13 @@ class PackedRows:
             derivatives = self._derivatives(shift[p], spread[p], points[self.client[p]], nodes, p)
             total = self._added(total, derivatives, p)
         assert total is not None
-        return self._of_clients(total)
+        expected = self._of_clients(total)
+        if not nodes.by_slopes:
+            return expected
+        # by Stein's lemma E[x g'] = R' E[H] for slopes g at s = mean + R x
+        root = self._root(precision).mT
+        curvature = torch.linalg.solve_triangular(root, expected.curvature, upper=False)
+        return expected._replace(curvature=0.5 * (curvature + curvature.mT))
 
     def at_mean(self, mean: Tensor, precision: Tensor) -> Expected:
         """Return value and derivatives at `mean` alone."""
@@ -145,14 +151,18 @@ class PackedRows:
         inside, rest, x, k = self.line.inside, self.line.rest, self.design, self.client
         points = mean[:, None, rest].expand(-1, len(nodes.rest), -1)
         if len(rest):
-            within = inverse(precision)[0][:, rest][:, :, rest]
-            points = points + nodes.rest @ upper_root(within).mT
+            points = points + nodes.rest @ self._root(precision).mT
         covariance = inverse(precision[:, inside][:, :, inside])[0]
         moved = (points - mean[:, None, rest]) @ precision[:, rest][:, :, inside] @ covariance
         at = mean[:, None, inside] - moved  # (C, J, L)
         shift = at[k] @ x.mT
         spread = ((x @ covariance[k]) * x).sum(-1).clamp(min=0.0).sqrt()
         return shift, spread, points
+
+    def _root(self, precision: Tensor) -> Tensor:
+        """Return R, upper triangular, of the covariance R R' of s, (C, S, S)."""
+        rest = self.line.rest
+        return upper_root(inverse(precision)[0][:, rest][:, :, rest])
 
     def _derivatives(
         self, shift: Tensor, spread: Tensor, points: Tensor, nodes: QuadratureNodes, part: Tensor
@@ -168,11 +178,11 @@ class PackedRows:
             return torch.vmap(at)(eta, rest)
 
         @torch.enable_grad()
-        def sloped(eta: Tensor, rest: Tensor) -> tuple[Tensor, list[Tensor]]:
+        def sloped(eta: Tensor, rest: Tensor, create: bool = True) -> tuple[Tensor, list[Tensor]]:
             for v in (eta, rest):
                 v.requires_grad_()
             value = (self.over_units(of_unit, eta, rest, *own) @ weights) @ nodes.rest_weights
-            return value, gradients(value.sum(), (eta, rest), create=True)
+            return value, gradients(value.sum(), (eta, rest), create=create)
 
         def difference(of_eta: float, of_rest: Tensor) -> list[Tensor]:
             slopes = [
@@ -183,6 +193,12 @@ class PackedRows:
 
         eta = (shift[:, :, None] + row[:, None] * spread[:, None, None]).detach()
         rest, units = points.detach().clone(), torch.eye(size)
+        if nodes.by_slopes:
+            value, (none, slope) = sloped(eta, rest, create=False)
+            by_eta = none.sum((1, 2))
+            by_both = by_eta[:, None].expand(-1, size, -1)
+            products = nodes.rest.mT @ slope
+            return [value.detach(), by_eta, by_eta, slope.sum(1), by_both, products]
         with torch.enable_grad():
             value, slopes = sloped(eta, rest)
             second = gradients(slopes[0].sum(), (eta, rest))[0]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd.functional import jacobian
 
-from hierfl.core.importance_sampling import normal_points
+from hierfl.core.importance_sampling import frames, normal_points
 from hierfl.core.process import double_precision
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.links import all_linked, are_quadratic, predictors, scores
@@ -49,6 +49,7 @@ NEARER = (AWAY, 0.05, 0.005)
 # are exact, and of an s of one
 ALONG_ROW, QUADRATIC, ALONE = 13, 2, 9
 FEW, MANY = 16, 64  # quasi-random points of s, beside linear predictors and without any
+FRAMED = 8  # scalars of s from which second derivatives, one by one, cost too much
 EXACT = 1e-8  # relative differences that are rounding, in double precision
 ROUNDING = 1e-12  # slopes, relative to the largest
 TESTS = 2  # test points of each size
@@ -210,6 +211,8 @@ class QuadratureNodes(NamedTuple):
     rest_weights: Tensor  # (J,)
     row: Tensor  # (G,) of a predictor
     row_weights: Tensor  # (G,)
+    # whether the points of s are frames, by which an expected curvature is that of slopes
+    by_slopes: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,17 +245,19 @@ class Line:
 
 def nodes_of(line: Line) -> QuadratureNodes:
     """Return the nodes at which expectations are summed."""
-    size, dtype = len(line.rest), torch.get_default_dtype()
+    size, dtype, by_slopes = len(line.rest), torch.get_default_dtype(), False
     if size == 1:
         s, rest_weights = gauss_hermite(ALONE, dtype)
         s = s[:, None]
     elif size:
-        s = normal_points(FEW if len(line.inside) else MANY, size)
+        by_slopes = size >= FRAMED and not len(line.inside)
+        points = FEW if len(line.inside) else MANY
+        s = frames(points, size) if by_slopes else normal_points(points, size)
         rest_weights = torch.full((len(s),), 1.0 / len(s))
     else:
         s, rest_weights = torch.zeros(1, 0), torch.ones(1)
     along = gauss_hermite(QUADRATIC if line.is_quadratic else ALONG_ROW, dtype)
-    return QuadratureNodes(s, rest_weights, *along)
+    return QuadratureNodes(s, rest_weights, *along, by_slopes)
 
 
 def node_at_mean(line: Line) -> QuadratureNodes:

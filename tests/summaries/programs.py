@@ -314,3 +314,12 @@ def gaussian_rows(data: ClientData, sigma: float = 0.7) -> list[Any]:
         return lambda a: -0.5 * ((own - a[..., None]) ** 2).sum(-1) / sigma**2
 
     return [one(y) for y in data.fields["y"].split(data.counts.tolist())]
+
+
+def curved(batch: ClientBatch) -> None:
+    """A network with nine weights of each client, which no predictor is linear in."""
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(torch.zeros(9), 0.1).to_event(1))
+        with batch.data():
+            hidden = (batch.x[..., :1] * w[..., :3] + batch.x[..., 1:] * w[..., 3:6]).tanh()
+            pyro.sample("y", dist.Normal((hidden * w[..., 6:]).sum(-1).exp(), 1.0), obs=batch.y)
