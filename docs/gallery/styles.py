@@ -7,8 +7,6 @@
 # ([fashion_mnist_14.npz](fashion_mnist_14.npz)).
 
 # %%
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pyro
@@ -19,9 +17,7 @@ from torch import nn
 import hierfl
 from hierfl import methods, optimizers
 
-here = Path("docs/gallery")  # from the root, where the site is built
-here = here if here.exists() else Path()
-pixels = np.load(here / "fashion_mnist_14.npz")["x"].reshape(-1, 196)
+pixels = np.load("fashion_mnist_14.npz")["x"].reshape(-1, 196)
 clothes = torch.as_tensor(pixels).float() / 255
 shop = torch.arange(len(clothes)) % 6
 light = torch.tensor([-1.2, -0.7, -0.3, 0.2, 0.7, 1.2])
