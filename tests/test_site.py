@@ -127,7 +127,7 @@ def outputs() -> Any:
     """The module that puts outputs below the blocks of a page."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(DOCS / "tools")
-        yield importlib.import_module("outputs")
+        return importlib.import_module("outputs")
 
 
 def test_what_pages_print_is_kept_and_is_of_the_code_that_stands_there(outputs: Any) -> None:

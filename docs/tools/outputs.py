@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import re
 import signal
+import site
 import sys
 import tempfile
 import warnings
@@ -72,7 +73,10 @@ def executed(codes: list[str], page: str) -> list[Output]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(IMPORTED))
     print(f"running the code of {page}", flush=True)
-    with ProcessPoolExecutor(1, context) as pool:
+    here = str(
+        Path(__file__).parent
+    )  # mkdocs imports hooks from a path that it forgets
+    with ProcessPoolExecutor(1, context, site.addsitedir, (here,)) as pool:
         return pool.submit(ran, codes, page).result()
 
 
