@@ -57,7 +57,7 @@ class Output:
 def with_outputs(markdown: str, page: str) -> str:
     """Return a page of docs/ with what each of its blocks printed and drew below it."""
     codes = BLOCK.findall(markdown)
-    if page in EXECUTED or page.startswith("gallery/"):
+    if codes and (page in EXECUTED or page.startswith("gallery/")):
         below = executed(codes, page)
     elif kept_file(page).exists() and not stale(page):
         kept = json.loads(kept_file(page).read_text())
