@@ -7,6 +7,7 @@ import json
 import re
 import tempfile
 import tomllib
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def run_script(name: str, monkeypatch: pytest.MonkeyPatch, rounds: str = r"\g<0>
 
     torch.set_default_dtype(torch.float32)
     drawn = []
-    monkeypatch.chdir(DOCS.parent)  # where the site is built
+    monkeypatch.chdir(GALLERY)
     monkeypatch.setattr(pyplot, "show", lambda: drawn.append(pyplot.gcf()))
     code = re.sub(r"(\brounds\"?[=:] ?)\d+", rounds, (GALLERY / f"{name}.py").read_text())
     with pyplot.rc_context({"backend": "agg"}):
@@ -98,7 +99,7 @@ def test_the_gallery_is_whole() -> None:
     assert 12 <= len(scripts) <= 16
     for script in scripts:
         text = script.read_text()
-        assert f"gallery/{script.name}" in CONFIG
+        assert f"gallery/{script.stem}.md" in CONFIG
         assert text.startswith("# %% [markdown]\n# # ") and "plt.show()" in text
         for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
             target = link.replace("../reference/", "../../reference/")
@@ -141,10 +142,9 @@ def test_what_pages_print_is_kept_and_is_of_the_code_that_stands_there(outputs: 
             assert tempfile.gettempdir() not in text and str(ROOT) not in text
 
 
-def test_a_change_of_the_code_is_seen_and_blocks_are_run_one_after_another(
+def test_a_change_of_the_code_is_seen(
     outputs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hierfl.program.public_names._MARKED", {})
     monkeypatch.setattr(outputs, "ROOT", tmp_path)
     monkeypatch.setattr(outputs, "KEPT", tmp_path / "docs" / "outputs")
     page = tmp_path / "docs" / "page.md"
@@ -152,6 +152,8 @@ def test_a_change_of_the_code_is_seen_and_blocks_are_run_one_after_another(
     text = "```python\nx = 1\n```\n\n```python\nprint(x + 1)\n```\n"
     page.write_text(text)
     assert outputs.printing() == ["page.md"] and outputs.stale("page.md")
+    kept = [outputs.Output(), outputs.Output("2")]
+    monkeypatch.setattr(outputs, "executed", lambda codes, page: kept[: len(codes)])
     outputs.keep("page.md")
     assert not outputs.stale("page.md")
     made = f'{text}\n```text title="Output"\n2\n```\n'
@@ -160,14 +162,40 @@ def test_a_change_of_the_code_is_seen_and_blocks_are_run_one_after_another(
     assert outputs.stale("page.md") and outputs.with_outputs(text, "page.md") == text
 
 
+@pytest.mark.slow
+def test_blocks_run_one_after_another_in_a_process_of_their_own(outputs: Any) -> None:
+    codes = ["x = 1", "print(x + 1)", "from matplotlib import pyplot\npyplot.figure()"]
+    nothing, table, figure = outputs.executed(codes, "page.md")
+    assert nothing == outputs.Output() and table == outputs.Output("2")
+    assert figure.pictures[0].startswith(b"\x89PNG") and not figure.text
+    with pytest.raises(NameError, match="missing"):
+        outputs.executed(["missing"], "page.md")
+
+
 def test_outputs_stand_below_the_blocks_that_made_them(outputs: Any) -> None:
-    printed = [{"name": "stdout", "text": "a table\n"}, {"name": "stderr", "text": "10 s so far"}]
-    drawn = [{"data": {"image/png": "AAAA\n"}}]
-    assert outputs.shown(printed) == '\n```text title="Output"\na table\n```\n'
+    shown = outputs.shown(outputs.Output("a table", [b"a picture"]))
+    assert shown.startswith('\n```text title="Output"\na table\n```\n')
+    assert b64encode(b"a picture").decode() in shown and outputs.shown(outputs.Output()) == ""
     wide, sentence = "a  table" + 90 * "-", "a sentence " * 10
     assert outputs.as_text(wide) == f'\n```{{.text .wide title="Output"}}\n{wide}\n```\n'
     assert outputs.as_text(sentence).startswith('\n```text title="Output"\n')
-    assert "data:image/png;base64,AAAA" in outputs.shown(drawn) and outputs.shown([]) == ""
     pages = {f"docs/{page}" for page in outputs.EXECUTED} - {"docs/index.md"}
     assert all((ROOT / page).is_file() for page in pages)
     assert CONFIG.count("tutorial") == len(pages)
+
+
+@pytest.fixture(scope="module")
+def gallery() -> Any:
+    """The module that makes pages of the gallery's scripts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(DOCS / "tools")
+        return importlib.import_module("gallery")
+
+
+def test_a_script_of_the_gallery_becomes_a_page(tmp_path: Path, gallery: Any) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("# %% [markdown]\n# # A title\n#\n# Words.\n\n# %%\nx = 1  # one\n")
+    assert gallery.page(script) == "# A title\n\nWords.\n\n\n```python\nx = 1  # one\n```\n"
+    for path in GALLERY.glob("*.py"):
+        codes = gallery.page(path).count("```python\n")
+        assert codes == len(re.findall("^# %%$", path.read_text(), re.MULTILINE))

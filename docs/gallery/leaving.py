@@ -13,6 +13,8 @@ import hierfl
 from hierfl import diagnostics, models
 
 patients = hierfl.datasets.heart_disease()
+names = patients.features["x"][:13]
+patients = patients.with_fields(x=patients.fields["x"][:, :13])
 model = models.regression(
     "bernoulli",
     slopes="global",
@@ -37,8 +39,7 @@ def moments(fit):
     return slopes.quantile([0.05, 0.5, 0.95], ("chain", "draw")).values
 
 
-names = patients.features["x"]
-figure, ax = plt.subplots(figsize=(5.8, 5.6), layout="constrained")
+figure, ax = plt.subplots(figsize=(5.8, 3.8), layout="constrained")
 for k, (label, fit) in enumerate(
     {"all four": everyone, "without Switzerland": without}.items()
 ):

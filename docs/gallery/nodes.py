@@ -15,6 +15,7 @@ import pyro.distributions as dist
 import hierfl
 
 patients = hierfl.datasets.heart_disease()
+patients = patients.with_fields(x=patients.fields["x"][:, :13])
 model = hierfl.models.regression(
     "bernoulli",
     slopes="global",

@@ -34,8 +34,7 @@ method = methods.fedabml(
     steps=3,
     batch_size=20,
 )
-eager = hierfl.Settings(compile=False)
-fit = hierfl.fit(method, train, rounds=40, seed=0, settings=eager)
+fit = hierfl.fit(method, train, rounds=20, seed=0)
 print(fit.predict(test, draws=20).scores().mean().round(3))
 
 # %% [markdown]

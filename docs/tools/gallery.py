@@ -1,4 +1,4 @@
-"""The overview of the gallery: a thumbnail, a title and a sentence for each of its scripts."""
+"""The gallery: a page for each of its scripts, and an overview with their pictures."""
 
 from __future__ import annotations
 
@@ -13,8 +13,21 @@ def scripts() -> list[Path]:
     """Return the scripts in the order of the navigation."""
     config = (GALLERY.parents[1] / "mkdocs.yml").read_text()
     return [
-        GALLERY / name for name in re.findall(r"- gallery/(\w+\.py)", config)
+        GALLERY / f"{name}.py"
+        for name in re.findall(r"- gallery/(\w+)\.md", config)
+        if name != "index"
     ]
+
+
+def page(script: Path) -> str:
+    """Return a script of cells as a page: Markdown cells without their marks, code between fences."""
+    shown = []
+    for cell in script.read_text().split("# %%")[1:]:
+        kind, _, body = cell.partition("\n")
+        text = re.sub("^# ?", "", body, flags=re.MULTILINE)
+        code = f"```python\n{body.strip()}\n```\n"
+        shown.append(text if "[markdown]" in kind else code)
+    return "\n".join(shown)
 
 
 def title(script: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import os
 import posixpath
 import re
 import sys
@@ -30,6 +29,7 @@ OUTSIDE = (
     "pyproject.toml",
 )
 FOLDERS = ("benchmarks", "examples", "tests/SLOW.md")
+SCRIPT = re.compile(r"^(gallery/\w+)\.py$")
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)\s]+)\)")
 THUMBNAILS: dict[
     str, bytes
@@ -41,8 +41,7 @@ IMAGE = re.compile(
 
 
 def on_config(config: Any) -> Any:
-    """Add the pages of the reference to the navigation, and name the folder of the kernel that runs pages."""
-    os.environ["JUPYTER_PATH"] = str(Path(__file__).parent)
+    """Add the pages of the reference to the navigation."""
     reference: list[Any] = ["reference/index.md"]
     for group in groups.groups():
         entries: list[Any] = [f"reference/{group.word}/index.md"]
@@ -67,6 +66,10 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made."""
     made = {"index.md": (ROOT / "README.md").read_text()}
     made |= pages.reference()
+    made |= {
+        f"gallery/{script.stem}.md": gallery.page(script)
+        for script in gallery.scripts()
+    }
     for name in (*OUTSIDE, *_linked()):
         text = (ROOT / name).read_text()
         made[name] = text
@@ -124,6 +127,7 @@ def on_page_markdown(
             name.removeprefix("docs/") if name.startswith("docs/") else name
         )
         inside = "index.md" if name == "README.md" else inside
+        inside = SCRIPT.sub(r"\1.md", inside)
         return f"]({_relative(inside, base)}{hash_}{anchor})"
 
     return outputs.with_outputs(LINK.sub(led, markdown), source)
@@ -142,17 +146,12 @@ def _relative(target: str, base: Path) -> str:
 def on_page_content(
     content: str, page: Any, config: Any, files: Files
 ) -> str:
-    """Keep the thumbnail of a page of the gallery, and lead its links to pages, one to its script."""
+    """Keep the thumbnail of a page of the gallery, and end it with a link to its script."""
     source = Path(page.file.src_uri)
-    if source.parent.name != "gallery" or source.suffix != ".py":
+    if source.parent.name != "gallery" or source.stem == "index":
         return content
-    pictures = IMAGE.findall(content)
-    if pictures:
-        THUMBNAILS[source.stem] = base64.b64decode(pictures[0])
-    content = re.sub(
-        r'(href="(?!https?:)[^"#]+)\.(?:md|py)(["#])', r"\1.html\2", content
-    )
-    return f'{content}<p><a href="{source.name}" download>Download this page as a script of cells</a></p>'
+    THUMBNAILS[source.stem] = base64.b64decode(IMAGE.findall(content)[0])
+    return f'{content}<p><a href="{source.stem}.py" download>Download this page as a script of cells</a></p>'
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:

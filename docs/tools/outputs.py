@@ -1,27 +1,33 @@
 """What the code of a page prints and draws, put below each block when the site is built.
 
-Tutorials and the start page are run then, with their pictures. What other pages print is kept in docs/outputs/, under
-a digest of their code. `make docs` calls `python docs/tools/outputs.py`, which runs the pages whose code has changed.
+The gallery, the tutorials and the start page are run then, with their pictures. What other pages print is kept in
+docs/outputs/, under a digest of their code. `make docs` calls `python docs/tools/outputs.py`, which runs the pages
+whose code has changed. Each page runs in a process of its own, forked from one that has imported what most pages need.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import io
 import json
+import multiprocessing
 import os
 import re
 import signal
+import site
 import sys
 import tempfile
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "docs" / "outputs"
+GALLERY = ROOT / "docs" / "gallery"
 BLOCK = re.compile(r"```python\n(.*?)```\n", re.DOTALL)
 EXECUTED = (  # pages of docs/, and README.md, the start page
     "index.md",
@@ -29,51 +35,59 @@ EXECUTED = (  # pages of docs/, and README.md, the start page
     "tutorial_pyro.md",
     "tutorial_method.md",
 )
+IMPORTED = (
+    "arviz",
+    "hierfl.flower",
+    "hierfl.report",
+    "matplotlib.pyplot",
+    "seaborn",
+)
 MOST_SECONDS = 900  # for a page
 WIDTH = 91  # columns of output on a screen of 1280 px
+
+
+@dataclass
+class Output:
+    """What a block printed, and the PNG of each figure that it drew."""
+
+    text: str = ""
+    pictures: list[bytes] = field(default_factory=list)
 
 
 def with_outputs(markdown: str, page: str) -> str:
     """Return a page of docs/ with what each of its blocks printed and drew below it."""
     codes = BLOCK.findall(markdown)
-    if page in EXECUTED:
-        below = [shown(outputs) for outputs in executed(codes)]
+    if codes and (page in EXECUTED or page.startswith("gallery/")):
+        below = executed(codes, page)
     elif kept_file(page).exists() and not stale(page):
         kept = json.loads(kept_file(page).read_text())
-        below = [as_text(text) for text in kept["printed"]]
+        below = [Output(text) for text in kept["printed"]]
     else:
         return markdown
     outputs = iter(below)
-    return BLOCK.sub(lambda block: block[0] + next(outputs), markdown)
+    return BLOCK.sub(lambda block: block[0] + shown(next(outputs)), markdown)
 
 
-def executed(codes: list[str]) -> list[list[Any]]:
-    """Run blocks one after another in a kernel, and return the outputs of each."""
-    import nbformat
-    from nbclient import NotebookClient
-
-    cells = [nbformat.v4.new_code_cell(code) for code in codes]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    with tempfile.TemporaryDirectory() as folder:
-        where = {"metadata": {"path": folder}}
-        NotebookClient(
-            notebook, kernel_name="pages", timeout=600, resources=where
-        ).execute()
-    return [cell.outputs for cell in notebook.cells]
+def executed(codes: list[str], page: str) -> list[Output]:
+    """Run a page's blocks in a process of their own, and return what each printed and drew."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(IMPORTED))
+    print(f"running the code of {page}", flush=True)
+    here = str(
+        Path(__file__).parent
+    )  # mkdocs imports hooks from a path that it forgets
+    with ProcessPoolExecutor(1, context, site.addsitedir, (here,)) as pool:
+        return pool.submit(ran, codes, page).result()
 
 
-def shown(outputs: list[Any]) -> str:
-    """Return the standard output and the pictures of a block, as Markdown."""
-    text = "".join(
-        out["text"] for out in outputs if out.get("name") == "stdout"
-    )
-    pictures = (out.get("data", {}).get("image/png") for out in outputs)
+def shown(output: Output) -> str:
+    """Return what a block printed and drew, as Markdown."""
     images = (
-        f'\n<img alt="what the code above draws" src="data:image/png;base64,{picture.strip()}">\n'
-        for picture in pictures
-        if picture
+        '\n<img alt="what the code above draws" src="data:image/png;base64,'
+        f'{base64.b64encode(picture).decode()}">\n'
+        for picture in output.pictures
     )
-    return as_text(text) + "".join(images)
+    return as_text(output.text) + "".join(images)
 
 
 def as_text(text: str) -> str:
@@ -121,8 +135,8 @@ def stale(page: str) -> bool:
 
 
 def keep(page: str) -> None:
-    """Run a page's blocks in this process, and keep what each printed."""
-    printed = ran(blocks(page), page)
+    """Run a page's blocks, and keep what each printed."""
+    printed = [output.text for output in executed(blocks(page), page)]
     KEPT.mkdir(exist_ok=True)
     content = {"key": key(page), "printed": printed}
     kept_file(page).write_text(
@@ -130,49 +144,56 @@ def keep(page: str) -> None:
     )
 
 
-def ran(codes: list[str], page: str) -> list[str]:
-    """Run blocks one after another, as they stand but not compiled, and return what each printed."""
+# ------------------------------------------------------------------ a page's process
+def ran(codes: list[str], page: str) -> list[Output]:
+    """Run blocks one after another, as they stand but not compiled, and return what each printed and drew."""
     import matplotlib
     import pandas as pd
-    import torch
 
     import hierfl
-    from hierfl.program import public_names
 
+    signal.alarm(MOST_SECONDS)
     matplotlib.use("agg")
-    torch.set_default_dtype(torch.float32)
-    torch.set_num_threads(1)
-    public_names._MARKED.clear()  # other pages mark models of the same names
-    usual, names, printed = hierfl.fit, {"__name__": "page"}, []
-    hierfl.fit = partial(usual, settings=hierfl.Settings(compile=False))  # type: ignore[assignment]
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    pd.set_option("display.width", 100)
+    warnings.simplefilter("ignore")
+    eager = hierfl.Settings(compile=False)
+    hierfl.fit = partial(hierfl.fit, settings=eager)  # type: ignore[assignment]
+    names, outputs = {"__name__": "page"}, []
+    beside = page.startswith("gallery/")  # its scripts read files there
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(GALLERY if beside else folder),
+    ):
         for code in codes:
-            out = io.StringIO()
-            silent = contextlib.redirect_stderr(io.StringIO())
+            printed = io.StringIO()
             with (
-                contextlib.redirect_stdout(out),
-                silent,
-                warnings.catch_warnings(),
-                pd.option_context("display.width", 100),
+                contextlib.redirect_stdout(printed),
+                contextlib.redirect_stderr(io.StringIO()),
             ):
-                warnings.simplefilter("ignore")
                 exec(compile(code, page, "exec"), names)
-            printed.append(
-                out.getvalue()
-                .replace(f"{os.path.realpath(folder)}/", "")
-                .rstrip()
-            )
-    hierfl.fit = usual
-    return printed
+            text = printed.getvalue().rstrip()
+            text = text.replace(f"{os.path.realpath(folder)}/", "")
+            outputs.append(Output(text, drawn()))
+    return outputs
+
+
+def drawn() -> list[bytes]:
+    """Return the PNG of each open figure, and close them."""
+    from matplotlib import pyplot
+
+    pictures = []
+    for number in pyplot.get_fignums():
+        picture = io.BytesIO()
+        pyplot.figure(number).savefig(picture, bbox_inches="tight")
+        pictures.append(picture.getvalue())
+    pyplot.close("all")
+    return pictures
 
 
 def main(pages: list[str]) -> None:
     """Run the pages named, or those whose output is stale."""
     for page in pages or [name for name in printing() if stale(name)]:
-        print(f"running the code of docs/{page}", flush=True)
-        signal.alarm(MOST_SECONDS)
         keep(page)
-        signal.alarm(0)
 
 
 if __name__ == "__main__":
