@@ -27,7 +27,7 @@ def model(batch):
 
 exact = hierfl.fit(model, some, seed=0).draws(4000, seed=0).shared["log_tau"]
 runs = {
-    "pvi": (methods.pvi(model), 10),
+    "pvi": (methods.pvi(model), 20),
     "fedsvi, structured": (
         methods.fedsvi(
             model, guides.structured, optimizer=optimizers.Adam(0.05)
