@@ -22,8 +22,10 @@ from hierfl.engine.supervised import Limits
 from hierfl.method import Client, Method, Phase
 from hierfl.methods.about import names
 from hierfl.nodes.messages import Refused
+from hierfl.program.recipes import counts
 
 FILE, SEEN = "policy.toml", "has-policy"  # in the node's folder; SEEN names the file last read
+UNREADABLE = "the node's policy cannot be read: its owner must fix it"
 Names = frozenset[str]
 Count = Annotated[int, Meta(ge=1, lt=1 << 53)]
 # "rows": an answer with a number for each of the client's rows, of its kind; "descriptions": of its
@@ -95,7 +97,7 @@ class Policy:
 
     def check(self, method: Method | None, rows: int) -> None:
         """Refuse a run that is not allowed, by the key of the policy; no `method`: it is not chosen yet."""
-        why = ""
+        why, most = "", max(((count, name) for name, count in counts(method)), default=(0, ""))
         if rows < self.min_rows:
             fewer = "and the client has fewer (min_rows)"
             why = f"the node's policy asks for {self.min_rows} rows or more, {fewer}"
@@ -108,19 +110,17 @@ class Policy:
         elif method.discloses not in self.discloses:
             allowed = f"the node's policy allows {_listed(self.discloses)} (discloses)"
             why = f"method '{method.name}' discloses {method.discloses}, and {allowed}"
+        elif most[0] > self.steps_a_round:
+            why = self._too_many(f"method '{method.name}' has {most[1]}={most[0]:,}", most[0])
         if why:
             raise Forbidden(why)
 
     def check_client(self, client: Client, rows: int) -> None:
         """Refuse steps that could single rows out, by few rows in a round or no row noise, and too many of them."""
-        steps, why = 0, ""
-        for phase in client.phases:
-            passes = phase.unit == "epoch" and phase.batch_size is not None
-            steps += phase.count * (-(-rows // (phase.batch_size or rows)) if passes else 1)
+        steps, why = sum(phase.passes(rows) for phase in client.phases), ""
         least = min((_rows_of(phase, rows) for phase in client.phases), default=rows)
         if steps > self.steps_a_round:
-            allowed = f"the node's policy allows {self.steps_a_round:,} (steps_a_round)"
-            why = f"a round has {steps:,} local steps, and {allowed}"
+            why = self._too_many(f"a round has {steps:,} local steps", steps)
         elif least < (fewest := max(self.min_rows, min(self.min_count, rows))):
             allowed = f"the node's policy asks for {fewest} or more (min_rows, min_count)"
             why = f"the mini-batches of a round hold {least} rows, and {allowed}"
@@ -131,6 +131,18 @@ class Policy:
             )
         if why:
             raise Forbidden(why)
+
+    def check_columns(self, there: Collection[str]) -> None:
+        """Refuse a policy that lists columns which the rows do not have; only the node's own log names them."""
+        try:
+            for name in sorted(self.columns or ()):
+                _check_known("columns holds", name, there)
+        except ValueError as error:
+            raise Forbidden(UNREADABLE) from error
+
+    def _too_many(self, what: str, count: int) -> str:
+        allowed = f"the node's policy allows {self.steps_a_round:,}"
+        return f"{what}, and {allowed}: steps_a_round = {count} would allow it"
 
 
 def _rows_of(phase: Phase, rows: int) -> int:
