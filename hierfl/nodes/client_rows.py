@@ -139,6 +139,8 @@ def check_brought(formula: Any, folder: Path, policy: str | Path | None, frames:
         allowed = policy_at(policy, folder)
         if not isinstance(formula, Formula):
             raise Forbidden("the request brings a model that is not a formula")
+        each = frames.values() if isinstance(frames, Mapping) else (frames,)
+        allowed.check_columns({str(name) for frame in each for name in frame.columns})
         if any(map(partial(is_listed, formula), allowed.formulas or ())):
             return
         why = "the node's policy lists no columns that formulas may read"
