@@ -87,14 +87,15 @@ class ReadRows:
             if name not in outcomes and len(made) and not np.array_equal(made, values, True)
         }
 
-    def codes(self, name: str, key: bytes) -> Codes:
-        """Return keyed codes of a column's values in all rows, (N,)."""
-        if name not in self._codes:
-            self._codes[name] = codes_of_values(self.frame[name].to_numpy(), key)
-        return self._codes[name]
+    def codes(self, name: str, key: bytes, *, compared: bool = False) -> Codes:
+        """Return keyed codes of a column's values in all rows, (N,), or of those that are `compared`, (n,)."""
+        if (of := (name, key, compared)) not in self._codes:
+            frame = self.compared if compared else self.frame
+            self._codes[of] = codes_of_values(frame[name].to_numpy(), key)
+        return self._codes[of]
 
     @cached_property
-    def _codes(self) -> dict[str, Codes]:
+    def _codes(self) -> dict[tuple[str, bytes, bool], Codes]:
         return {}
 
     def on_every_row(self, columns: Floats) -> Floats:

@@ -60,9 +60,7 @@ def rows_of_formula(
     """
     names = rows.declared.columns_read if columns is None else columns
     codes = {n: rows.codes(n, key)[rows.there] for n in names if exact or n not in rows.numbers}
-    numbers = {
-        n: codes_of_values(rows.compared[n].to_numpy(), key) for n in names if n not in codes
-    }
+    numbers = {n: rows.codes(n, key, compared=True) for n in names if n not in codes}
     return RowCodes(codes | numbers)
 
 
