@@ -141,6 +141,13 @@ class Phase:
         by_epoch = self.unit == "epoch" and self.batch_size is not None
         return self.turns * self.count * (-(-rows // (self.batch_size or rows)) if by_epoch else 1)
 
+    def rows_of(self, rows: int) -> int:
+        """Return how many of a client's rows a round of the phase goes through at least, or all where it reads none."""
+        rows = rows if self.rows == "all" else max(1, rows // 2)
+        if not (self.scores_rows and self.count) or self.batch_size is None or self.unit == "epoch":
+            return rows
+        return min(rows, self.count * self.batch_size)
+
 
 def _never(state: Tree) -> bool:
     return False

@@ -87,10 +87,18 @@ class ReadRows:
             if name not in outcomes and len(made) and not np.array_equal(made, values, True)
         }
 
-    def codes(self, name: str, key: bytes, *, compared: bool = False) -> Codes:
-        """Return keyed codes of a column's values in all rows, (N,), or of those that are `compared`, (n,)."""
-        if (of := (name, key, compared)) not in self._codes:
-            frame = self.compared if compared else self.frame
+    def codes(self, name: str, key: bytes) -> Codes:
+        """Return keyed codes of a column's values in all rows, (N,)."""
+        return self._coded(name, key, self.frame)
+
+    def codes_kept(self, name: str, key: bytes, *, exact: bool) -> Codes:
+        """Return those of the rows that the formula keeps, (n,); of numbers the `exact` ones, or those `compared`."""
+        if exact or name not in self.numbers:
+            return self.codes(name, key)[self.there]
+        return self._coded(name, key, self.compared)
+
+    def _coded(self, name: str, key: bytes, frame: pd.DataFrame) -> Codes:
+        if (of := (name, key, frame is self.frame)) not in self._codes:
             self._codes[of] = codes_of_values(frame[name].to_numpy(), key)
         return self._codes[of]
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 
+from hierfl.core.arguments import check_known
 from hierfl.core.disk import private_folder, replace_private
 from hierfl.core.typed_json import written
 from hierfl.formulas import own_rows
@@ -142,11 +143,13 @@ def check_told(kind: str, ledger: Ledger, columns: Any, rows: ReadRows) -> None:
 def check_brought(formula: Any, folder: Path, policy: str | Path | None, frames: Any) -> None:
     """Refuse a formula that came with a request, until the node's owner approves it (`Forbidden`)."""
     with log.answering(folder):
-        allowed = policy_at(policy, folder)
         if not isinstance(formula, Formula):
             raise Forbidden("the request brings a model that is not a formula")
+        allowed = policy_at(policy, folder)
         each = frames.values() if isinstance(frames, Mapping) else (frames,)
-        allowed.check_columns({str(name) for frame in each for name in frame.columns})
+        there = {str(name) for frame in each for name in frame.columns}
+        for name in sorted(allowed.columns or ()):
+            check_known("the policy lists the column", name, there)
         if any(map(partial(is_listed, formula), allowed.formulas or ())):
             return
         why = "the node's policy lists no columns that formulas may read"

@@ -19,7 +19,7 @@ from hierfl.engine.federation import Federation
 from hierfl.method import Client, Clock, Method
 from hierfl.nodes.approval import check_approved
 from hierfl.nodes.messages import Refused, from_bytes, like, to_bytes
-from hierfl.nodes.policy import FILE, UNREADABLE, Forbidden, Policy, policy_at
+from hierfl.nodes.policy import FILE, Forbidden, Policy, policy_at
 from hierfl.runs.run_folder import sync
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Node:
             named = None if self.policy == self.folder / FILE else self.policy
             policy = policy_at(named, self.folder, own=self.method)
         except ValueError as error:
-            raise Forbidden(UNREADABLE) from error
+            raise Forbidden("the node's policy cannot be read: its owner must fix it") from error
         rows = self.federation.data.num_rows
         policy.check(self.method, rows)
         policy.check_client(self.federation.client, rows)

@@ -7,7 +7,7 @@ import os
 import re
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -16,16 +16,15 @@ from unicodedata import normalize
 import msgspec
 from msgspec import Meta
 
-from hierfl.core.arguments import did_you_mean
+from hierfl.core.arguments import check_known
 from hierfl.core.disk import private_folder, write_private
 from hierfl.engine.supervised import Limits
-from hierfl.method import Client, Method, Phase
+from hierfl.method import Client, Method
 from hierfl.methods.about import names
 from hierfl.nodes.messages import Refused
 from hierfl.program.recipes import counts
 
 FILE, SEEN = "policy.toml", "has-policy"  # in the node's folder; SEEN names the file last read
-UNREADABLE = "the node's policy cannot be read: its owner must fix it"
 Names = frozenset[str]
 Count = Annotated[int, Meta(ge=1, lt=1 << 53)]
 # "rows": an answer with a number for each of the client's rows, of its kind; "descriptions": of its
@@ -68,7 +67,7 @@ class Policy:
     approve: Literal["ask", "always"] = "always"
 
     def __post_init__(self) -> None:
-        for key, kind in _types().items():
+        for key, kind in TYPES.items():
             value = getattr(self, key)
             value = value.item() if hasattr(value, "item") else value  # NumPy's
             try:
@@ -118,7 +117,7 @@ class Policy:
     def check_client(self, client: Client, rows: int) -> None:
         """Refuse steps that could single rows out, by few rows in a round or no row noise, and too many of them."""
         steps, why = sum(phase.passes(rows) for phase in client.phases), ""
-        least = min((_rows_of(phase, rows) for phase in client.phases), default=rows)
+        least = min((phase.rows_of(rows) for phase in client.phases), default=rows)
         if steps > self.steps_a_round:
             why = self._too_many(f"a round has {steps:,} local steps", steps)
         elif least < (fewest := max(self.min_rows, min(self.min_count, rows))):
@@ -132,33 +131,13 @@ class Policy:
         if why:
             raise Forbidden(why)
 
-    def check_columns(self, there: Collection[str]) -> None:
-        """Refuse a policy that lists columns which the rows do not have; only the node's own log names them."""
-        try:
-            for name in sorted(self.columns or ()):
-                _check_known("columns holds", name, there)
-        except ValueError as error:
-            raise Forbidden(UNREADABLE) from error
-
     def _too_many(self, what: str, count: int) -> str:
         allowed = f"the node's policy allows {self.steps_a_round:,}"
         return f"{what}, and {allowed}: steps_a_round = {count} would allow it"
 
 
-def _rows_of(phase: Phase, rows: int) -> int:
-    """Return how many rows the steps of a phase go through at least, or all where it reads none."""
-    rows = rows if phase.rows == "all" else max(1, rows // 2)
-    if not (phase.scores_rows and phase.count) or phase.batch_size is None or phase.unit == "epoch":
-        return rows
-    return min(rows, phase.count * phase.batch_size)
-
-
-KEYS = tuple(key.name for key in fields(Policy))
-
-
-@lru_cache
-def _types() -> Mapping[str, Any]:
-    return get_type_hints(Policy, include_extras=True)
+TYPES: Mapping[str, Any] = get_type_hints(Policy, include_extras=True)
+KEYS = tuple(TYPES)
 
 
 def policy_at(
@@ -180,11 +159,11 @@ def policy_at(
     try:
         policy = policy_of(tomllib.loads(content.decode()))
         for name in sorted((policy.methods or frozenset()) - {getattr(own, "name", None)}):
-            _check_known("methods holds", re.split(r"[+ ]", name)[0], names())  # wrappers follow
+            check_known("methods holds", re.split(r"[+ ]", name)[0], names())  # wrappers follow
         for name in sorted(policy.transforms or ()):
             from hierfl.formulas.signatures import TERMS  # pandas
 
-            _check_known("transforms holds", name, frozenset(TERMS))
+            check_known("transforms holds", name, frozenset(TERMS))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the policy '{path}' cannot be read ({error}): fix the file") from error
     return policy
@@ -223,14 +202,8 @@ def looks_like_a_policy(name: str, there: bool) -> bool:
 def policy_of(values: Mapping[str, Any]) -> Policy:
     """Return the policy of some keys and values; refuse unknown ones."""
     for key in values:
-        _check_known("there is no key", key, KEYS)
+        check_known("there is no key", key, KEYS)
     return Policy(**values)
-
-
-def _check_known(what: str, name: str, known: Collection[str]) -> None:
-    """Refuse a name that does not exist, with the nearest one that does."""
-    if name not in known:
-        raise ValueError(f"{what} '{name}': {did_you_mean(name, known, cutoff=0.0)}")
 
 
 def _listed(values: Collection[str]) -> str:

@@ -29,8 +29,9 @@ from hierfl.nodes import Station
 from hierfl.nodes.approval import approve
 from hierfl.nodes.client_rows import check_brought
 from hierfl.nodes.envelope import read_answer, read_request, write_answer, write_request
-from hierfl.nodes.messages import Refused, from_bytes, to_bytes
-from hierfl.nodes.policy import UNREADABLE, Forbidden, Policy, policy_at
+from hierfl.nodes.log import FAILS
+from hierfl.nodes.messages import NodeFailed, Refused, from_bytes, to_bytes
+from hierfl.nodes.policy import Forbidden, Policy, policy_at
 from tests.nodes.transports import RAN, TEXT, Evil, formula, frames
 from tests.nodes.ways import Organizations, algorithm
 
@@ -274,11 +275,11 @@ def test_a_misspelled_column_of_a_policy_stops_the_node(key: str, tmp_path: Path
     (tmp_path / "policy.toml").write_text(f'{listed}columns = ["y", "secrte"]\n')
     for text in ("y ~ x", "y ~ secrte", "y ~ secret"):
         for rows in (COLUMNS, {"north": COLUMNS}):
-            with pytest.raises(Forbidden) as refusal:
+            with pytest.raises(NodeFailed) as refusal:
                 check_brought(hierfl.formula(text, clients="h"), tmp_path, None, rows)
-            assert str(refusal.value) == UNREADABLE and "secret" not in UNREADABLE
+            assert str(refusal.value) == FAILS and "secret" not in FAILS
     last = json.loads((tmp_path / "refused.jsonl").read_text().splitlines()[-1])
-    assert "columns holds 'secrte': did you mean 'secret'?" in last["detail"]
+    assert "the policy lists the column 'secrte': did you mean 'secret'?" in last["detail"]
 
 
 def test_a_policy_that_lists_no_function_allows_none(tmp_path: Path) -> None:
