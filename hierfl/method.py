@@ -110,10 +110,12 @@ class Phase:
         together: the step is given all clients that are carried at once, with C in front of every
             tensor of `work`, and their batch. Otherwise it is given one client.
         eager: inductor does not lower the step: `compile=True` leaves the method eager, and says so.
+        turns: how often a step goes through its rows: its inner steps times its draws or points. A
+            node's policy bounds these passes.
 
     Raises:
-        TypeError: `count` or `batch_size` is no integer.
-        ValueError: `count` is negative, `batch_size` is below 1, or `unit` is neither word.
+        TypeError: `count`, `batch_size` or `turns` is no integer.
+        ValueError: `count` is negative, `batch_size` or `turns` is below 1, or `unit` is neither word.
     """
 
     step: Step
@@ -125,12 +127,26 @@ class Phase:
     nested: bool = False
     together: bool = False
     eager: bool = False
+    turns: int = 1
 
     def __post_init__(self) -> None:
         expect(unit=(self.unit, ("step", "epoch")))
         expect_count(self.count, f"the number of {self.unit}s of a phase", least=0)
+        expect_count(self.turns, "turns")
         if self.batch_size is not None:
             expect_count(self.batch_size, "batch_size")
+
+    def passes(self, rows: int) -> int:
+        """Return how often a round of the phase goes through rows of a client with so many."""
+        by_epoch = self.unit == "epoch" and self.batch_size is not None
+        return self.turns * self.count * (-(-rows // (self.batch_size or rows)) if by_epoch else 1)
+
+    def rows_of(self, rows: int) -> int:
+        """Return how many of a client's rows a round of the phase goes through at least, or all where it reads none."""
+        rows = rows if self.rows == "all" else max(1, rows // 2)
+        if not (self.scores_rows and self.count) or self.batch_size is None or self.unit == "epoch":
+            return rows
+        return min(rows, self.count * self.batch_size)
 
 
 def _never(state: Tree) -> bool:

@@ -193,6 +193,17 @@ def did_you_mean(word: str, words: Iterable[str], then: str = "", *, cutoff: flo
     return " ".join([*(f"did you mean '{folded[name]}'?" for name in near), then]).strip()
 
 
+def check_known(what: str, name: str, known: Collection[str]) -> None:
+    """Refuse a name that does not exist (ValueError), with the nearest one that does.
+
+    >>> check_known("there is no key", "min_row", ["min_rows", "columns"])
+    Traceback (most recent call last):
+    ValueError: there is no key 'min_row': did you mean 'min_rows'?
+    """
+    if name not in known:
+        raise ValueError(f"{what} '{name}': {did_you_mean(name, known, cutoff=0.0)}")
+
+
 def imported(text: str, folder: str | Path = "") -> Any:
     """Return what "MODULE:NAME" names, of a module that is installed or in a folder; default: the current one."""
     module, _, name = text.partition(":")

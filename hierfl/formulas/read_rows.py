@@ -89,12 +89,21 @@ class ReadRows:
 
     def codes(self, name: str, key: bytes) -> Codes:
         """Return keyed codes of a column's values in all rows, (N,)."""
-        if name not in self._codes:
-            self._codes[name] = codes_of_values(self.frame[name].to_numpy(), key)
-        return self._codes[name]
+        return self._coded(name, key, self.frame)
+
+    def codes_kept(self, name: str, key: bytes, *, exact: bool) -> Codes:
+        """Return those of the rows that the formula keeps, (n,); of numbers the `exact` ones, or those `compared`."""
+        if exact or name not in self.numbers:
+            return self.codes(name, key)[self.there]
+        return self._coded(name, key, self.compared)
+
+    def _coded(self, name: str, key: bytes, frame: pd.DataFrame) -> Codes:
+        if (of := (name, key, frame is self.frame)) not in self._codes:
+            self._codes[of] = codes_of_values(frame[name].to_numpy(), key)
+        return self._codes[of]
 
     @cached_property
-    def _codes(self) -> dict[str, Codes]:
+    def _codes(self) -> dict[tuple[str, bytes, bool], Codes]:
         return {}
 
     def on_every_row(self, columns: Floats) -> Floats:

@@ -19,6 +19,7 @@ which takes 0.7 of the time, pass `scale_link="exp"` to both model and guide.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -255,6 +256,7 @@ def client_of(
             up["moments"] = Share(moments.of(phi, message))
         return up, OwnParams(phi, torch.ones(()))
 
+    descent = replace(descent, turns=inner_steps * draws)
     passes = 1 if descent.unit == "epoch" else descent.steps
     again = (Phase(restart, batch_size=1, scores_rows=False),) if restarts == "trained" else ()
     return personal_client(

@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 
+from hierfl.core.arguments import check_known
 from hierfl.core.disk import private_folder, replace_private
 from hierfl.core.typed_json import written
 from hierfl.formulas import own_rows
@@ -47,12 +48,14 @@ class ClientRows:
     folder: Path
     policy: Policy
     run: str = ""
-    made: dict[int, ReadRows] = field(default_factory=dict)
+    made: dict[int, ReadRows] = field(default_factory=dict)  # also for earlier questions
 
     def read(self, least: int) -> ReadRows:
         """Return the rows as the formula reads them, of which no number may rest on fewer than `least`."""
-        of = self.formula.declared, self.frame, self.client, least
-        return self.made.setdefault(least, ReadRows(*of))
+        if least not in self.made or self.made[least].frame is not self.frame:
+            of = self.formula.declared, self.frame, self.client, least
+            self.made[least] = ReadRows(*of)
+        return self.made[least]
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -83,12 +86,14 @@ def answer(
     content: bytes,
     *,
     policy: str | Path | None = None,
+    read: dict[int, ReadRows] | None = None,
 ) -> bytes:
-    """Return a node's answer, as JSON, to a question about its client's rows."""
+    """Return a node's answer, as JSON, to a question about its client's rows, as earlier questions `read` them."""
     root = Path(folder)
     allowed = policy_at(policy, root)
     with log.answering(root):
-        source = ClientRows(formula, *only_client(formula, frames), root, allowed)
+        own = only_client(formula, frames)
+        source = ClientRows(formula, *own, root, allowed, made={} if read is None else read)
     return gate.answer(source, asks, content)
 
 
@@ -122,9 +127,11 @@ def reply_of(
 
 def check_told(kind: str, ledger: Ledger, columns: Any, rows: ReadRows) -> None:
     """Refuse columns, (N, p), that with all whose sums were told of the rows tell of few of these (`Implausible`)."""
+    if not columns.size:
+        return
     earlier = {e.request: e for e in ledger.entries if e.kind in (DESIGN, NUMBERS)}
     names, content = own_rows.kept_columns(rows, columns, ledger.key)
-    if columns.size and (name := digest(content)) not in earlier:  # those are looked at already
+    if (name := digest(content)) not in earlier:  # those are looked at already
         kept = partial(kept_in, ledger.folder)
         told = [(e.subject, kept(n), e.kind == DESIGN) for n, e in earlier.items()]
         own_rows.check_together([(names, content, kind == DESIGN), *told], rows, ledger.key)
@@ -136,9 +143,13 @@ def check_told(kind: str, ledger: Ledger, columns: Any, rows: ReadRows) -> None:
 def check_brought(formula: Any, folder: Path, policy: str | Path | None, frames: Any) -> None:
     """Refuse a formula that came with a request, until the node's owner approves it (`Forbidden`)."""
     with log.answering(folder):
-        allowed = policy_at(policy, folder)
         if not isinstance(formula, Formula):
             raise Forbidden("the request brings a model that is not a formula")
+        allowed = policy_at(policy, folder)
+        each = frames.values() if isinstance(frames, Mapping) else (frames,)
+        there = {str(name) for frame in each for name in frame.columns}
+        for name in sorted(allowed.columns or ()):
+            check_known("the policy lists the column", name, there)
         if any(map(partial(is_listed, formula), allowed.formulas or ())):
             return
         why = "the node's policy lists no columns that formulas may read"

@@ -7,7 +7,7 @@ import os
 import re
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -16,12 +16,13 @@ from unicodedata import normalize
 import msgspec
 from msgspec import Meta
 
-from hierfl.core.arguments import did_you_mean
+from hierfl.core.arguments import check_known
 from hierfl.core.disk import private_folder, write_private
 from hierfl.engine.supervised import Limits
-from hierfl.method import Client, Method, Phase
+from hierfl.method import Client, Method
 from hierfl.methods.about import names
 from hierfl.nodes.messages import Refused
+from hierfl.program.recipes import counts
 
 FILE, SEEN = "policy.toml", "has-policy"  # in the node's folder; SEEN names the file last read
 Names = frozenset[str]
@@ -66,7 +67,7 @@ class Policy:
     approve: Literal["ask", "always"] = "always"
 
     def __post_init__(self) -> None:
-        for key, kind in _types().items():
+        for key, kind in TYPES.items():
             value = getattr(self, key)
             value = value.item() if hasattr(value, "item") else value  # NumPy's
             try:
@@ -95,7 +96,7 @@ class Policy:
 
     def check(self, method: Method | None, rows: int) -> None:
         """Refuse a run that is not allowed, by the key of the policy; no `method`: it is not chosen yet."""
-        why = ""
+        why, most = "", max(((count, name) for name, count in counts(method)), default=(0, ""))
         if rows < self.min_rows:
             fewer = "and the client has fewer (min_rows)"
             why = f"the node's policy asks for {self.min_rows} rows or more, {fewer}"
@@ -108,19 +109,17 @@ class Policy:
         elif method.discloses not in self.discloses:
             allowed = f"the node's policy allows {_listed(self.discloses)} (discloses)"
             why = f"method '{method.name}' discloses {method.discloses}, and {allowed}"
+        elif most[0] > self.steps_a_round:
+            why = self._too_many(f"method '{method.name}' has {most[1]}={most[0]:,}", most[0])
         if why:
             raise Forbidden(why)
 
     def check_client(self, client: Client, rows: int) -> None:
         """Refuse steps that could single rows out, by few rows in a round or no row noise, and too many of them."""
-        steps, why = 0, ""
-        for phase in client.phases:
-            passes = phase.unit == "epoch" and phase.batch_size is not None
-            steps += phase.count * (-(-rows // (phase.batch_size or rows)) if passes else 1)
-        least = min((_rows_of(phase, rows) for phase in client.phases), default=rows)
+        steps, why = sum(phase.passes(rows) for phase in client.phases), ""
+        least = min((phase.rows_of(rows) for phase in client.phases), default=rows)
         if steps > self.steps_a_round:
-            allowed = f"the node's policy allows {self.steps_a_round:,} (steps_a_round)"
-            why = f"a round has {steps:,} local steps, and {allowed}"
+            why = self._too_many(f"a round has {steps:,} local steps", steps)
         elif least < (fewest := max(self.min_rows, min(self.min_count, rows))):
             allowed = f"the node's policy asks for {fewest} or more (min_rows, min_count)"
             why = f"the mini-batches of a round hold {least} rows, and {allowed}"
@@ -132,21 +131,13 @@ class Policy:
         if why:
             raise Forbidden(why)
 
-
-def _rows_of(phase: Phase, rows: int) -> int:
-    """Return how many rows the steps of a phase go through at least, or all where it reads none."""
-    rows = rows if phase.rows == "all" else max(1, rows // 2)
-    if not (phase.scores_rows and phase.count) or phase.batch_size is None or phase.unit == "epoch":
-        return rows
-    return min(rows, phase.count * phase.batch_size)
+    def _too_many(self, what: str, count: int) -> str:
+        allowed = f"the node's policy allows {self.steps_a_round:,}"
+        return f"{what}, and {allowed}: steps_a_round = {count} would allow it"
 
 
-KEYS = tuple(key.name for key in fields(Policy))
-
-
-@lru_cache
-def _types() -> Mapping[str, Any]:
-    return get_type_hints(Policy, include_extras=True)
+TYPES: Mapping[str, Any] = get_type_hints(Policy, include_extras=True)
+KEYS = tuple(TYPES)
 
 
 def policy_at(
@@ -168,11 +159,11 @@ def policy_at(
     try:
         policy = policy_of(tomllib.loads(content.decode()))
         for name in sorted((policy.methods or frozenset()) - {getattr(own, "name", None)}):
-            _check_known("methods holds", re.split(r"[+ ]", name)[0], names())  # wrappers follow
+            check_known("methods holds", re.split(r"[+ ]", name)[0], names())  # wrappers follow
         for name in sorted(policy.transforms or ()):
             from hierfl.formulas.signatures import TERMS  # pandas
 
-            _check_known("transforms holds", name, frozenset(TERMS))
+            check_known("transforms holds", name, frozenset(TERMS))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the policy '{path}' cannot be read ({error}): fix the file") from error
     return policy
@@ -211,14 +202,8 @@ def looks_like_a_policy(name: str, there: bool) -> bool:
 def policy_of(values: Mapping[str, Any]) -> Policy:
     """Return the policy of some keys and values; refuse unknown ones."""
     for key in values:
-        _check_known("there is no key", key, KEYS)
+        check_known("there is no key", key, KEYS)
     return Policy(**values)
-
-
-def _check_known(what: str, name: str, known: Collection[str]) -> None:
-    """Refuse a name that does not exist, with the nearest one that does."""
-    if name not in known:
-        raise ValueError(f"{what} '{name}': {did_you_mean(name, known, cutoff=0.0)}")
 
 
 def _listed(values: Collection[str]) -> str:

@@ -59,11 +59,7 @@ def rows_of_formula(
     Numbers are `exact`, or those of which a schema tells, `coarse` ones for a `least` above 1.
     """
     names = rows.declared.columns_read if columns is None else columns
-    codes = {n: rows.codes(n, key)[rows.there] for n in names if exact or n not in rows.numbers}
-    numbers = {
-        n: codes_of_values(rows.compared[n].to_numpy(), key) for n in names if n not in codes
-    }
-    return RowCodes(codes | numbers)
+    return RowCodes({name: rows.codes_kept(name, key, exact=exact) for name in names})
 
 
 def rows_of_data(data: ClientData, fields: Sequence[str], key: bytes) -> RowCodes:

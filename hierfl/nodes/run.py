@@ -50,7 +50,8 @@ from hierfl.nodes.messages import (
 from hierfl.nodes.node import run_name
 from hierfl.program.read import read as read_program
 from hierfl.runs import checkpoint as state
-from hierfl.runs.one_run import planned_of, resumed
+from hierfl.runs.call import planned_of
+from hierfl.runs.one_run import resumed
 from hierfl.runs.records import about
 from hierfl.runs.run_folder import held
 from hierfl.runs.saved import start_of

@@ -68,6 +68,7 @@ class Station:
     brought: bool = False  # the model came with the request, and is not the owner's
     ready: dict[Path, Node] = field(default_factory=dict)
     introduced: dict[Path, tuple[Policy, OwnRows]] = field(default_factory=dict)
+    read: dict[int, Any] = field(default_factory=dict)  # for questions about the schema
 
     def answer(self, request: bytes, *, by: str | None = None) -> bytes:
         """Return the answer to a request of `hierfl.nodes.over`, to take back; it raises no error.
@@ -131,16 +132,20 @@ class Station:
         return json.dumps(introduced(self._node())).encode()
 
     def _about_rows(self, kind: str, content: bytes) -> bytes:
-        from hierfl.nodes import agreed_schema, client_rows
-        from hierfl.nodes import describing as describing  # registers its kinds
-
         formula: Any = self.call.model
         rows = self.rows()
         if isinstance(rows, ClientData) or not hasattr(formula, "declared"):
             raise Refused("this node's app has no formula and frames, of which alone nodes tell")
-        if kind == agreed_schema.ASKS and not self.call.lacks_schema:
+        about = formula, rows, self.folder, content
+        if kind == "describe":
+            from hierfl.nodes.describing import answer_description
+
+            return answer_description(*about, policy=self.policy)
+        if not self.call.lacks_schema:
             raise Refused("this node's app has no formula that lacks a schema")
-        return client_rows.answer(kind, formula, rows, self.folder, content, policy=self.policy)
+        from hierfl.nodes.agreed_schema import answer_schema
+
+        return answer_schema(*about, policy=self.policy, read=self.read)
 
     def _introduce(self, content: bytes) -> bytes:
         if content and self.call.lacks_schema:
@@ -150,6 +155,7 @@ class Station:
             with log.answering(self.folder):
                 check_answered(self.folder, with_schema(model, content), self.rows())
                 write_private(self.folder / SCHEMA, content)
+        self.read.clear()  # a later run reads its rows again
         own = self._read()
         self.introduced[self.folder] = self.allowed, own
         named = own.call.method if isinstance(own.call.method, Method) else None

@@ -92,6 +92,16 @@ def _code_of(thing: Any) -> dict[str, Any]:
     return {"code": fingerprint(thing)}
 
 
+def counts(value: Any) -> Iterator[tuple[str, int]]:
+    """Yield the integers that a method and its guide are made with, but for a model's, seeds and batch sizes."""
+    call = _call_of(value)
+    for name, option in ({} if call is None else call[2]).items():
+        if type(option) is int and name not in ("secret", "seed") and "batch_size" not in name:
+            yield name, option
+        elif name != "model":
+            yield from counts(option)
+
+
 # ----------------------------------------------------------------------------------------------
 # remaking
 def remake(description: JSON, *, handed: Mapping[str, Any] | None = None) -> Any:

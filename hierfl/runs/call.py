@@ -129,6 +129,16 @@ def _check_optimizers(method: Method) -> None:
                 raise TypeError(f"{name} is {shown(value)}: {fix}")
 
 
+def planned_of(method: Method, rounds: int | None) -> int:
+    """Return how many rounds a run may take."""
+    if rounds is not None:
+        return rounds
+    if method.most_rounds is None:
+        what = f"rounds is None, and method '{method.name}' does not stop automatically"
+        raise ValueError(f"{what}: say how many, rounds=100")
+    return method.most_rounds
+
+
 def check_count(name: str, value: object) -> None:
     """Refuse an argument of `fit` that is no integer; `cohort` may be a share, some may be None."""
     if value is None and name in OR_NONE:

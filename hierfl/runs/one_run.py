@@ -29,7 +29,7 @@ from hierfl.methods.stages.two_stage import seen_in
 from hierfl.program.labels import warn_of_unscaled
 from hierfl.program.sites import recipe_of
 from hierfl.runs import checkpoint as state
-from hierfl.runs.call import FitArguments
+from hierfl.runs.call import FitArguments, planned_of
 from hierfl.runs.choice import Choice
 from hierfl.runs.ended import LOOSE, Fallback, expected, in_words, seconds_expected
 from hierfl.runs.records import about
@@ -90,16 +90,6 @@ def _say(eager: Federation, where: Progress, rounds: int | None, planned: int) -
     except ClientError:  # the round says so, or goes over to what needs no such numbers
         took = "how long is not known yet"
     print(f"{what}; {took}{' at most' if where.compiled else ''}", file=sys.stderr)
-
-
-def planned_of(method: Method, rounds: int | None) -> int:
-    """Return how many rounds a run may take."""
-    if rounds is not None:
-        return rounds
-    if method.most_rounds is None:
-        what = f"rounds is None, and method '{method.name}' does not stop automatically"
-        raise ValueError(f"{what}: say how many, rounds=100")
-    return method.most_rounds
 
 
 def _each_round(fitted: Fit, call: FitArguments, *, chosen: bool) -> Generator[Fit, None, None]:

@@ -74,7 +74,7 @@ def test_a_recipe_of_endless_steps_and_a_long_message_are_refused(tmp_path: Path
     recipe = describe(methods.fedsvi(logistic, guides.mean_field, local_steps=10**7))
     begins = {"agreement": asdict(agreement), "seed": 0, "method": recipe}
     said = asked(pair, grid, "query.agree", json.dumps(begins).encode())[WRONG]
-    assert "10,000,001 local steps" in said and "steps_a_round" in said
+    assert "local_steps=10,000,000" in said and "steps_a_round" in said
     for kind in ("query.schema", "query.introduce", "query.agree", "train"):
         assert "(bytes_a_request)" in asked(pair, grid, kind, bytes(1 << 21))[WRONG]
 

@@ -16,11 +16,13 @@ from hierfl import methods, models
 from hierfl.method import Method
 from hierfl.models.learned_priors import InputConvex, LearnedNormal
 from hierfl.optimizers import SGD, Adam
+from hierfl.program.sites import recipe_of
 from tests.programs import FAMILIES, logistic, regression
 from tests.sampled import sampled
 
 Shapes = dict[str, tuple[int, ...]]
 Make = Callable[[], Method]
+COUNTS = ("int", "int | None")
 SEED = 3  # of the networks' weights
 
 
@@ -379,6 +381,15 @@ CASES: dict[str, Case] = {
     "server_optimized": Case(around(methods.server_optimized, _fedavg, optimizer=SGD(0.5, 0.9))),
 }
 METHODS: dict[str, Callable[[], Method]] = {name: case.make for name, case in CASES.items()}
+
+
+def counted_options(method: Method) -> list[str]:
+    """Return the options of a method's builder that are counts, but for seeds and sizes of mini-batches."""
+    recipe = recipe_of(method)
+    assert recipe is not None
+    kinds = {name: of.annotation for name, of in signature(recipe.factory).parameters.items()}
+    others = {"secret", *(name for name in kinds if "batch_size" in name)}
+    return [name for name, kind in kinds.items() if kind in COUNTS and name not in others]
 
 
 def cohort(method: Method, size: int) -> int | None:

@@ -13,9 +13,9 @@ import pytest
 
 import hierfl
 from hierfl.formulas.questions import Question
-from hierfl.nodes import in_process
+from hierfl.nodes import in_process, station
 from hierfl.nodes.agreed_schema import agreed_over, answer_schema, with_schema
-from hierfl.nodes.messages import Refused
+from hierfl.nodes.messages import NodeFailed, Refused
 from hierfl.nodes.policy import Forbidden
 from tests.flower.test_apps import identity
 from tests.formulas.frames import patients
@@ -314,3 +314,23 @@ def test_ids_over_nodes_are_said_to_be_none_of_the_categories(tmp_path: Path) ->
         ValueError, match=r"'patient' .* no value that 5 rows share, like an ID or a date"
     ):
         agreed_over(formula, asked_of(parts, tmp_path, formula))
+
+
+def test_rows_that_change_in_their_place_are_not_fitted_by_what_was_read(tmp_path: Path) -> None:
+    """Questions of a run read rows once; the introduction reads them again, and so does a later run."""
+    formula = made("y ~ scale(age) + sex + (1 | site)")
+    parts = {name: of.copy() for name, of in frames().items()}
+    nodes = {name: station(formula, {name: of}, tmp_path / name) for name, of in parts.items()}
+
+    def send(content: bytes) -> dict[str, bytes]:
+        return {name: node.reply("schema", content) for name, node in nodes.items()}
+
+    schema = agreed_over(formula, send)[0].agreed.json().encode()
+    assert nodes["s0"].read and b"s0" in nodes["s0"].reply("introduce", schema)
+    assert not nodes["s0"].read
+    parts["s3"]["y"] += 1.0
+    with pytest.raises(Refused, match="not the one that the node has answered questions about"):
+        nodes["s3"].reply("introduce", schema)
+    parts["s0"].loc[parts["s0"].index[:10], "age"] = np.nan  # a row that lacks a value is refused
+    with pytest.raises(NodeFailed, match="column 'age' has missing values"):
+        nodes["s0"].reply("schema", Question("rows").json().encode())

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,11 @@ from hierfl.nodes.account import digest
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.envelope import read_line, write_request
 from hierfl.nodes.node import introduced, node
-from hierfl.nodes.policy import Forbidden
+from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.nodes.request_files import answer_waiting
 from hierfl.nodes.stations import Station
+from hierfl.program.sites import recipe_of
+from tests.methods.cases import METHODS, counted_options
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +46,37 @@ def test_a_recipe_of_endless_steps_is_forbidden_by_its_key(tmp_path: Path) -> No
     parts = [data.select([name]) for name in data.names]
     agreement = Agreement.between([Introduction.of(part) for part in parts])
     model = hierfl.models.regression("bernoulli", centered=True)
-    method = methods.fedsvi(model, guides.mean_field, local_steps=10**7)
-    with pytest.raises(Forbidden, match=r"10,000,001 local steps.*100,000.*steps_a_round"):
-        introduced(node(method, parts[0], agreement, tmp_path))
+    method = methods.fedsvi(model, guides.mean_field, local_steps=70_000, draws=2)
+    with pytest.raises(Forbidden, match=r"140,002 local steps.* 100,000: steps_a_round = 140002"):
+        node(method, parts[0], agreement, tmp_path)
+    (tmp_path / "policy.toml").write_text("steps_a_round = 140002")
+    assert introduced(node(method, parts[0], agreement, tmp_path))["client"] == "a"
+
+
+COUNTS = [(name, option) for name, make in METHODS.items() for option in counted_options(make())]
+
+
+@pytest.mark.parametrize("name, option", COUNTS)
+def test_no_count_of_a_recipe_is_without_bound(name: str, option: str) -> None:
+    """A method or option that is added later is among them."""
+    recipe = recipe_of(METHODS[name]())
+    assert recipe is not None
+    try:
+        method = replace(recipe, options={**recipe.options, option: 10**7}).again()
+    except ValueError as error:
+        assert option in str(error)
+        return
+    with pytest.raises(Forbidden, match=f"{option}=10,000,000.* steps_a_round = 10000000"):
+        Policy().check(method, 30)
+    with pytest.raises(Forbidden, match=f"{option}=10,000,000"):  # inside a wrapper too
+        Policy().check(methods.averaging_some(method, share=0.5), 30)
+
+
+def test_no_count_of_a_guide_is_without_bound() -> None:
+    model = hierfl.models.regression("bernoulli")
+    with pytest.raises(Forbidden, match=r"rank=10,000,000.*steps_a_round"):
+        Policy().check(methods.fedsvi(model, guides.low_rank(rank=10**7)), 30)
+    Policy().check(methods.fedsvi(model, guides.mean_field, batch_size=10**7), 30)
 
 
 def own(folder: Path) -> Station:

@@ -29,7 +29,8 @@ from hierfl.nodes import Station
 from hierfl.nodes.approval import approve
 from hierfl.nodes.client_rows import check_brought
 from hierfl.nodes.envelope import read_answer, read_request, write_answer, write_request
-from hierfl.nodes.messages import Refused, from_bytes, to_bytes
+from hierfl.nodes.log import FAILS
+from hierfl.nodes.messages import NodeFailed, Refused, from_bytes, to_bytes
 from hierfl.nodes.policy import Forbidden, Policy, policy_at
 from tests.nodes.transports import RAN, TEXT, Evil, formula, frames
 from tests.nodes.ways import Organizations, algorithm
@@ -264,13 +265,30 @@ def test_a_formula_of_a_task_waits_for_its_owner(
     assert "waits for the approval" in said("y ~ log(age - 76) + (1 | hospital)")
 
 
+COLUMNS = pd.DataFrame(columns=["h", "secret", "x", "y", "z"])
+
+
+@pytest.mark.parametrize("key", ["columns", "formulas"])
+def test_a_misspelled_column_of_a_policy_stops_the_node(key: str, tmp_path: Path) -> None:
+    """Its owner reads which; the server learns no column, whatever formula it brings."""
+    listed = 'formulas = ["y ~ x"]\n' if key == "formulas" else ""
+    (tmp_path / "policy.toml").write_text(f'{listed}columns = ["y", "secrte"]\n')
+    for text in ("y ~ x", "y ~ secrte", "y ~ secret"):
+        for rows in (COLUMNS, {"north": COLUMNS}):
+            with pytest.raises(NodeFailed) as refusal:
+                check_brought(hierfl.formula(text, clients="h"), tmp_path, None, rows)
+            assert str(refusal.value) == FAILS and "secret" not in FAILS
+    last = json.loads((tmp_path / "refused.jsonl").read_text().splitlines()[-1])
+    assert "the policy lists the column 'secrte': did you mean 'secret'?" in last["detail"]
+
+
 def test_a_policy_that_lists_no_function_allows_none(tmp_path: Path) -> None:
     asked, policy = hierfl.formula("y ~ scale(x)", clients="h"), tmp_path / "policy.toml"
     policy.write_text('columns = ["y", "x", "h"]\n')
-    check_brought(asked, tmp_path, None, {})
+    check_brought(asked, tmp_path, None, COLUMNS)
     policy.write_text('columns = ["y", "x", "h"]\ntransforms = []\n')
     with pytest.raises(Forbidden, match="waits for the approval"):
-        check_brought(asked, tmp_path, None, {})
+        check_brought(asked, tmp_path, None, COLUMNS)
 
 
 # addition to a response -> how it reads a column, and a family that has it
@@ -295,7 +313,7 @@ def test_no_addition_reads_a_column_that_the_policy_does_not_list(
         (tmp_path / "policy.toml").write_text(f"columns = {json.dumps(listed)}\n")
         waits = pytest.raises(Forbidden, match="waits for the approval")
         with nullcontext() if "secret" in listed else waits:
-            check_brought(asked, tmp_path, None, {})
+            check_brought(asked, tmp_path, None, COLUMNS)
     assert "secret" in next((tmp_path / "previews").glob("*.txt")).read_text()
 
 
@@ -356,7 +374,7 @@ def test_a_listed_formula_is_listed_with_all_that_a_request_brings(
     policy.write_text('columns = ["x", "y", "h"]\n')  # with any family and priors
     is_more = what in ("a schema", "a matrix")
     with pytest.raises(Forbidden, match="waits for") if is_more else nullcontext():
-        check_brought(changed, tmp_path, None, {})
+        check_brought(changed, tmp_path, None, COLUMNS)
 
 
 def test_a_task_can_call_two_functions(functions: Any) -> None:

@@ -84,7 +84,7 @@ def fedem(
         ProgramError: (at fit) two components start equal.
     """
     expect(personalize_steps=(personalize_steps, "[1, inf)"))
-    descent = Descent(optimizer, steps, unit, batch_size)
+    descent = Descent(optimizer, steps, unit, batch_size, components)
 
     def client(program: Program) -> Client:
         site = program.observed_site(None)
@@ -116,10 +116,10 @@ def fedem(
         return Client(
             own=even,
             start=lambda message, own: descent.begin(message, FedEMLogits(own, own)),
-            phases=(Phase(share), descent.phase(loss)),
+            phases=(Phase(share, turns=components), descent.phase(loss)),
             finish=lambda work, message, own, rows: (copies(work, rows), work.beside.now),
             params=lambda message, own: {**message, SHARES: own[None]},
-            adapt=(Phase(share, personalize_steps),),
+            adapt=(Phase(share, personalize_steps, turns=components),),
         )
 
     def server(program: Program) -> Server:

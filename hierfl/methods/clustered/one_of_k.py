@@ -119,7 +119,8 @@ def ifca(
             weight = rows if weights == "rows" else 1.0
             return sent(work, work.beside, weight, rows), work.beside
 
-        descent, choosing = Descent(optimizer, steps, unit, batch_size), choosing_of(program)
+        descent = Descent(optimizer, steps, unit, batch_size)
+        choosing = choosing_of(program, clusters)
         return Client(
             own=torch.zeros(clusters),  # a mask of the client's cluster
             start=lambda message, own: descent.begin(params(message, own), own),
@@ -216,7 +217,7 @@ def fedhb_mixture(
         return Client(
             own=FedHBMixtureClientState(blank, torch.zeros(networks)),
             start=lambda message, own: descent.begin(params(message, own), own.share),
-            phases=(choosing_of(program), descent.phase(loss)),
+            phases=(choosing_of(program, networks), descent.phase(loss)),
             finish=finish,
             params=params,
             seen=lambda own: own.share.sum(),
@@ -235,14 +236,14 @@ def most(message: Tree) -> Tensor:
     return (torch.arange(len(share)) == share.argmax()).to(torch.get_default_dtype())
 
 
-def choosing_of(program: Program) -> Phase:
-    """Return the phase in which a client takes the network that fits its rows best, and its mask (K,)."""
+def choosing_of(program: Program, count: int) -> Phase:
+    """Return the phase in which a client takes the one of K networks that fits its rows best, and its mask (K,)."""
 
     def choose(work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
         mask = of_least_loss(program, message["theta"], batch)
         return work._replace(w=of_mask(mask, message["theta"]), beside=mask)
 
-    return Phase(choose)
+    return Phase(choose, turns=count)
 
 
 def sent(work: DescentState, share: Tensor, weight: float | Tensor, rows: Tensor) -> Up:

@@ -65,12 +65,13 @@ class DescentState(NamedTuple):
 
 @dataclass(frozen=True)
 class Descent:
-    """How a client descends in one round; the optimizer is restarted in each."""
+    """How a client descends in one round; the optimizer is restarted in each. `turns` as in `Phase`."""
 
     optimizer: Optimizer
     steps: int
     unit: Literal["step", "epoch"]
     batch_size: int | None
+    turns: int = 1
 
     def begin(self, w: Params, beside: Tree = ()) -> DescentState:
         """Return the working state at params w."""
@@ -95,7 +96,8 @@ class Descent:
 
     def taking(self, move: Step, steps: int | None = None) -> Phase:
         """Return the phase of a step, as often as the client descends, or `steps` times."""
-        return Phase(move, self.steps if steps is None else steps, self.unit, self.batch_size)
+        count = self.steps if steps is None else steps
+        return Phase(move, count, self.unit, self.batch_size, turns=self.turns)
 
     def on_likelihood(self, program: Program) -> Phase:
         """Return steps down the mean negative log likelihood of a row, and nothing else."""

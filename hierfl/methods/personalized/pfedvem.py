@@ -163,12 +163,13 @@ def pfedvem(
             phi = {**q, SPREAD: work.beside}
             return up, OwnParams({name: phi[name] for name in mine}, torch.ones(()))
 
-        heads = Phase(on_head, head_steps, batch_size=head_batch_size)
+        heads = Phase(on_head, head_steps, batch_size=head_batch_size, turns=draws)
+        base = Phase(on_base, steps if base_names else 0, unit, batch_size, turns=draws)
         return personal_client(
             OwnParams(mine, torch.zeros(())),
             lambda message, own: own._replace(params=about(message)),
             start=start,
-            phases=(heads, Phase(on_base, steps if base_names else 0, unit, batch_size)),
+            phases=(heads, base),
             finish=finish,
             params=lambda message, own: {**message, **own.params},
             adapt=(heads,),

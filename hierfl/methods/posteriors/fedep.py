@@ -176,7 +176,7 @@ def fedep(
         return Client(
             own={} if shared_factor else none,
             start=start,
-            phases=(Phase(climb, count=steps), Phase(match, count=MATCHES)),
+            phases=(Phase(climb, count=steps), Phase(match, count=MATCHES, turns=len(standard.at))),
             finish=finish,
             params=lambda message, own: message["params"],
             adapt=(),

@@ -145,7 +145,7 @@ def fedivon(
         return Client(
             own={},
             start=start,
-            phases=(Phase(move, steps, unit, batch_size),),
+            phases=(Phase(move, steps, unit, batch_size, turns=draws),),
             finish=finish,
             params=sites.served,
             adapt=(),

@@ -198,7 +198,7 @@ def fedlaplace(
         return Client(
             own=nowhere(marginal),
             start=lambda message, own: LaplaceWork(own, {}),
-            phases=(Phase(step, nested=True),),
+            phases=(Phase(step, nested=True, turns=max(draws, settle_draws)),),
             finish=lambda work, message, own, rows: (tree_map(Share, work.up), work.own),
             params=lambda message, own: message["params"],
             adapt=(),

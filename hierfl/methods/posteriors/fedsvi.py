@@ -28,6 +28,7 @@ the same share of all rows; and `merge="natural"` is hierfl's.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -221,8 +222,9 @@ def fedsvi(
             up["elbo"] = Share(-work.loss)
             return up, rounds.moved(own, work.mine, message["late"]) if mine else own
 
-        before = Phase(local, local_steps if mine else 0, batch_size=batch_size)
-        alone = Phase(local, max(local_steps, 1), batch_size=batch_size)
+        alone = Phase(local, max(local_steps, 1), batch_size=batch_size, turns=draws)
+        before = replace(alone, count=local_steps if mine else 0)
+        together = Phase(joint, global_steps, batch_size=batch_size, turns=draws)
 
         def new(message: Tree) -> FedSVIState:
             return _first_state(at_prior_middle(program, message["params"]), local_optimizer)
@@ -230,7 +232,7 @@ def fedsvi(
         return Client(
             own=_first_state(mine, local_optimizer) if mine else {},
             start=start,
-            phases=(before, Phase(joint, global_steps, batch_size=batch_size)),
+            phases=(before, together),
             finish=finish,
             params=lambda message, own: {**message["params"], **(own.mean if mine else {})},
             adapt=(alone,) if mine else (),

@@ -85,7 +85,7 @@ def fedwba(
         prior_width=(prior_width, "(0, inf) or None"),
     )
 
-    descent = Descent(optimizer, steps, unit, batch_size)
+    descent = Descent(optimizer, steps, unit, batch_size, particles)
 
     def client(program: Program) -> Client:
         block = program.latents.local_block

@@ -173,7 +173,7 @@ def pvi(
         return Client(
             own=FactorClientState(no_factor(marginal.shared.size), nowhere(marginal)),
             start=start,
-            phases=(Phase(move, count=steps),),
+            phases=(Phase(move, count=steps, turns=draws),),
             finish=lambda work, message, own, rows: visited(work, message, own, delta),
             params=lambda message, own: message["params"],
             adapt=(),

@@ -218,9 +218,11 @@ class RowWork:
 
     def rests_on(self, message: Tree, own: TwoStageClientState, batch: ClientBatch) -> Tensor:
         """Return (sum c)^2 / sum c^2 of the rows' curvatures c, (C,): equal ones count all."""
+        if "covariance" not in message or "draws" in message:
+            return batch.counts.double()
         with double_precision(), torch.no_grad():
             rows = packed(self.score, batch)
-            if not len(rows.line.inside) or "covariance" not in message or "draws" in message:
+            if not len(rows.line.inside):
                 return batch.counts.double()
             precision = torch.linalg.inv_ex(message["covariance"]).inverse + own.precision
             pull = torch.linalg.solve(message["covariance"], message["loc"]) + own.shift

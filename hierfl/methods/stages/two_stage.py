@@ -236,10 +236,11 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
         guide.with_prior &= hierarchy.normal_size >= LEAST_CURVED
         if guide.with_prior:
             guide.candidates = OF_CURVED
-        phase = Phase(work.step, together=True, nested=True, eager=True)
-        shared = len(hierarchy.reading.origin)
         # a log ratio has no noise, and of sums nothing is asked
         weighted = draws if work.is_weighted else 0
+        turns = max(1, weighted)
+        phase = Phase(work.step, together=True, nested=True, eager=True, turns=turns)
+        shared = len(hierarchy.reading.origin)
         return Client(
             own=work.nothing,
             start=lambda message, own: TwoStageWork(own, {}, {}),
