@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from functools import partial, wraps
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import numpy as np
 import pandas as pd
@@ -79,7 +79,7 @@ def _of_two(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def calls(answer: Callable[..., Any], asked: Asked, folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of each way in which a fit is asked: by default, of a client, of each, of a new one."""
+    """Yield the arguments of each way in which a fit is asked: by default, of clients, by each choice."""
     if isinstance(answer, partial):
         yield {}
         return
@@ -99,6 +99,22 @@ def calls(answer: Callable[..., Any], asked: Asked, folder: Path) -> Iterator[di
             clients = [None, "new", "each", values["client"]]
     for client in clients:
         yield arguments if client is None else {**arguments, "client": client}
+    for name, value in choices(answer):
+        yield {**arguments, name: value}
+
+
+def choices(answer: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each other value of the options that are switches or words from a list."""
+    function: Any = inspect.unwrap(answer)
+    for name, parameter in inspect.signature(answer).parameters.items():
+        try:
+            kind = eval(str(parameter.annotation), dict(function.__globals__))
+        except (NameError, SyntaxError):  # a type for mypy alone, or none
+            continue
+        for part in (kind, *get_args(kind)):
+            words = (True, False) if part is bool else get_args(part)
+            if part is bool or get_origin(part) is Literal:
+                yield from ((name, word) for word in words if word != parameter.default)
 
 
 def outcome(answer: Callable[..., Any], fitted: Any, arguments: Mapping[str, Any]) -> Any:
@@ -198,7 +214,7 @@ def check(before: Asked, folder: Path, **loaded: Any) -> dict[str, str]:
                     assert "data=" in str(new)
                     continue
                 old = outcome(answer, before.fitted, arguments) if old is None else old
-                same = equal(_without_paths(old), _without_paths(new))
+                same = equal(_without_marks(old), _without_marks(new))
                 if name == "compare_models" and which == "bare" and isinstance(new, dict):
                     same = equal(old["by_client"], new["by_client"])  # rows are not compared
                 if not same and name in IN_PART and which == "bare" and isinstance(new, dict):
@@ -206,15 +222,17 @@ def check(before: Asked, folder: Path, **loaded: Any) -> dict[str, str]:
                     same = same and not (new.get("trustworthy") and not old["trustworthy"])
                 is_told |= same
                 if not same:
-                    label = f"{which} {name}({arguments.get('client', '')})"
+                    label = f"{which} {name}({arguments})"
                     wrong[label] = f"{_short(old)} became {_short(new)}"
     return wrong
 
 
-def _without_paths(content: Any) -> Any:
-    return (
-        {k: v for k, v in content.items() if k != "path"} if isinstance(content, dict) else content
-    )
+def _without_marks(content: Any) -> Any:
+    """Leave out where a file lies, and by which hash rows are recognized."""
+    if not isinstance(content, dict):
+        return content
+    marks = ("path", "data") if "elpd" in content else ("path",)
+    return {k: v for k, v in content.items() if k not in marks}
 
 
 def _short(content: Any) -> str:
