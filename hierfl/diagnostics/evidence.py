@@ -197,7 +197,12 @@ def kept_densities(fit: Snapshot) -> tuple[Densities, Tensor]:
             "clients have local sites that are not Normal, whose integrals need the clients' rows"
         )
         raise RowsNotSaved(f"{what}: {HAND_IN}")
-    return found, (found.log_likelihood + kept.constants())[:, fit.program.ranks]
+    own = (found.log_likelihood + kept.constants())[:, fit.program.ranks]
+    if not bool(own.isfinite().all()):
+        name = fit.clients[int((~own.isfinite()).sum(0).argmax())]
+        what = f"the likelihood of client '{name}', as the server has it, is not finite"
+        raise RowsNotSaved(f"{what}: {HAND_IN}")
+    return found, own
 
 
 def _weighted(
