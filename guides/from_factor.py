@@ -125,7 +125,7 @@ class FromFactor:
             turn = turn.to(back) @ back
         turn = turn.to(after)
         spreads = [(turn @ of @ turn.mT).diagonal(dim1=-2, dim2=-1) for of in (after, *before)]
-        same = torch.isclose(spreads[1], spreads[-1])
+        same = (spreads[1] - spreads[-1]).abs() <= 1e-5 * spreads[1]
         ratio = torch.where(same, spreads[0] / spreads[1], torch.nan)
         return self.latents.local_block.shaped(ratio[:, None])
 

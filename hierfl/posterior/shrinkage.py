@@ -162,8 +162,8 @@ def _sampled(
         return found
 
     found = at_each_draw(at, draws, program)
-    known = {site: of for site, of in found.items() if not any(map(is_unknown, of.values()))}
-    return {site: _ratio(moments) for site, moments in known.items()}
+    computed = {n: of for n, of in found.items() if not any(map(is_unknown, of.values()))}
+    return {site: _ratio(moments) for site, moments in computed.items()}
 
 
 def prior_moments(
