@@ -16,6 +16,7 @@ from torch.quasirandom import SobolEngine
 
 from hierfl.core import noise
 from hierfl.core.gaussians import product, times, times_one
+from hierfl.core.importance_sampling import normal_points
 from hierfl.core.process import double_precision
 from hierfl.data.batch import ClientBatch, in_double
 from hierfl.guides.global_sites import Drawn, Shared, emit
@@ -29,7 +30,8 @@ from hierfl.summaries.own_scale import drawn as exactly
 from hierfl.summaries.quartic import Quartic
 
 AUXILIARY: Any = {"is_auxiliary": True}
-MIXING_NODES, FARTHEST = 24, 6.0  # of a mixing parameter, at which shrinkage is summed; in sds
+# mixing parameters at most, over which shrinkage is summed; values of one, to so many sds; of several
+MOST_MIXING, MIXING_NODES, FARTHEST, MIXING_POINTS = 4, 24, 6.0, 64
 MORE = 4  # times as many candidates where some local scalars are not Normal
 # Scale of the candidates of D scalars, in those of the prior times the factor: 1 + WIDER / sqrt(D).
 WIDER = 0.5
@@ -92,24 +94,23 @@ class FromFactor:
 
     @property
     def has_shrinkage(self) -> bool:
-        """Whether local sites are Normal, or one of a scale mixture, and the factor of one scale."""
+        """Whether local sites are Normal, or scale mixtures of few entries, and the factor of one scale."""
         mixing = None if self.hierarchy is None else self.hierarchy.mixing
-        is_scalar = mixing is None or (
-            bool(mixing.scattered) and self.latents.local_block.size == 1
-        )
-        return self.hierarchy is not None and self.spread is None and is_scalar
+        is_few = mixing is None or (not mixing.sampled and mixing.size <= MOST_MIXING)
+        return self.hierarchy is not None and self.spread is None and is_few
 
     @property
     def mixing_nodes(self) -> int:
-        """At how many values of the mixing parameter the shrinkage is summed."""
-        return MIXING_NODES if self.hierarchy is not None and self.hierarchy.mixing else 1
+        """At how many values of the mixing parameters the shrinkage is summed."""
+        size = 0 if self.hierarchy is None else self.hierarchy.mixing_size
+        return MIXING_POINTS if size > 1 else MIXING_NODES if size else 1
 
     def shrinkage(self, batch: ClientBatch, turn: Tensor) -> Values:
         """Return Var(w_k | z, y_k) / Var(w_k | z) at a draw of z by the client's factor, without draws of w.
 
         It is that of the entries of `turn` w, `turn` (D, D). It is exact where the likelihood is
-        Gaussian: s^2 / (s^2 + tau^2) of a scalar with standard error s. The mixing parameter
-        of a Student t is summed over.
+        Gaussian: s^2 / (s^2 + tau^2) of a scalar with standard error s. The mixing parameters
+        of Student t's are summed over.
         """
         hierarchy = self.hierarchy
         assert hierarchy is not None
@@ -121,10 +122,11 @@ class FromFactor:
             after, before = self._covariances(hierarchy, z, first_row(batch), factor, own)
         if hierarchy.reading.effects is not None:  # the local sites are what effects are made of
             back = torch.linalg.inv_ex(hierarchy.reading.effects.at(z)[1]).inverse
-            after, before = (back @ covariance @ back.mT for covariance in (after, before))
+            turn = turn.to(back) @ back
         turn = turn.to(after)
-        after, before = (turn @ covariance @ turn.mT for covariance in (after, before))
-        ratio = after.diagonal(dim1=-2, dim2=-1) / before.diagonal(dim1=-2, dim2=-1)
+        spreads = [(turn @ of @ turn.mT).diagonal(dim1=-2, dim2=-1) for of in (after, *before)]
+        same = (spreads[1] - spreads[-1]).abs() <= 1e-5 * spreads[1]
+        ratio = torch.where(same, spreads[0] / spreads[1], torch.nan)
         return self.latents.local_block.shaped(ratio[:, None])
 
     def _covariances(
@@ -135,12 +137,15 @@ class FromFactor:
         factor: tuple[Tensor, Tensor],
         own: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """Return covariances (C, D, D) of w given z, with the factors and without."""
+        """Return covariances of w given z, with the factors, (C, D, D), and without, (1 or 2, C, D, D).
+
+        The two without differ in entries whose variance is infinite.
+        """
         mixing = hierarchy.mixing
         if mixing is None:
             normal = hierarchy.local(z, row)
             after = given(hierarchy, normal, z, *factor).log_integral()[1]
-            return after, torch.linalg.inv_ex(normal.precision).inverse.expand_as(after)
+            return after, torch.linalg.inv_ex(normal.precision).inverse.expand_as(after)[None]
         proposals = Proposal(own["loc"][:, 0], own["tril"][:, 0])
 
         def at(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,18 +154,21 @@ class FromFactor:
             integral, mean, root = normal_of(of_w, 1.0)
             return hierarchy.log_mixing(sites, t) + integral, mean, product(root, root.mT)
 
-        # equal steps, whose sums are as good as those of Gauss
-        e = torch.linspace(-FARTHEST, FARTHEST, MIXING_NODES).to(z)[:, None, None]
-        t = proposals.at(e)
+        e, log_e = _mixing_normals(hierarchy.mixing_size)
+        t = proposals.at(e.to(z)[:, None])
         log_p, means, within = torch.vmap(at)(t)
-        share = (log_p - proposals.log_prob(t) - 0.5 * e[..., 0].square()).softmax(0)[..., None]
+        share = (log_p - proposals.log_prob(t) + log_e.to(z)[:, None]).softmax(0)[..., None]
         away = means - (share * means).sum(0)
         between = torch.einsum("sci,scj->scij", share * away, away)
         after = (share[..., None] * within + between).sum(0)
         t = mixing.center.to(z).expand(len(after), -1)
         sites = hierarchy.given(z, row, t)
-        before = torch.linalg.inv_ex(hierarchy.local(z, row, t, sites).precision).inverse
-        return after, (before * mixing.widened(sites, t)[..., None]).expand_as(after)
+
+        def prior(t: Tensor) -> Tensor:
+            precision = hierarchy.local(z, row, t, sites).precision
+            return torch.linalg.inv_ex(precision).inverse.expand_as(after)
+
+        return after, torch.vmap(prior)(mixing.of_variances(sites, t))
 
     def _chosen(
         self,
@@ -219,6 +227,14 @@ def _factor_at(hierarchy: Hierarchy, own: dict[str, Tensor], z: Tensor) -> tuple
     factors = Factors(own["precision"], own["shift"], {}, own.get("num_rows"), belief=own)
     here, power, _ = hierarchy.at_scale(factors, z)
     return power * here.precision, power * here.shift
+
+
+def _mixing_normals(size: int) -> tuple[Tensor, Tensor]:
+    """Return normals (F, M) and log weights (F,): of one in equal steps, whose sums are as good as those of Gauss."""
+    if size > 1:
+        return normal_points(MIXING_POINTS, size), torch.zeros(MIXING_POINTS)
+    e = torch.linspace(-FARTHEST, FARTHEST, MIXING_NODES)
+    return e[:, None], -0.5 * e.square()
 
 
 def spread_out(first: Tensor, count: int) -> Tensor:

@@ -60,14 +60,13 @@ def compare_models(fits: Mapping[str, Snapshot], *, draws: int = 2000, seed: int
 
     Args:
         fits: name -> fit, two or more: `{"slopes": fit1, "intercepts": fit2}`.
-        draws: S, of each posterior.
+        draws: S, of each posterior, as in `hierfl.diagnostics.loo`.
         seed: of the draws.
 
     Raises:
         TypeError: `fits` is no mapping.
         ValueError: there are fewer than two, they are of different data, or as
-            `hierfl.diagnostics.loo`; or some without rows have Gaussian likelihoods and some have
-            others.
+            `hierfl.diagnostics.loo`.
 
     Source: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544; stacking: Yao et al. 2018,
     arXiv:1704.02030.
@@ -78,16 +77,6 @@ def compare_models(fits: Mapping[str, Snapshot], *, draws: int = 2000, seed: int
         return {n: named_loo(n, fitted, by, draws=draws, seed=seed) for n, fitted in fits.items()}
 
     by_client = estimates("client")
-    summed = {
-        fitted.progress.server.factors.num_rows is not None
-        for fitted in fits.values()
-        if lacks_rows(fitted)
-    }
-    if len(summed) > 1:
-        raise ValueError(
-            "some fits have Gaussian likelihoods, whose sums lack what only the rows have (known "
-            "weights, a LogNormal's units), and some do not: compare where the rows are"
-        )
     by_row = None if any(map(lacks_rows, fits.values())) else estimates("row")
     clients = pd.DataFrame({name: of.table["elpd"] for name, of in by_client.items()})
     k_hats = pd.concat([of.table["k_hat"] for of in by_client.values()], axis=1)

@@ -171,9 +171,10 @@ def scored_clients(
     fit: Snapshot, draws: int, inner: int, correct: str | None, seed: int
 ) -> LeftOutScores:
     """Draw log p(y_k | global sites), an estimate of it, of every client."""
-    if lacks_rows(fit):
-        kept, log_own = kept_densities(fit)
-        return LeftOutScores(log_own, kept.log_weights[:, None])
+    kept = _kept(fit)
+    if kept is not None:  # the same with rows and without
+        densities, log_own = kept
+        return LeftOutScores(log_own, densities.log_weights[:, None], _own_k_hat(fit))
     if correct is None or already_weighted(fit):
         found = precise(fit, draws, inner, seed)
         return LeftOutScores(found.log_own, found.log_own.new_zeros(draws, 1), _own_k_hat(fit))
@@ -196,8 +197,12 @@ def kept_densities(fit: Snapshot) -> tuple[Densities, Tensor]:
             "clients have local sites that are not Normal, whose integrals need the clients' rows"
         )
         raise RowsNotSaved(f"{what}: {HAND_IN}")
-    own = found.log_likelihood[:, fit.program.ranks]
-    return found, own + kept.constants(fit.federation.data)
+    own = (found.log_likelihood + kept.constants())[:, fit.program.ranks]
+    if not bool(own.isfinite().all()):
+        name = fit.clients[int((~own.isfinite()).sum(0).argmax())]
+        what = f"the likelihood of client '{name}', as the server has it, is not finite"
+        raise RowsNotSaved(f"{what}: {HAND_IN}")
+    return found, own
 
 
 def _weighted(
@@ -251,7 +256,5 @@ def _enough(variance: float, target: float) -> int:
 
 def _own_k_hat(fit: Snapshot) -> float:
     """Return k-hat of the weights that the method itself has used; 0 if it has used none."""
-    if not already_weighted(fit) or "k_hat" not in fit.history:
-        return 0.0
-    known = fit.history["k_hat"].dropna()
-    return float(known.iloc[-1]) if len(known) else 0.0
+    own = fit.federation.server.weighted(fit.progress.server) if already_weighted(fit) else None
+    return 0.0 if own is None or math.isnan(own.k_hat) else own.k_hat

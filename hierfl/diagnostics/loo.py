@@ -96,7 +96,8 @@ def loo(
         site: by row, the observed site; None: the model's only one. By client, all observed sites
             count.
         draws: S, of the guide in each round; up to three rounds are run while fewer than a quarter
-            of S are effective.
+            of S are effective. By client, a fit of `two_stage` has its own draws, which the server
+            keeps with the clients' likelihoods: they are the same with rows and without.
         inner: the most draws of a client's local sites for each draw of the global ones in the
             first round; fewer where their weights hardly vary.
         correct: "psis": weight the guide's draws, so that the guide need not be the posterior;
@@ -194,9 +195,8 @@ def _warn_of_high(table: pd.DataFrame, by: By) -> None:
 
 
 def _hash(fit: Snapshot) -> str:
-    if lacks_rows(fit):  # of the clients and their numbers of rows, and of the kind of likelihood
-        spread = fit.progress.server.factors.num_rows is not None
-        summary = repr((fit.clients, fit.federation.data.counts.tolist(), spread))
+    if lacks_rows(fit):  # of the clients and their numbers of rows
+        summary = repr((fit.clients, fit.federation.data.counts.tolist()))
         return hashlib.sha256(summary.encode()).hexdigest()
     labels = observed(fit, fit.federation.data)
     digest = hashlib.sha256(repr(fit.clients).encode())

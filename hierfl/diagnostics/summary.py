@@ -186,12 +186,11 @@ def _remarks(fit: Snapshot, table: SiteTable) -> tuple[str, ...]:
         names = ", ".join(f"'{name}'" for name in table.points[:5])
         others = f" and {len(table.points) - 5} more" if len(table.points) > 5 else ""
         remarks.append(f"Point estimates, without sd and interval: {names}{others}.")
-    if table.unknown:
-        names = ", ".join(f"'{name}'" for name in table.unknown)
-        remarks.append(
-            f"Left out, since they depend on rows that were not saved with the fit: {names}. Pass "
-            "the rows, hierfl.load(folder, data=...)."
-        )
-    elif lacks_rows(fit):
-        remarks.append("Shrinkage is left out, since the rows were not saved with the fit.")
+    for what, sites in (("", table.unknown), ("the shrinkage of ", table.unshrunk)):
+        names = ", ".join(f"'{name}'" for name in sites)
+        if names:
+            remarks.append(
+                f"Left out, since they depend on rows that were not saved with the fit: {what}{names}. "
+                "Pass the rows, hierfl.load(folder, data=...)."
+            )
     return tuple(remarks)

@@ -22,6 +22,7 @@ from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.handlers import Substitute
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
+from hierfl.program.without_rows import WithoutRows, is_unknown, shape_alone
 
 # draws of the global sites where the ratio at each is in closed form, and clients x draws at most
 CLOSED, MOST_CLOSED = 4000, 1 << 22
@@ -56,7 +57,7 @@ def shrinkage(
 
     Returns:
         Site -> (N, *shape); NaN where the prior has no variance in closed form, where it depends on
-        another local site, and at point estimates.
+        another local site, and at point estimates. Without rows, sites whose prior depends on them are left out.
     """
     program = fit.program
     sampled = [site for site in sites if site not in program.derived]
@@ -65,7 +66,7 @@ def shrinkage(
     weights = {site: of for site, of in _origins(program).items() if site in sampled}
     of_client: Callable[..., Tree] = partial(_sampled, program, sampled, weights, draws)
     how: dict[str, Any] = {"width": draws * width_of(program), "seed": seed, "salt": "shrinkage"}
-    guide: Any = program.guide
+    guide = _guide_of(program)
     if getattr(guide, "has_shrinkage", False):  # in closed form
         of_client = partial(_in_closed_form, program, sampled, _turn(program, weights))
         how |= {"width": width_of(program), "reads": "none"}
@@ -125,10 +126,15 @@ def _in_closed_form(
     own: ClientBatch,
     batch: ClientBatch,
 ) -> Tree:
-    guide: Any = program.guide
+    own = shape_alone(own) if isinstance(program.guide, WithoutRows) else own
     with Substitute(params, own):
-        ratios = guide.shrinkage(own, turn)
-    return {site: ratio for site, ratio in ratios.items() if site in known}
+        ratios = _guide_of(program).shrinkage(own, turn)
+    return {site: of for site, of in ratios.items() if site in known and not is_unknown(of)}
+
+
+def _guide_of(program: Program) -> Any:
+    guide = program.guide
+    return guide.run if isinstance(guide, WithoutRows) else guide
 
 
 def _sampled(
@@ -156,7 +162,8 @@ def _sampled(
         return found
 
     found = at_each_draw(at, draws, program)
-    return {site: _ratio(moments) for site, moments in found.items()}
+    computed = {n: of for n, of in found.items() if not any(map(is_unknown, of.values()))}
+    return {site: _ratio(moments) for site, moments in computed.items()}
 
 
 def prior_moments(

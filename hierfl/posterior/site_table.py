@@ -49,7 +49,10 @@ Networks = Mapping[str, Network]
 
 @dataclass(frozen=True, eq=False)
 class SiteTable:
-    """The table, the `points` without sd, and the `first` draws or None; `unknown` sites depend on missing rows."""
+    """The table, the `points` without sd, and the `first` draws or None.
+
+    `unknown` sites depend on missing rows, and so does the shrinkage of those `unshrunk`.
+    """
 
     frame: pd.DataFrame
     spread: tuple[str, ...]
@@ -57,6 +60,7 @@ class SiteTable:
     not_finite: tuple[str, ...]
     by_layer: tuple[str, ...]
     unknown: tuple[str, ...]
+    unshrunk: tuple[str, ...]
     first: Draws | None
 
 
@@ -78,7 +82,7 @@ def site_table(
     summaries |= _summarized([learned], prob)
     networks = {**large, **of_learned}
     local = [name for name, site in summaries.items() if site.is_local and name not in networks]
-    pulled = {} if no_rows else shrinkage(fit, local, seed=seed)
+    pulled = shrinkage(fit, local, seed=seed)
     frames = [
         _frame(fit, name, site, networks.get(name), pulled.get(name))
         for name, site in summaries.items()
@@ -92,6 +96,9 @@ def site_table(
         not_finite=tuple(name for name, site in summaries.items() if not site.is_finite),
         by_layer=tuple(networks),
         unknown=tuple(name for name in all_sites(fit.program) if name not in names),
+        unshrunk=tuple(
+            name for name in local if no_rows and name not in {**pulled, **fit.program.derived}
+        ),
         first=_together(first_chunks) if first_chunks else None,
     )
 

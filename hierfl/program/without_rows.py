@@ -35,25 +35,30 @@ class WithoutRows:
 
     def __call__(self, batch: ClientBatch) -> None:
         """Run on a batch of which only shapes can be read."""
-        fields, own = (
-            {name: unknown(values) for name, values in of.items()}
-            for of in (batch.fields, batch.client_fields)
-        )
         try:
-            self.run(replace(batch, fields=fields, client_fields=own))
+            self.run(shape_alone(batch))
         except STOPS as error:
             if isinstance(error, NoKeyedDraw) or "vmap" in str(error):
                 raise  # it is run again, one client and draw at a time
 
 
+def shape_alone(batch: ClientBatch) -> ClientBatch:
+    """Return a batch whose fields are `Unknown`."""
+    fields, own = (
+        {name: unknown(values) for name, values in of.items()}
+        for of in (batch.fields, batch.client_fields)
+    )
+    return replace(batch, fields=fields, client_fields=own)
+
+
 def values_of(nodes: Mapping[str, Site], names: Iterable[str]) -> Values:
     """Return the values of some sites of a trace; those that depend on missing rows are `Sites`' to refuse."""
     values = {name: nodes[name]["value"] if name in nodes else None for name in names}
-    computed = {n: v for n, v in values.items() if v is not None and not _is_unknown(v)}
+    computed = {n: v for n, v in values.items() if v is not None and not is_unknown(v)}
     return computed if len(computed) == len(values) else Sites(computed)
 
 
-def _is_unknown(values: Tensor) -> bool:
+def is_unknown(values: Tensor) -> bool:
     """Return whether a tensor has no values; `torch.vmap` makes plain ones of `Unknown` ones."""
     return isinstance(values, Unknown) or values.device.type == "meta"
 

@@ -73,6 +73,19 @@ class Spread:
         """The scale of the first made-up row at the program's start, ()."""
         return self._scale(start_of(self.line.reading).double()[self.line.rest])
 
+    @cached_property
+    def is_equal(self) -> bool:
+        """Whether rows are Normal with equal scales, so that N alone tells the constant."""
+        reading = self.line.reading
+        with trial():
+            batch = moved_rows(reading.program, torch.Generator().manual_seed(0))
+            fns = [site["fn"] for site in reading.terms(start_of(reading).double(), batch).values()]
+            first = self.first.double()
+            return all(
+                isinstance(fn, dist.Normal) and torch.allclose(fn.scale.double(), first)
+                for fn in fns
+            )
+
     def _scale(self, s: Tensor) -> Tensor:
         """Return the scale of the first made-up row, ()."""
         batch = self.line.reading.program.prototype

@@ -194,16 +194,17 @@ class Mixing:
             for site, part in self._parts(t)
         }
 
-    def widened(self, sites: dict[str, Site], t: Tensor) -> Tensor:
-        """Return variances of scattered entries over those at any t (C, M), (C, Dn).
+    def of_variances(self, sites: dict[str, Site], t: Tensor) -> Tensor:
+        """Return t (2, C, M), given which scattered entries have the variances that they have without it.
 
-        They are NaN where these are infinite.
+        The two differ in those of infinite variance. No site is `sampled`.
         """
-        ratios = [
-            _flat(site, _variance_in_scales(sites[site.name]["fn"]) * _shaped(site, part).exp())
-            for site, part in self._parts(t)
-        ]
-        return torch.cat(ratios, 1)
+        parts = []
+        for site, part in self._parts(t):
+            variance = _variance_in_scales(sites[site.name]["fn"])
+            e = -_flat(site, (variance * torch.ones_like(_shaped(site, part))).log())
+            parts.append(torch.stack([e.nan_to_num(nan=0.0), e.nan_to_num(nan=-1.0)]))
+        return torch.cat(parts, -1)
 
     def log_p(self, sites: dict[str, Site], t: Tensor) -> Tensor:
         """Return the log density of each client's t (C, M) given the global sites, (C,)."""

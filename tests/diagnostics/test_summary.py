@@ -96,6 +96,37 @@ def test_shrinkage_of_a_student_t_sums_over_its_mixing_parameter() -> None:
         assert float(found) == pytest.approx(float(spread) / 12.0, rel=0.02)
 
 
+@pytest.mark.slow
+def test_shrinkage_of_a_vector_of_student_ts_beside_other_sites() -> None:
+    """By draws it had an error of 10%, which 2,000 draws of the posterior do not have."""
+
+    def model(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1e-3))
+        scale = torch.tensor([2.0, 1.0])
+        with batch.clients():
+            pair = pyro.sample("pair", dist.StudentT(3.0, mu, scale).to_event(1))
+            plain = pyro.sample("plain", dist.Normal(mu, 2.0))
+            wild = pyro.sample("wild", dist.Cauchy(mu, 1.0))
+            own = torch.cat([pair, torch.stack([plain, wild], -1)], -1)
+            with batch.data():
+                pyro.sample("y", dist.Normal(own, 3.0).to_event(1), obs=batch.y)
+
+    rows = {"near": torch.full((1, 4), 0.5), "far": torch.tensor([[12.0, 6.0, 12.0, 12.0]])}
+    data = ClientData.from_clients({name: {"y": y} for name, y in rows.items()})
+    found = shrinkage(fit(methods.two_stage(model), data, rounds=12), ["pair", "plain", "wild"])
+    at = torch.linspace(-400.0, 400.0, 400_001, dtype=torch.float64)
+    for client, y in enumerate(rows.values()):
+        for entry, scale in enumerate((2.0, 1.0)):
+            log_p = dist.StudentT(3.0, 0.0, scale).log_prob(at)
+            share = (log_p + dist.Normal(at, 3.0).log_prob(y[0, entry])).softmax(0)
+            wanted = (share @ at.square() - (share @ at).square()) / (3.0 * scale**2)
+            assert float(found["pair"].value[client, entry]) == pytest.approx(
+                float(wanted), rel=0.05
+            )
+    torch.testing.assert_close(found["plain"].value, torch.full((2,), 9.0 / 13.0))
+    assert found["wild"].value.isnan().all()
+
+
 def test_shrinkage_is_one_without_information_and_absent_where_undefined() -> None:
     def model(batch: ClientBatch) -> None:
         with batch.clients():

@@ -16,6 +16,7 @@ from hierfl import ClientBatch, ClientData
 from hierfl.core.process import double_precision
 from hierfl.core.trees import tree_map
 from hierfl.diagnostics.entries import OF_CLIENTS, entries_of_clients
+from hierfl.diagnostics.evidence import kept_densities
 from hierfl.engine.federation import federate
 from hierfl.methods.stages.checks import NOWHERE
 from hierfl.methods.stages.client import RowWork
@@ -473,7 +474,10 @@ def test_sds_of_clients_that_rest_on_few_draws_are_named(done: hierfl.Fit) -> No
 
 
 def test_rows_that_are_impossible_at_every_draw_are_not_equal_weights(done: hierfl.Fit) -> None:
-    """Their log ratios are the same at all draws, which looked like weights without any error."""
+    """Their log ratios are the same at all draws, which looked like weights without any error.
+
+    Draws of chains have equal weights also where a client's ratio is NaN: `summary()` ended in an error of torch.
+    """
     from hierfl.method import Clock, Reports
     from hierfl.methods.stages.kept import rounds_of
 
@@ -484,6 +488,14 @@ def test_rows_that_are_impossible_at_every_draw_are_not_equal_weights(done: hier
     reports = Reports(ratios.index_fill(0, torch.tensor([3]), NOWHERE), torch.arange(20))
     after = work.after_weighting(state, reports, Clock(59, 60))
     assert float(after.k_hat) == float("inf") and float(after.effective) == 0.0
+    chained = replace(state, chained=torch.tensor(True))
+    after = work.after_weighting(chained, reports, Clock(59, 60))
+    assert float(after.k_hat) == float("inf")
+    unknown = Reports(ratios.index_fill(0, torch.tensor([3]), torch.nan), torch.arange(20))
+    after = work.after_weighting(chained, unknown, Clock(59, 60))
+    assert float(after.k_hat) == 0.0 and bool(after.final.log_weights.isfinite().all())
+    with pytest.raises(hierfl.RowsNotSaved, match="client 'c03', as the server has it, is not"):
+        kept_densities(replace(done, progress=replace(done.progress, server=after)))
 
 
 def test_a_client_without_finite_expectations_sends_no_factor(done: hierfl.Fit) -> None:

@@ -21,7 +21,6 @@ from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.process import double_precision
 from hierfl.core.trees import copied, tree_map
 from hierfl.data.absent import RowsNotSaved
-from hierfl.data.clients import ClientData
 from hierfl.method import Clock, Method
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, OF_CLIENTS, ServerState
@@ -126,24 +125,28 @@ class Kept:
                 dict(values), z[alive], jacobian, log_weights[alive], log_prior, clients
             )
 
-    def constants(self, data: ClientData) -> Tensor:
-        """Return what the sums of a Gaussian likelihood lack of log p(y_k | z), (N,), by the data.
-
-        Known weights of rows, and the Jacobian of a LogNormal, are of the rows alone, and left out.
-        """
-        spread = self.rounds.work.surrogate.hierarchy.spread
+    def constants(self) -> Tensor:
+        """Return what the sums of a Gaussian likelihood lack of log p(y_k | z), (N,): -N log(2 pi g^2) / 2."""
+        rounds, factors = self.rounds, self.state.factors
+        hierarchy, num_rows = rounds.work.surrogate.hierarchy, factors.num_rows
+        spread = hierarchy.spread
+        if isinstance(rounds, RoundsOfSums):
+            spread, num_rows = rounds.client.spread, (factors.sums or {})["num_rows"]
         if spread is None:
-            return torch.zeros(data.num_clients)
-        if self.rounds.work.surrogate.hierarchy.noise is not None:
+            return torch.zeros(len(self.state.seen))
+        if hierarchy.noise is not None:
             what = "the clients' sums have noise, so that models cannot be compared by them"
             raise RowsNotSaved(f"{what}: leave row_noise out, or {IN_PLACE}")
-        if not len(spread.line.rest):
+        if num_rows is None or not len(spread.line.rest):
             what = (
                 "the noise scale is fixed, so clients have not sent their residual sums of squares"
             )
             raise RowsNotSaved(f"{what}: give it a prior, pyro.sample, or {IN_PLACE}")
+        if not spread.is_equal:
+            what = "the likelihood is LogNormal, or noise scales differ by row: clients' sums lack these units"
+            raise RowsNotSaved(f"{what}: {IN_PLACE}")
         with double_precision(), torch.no_grad(), unchecked():
-            return -data.counts * (0.5 * LOG_2_PI + spread.first.log())
+            return -num_rows * (0.5 * LOG_2_PI + spread.first.log())
 
     def _everywhere(self, z: Tensor, log_p: Tensor) -> Tensor:
         """Return the clients' log ratios at all draws (S, N)."""

@@ -124,11 +124,14 @@ class Weighting:
         base, z = self.wider(state), final.draws[:, : self.shared]
         ratios, error = everywhere(total, self.asked(state), z, base)
         k_hats = k_hats_of(single)
-        if bool(state.chained):  # the draws are of the posterior itself
-            base, error = -ratios, 0.0
+        highest = total
+        if bool(state.chained):  # the draws are of the posterior itself, whatever the ratios
+            error, highest = 0.0, total.nan_to_num(0.0)
+            weights = smoothed(torch.zeros_like(ratios))
             final = replace(final, log_p=self.log_p(final.draws, state.factors) + ratios)
-        weights = smoothed(ratios + base)
-        if not float(total.max()) > 0.5 * NOWHERE:
+        else:
+            weights = smoothed(ratios + base)
+        if not float(highest.max()) > 0.5 * NOWHERE:
             weights = weights._replace(k_hat=math.inf, effective=0.0)
         state = replace(
             state,
