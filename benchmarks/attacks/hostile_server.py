@@ -68,15 +68,14 @@ class Server:
         kinds = {
             "two_stage": methods.two_stage(model, draws=200),
             "noise": methods.two_stage(model, draws=200, row_noise=noise),
-            "fedsvi": methods.fedsvi(model, batch_size=1),
         }
+        self.by_row = methods.fedsvi(model, batch_size=1)
         parts = [data.select([name]) for name in data.names]
-        agreement = Agreement.between([Introduction.of(part) for part in parts])
+        self.part, self.root = parts[0], root
+        self.agreement = Agreement.between([Introduction.of(part) for part in parts])
         self.nodes: dict[str, Node] = {}
         for kind, method in kinds.items():
-            (root / kind).mkdir()
-            (root / kind / "policy.toml").write_text(POLICY)
-            self.nodes[kind] = node(method, parts[0], agreement, root / kind)
+            self.start(kind, method)
         self.x = torch.cat([data.select(["a"]).fields["x"], torch.ones(ROWS, 1)], 1).double()
         self.rows, self.noisy, self.schemas = frame(), 0, root / "schema"
         self.schemas.mkdir()
@@ -87,6 +86,13 @@ class Server:
             known, self.formula, levels={"sex": sorted(set(known["a"].sex))}
         )
         self.answered: dict[str, str] = {}
+
+    def start(self, kind: str, method: hierfl.Method) -> None:
+        """Let the node's owner start a run of a method."""
+        folder = self.root / kind
+        folder.mkdir(exist_ok=True)
+        (folder / "policy.toml").write_text(POLICY)
+        self.nodes[kind] = node(method, self.part, self.agreement, folder)
 
     def sent(self, kind: str, how: random.Random) -> dict[str, Any]:
         """Return the message that the node's own server sends first."""
@@ -129,6 +135,7 @@ class Server:
 
     def one_row(self, how: random.Random) -> bool:
         """Ask for the gradient of a mini-batch of one row."""
+        self.start("fedsvi", self.by_row)
         self.ask("fedsvi", self.sent("fedsvi", how), how.randrange(200))
         return True
 

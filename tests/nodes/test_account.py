@@ -201,9 +201,8 @@ def test_small_mini_batches_are_refused(tmp_path: Path) -> None:
         (tmp_path / str(k)).mkdir()
         (tmp_path / str(k) / "policy.toml").write_text(policy)
         method = methods.fedsvi(regression, batch_size=1)
-        one = lone(method, rows().select(["south"]), tmp_path / str(k))
         with pytest.raises(Forbidden, match=why) if why else nullcontext():
-            ask(one, 0)
+            ask(lone(method, rows().select(["south"]), tmp_path / str(k)), 0)
 
 
 def test_nothing_leaves_before_it_is_approved(tmp_path: Path) -> None:
