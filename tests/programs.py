@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any
@@ -23,7 +23,7 @@ from hierfl.engine.minibatches import _Plan
 from hierfl.method import Phase
 from hierfl.program import public_names
 from hierfl.program.program import Params, Program, ProgramError
-from hierfl.program.sites import Family
+from hierfl.program.sites import Family, Model
 
 NAMES = ("north", "south", "east", "west", "mid")  # not in alphabetical order
 FLAT = {field.name for field in fields(hierfl.Settings)}
@@ -134,6 +134,26 @@ def logistic(batch: ClientBatch) -> None:
         slope = pyro.sample("slope", dist.Normal(loc, 0.7).to_event(1))
         with batch.data():
             pyro.sample("ill", dist.Bernoulli(logits=(batch.x * slope).sum(-1)), obs=batch.ill)
+
+
+def leveled(
+    rows: Callable[[ClientBatch, Tensor], object],
+    prior: Callable[[ClientBatch], Any] = lambda batch: dist.Normal(0.0, 1.0),
+) -> Model:
+    """Return a model with one local site w of that prior; `rows` samples what is in the data plate, given w."""
+
+    def model(batch: ClientBatch) -> None:
+        with batch.clients():
+            w = pyro.sample("w", prior(batch))
+            with batch.data():
+                rows(batch, w)
+
+    return model
+
+
+def normal_rows(batch: ClientBatch, loc: Tensor) -> None:
+    """Observe y about a location."""
+    pyro.sample("y", dist.Normal(loc, 1.0), obs=batch.y)
 
 
 # ---------------------------------------------------------------------------------------------- closed forms
@@ -289,8 +309,10 @@ __all__ = [
     "federation",
     "fit",
     "learned",
+    "leveled",
     "logistic",
     "means",
+    "normal_rows",
     "read",
     "regression",
     "slopes",

@@ -1,5 +1,7 @@
 """Clustered federated learning: halvings by hand, FedAvg without them, planted clusters."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from hierfl.methods.clustered.clustered_fl import halved
 from hierfl.models import network
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
+from tests.methods.quadratics import ALL_ROWS
 from tests.programs import fit
 
 UPDATES = torch.tensor([[1.0, 0.0], [0.9, 0.1], [-1.0, 0.1], [-0.9, -0.2]])
@@ -45,17 +48,10 @@ def test_planted_clusters_are_found_and_a_new_client_takes_its_own() -> None:
     g = torch.Generator().manual_seed(0)
     slopes = [1.5, -1.5, 1.5, 1.5, -1.5]
     data = ClientData.from_clients({f"c{k}": kind(s, 20, g) for k, s in enumerate(slopes)})
-    method = clustered_fl(
-        network(torch.nn.Linear(2, 1), likelihood=normal(1.0)),
-        mean_norm=0.05,
-        client_norm=0.1,
-        warmup_rounds=5,
-        optimizer=SGD(0.05),
-        steps=5,
-        unit="step",
-        batch_size=None,
-    )
-    fitted = fit(method, data, rounds=40)
+    how: dict[str, Any] = {"mean_norm": 0.05, "client_norm": 0.1, "warmup_rounds": 5}
+    how |= {"optimizer": SGD(0.05), **ALL_ROWS, "steps": 5}
+    model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
+    fitted = fit(clustered_fl(model, **how), data, rounds=40)
     cluster = fitted.progress.server.cluster
     assert ((cluster == cluster[0]) == (torch.tensor(slopes) > 0)).all()
     assert fitted.history["clusters"].iloc[0] == 1.0 and fitted.history["clusters"].iloc[-1] == 2.0

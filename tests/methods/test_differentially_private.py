@@ -24,7 +24,7 @@ from hierfl.methods.wrappers.differentially_private import (
 )
 from hierfl.models import likelihood, network
 from hierfl.optimizers import SGD
-from tests.methods.cases import shared as _shared
+from tests.methods.cases import shared
 from tests.methods.test_pvi import close, e1, line
 from tests.programs import federation, fit
 
@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "unit": "step", "ba
 
 
 def plain() -> Method:
-    return fedavg(_shared(), **SMALL)
+    return fedavg(shared(), **SMALL)
 
 
 def private(clip: float, noise: float, secret: int | None, method: Method | None = None) -> Method:
@@ -127,9 +127,7 @@ def test_without_sampling_the_budget_is_that_of_one_gaussian(noise: float, round
     """T rounds in which a client moves the sum by 2 clips are (2 sqrt(T) / noise)-GDP; the bound is near it."""
     mu = 2.0 * math.sqrt(rounds) / noise
     epsilon = epsilon_of(rounds * cost_of_round(noise, 50, 50), 1e-5)
-    exact = float(
-        next(e for e in np.arange(0.0, 20.0, 1e-3) if gaussian_delta(float(e), mu) <= 1e-5)
-    )
+    exact = next(e for e in np.arange(0.0, 20.0, 1e-3) if gaussian_delta(float(e), mu) <= 1e-5)
     assert exact <= epsilon <= 1.25 * exact
 
 
@@ -147,12 +145,8 @@ def test_noise_for_a_budget_keeps_within_it_and_no_less_noise_does() -> None:
 
 def test_the_history_states_the_budget() -> None:
     data = federation((2,) * 5)
-    fitted = fit(
-        differentially_private(plain(), clipping_norm=1.0, noise_multiplier=5.0, delta=1e-3),
-        data,
-        rounds=3,
-        cohort=2,
-    )
+    method = differentially_private(plain(), clipping_norm=1.0, noise_multiplier=5.0, delta=1e-3)
+    fitted = fit(method, data, rounds=3, cohort=2)
     expected = [epsilon_of((r + 1) * cost_of_round(5.0, 5, 2), 1e-3) for r in range(3)]
     assert fitted.history["epsilon"].tolist() == pytest.approx(expected)
     assert set(fitted.history["delta"]) == {1e-3}
@@ -169,11 +163,9 @@ def test_clients_keep_what_they_sent() -> None:
     assert float(norms.max()) > 0.5
 
 
-def test_noise_leaves_a_distribution_that_knows_no_less_than_the_prior() -> None:
-    ways: tuple[Any, ...] = ("full", "diagonal")
-    for factors in ways:
-        method = pvi(line, factors=factors, draws=2, steps=1)
-        fitted = fit(private(0.5, 3.0, 4, method), e1(), rounds=2)
-        state = fitted.progress.server.method
-        bent = torch.linalg.eigvalsh(state.q.precision - state.prior.precision)
-        assert float(bent.min()) > -1e-8
+@pytest.mark.parametrize("factors", ["full", "diagonal"])
+def test_noise_leaves_a_distribution_that_knows_no_less_than_the_prior(factors: Any) -> None:
+    method = pvi(line, factors=factors, draws=2, steps=1)
+    state = fit(private(0.5, 3.0, 4, method), e1(), rounds=2).progress.server.method
+    bent = torch.linalg.eigvalsh(state.q.precision - state.prior.precision)
+    assert float(bent.min()) > -1e-8

@@ -11,22 +11,16 @@ from hierfl.data.clients import ClientData
 from hierfl.methods import fedem
 from hierfl.models.mixture import Mixed
 from hierfl.optimizers import SGD
+from tests.methods.quadratics import ONE_STEP
 from tests.methods.test_one_of_k import center, sets
 from tests.programs import fit
 
 COUNTS, SHARE = (40, 25, 60, 10), (0.9, 0.2, 0.5, 0.7)
 CLIENT = np.repeat(np.arange(4), COUNTS)
 RNG = np.random.default_rng(0)
-Y = np.where(RNG.random(CLIENT.size) < np.array(SHARE)[CLIENT], -2.0, 2.0) + RNG.normal(
-    size=CLIENT.size
-)
-GRADIENT: dict[str, Any] = {
-    "components": 2,
-    "optimizer": SGD(1.0),
-    "steps": 1,
-    "unit": "step",
-    "batch_size": None,
-}
+MEAN = np.where(RNG.random(CLIENT.size) < np.array(SHARE)[CLIENT], -2.0, 2.0)
+Y = MEAN + RNG.normal(size=CLIENT.size)
+GRADIENT: dict[str, Any] = {"components": 2, "optimizer": SGD(1.0), **ONE_STEP}
 
 
 def planted() -> ClientData:

@@ -18,17 +18,18 @@ from tests.methods.quadratics import START, B, H, P, at, clients
 from tests.programs import federation, fit, row_plan
 
 DRAWS = torch.tensor([[1.0, 0, 2], [0, 1, 1], [2, 1, 0], [1, -1, 1]], dtype=torch.float64)
+DRAWING: dict[str, Any] = {"server_optimizer": SGD(1.0), "averaging_rounds": 0}
 AT = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("rho", "published"),
-    [
-        (0.0, (0.0, 1.75, 2.0)),
-        (0.4, (0.6977346278, 2.4313915858, 3.1398058252)),
-        (1.0, (37 / 27, 80 / 27, 111 / 27)),
-    ],
-)
+ORACLE = {
+    0.0: (0.0, 1.75, 2.0),
+    0.4: (0.6977346278, 2.4313915858, 3.1398058252),
+    1.0: (37 / 27, 80 / 27, 111 / 27),
+}
+
+
+@pytest.mark.parametrize(("rho", "published"), ORACLE.items())
 def test_the_oracle_of_four_draws(rho: float, published: tuple[float, ...]) -> None:
     found = product_gradient(3.0 * (DRAWS - AT), torch.tensor(3.0), rho)
     assert found.tolist() == pytest.approx(published, abs=1e-10)
@@ -59,16 +60,8 @@ def line(batch: ClientBatch) -> None:
 
 def test_a_draw_is_the_mean_of_a_pass() -> None:
     lr, rho = 0.1, 0.7
-    method = fedpa(
-        at(START),
-        epochs=5,
-        burn_in=2,
-        shrinkage=rho,
-        batch_size=None,
-        optimizer=SGD(lr),
-        server_optimizer=SGD(1.0),
-        averaging_rounds=0,
-    )
+    how: dict[str, Any] = {"epochs": 5, "burn_in": 2, "shrinkage": rho, "batch_size": None}
+    method = fedpa(at(START), optimizer=SGD(lr), **DRAWING, **how)
     found = fit(method, clients(), rounds=1).message["theta"]["theta"]
     wanted = START.clone()
     for k in range(3):
@@ -90,8 +83,7 @@ def test_draws_of_mini_batches() -> None:
     """Clients with 5 and 1 rows have passes of 3 and 1 mini-batches; each draw is a mean over one pass."""
     data = federation((5, 1))
     lr = 0.1
-    options: dict[str, Any] = {"batch_size": 2, "server_optimizer": SGD(1.0), "averaging_rounds": 0}
-    method = fedpa(line, epochs=2, burn_in=1, optimizer=SGD(lr), **options)
+    method = fedpa(line, epochs=2, burn_in=1, optimizer=SGD(lr), batch_size=2, **DRAWING)
     found = fit(method, data, rounds=1, seed=1).message["theta"]["w"]
     phase = Phase(lambda work, message, batch: work, 2, "epoch", 2)
     index, inside, active = row_plan(data, torch.arange(2), phase, seed=1, at=(0, 0))

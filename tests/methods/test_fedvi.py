@@ -43,28 +43,25 @@ def method(model: PersonalHeads | None = None, **options: Any) -> Method:
 @pytest.fixture(scope="module")
 def fitted() -> hierfl.Fit:
     torch.set_default_dtype(torch.float64)
-    return fit(method(optimizer=SGD(0.2)), plain(federation((5, 3, 7, 4))), rounds=6)
+    return fit(method(optimizer=SGD(0.2)), plain(federation((5, 3, 7, 4)), "x", "y"), rounds=6)
 
 
-def plain(data: ClientData) -> ClientData:
-    return ClientData({name: data.fields[name] for name in ("x", "y")}, data.offsets, data.names)
+def plain(data: ClientData, *fields: str) -> ClientData:
+    return ClientData({name: data.fields[name] for name in fields}, data.offsets, data.names)
 
 
 def test_new_clients_are_personalized_from_inputs_alone(fitted: hierfl.Fit) -> None:
-    labeled = plain(federation((6, 9), seed=3))
-    bare = ClientData({"x": labeled.fields["x"]}, labeled.offsets, labeled.names)
+    labeled, bare = (plain(federation((6, 9), seed=3), *names) for names in ("xy", "x"))
     blind = fitted.personalize(bare).predict(bare, draws=7)
     seeing = fitted.personalize(labeled).predict(labeled, draws=7)
     assert blind.log_score is None
     assert torch.equal(blind.mean, seeing.mean), "labels are present but not read"
-    other = bare.with_fields(x=-bare.fields["x"])
-    assert not torch.allclose(fitted.personalize(other).predict(bare, draws=7).mean, blind.mean), (
-        "it reads the support's inputs"
-    )
+    other = fitted.personalize(bare.with_fields(x=-bare.fields["x"])).predict(bare, draws=7)
+    assert not torch.allclose(other.mean, blind.mean), "it reads the support's inputs"
 
 
 def test_the_order_of_the_support_does_not_matter(fitted: hierfl.Fit) -> None:
-    new = plain(federation((6, 9), seed=3)).without("y")
+    new = plain(federation((6, 9), seed=3), "x")
     order = torch.cat([torch.arange(6).flip(0), 6 + torch.tensor([3, 1, 4, 0, 5, 8, 2, 6, 7])])
     mixed = ClientData({n: v[order] for n, v in new.fields.items()}, new.offsets, new.names)
     one, two = (fitted.personalize(support).predict(new, draws=7).mean for support in (new, mixed))
@@ -90,10 +87,11 @@ def test_v1_without_local_heads_it_equals_fedavg_with_momentum_on_query_rows() -
     with torch.no_grad():
         head.weight.copy_(start["head.weight"].T), head.bias.copy_(start["head.bias"])
     velocity = [torch.zeros_like(p) for p in whole.parameters()]
+    phase = Phase(lambda lane, message, batch: lane, 1, "epoch", 4)
     for round_ in range(3):
         before = [p.detach().clone() for p in whole.parameters()]
         moves, total = [torch.zeros_like(p) for p in before], 0
-        plan = row_plan(data, torch.arange(3), Phase(_same, 1, "epoch", 4), seed=2, at=(round_, 0))
+        plan = row_plan(data, torch.arange(3), phase, seed=2, at=(round_, 0))
         for k in range(3):
             for p, value in zip(whole.parameters(), before, strict=True):
                 p.data = value.clone()
@@ -116,10 +114,6 @@ def test_v1_without_local_heads_it_equals_fedavg_with_momentum_on_query_rows() -
     for name, value in net.named_parameters():
         assert torch.allclose(ours.message[f"embedding.{name}"], value, atol=1e-10), name
     assert torch.allclose(ours.message["head.weight"], head.weight.T, atol=1e-10)
-
-
-def _same(lane: Any, message: Any, batch: Any) -> Any:
-    return lane
 
 
 def test_a_step_descends_the_summed_loss_with_tau_and_gamma() -> None:

@@ -12,6 +12,7 @@ from scipy.special import betaln
 
 import hierfl
 from hierfl.data.batch import ClientBatch
+from tests.programs import leveled
 
 TRIALS = [13, 12, 9, 9, 8, 8, 12, 11, 9, 9, 8, 11, 4, 5, 7, 7]
 ALIVE = [
@@ -71,11 +72,10 @@ def test_litters_are_as_on_a_grid_and_as_loaded(tmp_path: Path) -> None:
     assert torch.equal(again.draws(50).own["mu"], fit.draws(50).own["mu"])
 
 
-def normal(batch: ClientBatch) -> None:
-    with batch.clients():
-        a = pyro.sample("a", dist.Normal(1.0, 2.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(a, 0.5), obs=batch.y)
+normal = leveled(
+    lambda batch, w: pyro.sample("y", dist.Normal(w, 0.5), obs=batch.y),
+    lambda batch: dist.Normal(1.0, 2.0),
+)
 
 
 @pytest.mark.parametrize("new", [False, True])
@@ -86,10 +86,9 @@ def test_normal_means_are_exact(new: bool) -> None:
     if new:
         fit = fit.personalize(hierfl.ClientData.from_arrays(["c", "c", "d"], y=y[:3]))
     counts = fit.federation.data.counts
-    sums = torch.stack(
-        [rows.sum() for rows in fit.federation.data.fields["y"].split(counts.tolist())]
-    )
+    by_client = fit.federation.data.fields["y"].split(counts.tolist())
+    sums = torch.stack([rows.sum() for rows in by_client])
     precision = 0.25 + 4.0 * counts
-    own = fit.draws(4000).own["a"].squeeze()
+    own = fit.draws(4000).own["w"].squeeze()
     assert torch.allclose(own.mean(0), (0.25 + 4.0 * sums) / precision, atol=0.03)
     assert torch.allclose(own.std(0) * precision.sqrt(), torch.ones(len(counts)), atol=0.05)

@@ -24,12 +24,8 @@ def center(batch: ClientBatch) -> None:
 
 def numbers(values: tuple[float, ...], counts: tuple[int, ...]) -> ClientData:
     """Return clients whose rows are all alike."""
-    return ClientData.from_clients(
-        {
-            f"c{k}": {"y": torch.full((n,), v)}
-            for k, (v, n) in enumerate(zip(values, counts, strict=True))
-        }
-    )
+    rows = enumerate(zip(values, counts, strict=True))
+    return ClientData.from_clients({f"c{k}": {"y": torch.full((n,), v)} for k, (v, n) in rows})
 
 
 def sets(*values: float) -> list[dict[str, Tensor]]:
@@ -62,14 +58,8 @@ def test_clients_and_networks_are_each_other_s_best() -> None:
     Both kinds are 5 apart, so that shares are 0 or 1: two linear equations for each kind.
     """
     data = numbers((-2.0, -1.8, 3.0, 3.2), (10, 10, 10, 10))
-    method = fedhb_mixture(
-        center,
-        spread=0.1**0.5,
-        optimizer=SGD(0.4),
-        steps=30,
-        batch_size=None,
-        starts=sets(-1.5, 2.5),
-    )
+    how: dict[str, Any] = {"optimizer": SGD(0.4), "steps": 30, "batch_size": None}
+    method = fedhb_mixture(center, spread=0.1**0.5, starts=sets(-1.5, 2.5), **how)
     fitted = fit(method, data, rounds=10)
     for j, ys in enumerate(((-2.0, -1.8), (3.0, 3.2))):
         # w = (10 y + 10 r) / 20, and 2.1 r = sum w = sum(y) / 2 + r

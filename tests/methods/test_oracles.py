@@ -17,10 +17,7 @@ from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.method import Method, Phase
-from hierfl.methods import (
-    fedabml,
-    pfedbred,
-)
+from hierfl.methods import fedabml, pfedbred
 from hierfl.methods.parts.averaging import TwoLevels
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
@@ -30,15 +27,9 @@ from hierfl.program.program import ProgramError
 from tests.methods.quadratics import ALL_ROWS, I2, START, at, clients, observed
 from tests.programs import fit
 
-ROWS = torch.tensor([5.0, 3.0, 2.0], dtype=torch.float64)[:, None, None]
-
-
-CURVES = torch.tensor(
-    [[4.0, 9.0], [10.0, 3.0], [1.5, 6.0], [6.0, 2.0]], dtype=torch.float64
-)  # n_k H_k, diagonal
-BEST = torch.tensor(
-    [[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0], [2.0, -0.5]], dtype=torch.float64
-)  # the clients' own minima
+# n_k H_k, diagonal, and the clients' own minima
+CURVES = torch.tensor([[4.0, 9.0], [10.0, 3.0], [1.5, 6.0], [6.0, 2.0]], dtype=torch.float64)
+BEST = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0], [2.0, -0.5]], dtype=torch.float64)
 
 
 def diagonal() -> ClientData:
@@ -64,14 +55,11 @@ def solved(base: Method) -> Method:
     def client(program: hierfl.Program) -> Any:
         def solve(lane: TwoLevels, message: Tree, batch: ClientBatch) -> TwoLevels:
             factor = batch.factor.diagonal(dim1=-2, dim2=-1)
-            precision = factor.square().sum(1) + softplus(message["s"]) ** -2.0
-            loc = (
-                (factor * batch.y).sum(1) + message["m"] * softplus(message["s"]) ** -2.0
-            ) / precision
-            phi = {
-                "w.loc": loc.view(1, 1, 2),
-                "w.scale": precision.rsqrt().expm1().log().view(1, 1, 2),
-            }
+            within = softplus(message["s"]) ** -2.0
+            precision = factor.square().sum(1) + within
+            loc = ((factor * batch.y).sum(1) + message["m"] * within) / precision
+            phi = {"w.loc": loc, "w.scale": precision.rsqrt().expm1().log()}
+            phi = {name: value.view(1, 1, 2) for name, value in phi.items()}
             return lane._replace(phi=lane.phi._replace(params=phi))
 
         return replace(base.client(program), phases=(Phase(solve),))
@@ -108,8 +96,6 @@ def test_the_exact_server_averages_points_and_refuses_unsupported_priors() -> No
     assert torch.allclose(fitted.message["theta"], fitted.draws(1).own["w"][0].mean(0), atol=1e-12)
     with pytest.raises(ProgramError, match=r"the prior's scale of site 'w' is neither known nor"):
         fit(fedabml(lambda batch: _scaled(batch), **options), clients(), rounds=1)
-    with pytest.raises(ValueError, match="leave meta at 'envelope'"):
-        fedabml(learned_prior, server="exact", meta="full")
 
 
 def _scaled(batch: ClientBatch) -> None:
@@ -130,10 +116,6 @@ PRIORS: dict[str, BregmanPrior] = {
 }
 
 
-def at_bottom(bottom: Tensor, **rows: int) -> ClientData:
-    return ClientData.from_clients({k: {"y": bottom.expand(n, 2)} for k, n in rows.items()})
-
-
 def square(prior: BregmanPrior, mean: Tensor) -> Any:
     """Return a model whose mean loss is CURVE (v - y)^2 / 2, with one v per client near mu."""
 
@@ -149,22 +131,16 @@ def square(prior: BregmanPrior, mean: Tensor) -> Any:
 
 def envelope_of(prior: BregmanPrior, s: Tensor, lam: float) -> float:
     """Return min_v f(v) + lam D(v, grad g(s)) by scipy, summed over components."""
-    low, high = (
-        (1e-9, 1.0 - 1e-9)
-        if prior.mean is torch.distributions.constraints.unit_interval
-        else (-5.0, 5.0)
-    )
-    low = 1e-9 if prior.mean is torch.distributions.constraints.positive else low
-    total = 0.0
+    bounded = prior.mean is dist.constraints.unit_interval
+    low = 1e-9 if bounded or prior.mean is dist.constraints.positive else -5.0
+    bounds, total = (low, 1.0 - 1e-9 if bounded else 5.0), 0.0
     for h, b, mu in zip(CURVE, BOTTOM, prior.mean_of(s), strict=True):
 
         def loss(v: float, h: Tensor = h, b: Tensor = b, mu: Tensor = mu) -> float:
             x = torch.tensor([v])
             return float(0.5 * h * (v - b) ** 2 + lam * prior.divergence(x, mu[None]))
 
-        total += minimize_scalar(
-            loss, bounds=(low, high), method="bounded", options={"xatol": 1e-9}
-        ).fun
+        total += minimize_scalar(loss, bounds=bounds, options={"xatol": 1e-9}).fun
     return total
 
 
@@ -176,22 +152,14 @@ def test_o7_a_step_descends_the_envelope(name: str) -> None:
     """
     prior, lam, eta, h = PRIORS[name], 4.0, 0.05, 1e-4
     s = prior.natural_of(AT)
-    slope = torch.tensor(
-        [
-            (envelope_of(prior, s + d, lam) - envelope_of(prior, s - d, lam)) / (2 * h)
-            for d in h * I2
-        ]
+    ahead, behind = (
+        torch.tensor([envelope_of(prior, s + d, lam) for d in by * I2]) for by in (h, -h)
     )
-    data = at_bottom(BOTTOM, a=2, b=3)
-    method = pfedbred(
-        square(prior, AT),
-        "none",
-        prox=lam,
-        optimizer=SGD(0.15),
-        global_optimizer=SGD(eta),
-        inner_steps=35,
-        steps=1,
-        batch_size=None,
+    slope = (ahead - behind) / (2 * h)
+    data = ClientData.from_clients(
+        {k: {"y": BOTTOM.expand(n, 2)} for k, n in {"a": 2, "b": 3}.items()}
     )
+    how: dict[str, Any] = {"optimizer": SGD(0.15), "global_optimizer": SGD(eta), "inner_steps": 35}
+    method = pfedbred(square(prior, AT), "none", prox=lam, steps=1, batch_size=None, **how)
     found = fit(method, data, rounds=1).message["mu"]
     assert torch.allclose(found, s - eta * slope, atol=2e-7)

@@ -1,5 +1,6 @@
 """pFedBreD: special cases, prox identities of every prior, and each strategy against a loop by hand."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pyro
@@ -19,6 +20,7 @@ from hierfl.models.bregman_network import BregmanKernel, Means
 from hierfl.optimizers import SGD
 from tests.methods.cases import net
 from tests.methods.quadratics import START, B, H, at, clients
+from tests.methods.test_pvi import close
 from tests.programs import federation, fit, row_plan
 
 WHOLE: dict[str, Any] = {"batch_size": None}
@@ -39,11 +41,9 @@ def line(batch: ClientBatch) -> None:
 
 
 def test_mh_code_takes_a_mini_batch_for_each_gradient() -> None:
-    """Against a loop over clients, of which one has fewer rows than two mini-batches and one fewer
-    than one.
+    """Against a loop over clients, of 9 rows, of fewer than two mini-batches, and of fewer than one.
 
-    The first mini-batch is for the gradient ahead; the second for the gradient there, the inner
-    steps and w.
+    The first is for the gradient ahead; the second for the gradient there, the inner steps and w.
     """
     lam, lr, eta, a, m, size, steps = 2.0, 0.05, 0.1, 0.07, 0.3, 2, 3
     data = federation((9, 3, 1))
@@ -75,9 +75,8 @@ def test_mh_code_takes_a_mini_batch_for_each_gradient() -> None:
     how: dict[str, Any] = {"inner_steps": 2, "steps": steps, "batch_size": size}
     method = paced(line, "mh-code", lam, lr, eta, gradient_step_size=a, memory_step_size=m, **how)
     found = fit(method, data, rounds=2, seed=4)
-    assert torch.allclose(found.message["theta"], theta, atol=1e-10, rtol=0.0)
-    own = torch.stack([v for v, _ in kept])
-    assert torch.allclose(found.draws(1).own["w"][0], own, atol=1e-10, rtol=0.0)
+    close(found.message["theta"], theta, 1e-10)
+    close(found.draws(1).own["w"][0], torch.stack([v for v, _ in kept]), 1e-10)
 
 
 @pytest.mark.parametrize("strategy", ["none", "lg", "meg", "mh", "mh24", "mh-code"])
@@ -110,19 +109,19 @@ def test_two_rounds_by_hand(strategy: str) -> None:
     how |= {"gradient_step_size": a, "memory_step_size": m}
     method = paced(at(START, personal=True), strategy, lam, lr, eta, **how)
     found = fit(method, clients(), rounds=rounds)
-    assert torch.allclose(found.message["theta"], theta, atol=1e-10, rtol=0.0)
-    assert torch.allclose(
-        found.draws(1).own["w"][0], torch.stack([v for v, _ in kept]), atol=1e-10, rtol=0.0
-    )
+    close(found.message["theta"], theta, 1e-10)
+    close(found.draws(1).own["w"][0], torch.stack([v for v, _ in kept]), 1e-10)
 
 
 SLOPE = torch.tensor([0.8, -0.5], dtype=torch.float64)
-MEANS = {
-    "gaussian": torch.tensor([0.3, -1.0]),
-    "bernoulli": torch.tensor([0.3, 0.6]),
-    "poisson": torch.tensor([0.7, 2.0]),
-    "exponential": torch.tensor([0.7, 1.5]),
+# prior -> mu, and the prox of a linear loss of slopes c / lam by hand
+PROX: dict[str, tuple[list[float], Callable[[Tensor, Tensor], Tensor]]] = {
+    "gaussian": ([0.3, -1.0], lambda mu, by: mu - by),
+    "bernoulli": ([0.3, 0.6], lambda mu, by: torch.sigmoid(torch.logit(mu) - by)),
+    "poisson": ([0.7, 2.0], lambda mu, by: mu * torch.exp(-by)),
+    "exponential": ([0.7, 1.5], lambda mu, by: 1.0 / (1.0 / mu + by)),
 }
+THREE = ClientData.from_clients({k: {"y": torch.zeros(2).double()} for k in "abc"})
 
 
 def linear_loss(prior: BregmanPrior, mean: Tensor) -> Any:
@@ -139,54 +138,34 @@ def linear_loss(prior: BregmanPrior, mean: Tensor) -> Any:
     return model
 
 
-@pytest.mark.parametrize("name", MEANS)
+@pytest.mark.parametrize("name", PROX)
 def test_prox_of_a_linear_loss(name: str) -> None:
-    """Oracle O7: prox = grad g(s - c / lam).
-
-    In the order of the priors: mu - c / lam, sigmoid(logit mu - c / lam), mu e^(-c / lam), 1 / (1 /
-    mu + c / lam).
-    """
-    lam, mean = 4.0, MEANS[name].double()
+    """Oracle O7: prox = grad g(s - c / lam)."""
+    lam, mean = 4.0, torch.tensor(PROX[name][0])
     prior: BregmanPrior = getattr(bregman, name)()
-    data = ClientData.from_clients({k: {"y": torch.zeros(2)} for k in "abc"})
     how: dict[str, Any] = {"inner_steps": 50, "steps": 1, **WHOLE}
     method = paced(linear_loss(prior, mean), "none", lam, 0.1, 0.05, **how)
-    fitted = fit(method, data, rounds=1)
+    fitted = fit(method, THREE, rounds=1)
     expected = prior.mean_of(prior.natural_of(mean) - SLOPE / lam)
-    by_hand = {
-        "gaussian": mean - SLOPE / lam,
-        "bernoulli": torch.sigmoid(torch.logit(mean) - SLOPE / lam),
-        "poisson": mean * torch.exp(-SLOPE / lam),
-        "exponential": 1.0 / (1.0 / mean + SLOPE / lam),
-    }[name]
-    assert torch.allclose(expected, by_hand, atol=1e-12)
+    assert torch.allclose(expected, PROX[name][1](mean, SLOPE / lam), atol=1e-12)
     assert torch.allclose(fitted.draws(1).own["v"][0], expected.expand(3, 2), atol=1e-7)
     moved = prior.natural_of(mean) - 0.05 * lam * (mean - expected)
     assert torch.allclose(fitted.message["theta"], moved, atol=1e-7), "s <- s - eta lam (mu - v)"
 
 
 def test_prox_under_a_custom_g_that_couples_components() -> None:
-    """g(s) = s' C s / 2 has the same prox.
-
-    Here the prior of two clients is two tensors and not one of four numbers.
-    """
-    cov, mean, lam = torch.tensor([[2.0, 0.5], [0.5, 1.0]]), MEANS["gaussian"].double(), 4.0
+    """g(s) = s' C s / 2; the prior of two clients is two tensors and not one of four numbers."""
+    cov, mean, lam = torch.tensor([[2.0, 0.5], [0.5, 1.0]]), torch.tensor(PROX["gaussian"][0]), 4.0
+    back = torch.linalg.inv(cov)
     prior = BregmanPrior(
-        lambda s: 0.5 * s @ cov @ s,
-        gradient=lambda s: cov @ s,
-        inverse=lambda x: torch.linalg.inv(cov) @ x,
+        lambda s: 0.5 * s @ cov @ s, gradient=lambda s: cov @ s, inverse=lambda x: back @ x
     )
-    data = ClientData.from_clients({k: {"y": torch.zeros(2)} for k in "abc"})
     how: dict[str, Any] = {"memory_step_size": 0.0, "inner_steps": 50, "steps": 1, **WHOLE}
     method = paced(linear_loss(prior, mean), "mh", lam, 0.1, 0.05, **how)
-    fitted = fit(method, data, rounds=1)
+    fitted = fit(method, THREE, rounds=1)
     mu = mean - cov @ (0.01 * SLOPE)  # a step of 0.01 in natural parameters
-    assert torch.allclose(
-        fitted.draws(1).own["v"][0], (mu - cov @ SLOPE / lam).expand(3, 2), atol=1e-7
-    )
-    assert torch.allclose(
-        fitted.message["theta"], torch.linalg.inv(cov) @ mean - 0.05 * cov @ SLOPE, atol=1e-7
-    )
+    close(fitted.draws(1).own["v"][0], (mu - cov @ SLOPE / lam).expand(3, 2), 1e-7)
+    close(fitted.message["theta"], back @ mean - 0.05 * cov @ SLOPE, 1e-7)
 
 
 @pytest.mark.parametrize("name", ["bernoulli", "poisson", "exponential"])

@@ -35,21 +35,24 @@ def store() -> ClientData:
     return points([(0.0, 0.0), (1.0, 0.0), (0.0, 2.0)], [0, 1, 0])
 
 
-@pytest.mark.parametrize(("k", "first"), [(3, 0.531689), (2, 0.5)])
-def test_probabilities_by_hand(k: int, first: float) -> None:
-    model = MemoryNetwork(linear(), features="0", memory=5, neighbors=k, weight=1.0)
-    fitted = fit(knn_per(model, **NONE), store(), rounds=1)
-    found = fitted.predict(points([(0.5, 0.0)], [0])).mean[0]
-    assert found.tolist() == pytest.approx([first, 1.0 - first], abs=1e-6)
-    half = MemoryNetwork(linear(), features="0", memory=5, neighbors=k, weight=0.5)
-    mixed = fit(knn_per(half, **NONE), store(), rounds=1).predict(points([(0.5, 0.0)], [0])).mean[0]
-    assert mixed.tolist() == pytest.approx([0.5 * first + 0.25, 0.75 - 0.5 * first], abs=1e-6)
+# of the stored rows, at a point: options, the point, and the probability of the first class
+BY_HAND: list[tuple[dict[str, Any], tuple[float, float], float]] = [
+    ({"neighbors": 3}, (0.5, 0.0), 0.531689),
+    ({"neighbors": 2}, (0.5, 0.0), 0.5),
+    ({"neighbors": 9, "scale": 1e9}, (7.0, -3.0), 2.0 / 3.0),  # the shares of labels
+]
 
 
-def test_all_rows_at_a_wide_scale_give_the_shares_of_labels() -> None:
-    model = MemoryNetwork(linear(), features="0", memory=9, neighbors=9, scale=1e9, weight=1.0)
-    found = fit(knn_per(model, **NONE), store(), rounds=1).predict(points([(7.0, -3.0)], [0])).mean
-    assert found[0].tolist() == pytest.approx([2.0 / 3.0, 1.0 / 3.0], abs=1e-6)
+@pytest.mark.parametrize("weight", [1.0, 0.5])
+@pytest.mark.parametrize(("options", "point", "first"), BY_HAND)
+def test_probabilities_by_hand(
+    options: dict[str, Any], point: tuple[float, float], first: float, weight: float
+) -> None:
+    """With half the weight, half comes from the network, whose logits are 0."""
+    model = MemoryNetwork(linear(), features="0", memory=9, weight=weight, **options)
+    found = fit(knn_per(model, **NONE), store(), rounds=1).predict(points([point], [0])).mean[0]
+    mixed = weight * first + 0.5 * (1.0 - weight)
+    assert found.tolist() == pytest.approx([mixed, 1.0 - mixed], abs=1e-6)
 
 
 def labeled(seed: int = 0) -> ClientData:

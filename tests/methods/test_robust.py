@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor, nn
+from torch import Tensor
 
 import hierfl
 from hierfl.core.trees import Tree, tree_map
@@ -15,7 +15,7 @@ from hierfl.methods import averaging_some, fedavg, fedsvi, pfedme, robust
 from hierfl.methods.wrappers.robust import RULES, Rule, _checked, _mean
 from hierfl.optimizers import SGD
 from hierfl.program.program import Program, ProgramError
-from tests.methods.cases import shared as _shared
+from tests.methods.cases import THETA, shared, units
 from tests.programs import federation, fit, regression
 
 SMALL: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 2, "unit": "step", "batch_size": 2}
@@ -103,7 +103,7 @@ def test_how_many_may_be_wrong_is_not_lost_to_rounding() -> None:
 
 
 def test_a_client_without_a_report_is_refused() -> None:
-    some = averaging_some(fedavg(_shared(), **SMALL), share=0.3)
+    some = averaging_some(fedavg(shared(), **SMALL), share=0.3)
     with pytest.raises(ProgramError, match="some have nothing to say of theta"):
         fit(robust(some), federation((5, 3, 7)), rounds=3)
     tree = {"value": torch.ones(2, 3), "weight": torch.tensor([1.0, 0.0])}
@@ -116,11 +116,4 @@ def test_a_posterior_keeps_its_form() -> None:
     fitted = fit(robust(fedsvi(regression), rule="clipped"), data, rounds=3)
     drawn: Any = fitted.posterior(draws=10)
     assert drawn.posterior["loc"].shape[1] == 10
-    assert {name for name in fit(robust(pfedme(_personal())), data, rounds=1).message}
-
-
-def _personal() -> Any:
-    from hierfl.models import bayesian_network
-    from hierfl.models.likelihood import normal
-
-    return bayesian_network(nn.Linear(2, 1), likelihood=normal(1.0), prior_scale=1.0)
+    assert fit(robust(pfedme(units())), data, rounds=1).message.keys() == THETA.keys()

@@ -41,13 +41,11 @@ def test_natural_parameters_of_dense_gaussians_are_averaged() -> None:
     assert merge is not None
     start = {n: v.double() for n, v in program.start()[0].items()}
     generator = torch.Generator().manual_seed(0)
-    copies = [
-        {
-            n: v + 0.3 * torch.randn(v.shape, generator=generator, dtype=v.dtype)
-            for n, v in start.items()
-        }
-        for _ in range(3)
-    ]
+
+    def moved(v: torch.Tensor) -> torch.Tensor:
+        return v + 0.3 * torch.randn(v.shape, generator=generator, dtype=v.dtype)
+
+    copies = [{name: moved(v) for name, v in start.items()} for _ in range(3)]
 
     def natural(params: Any) -> tuple[torch.Tensor, torch.Tensor]:
         scale = torch.nn.functional.softplus(params["_shared.scale"])
@@ -69,11 +67,8 @@ def test_natural_parameters_of_dense_gaussians_are_averaged() -> None:
 @pytest.mark.slow
 def test_fewer_rounds_reach_the_pooled_posterior() -> None:
     """Natural parameters of a Gaussian model: the pooled posterior, in 12 rounds of 30 steps."""
-    guide = guides.structured
-    method = fedsvi(
-        line, guide, merge="natural", global_optimizer=Adam(0.02), global_steps=30, draws=2,
-        average=0.5,
-    )  # fmt: skip
+    how: dict[str, Any] = {"global_optimizer": Adam(0.02), "global_steps": 30, "draws": 2}
+    method = fedsvi(line, guides.structured, merge="natural", average=0.5, **how)
     loc, precision = gaussian(fit(method, e1(), rounds=12))
     close(loc, MEAN, 0.12)
     close(precision / PRECISION, torch.ones(2, 2), 0.5)

@@ -23,6 +23,7 @@ from hierfl.methods import (
     server_optimized,
 )
 from hierfl.optimizers import SGD
+from tests.methods.cases import units
 from tests.methods.quadratics import START, at, clients, theta
 from tests.programs import federation, fit
 
@@ -30,21 +31,16 @@ SMALL: dict[str, Any] = {"steps": 2, "batch_size": 2}
 FEW: dict[str, Any] = {"unit": "step", "batch_size": 2}
 
 
-def net() -> torch.nn.Module:
+def common() -> Any:
     module = torch.nn.Linear(2, 1)
     with torch.no_grad():
         module.weight.copy_(torch.tensor([[0.3, -0.2]])), module.bias.fill_(0.1)
-    return module
+    return models.network(module, likelihood=models.likelihood.normal(1.0))
 
 
-def common() -> Any:
-    return models.network(net(), likelihood=models.likelihood.normal(1.0))
-
-
-def personal(scale: Any = 1.0) -> Any:
-    return models.bayesian_network(
-        net(), likelihood=models.likelihood.normal(1.0), prior_scale=scale
-    )
+def model_for(make: Any) -> Any:
+    """Return the network that a method takes: pfedme's has weights of each client's own."""
+    return units() if make is pfedme else common()
 
 
 @pytest.mark.parametrize("make", [fedavg, ditto, pfedme, pfedbred])
@@ -90,8 +86,8 @@ def test_by_rows_weights_the_clients_copies_by_rows(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [fedavg, pfedme, ditto])
 def test_all_clients_train_some_are_averaged_and_the_loss_is_over_all(make: Any) -> None:
-    data, model = federation((5, 3, 7, 2, 4)), personal() if make is pfedme else common()
-    method = make(model, steps=2, batch_size=None)
+    data = federation((5, 3, 7, 2, 4))
+    method = make(model_for(make), steps=2, batch_size=None)
     whole = fit(method, data, rounds=1, seed=5)
     some, none = (fit(averaging_some(method, share=s), data, rounds=1, seed=5) for s in (0.5, 1e-9))
     tables = (tree_leaves(f.progress.table) for f in (whole, some))
@@ -107,8 +103,7 @@ def test_all_clients_train_some_are_averaged_and_the_loss_is_over_all(make: Any)
 @pytest.mark.parametrize("when", ["adapting", "every round"])
 @pytest.mark.parametrize("make", [fedavg, ditto, pfedme])
 def test_training_does_not_depend_on_fine_tuning(make: Any, when: Any) -> None:
-    data, model = federation((5, 3, 7)), personal() if make is pfedme else common()
-    method = make(model, **SMALL)
+    data, method = federation((5, 3, 7)), make(model_for(make), **SMALL)
     tuned_method = fine_tuned(method, steps=3, when=when, optimizer=SGD(0.05), **FEW)
     plain, tuned = (fit(m, data, rounds=2, seed=1) for m in (method, tuned_method))
     for name, value in plain.message.items():
@@ -123,10 +118,10 @@ def test_training_does_not_depend_on_fine_tuning(make: Any, when: Any) -> None:
 
 @pytest.mark.parametrize("make", [ditto, pfedme, local_only])
 def test_what_the_last_round_left_is_tuned_as_at_the_end_of_that_round(make: Any) -> None:
-    data, model = federation((5, 3, 7)), personal() if make is pfedme else common()
+    data, method = federation((5, 3, 7)), make(model_for(make), **SMALL)
     how: dict[str, Any] = {"steps": 3, "unit": "step", "batch_size": None, "optimizer": SGD(0.05)}
     after, within = (
-        fit(fine_tuned(make(model, **SMALL), **when, **how), data, rounds=2, seed=1)
+        fit(fine_tuned(method, **when, **how), data, rounds=2, seed=1)
         for when in ({"own_steps": False}, {"when": "every round"})
     )
     tuned = after.personalize(data, rounds=1, from_scratch=False).predict(data, draws=1).mean

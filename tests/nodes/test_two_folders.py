@@ -24,25 +24,20 @@ def script() -> str:
 
 @pytest.mark.slow  # three processes that import torch, and a fit
 def test_two_folders_in_the_pages_words(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "hierfl").write_text(
-        f'#!/bin/sh\nexec {sys.executable} -m hierfl.cli "$@"\n'
-    )
-    (tmp_path / "bin" / "hierfl").chmod(0o700)
-    path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = tmp_path / "bin" / "hierfl"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m hierfl.cli "$@"\n')
+    command.chmod(0o700)
+    path = f"{command.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
     began = time.monotonic()
-    ends = script() + "kill $(jobs -p)\n"
-    command = ["bash", "-e", "-c", ends]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
-    )
+    lines = ["bash", "-e", "-c", script() + "kill $(jobs -p)\n"]
+    done = subprocess.run(lines, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "two_stage" in done.stdout and "age" in done.stdout
     assert time.monotonic() - began < 300
     for name in ("cleveland", "va"):
-        answers = list((tmp_path / "mail" / name).glob("*.answer.hfl"))
-        assert answers and len(answers) == len(
-            list((tmp_path / "mail" / name).glob("*.request.hfl"))
-        )
+        mail = tmp_path / "mail" / name
+        answers, requests = (list(mail.glob(f"*.{of}.hfl")) for of in ("answer", "request"))
+        assert answers and len(answers) == len(requests)
         assert (tmp_path / name / "left.jsonl").exists()

@@ -116,11 +116,7 @@ def rounds(run: str) -> dict[str, tuple[bytes, str]]:
         "another run": (empty, {**first, "run": "another"}, "is of run 'another'"),
         "no mail": ({"message": {}}, first, "does not hold a mail and message"),
         "counted too far": (empty, {"round": 2, "counted": 2}, "round 2 after 2"),
-        "NaN": (
-            {"message": {"a": torch.tensor(torch.nan)}, "mail": {}},
-            first,
-            "not finite",
-        ),
+        "NaN": ({"message": {"a": torch.tensor(torch.nan)}, "mail": {}}, first, "not finite"),
         "a round before the first": (empty, {"round": -1}, "not a request of the kind 'round'"),
         "a round as text": (empty, {"round": "0"}, "not a request of the kind 'round'"),
     }

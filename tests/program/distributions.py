@@ -1,6 +1,4 @@
-"""One valid parameterization of every distribution of Pyro, each a function of one real number a
-batch entry.
-"""
+"""One valid parameterization of every distribution of Pyro, of one real number per batch entry."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
-from tests.programs import federation, fit, read
+from tests.programs import federation, fit, leveled, normal_rows, read
 
 ROWS = (1, 6, 15)  # of north, south and west
 
@@ -31,13 +31,10 @@ def with_holes(field: str = "x") -> ClientData:
 
 
 def slopes(use: Callable[[ClientBatch, Tensor], Tensor]) -> Model:
-    def model(batch: ClientBatch) -> None:
-        with batch.clients():
-            w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-            with batch.data():
-                pyro.sample("y", dist.Normal(use(batch, w), 1.0), obs=batch.y)
-
-    return model
+    return leveled(
+        lambda batch, w: normal_rows(batch, use(batch, w)),
+        lambda batch: dist.Normal(torch.zeros(2), 1.0).to_event(1),
+    )
 
 
 filled = slopes(lambda batch, w: (batch.x.nan_to_num() * w).sum(-1))
@@ -73,29 +70,23 @@ def test_a_model_that_does_not_is_refused_by_field_and_client(model: Model) -> N
 def test_missing_labels_are_refused_even_where_the_model_fills_them() -> None:
     """A prediction would be scored on the number that fills them."""
 
-    def model(batch: ClientBatch) -> None:
-        with batch.clients():
-            w = pyro.sample("w", dist.Normal(0.0, 1.0))
-            with batch.data():
-                pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y.nan_to_num())
+    def rows(batch: ClientBatch, w: Tensor) -> None:
+        pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y.nan_to_num())
 
     with pytest.raises(ValueError, match="field 'y' has NaN or infinity in 3 rows"):
-        read(model, guides.mean_field, with_holes("y"))
+        read(leveled(rows), guides.mean_field, with_holes("y"))
 
 
 def test_a_factor_may_leave_rows_without_a_label_out() -> None:
-    def model(batch: ClientBatch) -> None:
-        with batch.clients():
-            w = pyro.sample("w", dist.Normal(0.0, 1.0))
-            with batch.data():
-                density = dist.Normal(w, 1.0).log_prob(batch.y.nan_to_num())
-                pyro.factor("y", density * batch.y.isfinite())
+    def rows(batch: ClientBatch, w: Tensor) -> None:
+        density = dist.Normal(w, 1.0).log_prob(batch.y.nan_to_num())
+        pyro.factor("y", density * batch.y.isfinite())
 
     data = with_holes("y")
     whole = [i for i in range(data.num_rows) if i not in ROWS]
     labeled = ClientData.from_arrays(data.row_client[whole], y=data.fields["y"][whole])
     elbo = [
-        fit(hierfl.methods.fedsvi(model, guides.delta), d, rounds=1).history["elbo"].iloc[0]
+        fit(hierfl.methods.fedsvi(leveled(rows), guides.delta), d, rounds=1).history["elbo"].iloc[0]
         for d in (data.select([0, 1, 2]), labeled)
     ]
     assert elbo[0] == pytest.approx(elbo[1])
@@ -117,23 +108,10 @@ def test_missing_values_in_rows_to_predict_and_of_new_clients() -> None:
 
 def test_missing_values_of_clients() -> None:
     height = torch.tensor([0.3, float("nan"), 0.1, -0.2])
-
-    def model(batch: ClientBatch) -> None:
-        with batch.clients():
-            w = pyro.sample("w", dist.Normal(batch.height.nan_to_num(), 1.0))
-            with batch.data():
-                pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
-
-    data = federation()
-    holed = replace(data, client_fields={"height": height})
-    fit(hierfl.methods.fedsvi(model), holed, rounds=1)
-
-    def careless(batch: ClientBatch) -> None:
-        with batch.clients():
-            w = pyro.sample("w", dist.Normal(0.0 * batch.height, 1.0))
-            with batch.data():
-                pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
-
+    holed = replace(federation(), client_fields={"height": height})
+    careful = leveled(normal_rows, lambda batch: dist.Normal(batch.height.nan_to_num(), 1.0))
+    fit(hierfl.methods.fedsvi(careful), holed, rounds=1)
+    careless = leveled(normal_rows, lambda batch: dist.Normal(0.0 * batch.height, 1.0))
     with pytest.raises(ValueError, match=r"field 'height' has NaN or infinity in 1 .*'south'"):
         read(careless, guides.mean_field, holed)
 

@@ -13,15 +13,13 @@ import torch
 from hierfl import guides
 from hierfl.data.batch import ClientBatch
 from hierfl.program.program import ProgramError
-from tests.programs import federation, read
+from tests.programs import alone, federation, means, normal_rows, read
 
 Fn = Callable[[ClientBatch], Any]
 
 
-def model(*, outside: Fn | None = None, inside: Fn | None = None, rows: Fn | None = None) -> Fn:
-    """Return a correct model with a mistake outside the plates, inside the clients plate or in
-    the rows.
-    """
+def model(*, outside: Fn | None = None, inside: Fn | None = None) -> Fn:
+    """Return a correct model with a mistake outside the plates or inside the clients plate."""
 
     def built(batch: ClientBatch) -> None:
         pyro.sample("g", dist.Normal(0.0, 1.0))
@@ -32,9 +30,7 @@ def model(*, outside: Fn | None = None, inside: Fn | None = None, rows: Fn | Non
             if inside:
                 inside(batch)
             with batch.data():
-                if rows:
-                    rows(batch)
-                pyro.sample("y", dist.Normal((batch.x * own).sum(-1), 1.0), obs=batch.y)
+                normal_rows(batch, (batch.x * own).sum(-1))
 
     return built
 
@@ -60,21 +56,14 @@ def nothing(batch: ClientBatch) -> None:
 
 def test_a_correct_program_is_read() -> None:
     program = read(model(), guide(), federation())
-    assert [(site.name, site.is_local) for site in program.latents.sites] == [
-        ("g", False),
-        ("w", True),
-    ]
+    assert {site.name: site.is_local for site in program.latents.sites} == {"g": False, "w": True}
     assert program.labels == {"y": "y"}
 
 
 # ------------------------------------------------------------------ the model
 def no_clients(batch: ClientBatch) -> None:
     with batch.data():
-        pyro.sample("y", dist.Normal(0.0, 1.0), obs=batch.y)
-
-
-def no_plates(batch: ClientBatch) -> None:
-    pyro.sample("y", dist.Normal(batch.x[..., 0], 1.0), obs=batch.y)
+        normal_rows(batch, torch.zeros(()))
 
 
 def no_labels(batch: ClientBatch) -> None:
@@ -87,7 +76,7 @@ def read_outside(batch: ClientBatch) -> None:
         own = pyro.sample("w", dist.Normal(0.0, 1.0))
     pyro.sample("leak", dist.Normal(own, 1.0))
     with batch.clients(), batch.data():
-        pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
+        normal_rows(batch, own)
 
 
 def impossible(batch: ClientBatch) -> None:
@@ -96,34 +85,18 @@ def impossible(batch: ClientBatch) -> None:
         pyro.sample("visits", dist.Poisson(0.0 * g.exp()), obs=batch.visits)
 
 
-def minus_infinity(batch: ClientBatch) -> None:
-    pyro.factor("f", torch.tensor(-torch.inf).expand(batch.num_clients, 1))
-
-
-def twice(batch: ClientBatch) -> None:
-    pyro.sample("g", dist.Normal(0.0, 1.0))
-
-
 def own_plate(batch: ClientBatch) -> None:
     with batch.plate("items", 3, dim=-1):
         pyro.sample("v", dist.Normal(0.0, 1.0))
 
 
-def shared_in_plate(batch: ClientBatch) -> None:
-    pyro.param("shared", torch.zeros(2))
-
-
-def own_outside(batch: ClientBatch) -> None:
+def param_of_clients(batch: ClientBatch) -> None:
     pyro.param("own", torch.zeros(batch.num_clients, 1))
-
-
-def once_each(batch: ClientBatch) -> None:
-    pyro.param("p", torch.zeros(batch.num_clients, 1))
 
 
 WRONG_MODELS: dict[str, tuple[Fn, str]] = {
     "likelihood outside all plates": (
-        no_plates,
+        lambda batch: normal_rows(batch, batch.x[..., 0]),
         r"'y' .*outside the clients plate.*batch\.clients\(\)",
     ),
     "data plate without the clients plate": (
@@ -135,21 +108,13 @@ WRONG_MODELS: dict[str, tuple[Fn, str]] = {
         read_outside,
         r"'leak' is outside the clients plate.*reads a local site",
     ),
-    "a latent number a row": (
-        model(rows=lambda batch: pyro.sample("z", dist.Normal(0.0, 1.0))),
-        r"'z' is latent in the data plate, and no observed site depends on it",
-    ),
-    "discrete": (
-        model(inside=lambda batch: pyro.sample("k", dist.Poisson(3.0))),
-        r"'k' is discrete \(Poisson\).*no finite support",
-    ),
     "a plate in the clients' place": (model(inside=own_plate), r"'v'.*dim -3 and below"),
     "zero density at the start": (
         impossible,
         r"log-density of the log-likelihood is -?inf where the guide starts",
     ),
     "zero density of a factor": (
-        model(inside=minus_infinity),
+        model(inside=lambda batch: pyro.factor("f", -torch.inf * torch.ones(batch.num_clients, 1))),
         r"log-density of the local sites is -?inf where the guide starts",
     ),
     "zero density of a global factor": (
@@ -157,11 +122,11 @@ WRONG_MODELS: dict[str, tuple[Fn, str]] = {
         r"log-density of the global sites is -?inf where the guide starts",
     ),
     "param in the plate without clients": (
-        model(inside=shared_in_plate),
+        model(inside=lambda batch: pyro.param("shared", torch.zeros(2))),
         r"'shared' is inside the clients plate.*\(num_clients, 1",
     ),
     "param of clients outside the plate": (
-        model(outside=own_outside),
+        model(outside=param_of_clients),
         r"'own' is outside the clients plate.*must not depend",
     ),
 }
@@ -175,22 +140,13 @@ def test_models_that_cannot_be_run(what: str) -> None:
 
 
 def test_a_param_is_local_or_global_not_both() -> None:
-    with pytest.raises(
-        ProgramError,
-        match="param 'p' is declared both inside and outside the clients plate: give them two names",
-    ):
-        read(
-            model(inside=once_each),
-            guide(extra=lambda batch: pyro.param("p", torch.zeros(1, 1))),
-            federation(),
-        )
+    outside = guide(extra=lambda batch: pyro.param("own", torch.zeros(1, 1)))
+    words = "'own' is declared both inside and outside the clients plate: give them two names"
+    with pytest.raises(ProgramError, match=words):
+        read(model(inside=param_of_clients), outside, federation())
 
 
 # ------------------------------------------------------------------ the guide
-def narrow(batch: ClientBatch) -> None:
-    pyro.sample("w", dist.Normal(torch.zeros(1), 1.0).to_event(1))
-
-
 def inside(batch: ClientBatch) -> None:
     with batch.clients():
         pyro.sample("g", dist.Normal(0.0, 1.0))
@@ -204,7 +160,7 @@ WRONG_GUIDES: dict[str, tuple[Fn, str]] = {
         r"infer=\{'is_auxiliary': True\}",
     ),
     "another event shape": (
-        guide(w=narrow),
+        guide(w=lambda batch: pyro.sample("w", dist.Normal(torch.zeros(1), 1.0).to_event(1))),
         r"site 'w' has shape \(1, 1, 1\) in the guide, \(1, 1, 2\) in the model",
     ),
     "another side of the plate": (
@@ -243,29 +199,16 @@ def test_a_guide_outside_the_support() -> None:
 def test_a_site_named_as_a_guides_own(family: Any) -> None:
     def clash(batch: ClientBatch) -> None:
         pyro.sample("_shared", dist.Normal(0.0, 1.0))
-        with batch.clients():
-            own = pyro.sample("_local", dist.Normal(0.0, 1.0))
-            with batch.data():
-                pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
+        alone(batch)
 
     with pytest.raises(ProgramError, match=r"the guide fails.*two sites are named '_shared'"):
         read(clash, family, federation())
 
 
 def test_counting_rows_reads_no_field() -> None:
-    """Rows that are predicted or personalized need the fields that the model reads, not the
-    first of all fields.
-    """
-
-    def level(batch: ClientBatch) -> None:
-        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
-        with batch.clients():
-            a = pyro.sample("a", dist.Normal(loc, 1.0))
-            with batch.data():
-                pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
-
+    """Rows to predict need the fields that the model reads, not the first of all fields."""
     data = federation()
     assert next(iter(data.fields)) != "y"
     for family in (guides.delta, guides.conditional):
-        program = read(level, family, data)
+        program = read(means, family, data)
         assert program.reads.model == {"y"} and program.reads.guide <= {"y"}

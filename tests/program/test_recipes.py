@@ -52,9 +52,7 @@ def test_the_public_modules_are_those_of_hierfl() -> None:
 
 @pytest.mark.parametrize("name", PUBLIC_NAMES)
 def test_no_default_is_private(name: str) -> None:
-    """What a public factory takes by default has a public name, so that its recipe can be made
-    again.
-    """
+    """What a public factory takes by default has a public name: its recipe can be made again."""
     thing = exported(*name.rsplit(".", 1))
     if not name.startswith("hierfl.m") or not getattr(thing, "__recorded__", False):
         return
@@ -77,7 +75,9 @@ VALUES: dict[str, Callable[[], Any]] = {
     "numbers": lambda: (1, 2.5, True, None, "word", float("inf")),
     "tensors": lambda: {"a": torch.tensor([1.5, 2.5]), "b": torch.tensor([1, 2])},
     "optimizers": lambda: (optimizers.SGD(0.1, 0.5), optimizers.Adam(0.1, (0.5, 0.6))),
-    "torch's optimizer": lambda: optimizers.TorchOptimizer(torch.optim.NAdam, {"lr": 0.01}),
+    "torch's optimizer": lambda: optimizers.TorchOptimizer(
+        torch.optim.NAdam, {"lr": 0.01, "betas": (0.8, 0.9)}
+    ),
     "likelihoods": lambda: (likelihood.categorical(), likelihood.normal(dist.HalfNormal(2.0))),
     "a likelihood of one's own": lambda: likelihood.Likelihood(dist.Poisson),
     "priors of MAP": lambda: (learned_priors.Isotropic(2.0), learned_priors.LearnedVariance()),
@@ -87,6 +87,16 @@ VALUES: dict[str, Callable[[], Any]] = {
         guides.conditional(shared=guides.diagonal_normal, newton_steps=2),
     ),
     "a model and a guide of one's own": lambda: methods.fedsvi(model, guide),
+    "methods": lambda: (
+        methods.fedavg(model, steps=3, prox=0.5, unit="epoch"),
+        methods.pfedme(model, prox=3.0),
+        methods.pfedbayes(model, optimizer=optimizers.Adam(0.1), kl_weight=3.0),
+    ),
+    "regressions": lambda: (
+        models.regression("bernoulli"),
+        models.regression("gaussian", prior_scale=dist.HalfNormal(2.0)),
+        models.regression("gaussian", prior_scale=torch.tensor([0.5, 2.0])),
+    ),
 }
 PRIORS: dict[str, Callable[[], Any]] = {
     "Beta": lambda: dist.Beta(2.0, 3.0),
@@ -124,9 +134,8 @@ def test_a_prior_comes_back(what: str) -> None:
     assert describe(prior)["made_by"] == f"pyro.distributions.{what}"
     again = through_json(prior)
     value = prior.sample()
-    exact = "probs" not in vars(prior)  # else it comes back by its logits, which round
-    tolerance = 0.0 if exact else 1e-14
-    assert torch.allclose(again.log_prob(value), prior.log_prob(value), rtol=0.0, atol=tolerance)
+    atol = 1e-14 if "probs" in vars(prior) else 0.0  # it comes back by its logits, which round
+    assert torch.allclose(again.log_prob(value), prior.log_prob(value), rtol=0.0, atol=atol)
 
 
 def test_recipes_name_no_module_of_hierfl_that_is_not_public() -> None:

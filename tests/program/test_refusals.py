@@ -17,7 +17,18 @@ from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
-from tests.programs import FAMILIES, federation, fit, logistic, read, regression, three
+from tests.programs import (
+    FAMILIES,
+    alone,
+    federation,
+    fit,
+    leveled,
+    logistic,
+    normal_rows,
+    read,
+    regression,
+    three,
+)
 
 
 @pytest.fixture
@@ -34,6 +45,40 @@ def changed(field: str, row: int, value: float) -> ClientData:
 
 
 # ------------------------------------------------------------------ data
+def of(field: str, fn: Callable[[], Any]) -> Model:
+    """Return a model whose rows have that distribution, whatever the client."""
+    return leveled(lambda batch, w: pyro.sample(field, fn(), obs=getattr(batch, field)))
+
+
+CLASSES = of("ill", lambda: dist.Categorical(logits=torch.zeros(3)))
+COUNTS = of("visits", lambda: dist.Poisson(1.0))
+TEN_TRIALS = of("visits", lambda: dist.Binomial(10, torch.tensor(0.3)))
+OUTSIDE: list[tuple[Model, str, float, str]] = [
+    (logistic, "ill", 2.0, "Bernoulli"),
+    (logistic, "ill", 0.5, "Bernoulli"),
+    (CLASSES, "ill", 3.0, "Categorical"),
+    (CLASSES, "ill", -1.0, "Categorical"),
+    (COUNTS, "visits", -1.0, "Poisson"),
+]
+
+
+@pytest.mark.parametrize(("model", "field", "value", "kind"), OUTSIDE)
+def test_labels_out_of_range_are_refused_by_value_and_client(
+    model: Model, field: str, value: float, kind: str
+) -> None:
+    said = rf"of client 'south' has the value {value:g}, outside .*'{field}' \({kind}\).*1 rows"
+    with pytest.raises(ValueError, match=f"field '{field}' {said} are outside it"):
+        read(model, guides.delta, changed(field, 6, value))
+
+
+def test_labels_out_of_the_range_of_their_trials_are_refused() -> None:
+    words = (
+        r"'visits' \(Binomial\) of client 'south' has the value 11, outside the support of its row"
+    )
+    with pytest.raises(ValueError, match=words):
+        read(TEN_TRIALS, guides.delta, changed("visits", 6, 11.0))
+
+
 @pytest.mark.parametrize(
     ("field", "row", "client", "value"),
     [("x", 6, "south", torch.nan), ("y", 15, "west", torch.inf)],
@@ -46,87 +91,27 @@ def test_nan_is_refused_by_field_and_client(
         read(regression, guides.delta, changed(field, row, value))
 
 
-def classes(batch: ClientBatch) -> None:
-    with batch.clients(), batch.data():
-        pyro.sample("ill", dist.Categorical(logits=torch.zeros(3)), obs=batch.ill)
-
-
-def counts(batch: ClientBatch) -> None:
-    with batch.clients(), batch.data():
-        pyro.sample("visits", dist.Poisson(1.0), obs=batch.visits)
-
-
-def trials(batch: ClientBatch) -> None:
-    with batch.clients(), batch.data():
-        pyro.sample("visits", dist.Binomial(10, torch.tensor(0.3)), obs=batch.visits)
-
-
-LABELS: dict[str, tuple[Model, str, float, str]] = {
-    "Bernoulli": (
-        logistic,
-        "ill",
-        2.0,
-        r"'ill' of client 'south' has the value 2, outside .*'ill' \(Bernoulli\)",
-    ),
-    "Bernoulli, a half": (logistic, "ill", 0.5, r"'ill' of client 'south' has the value 0\.5"),
-    "Categorical": (
-        classes,
-        "ill",
-        3.0,
-        r"'ill' of client 'south' has the value 3, outside .*'ill' \(Categorical\)",
-    ),
-    "Categorical, negative": (classes, "ill", -1.0, r"'ill' of client 'south' has the value -1"),
-    "Poisson": (
-        counts,
-        "visits",
-        -1.0,
-        r"'visits' of client 'south' has the value -1, outside .*'visits' \(Poisson\)",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", LABELS)
-def test_labels_out_of_range_are_refused_by_value_and_client(what: str) -> None:
-    program, field, value, message = LABELS[what]
-    with pytest.raises(ValueError, match=f"field {message}.*1 rows are outside it"):
-        read(program, guides.delta, changed(field, 6, value))
-
-
-def test_labels_out_of_the_range_of_their_trials_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"(?s)visits.*(support|outside)"):
-        read(trials, guides.delta, changed("visits", 6, 11.0))
-
-
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 def test_integer_and_boolean_labels_of_a_bernoulli_site(
     dtype: torch.dtype, data: ClientData
 ) -> None:
-    """The same numbers as with floats, from the fit to the scores: torch's Bernoulli takes only
-    floats.
-    """
+    """The same numbers as with floats, which alone torch's Bernoulli takes, from the fit to the scores."""
     method = hierfl.methods.fedsvi(logistic)
     other = data.with_fields(ill=data.fields["ill"].to(dtype))
     fits = [fit(method, d, rounds=3, validation=d, eval_every=3) for d in (data, other)]
     leaves = [tree_leaves(f.message) for f in fits]
     assert all(torch.equal(first, second) for first, second in zip(*leaves, strict=True))
     assert fits[0].history["validation_log_score"].equals(fits[1].history["validation_log_score"])
-    scores = [f.predict(d, draws=20).scores() for f, d in zip(fits, (data, other), strict=True)]
-    assert scores[0].equals(scores[1])
-    across = (
-        fits[0].predict(other, draws=20).scores()
-    )  # fitted to floats, predicts rows of integers
-    assert scores[0].equals(across)
+    pairs = ((fits[0], data), (fits[1], other), (fits[0], other))  # at last, fitted to floats
+    scores = [f.predict(d, draws=20).scores() for f, d in pairs]
+    assert scores[0].equals(scores[1]) and scores[0].equals(scores[2])
 
 
 @pytest.mark.parametrize("name", ["counts", "rows", "key", "data", "clients", "fields", "num_rows"])
 def test_a_field_named_as_a_part_of_every_batch(name: str, data: ClientData) -> None:
-    """batch.counts is the number of rows of a client: a model would not read a field of that
-    name.
-    """
-    with pytest.raises(
-        ValueError,
-        match=f"field '{name}' has the name of a part of a batch, batch.{name}: rename it",
-    ):
+    """batch.counts is the number of rows of a client: a model would not read a field of that name."""
+    words = f"field '{name}' has the name of a part of a batch, batch.{name}: rename it"
+    with pytest.raises(ValueError, match=words):
         read(regression, guides.delta, data.with_fields(**{name: data.fields["visits"]}))
 
 
@@ -135,19 +120,8 @@ def test_a_field_named_as_a_part_of_every_batch(name: str, data: ClientData) -> 
     ("cohort", "size"), [(None, 4), (1, 1), (4, 4), (1.0, 4), (0.5, 2), (0.01, 1)]
 )
 def test_cohorts_that_can_be_drawn(cohort: float | None, size: int, data: ClientData) -> None:
-    assert (
-        fit(hierfl.methods.fedsvi(apart, guides.delta), data, rounds=1, cohort=cohort).history[
-            "clients"
-        ][0]
-        == size
-    )
-
-
-def apart(batch: ClientBatch) -> None:
-    with batch.clients():
-        own = pyro.sample("own", dist.Normal(0.0, 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
+    fitted = fit(hierfl.methods.fedsvi(alone, guides.delta), data, rounds=1, cohort=cohort)
+    assert fitted.history["clients"].tolist() == [size]
 
 
 # ------------------------------------------------------------------ methods and arguments
@@ -157,6 +131,9 @@ svi = hierfl.methods.fedsvi
 def network() -> Any:
     likelihood = hierfl.models.likelihood.normal(1.0)
     return hierfl.models.network(torch.nn.Linear(2, 1), y="y", likelihood=likelihood)
+
+
+gamma_model = leveled(normal_rows, lambda batch: dist.Gamma(2.0, 1.0))
 
 
 def asked(**options: Any) -> Callable[[ClientData], Any]:
@@ -192,23 +169,16 @@ FITS: dict[str, tuple[Callable[[ClientData], Any], str]] = {
         "fedavg fits global params only",
     ),
     "pfedme without learned params": (
-        lambda d: fit(hierfl.methods.pfedme(apart), d, rounds=1),
+        lambda d: fit(hierfl.methods.pfedme(alone), d, rounds=1),
         "local sites, and a learned prior",
     ),
     "conditional on mini-batches": (
         lambda d: fit(svi(regression, guides.conditional, batch_size=2), d, rounds=1),
         "reads every row of a client at each step",
     ),
-    "a share of all rounds": (lambda d: svi(regression, average=1.0), r"average is 1\.0"),
-    "no steps": (lambda d: svi(regression, global_steps=0), "global_steps is 0"),
-    "no particles": (lambda d: svi(regression, draws=0), "draws is 0"),
     "no rows a batch": (
         lambda d: fit(svi(regression, batch_size=0), d, rounds=1),
         "batch_size is 0: it must be 1 or more",
-    ),
-    "a negative weight": (
-        lambda d: hierfl.methods.fedavg(regression, prox=-1.0),
-        r"prox is -1\.0: it must be in \[0, inf\)",
     ),
     "no rank": (lambda d: fit(svi(regression, guides.low_rank(rank=0)), d, rounds=1), "rank is 0"),
     "draws of one client, pooled": (
@@ -226,18 +196,10 @@ FITS: dict[str, tuple[Callable[[ClientData], Any], str]] = {
 }
 
 
-def gamma_model(batch: ClientBatch) -> None:
-    with batch.clients():
-        w = pyro.sample("w", dist.Gamma(2.0, 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y)
-
-
 def gamma_guide(batch: ClientBatch) -> None:
+    positive = dist.constraints.positive
     with batch.clients():
-        rate = pyro.param(
-            "rate", torch.ones(batch.num_clients, 1), constraint=dist.constraints.positive
-        )
+        rate = pyro.param("rate", torch.ones(batch.num_clients, 1), constraint=positive)
         pyro.sample("w", dist.Gamma(2.0, rate))
 
 
@@ -251,18 +213,13 @@ def test_methods_and_arguments_that_do_not_fit(what: str, data: ClientData) -> N
 
 @pytest.mark.filterwarnings("ignore:field 'y' has mean")
 def test_what_is_not_finite_is_traced_to_its_client_and_round() -> None:
-    model = network()
-    wild = changed("y", 6, 1e200)
-    with pytest.raises(
-        hierfl.ClientError,
-        match=r"round \d+: .*update of client 'south' is not finite .*1 of 4 clients\): lower the "
-        r"learning rate \(optimizer\)",
-    ):
-        fit(
-            hierfl.methods.fedavg(model, optimizer=hierfl.optimizers.SGD(1e3), steps=5),
-            wild,
-            rounds=3,
-        )
+    method = hierfl.methods.fedavg(network(), optimizer=hierfl.optimizers.SGD(1e3), steps=5)
+    words = (
+        r"round \d+: .*update of client 'south' is not finite .*1 of 4 clients\): lower the "
+        r"learning rate \(optimizer\)"
+    )
+    with pytest.raises(hierfl.ClientError, match=words):
+        fit(method, changed("y", 6, 1e200), rounds=3)
 
 
 # ------------------------------------------------------------------ rows to predict, new clients
@@ -310,20 +267,15 @@ def test_rows_that_cannot_be_predicted(what: str, fitted: hierfl.Fit, data: Clie
 
 def test_rows_that_cannot_be_learned_from(fitted: hierfl.Fit) -> None:
     new = newcomer()
-    for rows in (
-        new.without("x"),
-        new.with_fields(x=torch.full((2, 2), float("nan"))),
-        new.with_fields(x=torch.zeros(2, 1)),
-    ):
+    wrong = [new.with_fields(x=x) for x in (torch.full((2, 2), torch.nan), torch.zeros(2, 1))]
+    for rows in (new.without("x"), *wrong):
         with pytest.raises(ValueError, match="'x'"):
             fitted.personalize(rows)
 
 
 @pytest.mark.parametrize("family", ["structured", "conditional", "amortized"])
 def test_new_clients_need_the_labels_that_their_guide_reads(family: str, data: ClientData) -> None:
-    fitted = fit(
-        hierfl.methods.fedsvi(regression, FAMILIES[family]), data.without("ill", "visits"), rounds=1
-    )
+    fitted = fit(svi(regression, FAMILIES[family]), data.without("ill", "visits"), rounds=1)
     with pytest.raises(ValueError, match=r"'y'"):
         fitted.personalize(newcomer().without("y"), rounds=1)
 

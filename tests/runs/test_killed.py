@@ -71,19 +71,10 @@ os.waitpid(child(folder + "/killed"), 0)
 @pytest.mark.slow
 def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
     """A run with a checkpoint every round, killed three times, ends with the bytes of an uninterrupted run."""
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
-    told = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)],
-        check=True,
-        timeout=1800,
-        env=environment,
-        capture_output=True,
-        text=True,
-    ).stdout
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    told = subprocess.check_output(command, timeout=1800, env=environment, text=True)
     reached = [int(n) for n in told.strip("[]\n").split(",")]
     assert reached == sorted(reached), "no completed checkpoint is lost"
     assert reached[-1] > 0 and reached[0] < 12, reached
@@ -92,12 +83,9 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
     for part in ("global.safetensors", "local.safetensors"):
         assert (newest[0] / part).read_bytes() == (newest[1] / part).read_bytes()
     records = [state.read_record(path) for path in newest]
-    assert [[row["elbo"] for row in r.history] for r in records] == [
-        [row["elbo"] for row in records[0].history]
-    ] * 2
-    assert not list((tmp_path / "killed").glob(".draft-*")), (
-        "drafts of killed processes are removed"
-    )
+    whole, killed = ([row["elbo"] for row in record.history] for record in records)
+    assert whole == killed
+    assert not list((tmp_path / "killed").glob(".draft-*")), "drafts of the killed are removed"
 
 
 SAYS = r"cannot be written \([\d,]+ bytes: .*\): free some space there or make it writable, or name another place"

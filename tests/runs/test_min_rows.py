@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import hierfl
 from hierfl.core.trees import tree_leaves
 from hierfl.methods import fedsvi
 from tests.programs import federation, fit, regression
@@ -16,13 +15,8 @@ def test_the_fit_is_that_of_the_clients_with_rows_enough() -> None:
     names = [name for name, count in zip(data.names, COUNTS, strict=True) if count >= 5]
     with pytest.warns(UserWarning, match=r"2 of 4 clients have fewer than 5 rows.*personalize"):
         fitted = fit(fedsvi(regression), data, rounds=2, min_rows=5, validation=data, eval_every=1)
-    alone = fit(
-        fedsvi(regression),
-        data.select(names),
-        rounds=2,
-        validation=data.select(names),
-        eval_every=1,
-    )
+    large = data.select(names)
+    alone = fit(fedsvi(regression), large, rounds=2, validation=large, eval_every=1)
     assert list(fitted.clients) == names
     ours, theirs = (tree_leaves([f.progress.server, f.progress.table]) for f in (fitted, alone))
     assert all(map(torch.equal, ours, theirs))
@@ -40,12 +34,10 @@ def test_those_left_out_may_join_afterwards() -> None:
     assert all(map(torch.equal, ours, theirs)), "they move no global param"
 
 
-def test_bad_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match="no client has that many rows: the largest has 7"):
-        hierfl.fit(
-            fedsvi(regression), federation(COUNTS), rounds=1, settings=hierfl.Settings(min_rows=8)
-        )
-    with pytest.raises(ValueError, match="min_rows is 0: it must be 1 or more"):
-        hierfl.fit(
-            fedsvi(regression), federation(COUNTS), rounds=1, settings=hierfl.Settings(min_rows=0)
-        )
+WRONG = {8: "no client has that many rows: the largest has 7", 0: "it must be 1 or more"}
+
+
+@pytest.mark.parametrize("least", WRONG)
+def test_bad_numbers_are_refused(least: int) -> None:
+    with pytest.raises(ValueError, match=f"min_rows is {least}.*{WRONG[least]}"):
+        fit(fedsvi(regression), federation(COUNTS), rounds=1, min_rows=least)

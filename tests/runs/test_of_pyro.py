@@ -10,14 +10,7 @@ from pyro.infer import Predictive
 
 import hierfl
 from hierfl.data.batch import ClientBatch
-
-
-def model(batch: ClientBatch) -> None:
-    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-    with batch.clients():
-        a = pyro.sample("a", dist.Normal(mu, 1.0))
-        with batch.data():
-            pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
+from tests.programs import means, normal_rows
 
 
 def nested(batch: ClientBatch) -> None:
@@ -28,10 +21,10 @@ def nested(batch: ClientBatch) -> None:
         with pyro.plate("wards", 4, dim=-3):
             ward = pyro.sample("ward", dist.Normal(pair[..., 0], 1.0))
         with batch.data():
-            pyro.sample("y", dist.Normal(ward.sum(0) + pair[..., 1], 1.0), obs=batch.y)
+            normal_rows(batch, ward.sum(0) + pair[..., 1])
 
 
-@pytest.mark.parametrize("program", [model, nested])
+@pytest.mark.parametrize("program", [means, nested])
 def test_pyros_predictive_takes_the_samples(program: Callable[[ClientBatch], None]) -> None:
     data = hierfl.ClientData.from_arrays(["a", "a", "b"], y=torch.tensor([0.1, 0.5, -0.3]))
     fit = hierfl.fit(program, data, seed=0)

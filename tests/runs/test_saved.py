@@ -8,25 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 
 import hierfl
-from hierfl import guides, models
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
-from hierfl.methods import fedavg, fedsvi, pfedbayes, pfedme
+from hierfl import models
+from hierfl.methods import fedsvi
 from hierfl.methods.stages import server as two_stage_server
 from hierfl.methods.stages import weighting
-from hierfl.optimizers import SGD, Adam, TorchOptimizer
 from hierfl.program import public_names
 from hierfl.program.public_names import CannotRemake
 from hierfl.program.recipes import describe, remake
 from tests.programs import FAMILIES, assert_close, federation, fit, regression, same
-from tests.runs.fits import two_rounds
+from tests.runs.fits import two_rounds, with_features
 from tests.sampled import sampled
+from tests.summaries import programs
 
 
 @pytest.mark.parametrize("family", sampled(FAMILIES, 3))
@@ -38,19 +34,9 @@ def test_save_and_load_round_trip(family: str, tmp_path: Path) -> None:
     assert describe(back.method) == describe(fitted.method)
     for name, value in fitted.federation.data.fields.items():
         assert torch.equal(back.federation.data.fields[name], value)
-    ours, theirs = fitted.draws(5, seed=2), back.draws(5, seed=2)
-    assert all(torch.equal(ours.own[k], theirs.own[k]) for k in ours.own)
-    assert torch.equal(
-        fitted.predict(federation(), draws=4).mean, back.predict(federation(), draws=4).mean
-    )
-
-
-def few_events(batch: ClientBatch) -> None:
-    mu, tau = pyro.sample("mu", dist.Normal(0.0, 1.0)), pyro.sample("tau", dist.HalfNormal(1.0))
-    with batch.clients():
-        at = pyro.sample("at", dist.Normal(mu, tau))
-        with batch.data():
-            pyro.sample("y", dist.Bernoulli(logits=at), obs=batch.y)
+    assert_close(fitted.draws(5, seed=2).own, back.draws(5, seed=2).own, 0.0)
+    ours, theirs = (of.predict(federation(), draws=4).mean for of in (fitted, back))
+    assert torch.equal(ours, theirs)
 
 
 def test_clients_weighted_more_draws_than_planned(
@@ -59,14 +45,11 @@ def test_clients_weighted_more_draws_than_planned(
     # as of more than 1,000 clients, whose log ratios a quadratic does not describe
     monkeypatch.setattr(two_stage_server, "FAR_MANY", 5)
     monkeypatch.setattr(weighting, "ROUGH", 1e-9)
-    g = torch.Generator().manual_seed(0)
-    rows = {f"c{k}": {"y": (torch.rand(6, generator=g) < 0.4).float()} for k in range(6)}
-    data = ClientData.from_clients(rows)
-    fitted = hierfl.fit(hierfl.methods.two_stage(few_events), data, progress=False)
+    fitted = fit(hierfl.methods.two_stage(programs.binary), programs.people((6,) * 6))
     begun, server = fitted.federation.server.state, fitted.progress.server
     assert len(server.asked) > len(begun.asked) and len(server.each) > len(begun.each)
     fitted.save(tmp_path / "run", with_data=True)
-    back = hierfl.load(tmp_path / "run", model=few_events)
+    back = hierfl.load(tmp_path / "run", model=programs.binary)
     assert_close(back.progress.server, server, 0.0)
 
 
@@ -80,22 +63,18 @@ def test_rows_that_a_checkpoint_never_holds_must_be_handed_in(tmp_path: Path) ->
 
 
 def test_a_checkpoint_loads_with_client_names_and_features(tmp_path: Path) -> None:
-    data = federation()
-    named = hierfl.ClientData(
-        data.fields, data.offsets, data.names, data.client_fields, {"x": ("age", "dose")}
-    )
+    named = with_features()
     fitted = fit(fedsvi(regression), named, rounds=3, checkpoint=tmp_path)
     same(fitted, hierfl.load(tmp_path, data=named))
     fitted.save(tmp_path / "whole", with_data=True)
     back = hierfl.load(tmp_path / "whole")
     assert back.federation.data.features == {"x": ("age", "dose")}
-    assert torch.equal(back.federation.data.client_fields["height"], data.client_fields["height"])
+    assert torch.equal(back.federation.data.client_fields["height"], named.client_fields["height"])
 
 
 def test_new_clients_are_saved_and_loaded(tmp_path: Path) -> None:
-    new = two_rounds().personalize(
-        replace(federation((4, 2), seed=8), names=("new", "newer")), rounds=3
-    )
+    clients = replace(federation((4, 2), seed=8), names=("new", "newer"))
+    new = two_rounds().personalize(clients, rounds=3)
     new.save(tmp_path, with_data=True)
     back = hierfl.load(tmp_path)
     same(new, back)
@@ -132,46 +111,6 @@ def test_damaged_rows_are_refused_by_name(tmp_path: Path) -> None:
         hierfl.load(tmp_path)
 
 
-@hierfl.model(name="scaled by 2.5")
-def scaled(batch: Any) -> None:
-    regression(batch)
-
-
-@hierfl.guide
-def own_guide(batch: Any) -> None:
-    pyro.sample("mu", dist.Delta(pyro.param("at", torch.zeros(()))))
-
-
-REMADE: dict[str, Callable[[], Any]] = {
-    "hierfl's": lambda: fedsvi(
-        models.regression("bernoulli"),
-        guides.structured(full=True),
-        optimizer=SGD(0.1, momentum=0.5),
-    ),
-    "shared posterior": lambda: fedsvi(
-        models.regression(), guides.conditional(shared=guides.diagonal_normal, newton_steps=0)
-    ),
-    "torch's optimizer": lambda: fedsvi(
-        regression, optimizer=TorchOptimizer(torch.optim.NAdam, {"lr": 0.01, "betas": (0.8, 0.9)})
-    ),
-    "a model of one's own": lambda: fedsvi(regression, optimizer=Adam(0.1, betas=(0.5, 0.6))),
-    "one under another name": lambda: fedsvi(scaled, own_guide),
-    "fedavg": lambda: fedavg(regression, steps=3, prox=0.5, unit="epoch"),
-    "pfedme": lambda: pfedme(regression, prox=3.0),
-    "pfedbayes": lambda: pfedbayes(regression, kl_weight=3.0),
-    "a prior": lambda: fedsvi(models.regression("gaussian", prior_scale=dist.HalfNormal(2.0))),
-    "tensors": lambda: fedsvi(models.regression("gaussian", prior_scale=torch.tensor([0.5, 2.0]))),
-}
-
-
-@pytest.mark.parametrize("what", REMADE)
-def test_a_method_is_rebuilt_from_its_record(what: str) -> None:
-    record = describe(REMADE[what]())
-    again = remake(record)
-    assert isinstance(again, hierfl.Method)
-    assert describe(again) == record
-
-
 UNMADE: dict[str, Callable[[], Any]] = {
     "a closure": lambda: lambda batch: regression(batch),
     "a module": lambda: models.network(torch.nn.Linear(2, 2)),
@@ -197,16 +136,6 @@ def test_loading_imports_nothing_that_a_file_names(tmp_path: Path) -> None:
             remake({"named": "evil:model"})
     finally:
         sys.path.remove(str(tmp_path))
-    with pytest.raises(CannotRemake, match=r"'hierfl.methods:nothing' is not a public name of"):
-        remake({"named": "hierfl.methods:nothing"})
-    for name in ("nothing", "fit", "federation"):
-        with pytest.raises(CannotRemake, match=f"'tests.programs:{name}' is not marked in this"):
-            remake(
-                {
-                    "made_by": "hierfl.methods.fedsvi",
-                    "with": {"model": {"named": f"tests.programs:{name}"}},
-                }
-            )
 
 
 def test_a_model_of_another_script_is_not_found(

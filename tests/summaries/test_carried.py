@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -20,11 +19,6 @@ from tests.summaries.programs import program_of
 def draws(count: int, size: int = 3, *, seed: int = 0, scale: float = 1.0) -> Tensor:
     g = torch.Generator().manual_seed(seed)
     return scale * torch.randn(count, size, generator=g, dtype=torch.float64)
-
-
-@pytest.fixture(autouse=True)
-def in_double() -> None:
-    torch.set_default_dtype(torch.float64)
 
 
 def cubic(z: Tensor) -> Tensor:
