@@ -159,7 +159,7 @@ def fedfomo(
         return Client(
             own=FedFomoClientState(first, first, none, torch.zeros(())),
             start=start,
-            phases=(Phase(mix, turns=models), training),
+            phases=(Phase(mix, turns=max(1, models)), training),
             finish=finish,
             params=lambda message, own: chosen(own.seen, own.last, message["mean"]),
             seen=lambda own: own.seen,
