@@ -143,9 +143,9 @@ def pfedbred(
     Raises:
         ProgramError: (at fit) the model has no local site, or one whose prior's mean is no global
             param.
-        ValueError: an unknown strategy, or an optimizer other than plain SGD.
+        ValueError: an unknown strategy, no inner step, or an optimizer other than plain SGD.
     """
-    expect(strategy=(strategy, STRATEGIES))
+    expect(strategy=(strategy, STRATEGIES), inner_steps=(inner_steps, "[1, inf)"))
     how, mirror = STRATEGIES[strategy], "its equations are of mirror descent"
     lr = plain_lr(optimizer, "optimizer", mirror)
     global_lr = plain_lr(global_optimizer, "global_optimizer", mirror)

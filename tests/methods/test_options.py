@@ -39,7 +39,7 @@ BAD: dict[str, dict[str, Any]] = {
     "heur_fedamp": {"prox": -1.0, "sigma": -1.0, "self_weight": 1.5},
     "ifca": {"clusters": 0},
     "per_fedavg": {"meta": "second", "difference": 0.0},
-    "pfedbred": {"strategy": "mega"},
+    "pfedbred": {"strategy": "mega", "inner_steps": 0},
     "pfedhb": {"mean_penalty": -1.0, "variance_penalty": -1.0},
     "pfedhn": {"embedding_size": 0, "clipping_norm": 0.0},
     "pfedvem": {"head_steps": 0, "draws": 0},
