@@ -3,8 +3,8 @@
 Factors are about the mode of the joint density that has the most mass, of those that are reached
 from draws of the rounds and of the priors and from near 0: rounds that did not end may have kept to
 a lesser one. The mode is looked for in what factors standardize; once chains have run, factors are
-about their draws. Factors are left whose density is far lower than without them:
-where a vague scale lets clients' scalars run away, they are about points that no draw is near.
+about their draws. Factors are left whose density is far lower than without them: where a vague scale
+lets clients' scalars run away, they are about points that no draw is near.
 """
 
 from __future__ import annotations
@@ -65,14 +65,16 @@ class ChainStarts:
         """Return a start about the mode, which is looked for from draws of z (S, K)."""
         shared, alone = self.joint.shared, self.alone(draws_z)
         modes = [self._climbed(alone, x) for x in self._ascended(alone, draws_z)]
-        mode = max(modes, key=lambda x: self._mass(alone, x))
-        by_none = alone, mode, *self._near(alone, mode)
+        about = [(x, self._whitening(alone, x[:shared])) for x in modes]
+        mode, of_z = max(about, key=lambda of: self._mass(alone, *of))
+        by_none = alone, mode, of_z, self._spread(of_z, alone, mode)
         standard, at, of_z, near = by_none
         is_shared = torch.arange(len(mode)) < shared
         for turn in range(TURNS):  # each by factors about the mode of the one before
             if turn:
                 at = self._climbed(standard, at)
-                of_z, near = self._near(standard, at)
+                of_z = self._whitening(standard, at[:shared])
+                near = self._spread(of_z, standard, at)
             standard, at = self._about(near), torch.where(is_shared, at, 0.0)
         own = self._normal(len(at) - shared)
         points = torch.cat([near[: self.joint.count], at[shared:] + own], 1)
@@ -96,11 +98,6 @@ class ChainStarts:
         of_z = whitening_of(z, shared)
         loc = torch.cat([of_z.loc, torch.zeros(own)])
         return ChainStart(renewed, there, of_z._replace(loc=loc, scale=torch.ones(own)))
-
-    def _near(self, standard: Standard, at: Tensor) -> tuple[Whitening, Tensor]:
-        """Return the Normal distribution of z about a mode `at`, and points z of it, (S, K)."""
-        of_z = self._whitening(standard, at[: self.joint.shared])
-        return of_z, self._spread(of_z, standard, at)
 
     def _are_usable(self, new: Standard, there: Tensor, old: Standard, here: Tensor) -> bool:
         """Return whether a new standard's points have a density as high as an old one's, about."""
@@ -158,14 +155,14 @@ class ChainStarts:
         for _ in range(ASCENT):
             at.grad = self._narrowed(at.detach(), standard)[1].nan_to_num(0.0, 0.0, 0.0)
             climb.step()
-        highest, there = -torch.inf, at.detach()
-        value = self._narrowed(there, standard)[0].nan_to_num(nan=highest, posinf=highest)
+        there = at.detach()
+        value = self._narrowed(there, standard)[0]
+        value = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
         return there[value.topk(MODES).indices]
 
-    def _mass(self, standard: Standard, mode: Tensor) -> float:
+    def _mass(self, standard: Standard, mode: Tensor, of_z: Whitening) -> float:
         """Return the log mass about a mode, by its curvature in z: the higher one may be narrow."""
-        tril = self._whitening(standard, mode[: self.joint.shared]).tril
-        value = self._narrowed(mode[None], standard)[0] + tril.diagonal().log().sum()
+        value = self._narrowed(mode[None], standard)[0] + of_z.tril.diagonal().log().sum()
         return float(value.nan_to_num(nan=-torch.inf, posinf=-torch.inf))
 
     def _fault(self, z: Tensor) -> str:
