@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hierfl.core.graphs import NoGraph, Operation, Value, repeated
+from hierfl.core.graphs import Operation, Value, repeated
 
 Function = Callable[..., tuple[Tensor, Tensor]]
 
@@ -72,7 +72,7 @@ class _Tape(WorkCounter):
         ]
         depends = any(isinstance(v, Value) and v.number in self.depend for v in values)
         if depends and torch.Tag.data_dependent_output in func.tags:
-            raise NoGraph(str(func))
+            raise RuntimeError(f"{func} looks at values")  # as torch raises under `vmap`
         result = super().__torch_dispatch__(func, types, args, kwargs)
         results = tree_leaves(result)
         numbers = [self._number(v) if isinstance(v, Tensor) else None for v in results]
@@ -146,7 +146,9 @@ def _recorded(function: Function, x: Tensor, *inputs: Tensor) -> _Script:
             warnings.simplefilter("ignore")
             run: Any = torch.jit.trace(graph, (x, *inputs), check_trace=False)
             away = x + AWAY
-            pairs = list(zip(run(away, *inputs), function(away, *inputs), strict=True))
+            with _Tape((away, *inputs)):  # where nothing ends early either
+                compared = function(away, *inputs)
+        pairs = list(zip(run(away, *inputs), compared, strict=True))
     except Exception:  # recording fails in many ways; the function itself is right, and slower
         pairs = []
     if pairs and all(torch.allclose(*two, rtol=EXACT, atol=EXACT, equal_nan=True) for two in pairs):

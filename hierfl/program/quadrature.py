@@ -23,7 +23,7 @@ from hierfl.core.gaussians import LOG_2_PI, dot, inverse_root, times
 from hierfl.core.importance_sampling import normal_points
 
 Log = Callable[[Tensor], Tensor]  # (*shape, D) -> (*shape)
-FEW = 2  # numbers for whose derivatives a loop is faster than vmap
+FEW = 2  # numbers with derivatives by differences, or by a loop, which is faster than vmap
 STEPS, STILL = 10, 1e-3  # of Newton's method to the mode at most; a last step, in the row's own sds
 FARTHEST = 4.0  # a step, in sds of the prior
 CANDIDATES = 64  # of a draw from a density that is near a Normal
@@ -63,19 +63,71 @@ def derivatives(log: Log, u: Tensor) -> tuple[Tensor, Tensor]:
     return at, vmap(lambda along: back(along.expand(u.shape))[0], out_dims=-2)(unit)
 
 
+class _Expansion(NamedTuple):
+    """A row's log density to second order about a point, in sds of the prior."""
+
+    at: Tensor  # (*shape, D)
+    value: Tensor  # (*shape, 1)
+    slope: Tensor  # (*shape, D)
+    root: Tensor  # (*shape, D D), of the inverse of what is minus the curvature
+
+    @property
+    def step(self) -> Tensor:
+        """Newton's step to the mode, (*shape, D)."""
+        root = self.matrix
+        return times(root, times(root.mT, self.slope)).nan_to_num()
+
+    @property
+    def matrix(self) -> Tensor:
+        """The root, (*shape, D, D)."""
+        return self.root.unflatten(-1, (self.at.shape[-1], -1))
+
+
+def _expanded(log: Log, at: Tensor, unit: Tensor, width: Tensor | float) -> _Expansion:
+    """Return the expansion at a point, by differences over a part of the `width` where these are few."""
+    if at.shape[-1] <= FEW:
+        step = torch.finfo(at.dtype).eps ** 0.25 * unit * width
+        value, slope, curvature = _differences(log, at, step)
+    else:
+        value, (slope, curvature) = log(at), derivatives(log, at)
+    root, _ = inverse_root(_positive(-curvature * unit[..., None] * unit[..., None, :]))
+    value = value.nan_to_num(nan=-torch.inf)[..., None]
+    return _Expansion(at, value, slope * unit, root.flatten(-2))
+
+
+def _differences(log: Log, u: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return values, slopes and curvatures, as `derivatives` does, at a third of its cost."""
+    size = u.shape[-1]
+    eye = torch.eye(size, dtype=u.dtype)
+    along = torch.cat([0.0 * eye[:1], eye, -eye, eye.sum(0, keepdim=True)])
+    values = vmap(lambda z: log(u + step * z))(along[: 2 * size + size])  # one number has no corner
+    here, ahead, behind = values[0], values[1 : 1 + size], values[1 + size : 1 + 2 * size]
+    slope = (ahead - behind).movedim(0, -1) / (2.0 * step)
+    curvature = torch.diag_embed((ahead - here + behind - here).movedim(0, -1))
+    if size == 2:
+        crossed = values[-1] - ahead[0] - ahead[1] + here
+        curvature = curvature + crossed[..., None, None] * (1.0 - eye)
+    return here, slope, curvature / (step[..., None] * step[..., None, :])
+
+
 def fitted(log: Log, prior: Log, start: Tensor) -> Normals:
-    """Return each row's Normal at the mode of its log density, by Newton's method from the prior's center."""
+    """Return each row's Normal at the mode of its log density, by Newton's method from the prior's center.
+
+    A step that loses is not taken, and the next one is at most a quarter as long.
+    """
     unit = derivatives(prior, start)[1].diagonal(dim1=-2, dim2=-1).neg().clamp(min=1e-30).rsqrt()
-    u = start
+    here, longest = _expanded(log, start, unit, 1.0), torch.full_like(start[..., :1], FARTHEST)
     for _ in range(STEPS):
-        slope, curvature = derivatives(log, u)
-        slope = slope * unit
-        root, _ = inverse_root(_positive(-curvature * unit[..., None] * unit[..., None, :]))
-        move = times(root, times(root.mT, slope)).nan_to_num()
-        u = u + unit * move.clamp(-FARTHEST, FARTHEST)
-        if _all_below((slope * move).sum(-1), STILL**2):
+        step = here.step
+        if _all_below((here.slope * step).sum(-1), STILL**2):
             break
-    return Normals(u.detach(), (unit[..., None] * root).detach())
+        length = step.abs().amax(-1, keepdim=True)
+        step = step * (longest / length).clamp(max=1.0)
+        there = _expanded(log, here.at + unit * step, unit, here.matrix.norm(dim=-1).clamp(max=1.0))
+        gains = there.value >= here.value
+        longest = torch.where(gains, longest, length.minimum(longest) / 4.0)
+        here = _Expansion(*(torch.where(gains, *of) for of in zip(there, here, strict=True)))
+    return Normals(here.at.detach(), (unit[..., None] * here.matrix).detach())
 
 
 def _all_below(values: Tensor, bound: float) -> bool:

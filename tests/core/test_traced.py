@@ -1,5 +1,6 @@
 """Recorded gradients: those of the function, once a shape; and their work, counted."""
 
+from contextlib import suppress
 from functools import partial
 
 import pyro.distributions as dist
@@ -52,6 +53,25 @@ def test_a_function_of_branches_is_not_recorded() -> None:
             assert torch.equal(one, other)
     signs = gradient(torch.ones(4, 2), scale)[0], gradient(-torch.ones(4, 2), scale)[0]
     assert (signs[0] < 0.0).all() and (signs[1] > 0.0).all()
+
+
+def test_a_loop_that_may_end_early_is_recorded_whole() -> None:
+    def root(x: Tensor) -> Tensor:
+        y = torch.ones_like(x)
+        for _ in range(10):
+            y = y - (y.square() - x) / (2.0 * y)
+            with suppress(RuntimeError):
+                if bool(((y.square() - x).abs() < 1e-3).all()):
+                    break
+        return y.sum(1)
+
+    gradient = Gradient(root)
+    for x in (torch.full((3, 2), 2.0), torch.full((3, 2), 50.0)):
+        value, slope = gradient(x)
+        torch.testing.assert_close(value, x.sqrt().sum(1))
+        torch.testing.assert_close(slope, 0.5 * x.rsqrt())
+    (script,) = gradient.recorded.values()
+    assert script.run != gradient.eager
 
 
 def test_a_recorded_function_may_change_tensors_in_place() -> None:

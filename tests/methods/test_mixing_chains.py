@@ -69,8 +69,9 @@ def test_the_density_in_the_programs_own_coordinates_is_the_programs() -> None:
 
 
 def intercepts(batch: ClientBatch) -> None:
-    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
-    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    tau = pyro.sample("tau", dist.LogNormal(0.0, 1.0))
+    mu = pyro.sample("mu", dist.Normal(0.0, tau))
+    slope = pyro.sample("slope", dist.Normal(mu, tau))
     with batch.clients():
         b = pyro.sample("b", dist.Normal(torch.zeros(2), 1.0).to_event(1))
         with batch.data():
@@ -78,7 +79,7 @@ def intercepts(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(mean, 1.0), obs=batch.y)
 
 
-def test_factors_that_standardize_cancel_whatever_they_are() -> None:
+def test_what_standardizes_changes_the_density_by_its_volume_alone() -> None:
     g, names = torch.Generator().manual_seed(0), ["a", "b", "c"]
     data = ClientData.from_arrays(
         np.repeat(np.arange(3), 4), names=names, y=torch.randn(12, generator=g)
@@ -86,7 +87,7 @@ def test_factors_that_standardize_cancel_whatever_they_are() -> None:
     program = read_model(intercepts, data).program
     seen, batch = seen_in(program), full_batch(data, data.by_name)
     size = seen.hierarchy.reading.size
-    x = torch.randn(5, 2 + 6, generator=g, dtype=torch.float64)
+    x = torch.randn(5, 3 + 6, generator=g, dtype=torch.float64)
     with double_precision(), unchecked(), torch.no_grad():
         none = Factors(torch.zeros(3, size, size), torch.zeros(3, size), {})
         rows, surrogate = packed(seen.score, in_double(batch)), Surrogate(seen.hierarchy)
@@ -97,13 +98,13 @@ def test_factors_that_standardize_cancel_whatever_they_are() -> None:
         standard = standard_of(half @ half.mT, shift, line, own=2)
         values = joint.at(x, standard)[0]
 
-        def whole(e: Tensor, z: Tensor) -> Tensor:
-            w = joint.own_scalars(torch.cat([z, e])[None], standard)
-            return plain.from_own(z[None], w)[0]
+        def whole(x: Tensor) -> Tensor:
+            return plain.from_own(joint.z_of(x[None]), joint.own_scalars(x[None], standard))[0]
 
-        at = torch.stack([whole(point[2:], point[:2]) for point in x])
-        slopes = [torch.func.jacrev(whole)(point[2:], point[:2])[2:] for point in x]
-        densities = plain.at(at, standard)[0] + torch.stack(slopes).slogdet()[1]
+        at = torch.stack([whole(point) for point in x])
+        slopes = torch.stack([torch.func.jacrev(whole)(point) for point in x])
+        densities = plain.at(at, standard)[0] + slopes.slogdet()[1]
+        torch.testing.assert_close(joint.x_of(joint.z_of(x)), x[:, :3])
     # but for the constant of 6 standard normal scalars
     torch.testing.assert_close(values - 3.0 * LOG_2_PI, densities)
 
@@ -245,3 +246,22 @@ def test_chains_start_about_the_heaviest_mode_whatever_mode_the_rounds_kept_to()
         lesser = torch.linspace(-30.1, -29.9, 1000)[:, None].expand(-1, 4)
         start = chains._starts.about_mode(lesser / mu.unit)
     assert 29.0 < float((start.points * mu.unit).median()) < 31.0
+
+
+def crossed(batch: ClientBatch) -> None:
+    tau = pyro.sample("tau", dist.HalfNormal(5.0))
+    theta = pyro.sample("theta", dist.Normal(0.0, tau).expand([8]).to_event(1))
+    with batch.clients(), batch.data():
+        pyro.sample("y", dist.StudentT(4.0, theta[batch.school], 1.0), obs=batch.y)
+
+
+def test_chains_do_not_start_where_a_scale_is_0_and_its_sites_are_equal() -> None:
+    schools, g = torch.arange(8).repeat(2), torch.Generator().manual_seed(0)
+    y = torch.linspace(-2.0, 2.0, 8).repeat(2) + 0.1 * torch.randn(16, generator=g)
+    data = ClientData.from_arrays(np.repeat([0, 1], 8), names=["a", "b"], school=schools, y=y)
+    chains = Fallback(federate(hierfl.methods.two_stage(crossed), data, seed=0), None).chains
+    with double_precision(), torch.no_grad(), unchecked():
+        z = torch.randn(256, 9, generator=g, dtype=torch.float64)
+        start = chains._starts.about_mode(z)
+        log_tau = chains.joint.z_of(start.points)[:, 0]
+    assert -1.0 < float(log_tau.median()) < 2.0

@@ -75,7 +75,7 @@ class ChainStarts:
                 at = self._climbed(standard, at)
                 of_z = self._whitening(standard, at[:shared])
                 near = self._spread(of_z, standard, at)
-            standard, at = self._about(near), torch.where(is_shared, at, 0.0)
+            standard, at = self._about(self.joint.z_of(near)), torch.where(is_shared, at, 0.0)
         own = self._normal(len(at) - shared)
         points = torch.cat([near[: self.joint.count], at[shared:] + own], 1)
         if self._are_usable(standard, points, alone, mode):
@@ -90,12 +90,12 @@ class ChainStarts:
     def about_draws(self, draws: Tensor, standard: Standard) -> ChainStart | None:
         """Return a start about draws (S, K + N E) by a `standard`; None where new factors fit worse."""
         shared, own = self.joint.shared, self.joint.size - self.joint.shared
-        z = draws[:, :shared]
-        renewed = self._about(thinned(z, RENEWING))
-        there = torch.cat([thinned(z, self.joint.count), self._normal(own)], 1)
+        x = draws[:, :shared]
+        renewed = self._about(self.joint.z_of(thinned(x, RENEWING)))
+        there = torch.cat([thinned(x, self.joint.count), self._normal(own)], 1)
         if not self._are_usable(renewed, there, standard, thinned(draws, self.joint.count)):
             return None
-        of_z = whitening_of(z, shared)
+        of_z = whitening_of(x, shared)
         loc = torch.cat([of_z.loc, torch.zeros(own)])
         return ChainStart(renewed, there, of_z._replace(loc=loc, scale=torch.ones(own)))
 
@@ -143,11 +143,11 @@ class ChainStarts:
         near = hierarchy.reading.origin.double() + AWAY * self._normal(shared, POINTS)
         places = draws_z, prior_draws(hierarchy, self.seed)[:, :shared], near
         x = torch.zeros(len(places), POINTS * count, self.joint.size)
-        x[..., :shared] = torch.stack([thinned(z, POINTS * count) for z in places])
+        x[..., :shared] = torch.stack([self.joint.x_of(thinned(z, POINTS * count)) for z in places])
         value = torch.stack([self.joint.at(some, standard)[0] for some in x])
         value = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
         if not bool(value.isfinite().any()):
-            raise ValueError(f"{NOWHERE_FINITE}{self._fault(x[0, 0, :shared])}")
+            raise ValueError(f"{NOWHERE_FINITE}{self._fault(draws_z[0])}")
         best = value.topk(-(-count // len(places)), 1).indices
         at = x.gather(1, best[..., None].expand(-1, -1, x.shape[2])).flatten(0, 1)[:count]
         at = at.clone().requires_grad_()

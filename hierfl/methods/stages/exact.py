@@ -162,7 +162,7 @@ class Chains:
             others = (self._renewed, self._plain)
             where, drawn = until_mixed(first, others, start.points, start.whitening)
             t = where.joint.mixing(drawn.draws, where.standard)
-            draws = torch.cat([drawn.draws[:, : self.joint.shared], t], 1)
+            draws = torch.cat([where.joint.z_of(drawn.draws), t], 1)
         return Ended(draws, drawn.r_hat, min(drawn.effective, float(count)))
 
     def _renewed(self, here: ChainCoordinates, drawn: Sampled) -> NewCoordinates | None:

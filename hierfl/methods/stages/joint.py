@@ -15,6 +15,7 @@ from torch import Tensor
 from hierfl.core.gaussians import Quadratic, dot, times, times_factor, times_one
 from hierfl.core.process import replaced
 from hierfl.core.traced import Gradient
+from hierfl.methods.stages.scaled_means import ScaledMeans
 from hierfl.program.carried import OF_MANY_DRAWS
 from hierfl.program.handlers import unchecked
 from hierfl.program.traces import Site
@@ -86,6 +87,7 @@ class Joint:
         self.none, self.count = none, count
         self.shared = len(self.hierarchy.reading.origin)
         self.own = self.hierarchy.normal_size + self.hierarchy.mixing_size
+        self.means: ScaledMeans | None = ScaledMeans(self.hierarchy)
         self.gradient = Gradient(self._value)
 
     @property
@@ -114,7 +116,23 @@ class Joint:
         """Return the clients' own scalars at points x, (S, N W); none where they are summed over."""
         if self.nodes is not None:
             return x[:, :0]
-        return self._terms(x, standard)[1].flatten(1)
+        return self._terms(self._natural(x)[0], standard)[1].flatten(1)
+
+    def z_of(self, x: Tensor) -> Tensor:
+        """Return z (S, K) at points x."""
+        z: Tensor = self._natural(x)[0][:, : self.shared]
+        return z
+
+    def x_of(self, z: Tensor) -> Tensor:
+        """Return the coordinates (S, K) of z (S, K)."""
+        return z if self.means is None else self.means.back(z)
+
+    def _natural(self, x: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Return points x with z in place of its coordinates, and the log of how much volume grows, (S,)."""
+        if self.means is None:
+            return x, 0.0
+        z, volume = self.means.at(x[:, : self.shared])
+        return torch.cat([z, x[:, self.shared :]], 1), volume
 
     def from_own(self, z: Tensor, own: Tensor) -> Tensor:
         """Return points x of a plain joint, at z (S, K) and what `own_scalars` returns, (S, N W)."""
@@ -146,10 +164,11 @@ class Joint:
         self, x: Tensor, precision: Tensor, cross: Tensor, shift: Tensor, *line: Tensor
     ) -> Tensor:
         standard = Standard(precision, cross, shift, MixingLine(*line))
+        x, volume = self._natural(x)
         if self.nodes is not None:
-            return self._summed(x, standard, self.nodes)
+            return volume + self._summed(x, standard, self.nodes)
         density, w = self._terms(x, standard)
-        return density + self._of_rows(w, x).sum(1)
+        return volume + density + self._of_rows(w, x).sum(1)
 
     def _of_rows(self, w: Tensor, z: Tensor) -> Tensor:
         """Return log likelihoods (S, N) at w (S, N, W) and z (S, K...)."""
@@ -198,6 +217,7 @@ class Joint:
         size = self.hierarchy.mixing_size
         if not size:
             return torch.zeros(len(x), 0)
+        x, _ = self._natural(x)
         e = self.own_parts(x)[..., :size]
 
         def one(z: Tensor, e: Tensor) -> Tensor:
@@ -252,7 +272,7 @@ class PlainJoint(Joint):
     def __init__(self, surrogate: Surrogate, rows: PackedRows, none: Factors, count: int) -> None:
         """Read what the density needs of N clients, for `count` points at a time."""
         super().__init__(surrogate, rows, none, count)
-        self.own = self.hierarchy.reading.own_size
+        self.own, self.means = self.hierarchy.reading.own_size, None
 
     def mixing(self, x: Tensor, standard: Standard) -> Tensor:
         """Return the clients' mixing parameters at points x, (S, N M); none is of a scattered site."""
