@@ -24,7 +24,8 @@ from hierfl.core.importance_sampling import normal_points
 
 Log = Callable[[Tensor], Tensor]  # (*shape, D) -> (*shape)
 FEW = 2  # numbers with derivatives by differences, or by a loop, which is faster than vmap
-STEPS, STILL = 10, 1e-3  # of Newton's method to the mode at most; a last step, in the row's own sds
+STEPS, STILL = 10, 0.03  # of Newton's method to the mode at most; a last step, in the row's own sds
+NEAR = 0.1  # the center of a prior, about which its sd is found; a Normal's is exact
 FARTHEST = 4.0  # a step, in sds of the prior
 CANDIDATES = 64  # of a draw from a density that is near a Normal
 POINTS = 1024  # with which Laplace's approximation is compared
@@ -100,7 +101,7 @@ def _differences(log: Log, u: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Ten
     size = u.shape[-1]
     eye = torch.eye(size, dtype=u.dtype)
     along = torch.cat([0.0 * eye[:1], eye, -eye, eye.sum(0, keepdim=True)])
-    values = vmap(lambda z: log(u + step * z))(along[: 2 * size + size])  # one number has no corner
+    values = vmap(lambda z: log(u + step * z))(along[: 3 * size])  # one number has no corner
     here, ahead, behind = values[0], values[1 : 1 + size], values[1 + size : 1 + 2 * size]
     slope = (ahead - behind).movedim(0, -1) / (2.0 * step)
     curvature = torch.diag_embed((ahead - here + behind - here).movedim(0, -1))
@@ -115,7 +116,8 @@ def fitted(log: Log, prior: Log, start: Tensor) -> Normals:
 
     A step that loses is not taken, and the next one is at most a quarter as long.
     """
-    unit = derivatives(prior, start)[1].diagonal(dim1=-2, dim2=-1).neg().clamp(min=1e-30).rsqrt()
+    curvature = _differences(prior, start, torch.full_like(start, NEAR))[2]
+    unit = curvature.diagonal(dim1=-2, dim2=-1).neg().clamp(min=1e-30).rsqrt()
     here, longest = _expanded(log, start, unit, 1.0), torch.full_like(start[..., :1], FARTHEST)
     for _ in range(STEPS):
         step = here.step
