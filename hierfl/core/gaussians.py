@@ -27,13 +27,17 @@ class Normal(NamedTuple):
         square = (away * (self.precision @ away[..., None])[..., 0]).sum(-1)
         return 0.5 * (self.log_det - square - len(x) * LOG_2_PI)
 
-    def unchained(self, means: Callable[[Tensor], Tensor]) -> Normal:
-        """Return the joint distribution if means (C, D) move linearly with x (D,)."""
-        axes = torch.eye(self.mean.shape[-1], dtype=self.mean.dtype)
-        slopes = (torch.vmap(means)(axes) - self.mean).permute(1, 2, 0)
+    def unchained(self, slopes: Tensor) -> Normal:
+        """Return the joint distribution if means (C, D) move with x (D,) by slopes (C, D, D)."""
         unit_lower = torch.eye(slopes.shape[-1], dtype=slopes.dtype) - slopes
         mean = torch.linalg.inv_ex(unit_lower).inverse @ self.mean[..., None]
         return Normal(mean[..., 0], unit_lower.mT @ self.precision @ unit_lower, self.log_det)
+
+
+def slopes_of(means: Callable[[Tensor], Tensor], at_zero: Tensor) -> Tensor:
+    """Return how far means (C, D), which are linear in x (D,), move with it, (C, D, D)."""
+    axes = torch.eye(at_zero.shape[-1], dtype=at_zero.dtype)
+    return (torch.vmap(means)(axes) - at_zero).permute(1, 2, 0)
 
 
 class Quadratic(NamedTuple):

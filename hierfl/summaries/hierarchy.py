@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import Normal, Quadratic, times_factor, without_own
+from hierfl.core.gaussians import Normal, Quadratic, slopes_of, times_factor, without_own
 from hierfl.core.trees import tree_class
 from hierfl.data.batch import ClientBatch, in_dtype
 from hierfl.laplace.trials import prior_sites_at
@@ -73,6 +73,7 @@ class Hierarchy:
     linear: tuple[str, ...] = ()  # names of the global sites in m
     # whether the mean of a local site, and of one in m, depends on another one of its kind
     chained: tuple[bool, bool] = (False, False)
+    mean_slopes: Tensor | None = None  # (1, Km, Km), of m with m, if they are the same at any s
     steady: bool = False  # whether (mean of w, u) move with m as far at any s and t
     mixing: Mixing | None = None  # what the local sites are Normal given
     spread: Spread | None = None  # the noise scale of a Gaussian likelihood
@@ -215,7 +216,7 @@ class Hierarchy:
 
         sites = self.normals(sites or self.given(z, batch, t), t)
         normal = Normal(means_of(own, sites), *precision_of(own, sites))
-        normal = normal.unchained(means) if self.chained[0] else normal
+        normal = normal.unchained(slopes_of(means, normal.mean)) if self.chained[0] else normal
         if self.reading.effects is None:
             return normal
         moved, scale = self.reading.effects.at(z)
@@ -262,14 +263,21 @@ class Hierarchy:
 
     def means(self, scales: Tensor, values: dict[str, Site]) -> Normal:
         """Return p(m | s), (1, Km), by the sites at m = 0."""
-        zero = torch.zeros(self.reading.own_size, dtype=scales.dtype)
         sites = self.linear_sites
+        normal = Normal(means_of(sites, values), *precision_of(sites, values))
+        if not self.chained[1]:
+            return normal
+        slopes = self.mean_slopes_at(scales) if self.mean_slopes is None else self.mean_slopes
+        return normal.unchained(slopes.to(scales.dtype))
+
+    def mean_slopes_at(self, scales: Tensor) -> Tensor:
+        """Return how far the means of m move with m at s (Ks,), (1, Km, Km)."""
+        zero = torch.zeros(self.reading.own_size, dtype=scales.dtype)
 
         def means(m: Tensor) -> Tensor:
-            return means_of(sites, self.sites(self.whole(m, scales), zero, self.row))
+            return means_of(self.linear_sites, self.sites(self.whole(m, scales), zero, self.row))
 
-        normal = Normal(means_of(sites, values), *precision_of(sites, values))
-        return normal.unchained(means) if self.chained[1] else normal
+        return slopes_of(means, means(scales.new_zeros(len(self.inside))))
 
     def slopes_at(self, z: Tensor, batch: ClientBatch, t: Tensor | None = None) -> Tensor:
         """Return how far (mean of w, u) move with m: (C, V, Km), or (1, V, Km) for all clients."""

@@ -243,6 +243,10 @@ def _with_linear(
         ]
         chained = hierarchy.chained[0], not all(alike_here(*both) for both in means)
         made = replace(made, chained=chained)
+        if chained[1]:
+            slopes = [made.mean_slopes_at(p.z[made.outside]) for p in points]
+            is_steady = all(alike_here(slopes[0], other) for other in slopes)
+            made = replace(made, mean_slopes=slopes[0] if is_steady else None)
         return made if all(_is_joint(made, p, batch) for p in points) else None
 
     every = joint(tuple(names)) if names else hierarchy
