@@ -23,6 +23,7 @@ Floats = NDArray[np.float64]
 # that a formula makes, and of zeros and ones
 SHARE, NEARLY, EXACT = 0.99, 1.0 - 1e-4, 1.0 - 1e-6
 MOST_CHECKED = 500  # rows of high leverage
+TINY = 1e-300
 TIMES = 50  # that rows are moved, after which nothing is told
 
 
@@ -200,3 +201,41 @@ def _of_few(columns: Mapping[str, Floats], least: int) -> set[str]:
         weights = np.abs(np.linalg.lstsq(scaled, at - at.mean(), rcond=None)[0])
         out.add(names[np.flatnonzero(weights > 1e-6 * weights.max())[-1]])
     return out
+
+
+def columns_of_scores(kind: str, mean: Floats, sd: Floats | None) -> dict[str, Floats]:
+    """Return what scores of predictions, (n, ...), multiply each row's outcome by, (n, p): score -> columns.
+
+    A log score is a constant and sum_i y_i c_i with the log odds c_i of a yes-or-no outcome, or the
+    means over the variances of a Gaussian one; an accuracy has the class that is predicted. Columns of
+    several classes are mixed: what is 0 in a row for all of them is 0.
+    """
+    flat = mean.reshape(len(mean), -1)
+    mixing = np.random.default_rng(0).normal(size=(flat.shape[1], 1))
+    size = np.log(np.maximum(np.abs(flat), TINY))
+    if kind in ("binary", "categorical"):
+        odds = size - np.log(np.maximum(1.0 - flat, TINY))
+        chosen = flat > 0.5 if kind == "binary" else flat == flat.max(1, keepdims=True)
+        made = {"log_score": odds, "brier": flat, "accuracy": chosen}
+        return {name: columns @ mixing for name, columns in made.items()}
+    weights = np.ones_like(flat) if sd is None else np.maximum(sd.reshape(flat.shape), TINY) ** -2.0
+    every = [size @ mixing, weights @ mixing, (weights * flat) @ mixing]
+    return {"log_score": np.hstack(every), "rmse": flat @ mixing}
+
+
+def scores_of_few(
+    scores: Mapping[str, Floats], rows: Floats, told_before: Floats, least: int
+) -> tuple[set[str], Floats]:
+    """Return the scores that would tell of few rows, beside the columns of `rows` and those told before.
+
+    Also returns the columns of the other scores, (n, p). No outcome decides which they are.
+    """
+    known = np.zeros((len(rows), 0)) if tells_of_few(rows, least) else rows  # rounds tell as much
+    few, new = set[str](), [np.zeros((len(rows), 0))]
+    for name, columns in scores.items():
+        alone = any(len(isolated(of[:, None], least)) for of in columns.T)
+        if alone or tells_of_few(np.hstack([known, told_before, *new, columns]), least):
+            few.add(name)
+        else:
+            new.append(columns)
+    return few, np.hstack(new)

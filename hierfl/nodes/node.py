@@ -271,7 +271,8 @@ def _about_client(inquiry: Inquiry) -> Iterator[Reply]:
 
     def make() -> Release:
         few = few_rows(node, policy.min_count, inquiry.tree["rows"])
-        tree = answered(node, inquiry.tree, request, few)
+        ledger = None if stays else inquiry.ledger
+        tree = answered(node, inquiry.tree, request, few, ledger, policy.min_count)
         if stays:
             return Release(to_bytes({}, {**about, "stays": stays}), {}, f"no {kind}", more)
         told_few = {name: few[name] for name in few.keys() & tree.keys()}
