@@ -155,9 +155,10 @@ def outcomes_of(declared: Declaration | None) -> set[str]:
 
 
 class Told(NamedTuple):
-    """Sums of columns that may leave together, and the `exact` ones' values, (n,), with NaN as they had it."""
+    """Sums of columns that may leave together, of `coarse` values, (n,), and those of the `exact` sums."""
 
     sums: dict[str, ColumnSums]
+    coarse: dict[str, Floats]
     exact: dict[str, Floats]
 
 
@@ -169,9 +170,11 @@ def told_together(
     Of `curves` that together are of a few rows no sums are told; sums of zeros and ones are rounded to
     multiples of `least` where others would tell about a few rows beside them.
     """
-    exact = {name: coarse(values, least) for name, values in columns.items()}
-    told_sums = {name: sums(values[np.isfinite(values)]) for name, values in exact.items()}
-    exact = {name: values for name, values in exact.items() if len(values)}
+    made = {name: coarse(values, least) for name, values in columns.items()}
+    told_sums = {name: sums(values[np.isfinite(values)]) for name, values in made.items()}
+    if least < 2:  # nothing is withheld
+        return Told(told_sums, made, made)
+    exact = {name: values for name, values in made.items() if len(values)}
     binary = {name for name, values in exact.items() if np.isin(values, (0.0, 1.0)).all()}
     whole = {name for name, values in columns.items() if np.isfinite(values).all()}
     for names in (names for names in curves if whole.issuperset(names)):
@@ -184,7 +187,7 @@ def told_together(
         rows = len(exact.pop(name))
         count = min(least * round(told_sums[name].total / least), rows)
         told_sums[name] = ColumnSums(rows, count, count) if name in binary else NOTHING
-    return Told(told_sums, exact)
+    return Told(told_sums, made, exact)
 
 
 def _of_few(columns: Mapping[str, Floats], least: int) -> set[str]:

@@ -18,7 +18,7 @@ from hierfl.formulas.agree import agreed
 from hierfl.formulas.credible import Heard, check_margins
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.odd_answers import odd_answers
-from hierfl.formulas.questions import Question, answer_of_json, own_answer
+from hierfl.formulas.questions import FIELDS, Question, answer_of_json, own_answer
 from hierfl.formulas.read_rows import ReadRows
 from hierfl.formulas.schema import Implausible, Schema
 from hierfl.nodes.account import Ledger, Subject, digest
@@ -35,26 +35,13 @@ OF_NUMBERS = ("columns", "call", "design")  # questions whose answers are sums
 LATE = "; what all have agreed on before, such as means, counts its rows"
 MARGINS = ("design", "response")  # of a schema: what answers to its last question determine
 UNANSWERED = "it did not answer all questions"
-# kind of question -> its fields
-FIELDS = {
-    "rows": (),
-    "columns": ("least", "known"),
-    "outside": ("by", "levels"),
-    "groups": ("least", "by"),
-    "call": ("least", "text", "at", "schema"),
-    "design": ("least", "schema"),
-}
 
 
 def _disclosure(inquiry: Inquiry) -> Iterator[Refused]:
     """Yield why a question may not be answered: other columns than the formula's, few rows, fields of others."""
     question, formula, least = inquiry.request, inquiry.source.formula, inquiry.policy.min_count
     declared, schema, own = formula.declared, question.schema, FIELDS[question.kind]
-    plain = asdict(Question("rows"))
-    others = [
-        n for n in plain if n not in ("kind", "least", *own) and getattr(question, n) != plain[n]
-    ]
-    if others or ("schema" in own and schema is None):
+    if not question.has_own_fields:
         yield Refused(f"a question of the kind '{question.kind}' has {', '.join(own) or 'nothing'}")
     counts = [question.least] if question.kind in ("columns", "groups", "call") else []
     counts += [] if schema is None else [schema.min_count]
