@@ -206,7 +206,9 @@ def _of_few(columns: Mapping[str, Floats], least: int) -> set[str]:
     return out
 
 
-def columns_of_scores(kind: str, mean: Floats, sd: Floats | None) -> dict[str, Floats]:
+def columns_of_scores(
+    kind: str, mean: Floats, sd: Floats | None, counts: Floats | None
+) -> dict[str, Floats]:
     """Return what scores of predictions, (n, ...), multiply each row's outcome by, (n, p): score -> columns.
 
     A log score is a constant and sum_i y_i c_i with the log odds c_i of a yes-or-no outcome, or the
@@ -214,30 +216,33 @@ def columns_of_scores(kind: str, mean: Floats, sd: Floats | None) -> dict[str, F
     several classes are mixed: what is 0 in a row for all of them is 0.
     """
     flat = mean.reshape(len(mean), -1)
+    times = 1.0 if counts is None else counts[:, None]
     mixing = np.random.default_rng(0).normal(size=(flat.shape[1], 1))
     size = np.log(np.maximum(np.abs(flat), TINY))
     if kind in ("binary", "categorical"):
         odds = size - np.log(np.maximum(1.0 - flat, TINY))
         chosen = flat > 0.5 if kind == "binary" else flat == flat.max(1, keepdims=True)
         made = {"log_score": odds, "brier": flat, "accuracy": chosen}
-        return {name: columns @ mixing for name, columns in made.items()}
+        return {name: times * (columns @ mixing) for name, columns in made.items()}
     weights = np.ones_like(flat) if sd is None else np.maximum(sd.reshape(flat.shape), TINY) ** -2.0
     every = [size @ mixing, weights @ mixing, (weights * flat) @ mixing]
-    return {"log_score": np.hstack(every), "rmse": flat @ mixing}
+    return {"log_score": times * np.hstack(every), "rmse": times * (flat @ mixing)}
 
 
 def scores_of_few(
-    scores: Mapping[str, Floats], rows: Floats, told_before: Floats, least: int
+    scores: Mapping[str, Floats], rows: Iterable[Floats], earlier: Iterable[Floats], least: int
 ) -> tuple[set[str], Floats]:
-    """Return the scores that would tell of few rows, beside the columns of `rows` and those told before.
+    """Return the scores that would tell of few rows, beside columns of the `rows` and those of earlier scores.
 
     Also returns the columns of the other scores, (n, p). No outcome decides which they are.
     """
-    known = np.zeros((len(rows), 0)) if tells_of_few(rows, least) else rows  # rounds tell as much
-    few, new = set[str](), [np.zeros((len(rows), 0))]
+    none = np.zeros((len(next(iter(scores.values()))), 0))
+    known = np.hstack([none, *rows])
+    known = none if tells_of_few(known, least) else known  # rounds tell as much
+    few, new = set[str](), [none]
     for name, columns in scores.items():
         alone = any(len(isolated(of[:, None], least)) for of in columns.T)
-        if alone or tells_of_few(np.hstack([known, told_before, *new, columns]), least):
+        if alone or tells_of_few(np.hstack([known, *earlier, *new, columns]), least):
             few.add(name)
         else:
             new.append(columns)

@@ -159,20 +159,16 @@ def _of_rows(
 
 def _check_scores(node: Node, ledger: Ledger, scored: Prediction, least: int) -> set[str]:
     """Return the scores that, with the columns of the rows and earlier scores, tell of few rows; keep the others'."""
-    every = scored.ordered()
-    mean, sd = (None if v is None else v.double().numpy() for v in (every.mean, every.sd))
-    labels = {*node.federation.program.labels.values()}
-    fields = {n: of for n, of in node.federation.data.fields.items() if n not in labels}
-    rows = [of.double().reshape(len(of), -1).numpy() for of in fields.values()]
+    every, labels = scored.ordered(), {*node.federation.program.labels.values()}
+    parts = (None if of is None else of.double().numpy() for of in (every.sd, every.counts))
+    columns = columns_of_scores(every.kind, every.mean.double().numpy(), *parts)
+    fields = (of for name, of in node.federation.data.fields.items() if name not in labels)
+    rows = [of.double().reshape(len(of), -1).numpy() for of in fields]
     about = digest(msgspec.json.encode(node.behind.row_set, order="sorted"))
     earlier = [e.request for e in ledger.entries if (e.kind, e.subject) == (SCORES, (about,))]
-    kept = [np.frombuffer(kept_in(ledger.folder, n)).reshape(len(mean), -1) for n in earlier]
-    none = np.zeros((len(mean), 0))
-    columns = columns_of_scores(every.kind, mean, sd)
-    if every.counts is not None:
-        counts = every.counts.double().numpy()[:, None]
-        columns = {name: of * counts for name, of in columns.items()}
-    few, new = scores_of_few(columns, np.hstack([none, *rows]), np.hstack([none, *kept]), least)
+    kept = (np.frombuffer(kept_in(ledger.folder, name)) for name in earlier)
+    before = [of.reshape(len(every.mean), -1) for of in kept]
+    few, new = scores_of_few(columns, rows, before, least)
     if (name := digest(content := new.tobytes())) not in earlier and new.size:
         keep_in(ledger.folder, name, content)
         ledger.append(Entry(SCORES, name, subject=(about,)))
