@@ -230,15 +230,17 @@ def columns_of_scores(
 
 
 def scores_of_few(
-    scores: Mapping[str, Floats], rows: Iterable[Floats], earlier: Iterable[Floats], least: int
+    scores: Mapping[str, Floats], fields: Iterable[Any], earlier: Iterable[Floats], least: int
 ) -> tuple[set[str], Floats]:
-    """Return the scores that would tell of few rows, beside columns of the `rows` and those of earlier scores.
+    """Return the scores that would tell of few rows, beside the rows' fields, (n, ...), and earlier scores.
 
     Also returns the columns of the other scores, (n, p). No outcome decides which they are.
     """
     none = np.zeros((len(next(iter(scores.values()))), 0))
-    known = np.hstack([none, *rows])
-    known = none if tells_of_few(known, least) else known  # rounds tell as much
+    known = none
+    for columns in chain.from_iterable(_summed(field, least) for field in fields):
+        together = np.hstack([known, columns])
+        known = known if tells_of_few(together, least) else together  # rounds tell as much
     few, new = set[str](), [none]
     for name, columns in scores.items():
         alone = any(len(isolated(of[:, None], least)) for of in columns.T)
@@ -247,3 +249,15 @@ def scores_of_few(
         else:
             new.append(columns)
     return few, np.hstack(new)
+
+
+def _summed(field: Any, least: int) -> Iterator[Floats]:
+    """Yield columns of a field, (n, p), with which rounds may sum outcomes: of codes, those that enough rows have."""
+    if field.dtype.kind not in "iu":
+        yield np.nan_to_num(
+            field.reshape(len(field), -1).astype(np.float64), posinf=0.0, neginf=0.0
+        )
+        return
+    for code, count in zip(*np.unique(field, return_counts=True), strict=True):
+        if field.ndim == 1 and count >= least:
+            yield (field == code)[:, None] * 1.0

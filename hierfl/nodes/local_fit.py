@@ -162,13 +162,12 @@ def _check_scores(node: Node, ledger: Ledger, scored: Prediction, least: int) ->
     every, labels = scored.ordered(), {*node.federation.program.labels.values()}
     parts = (None if of is None else of.double().numpy() for of in (every.sd, every.counts))
     columns = columns_of_scores(every.kind, every.mean.double().numpy(), *parts)
-    fields = (of for name, of in node.federation.data.fields.items() if name not in labels)
-    rows = [of.double().reshape(len(of), -1).numpy() for of in fields]
+    fields = [v.numpy() for name, v in node.federation.data.fields.items() if name not in labels]
     about = digest(msgspec.json.encode(node.behind.row_set, order="sorted"))
     earlier = [e.request for e in ledger.entries if (e.kind, e.subject) == (SCORES, (about,))]
     kept = (np.frombuffer(kept_in(ledger.folder, name)) for name in earlier)
     before = [of.reshape(len(every.mean), -1) for of in kept]
-    few, new = scores_of_few(columns, rows, before, least)
+    few, new = scores_of_few(columns, fields, before, least)
     if (name := digest(content := new.tobytes())) not in earlier and new.size:
         keep_in(ledger.folder, name, content)
         ledger.append(Entry(SCORES, name, subject=(about,)))

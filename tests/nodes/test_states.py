@@ -15,6 +15,7 @@ import hierfl
 from hierfl import methods
 from hierfl.cli.officer_page import entries
 from hierfl.core.trees import tree_map
+from hierfl.formulas.disclosure import scores_of_few
 from hierfl.nodes import Answer, FitOverNodes, in_process
 from hierfl.nodes.messages import Ask, RoundRequest, StateRequest, from_bytes, to_bytes
 from hierfl.nodes.run import fit_nodes
@@ -247,6 +248,21 @@ def asking_of_codes(ask: Ask, change: Any, contents: Any) -> Iterator[Answer]:
         codes = {k: change(v) if k == "g_site_ward" else v for k, v in tree["rows"].items()}
         crafted[name] = to_bytes({**tree, "rows": codes}, about)
     yield from ask(crafted)
+
+
+def test_no_score_tells_of_few_outcomes_beside_those_of_a_group() -> None:
+    """Rounds sum outcomes by ward: those of a ward and of all its rows but one are those of one row."""
+    ward, x = np.repeat([3, 4, 7, 9], 8), np.random.default_rng(0).normal(size=32)
+    chosen = {
+        "ward": ward == 4,
+        "but one": (ward == 4) & (np.arange(32) != 8),
+        "half": np.arange(32) % 2 == 0,
+    }
+    few = {
+        name: bool(scores_of_few({"accuracy": rows[:, None] * 1.0}, [ward, x], [], 5)[0])
+        for name, rows in chosen.items()
+    }
+    assert few == {"ward": False, "but one": True, "half": False}
 
 
 def test_no_score_tells_of_few_outcomes(tmp_path: Path) -> None:
