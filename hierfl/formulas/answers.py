@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -212,27 +212,37 @@ def of_design(
 
     def answer(rows: slice) -> OfDesign:
         own = {name: values[rows] for name, values in columns.items()}
-        there = {name: values[np.isfinite(values)] for name, values in own.items()}
         label = None if response is None else response[rows]
-        if least > 1:
-            totals = told_of_designs(designs, own, least).sums
-            there = {name: coarse(values, least) for name, values in there.items()}
-            label = None if label is None else coarse(label, least, by_value=False)
-        else:  # nothing is withheld
-            totals = {name: sums(values) for name, values in there.items()}
-        constant = frozenset(n for n, values in there.items() if len(np.unique(values)) < 2)
-        return OfDesign(totals, constant, None if label is None else sums(label))
+        return ToldDesign.of(designs, own, label, least).answer
 
     return answer
 
 
-def told_of_designs(designs: Sequence[Design], columns: Mapping[str, Floats], least: int) -> Told:
-    """Return what may be told of the columns of all terms, (n,), with NaN where `mi()` lacks a value."""
-    curves: dict[Any, list[str]] = {}
-    for term in (term for design in designs for term in design.terms):
-        curves.setdefault(term.factors, []).extend(term.columns)
-    several = [names for names in curves.values() if len(names) > 1]
-    return told_together(columns, several, least)
+class ToldDesign(NamedTuple):
+    """What may be told of the columns of all terms, and a response of one number, (n,)."""
+
+    columns: Told
+    response: Any
+
+    @staticmethod
+    def of(
+        designs: Sequence[Design], columns: Mapping[str, Floats], response: Any, least: int
+    ) -> ToldDesign:
+        """Return it of columns, (n,), with NaN where `mi()` lacks a value."""
+        curves: dict[Any, list[str]] = {}
+        for term in (term for design in designs for term in design.terms):
+            curves.setdefault(term.factors, []).extend(term.columns)
+        several = [names for names in curves.values() if len(names) > 1]
+        label = None if response is None else coarse(response, least, by_value=False)
+        return ToldDesign(told_together(columns, several, least), label)
+
+    @property
+    def answer(self) -> OfDesign:
+        """Return the sums."""
+        there = {name: of[np.isfinite(of)] for name, of in self.columns.coarse.items()}
+        constant = frozenset(name for name, of in there.items() if len(np.unique(of)) < 2)
+        label = None if self.response is None else sums(self.response)
+        return OfDesign(self.columns.sums, constant, label)
 
 
 def design_columns(

@@ -19,12 +19,13 @@ from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.design import every_design_of
 from hierfl.formulas.expressions import CODINGS, Call, Expression, Factor, Name
 from hierfl.formulas.questions import Question
-from hierfl.formulas.schema import OFFSET, Schema
+from hierfl.formulas.schema import OFFSET, Implausible, Schema, check_moments
 from hierfl.formulas.transforms import EDGES, Smooth
 
 MOST_ROWS = 1 << 26  # of a client
 NEAR = 1e-6
 LARGEST = 1e15  # value that a row may have
+RESPONSE = "the response"  # in the sums of an answer
 ROOM = 4.0  # of squares above those of the largest values, as these are of coarser ones
 PLACES = 1001  # at which a transform is tried
 
@@ -274,9 +275,20 @@ def _are_counts(counts: Any, scaled: ColumnSums, least: int) -> bool:
 def sums_in(answer: Any) -> dict[str, ColumnSums]:
     """Return the sums of an answer about a schema, by their names."""
     if isinstance(answer, OfDesign):
-        every = {**answer.columns, "the response": answer.response}
+        every = {**answer.columns, RESPONSE: answer.response}
     elif isinstance(answer, dict):
         every = {name: of.sums for name, of in answer.items()}
     else:
         every = {"the argument": getattr(answer, "sums", None)}
     return {name: sums for name, sums in every.items() if sums is not None}
+
+
+def check_margins(schema: Schema, own: OfDesign) -> None:
+    """Refuse means and sds of a design that clients cannot agree on if one has its `own` sums (`Implausible`)."""
+    sums, margins = sums_in(own), dict(schema.design)
+    if schema.response is not None:
+        margins[RESPONSE] = schema.response
+    if margins.keys() != sums.keys():
+        raise Implausible("the schema has means and sds of other columns than its design")
+    for name, of in margins.items():
+        check_moments(name, of.mean, of.sd, sums[name], schema.rows, constant=True)

@@ -23,6 +23,7 @@ Floats = NDArray[np.float64]
 # that a formula makes, and of zeros and ones
 SHARE, NEARLY, EXACT = 0.99, 1.0 - 1e-4, 1.0 - 1e-6
 MOST_CHECKED = 500  # rows of high leverage
+TINY = 1e-300
 TIMES = 50  # that rows are moved, after which nothing is told
 
 
@@ -154,9 +155,10 @@ def outcomes_of(declared: Declaration | None) -> set[str]:
 
 
 class Told(NamedTuple):
-    """Sums of columns that may leave together, and the `exact` ones' values, (n,), with NaN as they had it."""
+    """Sums of columns that may leave together, of `coarse` values, (n,), and those of the `exact` sums."""
 
     sums: dict[str, ColumnSums]
+    coarse: dict[str, Floats]
     exact: dict[str, Floats]
 
 
@@ -168,9 +170,11 @@ def told_together(
     Of `curves` that together are of a few rows no sums are told; sums of zeros and ones are rounded to
     multiples of `least` where others would tell about a few rows beside them.
     """
-    exact = {name: coarse(values, least) for name, values in columns.items()}
-    told_sums = {name: sums(values[np.isfinite(values)]) for name, values in exact.items()}
-    exact = {name: values for name, values in exact.items() if len(values)}
+    made = {name: coarse(values, least) for name, values in columns.items()}
+    told_sums = {name: sums(values[np.isfinite(values)]) for name, values in made.items()}
+    if least < 2:  # nothing is withheld
+        return Told(told_sums, made, made)
+    exact = {name: values for name, values in made.items() if len(values)}
     binary = {name for name, values in exact.items() if np.isin(values, (0.0, 1.0)).all()}
     whole = {name for name, values in columns.items() if np.isfinite(values).all()}
     for names in (names for names in curves if whole.issuperset(names)):
@@ -183,7 +187,7 @@ def told_together(
         rows = len(exact.pop(name))
         count = min(least * round(told_sums[name].total / least), rows)
         told_sums[name] = ColumnSums(rows, count, count) if name in binary else NOTHING
-    return Told(told_sums, exact)
+    return Told(told_sums, made, exact)
 
 
 def _of_few(columns: Mapping[str, Floats], least: int) -> set[str]:
@@ -200,3 +204,60 @@ def _of_few(columns: Mapping[str, Floats], least: int) -> set[str]:
         weights = np.abs(np.linalg.lstsq(scaled, at - at.mean(), rcond=None)[0])
         out.add(names[np.flatnonzero(weights > 1e-6 * weights.max())[-1]])
     return out
+
+
+def columns_of_scores(
+    kind: str, mean: Floats, sd: Floats | None, counts: Floats | None
+) -> dict[str, Floats]:
+    """Return what scores of predictions, (n, ...), multiply each row's outcome by, (n, p): score -> columns.
+
+    A log score is a constant and sum_i y_i c_i with the log odds c_i of a yes-or-no outcome, or the
+    means over the variances of a Gaussian one; an accuracy has the class that is predicted. Columns of
+    several classes are mixed: what is 0 in a row for all of them is 0.
+    """
+    flat = mean.reshape(len(mean), -1)
+    times = 1.0 if counts is None else counts[:, None]
+    mixing = np.random.default_rng(0).normal(size=(flat.shape[1], 1))
+    size = np.log(np.maximum(np.abs(flat), TINY))
+    if kind in ("binary", "categorical"):
+        odds = size - np.log(np.maximum(1.0 - flat, TINY))
+        chosen = flat > 0.5 if kind == "binary" else flat == flat.max(1, keepdims=True)
+        made = {"log_score": odds, "brier": flat, "accuracy": chosen}
+        return {name: times * (columns @ mixing) for name, columns in made.items()}
+    weights = np.ones_like(flat) if sd is None else np.maximum(sd.reshape(flat.shape), TINY) ** -2.0
+    every = [size @ mixing, weights @ mixing, (weights * flat) @ mixing]
+    return {"log_score": times * np.hstack(every), "rmse": times * (flat @ mixing)}
+
+
+def scores_of_few(
+    scores: Mapping[str, Floats], fields: Iterable[Any], earlier: Iterable[Floats], least: int
+) -> tuple[set[str], Floats]:
+    """Return the scores that would tell of few rows, beside the rows' fields, (n, ...), and earlier scores.
+
+    Also returns the columns of the other scores, (n, p). No outcome decides which they are.
+    """
+    none = np.zeros((len(next(iter(scores.values()))), 0))
+    known = none
+    for columns in chain.from_iterable(_summed(field, least) for field in fields):
+        together = np.hstack([known, columns])
+        known = known if tells_of_few(together, least) else together  # rounds tell as much
+    few, new = set[str](), [none]
+    for name, columns in scores.items():
+        alone = any(len(isolated(of[:, None], least)) for of in columns.T)
+        if alone or tells_of_few(np.hstack([known, *earlier, *new, columns]), least):
+            few.add(name)
+        else:
+            new.append(columns)
+    return few, np.hstack(new)
+
+
+def _summed(field: Any, least: int) -> Iterator[Floats]:
+    """Yield columns of a field, (n, p), with which rounds may sum outcomes: of codes, those that enough rows have."""
+    if field.dtype.kind not in "iu":
+        yield np.nan_to_num(
+            field.reshape(len(field), -1).astype(np.float64), posinf=0.0, neginf=0.0
+        )
+        return
+    for code, count in zip(*np.unique(field, return_counts=True), strict=True):
+        if field.ndim == 1 and count >= least:
+            yield (field == code)[:, None] * 1.0

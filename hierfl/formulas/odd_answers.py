@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -12,7 +12,9 @@ from hierfl.formulas.answers import OfCall, OfDesign, OfGroups
 from hierfl.formulas.credible import sums_in
 from hierfl.formulas.levels import value_kind
 from hierfl.formulas.questions import Question
+from hierfl.formulas.table_answers import LevelsAnswer, NumbersAnswer
 
+KINDS = {NumbersAnswer: "of numbers", LevelsAnswer: "of names"}  # of a description
 FAR = 1e4  # times the root mean square of most others' values
 MANY, MORE = 10.0, 100.0  # times as many names as most others, and as many more
 Values = Mapping[str, Mapping[str, Any]]  # what -> client: a value
@@ -26,6 +28,27 @@ def odd_answers(question: Question, answers: Mapping[str, Any]) -> dict[str, str
             forms.setdefault(what, {})[client] = value
     out = {**_apart(answers), **_hidden(question, answers), **unlike_most(forms)}
     return out if 2 * len(out) < len(answers) else {}
+
+
+def odd_descriptions(columns: Sequence[str], answers: Mapping[str, Any]) -> dict[str, str]:
+    """Return the clients with a column of another kind than at most others, or numbers or times far from theirs.
+
+    No `columns` are those of a question about times.
+    """
+    kinds: dict[str, dict[str, str]] = {}
+    sizes: dict[str, dict[str, float]] = {}
+    for name in columns if len(answers) > 2 else ():
+        for client, table in answers.items():
+            described = [group[name].found for group in table.groups.values()]
+            numbers = [of for of in described if isinstance(of, NumbersAnswer)]
+            kind = next((KINDS[type(of)] for of in described if of is not None), "")
+            kinds.setdefault(f"column '{name}'", {})[client] = kind
+            size = max((abs(of.mean) + of.sd for of in numbers), default=0.0)
+            sizes.setdefault(f"the values of '{name}' are", {})[client] = size
+    for client, of in answers.items() if not columns else ():
+        last = max((max(times.ends, default=0.0) for times in of.groups.values()), default=0.0)
+        sizes.setdefault("its times are", {})[client] = last
+    return unlike_most(kinds) | far_from_most(sizes, FAR)
 
 
 def unlike_most(values: Values) -> dict[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from hierfl.data.row_differences import Codes, joined
-from hierfl.formulas.answers import argument_of, design_columns, group_names, told_of_designs
+from hierfl.formulas.answers import argument_of, group_names
 from hierfl.formulas.columns import (
     CENSORED,
     column_fault,
@@ -107,10 +107,9 @@ def told_columns(rows: ReadRows, question: Any) -> Floats:
         scaled = (values - values.mean()) / (values.std() or 1.0)
         columns = [*(scaled[:, None] ** np.arange(1, 2 * degree + 1)).T]
     else:
-        designs = every_design_of(declared, schema)
-        every, response = design_columns(designs, declared, schema, rows.told, client)
-        columns = [*told_of_designs(designs, every, rows.least).exact.values()]
-        columns += [] if response is None else [coarse(response, rows.least, by_value=False)]
+        told = rows.told_design(schema)
+        columns = [*told.columns.exact.values()]
+        columns += [] if told.response is None else [told.response]
     known = [values[:, None] for values in columns if np.isfinite(values).any()]
     return rows.on_every_row(np.hstack([np.zeros((len(rows.own), 0)), *known]))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -83,6 +83,14 @@ def check_schema(
 
 Kind = Literal["rows", "columns", "outside", "groups", "call", "design"]
 Kinds = Mapping[str, KindOfColumn | None]
+FIELDS: dict[Kind, tuple[str, ...]] = {
+    "rows": (),
+    "columns": ("least", "known"),
+    "outside": ("by", "levels"),
+    "groups": ("least", "by"),
+    "call": ("least", "text", "at", "schema"),
+    "design": ("least", "schema"),
+}
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,14 @@ class Question:
     def min_count(self) -> int:
         """The rows of a level that may be named."""
         return self.least if self.schema is None else self.schema.min_count
+
+    @property
+    def has_own_fields(self) -> bool:
+        """Whether it has a schema where its kind needs one, and no field of other kinds."""
+        own, plain = FIELDS[self.kind], Question(self.kind, self.least)
+        others = {field.name for field in fields(self)}.difference(own)
+        lacks_schema = "schema" in own and self.schema is None
+        return not lacks_schema and all(getattr(self, n) == getattr(plain, n) for n in others)
 
     def json(self) -> str:
         """Return the question as JSON."""
@@ -192,6 +208,8 @@ def own_answer(question: Question, rows: ReadRows, start: Schema | None = None) 
     declared = rows.declared
     if question.schema is not None:
         check_schema(rows, question.schema, start=start, text=question.text, at=question.at)
+    if question.kind == "design":
+        return rows.told_design(question.schema).answer
     of = declared.clients, declared.columns, declared
     return _answering(question, *of, lambda frame: rows.told)(rows.own, rows.client)(slice(None))
 

@@ -11,8 +11,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hierfl.data.row_differences import Codes, codes_of_values
+from hierfl.formulas.answers import ToldDesign, design_columns
 from hierfl.formulas.columns import by_client, incomplete, without
 from hierfl.formulas.declaration import Declaration
+from hierfl.formulas.design import every_design_of
 from hierfl.formulas.disclosure import (
     Floats,
     coarse_columns,
@@ -86,6 +88,19 @@ class ReadRows:
             for name, (values, made) in self.numbers.items()
             if name not in outcomes and len(made) and not np.array_equal(made, values, True)
         }
+
+    def told_design(self, schema: Any) -> ToldDesign:
+        """Return what may be told of the columns of a schema's design: once for an answer, and what it tells of."""
+        if schema not in [of for of, _ in self._designs]:
+            designs = every_design_of(self.declared, schema)
+            columns = design_columns(designs, self.declared, schema, self.told, self.client)
+            made = ToldDesign.of(designs, *columns, schema.min_count)
+            self._designs[:] = [(schema, made)]
+        return self._designs[0][1]
+
+    @cached_property
+    def _designs(self) -> list[tuple[Any, ToldDesign]]:
+        return []
 
     def codes(self, name: str, key: bytes) -> Codes:
         """Return keyed codes of a column's values in all rows, (N,)."""

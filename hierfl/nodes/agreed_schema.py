@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hierfl.formulas import own_rows
 from hierfl.formulas.agree import agreed
-from hierfl.formulas.credible import Heard
+from hierfl.formulas.credible import Heard, check_margins
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.odd_answers import odd_answers
-from hierfl.formulas.questions import Question, answer_of_json, own_answer
+from hierfl.formulas.questions import FIELDS, Question, answer_of_json, own_answer
 from hierfl.formulas.read_rows import ReadRows
 from hierfl.formulas.schema import Implausible, Schema
 from hierfl.nodes.account import Ledger, Subject, digest
@@ -33,28 +33,15 @@ LEAST_COUNT = 5  # rows of a level or group that a server asks for
 ASKS = "schema"
 OF_NUMBERS = ("columns", "call", "design")  # questions whose answers are sums
 LATE = "; what all have agreed on before, such as means, counts its rows"
-BASIS = ("clients", "formula", "min_count", "columns", "transforms", "groups")  # of a design
+MARGINS = ("design", "response")  # of a schema: what answers to its last question determine
 UNANSWERED = "it did not answer all questions"
-# kind of question -> its fields
-FIELDS = {
-    "rows": (),
-    "columns": ("least", "known"),
-    "outside": ("by", "levels"),
-    "groups": ("least", "by"),
-    "call": ("least", "text", "at", "schema"),
-    "design": ("least", "schema"),
-}
 
 
 def _disclosure(inquiry: Inquiry) -> Iterator[Refused]:
     """Yield why a question may not be answered: other columns than the formula's, few rows, fields of others."""
     question, formula, least = inquiry.request, inquiry.source.formula, inquiry.policy.min_count
     declared, schema, own = formula.declared, question.schema, FIELDS[question.kind]
-    plain = asdict(Question("rows"))
-    others = [
-        n for n in plain if n not in ("kind", "least", *own) and getattr(question, n) != plain[n]
-    ]
-    if others or ("schema" in own and schema is None):
+    if not question.has_own_fields:
         yield Refused(f"a question of the kind '{question.kind}' has {', '.join(own) or 'nothing'}")
     counts = [question.least] if question.kind in ("columns", "groups", "call") else []
     counts += [] if schema is None else [schema.min_count]
@@ -104,7 +91,7 @@ def _subject(inquiry: Inquiry) -> Subject:
     of = "" if question.schema is None else source.formula.declared.text
     place = json.dumps([question.kind, question.by, question.text, question.at is None, of])
     columns = "" if question.schema is None else _hash(question.schema, "columns")
-    basis = _hash(question.schema, *BASIS) if question.kind == "design" else ""
+    basis = _basis(question.schema) if question.kind == "design" else ""
     if question.kind == "outside":  # of all rows, so that another formula asks nothing new
         own = rows_of_frame(source.frame, [*{*question.by} & {*source.frame}], inquiry.ledger.key)
         return Subject(digest(json.dumps(sorted(own.row_set.columns.items())).encode()), place)
@@ -129,9 +116,14 @@ def _about(rows: ReadRows, key: bytes) -> str:
     return digest(json.dumps(whole).encode())
 
 
-def _hash(schema: Schema, *fields: str) -> str:
+def _hash(schema: Schema, *names: str) -> str:
     whole = asdict(schema)
-    return digest(json.dumps({name: whole[name] for name in fields}, sort_keys=True).encode())
+    return digest(json.dumps({name: whole[name] for name in names}, sort_keys=True).encode())
+
+
+def _basis(schema: Schema) -> str:
+    """Return a hash of all of a schema but its `MARGINS`."""
+    return _hash(schema, *(of.name for of in fields(schema) if of.name not in MARGINS))
 
 
 register(
@@ -148,10 +140,16 @@ register(
 answer_schema = partial(answer, ASKS)
 
 
-def agreed_over(
-    formula: Formula, send: Callable[[bytes], Mapping[Key, bytes]]
-) -> tuple[Formula, dict[Key, str]]:
-    """Return a formula with the schema that nodes agree on, and the nodes that are not in it, with reasons."""
+class AgreedOver(NamedTuple):
+    """A formula with the schema that nodes agree on, why others are not in it, and each one's client and rows."""
+
+    formula: Formula
+    left_out: dict[Any, str]
+    clients: dict[Any, tuple[str, int | None]]  # None: they were not asked how many rows they have
+
+
+def agreed_over(formula: Formula, send: Callable[[bytes], Mapping[Key, bytes]]) -> AgreedOver:
+    """Let nodes agree on a schema, by what they answer."""
     clients: dict[Key, str] = {}
     left_out: dict[Key, str] = {}
     heard: dict[str, Heard] = {}
@@ -193,7 +191,8 @@ def agreed_over(
         start=start,
     )
     # the schema has what the matrices say, and the nodes' own formula has none
-    return replace(formula, schema=schema, data2={}), left_out
+    of_nodes: dict[Any, Any] = {key: (name, heard[name].rows) for key, name in clients.items()}
+    return AgreedOver(replace(formula, schema=schema, data2={}), left_out, of_nodes)
 
 
 @lru_cache(maxsize=16)
@@ -213,12 +212,18 @@ def with_schema(formula: Formula, text: str | bytes) -> Formula:
 
 
 def check_answered(root: Path, formula: Formula, frames: Any) -> None:
-    """Refuse a schema of other columns, groups or constants than the node was asked about."""
-    ledger, basis = Ledger.at(root), _hash(formula.agreed, *BASIS)
-    asked = (Subject(*e.subject) for e in ledger.entries if e.kind == ASKS)
-    about = _about(ReadRows.of(formula, frames), ledger.key)
-    if (about, basis) not in {(of.rows, of.basis) for of in asked}:
+    """Refuse a schema other than the node was asked about, or with margins that its rows cannot have."""
+    ledger, schema = Ledger.at(root), formula.agreed
+    asked = ((Subject(*e.subject), e.answer) for e in ledger.entries if e.kind == ASKS)
+    answers = {(of.rows, of.basis): answer for of, answer in asked}
+    subject = _about(ReadRows.of(formula, frames), ledger.key), _basis(schema)
+    if subject not in answers:
         raise Refused("the schema is not the one that the node has answered questions about")
+    answer = answer_of_json(Question("design"), json.loads(answers[subject])["answer"])
+    try:
+        check_margins(schema, answer)
+    except Implausible as error:
+        raise Refused(str(error)) from error
 
 
 def check_fitted(root: Path, formula: Formula, own: Any, fitted: Any, policy: Policy) -> None:

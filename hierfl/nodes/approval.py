@@ -1,32 +1,14 @@
-"""The owner's approval of what leaves a node, of a text in the node's folder; and the preview of a run."""
+"""The owner's approval of what leaves a node, of a text in the node's folder."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from hierfl.core.disk import private_folder, write_private
-from hierfl.core.process import one_at_a_time
-from hierfl.core.trees import Tree, named_leaves, nbytes, tree_map
-from hierfl.data.batch import full_batch
-from hierfl.engine.chunks import client_round, once_each
-from hierfl.method import Clock
 from hierfl.nodes.account import digest
 from hierfl.nodes.policy import Forbidden
-from hierfl.program.outline import relations_of, site_lines, source_lines
-from hierfl.program.recipes import describe
 
 PREVIEWS, APPROVED = "previews", "approved"
-SEEN = {
-    "sums": "sums over clients only; without secure aggregation it sees each client's update.",
-    "summaries": "a summary of each single client, as in a meta-analysis.",
-}
-FEW = 5  # rows that one step of a preview is tried on
 LONGEST = 1 << 18  # characters of a preview
 MOST = 100  # previews that are kept; the oldest that were not approved go first
 
@@ -77,48 +59,3 @@ def asked_first(folder: Path, what: str, text: str) -> None:
     if not preview_of(folder, name).exists():
         write_preview(folder, name, text)
     check_approved(folder, name)
-
-
-@one_at_a_time
-def preview(node: Any) -> str:
-    """Return the preview of the run of a `Node`."""
-    method, program = node.method, node.federation.program
-    data, only = node.federation.data, torch.zeros(1, dtype=torch.long)
-    rows = data.where(torch.arange(data.num_rows) < FEW)
-    graph = relations_of(node.method.model, full_batch(rows, only))
-    # one step on a few rows has the tensors of a whole round
-    federation = replace(node.federation, data=rows)
-    server, client = federation.server, federation.client
-    message = server.down(server.state, Clock(0, 1))
-    own = tree_map(lambda v: v[None], client.own)
-    up, _ = client_round(federation, once_each(client.phases), message, own, only, 0)
-    up = tree_map(lambda v: v[0], up)
-    reads = sorted(program.reads.model | program.reads.guide)
-    text = [
-        f"Run {node.run}",
-        f"Client '{node.client}' with {data.num_rows} rows, of {program.num_clients} clients.",
-        f"Method {method.name}. The server has to see {SEEN[method.discloses]}",
-        "",
-        f"What this node sends in a round, {nbytes(up):,} bytes (the first; docs/crossing.md has "
-        "others)",
-        *_tensors(up),
-        f"What the server sends, {nbytes(message):,} bytes",
-        *_tensors(message),
-        "",
-        "The model",
-        *(site_lines(graph) if graph else ["  cannot be run alone; its source is below"]),
-        f"Fields of the rows that model and guide read: {', '.join(reads) or 'none'}",
-        "",
-        "Source of the model",
-        *source_lines(method.model),
-        "",
-        "Settings",
-        json.dumps(describe(method), indent=1, default=str),
-    ]
-    return "\n".join(text)
-
-
-def _tensors(tree: Tree) -> Iterator[str]:
-    for name, value in named_leaves(tree).items():
-        kind = str(value.dtype).removeprefix("torch.")
-        yield f"  {name or 'a tensor'}  {kind} {tuple(value.shape)}, {value.nbytes:,} bytes"

@@ -17,7 +17,6 @@ from typing import Any
 import pandas as pd
 
 from hierfl.core.arguments import check_known
-from hierfl.core.disk import private_folder, replace_private
 from hierfl.core.typed_json import written
 from hierfl.formulas import own_rows
 from hierfl.formulas.brought import as_asked, beyond, is_listed
@@ -26,12 +25,12 @@ from hierfl.formulas.formula import Formula
 from hierfl.formulas.read_rows import ReadRows
 from hierfl.formulas.schema import Implausible
 from hierfl.nodes import gate, log
-from hierfl.nodes.account import ROWS, Entry, Ledger, digest
+from hierfl.nodes.account import Entry, Ledger, digest
 from hierfl.nodes.approval import asked_first
 from hierfl.nodes.gate import Inquiry, Release, Reply
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden, Policy, policy_at
-from hierfl.nodes.row_sets import RowCodes, kept_in
+from hierfl.nodes.row_sets import RowCodes, keep_in, kept_in
 
 DESIGN, NUMBERS = "design", "numbers"  # columns whose sums are told, in the account
 ToldColumns = Iterable[tuple[str, Any]]  # of one of these kinds, (N, p)
@@ -135,8 +134,7 @@ def check_told(kind: str, ledger: Ledger, columns: Any, rows: ReadRows) -> None:
         kept = partial(kept_in, ledger.folder)
         told = [(e.subject, kept(n), e.kind == DESIGN) for n, e in earlier.items()]
         own_rows.check_together([(names, content, kind == DESIGN), *told], rows, ledger.key)
-        private_folder(ledger.folder / ROWS)
-        replace_private(ledger.folder / ROWS / name, content)
+        keep_in(ledger.folder, name, content)
         ledger.append(Entry(kind, name, subject=names))
 
 

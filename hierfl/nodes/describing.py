@@ -19,11 +19,9 @@ from msgspec import Meta
 from hierfl.core.typed_json import written
 from hierfl.formulas import own_rows
 from hierfl.formulas.columns import complete, incomplete
-from hierfl.formulas.odd_answers import FAR, far_from_most, unlike_most
+from hierfl.formulas.odd_answers import odd_descriptions
 from hierfl.formulas.read_rows import scattered
 from hierfl.formulas.table_answers import (
-    LevelsAnswer,
-    NumbersAnswer,
     TableAnswer,
     rows_by_group,
     rows_with,
@@ -39,7 +37,6 @@ from hierfl.nodes.messages import Refused
 from hierfl.nodes.policy import Forbidden
 from hierfl.nodes.row_sets import RowCodes, rows_of_frame
 
-KINDS = {NumbersAnswer: "of numbers", LevelsAnswer: "of names"}
 ASKS, LEAVES = "describe", "descriptions"
 LEAST_ROWS = 2  # that a number rests on, whatever a policy says
 
@@ -161,23 +158,7 @@ def answers_by_client(
             raise Refused("it answers by groups that were not asked for")
         return made
 
-    by_client, _ = named_answers(answers, read, left_out, partial(_unlike, question))
+    by_client, _ = named_answers(
+        answers, read, left_out, partial(odd_descriptions, question.columns)
+    )
     return by_client, left_out
-
-
-def _unlike(question: DescriptionRequest, answers: Mapping[str, Any]) -> dict[str, str]:
-    """Return the clients, of three or more, with a column of another kind than at most others, or far from theirs."""
-    kinds: dict[str, dict[str, str]] = {}
-    sizes: dict[str, dict[str, float]] = {}
-    for name in question.columns if len(answers) > 2 else ():
-        for client, table in answers.items():
-            columns = [group[name].found for group in table.groups.values()]
-            numbers = [of for of in columns if isinstance(of, NumbersAnswer)]
-            kind = next((KINDS[type(of)] for of in columns if of is not None), "")
-            kinds.setdefault(f"column '{name}'", {})[client] = kind
-            size = max((abs(of.mean) + of.sd for of in numbers), default=0.0)
-            sizes.setdefault(f"the values of '{name}' are", {})[client] = size
-    for client, of in answers.items() if question.kind == "times" else ():
-        last = max((max(times.ends, default=0.0) for times in of.groups.values()), default=0.0)
-        sizes.setdefault("its times are", {})[client] = last
-    return unlike_most(kinds) | far_from_most(sizes, FAR)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 import torch
@@ -19,11 +20,16 @@ from hierfl.core.trees import Tree, tree_map
 from hierfl.data.clients import ClientData
 from hierfl.effects.imputed import COLUMNS, NothingMissing
 from hierfl.engine.rounds import Progress, settle
+from hierfl.formulas.disclosure import columns_of_scores, scores_of_few
+from hierfl.nodes.account import Entry, Ledger, digest
 from hierfl.nodes.client_state import Node, state_after, with_mail
 from hierfl.nodes.messages import NodeFailed, Refused, StateRequest, to_bytes
+from hierfl.nodes.row_sets import keep_in, kept_in
+from hierfl.posterior.prediction import Prediction
 from hierfl.runs.result import Fit
 
 QUANTILES = (0.05, 0.5, 0.95)
+SCORES = "scores"  # whose columns are kept, in the account
 ANSWERS = "answers"  # a folder in the node's
 MOST_KEPT = 1 << 28  # bytes of it
 # site of groups within the client -> those with few rows
@@ -42,8 +48,13 @@ def local_fit(node: Node, tree: Tree, question: StateRequest) -> Fit:
     return Fit(node.method, federation, progress, max(question.rounds, 1))
 
 
-def answered(node: Node, tree: Tree, question: StateRequest, few: Few) -> Tree:
-    """Answer a question into the node's folder; return it for the policy to release, with 0 of `few` groups."""
+def answered(
+    node: Node, tree: Tree, question: StateRequest, few: Few, ledger: Ledger | None, least: int
+) -> Tree:
+    """Answer a question into the node's folder; return it for the policy to release, with 0 of `few` groups.
+
+    Scores that tell of fewer than `least` rows are added to `few`; of an answer that stays there is no ledger.
+    """
     kind, how = question.kind, {"draws": question.draws, "seed": question.seed}
     if kind in ("predictions", "scores"):
         try:
@@ -59,7 +70,12 @@ def answered(node: Node, tree: Tree, question: StateRequest, few: Few) -> Tree:
             _write(node, question, "csv", table.to_csv(index=False).encode())
             return {}
         if kind in ("predictions", "scores"):
-            return _of_rows(node, fit, question, tree["rows"])
+            released, scored = _of_rows(node, fit, question, tree["rows"])
+            if scored is not None and ledger is not None:
+                hidden = _check_scores(node, ledger, scored, least)
+                few |= {name: [0] for name in hidden}
+                released |= {name: torch.zeros_like(released[name]) for name in hidden}
+            return released
         draws = {name: value[:, 0] for name, value in fit.draws(**how).own.items()}
         if kind == "draws":
             _write(node, question, "safetensors", to_bytes(draws, {"run": node.run}))
@@ -93,11 +109,11 @@ def few_rows(node: Node, least: int, asked: Mapping[str, Tensor]) -> Few:
 
 
 def without_few(tree: Tree, few: Few) -> Tree:
-    """Return draws or summaries with NaN of groups with few rows, of which a node sends 0; refuse other groups."""
+    """Return draws, summaries or scores with NaN where they are of few rows, of which a node sends 0; refuse others."""
     for name, places in few.items():
         of, at = tree.get(name, {}), torch.tensor(places)
         tensors = {"": of} if isinstance(of, Tensor) else of
-        dims = {part: 0 if part in ("mean", "sd") else 1 for part in tensors}
+        dims = {n: int(v.dim() > 0 and n not in ("mean", "sd")) for n, v in tensors.items()}
         if not dims or any(tensors[part].index_select(k, at).any() for part, k in dims.items()):
             raise Refused(f"it tells of groups of '{name[:40]}' that it says have few rows")
         hidden = {part: tensors[part].index_fill(k, at, torch.nan) for part, k in dims.items()}
@@ -123,17 +139,39 @@ def table_of_sites(summaries: Mapping[str, Tree]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["site", "mean", "sd", "5%", "50%", "95%"])
 
 
-def _of_rows(node: Node, fit: Fit, question: StateRequest, fields: Mapping[str, Tensor]) -> Tree:
+def _of_rows(
+    node: Node, fit: Fit, question: StateRequest, fields: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], Prediction | None]:
+    """Return an answer about rows, and what is scored of the node's own rows."""
     rows = node.federation.data if not fields else _new_rows(node, fields)
     how: Any = {"site": question.site, "draws": question.draws, "seed": question.seed}
     predicted, name = fit.predict(rows, **how), "given.csv" if fields else "csv"
     if question.kind == "scores":
         scores = predicted.scores()
         _write(node, question, name, scores.to_csv().encode())
-        return {k: torch.tensor(float(v), dtype=torch.float64) for k, v in scores.iloc[0].items()}
+        line = {str(name): float(value) for name, value in scores.iloc[0].items()}
+        numbers = {name: torch.tensor(of, dtype=torch.float64) for name, of in line.items()}
+        return numbers, None if fields else predicted
     columns = {of: getattr(predicted, of) for of in ("mean", "sd", "label", "log_score")}
     _write(node, question, name, table_of_rows(columns).to_csv(index=False).encode())
-    return {of: columns[of] for of in ("mean", "sd") if columns[of] is not None}
+    return {of: value for of in ("mean", "sd") if (value := columns[of]) is not None}, None
+
+
+def _check_scores(node: Node, ledger: Ledger, scored: Prediction, least: int) -> set[str]:
+    """Return the scores that, with the columns of the rows and earlier scores, tell of few rows; keep the others'."""
+    every, labels = scored.ordered(), {*node.federation.program.labels.values()}
+    parts = (None if of is None else of.double().numpy() for of in (every.sd, every.counts))
+    columns = columns_of_scores(every.kind, every.mean.double().numpy(), *parts)
+    fields = [v.numpy() for name, v in node.federation.data.fields.items() if name not in labels]
+    about = digest(msgspec.json.encode(node.behind.row_set, order="sorted"))
+    earlier = [e.request for e in ledger.entries if (e.kind, e.subject) == (SCORES, (about,))]
+    kept = (np.frombuffer(kept_in(ledger.folder, name)) for name in earlier)
+    before = [of.reshape(len(every.mean), -1) for of in kept]
+    few, new = scores_of_few(columns, fields, before, least)
+    if (name := digest(content := new.tobytes())) not in earlier and new.size:
+        keep_in(ledger.folder, name, content)
+        ledger.append(Entry(SCORES, name, subject=(about,)))
+    return few
 
 
 def _new_rows(node: Node, fields: Mapping[str, Tensor]) -> ClientData:

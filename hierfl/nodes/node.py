@@ -20,7 +20,7 @@ from hierfl.method import Clock, Method
 from hierfl.nodes import client_state, gate, log
 from hierfl.nodes.account import END, QUESTION, Entry, Ledger, digest, state_of
 from hierfl.nodes.agreement import Agreement, Introduction
-from hierfl.nodes.approval import preview, write_preview
+from hierfl.nodes.approval import write_preview
 from hierfl.nodes.client_state import Node
 from hierfl.nodes.gate import Inquiry, Release, Reply, register
 from hierfl.nodes.messages import (
@@ -40,6 +40,7 @@ from hierfl.nodes.updates import check_message
 from hierfl.program.failures import why_it_fails
 from hierfl.program.read import read
 from hierfl.program.recipes import describe
+from hierfl.runs.preview import preview
 from hierfl.runs.saved import start_of
 from hierfl.summaries.row_noise import RowNoise
 
@@ -137,7 +138,7 @@ def node(
             behind = rows_of_formula(ReadRows.of(method.model, frames), key, exact=True)
         made = Node(method, federation, run, root, Path(policy or root / FILE), behind)
         if allowed.approve == "ask":
-            write_preview(root, made.run, preview(made))
+            write_preview(root, made.run, preview(run, method, federation))
         return made
 
 
@@ -271,7 +272,8 @@ def _about_client(inquiry: Inquiry) -> Iterator[Reply]:
 
     def make() -> Release:
         few = few_rows(node, policy.min_count, inquiry.tree["rows"])
-        tree = answered(node, inquiry.tree, request, few)
+        ledger = None if stays else inquiry.ledger
+        tree = answered(node, inquiry.tree, request, few, ledger, policy.min_count)
         if stays:
             return Release(to_bytes({}, {**about, "stays": stays}), {}, f"no {kind}", more)
         told_few = {name: few[name] for name in few.keys() & tree.keys()}

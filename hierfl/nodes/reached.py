@@ -58,9 +58,9 @@ class Reached:
 
     def fit_over(self, call: FitCall) -> FitOverNodes:
         """Fit over the nodes; `hierfl.nodes.fit` calls it."""
-        nodes, schema, absent = list(self.nodes), b"", dict[Any, str]()
+        nodes, schema, absent, told = list(self.nodes), b"", dict[Any, str](), dict[Any, Any]()
         if call.lacks_schema:
-            call, absent = self._with_schema(call)
+            call, absent, told = self._with_schema(call)
             nodes = [node for node in nodes if node not in absent]
             formula: Any = call.method
             schema = formula.agreed.json().encode()
@@ -72,7 +72,7 @@ class Reached:
             return self._agree(every, ids, run_name(run.method, agreement, call.seed))
 
         ask = partial(_Asks, self)
-        introduced, silent = self._introductions(nodes, schema)
+        introduced, silent = self._introductions(nodes, schema, told)
         absent = {
             f"node {of}" if str(of).isdigit() else of: w for of, w in (absent | silent).items()
         }
@@ -102,14 +102,14 @@ class Reached:
 
     def asking(self, call: FitCall, clients: Iterable[str]) -> Ask:
         """Return how the nodes of some clients are asked after a run; `hierfl.nodes.load` calls it."""
-        introduced, _ = self._introductions(self.nodes, b"")
+        introduced, _ = self._introductions(self.nodes, b"", {})
         names = set(clients)
         ids = {of.client: node for node, of in introduced.items() if of.client in names}
         check_enough(ids, {}, 1, "have a client of the fit")
         return _Asks(self, ids)
 
-    def _with_schema(self, call: FitCall) -> tuple[FitCall, dict[Any, str]]:
-        """Return the call with the schema of its formula, and why some nodes have not agreed on it."""
+    def _with_schema(self, call: FitCall) -> tuple[FitCall, dict[Any, str], dict[Any, Any]]:
+        """Return the call with the schema of its formula, why some nodes have not agreed, and others' clients."""
         # pandas, which most models do not need
         from hierfl.nodes.agreed_schema import UNANSWERED, agreed_over
 
@@ -123,22 +123,30 @@ class Reached:
             return answers
 
         formula: Any = call.method
-        formula, left_out = agreed_over(formula, send)
+        formula, left_out, told = agreed_over(formula, send)
         there = [node for node in self.nodes if node not in silent.keys() | left_out.keys()]
         check_enough(there, left_out, self.fewest, "agree on a schema")
         # a node that was left out may refuse what the others have agreed on then
         later = {of: w for of, w in silent.items() if left_out.get(of, UNANSWERED) == UNANSWERED}
-        return replace(call, method=formula), {**left_out, **later}
+        return replace(call, method=formula), {**left_out, **later}, told
 
     def _introductions(
-        self, nodes: Sequence[Any], schema: bytes
+        self, nodes: Sequence[Any], schema: bytes, told: Mapping[Any, tuple[str, int | None]]
     ) -> tuple[dict[Any, Introduction], dict[Any, str]]:
-        """Return how nodes introduce their clients, by a formula's schema, and why others do not; refuse too few."""
+        """Return how nodes introduce their clients, by a formula's schema, and why others do not; refuse too few.
+
+        A node's client and its rows are those that it has `told` of for the schema.
+        """
         introduced: dict[Any, Introduction] = {}
         answers, left_out = self._answers("introduce", nodes, schema)
         for node, content in answers.items():
             try:
-                introduced[node] = read_typed(Introduction, content, "introduction")
+                of = read_typed(Introduction, content, "introduction")
+                name, rows = told.get(node, (of.client, None))
+                if of.client != name or of.rows != (rows or of.rows):
+                    what = f"client '{of.client}' with {of.rows} rows"
+                    raise Refused(f"it introduces {what}, after answers of '{name}' with {rows}")
+                introduced[node] = of
             except Refused as error:
                 left_out[node] = str(error)
         left_out |= of_one_name({node: of.client for node, of in introduced.items()})

@@ -99,10 +99,8 @@ def check_rows(ledger: Ledger, every: Sequence[RowCodes], least: int) -> tuple[R
                 )
         before.append(rows.row_set)
         new.append(rows.row_set)
-        private_folder(ledger.folder / ROWS)
         for name, column in rows.row_set.every.items():
-            if not (path := ledger.folder / ROWS / column).exists():
-                replace_private(path, rows.every[name].tobytes())
+            keep_in(ledger.folder, column, rows.every[name].tobytes())
     return tuple(new)
 
 
@@ -124,6 +122,13 @@ def _fewest(
         for of in sorted(sets_before)
     ]
     return fewest_between(sets, least)
+
+
+def keep_in(folder: Path, name: str, content: bytes) -> None:
+    """Keep what there is of rows, by its digest."""
+    private_folder(folder / ROWS)
+    if not (path := folder / ROWS / name).exists():
+        replace_private(path, content)
 
 
 def kept_in(folder: Path, name: str) -> bytes:

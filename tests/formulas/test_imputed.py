@@ -171,7 +171,7 @@ def test_a_client_that_knows_few_values_tells_none(tmp_path: Path) -> None:
     def send(content: bytes) -> dict[str, bytes]:
         return {n: answer_schema(formula, {n: f}, tmp_path / n, content) for n, f in parts.items()}
 
-    over, left_out = agreed_over(formula, send)
+    over, left_out, _ = agreed_over(formula, send)
     assert not left_out and over.agreed == hierfl.schema(parts, formula, min_count=5)
     lines = [str(path.read_bytes()) for path in (tmp_path / "s5").rglob("*") if path.is_file()]
     assert over.agreed.columns["dose"].mean < 100.0 and not any("3000" in line for line in lines)

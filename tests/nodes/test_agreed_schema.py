@@ -20,6 +20,7 @@ from hierfl.nodes.policy import Forbidden
 from tests.flower.test_apps import identity
 from tests.formulas.frames import patients
 from tests.formulas.test_left_side import rows
+from tests.nodes.lies import at, places
 from tests.programs import assert_close
 from tests.sampled import sampled
 
@@ -205,8 +206,8 @@ def strings(found: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield path
 
 
-def with_another(whole: Any, path: tuple[Any, ...], text: str) -> Any:
-    """Return a copy of a JSON object with another string at a place."""
+def with_another(whole: Any, path: tuple[Any, ...], text: Any) -> Any:
+    """Return a copy of a JSON object with another string, or number, at a place."""
     made = json.loads(json.dumps(whole))
     *way, last = path[:-1] if path[-1] == "a key" else path
     inside = made
@@ -276,7 +277,7 @@ def test_a_node_that_spells_a_level_otherwise_is_left_out_with_both(
                 continue  # a node that cannot read the schema of the others does not answer
         return found
 
-    ready, left_out = agreed_over(formula, answered)
+    ready, left_out, _ = agreed_over(formula, answered)
     assert [*left_out] == ["d"] and "d" not in str(ready.agreed.groups.get("h", ""))
     assert repr(first) in left_out["d"] and repr(second) in left_out["d"]
     levels = (
@@ -298,7 +299,7 @@ def test_the_first_category_is_the_reference_over_nodes(tmp_path: Path) -> None:
         for name, part in parts.items()
     }
     parts["c"]["dose"] = parts["c"]["dose"].astype(str)  # words have no order
-    ready, left_out = agreed_over(formula, asked_of(parts, tmp_path, formula))
+    ready, left_out, _ = agreed_over(formula, asked_of(parts, tmp_path, formula))
     assert left_out == {} and ready.agreed.columns["dose"].levels == ("low", "mid", "high")
     assert ready.agreed.columns == hierfl.schema(here, formula, min_count=5).columns
     assert "secret" not in "".join(path.read_text() for path in tmp_path.rglob("*.jsonl"))
@@ -334,3 +335,27 @@ def test_rows_that_change_in_their_place_are_not_fitted_by_what_was_read(tmp_pat
     parts["s0"].loc[parts["s0"].index[:10], "age"] = np.nan  # a row that lacks a value is refused
     with pytest.raises(NodeFailed, match="column 'age' has missing values"):
         nodes["s0"].reply("schema", Question("rows").json().encode())
+
+
+def test_a_node_takes_no_other_number_in_the_schema_that_it_has_answered_about(
+    tmp_path: Path,
+) -> None:
+    """The server makes the last ones of answers alone: a node knows whether its own can be among them."""
+    formula = made("y ~ scale(age) + sex + (1 | site)")
+    nodes = {n: station(formula, {n: of}, tmp_path / n) for n, of in frames().items()}
+
+    def send(content: bytes) -> dict[str, bytes]:
+        return {name: node.reply("schema", content) for name, node in nodes.items()}
+
+    schema = json.loads(agreed_over(formula, send)[0].agreed.json())
+    every = [path for path in places(schema) if type(at(schema, path)) in (int, float)]
+    numbers = [path for path in every if path[:2] != ("columns", "sex")]  # a category has none
+    assert {path[0] for path in numbers} >= {"rows", "columns", "transforms", "design", "response"}
+    for path in numbers:
+        lie = with_another(schema, path, 0 if path[-1] == "sd" else 1e6 * at(schema, path) + 1e6)
+        with pytest.raises(Refused):
+            nodes["s0"].reply("introduce", json.dumps(lie).encode())
+    lie = {**schema, "design": {**schema["design"], "age": schema["response"]}}
+    with pytest.raises(Refused, match="of other columns than its design"):
+        nodes["s0"].reply("introduce", json.dumps(lie).encode())
+    assert b"s0" in nodes["s0"].reply("introduce", json.dumps(schema).encode())

@@ -244,7 +244,7 @@ class Introducing:
 
     def left_out(self, path: tuple[Any, ...], lie: str) -> dict[str, str]:
         answers = {**self.honest, LIAR: replaced(self.honest[LIAR], path, lie)}
-        introduced, left_out = reached(answers)._introductions(NODES, b"")
+        introduced, left_out = reached(answers)._introductions(NODES, b"", {})
         agreement, differ = whose_codes_run(self.call.model, list(introduced.values()))
         self.agreements[agreement.digest] = agreement
         assert self.decided(agreement.digest).method.name  # a method is chosen
@@ -273,6 +273,18 @@ def test_a_lie_of_an_introduction_ends_no_run_and_is_not_silent() -> None:
             if not (left_out or is_true or is_name or is_level):
                 silent.append((path, lie))
     assert silent == []
+
+
+@pytest.mark.parametrize("lie", [{"rows": 41}, {"rows": 4000}, {"client": "another"}])
+def test_an_introduction_is_of_the_client_and_rows_of_the_schema(lie: Mapping[str, Any]) -> None:
+    introducing = Introducing()
+    answers = {**introducing.honest, LIAR: {**introducing.honest[LIAR], **lie}}
+    told = agreed_over(FORMULA, Agreeing("scale").send).clients
+    assert told == {name: (name, 40) for name in NODES}
+    with pytest.warns(UserWarning, match="node north is left out|client 'north' is left out"):
+        introduced, left_out = reached(answers)._introductions(NODES, b"", told)
+    assert [*left_out] == [LIAR] and "after answers of 'north' with 40" in left_out[LIAR]
+    assert introduced.keys() == {*NODES} - {LIAR}
 
 
 def test_a_lie_of_a_start_ends_no_run_and_is_not_silent() -> None:

@@ -17,12 +17,12 @@ from hierfl.core.trees import named_leaves
 from hierfl.method import Method
 from hierfl.nodes import log
 from hierfl.nodes.account import Ledger
-from hierfl.nodes.approval import preview
 from hierfl.nodes.messages import Answer, NodeFailed, from_bytes
 from hierfl.nodes.node import introduce, introduced, node
 from hierfl.nodes.policy import Forbidden, Policy, policy_at
 from hierfl.nodes.run import fit_nodes
 from hierfl.nodes.same_process import in_process
+from hierfl.runs.preview import preview
 from tests.nodes.one_process import Machines, lone, machines
 from tests.nodes.test_every_method import EACH
 from tests.nodes.test_faults import plain, rows
@@ -295,7 +295,8 @@ def test_a_preview_says_what_crosses_and_what_the_model_is(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["fedmap", "fedfomo", "pvi"])
 def test_every_kind_of_method_has_a_preview(name: str, tmp_path: Path) -> None:
     around = machines(EACH[name](), rows().select(["east", "west"]), tmp_path)
-    found = preview(around.nodes["east"])
+    east = around.nodes["east"]
+    found = preview(east.run, east.method, east.federation)
     cannot = name == "fedmap"  # Pyro's inspection does not run its params
     assert ("cannot be run alone" in found) == cannot
     assert "Source of the model" in found and "  ['" in found

@@ -15,6 +15,7 @@ import hierfl
 from hierfl import methods
 from hierfl.cli.officer_page import entries
 from hierfl.core.trees import tree_map
+from hierfl.formulas.disclosure import scores_of_few
 from hierfl.nodes import Answer, FitOverNodes, in_process
 from hierfl.nodes.messages import Ask, RoundRequest, StateRequest, from_bytes, to_bytes
 from hierfl.nodes.run import fit_nodes
@@ -247,3 +248,48 @@ def asking_of_codes(ask: Ask, change: Any, contents: Any) -> Iterator[Answer]:
         codes = {k: change(v) if k == "g_site_ward" else v for k, v in tree["rows"].items()}
         crafted[name] = to_bytes({**tree, "rows": codes}, about)
     yield from ask(crafted)
+
+
+def test_no_score_tells_of_few_outcomes_beside_those_of_a_group() -> None:
+    """Rounds sum outcomes by ward: those of a ward and of all its rows but one are those of one row."""
+    ward, x = np.repeat([3, 4, 7, 9], 8), np.random.default_rng(0).normal(size=32)
+    chosen = {
+        "ward": ward == 4,
+        "but one": (ward == 4) & (np.arange(32) != 8),
+        "half": np.arange(32) % 2 == 0,
+    }
+    few = {
+        name: bool(scores_of_few({"accuracy": rows[:, None] * 1.0}, [ward, x], [], 5)[0])
+        for name, rows in chosen.items()
+    }
+    assert few == {"ward": False, "but one": True, "half": False}
+
+
+def test_no_score_tells_of_few_outcomes(tmp_path: Path) -> None:
+    """Parameters that predict 1 for the first k of a client's rows, by a covariate, and 0 for its others."""
+    data = federation((24, 24, 24, 24))
+    own = data.select([name := data.names[0]]).fields
+    order = own["x"][:, 0].argsort(descending=True)
+    line = hierfl.models.network(
+        torch.nn.Linear(2, 1), likelihood=hierfl.models.likelihood.bernoulli(), y="ill"
+    )
+    nodes = in_process(
+        data, letting(tmp_path, data.names, 'may_leave = ["scores"]\nstates_a_run = 9')
+    )
+    fit = hierfl.nodes.fit(methods.fedavg(line, optimizer=SGD(0.1), steps=2), nodes, rounds=1)
+
+    def accuracy(k: int) -> float:
+        between = own["x"][order[k - 1 : k + 1], 0].mean() if k else own["x"][:, 0].max() + 1.0
+        values = {2: torch.tensor([50.0, 0.0]), 1: -50.0 * between.reshape(1)}
+        asked = under(fit, lambda v: values[v.numel()].reshape(v.shape), ends=True)
+        return float(asked.scores(draws=1).given[name]["accuracy"].iloc[0])
+
+    def right(k: int) -> float:
+        ill = own["ill"][order]
+        return float((ill[:k].sum() + (1.0 - ill[k:]).sum()) / len(ill))
+
+    assert accuracy(0) == pytest.approx(right(0))
+    assert all(np.isnan(accuracy(k)) for k in (1, 4, 23))  # of few rows by itself
+    assert accuracy(10) == pytest.approx(right(10))
+    assert np.isnan(accuracy(11)) and np.isnan(accuracy(9))  # beside the one before
+    assert accuracy(10) == pytest.approx(right(10)) and accuracy(16) == pytest.approx(right(16))
