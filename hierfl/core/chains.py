@@ -31,6 +31,10 @@ LEAPS = 8  # gradients a trajectory, by which the work of two kinds of chains is
 BY_ROOT = 0.25  # gradients of one after the first, by the root of how many scalars move
 WINDOWS = (0.2, 0.4, 0.6, 0.8)  # parts of the warm-up after which the whitening is renewed
 LEAST_ACCEPTED = 0.3  # mean chance of a trajectory to be accepted, below which chains do not fit
+SLOW, TRIAL = (
+    16,
+    4,
+)  # steps of a trajectory that is long, and the part of the least iterations it has on trial
 MOVES = 0.1  # share of accepted trajectories below which a chain is stuck
 TAIL = 1.645  # normal score of the 95% point
 JUMPS, FREEDOM, WIDER = 2, 5.0, 1.5  # iterations from jump to jump; the t, in whitened coordinates
@@ -125,11 +129,13 @@ def sampled(
     judged: Callable[[Tensor], Tensor] = lambda z: z,
     before: Sampled | None = None,
     warmed: Callable[[float], None] = lambda leaps: None,
+    on_trial: bool = False,
 ) -> Sampled:
     """Return S = `draws` of a density over all chains, which start at `start` (C, K).
 
     Mixing and errors are those of the numbers `judged` (C, J) of the states (C, K). Chains `before`
     go on as they were, with their draws. `warmed` is told how many gradients an iteration takes.
+    Chains `on_trial` end early where after half of the warm-up a trajectory is long.
     """
     jumps = jumps and 0 < len(whitening.tril) <= MOST_JUMPING
     g = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
@@ -151,6 +157,10 @@ def sampled(
             seen = [z[alive] for z in seen]
             whitening = _renewed(torch.cat(seen[len(seen) // 3 :]), whitening)
             state = _evaluated(density, seen[-1], whitening)
+            if on_trial and 2 * (i + 1) > warmup and math.exp(step.mean) * SLOW < LENGTH:
+                total = i + 1 + least // TRIAL
+                warmup = i + 1
+                break
             step, seen, moves = _Step(math.exp(step.mean)), [], torch.zeros(len(start))
     size = math.exp(step.mean) if before is None else before.size
     leaps = min(MOST_STEPS, max(1.0, LENGTH / size)) + (1 / JUMPS if jumps else 0.0)

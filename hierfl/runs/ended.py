@@ -113,6 +113,8 @@ ROUNDS, A_ROUND = 12, 2.0
 # the rounds that are taken at least, and steps of a client's factor in each; rounds end that take
 # so often the counted work of chains, which may mix slowly
 LEAST_TAKEN, STEPS, MANY_TIMES = 3, 20, 3.0
+# likewise once draws were weighted in vain: their k-hat, from which other rounds hardly help
+HOPELESS, AGAIN_TIMES = 1.0, 0.5
 MANY_OTHERS = 4  # scalars that rows read by no linear predictor; with fewer a step is fast
 TIRED = "rounds stopped improving: the clients' factors move in a cycle"
 LOOSE = 2.0  # rows a client, whose own scales no Gaussian factor fits
@@ -145,6 +147,11 @@ def _away(record: Mapping[str, Any]) -> float | None:
     if "moved" not in record and "changed" not in record:
         return None
     return max(record.get("moved", math.inf) / STILL, record.get("changed", math.inf) / STILL_SD)
+
+
+def _failed(where: Progress) -> bool:
+    """Return whether the draws of the rounds were weighted, and hardly any counts."""
+    return bool(where.history[-1].get("k_hat", 0.0) >= HOPELESS)
 
 
 @dataclass(eq=False)
@@ -191,7 +198,9 @@ class Fallback:
         why, done = why_tired(where.history), where.history[-1].get("stage") == DONE
         if why is not None:
             return why
-        if not done and self._are_long(where.round):
+        if not done and self._are_long(where):
+            if _failed(where):
+                return f"the weights of the rounds cannot be trusted (k-hat {where.history[-1]['k_hat']:.2f})"
             taken = "1 round was" if where.round == 1 else f"{where.round} rounds were"
             return f"{taken} not enough, and chains are faster than more rounds"
         if not done or bool(where.server.chained):
@@ -209,15 +218,16 @@ class Fallback:
         rowless, counts = self.federation.client.rowless, self.federation.data.counts
         return rowless is None or int(counts.max()) < LEAST_ROWS
 
-    def _are_long(self, rounds: int) -> bool:
-        """Return whether so many rounds take, or will take, more than chains on the rows are worth."""
+    def _are_long(self, where: Progress) -> bool:
+        """Return whether the rounds take, or will take, more than chains on the rows are worth."""
+        rounds, times = where.round, AGAIN_TIMES if _failed(where) else MANY_TIMES
         beyond = rounds - ROUNDS
         if beyond >= 0 and beyond >= self.chains.seconds / A_ROUND:
             return True
         if len(seen_in(self.federation.program).score.line.rest) < MANY_OTHERS:
             return False
         steps = max(rounds, LEAST_TAKEN) * STEPS if self._reads_rows_often else 0
-        return steps * self.chains.factor_seconds >= MANY_TIMES * self.chains.seconds
+        return steps * self.chains.factor_seconds >= times * self.chains.seconds
 
     def _tails_rest_on_few(self, state: ServerState) -> bool:
         """Return whether the verdict would ask for more draws: of global scalars, unconstrained."""

@@ -159,7 +159,7 @@ class Chains:
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             start = self._with_enough_nodes(state.scouts)
             first = ChainCoordinates(self.joint, start.standard, self.seed, count, said)
-            others = (self._renewed, self._plain)
+            others = (self._plain, self._renewed)
             where, drawn = until_mixed(first, others, start.points, start.whitening)
             t = where.joint.mixing(drawn.draws, where.standard)
             draws = torch.cat([where.joint.z_of(drawn.draws), t], 1)
@@ -167,7 +167,7 @@ class Chains:
 
     def _renewed(self, here: ChainCoordinates, drawn: Sampled) -> NewCoordinates | None:
         """Return coordinates by factors about draws; None where they are no better."""
-        if self.joint.nodes is not None or not self.joint.own:
+        if here.joint is not self.joint or self.joint.nodes is not None or not self.joint.own:
             return None
         start = self._starts.about_draws(drawn.draws, here.standard)
         return start and (replace(here, standard=start.standard), *start[1:])

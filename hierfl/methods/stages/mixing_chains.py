@@ -27,6 +27,7 @@ STUCK, GAIN = 0.2, 0.8  # an excess of R-hat over 1 that has to fall by this fac
 SURE = 0.05  # Monte Carlo error of a scalar's sd, relative to it, above which they run on
 # times the most iterations: chains that need more end unmixed, or with twice that error
 HOPELESS = 4.0
+HELD = 0.25  # what effective draws are worth where a chain is held, which begins again
 DENSE = 100  # scalars that are whitened by a matrix in the program's own coordinates
 
 # told about how many seconds are left: if the chains mix at once, and if they run on to the end
@@ -58,6 +59,7 @@ class ChainCoordinates:
         least: int,
         before: Sampled | None = None,
         needed: float = 0.0,
+        on_trial: bool = False,
     ) -> Sampled:
         """Return draws of all chains, after a warm-up or after draws before; `needed` are said to mix."""
         done = 0 if before is None else len(before.steps)
@@ -85,12 +87,13 @@ class ChainCoordinates:
             judged=judged,
             before=before,
             warmed=warmed,
+            on_trial=on_trial,
         )
 
     def worth(self, drawn: Sampled) -> float:
-        """Return how many effective draws a second of counted work gives; 0 where a chain is held."""
-        held = math.isinf(drawn.r_hat)
-        return 0.0 if held else drawn.effective / (len(drawn.steps) * drawn.leaps * self.seconds)
+        """Return how many effective draws a second of counted work gives, a part where a chain is held."""
+        share = HELD if math.isinf(drawn.r_hat) else 1.0
+        return share * drawn.effective / (len(drawn.steps) * drawn.leaps * self.seconds)
 
 
 def needed(drawn: Sampled) -> float:
@@ -120,12 +123,13 @@ def until_mixed(
 
     Where the first ones do not mix at once, `others` are tried.
     """
-    here, drawn, before = first, first.sampled(start, whitening, WARM, LEAST), math.inf
+    here, before = first, math.inf
+    drawn = first.sampled(start, whitening, WARM, LEAST, on_trial=True)
     for coordinates in others:
         new = None if is_mixed(drawn) else coordinates(here, drawn)
         if new is None:
             continue
-        tried = new[0].sampled(*new[1:], WARM, LEAST)
+        tried = new[0].sampled(*new[1:], WARM, LEAST, on_trial=True)
         if new[0].worth(tried) > here.worth(drawn):
             here, drawn = new[0], tried
     while not is_mixed(drawn) and (done := len(drawn.steps)) < MOST:
