@@ -1,7 +1,5 @@
 """Shared by the tests of the core: small federations, models, and closed-form posteriors of some of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The table of every method's rounds beside FedAvg's: what is counted, and that it is filled in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The zoo: every program is read, and the comparison with NUTS finds what is off."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Comparison with pooled NUTS: exact fits pass, planted errors are measured."""
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import pytest

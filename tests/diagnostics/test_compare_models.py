@@ -1,7 +1,5 @@
 """Models compared by client and by row: the evidence in closed form, ArviZ's tables, fits without rows."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """Convergence of made-up histories, planted guides, and methods of every kind."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib import import_module
 from typing import Any

@@ -1,7 +1,5 @@
 """Draws of a mixture whose components have no order are said to be of one order, and no others are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Leave-one-out against exact refits of conjugate hierarchies and of radon."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Predictive entropies of own and foreign rows, against written-out definitions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

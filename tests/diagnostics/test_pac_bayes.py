@@ -1,7 +1,5 @@
 """The PAC-Bayes bound over planted data sets, with each term left out in turn."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

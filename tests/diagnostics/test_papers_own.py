@@ -3,8 +3,6 @@
 PRIOR's coherence and loss deviations, FedMAP's effective clients, FedVI's generalization gaps.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

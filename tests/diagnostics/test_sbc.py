@@ -1,7 +1,5 @@
 """Simulation-based calibration: an exact guide passes, one that is too narrow fails."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

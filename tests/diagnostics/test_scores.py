@@ -1,7 +1,5 @@
 """Scores, calibration and fairness, against closed forms and against what chance alone gives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Power scaling beside closed forms: priors and clients that count more, and clients left out."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Formulas on small made-up frames, with draws of their priors in place of a posterior: no fit is run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

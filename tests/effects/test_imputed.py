@@ -1,7 +1,5 @@
 """Draws of missing covariates have the density that the program itself has on a grid; averages rest on them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

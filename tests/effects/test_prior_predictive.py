@@ -1,7 +1,5 @@
 """The prior predictive distribution has the moments of the prior, before any fit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyro
 import pyro.distributions as dist

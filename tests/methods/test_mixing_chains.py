@@ -1,7 +1,5 @@
 """Chains in the program's own coordinates, and draws that later iterations are added to."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

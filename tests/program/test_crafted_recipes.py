@@ -1,7 +1,5 @@
 """A crafted record is refused before anything runs."""
 
-from __future__ import annotations
-
 import subprocess  # noqa: F401 (crafted records name it through this module)
 import sys
 import types

@@ -1,7 +1,5 @@
 """Guides that encode each row: exact where the encoder can be, and nothing of a row is sent."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro

@@ -1,7 +1,5 @@
 """Discrete latent sites are summed out: the same densities as the sum by hand, in every method."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from functools import partial

@@ -2,8 +2,6 @@
 refused by name.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable

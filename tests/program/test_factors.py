@@ -1,7 +1,5 @@
 """`pyro.factor` as a likelihood: inside the data plate, or of all of a client's rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

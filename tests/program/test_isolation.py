@@ -4,8 +4,6 @@ independent.
 Params belong to where they are declared, and global sites depend on nothing local.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro

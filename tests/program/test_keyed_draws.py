@@ -2,8 +2,6 @@
 distributions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

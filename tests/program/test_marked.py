@@ -1,7 +1,5 @@
 """`hierfl.model` and `hierfl.guide`: what they accept, and what a record finds by them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

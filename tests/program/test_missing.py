@@ -1,7 +1,5 @@
 """Missing values in the data: refused by field and client, unless the model deals with them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Observed sites that end where latent ones say, and labels beyond their starting values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro

@@ -1,7 +1,5 @@
 """Sites whose supports depend on other sites, or on the client."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyro
 import pyro.distributions as dist

@@ -1,7 +1,5 @@
 """What Pyro users write in their own models: it works, or one sentence says the way that works."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import warnings

@@ -2,8 +2,6 @@
 KL.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro

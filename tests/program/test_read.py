@@ -1,7 +1,5 @@
 """Mistakes in a program: one error each, which names the mistake and its mend."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What `fit` and a `Fit` refuse: bad data, bad arguments, bad rows to predict."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

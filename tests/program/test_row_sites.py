@@ -1,7 +1,5 @@
 """Continuous latent sites of rows are integrated out: closed forms, quadrature by SciPy, and every method."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The map of real numbers onto covariance matrices, and a program with a Wishart prior."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

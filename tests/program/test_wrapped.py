@@ -1,7 +1,5 @@
 """Programs under handlers: maps of Normals as Normals, masked values filled, numbers of groups held fixed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Tiny programs of every kind that two_stage takes or refuses, their rows, and posteriors by grid."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

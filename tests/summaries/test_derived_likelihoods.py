@@ -1,7 +1,5 @@
 """Likelihoods that are subclasses of known ones, and those without any linear predictor, have factors."""
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import pytest

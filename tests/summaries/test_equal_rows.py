@@ -1,7 +1,5 @@
 """Rows that are equal, or differ in their label alone, are counted together: the same sums in less time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro

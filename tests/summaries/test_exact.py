@@ -1,7 +1,5 @@
 """Gaussian likelihoods: their sums are the rows, and one round gives the posterior."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Expectations of slopes and curvatures against brute force, and the factors that they make."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

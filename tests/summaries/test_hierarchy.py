@@ -1,7 +1,5 @@
 """The prior above the clients' factors: what is read off a program, and what integrates out in closed form."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro

@@ -1,7 +1,5 @@
 """A local site with a covariance of low rank is Normal, and one exact round suffices for Gaussian rows."""
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import torch

@@ -1,7 +1,5 @@
 """Thousands of clients: few draws are weighted, about a proposal, and the posterior is right."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Clients test on their own rows what was read of the program on a few."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

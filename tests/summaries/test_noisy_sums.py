@@ -1,7 +1,5 @@
 """Row noise on the sums of a Gaussian likelihood: what one row moves, what it costs, and whether intervals cover."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

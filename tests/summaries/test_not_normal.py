@@ -1,7 +1,5 @@
 """Local sites that are not Normal: the server samples what they are Normal given."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Noise scales of clients' own: sums are the rows, one round suffices, and local draws are exact."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

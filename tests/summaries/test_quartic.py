@@ -1,7 +1,5 @@
 """Polynomials in the place of rows: their values, expectations and derivatives, and where they serve."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the likelihood of a client reads, and which of it enters through linear predictors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro

@@ -1,7 +1,5 @@
 """Row noise: how far one row moves what is sent, what the noise costs, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ Own unknowns and coefficients are integrated out, and 2^16 quasi-random points o
 scales are weighted by the likelihood that is left.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

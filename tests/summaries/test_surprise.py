@@ -1,7 +1,5 @@
 """Clients whose factors conflict with all others': closed forms, calibration, and wrong ones that are found."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import replace

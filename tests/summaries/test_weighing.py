@@ -1,7 +1,5 @@
 """A client's exact log marginal likelihood, by importance sampling about its factor."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Draws about weighted ones where a client's weights are heavy: a client without events alone in its region."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
