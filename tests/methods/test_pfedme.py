@@ -1,4 +1,4 @@
-"""pFedMe and pFedBayes on quadratics: fixed points in closed form."""
+"""pFedMe, pFedBayes and Ditto on quadratics: fixed points in closed form."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hierfl.method import Method
-from hierfl.methods import over_relaxed, pfedbayes, pfedme
+from hierfl.methods import ditto, over_relaxed, pfedbayes, pfedme
 from hierfl.optimizers import SGD, Adam
 from tests.methods.quadratics import I2, START, UNIFORM, B, H, at, clients, stationary
 from tests.programs import fit
@@ -88,3 +88,15 @@ def test_pfedbayes_reaches_the_gaussian_posterior_under_a_fixed_prior() -> None:
     assert torch.allclose(loc, mean, atol=0.04)
     assert torch.allclose(scale, precision.diagonal(dim1=-2, dim2=-1) ** -0.5, rtol=0.08)
     assert torch.equal(fitted.message["theta"], prior)
+
+
+def test_dittos_personal_models_at_fedavgs_fixed_point() -> None:
+    lam, theta = 0.5, torch.tensor([0.479235, 0.617678])
+    method = ditto(
+        at(theta), prox=lam, optimizer=SGD(0.1), steps=5, personal_steps=250, batch_size=None
+    )
+    fitted = fit(method, clients(), rounds=1)
+    wanted = torch.linalg.solve(H + lam * I2, (H @ B[..., None])[..., 0] + lam * theta)
+    assert torch.allclose(fitted.progress.table.params["theta"], wanted, atol=1e-9)
+    published = [(0.826412, 0.123536), (0.201431, 1.472082), (-0.260382, 0.945383)]
+    assert torch.allclose(wanted, torch.tensor(published), atol=2e-6)

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import hierfl
-from hierfl.core.trees import named_leaves
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
 from hierfl.program.program import ProgramError
@@ -76,13 +75,6 @@ def test_the_posterior_is_that_of_a_grid(name: str) -> None:
     for k, (mean, sd) in enumerate(levels):
         assert abs(own[:, k].mean() - mean) < 0.1 * sd, k
         assert 0.9 < own[:, k].std() / sd < 1.1, k
-
-
-def same(one: Fit, other: Fit) -> None:
-    left, right = named_leaves(one.progress.server), named_leaves(other.progress.server)
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        assert torch.equal(value.nan_to_num(), right[name].nan_to_num()), name
 
 
 SHORT: dict[str, Any] = {"draws": 200}
