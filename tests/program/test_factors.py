@@ -73,21 +73,6 @@ def test_it_is_a_term_of_the_likelihood_not_of_the_prior() -> None:
         assert torch.allclose(a, b)
 
 
-@pytest.mark.slow
-def test_methods_of_point_estimates_learn_from_a_factor() -> None:
-    """fedavg's loss is the likelihood alone."""
-
-    def model(batch: ClientBatch) -> None:
-        at = pyro.param("at", torch.tensor(0.0))
-        with batch.clients(), batch.data():
-            pyro.factor("y", -0.5 * (batch.y - at) ** 2)
-
-    data = federation()
-    fitted = fit(hierfl.methods.fedavg(model, steps=50), data, rounds=20)
-    at = next(v for k, v in fitted.message.items() if k == "at")
-    assert float(at) == pytest.approx(float(data.fields["y"].mean()), abs=0.3)
-
-
 def test_log_likelihoods_of_rows_are_those_of_the_site() -> None:
     groups = [
         f.posterior(20, log_likelihood=True, seed=1)["log_likelihood"]["y"]

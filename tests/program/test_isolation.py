@@ -108,15 +108,6 @@ def test_params_are_read_with_their_owner_shape_and_constraint() -> None:
     assert torch.allclose(back["own"], torch.tensor(0.5))
 
 
-def test_a_params_random_start_depends_on_the_seed_alone() -> None:
-    data = federation((5, 3, 2))
-    starts = [
-        read(constrained, no_guide, data, seed=s).start()[0]["noise"].item() for s in (0, 0, 1, -1)
-    ]
-    assert starts[0] == starts[1]
-    assert len(set(starts)) == 3
-
-
 def test_params_stay_in_their_constraint_and_are_learned() -> None:
     data = federation((5, 3, 2))
     method = hierfl.methods.fedsvi(

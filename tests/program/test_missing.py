@@ -21,10 +21,10 @@ from tests.programs import federation, fit, leveled, normal_rows, read
 ROWS = (1, 6, 15)  # of north, south and west
 
 
-def with_holes(field: str = "x") -> ClientData:
+def with_holes(field: str = "x", value: float = torch.nan) -> ClientData:
     data = federation()
     values = data.fields[field].clone()
-    values[list(ROWS)] = float("nan")
+    values[list(ROWS)] = value
     return data.with_fields(**{field: values})
 
 
@@ -65,14 +65,15 @@ def test_a_model_that_does_not_is_refused_by_field_and_client(model: Model) -> N
         fit(hierfl.methods.fedsvi(model), with_holes(), rounds=1)
 
 
-def test_missing_labels_are_refused_even_where_the_model_fills_them() -> None:
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_missing_labels_are_refused_even_where_the_model_fills_them(value: float) -> None:
     """A prediction would be scored on the number that fills them."""
 
     def rows(batch: ClientBatch, w: Tensor) -> None:
         pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y.nan_to_num())
 
     with pytest.raises(ValueError, match="field 'y' has NaN or infinity in 3 rows"):
-        read(leveled(rows), guides.mean_field, with_holes("y"))
+        read(leveled(rows), guides.mean_field, with_holes("y", value))
 
 
 def test_a_factor_may_leave_rows_without_a_label_out() -> None:

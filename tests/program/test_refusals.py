@@ -77,18 +77,6 @@ def test_labels_out_of_the_range_of_their_trials_are_refused() -> None:
         read(TEN_TRIALS, guides.delta, changed("visits", 6, 11.0))
 
 
-@pytest.mark.parametrize(
-    ("field", "row", "client", "value"),
-    [("x", 6, "south", torch.nan), ("y", 15, "west", torch.inf)],
-)
-def test_nan_is_refused_by_field_and_client(
-    field: str, row: int, client: str, value: float
-) -> None:
-    words = f"field '{field}' has NaN or infinity in 1 rows, .* of client '{client}': fill it"
-    with pytest.raises(ValueError, match=words):
-        read(regression, guides.delta, changed(field, row, value))
-
-
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 def test_integer_and_boolean_labels_of_a_bernoulli_site(
     dtype: torch.dtype, data: ClientData
@@ -161,10 +149,6 @@ FITS: dict[str, tuple[Callable[[ClientData], Any], str]] = {
     "held-out rows without labels": (
         asked(validation=federation().without("y"), eval_every=1),
         "validation has no labels",
-    ),
-    "fedavg with sites": (
-        lambda d: fit(hierfl.methods.fedavg(regression), d, rounds=1),
-        "fedavg fits global params only",
     ),
     "pfedme without learned params": (
         lambda d: fit(hierfl.methods.pfedme(alone), d, rounds=1),
@@ -247,11 +231,6 @@ ROWS: dict[str, tuple[Callable[[ClientData], ClientData], type[Exception], str]]
         lambda d: d.with_fields(x=torch.zeros(16, 3)),
         ValueError,
         r"a row of 'x' has shape \(3,\); it was \(2,\) when fitted",
-    ),
-    "NaN": (
-        lambda d: changed("x", 6, float("nan")),
-        ValueError,
-        "field 'x' has NaN or infinity in 1 rows, .* client 'south'",
     ),
 }
 
